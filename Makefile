@@ -1,0 +1,68 @@
+# Everything a contributor does, one word each. Needs Python >= 3.11 with pip, and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+EXTRAS := server,train,examples,dev
+# Real processes share the machine with the test that watches them, so these run one after another.
+SERIAL := tests/e2e
+PYTEST := $(BIN)/python -m pytest -q
+DEFAULT := not extras and not proof
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo up test test-fast test-extras proof bench check format docs clean
+
+help: ## show this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
+	  || sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## create .venv with the pinned versions
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	  || { echo "Phalanx needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
+	  || { echo "cannot create $(VENV): on Debian and Ubuntu, install python3-venv" >&2; exit 1; }
+	@echo "installing pinned versions into $(VENV); the first time takes a few minutes"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $(STAMP)
+
+demo: $(STAMP) ## train on real data, lose a rank on purpose, recover, print the outcome
+	@$(BIN)/python examples/digits/demo.py
+
+up: $(STAMP) ## start the platform in the foreground
+	@$(BIN)/phalanx up
+
+test: $(STAMP) ## every test that needs nothing but this checkout
+	@$(PYTEST) -n 2 --dist worksteal -m "$(DEFAULT)" --ignore=$(SERIAL)
+	@$(PYTEST) -m "$(DEFAULT)" $(SERIAL)
+
+test-fast: $(STAMP) ## the unit tests only
+	@$(PYTEST) -n 2 --dist worksteal -m unit --ignore=$(SERIAL)
+
+test-extras: $(STAMP) ## tests of optional parts: PostgreSQL
+	@$(PYTEST) -m "extras and not proof" || test $$? -eq 5
+
+proof: $(STAMP) ## kill counts and full matrices: long; the output goes to docs/proof/
+	@$(PYTEST) -m proof --timeout=3600 -rA || test $$? -eq 5
+
+bench: $(STAMP) ## launch and recovery times, against torchrun
+	@$(BIN)/python bench/launch.py
+
+check: $(STAMP) ## style, types, the floors of the house, documentation
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(PYTEST) tests/docs tests/house
+
+format: $(STAMP) ## let ruff format everything
+	@$(BIN)/ruff check --fix --quiet . || true
+	@$(BIN)/ruff format .
+
+docs: $(STAMP) ## write the generated reference pages again
+	@$(BIN)/python scripts/generate_docs.py
+
+clean: ## remove caches and build products, not .venv
+	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

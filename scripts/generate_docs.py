@@ -1,0 +1,301 @@
+"""Writes the generated reference pages: `make docs`. With --check: says which are out of date.
+
+docs/reference/cli.md                  from the command line itself
+docs/reference/spec.md                 from the model of the job spec
+docs/reference/job-spec.schema.json    its JSON schema
+docs/reference/states.md               from the transition table
+docs/reference/errors.md               from the exception tree and the exit codes
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import typer.main
+from pydantic import BaseModel
+
+from phalanx import errors
+from phalanx.cli.app import app
+from phalanx.cli.exits import MEANINGS
+from phalanx.core.jobs import events
+from phalanx.core.jobs.machine import TRANSITIONS
+from phalanx.core.jobs.model import HOLDING, TERMINAL, JobState, StopGoal
+from phalanx.core.reasons import Cause, ReasonCode
+from phalanx.core.recovery import DEFAULT_BUDGETS
+from phalanx.kit.units import format_duration
+from phalanx.schemas.spec import JobSpec, check_supported, json_schema, validate_spec
+
+REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
+MARK = (
+    "<!-- Written by scripts/generate_docs.py (`make docs`); change the source, not this page. -->"
+)
+
+
+def page(title: str, intro: str, *parts: str) -> str:
+    return "\n".join([f"# {title}", "", MARK, "", intro, "", *parts]).rstrip() + "\n"
+
+
+def table(headings: list[str], rows: list[list[str]]) -> str:
+    def line(cells: list[str]) -> str:
+        return (
+            "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+        )
+
+    return "\n".join([line(headings), line(["---"] * len(headings)), *map(line, rows), ""])
+
+
+# -- the command line ----------------------------------------------------------------------------
+
+
+def verbs() -> Iterator[tuple[str, Any]]:
+    """Every verb and its command, in the order of the help."""
+    root = typer.main.get_command(app)
+    for name, command in root.commands.items():
+        if hasattr(command, "commands"):
+            for inner, leaf in command.commands.items():
+                yield f"{name} {inner}", leaf
+        else:
+            yield name, command
+
+
+def parameters(command: Any) -> str:
+    rows = []
+    for one in command.params:
+        if one.name == "help":
+            continue
+        if one.param_type_name == "argument":
+            # Typer writes optional arguments in brackets; here they are shown as they are typed.
+            rows.append([f"`{one.metavar or one.name.upper()}`", one.help or ""])
+            continue
+        names = ", ".join(f"`{word}`" for word in [*one.opts, *one.secondary_opts])
+        default = one.default
+        shown = f" Default: {default}." if default not in (None, False, [], ()) else ""
+        envvar = f" Environment: `{one.envvar}`." if getattr(one, "envvar", None) else ""
+        rows.append([names, (one.help or "") + shown + envvar])
+    return table(["argument or option", "meaning"], rows) if rows else ""
+
+
+def cli_page() -> str:
+    root = typer.main.get_command(app)
+    parts = [
+        "## Global options",
+        "",
+        "They may stand before or after the verb.",
+        "",
+        parameters(root),
+    ]
+    for name, command in verbs():
+        help_text = " ".join((command.help or "").split())
+        parts += [f"## phalanx {name}", "", help_text, "", parameters(command)]
+    codes = [[f"`{code}`", meaning] for code, meaning in MEANINGS.items()]
+    parts += ["## Exit codes", "", table(["code", "meaning"], codes)]
+    intro = (
+        "Every verb of `phalanx`. Listings take `--json`. Where no control plane runs for the home, "
+        "a verb starts one in the background, which leaves after a minute without work."
+    )
+    return page("Command line", intro, *parts)
+
+
+# -- the job spec --------------------------------------------------------------------------------
+
+_SAMPLES: dict[str, Any] = {
+    "class": "x", "framework": "jax", "env_compat": ["slurm"], "image": "x",
+    "resources": {"nodes": "2..4", "cpus": "4+", "memory": "1GB", "shm": "1GB", "accelerator": "x",
+                  "accelerator_memory": "1GB"},
+    "roles": {"a": {}}, "data": {"a": "b"}, "placement": {"required": "rack"},
+    "checkpoint": {"every": "auto", "store": "x"}, "stall": {}, "secrets": ["X"],
+    "mounts": ["x:/y"], "budget": {"usd": 1}, "depends_on": [1], "array": "0-1",
+    "schedule": {"cron": "0 0 * * *"},
+}  # fmt: skip
+
+
+def refused() -> dict[str, str]:
+    problems = check_supported(validate_spec({"run": "x", **_SAMPLES}))
+    return {one.path: one.message.removeprefix("not yet supported: ") for one in problems}
+
+
+def _rows(model: type[BaseModel], under: str, notes: dict[str, str]) -> Iterator[list[str]]:
+    for name, field in model.model_fields.items():
+        path = f"{under}{field.alias or name}"
+        section = _section(field.annotation)
+        default = field.get_default(call_default_factory=True)
+        shown = "" if section or field.is_required() else _default(model, name, default)
+        note = f" *Not built yet: {notes[path]}.*" if path in notes else ""
+        yield [f"`{path}`", shown, (field.description or "") + note]
+        if section is not None and path != "roles":
+            mark = "" if field.annotation is section or _optional(field.annotation) else "."
+            inner = f"{path}." if mark == "" or path == "warm" else f"{path}[]."
+            if path.startswith("recovery.") and path != "recovery.rank_crash":
+                continue
+            yield from _rows(section, inner, notes)
+
+
+def _optional(annotation: Any) -> bool:
+    import types
+    import typing
+
+    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    import typing
+
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = (_section(arg) for arg in typing.get_args(annotation))
+    return next((one for one in found if one is not None), None)
+
+
+def _default(model: type[BaseModel], name: str, default: Any) -> str:
+    if default is None:
+        return "none"
+    if default in ([], {}):
+        return "empty"
+    probe = model.model_construct(**{name: default}).model_dump(mode="json", include={name})
+    return f"`{next(iter(probe.values()))}`"
+
+
+def spec_page() -> str:
+    notes = refused()
+    rows = list(_rows(JobSpec, "", notes))
+    budgets = []
+    for cause, budget in DEFAULT_BUDGETS.items():
+        count = "unlimited" if budget.count is None else str(budget.count)
+        per = "since the last progress" if budget.per_s is None else format_duration(budget.per_s)
+        budgets.append([f"`{cause.value}`", count, per, format_duration(budget.first_wait_s)])
+    intro = (
+        "The file that `phalanx submit` reads, version 1. Only `run` is required. Durations and sizes "
+        "are written as people write them (`90s`, `1h30m`, `512MB`, `64GiB`). Unknown keys are errors. "
+        "`phalanx submit --dry-run FILE` prints a spec with every default. Fields that are marked as "
+        "not built yet are checked, and refused when they are used. The JSON schema is "
+        "[job-spec.schema.json](job-spec.schema.json)."
+    )
+    defaults = [
+        "## Default restart budgets",
+        "",
+        "A budget is refilled whenever the job gets beyond all earlier steps. `recovery.oom: 2`, "
+        "`recovery.oom: {count: 2}` and `recovery.oom: unlimited` all work.",
+        "",
+        table(["cause", "restarts", "counted within", "first wait"], budgets),
+    ]
+    return page("Job spec", intro, table(["field", "default", "meaning"], rows), *defaults)
+
+
+# -- states --------------------------------------------------------------------------------------
+
+
+def _verdict(state: JobState, kind: type) -> str:
+    name = TRANSITIONS[state, kind].__qualname__
+    if name.startswith("_refuse"):
+        return ""
+    return "ignored" if name.startswith("_ignore") else "handled"
+
+
+def states_page() -> str:
+    matrix = [
+        [f"`{kind.__name__}`", *(_verdict(state, kind) for state in JobState)]
+        for kind in events.EVENT_TYPES
+    ]
+    meanings = [
+        [f"`{kind.__name__}`", (kind.__doc__ or "").strip().splitlines()[0]]
+        for kind in events.EVENT_TYPES
+    ]
+    kinds = [
+        [
+            f"`{state.value}`",
+            "yes" if state in HOLDING else "",
+            "yes" if state in TERMINAL else "",
+        ]
+        for state in JobState
+    ]
+    goals = ", ".join(f"`{goal.value}`" for goal in StopGoal)
+    causes = ", ".join(f"`{cause.value}`" for cause in Cause)
+    reasons = ", ".join(f"`{code.value}`" for code in ReasonCode)
+    return page(
+        "States, events, reasons",
+        "The life of a job as one table; [job life](../explanation/job-life.md) tells it as a story.",
+        table(["state", "holds slots", "final"], kinds),
+        f"A stopping job has a goal: {goals}; a later one in this list overrides an earlier one.\n",
+        "## Events",
+        "",
+        table(["event", "meaning"], meanings),
+        "## Transition table",
+        "",
+        "*handled*: may change the job. *ignored*: late or repeated, harmless. Empty: refused as a bug.",
+        "",
+        table(["event", *(state.value for state in JobState)], matrix),
+        "## Causes and reasons",
+        "",
+        f"Causes, the keys of restart budgets: {causes}.\n",
+        f"Reasons, which every state change carries: {reasons}.",
+    )
+
+
+# -- errors --------------------------------------------------------------------------------------
+
+
+def _tree(kind: type[errors.PlatformError], depth: int = 0) -> Iterator[list[str]]:
+    said = (kind.__doc__ or "").strip().splitlines()[0]
+    again = "yes" if kind.retryable else ""
+    name = "&nbsp;" * 4 * depth + f"`{kind.__name__}`"
+    yield [name, f"`{kind.code}`", str(kind.http_status), str(kind.exit_code), again, said]
+    for child in kind.__subclasses__():
+        yield from _tree(child, depth + 1)
+
+
+def errors_page() -> str:
+    codes = [[f"`{code}`", meaning] for code, meaning in MEANINGS.items()]
+    headings = ["error", "code", "HTTP", "exit", "try again", "meaning"]
+    return page(
+        "Errors and exit codes",
+        "What a program that calls `phalanx`, or its API, has to expect. The body of an error is "
+        "`{code, message, hint, retryable, problems}`.",
+        "## Exit codes of `phalanx`",
+        "",
+        table(["code", "meaning"], codes),
+        "## Errors",
+        "",
+        table(headings, list(_tree(errors.PlatformError))),
+    )
+
+
+def schema_file() -> str:
+    return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "cli.md": cli_page,
+    "spec.md": spec_page,
+    "job-spec.schema.json": schema_file,
+    "states.md": states_page,
+    "errors.md": errors_page,
+}
+
+
+def stale(folder: Path = REFERENCE) -> list[str]:
+    """The pages that are not what they would be if written now."""
+    found = []
+    for name, write in PAGES.items():
+        path = folder / name
+        if not path.is_file() or path.read_text(encoding="utf-8") != write():
+            found.append(name)
+    return found
+
+
+def main() -> int:
+    if "--check" in sys.argv[1:]:
+        old = stale()
+        print("\n".join(f"docs/reference/{name} is out of date: make docs" for name in old))
+        return 1 if old else 0
+    REFERENCE.mkdir(parents=True, exist_ok=True)
+    for name, write in PAGES.items():
+        (REFERENCE / name).write_text(write(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""The layout of a checkpoint for every framework: manifest, digests, commit, verify, retain.
+
+Never imports torch, and never unpickles a byte: `tensorfile` describes the format. `disk` is the seam
+to the file system, `commit` the protocol that makes a checkpoint absent or whole, `catalog` what can
+be done with a directory of them.
+"""
+
+from phalanx.checkpoint.catalog import (
+    Listing,
+    Stored,
+    clean_debris,
+    list_checkpoints,
+    newest_valid,
+    quarantine,
+    read_manifest,
+    remove,
+    resume_order,
+    retain,
+    scan,
+    verify,
+)
+from phalanx.checkpoint.commit import Draft
+from phalanx.checkpoint.disk import Disk, LocalDisk
+
+__all__ = [
+    "Disk",
+    "Draft",
+    "Listing",
+    "LocalDisk",
+    "Stored",
+    "clean_debris",
+    "list_checkpoints",
+    "newest_valid",
+    "quarantine",
+    "read_manifest",
+    "remove",
+    "resume_order",
+    "retain",
+    "scan",
+    "verify",
+]

@@ -1,0 +1,171 @@
+"""What lies in a checkpoint directory: list, verify, choose, set aside, let go."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from phalanx.checkpoint.commit import DEBRIS, MANIFEST
+from phalanx.checkpoint.digest import canonical, digest_of, digest_of_file
+from phalanx.checkpoint.disk import Disk, LocalDisk
+from phalanx.core.checkpoints import Keep, Manifest, expired, is_checkpoint_name, lineages
+from phalanx.errors import CheckpointCorrupt, CheckpointNotFound
+
+QUARANTINED = ".quarantined-"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A committed checkpoint and where it lies."""
+
+    path: Path
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What a directory holds: `good` have a sound manifest (newest first), `bad` maps paths to why
+    not, `debris` was never committed, `quarantined` was set aside earlier."""
+
+    good: tuple[Stored, ...]
+    bad: Mapping[Path, str]
+    debris: tuple[Path, ...]
+    quarantined: tuple[Path, ...]
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of one checkpoint directory, checked against its own digest and the name.
+
+    Raises CheckpointNotFound when there is none, CheckpointCorrupt when it is not sound.
+    """
+    file = path / MANIFEST
+    try:
+        body = json.loads(file.read_bytes())
+        digest = body.pop("digest")
+        if digest_of(canonical(body), like=digest) != digest:
+            raise ValueError("the manifest does not match its own digest")
+        manifest = Manifest.from_json(body)
+        if manifest.name != path.name:
+            raise ValueError(f"it is the manifest of {manifest.name}")
+    except FileNotFoundError as error:
+        raise CheckpointNotFound(f"{path}: there is no committed checkpoint here") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointCorrupt(f"{file}: {error}") from error
+    return manifest
+
+
+def scan(store: Path) -> Listing:
+    """Look through a job's checkpoint directory; one that does not exist is empty."""
+    good: dict[str, Stored] = {}
+    bad: dict[Path, str] = {}
+    debris: list[Path] = []
+    quarantined: list[Path] = []
+    entries = sorted(store.iterdir()) if store.is_dir() else []
+    for path in entries:
+        if QUARANTINED in path.name:
+            quarantined.append(path)
+        elif path.name.startswith("step-") and path.name.endswith(DEBRIS):
+            debris.append(path)
+        elif is_checkpoint_name(path.name):
+            try:
+                good[path.name] = Stored(path, read_manifest(path))
+            except (CheckpointCorrupt, CheckpointNotFound) as error:
+                bad[path] = error.message
+    ordered = sorted(good.values(), key=lambda one: one.manifest.order, reverse=True)
+    return Listing(tuple(ordered), bad, tuple(debris), tuple(quarantined))
+
+
+def list_checkpoints(store: Path) -> list[Stored]:
+    """Committed checkpoints with a sound manifest, newest first."""
+    return list(scan(store).good)
+
+
+def resume_order(listing: Listing) -> list[Stored]:
+    """The head's lineage first, then the rest: the order in which a resume tries them."""
+    by_name = {one.manifest.name: one for one in listing.good}
+    order = lineages({name: one.manifest for name, one in by_name.items()})
+    return [by_name[manifest.name] for manifest in order]
+
+
+def verify(path: Path) -> Manifest:
+    """Read every byte of a checkpoint and compare all digests; returns its manifest.
+
+    Raises CheckpointNotFound or CheckpointCorrupt.
+    """
+    manifest = read_manifest(path)
+    for entry in manifest.files:
+        file = path / entry.path
+        try:
+            size = file.stat().st_size
+            digest = digest_of_file(file, like=entry.digest)
+        except (OSError, ValueError) as error:
+            raise CheckpointCorrupt(f"{file}: cannot be verified: {error}") from error
+        if size != entry.size_bytes:
+            raise CheckpointCorrupt(f"{file}: {size} bytes, the manifest says {entry.size_bytes}")
+        if digest != entry.digest:
+            raise CheckpointCorrupt(f"{file}: the bytes do not match their digest")
+    return manifest
+
+
+def newest_valid(store: Path) -> Stored | None:
+    """The checkpoint a resume would take, fully verified; None when there is none."""
+    for one in resume_order(scan(store)):
+        try:
+            verify(one.path)
+        except (CheckpointCorrupt, CheckpointNotFound):
+            continue
+        return one
+    return None
+
+
+def quarantine(path: Path, suffix: str, disk: Disk | None = None) -> Path:
+    """Set a bad checkpoint aside, for people to look at; nothing resumes from it again.
+
+    Raises OSError.
+    """
+    target = path.with_name(f"{path.name}{QUARANTINED}{suffix}")
+    (disk or LocalDisk()).rename(path, target)
+    return target
+
+
+def clean_debris(store: Path, disk: Disk | None = None) -> list[Path]:
+    """Remove what generations before this one left unfinished. Call it before the first save."""
+    found = scan(store).debris
+    for path in found:
+        (disk or LocalDisk()).remove_tree(path)
+    return list(found)
+
+
+def remove(path: Path, disk: Disk | None = None) -> None:
+    """Delete one checkpoint: first it stops being one, then its files go. Raises OSError."""
+    disk = disk or LocalDisk()
+    gone = path.with_name(path.name + DEBRIS)
+    disk.rename(path, gone)
+    disk.remove_tree(gone)
+
+
+def retain(
+    store: Path,
+    keep: Keep,
+    disk: Disk | None = None,
+    *,
+    check: Callable[[Path], Manifest] = verify,
+) -> list[Manifest]:
+    """Let go of what `keep` does not name; returns what was deleted.
+
+    The newest is verified first: should it be bad, nothing is deleted. Raises OSError.
+    """
+    good = {one.manifest.name: one for one in scan(store).good}
+    doomed = expired({name: one.manifest for name, one in good.items()}, keep)
+    if not doomed:
+        return []
+    head = lineages({name: one.manifest for name, one in good.items()})[0]
+    try:
+        check(good[head.name].path)
+    except (CheckpointCorrupt, CheckpointNotFound):
+        return []
+    for manifest in doomed:
+        remove(good[manifest.name].path, disk)
+    return doomed

@@ -1,0 +1,78 @@
+"""The commit protocol: a checkpoint is absent or whole, whatever is killed and when.
+
+Write into `<name>.tmp/`, sync every file, write and sync the manifest, sync the directories, rename,
+sync the parent. Until the rename there is only debris; after it, only a whole checkpoint. A name is
+never used twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from phalanx.checkpoint import tensorfile
+from phalanx.checkpoint.digest import canonical, digest_of
+from phalanx.checkpoint.disk import Disk, LocalDisk
+from phalanx.core.checkpoints import FileEntry, Manifest
+
+MANIFEST = "MANIFEST.json"
+DEBRIS = ".tmp"
+
+
+class Draft:
+    """A checkpoint being written. `commit` makes it real; `abandon` removes it."""
+
+    def __init__(self, store: Path, name: str, disk: Disk | None = None) -> None:
+        """Make the draft's directory. Raises OSError."""
+        self.name = name
+        self.store = store
+        self.disk: Disk = disk or LocalDisk()
+        self.root = store / (name + DEBRIS)
+        self._files: list[FileEntry] = []
+        self._dirs: set[Path] = set()
+        self.disk.make_dir(self.root)
+
+    @property
+    def files(self) -> tuple[FileEntry, ...]:
+        """What has been written so far, for the manifest."""
+        return tuple(self._files)
+
+    def add_tensors(self, path: str, tree: Any, blobs: Sequence[tensorfile.Blob]) -> FileEntry:
+        """Write one tensor file. Raises OSError."""
+        return self._add(path, tensorfile.lay_out(tree, blobs))
+
+    def add_bytes(self, path: str, data: bytes) -> FileEntry:
+        """Write one file of any content. Raises OSError."""
+        return self._add(path, [data])
+
+    def _add(self, path: str, pieces: Any) -> FileEntry:
+        parent = (self.root / path).parent
+        if parent != self.root:
+            self.disk.make_dir(parent)
+            self._dirs.add(parent)
+        entry = tensorfile.write_pieces(self.disk, self.root, path, pieces)
+        self._files.append(entry)
+        return entry
+
+    def commit(self, manifest: Manifest) -> Path:
+        """Make it real; returns its final directory. Raises OSError."""
+        tensorfile.write_pieces(self.disk, self.root, MANIFEST, [sealed(manifest)])
+        for directory in sorted(self._dirs):
+            self.disk.sync_dir(directory)
+        self.disk.sync_dir(self.root)
+        final = self.store / self.name
+        self.disk.rename(self.root, final)
+        self.disk.sync_dir(self.store)
+        return final
+
+    def abandon(self) -> None:
+        """Remove what was written."""
+        self.disk.remove_tree(self.root)
+
+
+def sealed(manifest: Manifest) -> bytes:
+    """A manifest's file: its JSON with a digest of itself, so that rot in it is found too."""
+    body = manifest.to_json()
+    body["digest"] = digest_of(canonical(body))
+    return canonical(body) + b"\n"

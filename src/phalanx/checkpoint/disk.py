@@ -1,0 +1,90 @@
+"""The few file operations a commit is made of, behind one seam.
+
+Tests put a disk in its place that fails, or kills the process, at the n-th operation; everything that
+changes the file system on behalf of a checkpoint goes through here.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class Disk(Protocol):
+    """What committing and deleting checkpoints needs of a file system. All raise OSError."""
+
+    def make_dir(self, path: Path) -> None:
+        """Create a directory and its parents; one that exists is fine."""
+        ...
+
+    def create(self, path: Path) -> int:
+        """Open a new file for writing; it must not exist."""
+        ...
+
+    def write(self, fd: int, data: Any) -> None:
+        """Write all of `data`."""
+        ...
+
+    def sync(self, fd: int) -> None:
+        """Have the file's bytes on stable storage."""
+        ...
+
+    def close(self, fd: int) -> None:
+        """Close a file made by `create`."""
+        ...
+
+    def sync_dir(self, path: Path) -> None:
+        """Have the directory's entries on stable storage."""
+        ...
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Move within one file system, atomically."""
+        ...
+
+    def remove_tree(self, path: Path) -> None:
+        """Delete a directory and all in it; one that is gone is fine."""
+        ...
+
+
+class LocalDisk:
+    """The operating system's files."""
+
+    def make_dir(self, path: Path) -> None:
+        """Create a directory and its parents; one that exists is fine."""
+        path.mkdir(parents=True, exist_ok=True)
+
+    def create(self, path: Path) -> int:
+        """Open a new file for writing; it must not exist."""
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+
+    def write(self, fd: int, data: Any) -> None:
+        """Write all of `data`."""
+        view = memoryview(data).cast("B")
+        while view:
+            view = view[os.write(fd, view) :]
+
+    def sync(self, fd: int) -> None:
+        """Have the file's bytes on stable storage."""
+        os.fsync(fd)
+
+    def close(self, fd: int) -> None:
+        """Close a file made by `create`."""
+        os.close(fd)
+
+    def sync_dir(self, path: Path) -> None:
+        """Have the directory's entries on stable storage."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Move within one file system, atomically."""
+        source.rename(target)
+
+    def remove_tree(self, path: Path) -> None:
+        """Delete a directory and all in it; one that is gone is fine."""
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,117 @@
+"""One shard's file: a JSON header, then the raw bytes of its tensors. Never a pickle.
+
+Layout, little endian::
+
+    0    8 bytes  magic  b"PHXTENS1"
+    8    u64      length of the header in bytes
+    16   …        header: UTF-8 JSON, {"tree": …, "tensors": [{"dtype", "shape", "at", "bytes"}, …]}
+    …             zeros up to a multiple of 64
+    …             tensors, each at `at` bytes after that point, each at a multiple of 64, C order
+
+`tree` is any JSON value; what its parts mean is the business of the framework's side (`train/tree.py`
+writes `{"$tensor": 3}` for the fourth tensor). `dtype` is the framework's name, for example `float32`.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from phalanx.checkpoint.digest import Digest, digest_of
+from phalanx.checkpoint.disk import Disk
+from phalanx.core.checkpoints import FileEntry
+from phalanx.errors import CheckpointCorrupt
+
+MAGIC = b"PHXTENS1"
+ALIGN = 64
+_HEAD = struct.Struct("<8sQ")
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """A tensor as bytes: `data` supports the buffer protocol and is in C order."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: Any
+    size_bytes: int
+
+
+def _padding(size: int) -> int:
+    return -size % ALIGN
+
+
+def lay_out(tree: Any, blobs: Sequence[Blob]) -> Iterator[Any]:
+    """The bytes of a tensor file, in pieces; tensors are not copied."""
+    at, rows = 0, []
+    for blob in blobs:
+        rows.append({"dtype": blob.dtype, "shape": blob.shape, "at": at, "bytes": blob.size_bytes})
+        at += blob.size_bytes + _padding(blob.size_bytes)
+    header = json.dumps({"tree": tree, "tensors": rows}, separators=(",", ":")).encode()
+    lead = _HEAD.pack(MAGIC, len(header)) + header
+    yield lead + b"\0" * _padding(len(lead))
+    for blob in blobs:
+        if blob.size_bytes:
+            yield blob.data
+        if pad := _padding(blob.size_bytes):
+            yield b"\0" * pad
+
+
+def write_pieces(disk: Disk, root: Path, path: str, pieces: Iterable[Any]) -> FileEntry:
+    """Write any bytes as one digested, synced file below `root`. Raises OSError."""
+    digest, size = Digest(), 0
+    fd = disk.create(root / path)
+    try:
+        for piece in pieces:
+            digest.update(piece)
+            size += memoryview(piece).nbytes
+            disk.write(fd, piece)
+        disk.sync(fd)
+    finally:
+        disk.close(fd)
+    return FileEntry(path, size, digest.text)
+
+
+def read_verified(root: Path, entry: FileEntry) -> bytearray:
+    """All bytes of a file, checked against its manifest entry.
+
+    A bytearray, because frameworks want writable memory. Raises CheckpointCorrupt.
+    """
+    path = root / entry.path
+    try:
+        data = bytearray(path.read_bytes())
+    except OSError as error:
+        raise CheckpointCorrupt(f"{path}: cannot be read: {error.strerror or error}") from error
+    if len(data) != entry.size_bytes:
+        raise CheckpointCorrupt(f"{path}: {len(data)} bytes, the manifest says {entry.size_bytes}")
+    if digest_of(data, like=entry.digest) != entry.digest:
+        raise CheckpointCorrupt(f"{path}: the bytes do not match their digest")
+    return data
+
+
+def parse(data: bytearray, where: str) -> tuple[Any, list[Blob]]:
+    """The tree and the tensors of a file's bytes; tensors are views of `data`.
+
+    Raises CheckpointCorrupt when it is not such a file.
+    """
+    try:
+        magic, length = _HEAD.unpack_from(data)
+        if magic != MAGIC:
+            raise ValueError("not a tensor file")
+        start = _HEAD.size + length
+        header = json.loads(bytes(data[_HEAD.size : start]))
+        base = start + _padding(start)
+        view = memoryview(data)
+        blobs = []
+        for row in header["tensors"]:
+            part = view[base + row["at"] : base + row["at"] + row["bytes"]]
+            if part.nbytes != row["bytes"]:
+                raise ValueError("a tensor reaches beyond the file")
+            blobs.append(Blob(row["dtype"], tuple(row["shape"]), part, row["bytes"]))
+        return header["tree"], blobs
+    except (ValueError, KeyError, TypeError, struct.error) as error:
+        raise CheckpointCorrupt(f"{where}: {error}") from error

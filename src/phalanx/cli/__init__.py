@@ -1,0 +1,1 @@
+"""One file per noun over the SDK; no logic of its own."""

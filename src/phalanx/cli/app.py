@@ -1,0 +1,76 @@
+"""The command line as one Typer application. Verbs import what they need when they run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phalanx import __version__
+from phalanx.cli import checkpoints, jobs, logs, metrics, platform, pools, submit
+from phalanx.cli.caller import Caller
+from phalanx.cli.session import Session
+from phalanx.cli.spec import spec_app
+
+_TRAIN, _LOOK, _STEER, _PLATFORM = "Train", "Look", "Steer", "Platform"
+
+app = typer.Typer(
+    name="phalanx",
+    help="Distributed training that survives every fault and explains itself.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"phalanx {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    ctx: typer.Context,
+    home: Annotated[
+        Path | None,
+        typer.Option("--home", envvar="PHALANX_HOME", help="Where everything lies: ~/.phalanx."),
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", envvar="PHALANX_URL", help="A platform elsewhere.")
+    ] = None,
+    token: Annotated[
+        str | None, typer.Option("--token", envvar="PHALANX_TOKEN", help="For that platform.")
+    ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")
+    ] = False,
+) -> None:
+    """Distributed training that survives every fault and explains itself."""
+    caller = Caller.of_this_process()
+    root = Path(caller.env.get("HOME", "/"), ".phalanx") if home is None else home.expanduser()
+    ctx.obj = Session(caller, caller.cwd / root, url, token)
+
+
+for _verb, _panel in (
+    (submit.run, _TRAIN),
+    (submit.submit, _TRAIN),
+    (jobs.ps, _LOOK),
+    (jobs.show, _LOOK),
+    (jobs.why, _LOOK),
+    (logs.logs, _LOOK),
+    (metrics.metrics, _LOOK),
+    (checkpoints.checkpoints, _LOOK),
+    (jobs.wait, _STEER),
+    (jobs.stop, _STEER),
+    (jobs.pause, _STEER),
+    (jobs.resume, _STEER),
+    (pools.pools, _PLATFORM),
+    (pools.nodes, _PLATFORM),
+    (platform.up, _PLATFORM),
+    (platform.doctor, _PLATFORM),
+):
+    app.command(rich_help_panel=_panel)(_verb)
+app.add_typer(spec_app, name="spec", rich_help_panel=_PLATFORM)

@@ -1,0 +1,94 @@
+"""Who calls: the one place where the command line reads its environment."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from phalanx.errors import UserError
+
+_SECRET_WORDS = frozenset(
+    {
+        "TOKEN", "TOKENS", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL",
+        "CREDENTIALS", "KEY", "KEYS", "APIKEY", "PAT",
+    }
+)  # fmt: skip
+_SECRET_ENDS = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|APIKEY)$")
+_SECRET_VALUE = re.compile(r"^[a-z][a-z0-9+.-]*://[^/@\s:]*:[^/@\s]+@", re.IGNORECASE)
+# Belongs to the shell, to an outer job, or to an outer launcher, and would only confuse the ranks.
+_LEFT_OUT = re.compile(r"(PHALANX|TORCHELASTIC|PET)_.*|_|SHLVL|OLDPWD|COLUMNS|LINES")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The caller's environment, folder and Python."""
+
+    env: Mapping[str, str]
+    cwd: Path
+    python: str
+
+    @classmethod
+    def of_this_process(cls) -> Caller:
+        """Read once, at the start."""
+        env = dict(os.environ)  # noqa: TID251 (the program's entry point)
+        return cls(env, _cwd(env), sys.executable)
+
+    def owner(self) -> str:
+        """The user's name."""
+        return self.env.get("USER") or self.env.get("LOGNAME") or f"uid-{os.getuid()}"
+
+
+def _cwd(env: Mapping[str, str]) -> Path:
+    """The working directory as the user sees it: PWD keeps the symlinks of the path."""
+    try:
+        real = Path.cwd()
+    except FileNotFoundError:
+        raise UserError("the current folder was deleted", "change into one that exists") from None
+    seen = Path(env.get("PWD", ""))
+    if seen.is_absolute() and seen.is_dir() and os.path.samefile(seen, real):
+        return seen
+    return real
+
+
+def looks_secret(name: str, value: str = "") -> bool:
+    """Whether a variable should not travel unless it is named."""
+    words = name.upper().split("_")
+    named = any(word in _SECRET_WORDS or _SECRET_ENDS.search(word) for word in words)
+    return named or _SECRET_VALUE.match(value) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Luggage:
+    """What of the caller's environment goes along, and the names of what was held back."""
+
+    env: dict[str, str]
+    withheld: tuple[str, ...]
+
+
+def pack(env: Mapping[str, str], named: Iterable[str]) -> Luggage:
+    """Choose what goes along: everything but secrets, and the secrets that are `named`.
+
+    Raises UserError when a named variable is not set.
+    """
+    wanted = set(named)
+    for name in sorted(wanted):
+        if name not in env:
+            raise UserError(
+                f"--env {name}: the variable is not set here", f"write --env {name}=VALUE"
+            )
+    kept: dict[str, str] = {}
+    withheld: list[str] = []
+    for name, value in env.items():
+        if name in wanted:
+            kept[name] = value
+        elif _LEFT_OUT.fullmatch(name):
+            continue
+        elif looks_secret(name, value):
+            withheld.append(name)
+        else:
+            kept[name] = value
+    return Luggage(kept, tuple(sorted(withheld)))

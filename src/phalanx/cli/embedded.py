@@ -1,0 +1,158 @@
+"""Finding the control plane of a home, and starting a detached one where there is none.
+
+Imported before anything heavy, so that a new control plane starts while the rest of the command line
+is still loading.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from phalanx.errors import ServerError, ServerUnavailable
+from phalanx.launch.identity import ProcessName
+
+SERVER_FILE = "server.json"
+SERVER_LOG = "server.log"
+START_LOCK = "start.lock"
+IDLE_EXIT_S = 60
+START_LIMIT_S = 60.0
+_POLL_S = 0.01
+_SLOW_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a control plane answers, and which process it is where that is known."""
+
+    url: str
+    token: str
+    process: ProcessName | None = None
+    version: str = ""
+
+
+def find(home: Path) -> Address | None:
+    """The live control plane of a home, by what it wrote; None when there is none."""
+    try:
+        data = json.loads((home / SERVER_FILE).read_bytes())
+        process = ProcessName(data["boot_id"], data["pid"], data["started_ticks"])
+        found = Address(data["url"], data["token"], process, data["version"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if process.is_alive() else None
+
+
+@dataclass(slots=True)
+class Starting:
+    """A control plane on its way; `finish` waits until it answers."""
+
+    home: Path
+    child: subprocess.Popen[bytes]
+    lock: IO[bytes]
+    log_offset: int
+
+    def finish(self, tell: Callable[[str], None]) -> Address:
+        """Wait until it answers; says so through `tell` when that takes long.
+
+        Raises ServerError with its own words when it ends instead, ServerUnavailable after a minute.
+        """
+        begun, told = time.monotonic(), False
+        try:
+            while True:
+                found = find(self.home)
+                if found is not None:
+                    return found
+                if self.child.poll() is not None:
+                    raise ServerError(self._last_words(), f"log: {self.home / SERVER_LOG}")
+                waited_s = time.monotonic() - begun
+                if waited_s > START_LIMIT_S:
+                    raise ServerUnavailable(
+                        f"the control plane of {self.home} does not answer after {waited_s:.0f} s",
+                        f"log: {self.home / SERVER_LOG}",
+                    )
+                if waited_s > _SLOW_S and not told:
+                    tell(f"starting the control plane of {self.home} ...")
+                    told = True
+                time.sleep(_POLL_S)
+        finally:
+            self.lock.close()
+
+    def _last_words(self) -> str:
+        with open(self.home / SERVER_LOG, "rb") as log:
+            log.seek(self.log_offset)
+            lines = log.read().decode("utf-8", "replace").strip().splitlines()
+        said = next((line for line in reversed(lines) if line.startswith("phalanx: ")), None)
+        if said is None:
+            said = f"the control plane ended at once: {lines[-1] if lines else 'it said nothing'}"
+        return said.removeprefix("phalanx: ")
+
+
+def begin(home: Path, num_slots: int | None = None) -> Address | Starting:
+    """The control plane of a home, or the start of one. Two callers at once start one.
+
+    Raises ServerError when the home cannot be written.
+    """
+    found = find(home)
+    if found is not None:
+        return found
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = open(home / START_LOCK, "ab")  # noqa: SIM115 (held until the server answers)
+    except OSError as error:
+        said = (error.strerror or str(error)).lower()
+        raise ServerError(
+            f"{home} cannot be the home: {said}", "choose another one with --home"
+        ) from None
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    found = find(home)
+    if found is not None:
+        lock.close()
+        return found
+    return _spawn(home, lock, num_slots)
+
+
+def _spawn(home: Path, lock: IO[bytes], num_slots: int | None) -> Starting:
+    command = [sys.executable, "-m", "phalanx.standalone", "--home", str(home), "--detached"]
+    command += ["--idle-exit-s", str(IDLE_EXIT_S)]
+    if num_slots is not None:
+        command += ["--slots", str(num_slots)]
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    with open(os.open(home / SERVER_LOG, flags, 0o600), "ab") as log:
+        offset = log.seek(0, os.SEEK_END)
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            # It must outlive this terminal, and its folder must stay removable.
+            start_new_session=True,
+            cwd="/",
+        )
+    return Starting(home, child, lock, offset)
+
+
+def wait_gone(process: ProcessName, limit_s: float) -> bool:
+    """Whether a process is gone within `limit_s` seconds."""
+    deadline = time.monotonic() + limit_s
+    while process.is_alive():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def is_detached(process: ProcessName) -> bool:
+    """Whether a control plane was started by a verb, not by a person."""
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
+        return b"--detached" in words
+    return False

@@ -1,0 +1,32 @@
+"""Exit codes: what a program that calls us learns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from phalanx.schemas.api import JobView
+
+SUCCESS = 0
+ERROR = 1
+JOB_FAILED = 100
+NOT_FINISHED = 101
+NOT_FOUND = 102
+CANCELLED = 103
+INTERRUPTED = 130
+
+MEANINGS = {
+    SUCCESS: "success",
+    ERROR: "wrong usage, a refused spec, or an error of the platform",
+    JOB_FAILED: "the job failed",
+    NOT_FINISHED: "the job is not over",
+    NOT_FOUND: "no such job or checkpoint",
+    CANCELLED: "the job was cancelled",
+    INTERRUPTED: "Ctrl-C",
+}
+_BY_STATE = {"succeeded": SUCCESS, "failed": JOB_FAILED, "cancelled": CANCELLED}
+
+
+def code_of(view: JobView) -> int:
+    """The exit code that says how a job ended."""
+    return _BY_STATE.get(view.state, NOT_FINISHED)

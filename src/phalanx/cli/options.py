@@ -1,0 +1,31 @@
+"""Arguments and options that several verbs share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from phalanx.errors import UserError
+from phalanx.kit.units import parse_duration
+
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="Its number, as in j-12 or 12.")]
+JobNames = Annotated[
+    list[str], typer.Argument(metavar="JOB...", help="Their numbers, as in j-12 or 12.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def one_rank(rank: int | None) -> tuple[int, ...]:
+    """The filter for one rank; none for all of them."""
+    return () if rank is None else (rank,)
+
+
+def duration(option: str, text: str | None) -> float | None:
+    """Seconds in an option's value; None when it was not given. Raises UserError."""
+    if text is None:
+        return None
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise UserError(f"{option}: {error}") from None

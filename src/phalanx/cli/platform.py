@@ -1,0 +1,76 @@
+"""Verbs on the platform itself: up, doctor."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from phalanx.cli import embedded, output
+from phalanx.cli.options import AsJson
+from phalanx.cli.session import Session
+from phalanx.errors import Conflict, UserError
+
+_LEAVE_S = 30.0
+
+
+def up(
+    ctx: typer.Context,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="On the loopback interface; 0: any.")
+    ] = 0,
+    slots: Annotated[
+        int | None,
+        typer.Option("--slots", min=1, help="Slots of the local pool; default: max(4, cores)."),
+    ] = None,
+    keep_warm: Annotated[
+        int, typer.Option("--keep-warm", min=0, max=1, help="Spare warm supervisors.")
+    ] = 1,
+) -> None:
+    """Start the platform in the foreground: API, scheduler, pages; Ctrl-C ends it, jobs go on."""
+    session: Session = ctx.obj
+    if session.url is not None:
+        raise UserError("`up` starts a platform on this machine; leave --url out")
+    _take_over(session)
+    words = [sys.executable, "-m", "phalanx.standalone", "--home", str(session.home)]
+    words += ["--port", str(port), "--keep-warm", str(keep_warm)]
+    if slots is not None:
+        words += ["--slots", str(slots)]
+    sys.stdout.flush()
+    os.execv(sys.executable, words)
+
+
+def _take_over(session: Session) -> None:
+    """End a control plane that a verb started; jobs do not notice."""
+    found = embedded.find(session.home)
+    if found is None or found.process is None:
+        return
+    if not embedded.is_detached(found.process):
+        raise Conflict(
+            f"{session.home} has a control plane already: {found.url} (pid {found.process.pid})",
+            "use it, or choose another --home",
+        )
+    output.note(f"replacing the background control plane (pid {found.process.pid})")
+    try:
+        os.kill(found.process.pid, 15)
+    except ProcessLookupError:
+        return
+    if not embedded.wait_gone(found.process, _LEAVE_S):
+        raise Conflict(f"the background control plane (pid {found.process.pid}) does not leave")
+
+
+def doctor(ctx: typer.Context, json: AsJson = False) -> None:
+    """Check this machine: versions, home, disk, port, cores, clock. Exits 1 when something is wrong."""
+    from phalanx.cli.checkup import examine
+
+    session: Session = ctx.obj
+    findings = examine(session.home)
+    if json:
+        output.as_json([finding.as_dict() for finding in findings])
+    else:
+        for finding in findings:
+            remedy = f"; {finding.remedy}" if finding.remedy else ""
+            print(f"{finding.verdict:<4}  {finding.subject:<14}  {finding.said}{remedy}")
+    raise typer.Exit(1 if any(finding.verdict == "FAIL" for finding in findings) else 0)

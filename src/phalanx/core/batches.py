@@ -1,0 +1,84 @@
+"""How one epoch's order is cut into global batches, and each of them into ranks' shares.
+
+Pure arithmetic on positions of the epoch's order, so that every world size sees the same global
+batches in the same order. A *micro-batch* is what one call of the loader yields over all ranks; an
+optimizer step uses `accumulate` of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One rank's part of one micro-batch: positions `lo` to `hi`, and what its gradient counts.
+
+    A spare rank (more ranks than samples) gets one position of its neighbour with weight 0: it takes
+    part in every collective and adds nothing. `last` marks the micro-batch that ends a step; `end` is
+    the position all ranks together have reached after it.
+    """
+
+    lo: int
+    hi: int
+    weight: float
+    last: bool
+    end: int
+
+    @property
+    def spare(self) -> bool:
+        """Whether this rank only keeps the others company."""
+        return self.weight == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The cutting of every epoch: `num_samples` positions, `micro_batch` per loader call."""
+
+    num_samples: int
+    micro_batch: int
+    accumulate: int = 1
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        if self.micro_batch < 1 or self.accumulate < 1 or self.num_samples < 0:
+            raise ValueError("a batch plan needs positive sizes")
+
+    @property
+    def usable(self) -> int:
+        """Positions that an epoch visits: all, or without the incomplete last micro-batch."""
+        return self.num_samples - (self.num_samples % self.micro_batch if self.drop_last else 0)
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Loader calls per epoch that yield something."""
+        return -(-self.usable // self.micro_batch)
+
+    @property
+    def step_batch(self) -> int:
+        """Samples of one full optimizer step over all ranks."""
+        return self.micro_batch * self.accumulate
+
+    def shares(self, start: int, rank: int, world_size: int) -> Iterator[Share]:
+        """What `rank` does from position `start` (a step's first) to the end of the epoch."""
+        for step_lo in range(start, self.usable, self.step_batch):
+            step_hi = min(step_lo + self.step_batch, self.usable)
+            for lo in range(step_lo, step_hi, self.micro_batch):
+                hi = min(lo + self.micro_batch, step_hi)
+                mine_lo, mine_hi = cut(lo, hi, rank, world_size)
+                last = hi == step_hi
+                if mine_lo == mine_hi:
+                    yield Share(hi - 1, hi, 0.0, last, hi)
+                else:
+                    count = mine_hi - mine_lo
+                    yield Share(
+                        mine_lo, mine_hi, count * world_size / (step_hi - step_lo), last, hi
+                    )
+
+
+def cut(lo: int, hi: int, rank: int, world_size: int) -> tuple[int, int]:
+    """Contiguous part of `[lo, hi)` for one rank; the first ranks carry the remainder."""
+    size, extra = divmod(hi - lo, world_size)
+    start = lo + rank * size + min(rank, extra)
+    return start, start + size + (1 if rank < extra else 0)

@@ -1,0 +1,212 @@
+"""What a committed checkpoint says about itself: the records behind `MANIFEST.json`.
+
+`checkpoint/` reads and writes the files; this module only knows the values and their JSON form.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+SCHEMA = 1
+_NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{8})")
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One file of a checkpoint: path relative to its directory, size, digest as `algorithm:hex`."""
+
+    path: str
+    size_bytes: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far training has come through its data.
+
+    `epoch` is the user's epoch, `epoch_pass` counts whole passes over the loader inside it, `total_passes`
+    all passes since the start (it selects the permutation; equal to `epoch` in an ordinary loop) and
+    `consumed` the positions of the current pass that committed steps have used.
+    """
+
+    epoch: int = 0
+    epoch_pass: int = 0
+    total_passes: int = 0
+    consumed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """Everything known of one committed checkpoint. `parent` is the name it continues from.
+
+    `commit` grows by one along a lineage, whatever the step does. `metrics` are the values most
+    recently logged when it was taken; `created_at` is integer microseconds UTC.
+    """
+
+    name: str
+    step: int
+    position: Position
+    attempt: int
+    generation: int
+    commit: int
+    parent: str | None
+    world_size: int
+    reference_world: int
+    global_batch: int | None
+    created_at: int
+    why: str
+    files: tuple[FileEntry, ...]
+    job: str | None = None
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    strategy: str = "ddp"
+    code: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    threads: int = 1
+    device: str = "cpu"
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """What "newer" means: attempt, generation, commit; never the step."""
+        return (self.attempt, self.generation, self.commit)
+
+    @property
+    def epoch(self) -> int:
+        """The user's epoch."""
+        return self.position.epoch
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all its files, the manifest not counted."""
+        return sum(entry.size_bytes for entry in self.files)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; `from_json` gives an equal manifest back."""
+        body = asdict(self)
+        body["position"] = asdict(self.position)
+        body["epoch"] = self.epoch
+        body["files"] = [asdict(entry) for entry in self.files]
+        return body
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Manifest:
+        """Read back what `to_json` wrote; fields of later releases are ignored.
+
+        Raises ValueError when it is not a manifest of a schema this version reads.
+        """
+        if body.get("schema") != SCHEMA:
+            raise ValueError(f"manifest schema {body.get('schema')!r}, expected {SCHEMA}")
+        known = {f.name for f in fields(cls)}
+        values = {key: value for key, value in body.items() if key in known}
+        try:
+            values["position"] = Position(**values["position"])
+            values["files"] = tuple(FileEntry(**entry) for entry in values["files"])
+            manifest = cls(**values)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a manifest: {error}") from error
+        if _NAME.fullmatch(manifest.name) is None:
+            raise ValueError(f"not a checkpoint name: {manifest.name!r}")
+        return manifest
+
+
+def checkpoint_name(step: int, suffix: str) -> str:
+    """`step-00001200-1a2b3c4d`; `suffix` is eight hex digits that make the name unique."""
+    name = f"step-{step:08d}-{suffix}"
+    if _NAME.fullmatch(name) is None:
+        raise ValueError(f"not a checkpoint name: {name!r}")
+    return name
+
+
+def is_checkpoint_name(name: str) -> bool:
+    """Whether a directory of this name may hold a committed checkpoint."""
+    return _NAME.fullmatch(name) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """Keep the `count` checkpoints with the highest (`max`) or lowest (`min`) value of a metric."""
+
+    metric: str
+    mode: str = "max"
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("min", "max"):
+            raise ValueError(f"keep.best.mode: {self.mode!r} is neither 'min' nor 'max'")
+        if self.count < 1:
+            raise ValueError("keep.best.count: at least 1")
+
+    def better(self, value: float, than: float | None) -> bool:
+        """Whether `value` improves on `than`; NaN never does."""
+        if value != value:
+            return False
+        return than is None or (value > than if self.mode == "max" else value < than)
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Retention: the newest `last` checkpoints and the `best` ones; None keeps everything."""
+
+    last: int | None = None
+    best: Best | None = None
+
+    def __post_init__(self) -> None:
+        if self.last is not None and self.last < 1:
+            raise ValueError("keep.last: at least 1, the only valid checkpoint is never deleted")
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Keep:
+        """From `{"last": 3, "best": {"metric": …, "mode": …, "count": …}}`. Raises ValueError."""
+        unknown = set(body) - {"last", "best"}
+        if unknown:
+            raise ValueError(f"keep: unknown key {sorted(unknown)[0]!r}; use last and best")
+        best = body.get("best")
+        try:
+            return cls(body.get("last"), Best(**best) if best else None)
+        except TypeError as error:
+            raise ValueError(f"keep.best: {error}") from error
+
+
+def lineages(manifests: Mapping[str, Manifest]) -> list[Manifest]:
+    """All checkpoints in the order a resume should try them.
+
+    First the head (highest attempt, generation, commit) and its ancestors through `parent`; then the
+    same again with what is left, so that a broken chain or a fenced-off branch comes last, not never.
+    """
+    left = dict(manifests)
+    tried: list[Manifest] = []
+    while left:
+        at: Manifest | None = max(left.values(), key=lambda m: (m.order, m.created_at, m.name))
+        while at is not None:
+            tried.append(left.pop(at.name))
+            at = left.get(at.parent) if at.parent else None
+    return tried
+
+
+def expired(manifests: Mapping[str, Manifest], keep: Keep) -> list[Manifest]:
+    """Those that `keep` lets go, oldest first. Never the newest, whatever the numbers say."""
+    if keep.last is None or not manifests:
+        return []
+    newest_first = sorted(manifests.values(), key=lambda m: m.order, reverse=True)
+    kept = {m.name for m in lineages(manifests)[:1]} | {m.name for m in newest_first[: keep.last]}
+    if keep.best is not None:
+        kept |= {m.name for m in best_of(newest_first, keep.best)}
+    return [m for m in reversed(newest_first) if m.name not in kept]
+
+
+def best_of(manifests: list[Manifest], best: Best) -> list[Manifest]:
+    """The `best.count` best by their metric; among equals the oldest, nearest to its evaluation."""
+    sign = -1.0 if best.mode == "max" else 1.0
+    scored = [m for m in manifests if _number(m.metrics.get(best.metric)) is not None]
+    scored.sort(key=lambda m: (sign * float(m.metrics[best.metric]), m.order))
+    return scored[: best.count]
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        return None
+    return float(value)

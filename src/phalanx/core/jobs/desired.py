@@ -1,0 +1,63 @@
+"""What a supervisor should be doing now: the state it follows, derived from the job alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from phalanx.core.jobs.model import Attempt, Job, JobState, NodePhase
+
+
+class Action(StrEnum):
+    """What one supervisor must bring about."""
+
+    WAIT = "wait"  # stay, run nothing new
+    RUN = "run"  # the ranks of `generation` must run
+    END = "end"  # kill the ranks of `generation` at once
+    STOP = "stop"  # ask the ranks of `generation` to save and leave before the deadline, then kill
+    RELEASE = "release"  # kill whatever is left, report, and leave
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """One supervisor's orders. `master_*` and `resume_path` are set for RUN, the deadline for STOP."""
+
+    action: Action
+    generation: int = 0
+    master_address: str = ""
+    master_port: int = 0
+    resume_path: str | None = None
+    restarts: int = 0
+    deadline_at: int | None = None
+
+
+def desired(job: Job, attempt_num: int, node_rank: int) -> Desired:
+    """The orders for one node rank of one attempt; RELEASE for an attempt that is over."""
+    attempt = job.attempt
+    if attempt is None or attempt.num != attempt_num:
+        return Desired(Action.RELEASE)
+    phase = attempt.nodes[node_rank].phase
+    if phase is NodePhase.RELEASED or attempt.finished:
+        return Desired(Action.RELEASE, attempt.generation)
+    if job.state is JobState.STOPPING:
+        return _stopping(job, attempt, phase)
+    if attempt.failures and phase in (NodePhase.UP, NodePhase.READY):
+        return Desired(Action.END, attempt.generation)
+    if not attempt.opened or phase is NodePhase.ENDED:
+        return Desired(Action.WAIT, attempt.generation)
+    return Desired(
+        Action.RUN,
+        attempt.generation,
+        master_address=attempt.placement.shares[0].address,
+        master_port=attempt.nodes[0].port or 0,
+        resume_path=job.progress.checkpoint_path,
+        restarts=job.restarts,
+    )
+
+
+def _stopping(job: Job, attempt: Attempt, phase: NodePhase) -> Desired:
+    if phase is not NodePhase.UP:
+        return Desired(Action.RELEASE, attempt.generation)
+    if attempt.failures:
+        return Desired(Action.END, attempt.generation)
+    return Desired(Action.STOP, attempt.generation, deadline_at=job.stop_deadline_at)

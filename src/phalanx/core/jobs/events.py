@@ -1,0 +1,187 @@
+"""What can happen to a job. Names are past tense and are stored for ever."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phalanx.core.failures import Failure
+from phalanx.core.jobs.model import JobTerms, Outcome, StopGoal
+from phalanx.core.placement import Placement
+from phalanx.core.reasons import Reason, ReasonCode
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A user handed in a spec."""
+
+    num: int
+    terms: JobTerms
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptPlaced:
+    """The planner found room for the whole gang."""
+
+    attempt: int
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReady:
+    """A supervisor checked in. `port` is free on its node."""
+
+    attempt: int
+    node_rank: int
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchFailed:
+    """The executor could not start a supervisor; nothing of it is left."""
+
+    attempt: int
+    node_rank: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class RanksStarted:
+    """All ranks of one node run."""
+
+    attempt: int
+    generation: int
+    node_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailed:
+    """The first failing rank of one node; the rest of the node is being killed."""
+
+    attempt: int
+    generation: int
+    node_rank: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class RanksEnded:
+    """Every rank of one node is gone. `step` is the last one completed; `port` is a fresh one."""
+
+    attempt: int
+    generation: int
+    node_rank: int
+    outcome: Outcome
+    port: int
+    step: int | None = None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReleased:
+    """The executor confirmed that a supervisor that was told to leave is gone with all it started."""
+
+    attempt: int
+    node_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """The executor confirmed that a supervisor that should be there is dead, with all it started.
+
+    `step` is the last one that supervisor reported.
+    """
+
+    attempt: int
+    node_rank: int
+    message: str
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCommitted:
+    """A checkpoint is complete and has its manifest."""
+
+    attempt: int
+    generation: int
+    step: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointQuarantined:
+    """A checkpoint failed verification and was set aside."""
+
+    attempt: int
+    generation: int
+    path: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """Somebody wants the job's ranks gone. `grace_s` None takes the spec's; 0 kills at once."""
+
+    goal: StopGoal
+    reason: Reason = Reason(ReasonCode.CANCEL_REQUESTED)
+    grace_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A paused job goes back to the queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackoffElapsed:
+    """The wait before the next generation is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class DurationExceeded:
+    """The job ran for longer than it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopOverdue:
+    """The supervisors did not leave in time."""
+
+    attempt: int
+
+
+JobEvent = (
+    Submitted
+    | AttemptPlaced
+    | NodeReady
+    | LaunchFailed
+    | RanksStarted
+    | RankFailed
+    | RanksEnded
+    | NodeReleased
+    | NodeLost
+    | CheckpointCommitted
+    | CheckpointQuarantined
+    | StopRequested
+    | Resumed
+    | BackoffElapsed
+    | DurationExceeded
+    | StopOverdue
+)
+
+EVENT_TYPES: tuple[type[JobEvent], ...] = (
+    Submitted,
+    AttemptPlaced,
+    NodeReady,
+    LaunchFailed,
+    RanksStarted,
+    RankFailed,
+    RanksEnded,
+    NodeReleased,
+    NodeLost,
+    CheckpointCommitted,
+    CheckpointQuarantined,
+    StopRequested,
+    Resumed,
+    BackoffElapsed,
+    DurationExceeded,
+    StopOverdue,
+)

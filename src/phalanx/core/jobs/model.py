@@ -1,0 +1,149 @@
+"""The job and its live attempt, as frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from phalanx.core.failures import Failure, first_failure
+from phalanx.core.placement import GangShape, Placement
+from phalanx.core.reasons import Reason, ReasonCode
+from phalanx.core.recovery import RecoveryPolicy, Spending
+
+
+class JobState(StrEnum):
+    """Where a job is in its life. Slots are held exactly in HOLDING."""
+
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    RECOVERING = "recovering"
+    STOPPING = "stopping"
+    PAUSED = "paused"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+TERMINAL = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+HOLDING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.RECOVERING, JobState.STOPPING})
+
+
+class StopGoal(StrEnum):
+    """What a stopping job becomes. Later members override earlier ones."""
+
+    REQUEUE = "requeue"
+    PAUSE = "pause"
+    CANCEL = "cancel"
+    FAIL = "fail"
+
+
+class NodePhase(StrEnum):
+    """What is known of one node rank of the live attempt."""
+
+    LAUNCHING = "launching"  # the executor was asked to start its supervisor
+    READY = "ready"  # the supervisor has checked in; no rank runs
+    UP = "up"  # the ranks of the current generation run
+    ENDED = "ended"  # the ranks of the current generation are gone
+    RELEASED = "released"  # the executor confirmed that nothing is left
+
+
+class Outcome(StrEnum):
+    """How a generation ended on one node."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"  # left at a stop request, with or without a checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """One node rank: `port` is free on it for the next rendezvous; used when its node rank is 0.
+
+    `step` is the last one its ranks completed in the generation that ended.
+    """
+
+    phase: NodePhase = NodePhase.LAUNCHING
+    port: int | None = None
+    outcome: Outcome | None = None
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One placement of the gang. Generations count from 0 within it."""
+
+    num: int
+    placement: Placement
+    nodes: tuple[NodeStatus, ...]
+    generation: int = 0
+    opened: bool = False
+    finished: bool = False
+    failures: tuple[Failure, ...] = ()
+
+    def with_node(self, node_rank: int, **changes: object) -> Attempt:
+        """The same attempt with one node's status changed."""
+        nodes = list(self.nodes)
+        nodes[node_rank] = replace(nodes[node_rank], **changes)  # type: ignore[arg-type]
+        return replace(self, nodes=tuple(nodes))
+
+    def all_in(self, *phases: NodePhase) -> bool:
+        """Whether every node is in one of `phases`."""
+        return all(node.phase in phases for node in self.nodes)
+
+    @property
+    def failure(self) -> Failure | None:
+        """What ended the current generation, as far as is known."""
+        return first_failure(self.failures)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the job has come. `high_water_step` None: it never reported a step."""
+
+    high_water_step: int | None = None
+    checkpoint_step: int | None = None
+    checkpoint_path: str | None = None
+    barren: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobTerms:
+    """What the job machine must know of a spec; fixed at submit."""
+
+    shape: GangShape
+    policy: RecoveryPolicy = field(default_factory=RecoveryPolicy)
+    grace_s: float = 30.0
+    max_duration_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job's whole present state; rebuilt by folding its events."""
+
+    num: int
+    terms: JobTerms
+    submitted_at: int
+    state: JobState = JobState.QUEUED
+    reason: Reason = Reason(ReasonCode.SUBMITTED)
+    attempts: int = 0
+    restarts: int = 0
+    attempt: Attempt | None = None
+    goal: StopGoal | None = None
+    stop_deadline_at: int | None = None
+    not_before: int | None = None
+    spending: Spending = Spending()
+    progress: Progress = Progress()
+    last_failure: Failure | None = None
+    started_at: int | None = None
+    ended_at: int | None = None
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether the job will never change again."""
+        return self.state in TERMINAL
+
+    @property
+    def holds_slots(self) -> bool:
+        """Whether its placement is taken."""
+        return self.state in HOLDING

@@ -1,0 +1,84 @@
+"""What follows from a failure: another generation, after which wait, or the end of the job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from phalanx.core.failures import Failure
+from phalanx.core.jobs.model import Job, Progress
+from phalanx.core.reasons import Cause, Reason, ReasonCode, reason_of
+from phalanx.core.recovery import Spending
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Come back after `wait_s` seconds."""
+
+    wait_s: float
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The job has failed."""
+
+    reason: Reason
+
+
+Verdict = Retry | GiveUp
+
+
+def advance(job: Job, step: int | None) -> Job:
+    """Account for one ended generation: real progress refills every budget.
+
+    Progress is a step beyond all earlier ones. A generation that only repeats known steps, or
+    completes none, is barren. A job whose framework reports no steps keeps plain counts.
+    """
+    progress = job.progress
+    known = progress.high_water_step
+    if step is not None and (known is None or step > known):
+        fresh = replace(progress, high_water_step=step, barren=0)
+        return replace(job, progress=fresh, spending=Spending())
+    return replace(job, progress=replace(progress, barren=progress.barren + 1))
+
+
+def judge(job: Job, failure: Failure, now: int) -> Verdict:
+    """Whether `job`, already advanced by the ended generation, may run again."""
+    policy, message = job.terms.policy, failure.message
+    if failure.exit_code is not None and failure.exit_code in policy.fail_codes:
+        return GiveUp(Reason(ReasonCode.EXIT_CODE, f"{message}; the spec says that code is final"))
+    cause = failure.cause
+    if failure.exit_code is not None and failure.exit_code in policy.retry_codes:
+        cause = Cause.RANK_CRASH
+    budget = policy.budget(cause)
+    used = job.spending.within(cause, budget, now)
+    if budget.count is not None and used >= budget.count:
+        if budget.count == 0:
+            return GiveUp(reason_of(cause, message))
+        spent = f"{message}; {used} restarts without progress used up the {cause} budget"
+        return GiveUp(Reason(ReasonCode.BUDGET_SPENT, spent))
+    barren = job.progress.barren
+    # A count is bound enough; an unlimited budget ends where nothing is ever achieved.
+    if budget.count is None and cause is not Cause.PREEMPTED and barren > policy.max_barren:
+        loop = f"{message}; {barren} generations in a row completed no new step"
+        return GiveUp(Reason(ReasonCode.CRASH_LOOP, loop))
+    # The first restart is free of waiting: most faults are not the job's own, and waiting costs slots.
+    wait_s = 0.0
+    if barren > 1 and budget.first_wait_s > 0:
+        wait_s = min(budget.max_wait_s, budget.first_wait_s * 2.0 ** (barren - 2))
+    return Retry(wait_s, reason_of(cause, message))
+
+
+def charge(job: Job, failure: Failure, now: int) -> Job:
+    """Spend one restart for `failure`."""
+    codes = job.terms.policy.retry_codes
+    cause = Cause.RANK_CRASH if failure.exit_code in codes else failure.cause
+    return replace(
+        job,
+        spending=job.spending.spend(cause, now),
+        restarts=job.restarts + 1,
+        last_failure=failure,
+    )
+
+
+__all__ = ["GiveUp", "Progress", "Retry", "Verdict", "advance", "charge", "judge"]

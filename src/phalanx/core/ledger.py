@@ -1,0 +1,123 @@
+"""Which positions of which epoch were consumed, how often, and by whose ancestors.
+
+Ranks report the slice of every committed step. `merge` folds slices into few rows that keep
+multiplicity (so a sample used twice stays visible); it may be applied again to its own output, in any
+grouping. `audit` follows the lineage of the final weights: work behind the point where a later
+generation took up again was rolled back, and is counted as redone.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+Point = tuple[int, int]
+"""(epoch, position): a place in the stream of data."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Row:
+    """Positions `lo` to `hi` of one epoch's order, each consumed `times` times."""
+
+    epoch: int
+    lo: int
+    hi: int
+    times: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationLedger:
+    """What one generation consumed. `began` is where it took up: (0, 0) for a fresh start, None when
+    it ended before it knew."""
+
+    attempt: int
+    generation: int
+    began: Point | None
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSummary:
+    """Counts of samples. Exactly once means `missed` and `duplicated` are 0."""
+
+    missed: int
+    duplicated: int
+    redone: int
+    consumed: int
+
+    @property
+    def exactly_once(self) -> bool:
+        """Whether each (epoch, sample) is in exactly one ancestor step of the final weights."""
+        return self.missed == 0 and self.duplicated == 0
+
+
+def merge(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """Disjoint rows, sorted, equal neighbours joined; multiplicities add up."""
+    edges: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    for row in rows:
+        if row.hi > row.lo and row.times:
+            edges[row.epoch][row.lo] += row.times
+            edges[row.epoch][row.hi] -= row.times
+    merged: list[Row] = []
+    for epoch in sorted(edges):
+        times, since = 0, 0
+        for at in sorted(edges[epoch]):
+            change = edges[epoch][at]
+            if change == 0:
+                continue
+            if times:
+                merged.append(Row(epoch, since, at, times))
+            times, since = times + change, at
+    return tuple(merged)
+
+
+def split(rows: Iterable[Row], point: Point) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+    """Rows before `point` and rows from it on."""
+    before: list[Row] = []
+    after: list[Row] = []
+    for row in rows:
+        cut = (
+            row.hi
+            if row.epoch < point[0]
+            else row.lo
+            if row.epoch > point[0]
+            else min(max(point[1], row.lo), row.hi)
+        )
+        if cut > row.lo:
+            before.append(Row(row.epoch, row.lo, cut, row.times))
+        if cut < row.hi:
+            after.append(Row(row.epoch, cut, row.hi, row.times))
+    return tuple(before), tuple(after)
+
+
+def audit(
+    generations: Sequence[GenerationLedger], *, num_samples: int, until: Point
+) -> LedgerSummary:
+    """What the lineage of the final weights consumed.
+
+    `num_samples` positions per epoch; `until` is the point the final weights have reached, (epochs, 0)
+    for a finished run. Generations may come in any order.
+    """
+    kept: list[Row] = []
+    redone = 0
+    limit = until
+    for one in sorted(generations, key=lambda g: (g.attempt, g.generation), reverse=True):
+        before, after = split(merge(one.rows), limit)
+        kept.extend(before)
+        redone += _count(after)
+        if one.began is not None:
+            limit = min(limit, one.began)
+    rows = merge(kept)
+    covered = sum(row.hi - row.lo for row in rows)
+    expected = until[0] * num_samples + until[1]
+    return LedgerSummary(
+        missed=expected - covered,
+        duplicated=sum((row.hi - row.lo) * (row.times - 1) for row in rows),
+        redone=redone,
+        consumed=covered,
+    )
+
+
+def _count(rows: Iterable[Row]) -> int:
+    return sum((row.hi - row.lo) * row.times for row in rows)

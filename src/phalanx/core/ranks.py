@@ -1,0 +1,130 @@
+"""Placement to environment: what every rank finds when it starts (the torch family and our own)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from phalanx.kit.ids import job_label
+
+
+@dataclass(frozen=True, slots=True)
+class GangEnvironment:
+    """What all ranks of one generation have in common. `checkpoint_dir` is the job's own folder."""
+
+    job: int
+    job_name: str
+    project: str
+    attempt: int
+    generation: int
+    restarts: int
+    framework: str
+    num_nodes: int
+    ranks_per_node: int
+    reference_world: int
+    cpus_per_node: int
+    master_address: str
+    master_port: int
+    grace_s: float
+    checkpoint_dir: str
+    checkpoint_every: str | None = None
+    checkpoint_keep: Mapping[str, object] | None = None
+    resume_path: str | None = None
+    user_env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RankFiles:
+    """Paths of one rank's own files on its node."""
+
+    report_file: str
+    control_file: str
+    error_file: str
+
+
+def omp_num_threads(ranks_per_node: int, cpus_per_node: int) -> int | None:
+    """Threads a rank may use: an equal share of the node's CPUs; None leaves a lone rank alone.
+
+    A lone rank keeps the library's default, as under torchrun.
+    """
+    if ranks_per_node == 1:
+        return None
+    return max(1, cpus_per_node // ranks_per_node)
+
+
+def rank_environment(
+    gang: GangEnvironment, node_rank: int, local_rank: int, files: RankFiles
+) -> dict[str, str]:
+    """Variables of one rank, to be laid over the node's own environment.
+
+    The user's `env` is laid under ours: a spec cannot break the rendezvous, but may set OMP_NUM_THREADS.
+    """
+    rank = node_rank * gang.ranks_per_node + local_rank
+    world = gang.num_nodes * gang.ranks_per_node
+    env = dict(gang.user_env)
+    threads = omp_num_threads(gang.ranks_per_node, gang.cpus_per_node)
+    if threads is not None:
+        env.setdefault("OMP_NUM_THREADS", str(threads))
+    env.update(_phalanx(gang, files))
+    if gang.framework == "none":
+        env.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(local_rank))
+        env.update(LOCAL_WORLD_SIZE=str(gang.ranks_per_node), NODE_RANK=str(node_rank))
+        return env
+    env.update(_torch(gang, node_rank, local_rank, files))
+    return env
+
+
+def _torch(
+    gang: GangEnvironment, node_rank: int, local_rank: int, files: RankFiles
+) -> dict[str, str]:
+    port, nodes, local = str(gang.master_port), str(gang.num_nodes), str(gang.ranks_per_node)
+    run_id = f"{job_label(gang.job)}-a{gang.attempt:03d}-g{gang.generation:03d}"
+    return {
+        "MASTER_ADDR": gang.master_address,
+        "MASTER_PORT": port,
+        "RANK": str(node_rank * gang.ranks_per_node + local_rank),
+        "WORLD_SIZE": str(gang.num_nodes * gang.ranks_per_node),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": local,
+        "GROUP_RANK": str(node_rank),
+        "GROUP_WORLD_SIZE": nodes,
+        "ROLE_NAME": "worker",
+        "ROLE_RANK": str(node_rank * gang.ranks_per_node + local_rank),
+        "ROLE_WORLD_SIZE": str(gang.num_nodes * gang.ranks_per_node),
+        "NODE_RANK": str(node_rank),
+        "PET_NNODES": nodes,
+        "PET_NPROC_PER_NODE": local,
+        "PET_NODE_RANK": str(node_rank),
+        "PET_MASTER_ADDR": gang.master_address,
+        "PET_MASTER_PORT": port,
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_RESTART_COUNT": str(gang.restarts),
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_ERROR_FILE": files.error_file,
+        # torch's own store would be looked for in an agent that is not there; and a store that
+        # outlives a generation deadlocks the next one.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+
+
+def _phalanx(gang: GangEnvironment, files: RankFiles) -> dict[str, str]:
+    env = {
+        "PHALANX_JOB": job_label(gang.job),
+        "PHALANX_JOB_NAME": gang.job_name,
+        "PHALANX_PROJECT": gang.project,
+        "PHALANX_ATTEMPT": str(gang.attempt),
+        "PHALANX_GENERATION": str(gang.generation),
+        "PHALANX_CHECKPOINT_DIR": gang.checkpoint_dir,
+        "PHALANX_REPORT_FILE": files.report_file,
+        "PHALANX_CONTROL_FILE": files.control_file,
+        "PHALANX_REFERENCE_WORLD": str(gang.reference_world),
+        "PHALANX_GRACE_S": f"{gang.grace_s:g}",
+    }
+    if gang.checkpoint_every is not None:
+        env["PHALANX_CHECKPOINT_EVERY"] = gang.checkpoint_every
+    if gang.checkpoint_keep is not None:
+        env["PHALANX_CHECKPOINT_KEEP"] = json.dumps(gang.checkpoint_keep, sort_keys=True)
+    if gang.resume_path is not None:
+        env["PHALANX_RESUME_PATH"] = gang.resume_path
+    return env

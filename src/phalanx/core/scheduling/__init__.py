@@ -1,0 +1,29 @@
+"""The planner: `plan(snapshot, now) -> Plan`, pure and deterministic.
+
+One stage a file: `entitlement`, `order` and `estimates`, `topology`, `reservations`, `preemption`,
+`elastic`, `explain`; `planner` runs them. `world` and `slots` are the incremental indexes. What lives
+here takes time as an argument, reads nothing, and returns decisions; applying them is others' work.
+"""
+
+from phalanx.core.scheduling.outcome import Migration, Plan, Preemption, Resize, Start
+from phalanx.core.scheduling.planner import fits_ever, plan, plan_pass
+from phalanx.core.scheduling.snapshot import Held, Hole, Project, Snapshot, Terms, Waiting
+from phalanx.core.scheduling.world import World
+
+__all__ = [
+    "Held",
+    "Hole",
+    "Migration",
+    "Plan",
+    "Preemption",
+    "Project",
+    "Resize",
+    "Snapshot",
+    "Start",
+    "Terms",
+    "Waiting",
+    "World",
+    "fits_ever",
+    "plan",
+    "plan_pass",
+]

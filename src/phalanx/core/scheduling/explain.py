@@ -1,0 +1,119 @@
+"""Explanations: for every job that stays, what binds it, with names and numbers."""
+
+from __future__ import annotations
+
+from phalanx.core.reasons import Reason, ReasonCode
+from phalanx.core.scheduling.draft import Draft
+from phalanx.core.scheduling.entitlement import Standing
+from phalanx.core.scheduling.slots import SlotIndex, Taking, pick
+from phalanx.core.scheduling.snapshot import US, Waiting
+from phalanx.core.scheduling.topology import Ask
+from phalanx.core.scheduling.world import Line
+
+
+def stays(draft: Draft) -> tuple[tuple[int, Reason], ...]:
+    """A reason for every job that waits and was not started."""
+    world, reasons = draft.world, draft.reasons
+    for num, at in world.deferred.items():
+        left_s = (at - draft.now) / US
+        text = f"waits {left_s:.0f} s before its next attempt"
+        reasons[num] = Reason(ReasonCode.WAITING_FOR_SLOTS, text)
+    for line, _ in draft.blocked:
+        reason = _blocked(draft, line)
+        for _, num in line.jobs:
+            if num not in draft.started:
+                reasons.setdefault(num, reason)
+    for hole in draft.holes:
+        if hole.victims:
+            reasons[hole.job] = coming(draft, hole.job)
+    return tuple((num, reasons[num]) for num in sorted(reasons) if num not in draft.started)
+
+
+def coming(draft: Draft, num: int) -> Reason:
+    """The job has been promised a hole."""
+    hole = next((h for h in draft.holes if h.job == num), None)
+    if hole is None:
+        return Reason(ReasonCode.WAITING_FOR_VICTIMS, "waits for an elastic job to give nodes back")
+    names = ", ".join(f"j-{victim}" for victim in hole.victims[:4])
+    more = f" and {len(hole.victims) - 4} more" if len(hole.victims) > 4 else ""
+    text = f"starts on {_short(hole.nodes)} once {names}{more} have saved and left"
+    return Reason(ReasonCode.WAITING_FOR_VICTIMS, text)
+
+
+def over_limit(standing: Standing, used: int, job: Waiting) -> Reason:
+    """The project may not hold that much."""
+    project = standing.project
+    text = (
+        f"needs {job.num_slots} slots; project {project.name} holds {used} of at most "
+        f"{project.max_slots}"
+    )
+    return Reason(ReasonCode.WAITING_FOR_QUOTA, text)
+
+
+def need(job: Waiting) -> str:
+    """The gang in words."""
+    parts = [f"{shape.nodes} × {shape.slots_per_node}" for shape in (job.shape, *job.roles)]
+    extra = f", {job.cpus_per_node} CPUs a node" if job.cpus_per_node else ""
+    where = f" in one {job.required}" if job.required else ""
+    return f"needs {' + '.join(parts)} slots{extra}{where}"
+
+
+def _blocked(draft: Draft, line: Line) -> Reason:
+    job = line.sample
+    if not line.groups:
+        return Reason(ReasonCode.UNPLACEABLE, f"{need(job)}; {_nowhere(draft, job)}")
+    if job.num in draft.started or line.jobs:
+        owner = draft.owner_of(line)
+        mine = {num for _, num in line.jobs}
+        if owner is not None and owner not in mine:
+            text = f"j-{owner} is first in line for these slots; {need(job)}"
+            return Reason(ReasonCode.WAITING_BEHIND, text)
+    free = sum(group.num_free for group in line.groups)
+    have = "; ".join(_room(draft, line, pool) for pool in line.ask.pools or draft.index.pools)
+    code = ReasonCode.WAITING_FOR_SLOTS
+    if free >= job.num_slots and not _kept(draft):
+        code = ReasonCode.WAITING_FOR_TOPOLOGY
+        have += "; the free slots are scattered over too many nodes"
+    return Reason(code, f"{need(job)}; {have}")
+
+
+def _kept(draft: Draft) -> bool:
+    return any(block.takings for block in draft.blocks)
+
+
+def _nowhere(draft: Draft, job: Waiting) -> str:
+    pools = job.pools or draft.index.pools
+    known = [pool for pool in pools if pool in draft.index.pools]
+    if not known:
+        return f"no such pool: {', '.join(pools) or 'there are no nodes'}"
+    return f"no node of pool {', '.join(known)} has that many slots of that kind"
+
+
+def _room(draft: Draft, line: Line, pool: str) -> str:
+    groups = [g for g in line.groups if g.key.pool == pool]
+    if not groups:
+        return f"pool {pool}: no suitable nodes"
+    free = sum(g.num_free for g in groups)
+    total = sum(g.num_nodes * g.size for g in groups)
+    whole = sum(len(g.by_free[g.size]) for g in groups)
+    return f"pool {pool}: {free} of {total} free, {whole} nodes entirely"
+
+
+def _short(names: tuple[str, ...]) -> str:
+    known = list(dict.fromkeys(names))
+    return ", ".join(known[:3]) + (f" and {len(known) - 3} more" if len(known) > 3 else "")
+
+
+def exactly(index: SlotIndex, ask: Ask, nodes: list[int]) -> list[Taking] | None:
+    """The gang's shares on just these nodes, or None while one of them lacks room."""
+    per_node = ask.shape.slots_per_node
+    left: dict[int, int] = {}
+    takings = []
+    for node in nodes:
+        free = left.get(node, index.free[node])
+        if free.bit_count() < per_node or index.cpus[node] < ask.cpus:
+            return None
+        mask = pick(free, per_node)
+        left[node] = free & ~mask
+        takings.append(Taking(node, mask, ask.cpus, ask.memory_bytes))
+    return takings

@@ -1,0 +1,133 @@
+"""Order: who is more urgent within one entitlement and priority class.
+
+The learned index is the chance of finishing per slot-second spent (Gittins), blended with a declared
+limit and with live progress, and grows with the wait. Whoever has waited beyond the guard goes first.
+"""
+
+from __future__ import annotations
+
+from phalanx.core.scheduling.estimates import EDGES, History, KindKey, bin_of, size_class
+from phalanx.core.scheduling.snapshot import US, Held, Terms, Waiting
+
+
+def kind_key(job: Waiting) -> KindKey:
+    """Whose history a queued job shares."""
+    return KindKey(job.project, job.kind, size_class(job.num_slots))
+
+
+def base_urgency(
+    job: Waiting, kind: KindKey, attained_bin: int, history: History, terms: Terms
+) -> float:
+    """Urgency before age: completions per slot-second, corrected for the size of the gang."""
+    return _blend(
+        history.index(kind, attained_bin),
+        job.num_slots,
+        job.attained_slot_s,
+        job.remaining_s,
+        job.max_duration_s,
+        terms,
+    )
+
+
+def held_urgency(held: Held, attained_bin: int, history: History, terms: Terms) -> float:
+    """Urgency of a running job, to compare with those that wait; constant within a service bin."""
+    slots = held.num_slots
+    kind = KindKey(held.project, held.kind, size_class(slots))
+    index = history.index(kind, attained_bin)
+    attained = EDGES[attained_bin]
+    return _blend(index, slots, attained, held.remaining_s, held.max_duration_s, terms)
+
+
+def bin_ends_at(held: Held, attained_bin: int) -> int:
+    """When a running job leaves its service bin, microseconds."""
+    if attained_bin + 1 >= len(EDGES) or held.started_at is None or not held.num_slots:
+        return 1 << 62
+    left = EDGES[attained_bin + 1] - held.attained_slot_s
+    return held.started_at + int(left / held.num_slots * US) + 1
+
+
+def _blend(
+    index: float,
+    slots: int,
+    attained: float,
+    remaining_s: float | None,
+    limit_s: float | None,
+    terms: Terms,
+) -> float:
+    size = max(slots, 1)
+    if remaining_s is not None:
+        index = 1.0 / max(remaining_s * size, 1.0)
+    elif limit_s is not None:
+        # It surely ends within its limit, so it is at least this urgent.
+        index = max(index, 1.0 / max(limit_s * size - attained, 60.0))
+    return float(index * size ** (1.0 - terms.size_exponent))
+
+
+def aged(base: float, wait_s: float, terms: Terms) -> float:
+    """Urgency now: a wait of `age_s` doubles it."""
+    return base * (1.0 + wait_s / terms.age_s)
+
+
+def is_guarded(since: int, now: int, terms: Terms) -> bool:
+    """Whether the starvation guard has taken this wait over."""
+    return (now - since) / US > terms.guard_after_s
+
+
+def expected_end(
+    held: Held, history: History, now: int, quantile: float = 0.75
+) -> int | None:
+    """When a running job will be gone at this quantile, microseconds; None if nobody knows."""
+    if held.started_at is None:
+        return None
+    ran_s = (now - held.started_at) / US
+    if held.stopping:
+        return now + int((held.save_s or 0.0) * US)
+    left = remaining_of(
+        KindKey(held.project, held.kind, size_class(held.num_slots)),
+        held.num_slots,
+        held.attained(now),
+        held.remaining_s,
+        None if held.max_duration_s is None else held.max_duration_s - ran_s,
+        history,
+        quantile,
+    )
+    return None if left is None else now + int(left * US)
+
+
+def expected_s(job: Waiting, kind: KindKey, history: History, quantile: float = 0.75) -> float | None:
+    """How long a queued job will run once started, seconds; None if nobody knows."""
+    limit = job.max_duration_s
+    return remaining_of(
+        kind, job.num_slots, job.attained_slot_s, job.remaining_s, limit, history, quantile
+    )
+
+
+def remaining_of(
+    kind: KindKey,
+    slots: int,
+    attained: float,
+    remaining_s: float | None,
+    limit_s: float | None,
+    history: History,
+    quantile: float,
+) -> float | None:
+    """Seconds left: live progress, else the learned quantile, never beyond the declared limit."""
+    left = remaining_s
+    if left is None:
+        service = history.remaining_slot_s(kind, attained, quantile)
+        left = None if service is None else service / max(slots, 1)
+    if limit_s is None:
+        return left
+    return max(limit_s, 1.0) if left is None else min(left, max(limit_s, 1.0))
+
+
+__all__ = [
+    "aged",
+    "base_urgency",
+    "bin_of",
+    "expected_end",
+    "expected_s",
+    "held_urgency",
+    "is_guarded",
+    "kind_key",
+]

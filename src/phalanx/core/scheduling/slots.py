@@ -1,0 +1,265 @@
+"""The incremental index of free slots: who has room, by node, leaf domain and wider domain.
+
+It always equals an index built anew from the same nodes and takings, whatever the order of changes:
+everything in it is a count, a bit mask or a sorted list. Changes are journaled, so that a plan can try
+something and take it back.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from phalanx.core.placement import Node, NodeShare, Placement
+from phalanx.errors import InvariantBroken
+
+
+@dataclass(frozen=True, slots=True)
+class GroupKey:
+    """Nodes that are alike for every purpose but their place and their load."""
+
+    pool: str
+    slot_type: str
+    num_slots: int
+    device_memory_bytes: int
+    taints: tuple[str, ...]
+    price: float
+    hazard: float
+
+
+class NodeGroup:
+    """The nodes of one key, by free slots and by domain."""
+
+    def __init__(self, key: GroupKey, levels: tuple[str, ...]) -> None:
+        self.key = key
+        self.size = key.num_slots
+        self.levels = levels
+        self.num_nodes = 0
+        self.num_free = 0
+        self.splittable = False
+        self.by_free: list[list[int]] = [[] for _ in range(self.size + 1)]
+        self.leaves: list[tuple[str, ...]] = []
+        self.leaf_full: list[list[int]] = []
+        self.leaves_by_full: list[list[int]] = [[]]
+        self.domain_full: list[dict[str, int]] = [{} for _ in levels]
+        self.domain_leaves: list[dict[str, list[int]]] = [{} for _ in levels]
+        self.largest_leaf = 0
+
+    def add_leaf(self, names: tuple[str, ...], members: int) -> int:
+        """Declare a leaf domain by its path from the widest level; gives its number."""
+        leaf = len(self.leaves)
+        self.leaves.append(names)
+        self.leaf_full.append([])
+        while len(self.leaves_by_full) <= members:
+            self.leaves_by_full.append([])
+        insort(self.leaves_by_full[0], leaf)
+        for depth, name in enumerate(names):
+            self.domain_full[depth].setdefault(name, 0)
+            self.domain_leaves[depth].setdefault(name, []).append(leaf)
+        self.largest_leaf = max(self.largest_leaf, members)
+        return leaf
+
+    def change_full(self, leaf: int, node: int, step: int) -> None:
+        """A node of this leaf became (+1) or is no longer (-1) entirely free."""
+        full = self.leaf_full[leaf]
+        _drop(self.leaves_by_full[len(full)], leaf)
+        if step > 0:
+            insort(full, node)
+        else:
+            _drop(full, node)
+        insort(self.leaves_by_full[len(full)], leaf)
+        for depth, name in enumerate(self.leaves[leaf]):
+            self.domain_full[depth][name] += step
+
+    def state(self) -> tuple[object, ...]:
+        """Everything that must equal a rebuild."""
+        return (self.by_free, self.leaf_full, self.leaves_by_full, self.domain_full, self.num_free)
+
+
+def _drop(sorted_list: list[int], value: int) -> None:
+    del sorted_list[bisect_left(sorted_list, value)]
+
+
+@dataclass(frozen=True, slots=True)
+class Taking:
+    """What one share takes from one node."""
+
+    node: int
+    mask: int
+    cpus: int = 0
+    memory_bytes: int = 0
+
+
+class SlotIndex:
+    """Free slots of all nodes. `take` and `give` are exact opposites."""
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self.nodes: tuple[Node, ...] = tuple(nodes)
+        self.num_of: dict[str, int] = {node.id: i for i, node in enumerate(self.nodes)}
+        self.free: list[int] = [(1 << node.num_slots) - 1 for node in self.nodes]
+        self.cpus: list[int] = [node.num_cpus for node in self.nodes]
+        self.memory: list[int] = [node.memory_bytes for node in self.nodes]
+        self.groups: list[NodeGroup] = []
+        self.group_of: list[NodeGroup] = []
+        self.leaf_of: list[int] = []
+        self.pools: tuple[str, ...] = tuple(dict.fromkeys(node.pool for node in self.nodes))
+        self.journal: list[tuple[int, Taking]] = []
+        self._group_nodes()
+
+    def _group_nodes(self) -> None:
+        keyed: dict[GroupKey, list[int]] = {}
+        for i, node in enumerate(self.nodes):
+            keyed.setdefault(_group_key(node), []).append(i)
+        self.group_of = [None] * len(self.nodes)  # type: ignore[list-item]
+        self.leaf_of = [0] * len(self.nodes)
+        for key, members in keyed.items():
+            first = self.nodes[members[0]]
+            group = NodeGroup(key, tuple(level for level, _ in first.domains))
+            group.splittable = any(self.nodes[i].splittable for i in members)
+            leaves: dict[tuple[str, ...], list[int]] = {}
+            for i in members:
+                path = tuple(name for _, name in self.nodes[i].domains)
+                leaves.setdefault(path[: len(group.levels)], []).append(i)
+            for path, inside in leaves.items():
+                leaf = group.add_leaf(path, len(inside))
+                for i in inside:
+                    self.group_of[i] = group
+                    self.leaf_of[i] = leaf
+            for i in members:
+                if not self.nodes[i].closed:
+                    group.num_nodes += 1
+                    self._enter(i)
+            self.groups.append(group)
+
+    def _enter(self, node: int) -> None:
+        group, count = self.group_of[node], self.free[node].bit_count()
+        group.num_free += count
+        insort(group.by_free[count], node)
+        if count == group.size:
+            group.change_full(self.leaf_of[node], node, +1)
+
+    def set_free(self, node: int, mask: int) -> None:
+        """Replace a node's free mask and bring every count up to date."""
+        before, after = self.free[node].bit_count(), mask.bit_count()
+        self.free[node] = mask
+        if before == after or self.nodes[node].closed:
+            return
+        group = self.group_of[node]
+        group.num_free += after - before
+        _drop(group.by_free[before], node)
+        insort(group.by_free[after], node)
+        if before == group.size:
+            group.change_full(self.leaf_of[node], node, -1)
+        elif after == group.size:
+            group.change_full(self.leaf_of[node], node, +1)
+
+    def take(self, taking: Taking) -> None:
+        """Hold these slots. They must be free: anything else is a bug of the caller."""
+        node = taking.node
+        if taking.mask & ~self.free[node]:
+            raise InvariantBroken(f"node {self.nodes[node].id}: slots {taking.mask:b} are not free")
+        self.cpus[node] -= taking.cpus
+        self.memory[node] -= taking.memory_bytes
+        self.set_free(node, self.free[node] & ~taking.mask)
+        self.journal.append((-1, taking))
+
+    def give(self, taking: Taking) -> None:
+        """Let these slots go. They must be held."""
+        node = taking.node
+        if taking.mask & self.free[node]:
+            raise InvariantBroken(f"node {self.nodes[node].id}: slots {taking.mask:b} are not held")
+        self.cpus[node] += taking.cpus
+        self.memory[node] += taking.memory_bytes
+        self.set_free(node, self.free[node] | taking.mask)
+        self.journal.append((+1, taking))
+
+    def mark(self) -> int:
+        """A point to roll back to."""
+        return len(self.journal)
+
+    def rollback(self, mark: int) -> None:
+        """Undo everything since the mark."""
+        while len(self.journal) > mark:
+            sign, taking = self.journal.pop()
+            node = taking.node
+            self.cpus[node] -= sign * taking.cpus
+            self.memory[node] -= sign * taking.memory_bytes
+            mask = self.free[node]
+            self.set_free(node, mask & ~taking.mask if sign > 0 else mask | taking.mask)
+
+    def settle(self) -> None:
+        """Forget the journal: what was done stays done."""
+        self.journal.clear()
+
+    def takings(self, placement: Placement, cpus: int, memory_bytes: int) -> list[Taking]:
+        """A placement as takings; shares on nodes that are gone are left out."""
+        found = []
+        for share in placement.shares:
+            node = self.num_of.get(share.node)
+            if node is not None:
+                inside = mask_of(share.slots) & ((1 << self.nodes[node].num_slots) - 1)
+                found.append(Taking(node, inside, cpus, memory_bytes))
+        return found
+
+    def placement(self, takings: list[Taking]) -> Placement:
+        """Takings as a placement, in order of node rank."""
+        shares = tuple(
+            NodeShare(self.nodes[t.node].id, self.nodes[t.node].address, slots_of(t.mask))
+            for t in takings
+        )
+        return Placement(self.nodes[takings[0].node].pool, shares)
+
+    def state(self) -> tuple[object, ...]:
+        """Everything that must equal a rebuild."""
+        return (self.free, self.cpus, self.memory, [group.state() for group in self.groups])
+
+
+def _group_key(node: Node) -> GroupKey:
+    return GroupKey(
+        node.pool,
+        node.slot_type,
+        node.num_slots,
+        node.device_memory_bytes,
+        node.taints,
+        node.price_per_slot_hour,
+        node.hazard_per_hour,
+    )
+
+
+def mask_of(slots: Iterable[int]) -> int:
+    """Slot numbers as a bit mask."""
+    mask = 0
+    for slot in slots:
+        mask |= 1 << slot
+    return mask
+
+
+_SLOTS: dict[int, tuple[int, ...]] = {}
+
+
+def slots_of(mask: int) -> tuple[int, ...]:
+    """A bit mask as slot numbers, ascending."""
+    known = _SLOTS.get(mask)
+    if known is None:
+        known = tuple(i for i in range(mask.bit_length()) if mask >> i & 1)
+        if len(_SLOTS) < 4096:
+            _SLOTS[mask] = known
+    return known
+
+
+def pick(free: int, wanted: int) -> int:
+    """Choose `wanted` of the free slots: an aligned block where one exists, else the lowest."""
+    if free.bit_count() == wanted:
+        return free
+    if wanted & (wanted - 1) == 0:
+        block = (1 << wanted) - 1
+        for shift in range(0, free.bit_length(), wanted):
+            if free >> shift & block == block:
+                return block << shift
+    mask = 0
+    for _ in range(wanted):
+        low = free & -free
+        mask |= low
+        free ^= low
+    return mask

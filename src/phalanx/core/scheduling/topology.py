@@ -1,0 +1,244 @@
+"""Placement: the smallest topology domain that holds the whole gang, then best fit.
+
+Whole-node gangs take entirely free nodes of the leaf with the least left over; parts of nodes go to
+nodes that are broken into already, so that whole nodes and whole leaves stay whole. Wider domains are
+used only when no narrower one holds the gang, and then by the fewest leaves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phalanx.core.placement import GangShape
+from phalanx.core.scheduling.slots import NodeGroup, SlotIndex, Taking, pick
+from phalanx.core.scheduling.snapshot import Waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a job wants of nodes: the part of `Waiting` that placement depends on."""
+
+    shape: GangShape
+    roles: tuple[GangShape, ...]
+    pools: tuple[str, ...]
+    cpus: int
+    memory_bytes: int
+    slot_type: str
+    device_memory_bytes: int
+    tolerates: tuple[str, ...]
+    required: str | None
+
+
+def ask_of(job: Waiting) -> Ask:
+    """The placement part of a queued job."""
+    return Ask(
+        job.shape,
+        job.roles,
+        job.pools,
+        job.cpus_per_node,
+        job.memory_per_node_bytes,
+        job.slot_type,
+        job.device_memory_bytes,
+        job.tolerates,
+        job.required,
+    )
+
+
+def suitable(index: SlotIndex, ask: Ask) -> list[NodeGroup]:
+    """Groups that may host the job, in order of preference: its pools, then cost, then tight nodes."""
+    wanted = ask.pools or index.pools
+    order = {pool: i for i, pool in enumerate(wanted)}
+    fit = [
+        group
+        for group in index.groups
+        if group.key.pool in order
+        and group.size >= ask.shape.slots_per_node
+        and (not ask.slot_type or group.key.slot_type == ask.slot_type)
+        and group.key.device_memory_bytes >= ask.device_memory_bytes
+        and set(group.key.taints) <= set(ask.tolerates)
+        and (ask.required in (None, "node") or ask.required in group.levels)
+    ]
+    return sorted(
+        fit, key=lambda g: (order[g.key.pool], g.key.price * (1 + g.key.hazard), g.size)
+    )
+
+
+def place(index: SlotIndex, ask: Ask, groups: list[NodeGroup], shape: GangShape) -> list[Taking] | None:
+    """Takings for the whole gang (all roles) in one group, or None. Changes nothing."""
+    for group in groups:
+        found = _place_in(index, ask, group, shape)
+        if found is None:
+            continue
+        if not ask.roles:
+            return found
+        whole = _with_roles(index, ask, group, found)
+        if whole is not None:
+            return whole
+    if len(groups) > 1 and not ask.roles:
+        return _across_groups(index, ask, groups, shape)
+    return None
+
+
+def _with_roles(
+    index: SlotIndex, ask: Ask, group: NodeGroup, found: list[Taking]
+) -> list[Taking] | None:
+    mark = index.mark()
+    whole = list(found)
+    try:
+        for taking in found:
+            index.take(taking)
+        for role in ask.roles:
+            part = _place_in(index, ask, group, role)
+            if part is None:
+                return None
+            for taking in part:
+                index.take(taking)
+            whole += part
+        return whole
+    finally:
+        index.rollback(mark)
+
+
+def _place_in(index: SlotIndex, ask: Ask, group: NodeGroup, shape: GangShape) -> list[Taking] | None:
+    num, per_node = shape.nodes, shape.slots_per_node
+    if group.num_free < num * per_node or group.size < per_node:
+        return None
+    plain = not (ask.cpus or ask.memory_bytes or group.splittable or per_node == 0)
+    if plain and num == 1:
+        chosen = _one_node(group, per_node)
+    elif plain and per_node == group.size:
+        chosen = _whole_nodes(group, num, ask.required)
+    else:
+        rooms = _rooms(index, ask, group, per_node)
+        chosen = spread(group, rooms, num, ask.required)
+    return None if chosen is None else _cut(index, ask, chosen, per_node)
+
+
+def _cut(index: SlotIndex, ask: Ask, chosen: list[int], per_node: int) -> list[Taking]:
+    left: dict[int, int] = {}
+    takings = []
+    for node in chosen:
+        free = left.get(node, index.free[node])
+        mask = pick(free, per_node)
+        left[node] = free & ~mask
+        takings.append(Taking(node, mask, ask.cpus, ask.memory_bytes))
+    return takings
+
+
+def _one_node(group: NodeGroup, per_node: int) -> list[int] | None:
+    for count in range(per_node, group.size):
+        if group.by_free[count]:
+            return [group.by_free[count][0]]
+    for leaves in group.leaves_by_full[1:]:
+        if leaves:
+            return [group.leaf_full[leaves[0]][0]]
+    return None
+
+
+def _whole_nodes(group: NodeGroup, num: int, required: str | None) -> list[int] | None:
+    if required == "node":
+        return None
+    for leaves in group.leaves_by_full[num:]:
+        if leaves:
+            return group.leaf_full[leaves[0]][:num]
+    if len(group.by_free[group.size]) < num:
+        return None
+    rooms = {leaf: full for leaf, full in enumerate(group.leaf_full) if full}
+    return spread(group, rooms, num, required)
+
+
+def _rooms(index: SlotIndex, ask: Ask, group: NodeGroup, per_node: int) -> dict[int, list[int]]:
+    """Nodes with room for a share, by leaf, least room first; a splittable node counts repeatedly."""
+    rooms: dict[int, list[int]] = {}
+    for count in range(per_node, group.size + 1):
+        for node in group.by_free[count]:
+            room = _num_shares(index, ask, node, count, per_node)
+            if room > 0:
+                rooms.setdefault(index.leaf_of[node], []).extend([node] * room)
+    return rooms
+
+
+def _num_shares(index: SlotIndex, ask: Ask, node: int, count: int, per_node: int) -> int:
+    this = index.nodes[node]
+    if this.splittable:
+        if ask.cpus > this.num_cpus:
+            return 0
+        return count // per_node if per_node else 64
+    return int(index.cpus[node] >= ask.cpus and index.memory[node] >= ask.memory_bytes)
+
+
+def spread(
+    group: NodeGroup, rooms: dict[int, list[int]], num: int, required: str | None
+) -> list[int] | None:
+    """`num` entries of `rooms` from the narrowest domain that has them, by the fewest leaves."""
+    if required == "node":
+        return _same_node(rooms, num)
+    best = min(
+        ((len(nodes), leaf) for leaf, nodes in rooms.items() if len(nodes) >= num), default=None
+    )
+    if best is not None:
+        return rooms[best[1]][:num]
+    depth = len(group.levels) - 1
+    while depth > 0 and (required is None or group.levels[depth] != required):
+        depth -= 1
+        found = _in_level(group, rooms, num, depth)
+        if found is not None:
+            return found
+    if required is not None:
+        return None
+    return _fewest_leaves(rooms, list(rooms), num)
+
+
+def _same_node(rooms: dict[int, list[int]], num: int) -> list[int] | None:
+    for nodes in rooms.values():
+        for node in dict.fromkeys(nodes):
+            if nodes.count(node) >= num:
+                return [node] * num
+    return None
+
+
+def _in_level(
+    group: NodeGroup, rooms: dict[int, list[int]], num: int, depth: int
+) -> list[int] | None:
+    best: tuple[int, str] | None = None
+    for name, leaves in group.domain_leaves[depth].items():
+        total = sum(len(rooms[leaf]) for leaf in leaves if leaf in rooms)
+        if total >= num and (best is None or (total, name) < best):
+            best = (total, name)
+    if best is None:
+        return None
+    return _fewest_leaves(rooms, group.domain_leaves[depth][best[1]], num)
+
+
+def _fewest_leaves(rooms: dict[int, list[int]], leaves: list[int], num: int) -> list[int] | None:
+    chosen: list[int] = []
+    left = sorted((leaf for leaf in leaves if leaf in rooms), key=lambda x: (-len(rooms[x]), x))
+    while left and len(chosen) < num:
+        need = num - len(chosen)
+        enough = [leaf for leaf in left if len(rooms[leaf]) >= need]
+        leaf = min(enough, key=lambda x: (len(rooms[x]), x)) if enough else left[0]
+        chosen += rooms[leaf][:need]
+        left.remove(leaf)
+    return chosen if len(chosen) == num else None
+
+
+def _across_groups(
+    index: SlotIndex, ask: Ask, groups: list[NodeGroup], shape: GangShape
+) -> list[Taking] | None:
+    """Last resort inside one pool: nodes of different kinds, most suitable kind first."""
+    if ask.required is not None or shape.nodes == 1:
+        return None
+    for pool in dict.fromkeys(group.key.pool for group in groups):
+        chosen: list[int] = []
+        for group in groups:
+            if group.key.pool == pool and group.key.slot_type == groups[0].key.slot_type:
+                for nodes in _rooms(index, ask, group, shape.slots_per_node).values():
+                    chosen += nodes
+        if len(chosen) >= shape.nodes:
+            return _cut(index, ask, chosen[: shape.nodes], shape.slots_per_node)
+    return None
+
+
+def num_leaves(index: SlotIndex, nodes: list[int]) -> int:
+    """How many leaf domains these nodes touch."""
+    return len({(id(index.group_of[n]), index.leaf_of[n]) for n in nodes})

@@ -1,0 +1,290 @@
+"""The planner's picture of the cluster, kept up to date event by event.
+
+A `World` always equals one rebuilt from its own snapshot. Whoever owns it (the simulator, a control
+loop) reports what happened; `plan_pass` only reads it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from dataclasses import replace
+
+from phalanx.core.placement import Node, Placement
+from phalanx.core.scheduling.estimates import History, KindKey, bin_of
+from phalanx.core.scheduling.order import bin_ends_at, held_urgency, kind_key
+from phalanx.core.scheduling.slots import NodeGroup, SlotIndex
+from phalanx.core.scheduling.snapshot import Held, Hole, Project, Snapshot, Terms, Waiting
+from phalanx.core.scheduling.topology import Ask, ask_of, suitable
+from phalanx.errors import InvariantBroken
+
+
+class Line:
+    """Queued jobs that only their time of arrival tells apart: if the first cannot start, none can."""
+
+    __slots__ = ("ask", "attained_bin", "base", "base_version", "groups", "jobs", "key", "kind", "sample")
+
+    def __init__(self, key: tuple[object, ...], sample: Waiting, groups: list[NodeGroup]) -> None:
+        self.key = key
+        self.sample = sample
+        self.ask: Ask = ask_of(sample)
+        self.kind: KindKey = kind_key(sample)
+        self.attained_bin = bin_of(sample.attained_slot_s)
+        self.groups = groups
+        self.jobs: list[tuple[int, int]] = []
+        self.base = 0.0
+        self.base_version = -1
+
+
+def line_key(job: Waiting) -> tuple[object, ...]:
+    """What two jobs must share to stand in one line."""
+    return (
+        job.project,
+        job.priority,
+        ask_of(job),
+        job.kind,
+        job.min_nodes,
+        bin_of(job.attained_slot_s),
+        None if job.remaining_s is None else bin_of(job.remaining_s),
+        None if job.max_duration_s is None else bin_of(job.max_duration_s),
+        job.sensitivity,
+    )
+
+
+class World:
+    """Nodes, holdings, queue, projects and holes, with every index the stages need."""
+
+    def __init__(
+        self,
+        nodes: Iterable[Node],
+        projects: Iterable[Project] = (),
+        history: History | None = None,
+        terms: Terms | None = None,
+    ) -> None:
+        self.index = SlotIndex(nodes)
+        self.projects: dict[str, Project] = {p.name: p for p in projects}
+        self.history = History() if history is None else history
+        self.terms = Terms() if terms is None else terms
+        self.held: dict[int, Held] = {}
+        self.on_node: list[dict[int, int]] = [{} for _ in self.index.nodes]
+        self.used: dict[str, int] = {}
+        self.waiting: dict[int, Waiting] = {}
+        self.lines: dict[tuple[object, ...], Line] = {}
+        self.line_of: dict[int, Line] = {}
+        self.deferred: dict[int, int] = {}
+        self.demand: dict[str, int] = {}
+        self.elastic: set[int] = set()
+        self.holes: dict[int, Hole] = {}
+        self.scores: dict[int, tuple[float, int]] = {}
+        self._prey: dict[int, list[tuple[float, int]]] = {}
+        self._due: list[tuple[int, int, int]] = []
+        self._unscored: set[int] = set()
+        self._scored_version = -1
+        self._stamp = 0
+        self._groups: dict[Ask, list[NodeGroup]] = {}
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> World:
+        """Build everything anew from a snapshot."""
+        world = cls(snapshot.nodes, snapshot.projects, snapshot.history, snapshot.terms)
+        for held in snapshot.held:
+            world.hold(held)
+        for job in snapshot.waiting:
+            world.submit(job)
+        for hole in snapshot.holes:
+            world.holes[hole.job] = hole
+        return world
+
+    def snapshot(self) -> Snapshot:
+        """The same world as an immutable value."""
+        return Snapshot(
+            self.index.nodes,
+            tuple(self.held[job] for job in sorted(self.held)),
+            tuple(self.waiting[num] for num in sorted(self.waiting)),
+            tuple(self.projects.values()),
+            tuple(self.holes[job] for job in sorted(self.holes)),
+            self.history,
+            self.terms,
+        )
+
+    # -- the queue -------------------------------------------------------------------------------
+
+    def submit(self, job: Waiting) -> None:
+        """A job enters the queue; a repeated message changes nothing."""
+        if job.num in self.waiting or job.num in self.held:
+            return
+        self.waiting[job.num] = job
+        self.demand[job.project] = self.demand.get(job.project, 0) + job.num_slots
+        if job.not_before is not None:
+            self.deferred[job.num] = job.not_before
+        else:
+            self._line_up(job)
+
+    def ripen(self, now: int) -> None:
+        """Jobs whose back-off is over join their lines."""
+        for num in [n for n, at in self.deferred.items() if at <= now]:
+            del self.deferred[num]
+            self._line_up(self.waiting[num])
+
+    def withdraw(self, num: int) -> None:
+        """A job leaves the queue: started, cancelled, or paused."""
+        job = self.waiting.pop(num, None)
+        if job is None:
+            return
+        left = self.demand[job.project] - job.num_slots
+        if left:
+            self.demand[job.project] = left
+        else:
+            del self.demand[job.project]
+        self.holes.pop(num, None)
+        if self.deferred.pop(num, None) is not None:
+            return
+        line = self.line_of.pop(num)
+        del line.jobs[bisect_left(line.jobs, (job.since, num))]
+        if not line.jobs:
+            del self.lines[line.key]
+
+    def groups_for(self, ask: Ask) -> list[NodeGroup]:
+        """Node groups that may host such a job, best first."""
+        found = self._groups.get(ask)
+        if found is None:
+            found = self._groups[ask] = suitable(self.index, ask)
+        return found
+
+    def _line_up(self, job: Waiting) -> None:
+        key = line_key(job)
+        line = self.lines.get(key)
+        if line is None:
+            line = self.lines[key] = Line(key, job, self.groups_for(ask_of(job)))
+        insort(line.jobs, (job.since, job.num))
+        self.line_of[job.num] = line
+
+    # -- what runs -------------------------------------------------------------------------------
+
+    def hold(self, held: Held) -> None:
+        """An attempt holds these slots from now on; it leaves the queue."""
+        if held.job in self.held:
+            return
+        self.withdraw(held.job)
+        for taking in self.index.takings(
+            held.placement, held.cpus_per_node, held.memory_per_node_bytes
+        ):
+            self.index.take(taking)
+            at = self.on_node[taking.node]
+            at[held.job] = at.get(held.job, 0) | taking.mask
+        self.index.settle()
+        self.held[held.job] = held
+        self._unscored.add(held.job)
+        if held.min_nodes is not None and held.max_nodes is not None:
+            self.elastic.add(held.job)
+        self.used[held.project] = self.used.get(held.project, 0) + held.num_slots
+
+    def start(self, num: int, placement: Placement, held: Held) -> None:
+        """A planned start is applied whole."""
+        if num not in self.waiting:
+            raise InvariantBroken(f"j-{num} starts but does not wait")
+        self.hold(replace(held, job=num, placement=placement))
+
+    def release(self, num: int) -> Held | None:
+        """The executor confirmed that an attempt is gone; a repeated message changes nothing."""
+        held = self.held.get(num)
+        if held is None:
+            return None
+        self._forget_score(num)
+        del self.held[num]
+        self.elastic.discard(num)
+        for taking in self.index.takings(
+            held.placement, held.cpus_per_node, held.memory_per_node_bytes
+        ):
+            self.on_node[taking.node].pop(num, None)
+            self.index.give(taking)
+        self.index.settle()
+        left = self.used[held.project] - held.num_slots
+        if left:
+            self.used[held.project] = left
+        else:
+            del self.used[held.project]
+        return held
+
+    def update(self, held: Held) -> None:
+        """New facts about a running attempt on the same placement: a save, progress, a stop."""
+        if held.job in self.held:
+            self._forget_score(held.job)
+            self.held[held.job] = held
+            self._unscored.add(held.job)
+
+    def replace_node(self, node: Node) -> None:
+        """A node appears, closes, opens or changes its labels: the index is built anew."""
+        known = self.index.num_of.get(node.id)
+        nodes = list(self.index.nodes)
+        if known is None:
+            nodes.append(node)
+        else:
+            nodes[known] = node
+        self._rebuild(nodes)
+
+    def remove_node(self, node_id: str) -> None:
+        """A node is gone; what it held is reported separately."""
+        self._rebuild([node for node in self.index.nodes if node.id != node_id])
+
+    def _rebuild(self, nodes: list[Node]) -> None:
+        before = self.snapshot()
+        fresh = World.of(replace(before, nodes=tuple(nodes)))
+        self.__dict__.update(fresh.__dict__)
+
+    # -- who is worth less than whom -------------------------------------------------------------
+
+    def prey(self, now: int) -> dict[int, list[tuple[float, int]]]:
+        """Running jobs that may be asked to leave, by priority, the least urgent first."""
+        version = self.history.version()
+        if version != self._scored_version:
+            self._scored_version = version
+            self.scores, self._prey, self._due = {}, {}, []
+            self._unscored = set(self.held)
+        while self._due and self._due[0][0] <= now:
+            _, num, stamp = heapq.heappop(self._due)
+            known = self.scores.get(num)
+            if known is not None and known[1] == stamp:
+                self._forget_score(num)
+                self._unscored.add(num)
+        for num in self._unscored:
+            self._score(self.held[num], now)
+        self._unscored.clear()
+        return self._prey
+
+    def score_of(self, held: Held, now: int) -> float:
+        """The learned urgency of a running job."""
+        return held_urgency(held, bin_of(held.attained(now)), self.history, self.terms)
+
+    def _score(self, held: Held, now: int) -> None:
+        if held.started_at is None or not held.preemptible or held.stopping:
+            return
+        spot = bin_of(held.attained(now))
+        score = held_urgency(held, spot, self.history, self.terms)
+        self._stamp += 1
+        self.scores[held.job] = (score, self._stamp)
+        insort(self._prey.setdefault(held.priority, []), (score, held.job))
+        heapq.heappush(self._due, (bin_ends_at(held, spot), held.job, self._stamp))
+
+    def _forget_score(self, num: int) -> None:
+        self._unscored.discard(num)
+        known = self.scores.pop(num, None)
+        if known is not None:
+            ranked = self._prey[self.held[num].priority]
+            del ranked[bisect_left(ranked, (known[0], num))]
+
+    def state(self) -> tuple[object, ...]:
+        """Everything that must equal a rebuild."""
+        lines = {key: line.jobs for key, line in self.lines.items()}
+        return (
+            self.index.state(),
+            self.held,
+            self.on_node,
+            self.used,
+            self.demand,
+            lines,
+            self.deferred,
+            self.holes,
+        )
+

@@ -1,0 +1,1 @@
+"""The `Executor` protocol and its adapters: what really starts supervisors somewhere."""

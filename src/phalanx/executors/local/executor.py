@@ -1,0 +1,238 @@
+"""Start, find again and kill supervisors on this machine; all memory lies in their folders."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from phalanx.core.placement import Node
+from phalanx.errors import ExecutorUnavailable, LaunchFailed
+from phalanx.executors.local.spare import NoSpare, Spare, SpareSupervisor
+from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
+from phalanx.kit.clock import Clock
+from phalanx.launch import linux
+from phalanx.launch.durable import write_file
+from phalanx.launch.identity import EXIT_NAME, LOCK_NAME, LOG_NAME, SupervisorRecord
+from phalanx.schemas.home import HomeLayout
+from phalanx.schemas.supervision import Assignment, ExitRecord
+
+NODE_ID = "local"
+POOL = "local"
+ADDRESS = "127.0.0.1"
+_STARTED_WITHIN_S = 30.0
+# How long after the start of its first ranks a job is left alone.
+_YOUNG_S = 4.0
+_ASSIGNMENT = "assignment.json"
+
+
+class LocalExecutor:
+    """The `Executor` of this machine: one splittable node. Safe for several threads.
+
+    Which supervisors exist is read from the node folders: a control plane that was killed and started
+    again adopts them without having to remember anything.
+    """
+
+    def __init__(
+        self, home: HomeLayout, *, num_slots: int, clock: Clock, num_cpus: int | None = None,
+        keep_warm: int = 0,
+    ) -> None:  # fmt: skip
+        self._home = home
+        self._num_slots = num_slots
+        self._num_cpus = num_cpus or os.cpu_count() or 1
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._gone: set[SupervisorRef] = set()
+        self._starting: set[Path] = set()
+        self._spare: Spare = SpareSupervisor(self._num_cpus) if keep_warm > 0 else NoSpare()
+
+    def inventory(self) -> Sequence[Node]:
+        """This machine."""
+        page = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        node = Node(
+            id=NODE_ID,
+            pool=POOL,
+            address=ADDRESS,
+            num_slots=self._num_slots,
+            num_cpus=self._num_cpus,
+            memory_bytes=page,
+            splittable=True,
+        )
+        return (node,)
+
+    def start(self, node: Node, assignment: Assignment) -> None:
+        """See `Executor`. Returns when the supervisor holds its folder."""
+        node_dir = Path(assignment.node_dir)
+        with self._lock:
+            if node_dir in self._starting:
+                raise ExecutorUnavailable(f"{node_dir.name} is being started")
+            self._starting.add(node_dir)
+        try:
+            self._start(node_dir, assignment)
+        finally:
+            with self._lock:
+                self._starting.discard(node_dir)
+
+    def _start(self, node_dir: Path, assignment: Assignment) -> None:
+        if self._record(ref_of(assignment)) is not None:
+            return
+        try:
+            node_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path = node_dir / _ASSIGNMENT
+            write_file(path, assignment.model_dump_json().encode())
+            child = self._spare.take(assignment, path) or _spawn(path, node_dir)
+        except OSError as error:
+            raise LaunchFailed(f"the supervisor could not be started: {error}") from error
+        with self._lock:
+            self._reap()
+            self._children.append(child)
+        self._await_record(node_dir, child)
+
+    def stop(self, ref: SupervisorRef) -> None:
+        """See `Executor`. The guard kills the rest; said again, everything is killed from here."""
+        record = self._record(ref)
+        if record is None or ref in self._gone:
+            return
+        if record.supervisor.is_alive():
+            _kill([record.supervisor.pid])
+        else:
+            _kill(linux.tagged(record.marker))
+
+    def poll(self, refs: Sequence[SupervisorRef]) -> Sequence[SupervisorStatus]:
+        """See `Executor`."""
+        with self._lock:
+            self._reap()
+        statuses = [self._status(ref) for ref in refs]
+        # A spare that warms up takes CPU time that a starting job needs more.
+        if statuses and not any(one.alive and self._is_young(one.ref) for one in statuses):
+            self._spare.keep()
+        return statuses
+
+    def warm_up(self, imports: Sequence[str] = ()) -> None:
+        """Start the spare warm process, where one is kept. Call when the platform is up."""
+        self._spare.prepare(imports)
+
+    def close(self) -> None:
+        """Let the spare go. Supervisors with work stay."""
+        self._spare.close()
+        with self._lock:
+            self._reap()
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _node_dir(self, ref: SupervisorRef) -> Path:
+        return self._home.node_dir(ref.job, ref.attempt, ref.node_rank)
+
+    def _record(self, ref: SupervisorRef) -> SupervisorRecord | None:
+        try:
+            return SupervisorRecord.read(self._node_dir(ref))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ExecutorUnavailable(f"the record of {ref} cannot be read: {error}") from error
+
+    def _status(self, ref: SupervisorRef) -> SupervisorStatus:
+        node_dir = self._node_dir(ref)
+        exit = _read_exit(node_dir)
+        if ref in self._gone:
+            return SupervisorStatus(ref, alive=False, exit=exit)
+        record = self._record(ref)
+        if record is None:
+            # Between its start and its record a supervisor holds the lock, or not even that.
+            with self._lock:
+                starting = node_dir in self._starting
+            return SupervisorStatus(ref, alive=starting or _is_held(node_dir), exit=exit)
+        if record.supervisor.is_alive():
+            return SupervisorStatus(ref, alive=True, exit=exit)
+        if record.guard is not None and record.guard.is_alive():
+            return SupervisorStatus(ref, True, exit, "its guard is killing what is left")
+        left = linux.tagged(record.marker)
+        _kill(left)  # somebody killed the guard as well: this is the last line
+        if left:
+            return SupervisorStatus(ref, True, exit, f"{len(left)} processes are being killed")
+        self._gone.add(ref)
+        return SupervisorStatus(ref, alive=False, exit=_read_exit(node_dir))
+
+    def _is_young(self, ref: SupervisorRef) -> bool:
+        try:
+            began_at = (self._node_dir(ref) / "g000").stat().st_mtime_ns // 1000
+        except OSError:
+            return True
+        return self._clock.now() - began_at < _YOUNG_S * 1_000_000
+
+    def _await_record(self, node_dir: Path, child: subprocess.Popen[bytes]) -> None:
+        deadline = self._clock.monotonic() + _STARTED_WITHIN_S
+        while SupervisorRecord.read(node_dir) is None:
+            # One that finds its folder taken leaves: then the record comes from another one, which a
+            # control plane started before it was killed.
+            if child.poll() is not None and not _is_held(node_dir):
+                if SupervisorRecord.read(node_dir) is not None:
+                    return
+                tail = _tail(node_dir / LOG_NAME)
+                raise LaunchFailed(f"the supervisor left at once: {tail}")
+            if self._clock.monotonic() > deadline:
+                raise ExecutorUnavailable("the supervisor has not taken its folder yet")
+            time.sleep(0.005)
+
+    def _reap(self) -> None:
+        self._children = [child for child in self._children if child.poll() is None]
+
+
+def _kill(pids: Sequence[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def ref_of(assignment: Assignment) -> SupervisorRef:
+    """Which supervisor an assignment is for."""
+    gang = assignment.gang
+    return SupervisorRef(gang.job, gang.attempt, assignment.node_rank)
+
+
+def _spawn(assignment: Path, node_dir: Path) -> subprocess.Popen[bytes]:
+    with open(node_dir / LOG_NAME, "ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "phalanx.supervise", "--assignment", str(assignment)],
+            cwd=node_dir,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def _is_held(node_dir: Path) -> bool:
+    """Whether a supervisor holds the folder's lock."""
+    try:
+        descriptor = os.open(node_dir / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _read_exit(node_dir: Path) -> ExitRecord | None:
+    try:
+        return ExitRecord.model_validate_json((node_dir / EXIT_NAME).read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _tail(path: Path) -> str:
+    try:
+        lines = path.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1] if lines else "it said nothing"

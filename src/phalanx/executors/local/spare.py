@@ -1,0 +1,153 @@
+"""A supervisor that is warm before there is a job for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from phalanx.core.ranks import omp_num_threads
+from phalanx.launch.command import parse_python, same_python, sensitive
+from phalanx.schemas.supervision import Assignment
+
+
+class Spare(Protocol):
+    """Where `start` asks first."""
+
+    def take(self, assignment: Assignment, path: Path) -> subprocess.Popen[bytes] | None:
+        """Hand the assignment to a waiting supervisor that suits it; None when there is none."""
+        ...
+
+    def prepare(self, imports: Sequence[str]) -> None:
+        """Have one wait, with these modules imported."""
+        ...
+
+    def keep(self) -> None:
+        """Have one wait for a job like the last."""
+        ...
+
+    def close(self) -> None:
+        """Let it go."""
+        ...
+
+
+class NoSpare:
+    """Every supervisor starts when it is needed."""
+
+    def take(self, assignment: Assignment, path: Path) -> subprocess.Popen[bytes] | None:
+        """None."""
+        return None
+
+    def prepare(self, imports: Sequence[str]) -> None:
+        """Nothing."""
+
+    def keep(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class SpareSupervisor:
+    """One standby. It dies with this process, by end-of-file on its input, unless it got work."""
+
+    def __init__(self, num_cpus: int) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._python = sys.executable
+        self._env: Mapping[str, str] = _own_env(num_cpus)
+        self._imports: tuple[str, ...] = ()
+        self._wanted = False
+
+    def take(self, assignment: Assignment, path: Path) -> subprocess.Popen[bytes] | None:
+        """See `Spare`. A spare that does not suit is let go; its like is remembered for the next."""
+        with self._lock:
+            process, self._process = self._process, None
+            suits = self._remember(assignment)
+            self._wanted = True
+            if process is None:
+                return None
+            if not suits or process.poll() is not None:
+                _release(process)
+                return None
+            assert process.stdin is not None
+            try:
+                process.stdin.write(os.fsencode(path) + b"\n")
+                process.stdin.close()
+            except OSError:
+                _release(process)
+                return None
+            return process
+
+    def prepare(self, imports: Sequence[str]) -> None:
+        """See `Spare`."""
+        with self._lock:
+            self._imports = tuple(imports) or self._imports
+            self._wanted = True
+        self.keep()
+
+    def keep(self) -> None:
+        """See `Spare`."""
+        with self._lock:
+            if not self._wanted or (self._process is not None and self._process.poll() is None):
+                return
+            self._wanted = False
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "phalanx.supervise", "--standby", *self._imports],
+                env=dict(self._env),
+                cwd="/",
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def close(self) -> None:
+        """See `Spare`."""
+        with self._lock:
+            process, self._process = self._process, None
+            self._wanted = False
+            if process is not None:
+                _release(process)
+
+    def _remember(self, assignment: Assignment) -> bool:
+        """Note what the next spare should be like; says whether the present one was that already."""
+        env = {"PYTHONUNBUFFERED": "1", **assignment.env}
+        threads = omp_num_threads(assignment.gang.ranks_per_node, assignment.cpus)
+        if threads is not None:
+            env.setdefault("OMP_NUM_THREADS", str(threads))
+        command = parse_python(assignment.command, workdir=assignment.workdir, env=env)
+        torch = assignment.gang.framework == "torch"
+        if command is None or not assignment.warm.enabled or not torch:
+            return False
+        imports = tuple(assignment.warm.imports)
+        # Imports that it lacks it makes up for: `suits` is about what it could never change.
+        suits = (
+            same_python(command.python, self._python)
+            and sensitive(env) == sensitive(self._env)
+            and assignment.setup is None
+        )
+        if same_python(command.python, self._python):
+            self._env, self._imports = env, imports
+        return suits
+
+
+def _own_env(num_cpus: int) -> dict[str, str]:
+    """What a first job probably looks like: this environment, and the CPUs shared by a few ranks."""
+    env = {"PYTHONUNBUFFERED": "1", **os.environ}  # noqa: TID251 - what jobs inherit by default
+    env.setdefault("OMP_NUM_THREADS", str(max(1, num_cpus // 2)))
+    return env
+
+
+def _release(process: subprocess.Popen[bytes]) -> None:
+    """Close its input: it leaves by itself, and its guard with it."""
+    with contextlib.suppress(OSError):
+        assert process.stdin is not None
+        process.stdin.close()
+    # Collected by a thread of its own, so that no zombie stays and nobody waits.
+    threading.Thread(target=process.wait, daemon=True).start()

@@ -1,0 +1,101 @@
+"""Durations, sizes and times as people write them."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+_DURATION_S = {
+    "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0,
+    "h": 3600.0, "d": 86400.0, "w": 604800.0,
+}  # fmt: skip
+_SIZE_BYTES = {
+    "": 1, "B": 1,
+    "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40,
+    "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
+    "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40,
+}  # fmt: skip
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+
+
+def parse_duration(text: str | int | float) -> float:
+    """Seconds from `90`, `90s`, `1.5h` or `1h30m`.
+
+    Raises ValueError for anything else, negative numbers included.
+    """
+    if isinstance(text, bool):
+        raise ValueError("not a duration")
+    if isinstance(text, int | float):
+        if text < 0:
+            raise ValueError("a duration cannot be negative")
+        return float(text)
+    rest, total, seen = text.strip(), 0.0, False
+    while rest:
+        match = _PART.match(rest)
+        if match is None:
+            raise ValueError(f"{text!r} is not a duration; write for example 90s, 10m or 1h30m")
+        number, unit = match.groups()
+        if unit and unit.lower() not in _DURATION_S:
+            raise ValueError(f"unknown unit {unit!r} in {text!r}; use s, m, h, d or w")
+        total += float(number) * _DURATION_S[unit.lower() or "s"]
+        rest, seen = rest[match.end() :], True
+    if not seen:
+        raise ValueError("an empty duration; write for example 90s, 10m or 1h30m")
+    return total
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes from `4096`, `80GB` (10⁹) or `64GiB`, `64Gi`, `64G` (2³⁰).
+
+    Raises ValueError for anything else.
+    """
+    if isinstance(text, bool):
+        raise ValueError("not a size")
+    if isinstance(text, int):
+        if text < 0:
+            raise ValueError("a size cannot be negative")
+        return text
+    match = _PART.fullmatch(text.strip())
+    if match is None or match[2].upper() not in _SIZE_BYTES:
+        raise ValueError(f"{text!r} is not a size; write for example 512MB, 80GB or 64GiB")
+    return round(float(match[1]) * _SIZE_BYTES[match[2].upper()])
+
+
+def format_duration(seconds: float) -> str:
+    """`0.35s`, `42s`, `3m05s`, `2h03m`, `4d02h`: the two units that matter."""
+    if seconds < 0:
+        return "-" + format_duration(-seconds)
+    if seconds < 10:
+        return f"{seconds:.2f}".rstrip("0").rstrip(".") + "s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def format_size(num_bytes: float) -> str:
+    """`512 B`, `1.4 MB`, `80.0 GB`: decimal units."""
+    value, unit = float(num_bytes), "B"
+    for unit in ("B", "KB", "MB", "GB", "TB"):
+        if abs(value) < 1000 or unit == "TB":
+            break
+        value /= 1000
+    return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def to_rfc3339(at_us: int) -> str:
+    """Integer microseconds UTC as `2026-11-21T04:05:06.123456Z`."""
+    return datetime.fromtimestamp(at_us / 1e6, UTC).isoformat(timespec="microseconds")[:-6] + "Z"
+
+
+def from_rfc3339(text: str) -> int:
+    """The reverse of `to_rfc3339`. Raises ValueError when it is not a time with an offset."""
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone; end it with Z")
+    return round(moment.timestamp() * 1e6)

@@ -1,0 +1,63 @@
+"""What a process prints, byte for byte into a file of its own, without ever holding it up."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+READ_BYTES = 1 << 18
+TAIL_BYTES = 64 * 1024
+
+Append = Callable[[bytes], int]
+"""Appends bytes and returns how many were taken, as `os.write`; raises OSError."""
+
+
+def open_append(path: Path) -> tuple[int, Append]:
+    """A file opened for appending, and the function that appends to it."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
+    return descriptor, lambda data: os.write(descriptor, data)
+
+
+@dataclass(slots=True)
+class Capture:
+    """One stream. Bytes the disk refuses are dropped and counted; the writer goes on.
+
+    `num_written` is the size of the file, `num_dropped` what never reached it, `tail` the last bytes
+    whether written or not.
+    """
+
+    append: Append
+    num_written: int = 0
+    num_dropped: int = 0
+    tail: bytearray = field(default_factory=bytearray)
+    error: str | None = None
+
+    def take(self, data: bytes) -> None:
+        """Store what was read from the pipe."""
+        self.tail += data
+        if len(self.tail) > TAIL_BYTES:
+            del self.tail[: len(self.tail) - TAIL_BYTES]
+        rest = memoryview(data)
+        while rest:
+            try:
+                taken = self.append(bytes(rest))
+            except OSError as error:
+                self.num_dropped += len(rest)
+                self.error = self.error or (error.strerror or str(error))
+                return
+            self.num_written += taken
+            rest = rest[taken:]
+
+
+def read_available(descriptor: int) -> tuple[bytes, bool]:
+    """One read from a non-blocking pipe: (data, whether the pipe is at its end)."""
+    try:
+        data = os.read(descriptor, READ_BYTES)
+    except BlockingIOError:
+        return b"", False
+    except OSError:
+        return b"", True
+    return data, not data

@@ -1,0 +1,169 @@
+"""The guard: parent of everything a supervisor starts, and its executor of last resort.
+
+A small process in a session of its own. It starts what it is told to, reports deaths, and kills all
+that lives below it when it is told to or when its supervisor's end of the channel closes, which is what
+happens however the supervisor dies. As a subreaper it cannot be escaped by daemonising.
+
+Messages to it: `{"op": "spawn", "id", "argv", "env", "cwd", "spare"}` with descriptors for 0, 1, 2, … ;
+`{"op": "kill", "id"}` kills everything but the spared ones.
+From it: `{"event": "spawned", "id", "pid"}`, `{"event": "refused", "id", "errno", "message"}`,
+`{"event": "exited", "pid", "status", "at"}`, `{"event": "killed", "id"}`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+from phalanx.launch import linux
+from phalanx.launch.wire import Channel, Received
+
+# Descriptors are moved up here before they are put in place, so that none overwrites another.
+_HIGH = 64
+# Python ignores these two; a program it starts expects the defaults.
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+
+
+class Guard:
+    """The loop of the guard process."""
+
+    def __init__(self, channel: Channel, wakeup: int) -> None:
+        self._channel = channel
+        self._wakeup = wakeup
+        self._spared: set[int] = set()
+
+    def serve(self) -> None:
+        """Until the supervisor is gone; then until everything else is gone too."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._channel, selectors.EVENT_READ)
+            selector.register(self._wakeup, selectors.EVENT_READ)
+            attended = True
+            while attended:
+                ready = {key.fd for key, _ in selector.select()}
+                if self._wakeup in ready:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._wakeup, 4096)
+                    self._reap()
+                if self._channel.fileno() in ready:
+                    attended = self._attend()
+        linux.kill_below(os.getpid(), frozenset(), self._reap)
+
+    def _attend(self) -> bool:
+        message = self._channel.receive()
+        if message is None:
+            return False
+        if message.body["op"] == "spawn":
+            self._spawn(message)
+        elif message.body["op"] == "kill":
+            linux.kill_below(os.getpid(), frozenset(self._spared), self._reap)
+            self._tell({"event": "killed", "id": message.body["id"]})
+        return True
+
+    def _tell(self, body: dict[str, Any]) -> None:
+        # A supervisor that is gone is noticed by end-of-file, not here.
+        with contextlib.suppress(OSError):
+            self._channel.send(body)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._spared.discard(pid)
+            # Orphans are told as well: the ranks of a warm process that died end here.
+            at = time.time_ns() // 1000
+            self._tell({"event": "exited", "pid": pid, "status": status, "at": at})
+
+    def _spawn(self, message: Received) -> None:
+        body = message.body
+        try:
+            pid = spawn(body["argv"], body["env"], body["cwd"], message.descriptors)
+        except OSError as error:
+            said = f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
+            refused = {"event": "refused", "id": body["id"], "errno": error.errno, "message": said}
+            self._tell(refused)
+            return
+        finally:
+            for descriptor in message.descriptors:
+                os.close(descriptor)
+        if body.get("spare"):
+            self._spared.add(pid)
+        self._tell({"event": "spawned", "id": body["id"], "pid": pid})
+
+
+def spawn(argv: list[str], env: dict[str, str], cwd: str, descriptors: tuple[int, ...]) -> int:
+    """Start a program in a session of its own, bound to this process; returns its number.
+
+    `descriptors` become 0, 1, 2 and so on. Raises OSError when it cannot be executed, naming what is
+    missing.
+    """
+    report_read, report_write = os.pipe()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _become(argv, env, cwd, descriptors, report_write, parent)
+    os.close(report_write)
+    with open(report_read, "rb") as report:
+        said = report.read()
+    if not said:
+        return pid
+    os.waitpid(pid, 0)
+    code, _, what = said.decode().partition(" ")
+    raise OSError(int(code), os.strerror(int(code)), what)
+
+
+def _become(
+    argv: list[str], env: dict[str, str], cwd: str, descriptors: tuple[int, ...],
+    report: int, parent: int,
+) -> None:  # fmt: skip
+    what = argv[0]
+    try:
+        linux.die_with_parent(parent)
+        os.setsid()
+        report = fcntl.fcntl(report, fcntl.F_DUPFD_CLOEXEC, _HIGH)
+        high = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, _HIGH) for one in descriptors]
+        for target, source in enumerate(high):
+            os.dup2(source, target)
+        os.closerange(len(high), _HIGH)
+        for number in range(1, signal.NSIG):
+            if number not in (signal.SIGKILL, signal.SIGSTOP):
+                with contextlib.suppress(OSError, ValueError):
+                    signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        what = cwd
+        os.chdir(cwd)
+        what = argv[0]
+        os.execve(argv[0], argv, env)
+    except OSError as error:
+        os.write(report, f"{error.errno} {what}".encode())
+    finally:
+        os._exit(127)
+
+
+def main(descriptor: int) -> None:
+    """Run as a process of its own, with the channel as an inherited descriptor."""
+    linux.load()
+    linux.become_subreaper()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    wakeup_read, wakeup_write = os.pipe()
+    os.set_blocking(wakeup_read, False)
+    os.set_blocking(wakeup_write, False)
+    signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    channel = Channel(socket.socket(fileno=descriptor))
+    Guard(channel, wakeup_read).serve()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

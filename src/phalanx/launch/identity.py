@@ -1,0 +1,89 @@
+"""Names of processes that hold across restarts of whoever remembers them."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from phalanx.launch import linux
+from phalanx.launch.durable import write_file
+
+RECORD_NAME = "supervisor.json"
+LOCK_NAME = "lock"
+LOG_NAME = "supervisor.log"
+EXIT_NAME = "exit.json"
+TAG_VARIABLE = "PHALANX_SUPERVISOR"
+
+
+@cache
+def boot_id() -> str:
+    """This boot of this machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessName:
+    """One process for ever: process numbers are reused, boot id and start time are not."""
+
+    boot_id: str
+    pid: int
+    start_ticks: int
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessName | None:
+        """The name of a running process; None when there is none with that number."""
+        one = linux.entry(pid)
+        return None if one is None else cls(boot_id(), pid, one.start_ticks)
+
+    def is_alive(self) -> bool:
+        """Whether exactly this process still runs. A zombie does not."""
+        if self.boot_id != boot_id():
+            return False
+        one = linux.entry(self.pid)
+        return one is not None and not one.gone and one.start_ticks == self.start_ticks
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorRecord:
+    """What a supervisor leaves in its folder as soon as it holds the folder's lock.
+
+    `tag` stands in the environment of everything it starts.
+    """
+
+    supervisor: ProcessName
+    guard: ProcessName | None
+    tag: str
+
+    @property
+    def marker(self) -> str:
+        """How its processes are found in /proc."""
+        return f"{TAG_VARIABLE}={self.tag}"
+
+    def write(self, node_dir: Path) -> None:
+        """Store it atomically."""
+        write_file(node_dir / RECORD_NAME, json.dumps(asdict(self)).encode())
+
+    @classmethod
+    def read(cls, node_dir: Path) -> SupervisorRecord | None:
+        """The record in a folder; None when there is none."""
+        try:
+            data: dict[str, Any] = json.loads((node_dir / RECORD_NAME).read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        guard = data.get("guard")
+        return cls(
+            supervisor=ProcessName(**data["supervisor"]),
+            guard=None if guard is None else ProcessName(**guard),
+            tag=data["tag"],
+        )
+
+
+def this_process() -> ProcessName:
+    """The name of the calling process."""
+    name = ProcessName.of(os.getpid())
+    assert name is not None
+    return name

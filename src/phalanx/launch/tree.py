@@ -1,0 +1,104 @@
+"""The supervisor's side of its process tree: the guard, the warm process, and what they start."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from phalanx.launch.wire import Channel, pair
+
+_SOURCE = str(Path(__file__).resolve().parents[2])
+# The guard is to start in milliseconds and to depend on nothing: no site packages, no environment.
+_GUARD = f"import sys; sys.path.insert(0, {_SOURCE!r}); from phalanx.launch.guard import main; main(int(sys.argv[1]))"  # noqa: E501
+ZYGOTE_MODULE = "phalanx.train.zygote"
+
+
+@dataclass(slots=True)
+class GuardProcess:
+    """The guard as its supervisor sees it. Requests are numbered; answers come as messages."""
+
+    process: subprocess.Popen[bytes]
+    channel: Channel
+    ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    @classmethod
+    def start(cls, tag_env: Mapping[str, str]) -> GuardProcess:
+        """Start it, in a session of its own."""
+        ours, theirs = pair()
+        with theirs:
+            argv = [sys.executable, "-I", "-S", "-c", _GUARD, str(theirs.fileno())]
+            process = subprocess.Popen(
+                argv,
+                env=dict(tag_env),
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        return cls(process, ours)
+
+    def spawn(
+        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, descriptors: Sequence[int],
+    ) -> int:  # fmt: skip
+        """Ask for a program; answered by `spawned` or `refused` and, in the end, `exited`."""
+        return self._ask(
+            {"op": "spawn", "argv": list(argv), "env": dict(env), "cwd": cwd}, descriptors
+        )
+
+    def spawn_spared(
+        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, descriptors: Sequence[int],
+    ) -> int:  # fmt: skip
+        """The same for a program that `kill` leaves alone."""
+        body = {"op": "spawn", "argv": list(argv), "env": dict(env), "cwd": cwd, "spare": True}
+        return self._ask(body, descriptors)
+
+    def kill(self) -> int:
+        """Ask for the death of everything not spared; answered by `killed` when all are gone."""
+        return self._ask({"op": "kill"}, ())
+
+    def _ask(self, body: dict[str, Any], descriptors: Sequence[int]) -> int:
+        body["id"] = next(self.ids)
+        self.channel.send(body, descriptors)
+        return int(body["id"])
+
+
+@dataclass(slots=True)
+class WarmProcess:
+    """The warm process as its supervisor sees it: it forks ranks.
+
+    `pid` None until the guard has said it; `ready` once its imports are done.
+    """
+
+    channel: Channel
+    request: int
+    python: str
+    sensitive_env: Mapping[str, str]
+    pid: int | None = None
+    ready: bool = False
+
+    @classmethod
+    def start(  # noqa: PLR0913
+        cls, guard: GuardProcess, *, python: str, unbuffered: bool, imports: Sequence[str],
+        env: Mapping[str, str], sensitive_env: Mapping[str, str], cwd: str,
+        stdio: tuple[int, int, int],
+    ) -> WarmProcess:  # fmt: skip
+        """Have the guard start it. It runs `python -m phalanx.train.zygote`, by name."""
+        ours, theirs = pair()
+        argv = [python, *(["-u"] if unbuffered else []), "-m", ZYGOTE_MODULE, *imports]
+        with theirs:
+            request = guard.spawn_spared(argv, env, cwd, [*stdio, theirs.fileno()])
+        return cls(ours, request, python, sensitive_env)
+
+    def preload(self, imports: Sequence[str]) -> None:
+        """Have it import more, before any rank that is asked for later."""
+        self.channel.send({"op": "import", "modules": list(imports)})
+
+    def fork(self, body: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+        """Ask for one rank; answered by `forked` or `refused`, in order, and `exited`."""
+        self.channel.send({"op": "fork", **body}, descriptors)

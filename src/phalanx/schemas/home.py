@@ -1,0 +1,86 @@
+"""The home directory: where things lie, and the file by which a client finds the running server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from phalanx.kit.ids import job_label
+
+HOME_VERSION = "1"
+
+
+@dataclass(frozen=True, slots=True)
+class HomeLayout:
+    """Paths under one home. Nothing is created here. The root and its folders have mode 0700."""
+
+    root: Path
+
+    @property
+    def version_file(self) -> Path:
+        """Holds HOME_VERSION."""
+        return self.root / "VERSION"
+
+    @property
+    def lock_file(self) -> Path:
+        """Locked by the one control plane of this home for as long as it lives."""
+        return self.root / "lock"
+
+    @property
+    def server_file(self) -> Path:
+        """`ServerFile` as JSON, mode 0600; present while a server answers."""
+        return self.root / "server.json"
+
+    @property
+    def token_file(self) -> Path:
+        """The bearer token of this home, mode 0600."""
+        return self.root / "token"
+
+    @property
+    def server_log(self) -> Path:
+        """What a detached control plane prints."""
+        return self.root / "server.log"
+
+    @property
+    def database_file(self) -> Path:
+        """The SQLite database."""
+        return self.root / "db" / "phalanx.sqlite"
+
+    @property
+    def code_dir(self) -> Path:
+        """Snapshots of code by the SHA-256 of their archive: `<code_dir>/<digest>.tar`."""
+        return self.root / "code"
+
+    @property
+    def checkpoints_dir(self) -> Path:
+        """The default checkpoint store: `<checkpoints_dir>/<project>/<job label>/step-…`."""
+        return self.root / "checkpoints"
+
+    def job_dir(self, num: int) -> Path:
+        """Everything of one job but its checkpoints."""
+        return self.root / "jobs" / job_label(num)
+
+    def attempt_dir(self, num: int, attempt: int) -> Path:
+        """One attempt; its copy of the code is `code` in it."""
+        return self.job_dir(num) / f"a{attempt:03d}"
+
+    def node_dir(self, num: int, attempt: int, node_rank: int) -> Path:
+        """One supervisor: exit record, spool, logs."""
+        return self.attempt_dir(num, attempt) / f"n{node_rank}"
+
+
+class ServerFile(BaseModel):
+    """How to reach the control plane of a home."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    pid: int
+    boot_id: str
+    started_ticks: (
+        int  # /proc/<pid>/stat field 22: with pid and boot id it names one process for ever
+    )
+    url: str
+    token: str
+    version: str

@@ -1,0 +1,277 @@
+"""Values of a job spec as people write them: durations, sizes, ranges, intervals, commands.
+
+Each type reads several spellings and writes one, so that a dumped spec can be read again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator
+from pydantic import WithJsonSchema as Shown
+
+from phalanx.kit.units import parse_duration, parse_size
+
+_RANGE = re.compile(r"(?P<low>[^.+]+|\d+\.\d+\s*\w*)(?:(?P<open>\+|\.\.)|\.\.(?P<high>[^.+]+))?")
+_UNITS_S = (("w", 604800), ("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
+_SIZES = (
+    ("TiB", 2**40), ("TB", 10**12), ("GiB", 2**30), ("GB", 10**9),
+    ("MiB", 2**20), ("MB", 10**6), ("KiB", 2**10), ("KB", 10**3),
+)  # fmt: skip
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SPAN = re.compile(r"(\d+)(?:-(\d+))?")
+_MAX_ARRAY = 100_000
+
+
+def write_duration(seconds: float) -> str:
+    """`43200.0` as `12h`, `90.0` as `1m30s`: exact, unlike `format_duration`."""
+    if seconds != int(seconds) or seconds == 0:
+        return f"{seconds:g}s"
+    left, parts = int(seconds), []
+    for unit, size in _UNITS_S:
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts)
+
+
+def write_size(num_bytes: int) -> str | int:
+    """`80_000_000_000` as `80GB`; a plain number where no unit divides it."""
+    for unit, size in _SIZES:
+        if num_bytes and num_bytes % size == 0:
+            return f"{num_bytes // size}{unit}"
+    return num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """`low` to `high` inclusive; `high` None: no upper bound."""
+
+    low: int
+    high: int | None
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it names one value only."""
+        return self.low == self.high
+
+
+def _read_range(value: Any, read: Callable[[Any], int], least: int, example: str) -> Range:
+    if isinstance(value, Range):
+        return value
+    if isinstance(value, str):
+        match = _RANGE.fullmatch(value.strip())
+        if match is None:
+            raise ValueError(f"write {example}")
+        low = read(match["low"].strip())
+        high = None if match["open"] else read((match["high"] or match["low"]).strip())
+    else:
+        low = high = read(value)
+    if low < least:
+        raise ValueError(f"at least {least}")
+    if high is not None and high < low:
+        raise ValueError("the upper end of the range is below its lower end")
+    return Range(low, high)
+
+
+def _whole(value: Any) -> int:
+    text = str(value)
+    if isinstance(value, bool) or not re.fullmatch(r"\d{1,12}", text):
+        raise ValueError("write a whole number such as 2, or a range such as 2..4 or 2+")
+    return int(text)
+
+
+def _size(value: Any) -> int:
+    if not isinstance(value, str | int):
+        raise ValueError("write a size such as 80GB")
+    return parse_size(int(value) if isinstance(value, str) and value.isdigit() else value)
+
+
+def _count_range(value: Any) -> Range:
+    return _read_range(value, _whole, 1, "a number such as 2, or a range such as 2..4 or 2+")
+
+
+def _size_range(value: Any) -> Range:
+    return _read_range(value, _size, 0, "a size such as 80GB, or at least one as in 80GB+")
+
+
+def _write_count(value: Range) -> int | str:
+    if value.is_number:
+        return value.low
+    return f"{value.low}.." if value.high is None else f"{value.low}..{value.high}"
+
+
+def _write_size_range(value: Range) -> int | str:
+    low = write_size(value.low)
+    if value.is_number:
+        return low
+    return f"{low}.." if value.high is None else f"{low}..{write_size(value.high)}"
+
+
+def _duration(value: Any) -> float:
+    if not isinstance(value, str | int | float):
+        raise ValueError("write a duration such as 90s, 10m or 1h30m")
+    return parse_duration(value)
+
+
+def _interval(value: Any) -> str:
+    """`every`: a duration, a number of steps or epochs, or `auto`; in one spelling."""
+    if isinstance(value, str):
+        text = " ".join(value.split())
+        if text == "auto":
+            return text
+        match = re.fullmatch(r"(\d+) ?(steps?|epochs?)", text)
+        if match is not None:
+            if int(match[1]) < 1:
+                raise ValueError("at least 1")
+            noun = match[2].rstrip("s")
+            return f"{int(match[1])} {noun}" + ("" if int(match[1]) == 1 else "s")
+    try:
+        seconds = _duration(value)
+    except ValueError:
+        raise ValueError(
+            "write a duration such as 10m, or `500 steps`, or `1 epoch`, or auto"
+        ) from None
+    if seconds <= 0:
+        raise ValueError("must be longer than nothing")
+    return write_duration(seconds)
+
+
+def _command(value: Any) -> list[str] | str:
+    if isinstance(value, str) and value.strip() and "\0" not in value:
+        return value
+    if isinstance(value, list | tuple) and value and all(isinstance(v, str) for v in value):
+        if any("\0" in v for v in value):
+            raise ValueError("a command cannot hold a NUL byte")
+        return list(value)
+    raise ValueError(
+        "write a command such as `python train.py`, or a list of words (quote numbers)"
+    )
+
+
+def _plain_text(value: Any) -> str:
+    """Text, or a number as it was written; true and false have to be quoted."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError("write text; put true, false and empty values in quotes")
+    if isinstance(value, str) and "\0" in value:
+        raise ValueError("a value cannot hold a NUL byte")
+    return value if isinstance(value, str) else str(value)
+
+
+def _name(value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise ValueError(
+            "write 1 to 100 letters, digits, dots, dashes or underscores, a letter or digit first"
+        )
+    return value
+
+
+def _variable(value: str) -> str:
+    if not _VARIABLE.fullmatch(value):
+        raise ValueError("a variable name has letters, digits and underscores, no digit first")
+    return value
+
+
+def _one_or_more(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _labels(value: Any) -> Any:
+    """`j-12`, `12` or a list of them."""
+    many = value if isinstance(value, list) else [value]
+    return [
+        f"j-{one}" if isinstance(one, int) and not isinstance(one, bool) else one for one in many
+    ]
+
+
+def _array(value: Any) -> list[int]:
+    if isinstance(value, list) and all(type(v) is int and v >= 0 for v in value):
+        return sorted(set(value))
+    found: set[int] = set()
+    for part in str(value).split(","):
+        match = None if isinstance(value, bool) else _SPAN.fullmatch(part.strip())
+        if match is None:
+            raise ValueError("write indices such as 0-9 or 1,3,5")
+        low, high = int(match[1]), int(match[2] or match[1])
+        if high < low or high - low >= _MAX_ARRAY:
+            raise ValueError(f"an ascending range of at most {_MAX_ARRAY} indices")
+        found.update(range(low, high + 1))
+    return sorted(found)
+
+
+def _cron(value: str) -> str:
+    if len(value.split()) != 5:
+        raise ValueError("write five fields: minute hour day month weekday, such as `0 3 * * *`")
+    return value
+
+
+def _when(value: Any) -> Any:
+    return value if value == "auto" else write_duration(_duration(value))
+
+
+Duration = Annotated[
+    float,
+    BeforeValidator(_duration),
+    PlainSerializer(write_duration, return_type=str),
+    Shown({"type": ["string", "number"], "examples": ["90s", "10m", "1h30m"]}),
+]
+Size = Annotated[
+    int,
+    BeforeValidator(_size),
+    PlainSerializer(write_size),
+    Shown({"type": ["string", "integer"], "examples": ["512MB", "64GiB"]}),
+]
+CountRange = Annotated[
+    Range,
+    PlainValidator(_count_range),
+    PlainSerializer(_write_count),
+    Shown({"type": ["integer", "string"], "examples": [2, "2..4", "4+"]}),
+]
+SizeRange = Annotated[
+    Range,
+    PlainValidator(_size_range),
+    PlainSerializer(_write_size_range),
+    Shown({"type": ["string", "integer"], "examples": ["80GB", "200GB.."]}),
+]
+Interval = Annotated[
+    str,
+    PlainValidator(_interval),
+    Shown({"type": ["string", "number"], "examples": ["10m", "500 steps", "1 epoch", "auto"]}),
+]
+Command = Annotated[
+    Any,
+    PlainValidator(_command),
+    Shown({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+Text = Annotated[
+    str, BeforeValidator(_plain_text), Shown({"type": ["string", "number"]})
+]  # numbers are kept as they were written
+Name = Annotated[str, Field(strict=True), AfterValidator(_name)]
+Variable = Annotated[str, Field(strict=True), AfterValidator(_variable)]
+Names = Annotated[
+    list[Name],
+    BeforeValidator(_one_or_more),
+    Shown({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+Jobs = Annotated[
+    list[Name],
+    BeforeValidator(_labels),
+    Shown(
+        {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": ["string", "integer"]}}]}
+    ),
+]
+Indices = Annotated[
+    list[int],
+    PlainValidator(_array),
+    Shown({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]}),
+]
+Cron = Annotated[str, Field(strict=True), AfterValidator(_cron)]
+DurationOrAuto = Annotated[
+    str, PlainValidator(_when), Shown({"type": ["string", "number"], "examples": ["auto", "5m"]})
+]
+WholeFromZero = Annotated[int, Field(strict=True, ge=0)]
+WholeFromOne = Annotated[int, Field(strict=True, ge=1)]

@@ -1,0 +1,371 @@
+"""The job spec: one pydantic model for YAML, Python and the command line."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from phalanx.core.jobs.model import JobTerms
+from phalanx.core.placement import GangShape
+from phalanx.core.reasons import Cause
+from phalanx.core.recovery import DEFAULT_BUDGETS, Budget, RecoveryPolicy
+from phalanx.schemas.spec_fields import (
+    Command,
+    CountRange,
+    Cron,
+    Duration,
+    DurationOrAuto,
+    Indices,
+    Interval,
+    Jobs,
+    Name,
+    Names,
+    Range,
+    SizeRange,
+    Text,
+    Variable,
+    WholeFromOne,
+    WholeFromZero,
+)
+
+SPEC_SCHEMA: Literal[1] = 1
+_ONE = Range(1, 1)
+_DAY_S = 86400.0
+# Laid over the environment of every rank; a spec that sets them would be ignored silently.
+_OURS = frozenset(
+    {
+        "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+        "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE",
+    }
+)  # fmt: skip
+_OUR_PREFIXES = ("PHALANX_", "TORCHELASTIC_", "PET_")
+
+
+class Section(BaseModel):
+    """A mapping of the spec: unknown keys are errors, values never change."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", serialize_by_alias=True, use_enum_values=True
+    )
+
+
+class Resources(Section):
+    """What one node of the gang needs, and how many nodes."""
+
+    nodes: CountRange = Field(
+        default=_ONE, description="Nodes of the gang; a range makes it elastic."
+    )
+    slots_per_node: WholeFromOne = Field(
+        default=1,
+        description="Slots on each node: GPUs, or CPU worker places where a pool has no GPUs.",
+    )
+    slots_per_rank: WholeFromOne = Field(default=1, description="Slots that one rank uses.")
+    cpus: CountRange | None = Field(default=None, description="CPUs on each node.")
+    memory: SizeRange | None = Field(default=None, description="Memory on each node.")
+    shm: SizeRange | None = Field(
+        default=None, description="Shared memory (/dev/shm) on each node."
+    )
+    accelerator: Name | None = Field(default=None, description="Accelerator model, such as H100.")
+    accelerator_memory: SizeRange | None = Field(
+        default=None, description="Memory of each accelerator."
+    )
+
+    @model_validator(mode="after")
+    def _ranks_fit(self) -> Resources:
+        if self.slots_per_node % self.slots_per_rank:
+            raise ValueError(
+                f"slots_per_rank ({self.slots_per_rank}) does not divide "
+                f"slots_per_node ({self.slots_per_node})"
+            )
+        return self
+
+
+class Role(Section):
+    """One shape of a gang with several: parameter servers, actors, learners."""
+
+    nodes: CountRange = Field(default=_ONE, description="Nodes of this role.")
+    run: Command | None = Field(default=None, description="Its command; absent: the job's.")
+    env: dict[Variable, Text] = Field(default_factory=dict, description="Its own variables.")
+    resources: Resources = Field(default_factory=Resources, description="What its nodes need.")
+
+
+class PlacementWish(Section):
+    """Topology levels of the pool, such as node, rack or zone."""
+
+    required: Name | None = Field(
+        default=None, description="The gang must lie inside one of these."
+    )
+    preferred: Name | None = Field(
+        default=None, description="The gang should lie inside one of these."
+    )
+
+
+class BestCheckpoints(Section):
+    """Which checkpoints are the best ones."""
+
+    metric: Annotated[str, Field(strict=True, min_length=1)] = Field(
+        description="A metric that the script logs."
+    )
+    mode: Literal["min", "max"] = Field(default="max", description="Whether low or high is good.")
+    count: WholeFromOne = Field(default=1, description="How many of them to keep.")
+
+
+class KeepCheckpoints(Section):
+    """Which checkpoints stay. The only valid one is never deleted."""
+
+    last: WholeFromOne | None = Field(default=3, description="The newest ones; null keeps all.")
+    best: BestCheckpoints | None = Field(default=None, description="And the best ones by a metric.")
+
+
+class Checkpointing(Section):
+    """When checkpoints are made, which of them stay, and where."""
+
+    every: Interval = Field(
+        default="10m", description="A duration, `500 steps`, `1 epoch` or auto."
+    )
+    keep: KeepCheckpoints = Field(default_factory=KeepCheckpoints, description="Retention.")
+    store: Annotated[str, Field(strict=True, min_length=1)] | None = Field(
+        default=None, description="Where they lie; absent: the platform's own store."
+    )
+
+
+def _budget_count(value: Any) -> Any:
+    return None if value == "unlimited" else value
+
+
+class RestartBudget(Section):
+    """How often the job may come back from one cause without making progress in between."""
+
+    count: Annotated[WholeFromZero | None, BeforeValidator(_budget_count)] = Field(
+        description="Restarts; `unlimited` for no limit."
+    )
+    per: Duration | None = Field(description="Only restarts this recent count; null: all of them.")
+    first_wait: Duration = Field(description="The wait before the second fruitless restart.")
+    max_wait: Duration = Field(description="The wait doubles up to this.")
+
+    @classmethod
+    def from_core(cls, budget: Budget) -> RestartBudget:
+        """The section for a core value."""
+        return cls(
+            count=budget.count,
+            per=budget.per_s,
+            first_wait=budget.first_wait_s,
+            max_wait=budget.max_wait_s,
+        )
+
+    def to_core(self) -> Budget:
+        """The core value."""
+        return Budget(self.count, self.per, self.first_wait, self.max_wait)
+
+
+def _default_budget(cause: Cause) -> Any:
+    budget = RestartBudget.from_core(DEFAULT_BUDGETS[cause])
+    return Field(default_factory=lambda: budget, description=f"Budget for the cause {cause.value}.")
+
+
+class Recovery(Section):
+    """Restart budgets by cause, refilled by progress; what is left out keeps its default."""
+
+    rank_crash: RestartBudget = _default_budget(Cause.RANK_CRASH)
+    node_lost: RestartBudget = _default_budget(Cause.NODE_LOST)
+    preempted: RestartBudget = _default_budget(Cause.PREEMPTED)
+    stalled: RestartBudget = _default_budget(Cause.STALLED)
+    start_failed: RestartBudget = _default_budget(Cause.START_FAILED)
+    oom: RestartBudget = _default_budget(Cause.OOM)
+    user_error: RestartBudget = _default_budget(Cause.USER_ERROR)
+    diverged: RestartBudget = _default_budget(Cause.DIVERGED)
+    exit_codes: dict[Annotated[int, Field(ge=1, le=255)], Literal["retry", "fail"]] = Field(
+        default_factory=dict, description="What an exit code of a rank means: retry or fail."
+    )
+    max_barren: WholeFromOne = Field(
+        default=5,
+        description="Generations in a row without a new step, where a budget is unlimited.",
+    )
+
+    @field_validator(*(cause.value for cause in Cause), mode="before")
+    @classmethod
+    def _over_default(cls, value: Any, info: Any) -> Any:
+        """`{count: 5}`, `5` and `unlimited` are laid over the default of the cause."""
+        if isinstance(value, int) or value == "unlimited":
+            value = {"count": value}
+        if not isinstance(value, dict):
+            return value
+        budget = RestartBudget.from_core(DEFAULT_BUDGETS[Cause(info.field_name)])
+        return {**budget.model_dump(), **value}
+
+    def to_core(self) -> RecoveryPolicy:
+        """The core value."""
+        return RecoveryPolicy(
+            budgets=tuple((cause, getattr(self, cause.value).to_core()) for cause in Cause),
+            retry_codes=tuple(sorted(c for c, do in self.exit_codes.items() if do == "retry")),
+            fail_codes=tuple(sorted(c for c, do in self.exit_codes.items() if do == "fail")),
+            max_barren=self.max_barren,
+        )
+
+
+class Stall(Section):
+    """When a job that makes no step counts as stalled."""
+
+    after: DurationOrAuto = Field(
+        default="auto", description="auto: a multiple of the usual step time."
+    )
+
+
+class Warm(Section):
+    """Ranks are forked from a process that has imported torch already."""
+
+    enabled: Annotated[bool, Field(strict=True)] = Field(
+        default=True, description="false: start cold."
+    )
+    imports: list[Annotated[str, Field(strict=True, pattern=r"^[A-Za-z_][\w.]*$")]] = Field(
+        default_factory=list, description="Modules to import beside torch."
+    )
+
+
+class Mount(Section):
+    """Something of the outside, seen by the ranks."""
+
+    source: Annotated[str, Field(strict=True, min_length=1)] = Field(description="What to mount.")
+    path: Annotated[str, Field(strict=True, pattern="^/")] = Field(description="Where: absolute.")
+    read_only: Annotated[bool, Field(strict=True)] = Field(default=False, description="No writing.")
+
+
+def _mount(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    source, _, rest = value.rpartition(":/")
+    path, _, mode = ("/" + rest).partition(":")
+    if not source or mode not in ("", "ro"):
+        raise ValueError("write source:/path or source:/path:ro")
+    return {"source": source, "path": path, "read_only": mode == "ro"}
+
+
+class CostLimit(Section):
+    """What the job may cost."""
+
+    usd: Annotated[float, Field(gt=0)] = Field(description="US dollars.")
+
+
+class Schedule(Section):
+    """When the job is started again and again."""
+
+    cron: Cron = Field(description="minute hour day month weekday.")
+
+
+def _warm(value: Any) -> Any:
+    return {"enabled": value} if isinstance(value, bool) else value
+
+
+class JobSpec(Section):
+    """What a user submits. `schema: 1`; every field but `run` has a default."""
+
+    schema_version: Literal[1] = Field(
+        default=SPEC_SCHEMA, alias="schema", description="Version of this format."
+    )
+    name: Name = Field(default="job", description="For people; not unique.")
+    project: Name = Field(default="default", description="The tenant it belongs to.")
+    labels: dict[Name, Text] = Field(default_factory=dict, description="Searchable marks.")
+    job_class: Name | None = Field(default=None, alias="class", description="Its class of service.")
+    run: Command | None = Field(
+        default=None,
+        description="The command of every rank: one line for the shell, or a list of words.",
+    )
+    setup: Annotated[str, Field(strict=True, min_length=1)] | None = Field(
+        default=None,
+        description="A shell command that runs once per node before the first rank starts.",
+    )
+    framework: Literal["torch", "jax", "tensorflow", "horovod", "mpi", "ray", "none"] = Field(
+        default="torch", description="What the ranks find in their environment to meet one another."
+    )
+    env_compat: list[Name] = Field(
+        default_factory=list, description="Variables of other launchers to set as well."
+    )
+    workdir: Annotated[str, Field(strict=True, min_length=1)] = Field(
+        default=".", description="Copied at submit; relative to the file the spec is in."
+    )
+    image: Annotated[str, Field(strict=True, min_length=1)] | None = Field(
+        default=None, description="Container image."
+    )
+    resources: Resources = Field(default_factory=Resources, description="The shape of the gang.")
+    roles: dict[Name, Role] = Field(
+        default_factory=dict, description="Several shapes in one gang; absent: one, from resources."
+    )
+    data: dict[Name, Annotated[str, Field(strict=True, min_length=1)]] = Field(
+        default_factory=dict, description="Named inputs, staged before the start."
+    )
+    placement: PlacementWish = Field(
+        default_factory=PlacementWish, description="How close together the gang has to lie."
+    )
+    pool: Names = Field(
+        default_factory=list, description="Pools in order of preference; absent: any that fits."
+    )
+    priority: Annotated[int, Field(strict=True, ge=0, le=100)] = Field(
+        default=50, description="0 to 100, higher first."
+    )
+    max_duration: Duration | None = Field(
+        default=None, description="The job fails after this long."
+    )
+    grace: Duration = Field(default=30.0, description="Time to save and leave when asked to stop.")
+    checkpoint: Checkpointing = Field(default_factory=Checkpointing, description="Checkpoints.")
+    recovery: Recovery = Field(default_factory=Recovery, description="Restarts.")
+    stall: Stall | None = Field(default=None, description="Detection of jobs that hang.")
+    warm: Annotated[Warm, BeforeValidator(_warm)] = Field(
+        default_factory=Warm, description="Fast start; `warm: false` turns it off."
+    )
+    env: dict[Variable, Text] = Field(default_factory=dict, description="Environment variables.")
+    secrets: list[Variable] = Field(default_factory=list, description="Secrets, by name.")
+    mounts: list[Annotated[Mount, BeforeValidator(_mount)]] = Field(
+        default_factory=list, description="File systems and buckets."
+    )
+    budget: CostLimit | None = Field(default=None, description="A limit on what it costs.")
+    depends_on: Jobs = Field(default_factory=list, description="Jobs that have to succeed first.")
+    array: Indices | None = Field(default=None, description="Indices: one job for each.")
+    schedule: Schedule | None = Field(default=None, description="Regular starts.")
+
+    @field_validator("env")
+    @classmethod
+    def _not_ours(cls, env: dict[str, str]) -> dict[str, str]:
+        taken = [key for key in env if key in _OURS or key.startswith(_OUR_PREFIXES)]
+        if taken:
+            raise ValueError(f"{', '.join(taken)}: set by the platform for every rank; remove it")
+        return env
+
+    @field_validator("grace")
+    @classmethod
+    def _grace_is_short(cls, grace_s: float) -> float:
+        if grace_s > _DAY_S:
+            raise ValueError("at most 24h")
+        return grace_s
+
+    @field_validator("max_duration")
+    @classmethod
+    def _lasts(cls, limit_s: float | None) -> float | None:
+        if limit_s is not None and limit_s <= 0:
+            raise ValueError("must be longer than nothing; leave it out for no limit")
+        return limit_s
+
+    @property
+    def shape(self) -> GangShape:
+        """The gang, with the top of the range where the number of nodes is one."""
+        need = self.resources
+        nodes = need.nodes.high or need.nodes.low
+        return GangShape(nodes, need.slots_per_node, need.slots_per_node // need.slots_per_rank)
+
+    @property
+    def cpus_per_node(self) -> int:
+        """CPUs that each node has to have; 0 where the spec does not say."""
+        return 0 if self.resources.cpus is None else self.resources.cpus.low
+
+    def to_terms(self) -> JobTerms:
+        """What the job machine must know of it."""
+        return JobTerms(
+            shape=self.shape,
+            policy=self.recovery.to_core(),
+            grace_s=self.grace,
+            max_duration_s=self.max_duration,
+        )
+
+    def keep_json(self) -> dict[str, object]:
+        """Retention as the ranks read it (`core.checkpoints.Keep.from_json`)."""
+        return self.checkpoint.keep.model_dump(exclude_none=True)

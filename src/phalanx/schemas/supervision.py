@@ -1,0 +1,354 @@
+"""What supervisors and the control plane say to one another.
+
+One idempotent call, `POST /api/v1/supervisors/sync`, carries sequence-numbered reports up and desired
+state down, as a long poll. The control plane speaks this protocol's number and the one before it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from phalanx.core.failures import Failure
+from phalanx.core.jobs.desired import Action, Desired
+from phalanx.core.jobs.model import Outcome
+
+PROTOCOL = 1
+
+
+class Message(BaseModel):
+    """Strict about what we send, lenient about what a newer peer adds."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class WarmStart(Message):
+    """How ranks are started. `imports` are preloaded by name beside torch."""
+
+    enabled: bool = True
+    imports: list[str] = Field(default_factory=list)
+
+
+class GangFacts(Message):
+    """What all nodes of an attempt have in common; see `core.ranks.GangEnvironment`."""
+
+    job: int
+    job_name: str
+    project: str
+    attempt: int
+    framework: str
+    num_nodes: int
+    ranks_per_node: int
+    reference_world: int
+    grace_s: float
+    checkpoint_dir: str
+    checkpoint_every: str | None = None
+    checkpoint_keep: dict[str, object] | None = None
+
+
+class Assignment(Message):
+    """Everything a supervisor needs to serve one node rank of one attempt. A file of mode 0600.
+
+    `command` is an argument vector, or one string for the shell. A script named by a relative path, and
+    modules, come from `workdir`, the attempt's own copy of the code; ranks run in `cwd`, which is the
+    caller's directory for `phalanx run` and `workdir` otherwise. `env` is the complete environment of
+    the ranks before the rank variables are laid over it. `server_file`, where present, names the file
+    from which a new address of the control plane is read when the old one stops answering.
+    """
+
+    protocol: int = PROTOCOL
+    gang: GangFacts
+    node_rank: int
+    node_dir: str  # <home>/jobs/j-12/a001/n0: spool, logs, exit record
+    workdir: str
+    cwd: str
+    command: list[str] | str
+    setup: str | None = None
+    env: dict[str, str]
+    warm: WarmStart = Field(default_factory=WarmStart)
+    cpus: int  # CPUs that this node's ranks share
+    server_url: str
+    server_file: str | None = None
+    token: str
+    contact_lost_after_s: float = 480.0  # 0.8 × fence_after: alone for longer, ranks are stopped
+
+
+class NodeReadyReport(Message):
+    """The supervisor is there. `port` is free for a rendezvous."""
+
+    kind: Literal["node_ready"] = "node_ready"
+    seq: int
+    port: int
+    pid: int
+    host: str
+
+
+class RanksStartedReport(Message):
+    """All ranks of this node run. `warm`: they were forked from the warm process."""
+
+    kind: Literal["ranks_started"] = "ranks_started"
+    seq: int
+    generation: int
+    pids: list[int]
+    warm: bool
+
+
+class FailureReport(Message):
+    """`core.failures.Failure`; `at` is on the supervisor's clock, integer microseconds."""
+
+    cause: str
+    rank: int | None
+    at: int
+    message: str
+    collateral: bool = False
+    exit_code: int | None = None
+    signal: int | None = None
+    exception: str | None = None
+    traceback: str = ""
+
+    @classmethod
+    def from_core(cls, failure: Failure) -> FailureReport:
+        """The message for a core value."""
+        return cls(
+            cause=failure.cause.value,
+            rank=failure.rank,
+            at=failure.at,
+            message=failure.message,
+            collateral=failure.collateral,
+            exit_code=failure.exit_code,
+            signal=failure.signal,
+            exception=failure.exception,
+            traceback=failure.traceback,
+        )
+
+
+class RankFailedReport(Message):
+    """The first failing rank of this node; the others are being killed."""
+
+    kind: Literal["rank_failed"] = "rank_failed"
+    seq: int
+    generation: int
+    failure: FailureReport
+
+
+class RanksEndedReport(Message):
+    """Every rank of this node is gone; `port` is a fresh one for the next generation."""
+
+    kind: Literal["ranks_ended"] = "ranks_ended"
+    seq: int
+    generation: int
+    outcome: Outcome
+    port: int
+    step: int | None = None
+    failure: FailureReport | None = None
+
+
+class CheckpointReport(Message):
+    """A rank committed a checkpoint."""
+
+    kind: Literal["checkpoint"] = "checkpoint"
+    seq: int
+    generation: int
+    step: int
+    epoch: int | None = None
+    path: str
+    size_bytes: int = 0
+    took_s: float | None = None
+    metrics: dict[str, float] = Field(default_factory=dict)
+    at: int
+
+
+class RestoredReport(Message):
+    """The generation continues from a checkpoint (`path` None: from the beginning)."""
+
+    kind: Literal["restored"] = "restored"
+    seq: int
+    generation: int
+    path: str | None = None
+    step: int = 0
+    epoch: int = 0
+    position: int = 0
+    exact: bool = True
+    took_s: float | None = None
+
+
+class QuarantinedReport(Message):
+    """A checkpoint failed verification and was set aside."""
+
+    kind: Literal["quarantined"] = "quarantined"
+    seq: int
+    generation: int
+    path: str
+    message: str
+
+
+class WarningReport(Message):
+    """Something the user should see: a full disk, a resume that is not exact, dropped log bytes."""
+
+    kind: Literal["warning"] = "warning"
+    seq: int
+    generation: int
+    rank: int | None = None
+    message: str
+    at: int
+
+
+class LedgerRow(Message):
+    """Positions [lo, hi) of an epoch's order that this node's ranks consumed in one generation.
+
+    `times` keeps a sample that was used twice visible; see `core.ledger`.
+    """
+
+    epoch: int
+    lo: int
+    hi: int
+    times: int = 1
+
+
+class LedgerReport(Message):
+    """The whole ledger of this node and generation so far; a later report replaces an earlier one."""
+
+    kind: Literal["ledger"] = "ledger"
+    seq: int
+    generation: int
+    num_samples: int | None = None
+    rows: list[LedgerRow]
+
+
+class MetricPoint(Message):
+    """Values of one rank at one step."""
+
+    rank: int
+    step: int
+    at: int
+    values: dict[str, float]
+
+
+class MetricsReport(Message):
+    """A chunk of metric points, in order."""
+
+    kind: Literal["metrics"] = "metrics"
+    seq: int
+    generation: int
+    points: list[MetricPoint]
+
+
+class LogReport(Message):
+    """Bytes [offset, offset + len) of one rank's stream, base64. `dropped`: bytes lost before them."""
+
+    kind: Literal["log"] = "log"
+    seq: int
+    generation: int
+    rank: int
+    stream: Literal["out", "err"]
+    offset: int
+    data: str
+    dropped: int = 0
+
+
+class LeavingReport(Message):
+    """The supervisor was released, nothing it started is left, and it exits after this call."""
+
+    kind: Literal["leaving"] = "leaving"
+    seq: int
+
+
+Report = Annotated[
+    NodeReadyReport
+    | RanksStartedReport
+    | RankFailedReport
+    | RanksEndedReport
+    | CheckpointReport
+    | RestoredReport
+    | QuarantinedReport
+    | WarningReport
+    | LedgerReport
+    | MetricsReport
+    | LogReport
+    | LeavingReport,
+    Field(discriminator="kind"),
+]
+
+
+class Heartbeat(Message):
+    """How far this node's ranks are: cheap, unnumbered, only the newest counts."""
+
+    generation: int = 0
+    step: int | None = None
+    epoch: int | None = None
+    phase: str = ""
+
+
+class SyncRequest(Message):
+    """Reports up. `seen` is the `version` of the last orders; the call returns when they differ.
+
+    `sent_at` is the supervisor's wall clock in integer microseconds, for the estimate of its offset.
+    """
+
+    protocol: int = PROTOCOL
+    job: int
+    attempt: int
+    node_rank: int
+    sent_at: int
+    reports: list[Report] = Field(default_factory=list)
+    heartbeat: Heartbeat = Field(default_factory=Heartbeat)
+    seen: str = ""
+    wait_s: float = 0.0
+
+
+class Orders(Message):
+    """`core.jobs.desired.Desired` on the wire, with a version to compare.
+
+    `grace_left_s` is what remains of a STOP's grace at the moment of the answer: durations survive
+    clocks that disagree.
+    """
+
+    version: str
+    action: Action
+    generation: int = 0
+    master_address: str = ""
+    master_port: int = 0
+    resume_path: str | None = None
+    restarts: int = 0
+    grace_left_s: float = 0.0
+
+    @classmethod
+    def from_core(cls, orders: Desired, now: int) -> Orders:
+        """The message for a core value."""
+        left_s = 0.0 if orders.deadline_at is None else max(0.0, (orders.deadline_at - now) / 1e6)
+        version = (
+            f"{orders.action.value}:{orders.generation}:{orders.master_port}:{orders.deadline_at}"
+        )
+        return cls(
+            version=version,
+            action=orders.action,
+            generation=orders.generation,
+            master_address=orders.master_address,
+            master_port=orders.master_port,
+            resume_path=orders.resume_path,
+            restarts=orders.restarts,
+            grace_left_s=left_s,
+        )
+
+
+class SyncResponse(Message):
+    """Orders down. Reports up to `acked` are stored and need not be sent again."""
+
+    protocol: int = PROTOCOL
+    acked: int
+    orders: Orders
+    server_now: int
+
+
+class ExitRecord(Message):
+    """What a supervisor leaves in `<node_dir>/exit.json` before it reports the end of its ranks.
+
+    A control plane that never heard the report reads it here.
+    """
+
+    protocol: int = PROTOCOL
+    attempt: int
+    node_rank: int
+    released: bool = False
+    ended: RanksEndedReport | None = None

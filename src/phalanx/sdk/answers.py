@@ -1,0 +1,54 @@
+"""Answers of the server, back into values and the error tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+
+from phalanx.errors import (
+    PlatformError,
+    Problem,
+    ServerError,
+    ServerUnavailable,
+    SpecInvalid,
+)
+
+
+def _subclasses(kind: type[PlatformError]) -> Iterator[type[PlatformError]]:
+    yield kind
+    for below in kind.__subclasses__():
+        yield from _subclasses(below)
+
+
+_BY_CODE: dict[str, type[PlatformError]] = {kind.code: kind for kind in _subclasses(PlatformError)}
+
+
+def raise_for(response: httpx.Response) -> None:
+    """Raise the error that an answer carries, with its own class; nothing for a success."""
+    if response.is_success:
+        return
+    try:
+        body = response.json()
+        code, message = str(body["code"]), str(body["message"])
+    except (ValueError, KeyError, TypeError):
+        raise ServerError(
+            f"the server answered {response.status_code} to {response.request.url.path}",
+            "is that the address of a Phalanx server?",
+        ) from None
+    hint = body.get("hint")
+    kind = _BY_CODE.get(code, ServerError)
+    if kind is SpecInvalid:
+        problems = [
+            Problem(one.get("path", ""), one.get("message", ""), one.get("value"))
+            for one in body.get("problems") or [{"message": message}]
+        ]
+        raise SpecInvalid(problems, hint)
+    raise kind(message, hint)
+
+
+def unreachable(url: str, error: httpx.HTTPError) -> ServerUnavailable:
+    """No answer at all, or one that was cut off."""
+    if isinstance(error, httpx.TimeoutException):
+        return ServerUnavailable(f"the server at {url} does not answer in time", "try again")
+    return ServerUnavailable(f"no server answers at {url}: {error}", "start one with `phalanx up`")

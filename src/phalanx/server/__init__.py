@@ -1,0 +1,1 @@
+"""The control plane's program: API, loops, pages, metrics. `app` wires; nobody else does."""

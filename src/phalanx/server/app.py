@@ -1,0 +1,258 @@
+"""Wires the control plane: store, services, loops, routes.
+
+For programs that start one (`phalanx.standalone`)::
+
+    async def serve(  # noqa: PLR0913
+        *,
+        home: HomeLayout,              # folders exist already (mode 0700); server_file is yours
+        executor: Executor,            # phalanx.executors.local.LocalExecutor or a fake
+        sock: socket.socket,           # bound; `serve` listens on it
+        url: str,                      # how clients and supervisors reach `sock`
+        token: str,                    # the bearer token of this home
+        settings: Settings | None = None,   # phalanx.server.settings.Settings(); None: from environment
+        clock: Clock | None = None,
+        on_ready: Callable[[], None] = nothing,   # called once requests are answered: write server.json
+        stop: asyncio.Event | None = None,        # set it to end from outside; SIGTERM and SIGINT do too
+    ) -> StopCause                     # StopCause.IDLE | StopCause.SIGNAL | StopCause.ASKED
+
+Raises StoreCorrupt, StoreUnavailable or NotSupported (SQLite on NFS) before `on_ready`. Jobs are left
+running at exit: their supervisors wait for the next control plane of the home.
+`Settings(idle_exit_s=60)` ends it after that long without a client and without a live job;
+`POST /api/v1/clients/hello` counts as a client, and so does every authorised request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+import phalanx
+from phalanx.errors import NotFound, PlatformError, Problem, SpecInvalid
+from phalanx.executors.protocol import Executor
+from phalanx.kit.clock import Clock, SystemClock
+from phalanx.schemas.home import HomeLayout
+from phalanx.server.context import Context, Presence
+from phalanx.server.gate import Gate, error_response
+from phalanx.server.loops.idle import until_idle
+from phalanx.server.loops.runner import run_loop
+from phalanx.server.loops.steps import all_loops
+from phalanx.server.notifier import Notifier
+from phalanx.server.routers import jobs, platform, supervisors, telemetry
+from phalanx.server.settings import Settings, base_environment
+from phalanx.services.platform import Platform
+from phalanx.store import Store, open_store, outbox
+
+_LOG = logging.getLogger(__name__)
+_GRACE_S = 3
+
+
+class StopCause(StrEnum):
+    """Why a control plane ended."""
+
+    IDLE = "idle"
+    SIGNAL = "signal"
+    ASKED = "asked"
+
+
+def _nothing() -> None:
+    """The callback of who does not care."""
+
+
+def build_context(
+    *,
+    store: Store,
+    home: HomeLayout,
+    executor: Executor,
+    url: str,
+    token: str,
+    settings: Settings,
+    clock: Clock,
+) -> Context:
+    """The parts of a control plane, wired but not running: what tests drive step by step."""
+    context = Context(
+        platform=Platform(
+            store=store,
+            executor=executor,
+            home=home,
+            server_url=url,
+            signing_key=hashlib.sha256(b"supervisors:" + token.encode()).digest(),
+            base_env=base_environment(),
+            contact_lost_after_s=settings.contact_lost_after_s,
+        ),
+        clock=clock,
+        settings=settings,
+        notifier=Notifier(),
+        token=token,
+        presence=Presence(clock.monotonic()),
+        started_at=clock.now(),
+    )
+    store.on_commit(context.notifier.touched)
+    return context
+
+
+def create_app(context: Context) -> FastAPI:
+    """The HTTP side alone: routes, errors, the gate. Loops are run by `serve`."""
+    app = FastAPI(title="Phalanx", version=phalanx.__version__, redoc_url=None)
+    app.state.context = context
+    for one in (jobs, telemetry, platform, supervisors):
+        app.include_router(one.router)
+    app.add_exception_handler(PlatformError, _platform_error)
+    app.add_exception_handler(RequestValidationError, _not_valid)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_middleware(Gate, context=context)
+    return app
+
+
+def _platform_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, PlatformError)
+    if error.http_status >= 500:
+        _LOG.error("%s %s: %s", request.method, request.url.path, error)
+    return error_response(error)
+
+
+def _not_valid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    problems = [
+        Problem(".".join(str(part) for part in one["loc"][1:]) or str(one["loc"][0]), one["msg"])
+        for one in error.errors()
+    ]
+    return error_response(SpecInvalid(problems))
+
+
+def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return error_response(NotFound(f"there is nothing at {request.url.path}"))
+    answer = error_response(PlatformError(str(error.detail)))
+    answer.status_code = error.status_code
+    return answer
+
+
+class _Server(uvicorn.Server):
+    """Says when it answers, and leaves signals to `serve`."""
+
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        if not self.should_exit:
+            self._on_ready()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(  # noqa: PLR0913
+    *,
+    home: HomeLayout,
+    executor: Executor,
+    sock: socket.socket,
+    url: str,
+    token: str,
+    settings: Settings | None = None,
+    clock: Clock | None = None,
+    on_ready: Callable[[], None] = _nothing,
+    stop: asyncio.Event | None = None,
+) -> StopCause:
+    """Run a control plane until it is told to stop or has nothing to do; see the top of this file."""
+    settings = settings or Settings()
+    store = open_store(settings.database.url or home.database_file)
+    try:
+        if store.dialect == "sqlite":
+            # Alone on this home: what a dead predecessor had leased is free.
+            store.transact(outbox.free_all)
+        context = build_context(
+            store=store,
+            home=home,
+            executor=executor,
+            url=url,
+            token=token,
+            settings=settings,
+            clock=clock or SystemClock(),
+        )
+        return await _run(context, sock, on_ready, stop or asyncio.Event())
+    finally:
+        store.close()
+
+
+async def _run(
+    context: Context, sock: socket.socket, on_ready: Callable[[], None], stop: asyncio.Event
+) -> StopCause:
+    # Accepted connections inherit it; without it small answers wait 40 ms for an acknowledgement.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    config = uvicorn.Config(
+        create_app(context),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=_GRACE_S,
+        server_header=False,
+    )
+    server = _Server(config, on_ready)
+    signalled = asyncio.Event()
+    serving = asyncio.create_task(server.serve(sockets=[sock]), name="http")
+    loops = [
+        asyncio.create_task(run_loop(context, loop), name=loop.name) for loop in all_loops(context)
+    ]
+    with _signals(signalled):
+        cause = await _first_of(context, serving, signalled, stop)
+    context.notifier.close()
+    server.should_exit = True
+    for task in loops:
+        task.cancel()
+    await asyncio.gather(*loops, return_exceptions=True)
+    await serving
+    return cause
+
+
+@contextlib.contextmanager
+def _signals(signalled: asyncio.Event) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    caught: list[signal.Signals] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with contextlib.suppress(ValueError, RuntimeError):  # only the main thread may
+            loop.add_signal_handler(number, signalled.set)
+            caught.append(number)
+    try:
+        yield
+    finally:
+        for number in caught:
+            loop.remove_signal_handler(number)
+
+
+async def _first_of(
+    context: Context, serving: asyncio.Task[None], signalled: asyncio.Event, stop: asyncio.Event
+) -> StopCause:
+    """Wait for whatever ends this control plane first."""
+    ends: dict[asyncio.Task[object], StopCause] = {
+        asyncio.create_task(signalled.wait()): StopCause.SIGNAL,
+        asyncio.create_task(stop.wait()): StopCause.ASKED,
+        asyncio.create_task(context.stopping.wait()): StopCause.ASKED,
+    }
+    idle_exit_s = context.settings.idle_exit_s
+    if idle_exit_s is not None:
+        ends[asyncio.create_task(until_idle(context, idle_exit_s))] = StopCause.IDLE
+    done, _ = await asyncio.wait({*ends, serving}, return_when=asyncio.FIRST_COMPLETED)
+    for task in ends:
+        task.cancel()
+    await asyncio.gather(*ends, return_exceptions=True)
+    if serving in done:
+        await serving  # raises what ended it
+    return next((cause for task, cause in ends.items() if task in done), StopCause.ASKED)

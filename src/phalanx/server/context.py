@@ -1,0 +1,71 @@
+"""What routes and loops share: one object per running control plane."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Annotated, TypeVar
+
+from anyio import to_thread
+from fastapi import Depends, Request
+
+from phalanx.kit.clock import Clock
+from phalanx.server.notifier import Notifier, wait_for
+from phalanx.server.settings import Settings
+from phalanx.services.platform import Platform
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Presence:
+    """When a client was last heard of, on the monotonic clock, and how many calls are under way."""
+
+    last_seen: float
+    num_open: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The parts of one control plane. `token` is what clients show."""
+
+    platform: Platform
+    clock: Clock
+    settings: Settings
+    notifier: Notifier
+    token: str
+    presence: Presence
+    started_at: int
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def poll_until(
+        self,
+        topics: tuple[str, ...],
+        wait_s: float,
+        look: Callable[[], Awaitable[T]],
+        enough: Callable[[T], bool],
+    ) -> T:
+        """Look now and whenever a topic is published, until there is enough or time is up."""
+        until = self.clock.monotonic() + min(wait_s, self.settings.api.max_wait_s)
+        with self.notifier.subscribe(*topics) as woken:
+            while True:
+                found = await look()
+                left_s = until - self.clock.monotonic()
+                if enough(found) or left_s <= 0 or self.notifier.closed:
+                    return found
+                await wait_for(woken, left_s)
+
+
+def _context(request: Request) -> Context:
+    context = request.app.state.context
+    assert isinstance(context, Context)
+    return context
+
+
+Here = Annotated[Context, Depends(_context)]
+
+
+async def in_thread(work: Callable[..., T], *args: object) -> T:
+    """Run blocking work beside the event loop."""
+    return await to_thread.run_sync(work, *args)

@@ -1,0 +1,107 @@
+"""Who may come in: Host header, bearer token or the pages' cookie, and the size of bodies."""
+
+from __future__ import annotations
+
+import hmac
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from phalanx.errors import PermissionDenied, PlatformError, UserError
+from phalanx.kit.units import format_size
+from phalanx.schemas.api import ErrorView, ProblemView
+from phalanx.server.context import Context
+
+COOKIE = "phalanx_session"
+# Supervisors show their own token, which the service checks; the others say nothing worth hiding.
+_OPEN = frozenset({"/healthz", "/login", "/api/v1/supervisors/sync", "/openapi.json", "/docs"})
+_CODE = "/api/v1/code/"
+
+
+def error_response(error: PlatformError) -> JSONResponse:
+    """The one shape of every error."""
+    problems = [
+        ProblemView(path=one.path, message=one.message, value=one.value)
+        for one in getattr(error, "problems", ())
+    ]
+    body = ErrorView(
+        code=error.code, message=error.message, hint=error.hint, retryable=error.retryable,
+        problems=problems,
+    )  # fmt: skip
+    return JSONResponse(body.model_dump(mode="json"), status_code=error.http_status)
+
+
+class Gate:
+    """ASGI middleware. A page of another site cannot pass: it has neither our Host nor our token."""
+
+    def __init__(self, app: ASGIApp, context: Context) -> None:
+        self._app = app
+        self._context = context
+        own = urlsplit(context.platform.server_url).hostname or ""
+        self._hosts = {own, *context.settings.api.allowed_hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through, or answer it with the reason why not."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        try:
+            self._check(scope, headers)
+        except PlatformError as error:
+            await error_response(error)(scope, receive, send)
+            return
+        presence = self._context.presence
+        client = scope["path"] not in _OPEN
+        presence.num_open += client
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            presence.num_open -= client
+            if client:
+                presence.last_seen = self._context.clock.monotonic()
+
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        if host_name(headers.get("host", "")) not in self._hosts:
+            raise PermissionDenied(
+                "this host name is not served here", "use the URL that the server printed"
+            )
+        path = scope["path"]
+        limit = self._context.settings.api.max_body_bytes
+        size = headers.get("content-length", "0")
+        if not path.startswith(_CODE) and (not size.isdigit() or int(size) > limit):
+            raise UserError(f"the request is larger than {format_size(limit)}")
+        if path not in _OPEN and not self._known(scope, headers):
+            raise PermissionDenied(
+                "the token is missing or wrong", "send `Authorization: Bearer TOKEN`"
+            )
+
+    def _known(self, scope: Scope, headers: Headers) -> bool:
+        scheme, _, shown = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and self._is_token(shown.strip()):
+            return True
+        # The cookie opens what is read only: what changes something needs the header.
+        reads = scope["method"] in ("GET", "HEAD")
+        return reads and self._is_token(cookie_of(headers.get("cookie", "")))
+
+    def _is_token(self, shown: str) -> bool:
+        return hmac.compare_digest(shown.encode(), self._context.token.encode())
+
+
+def host_name(header: str) -> str:
+    """`localhost:8080` as `localhost`, `[::1]:8080` as `::1`."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.partition(":")[0].lower()
+
+
+def cookie_of(header: str) -> str:
+    """The value of our cookie in a Cookie header, or nothing."""
+    try:
+        found = SimpleCookie(header).get(COOKIE)
+    except CookieError:
+        return ""
+    return "" if found is None else found.value

@@ -1,0 +1,1 @@
+"""Lease work, execute outbox commands, poll executors: the only callers of executors."""

@@ -1,0 +1,21 @@
+"""An embedded control plane leaves when nobody needs it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from phalanx.server.context import Context, in_thread
+from phalanx.store import jobs
+
+
+async def until_idle(context: Context, idle_exit_s: float) -> None:
+    """Return once there was no client for `idle_exit_s` seconds and there is no live job."""
+    busy_at = context.clock.monotonic()
+    while True:
+        presence = context.presence
+        if presence.num_open or await in_thread(context.platform.store.view, jobs.count_live):
+            busy_at = context.clock.monotonic()
+        quiet_s = context.clock.monotonic() - max(busy_at, presence.last_seen)
+        if quiet_s >= idle_exit_s:
+            return
+        await asyncio.sleep(min(1.0, max(0.01, (idle_exit_s - quiet_s) / 2)))

@@ -1,0 +1,39 @@
+"""The loops of a control plane: each is one service's step with what wakes it."""
+
+from __future__ import annotations
+
+from phalanx.kit.ids import random_hex
+from phalanx.server.context import Context
+from phalanx.server.loops.runner import Loop
+from phalanx.services.commit import LEAVING, QUEUE, TIMERS
+from phalanx.services.dispatch import Dispatcher, dispatch_step
+from phalanx.services.polling import poll_step
+from phalanx.services.scheduling import scheduling_step
+from phalanx.services.timers import timers_step
+from phalanx.store import outbox
+
+
+def all_loops(context: Context) -> tuple[Loop, ...]:
+    """Scheduler, dispatcher, timers and polling."""
+    platform, ticks = context.platform, context.settings.loops
+    who = Dispatcher(owner="embedded", token=random_hex(16))
+
+    def schedule(now: int) -> int | None:
+        return scheduling_step(platform, now).wake_at
+
+    def dispatch(now: int) -> int | None:
+        return dispatch_step(platform, who, now)
+
+    def fire(now: int) -> int | None:
+        return timers_step(platform, now)
+
+    def poll(now: int) -> int | None:
+        watched = poll_step(platform, now)
+        return now + round(ticks.leaving_tick_s * 1e6) if watched.leaving else None
+
+    return (
+        Loop("scheduler", schedule, (QUEUE,), ticks.scheduler_tick_s),
+        Loop("dispatcher", dispatch, (outbox.TOPIC,), ticks.dispatcher_tick_s),
+        Loop("timers", fire, (TIMERS,), ticks.timers_tick_s),
+        Loop("polling", poll, (LEAVING,), ticks.poll_tick_s),
+    )

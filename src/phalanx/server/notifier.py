@@ -1,0 +1,80 @@
+"""Wakes who waits inside this process: loops, and clients in a long poll."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from phalanx.services.commit import job_topic
+from phalanx.store.database import Touched
+
+ANY_JOB = "jobs"
+
+
+class Notifier:
+    """Topics and the events that wait for them. `publish` may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._waiting: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether the server is going away: long polls answer at once."""
+        return self._closed
+
+    @contextlib.contextmanager
+    def subscribe(self, *topics: str) -> Iterator[asyncio.Event]:
+        """An event that is set whenever one of `topics` is published."""
+        self._loop = asyncio.get_running_loop()
+        woken = asyncio.Event()
+        if self._closed:
+            woken.set()
+        for topic in topics:
+            self._waiting[topic].add(woken)
+        try:
+            yield woken
+        finally:
+            for topic in topics:
+                self._waiting[topic].discard(woken)
+                if not self._waiting[topic]:
+                    del self._waiting[topic]
+
+    def touched(self, touched: Touched) -> None:
+        """A listener for `Store.on_commit`."""
+        topics = {*touched.topics, *(job_topic(num) for num in touched.jobs)}
+        self.publish(topics | ({ANY_JOB} if touched.jobs else set()))
+
+    def publish(self, topics: Iterable[str]) -> None:
+        """Wake everybody who waits for one of `topics`."""
+        if self._loop is not None and not self._loop.is_closed():
+            wanted = tuple(topics)
+            with contextlib.suppress(RuntimeError):  # the loop was closed this very moment
+                self._loop.call_soon_threadsafe(self._wake, wanted)
+
+    def _wake(self, topics: tuple[str, ...]) -> None:
+        for topic in topics:
+            for woken in self._waiting.get(topic, ()):
+                woken.set()
+
+    def close(self) -> None:
+        """Wake everybody for good."""
+        self._closed = True
+        for waiting in self._waiting.values():
+            for woken in waiting:
+                woken.set()
+
+
+async def wait_for(woken: asyncio.Event, timeout_s: float) -> bool:
+    """Whether the event was set within `timeout_s`; it is cleared again."""
+    # Not asyncio.wait_for: on Python 3.11 it swallows a cancellation that meets the event.
+    try:
+        async with asyncio.timeout(max(0.0, timeout_s)):
+            await woken.wait()
+    except TimeoutError:
+        return False
+    woken.clear()
+    return True

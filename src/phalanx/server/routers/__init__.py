@@ -1,0 +1,1 @@
+"""Thin HTTP routes: parse, call one service, answer."""

@@ -1,0 +1,105 @@
+"""Jobs: submit, list, look, stop, pause, resume."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from phalanx.core.jobs.model import JobState, StopGoal
+from phalanx.errors import UserError
+from phalanx.schemas import api
+from phalanx.server.context import Here, in_thread
+from phalanx.services import requests, views
+from phalanx.services.commit import job_topic
+from phalanx.services.submit import check, submit
+from phalanx.store.jobs import JobFilter
+
+router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
+
+
+@router.post("", status_code=201)
+def post_job(here: Here, request: api.SubmitRequest, dry_run: bool = False) -> api.SubmitResponse:
+    """Submit a job. With `dry_run` only the resolved spec is answered."""
+    if dry_run:
+        return api.SubmitResponse(job=None, spec=check(here.platform, request).resolved)
+    num, accepted = submit(here.platform, request, here.clock.now())
+    return api.SubmitResponse(job=views.job_view(here.platform, num), spec=accepted.resolved)
+
+
+@router.get("")
+def get_jobs(  # noqa: PLR0913
+    here: Here,
+    state: Annotated[list[str] | None, Query()] = None,
+    project: str | None = None,
+    owner: str | None = None,
+    name: str | None = None,
+    label: Annotated[list[str] | None, Query(description="key=value")] = None,
+    before: int | None = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> api.JobPage:
+    """Jobs, newest first. `before` is the `next` of the page before."""
+    wanted = JobFilter(
+        states=tuple(_state(one) for one in state or ()),
+        project=project,
+        owner=owner,
+        name=name,
+        labels=tuple(_label(one) for one in label or ()),
+    )
+    return views.list_jobs(here.platform, wanted, before=before, limit=limit)
+
+
+def _state(text: str) -> JobState:
+    try:
+        return JobState(text)
+    except ValueError:
+        known = ", ".join(JobState)
+        raise UserError(f"there is no state {text!r}", f"there is {known}") from None
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise UserError(f"{text!r} is not a label", "write key=value")
+    return key, value
+
+
+@router.get("/{num}")
+def get_job(here: Here, num: int) -> api.JobView:
+    """One job with ranks, progress and lineage."""
+    return views.job_view(here.platform, num)
+
+
+@router.get("/{num}/events")
+async def get_events(
+    here: Here, num: int, after: int = 0, wait_s: Annotated[float, Query(ge=0)] = 0.0
+) -> api.EventPage:
+    """The job's story behind `after`; waits up to `wait_s` seconds for news."""
+
+    async def look() -> api.EventPage:
+        return await in_thread(lambda: views.event_page(here.platform, num, after=after))
+
+    return await here.poll_until(
+        (job_topic(num),), wait_s, look, lambda page: bool(page.events) or page.done
+    )
+
+
+@router.get("/{num}/checkpoints")
+def get_checkpoints(here: Here, num: int) -> list[api.CheckpointView]:
+    """The job's checkpoints, oldest first."""
+    return views.list_checkpoints(here.platform, num)
+
+
+@router.post("/{num}/stop")
+def post_stop(here: Here, num: int, request: api.StopRequest) -> api.JobView:
+    """Cancel or pause a job; may be repeated."""
+    goal = StopGoal(request.goal)
+    requests.stop(here.platform, num, goal, request.grace_s, here.clock.now(), "user")
+    return views.job_view(here.platform, num)
+
+
+@router.post("/{num}/resume")
+def post_resume(here: Here, num: int) -> api.JobView:
+    """Put a paused job back into the queue; may be repeated."""
+    requests.resume(here.platform, num, here.clock.now(), "user")
+    return views.job_view(here.platform, num)

@@ -1,0 +1,96 @@
+"""The platform itself: health, information, code, pools, nodes, clients, gauges."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, Response
+from fastapi.responses import PlainTextResponse
+
+import phalanx
+from phalanx.schemas import api
+from phalanx.schemas.api import at_of
+from phalanx.server.context import Context, Here, in_thread
+from phalanx.services import code, views
+from phalanx.store import jobs
+
+router = APIRouter(tags=["platform"])
+Digest = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$")]
+
+
+@router.get("/healthz")
+async def get_health() -> dict[str, str]:
+    """Answers as soon as requests are served; needs no token."""
+    return {"status": "ok", "version": phalanx.__version__}
+
+
+@router.get("/api/v1/info")
+def get_info(here: Here) -> api.InfoView:
+    """Who answers, and for how long."""
+    return api.InfoView(
+        version=phalanx.__version__,
+        pid=os.getpid(),
+        home=str(here.platform.home.root),
+        started_at=at_of(here.started_at),
+        now=at_of(here.clock.now()),
+        num_live_jobs=here.platform.store.view(jobs.count_live),
+        idle_exit_s=here.settings.idle_exit_s,
+    )
+
+
+@router.post("/api/v1/clients/hello")
+async def post_hello(here: Here, request: api.HelloRequest) -> api.HelloResponse:
+    """A client is here: an embedded server stays."""
+    return api.HelloResponse(stays_s=here.settings.idle_exit_s)
+
+
+@router.head("/api/v1/code/{digest}")
+def head_code(here: Here, digest: Digest) -> Response:
+    """Whether an archive has been uploaded: 200 or 404."""
+    return Response(status_code=200 if code.has(here.platform.home, digest) else 404)
+
+
+@router.put("/api/v1/code/{digest}", status_code=204)
+async def put_code(here: Here, digest: Digest, request: Request) -> Response:
+    """Upload a tar archive under its SHA-256; it is verified before it is kept."""
+    if await in_thread(lambda: code.has(here.platform.home, digest)):
+        return Response(status_code=204)
+    await _receive(here, digest, request)
+    return Response(status_code=204)
+
+
+async def _receive(here: Context, digest: str, request: Request) -> None:
+    upload = await in_thread(lambda: code.Upload(here.platform.home, digest))
+    try:
+        async for chunk in request.stream():
+            await in_thread(upload.write, chunk)
+        await in_thread(upload.finish)
+    finally:
+        upload.abandon()
+
+
+@router.get("/api/v1/pools")
+def get_pools(here: Here) -> list[api.PoolView]:
+    """Pools and what is free in them."""
+    return views.list_pools(here.platform)
+
+
+@router.get("/api/v1/nodes")
+def get_nodes(here: Here) -> list[api.NodeView]:
+    """Nodes and what is free on them."""
+    return views.list_nodes(here.platform)
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+def get_gauges(here: Here) -> str:
+    """A few gauges in the text format of Prometheus."""
+    lines = ["# TYPE phalanx_jobs gauge"]
+    counted = here.platform.store.view(jobs.count_by_state)
+    lines += [f'phalanx_jobs{{state="{state}"}} {n}' for state, n in sorted(counted.items())]
+    pools = views.list_pools(here.platform)
+    lines.append("# TYPE phalanx_pool_slots gauge")
+    lines += [f'phalanx_pool_slots{{pool="{one.name}"}} {one.num_slots}' for one in pools]
+    lines.append("# TYPE phalanx_pool_slots_free gauge")
+    lines += [f'phalanx_pool_slots_free{{pool="{one.name}"}} {one.num_free}' for one in pools]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,57 @@
+"""A job's logs and metrics."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query
+
+from phalanx.schemas import api
+from phalanx.server.context import Here, in_thread
+from phalanx.services.commit import job_topic
+from phalanx.services.logs import LogQuery, read_logs
+from phalanx.services.metrics import read_metrics
+from phalanx.store.telemetry import logs_topic
+
+router = APIRouter(prefix="/api/v1/jobs", tags=["telemetry"])
+
+
+@router.get("/{num}/logs")
+async def get_logs(
+    here: Here,
+    num: int,
+    rank: Annotated[list[int] | None, Query()] = None,
+    stream: Literal["out", "err"] | None = None,
+    tail: Annotated[int | None, Query(ge=0, le=100_000)] = None,
+    cursor: str | None = None,
+    wait_s: Annotated[float, Query(ge=0)] = 0.0,
+) -> api.LogPage:
+    """Lines in the order of their arrival, behind `cursor`; waits up to `wait_s` for some."""
+    query = LogQuery(tuple(rank or ()), stream, tail)
+
+    async def look() -> api.LogPage:
+        return await in_thread(lambda: read_logs(here.platform, num, query, cursor))
+
+    return await here.poll_until(
+        (logs_topic(num), job_topic(num)), wait_s, look, lambda page: bool(page.lines) or page.done
+    )
+
+
+@router.get("/{num}/metrics")
+def get_metrics(
+    here: Here,
+    num: int,
+    name: Annotated[list[str] | None, Query()] = None,
+    rank: Annotated[list[int] | None, Query()] = None,
+    after_step: int = -1,
+    max_points: Annotated[int, Query(ge=4, le=100_000)] = 1000,
+) -> api.MetricsView:
+    """Series by name and rank, thinned to `max_points` each; peaks stay."""
+    return read_metrics(
+        here.platform,
+        num,
+        names=name or (),
+        ranks=rank or (),
+        after_step=after_step,
+        max_points=max_points,
+    )

@@ -1,0 +1,97 @@
+"""From a stored job to what one supervisor is told."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+from phalanx.core.jobs.model import Attempt
+from phalanx.core.placement import Node
+from phalanx.errors import InvariantBroken
+from phalanx.kit.ids import job_label
+from phalanx.schemas.home import HomeLayout
+from phalanx.schemas.spec import JobSpec, validate_spec
+from phalanx.schemas.supervision import Assignment, GangFacts, WarmStart
+from phalanx.services.platform import Platform
+from phalanx.store.jobs import StoredJob
+
+
+def checkpoint_dir(home: HomeLayout, project: str, num: int) -> Path:
+    """The job's own folder in the checkpoint store."""
+    return home.checkpoints_dir / project / job_label(num)
+
+
+def code_dir(home: HomeLayout, num: int, attempt: int) -> Path:
+    """The attempt's own copy of the code."""
+    return home.attempt_dir(num, attempt) / "code"
+
+
+def assignments(
+    platform: Platform, stored: StoredJob, attempt: Attempt, nodes: dict[str, Node]
+) -> list[tuple[Node, Assignment]]:
+    """What to start where, by node rank. Raises KeyError for a node that is not in the inventory."""
+    spec = validate_spec(stored.facts.spec)
+    gang = _gang(platform, stored, attempt, spec)
+    shares_on = Counter(share.node for share in attempt.placement.shares)
+    made: list[tuple[Node, Assignment]] = []
+    for node_rank, share in enumerate(attempt.placement.shares):
+        node = nodes[share.node]
+        cpus = spec.cpus_per_node or max(1, node.num_cpus // shares_on[share.node])
+        made.append((node, _assignment(platform, stored, spec, gang, node_rank, cpus)))
+    return made
+
+
+def _assignment(
+    platform: Platform, stored: StoredJob, spec: JobSpec, gang: GangFacts, node_rank: int, cpus: int
+) -> Assignment:
+    home, num = platform.home, stored.job.num
+    if spec.run is None:
+        raise InvariantBroken(f"job {num} was accepted without a command")
+    workdir = str(code_dir(home, num, gang.attempt))
+    return Assignment(
+        gang=gang,
+        node_rank=node_rank,
+        node_dir=str(home.node_dir(num, gang.attempt, node_rank)),
+        workdir=workdir,
+        cwd=_cwd(stored, workdir),
+        command=spec.run,
+        setup=spec.setup,
+        env=_environment(platform, stored, spec),
+        warm=WarmStart(enabled=spec.warm.enabled, imports=list(spec.warm.imports)),
+        cpus=cpus,
+        server_url=platform.server_url,
+        server_file=str(home.server_file),
+        token=platform.supervisor_token(num, gang.attempt),
+        contact_lost_after_s=platform.contact_lost_after_s,
+    )
+
+
+def _cwd(stored: StoredJob, workdir: str) -> str:
+    """The caller's directory for `run`, unless it has gone in the meantime."""
+    wanted = stored.facts.caller_cwd
+    return wanted if wanted is not None and os.path.isdir(wanted) else workdir
+
+
+def _environment(platform: Platform, stored: StoredJob, spec: JobSpec) -> dict[str, str]:
+    caller = stored.facts.caller_env
+    below = platform.base_env if caller is None else caller
+    return {**below, **spec.env}
+
+
+def _gang(platform: Platform, stored: StoredJob, attempt: Attempt, spec: JobSpec) -> GangFacts:
+    shape, num = stored.job.terms.shape, stored.job.num
+    return GangFacts(
+        job=num,
+        job_name=stored.facts.name,
+        project=stored.facts.project,
+        attempt=attempt.num,
+        framework=stored.facts.framework,
+        num_nodes=shape.nodes,
+        ranks_per_node=shape.ranks_per_node,
+        reference_world=shape.world_size,
+        grace_s=stored.job.terms.grace_s,
+        checkpoint_dir=str(checkpoint_dir(platform.home, stored.facts.project, num)),
+        checkpoint_every=spec.checkpoint.every,
+        checkpoint_keep=spec.keep_json(),
+    )

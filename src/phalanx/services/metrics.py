@@ -1,0 +1,90 @@
+"""Metrics as series: one value per step, thinned without losing what stands out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from phalanx.schemas.api import MetricSeries, MetricsView, at_of
+from phalanx.services.platform import Platform
+from phalanx.store import jobs, telemetry
+from phalanx.store.database import Tx
+
+Sample = tuple[int, float, int]
+"""(step, value, at)."""
+
+
+def read_metrics(
+    platform: Platform,
+    num: int,
+    *,
+    names: Sequence[str] = (),
+    ranks: Sequence[int] = (),
+    after_step: int = -1,
+    max_points: int = 1000,
+) -> MetricsView:
+    """Series by name and rank. A step that was done again shows its newest value. Raises NotFound."""
+    return platform.store.view(
+        lambda tx: _read(tx, num, tuple(names), tuple(ranks), after_step, max_points)
+    )
+
+
+def _read(
+    tx: Tx,
+    num: int,
+    names: tuple[str, ...],
+    ranks: tuple[int, ...],
+    after_step: int,
+    max_points: int,
+) -> MetricsView:
+    jobs.load(tx, num)
+    series: dict[tuple[str, int], dict[int, Sample]] = {}
+    known: dict[str, None] = {}
+    for point in telemetry.points_of(tx, num, after_step=after_step):
+        for name, value in point.values.items():
+            known[name] = None
+            wanted = (not names or name in names) and (not ranks or point.rank in ranks)
+            if wanted:
+                by_step = series.setdefault((name, point.rank), {})
+                by_step[point.step] = (point.step, value, point.at)
+    return MetricsView(
+        names=sorted(known),
+        series=[
+            _series(name, rank, thin([by_step[step] for step in sorted(by_step)], max_points))
+            for (name, rank), by_step in sorted(series.items())
+        ],
+    )
+
+
+def _series(name: str, rank: int, samples: Sequence[Sample]) -> MetricSeries:
+    return MetricSeries(
+        name=name,
+        rank=rank,
+        steps=[step for step, _, _ in samples],
+        values=[value if math.isfinite(value) else None for _, value, _ in samples],
+        at=[at_of(at) for _, _, at in samples],
+    )
+
+
+def thin(samples: Sequence[Sample], max_points: int) -> list[Sample]:
+    """At most `max_points` samples: the first, the last, and of each stretch the lowest and highest.
+
+    What is not finite counts as highest, so that it stays visible.
+    """
+    if len(samples) <= max_points or max_points < 4:
+        return list(samples) if len(samples) <= max_points else list(samples[-max_points:])
+    num_stretches = (max_points - 2) // 2
+    inner = samples[1:-1]
+    kept = [samples[0]]
+    for index in range(num_stretches):
+        lo = index * len(inner) // num_stretches
+        hi = (index + 1) * len(inner) // num_stretches
+        stretch = inner[lo:hi]
+        if stretch:
+            low, high = min(stretch, key=_height), max(stretch, key=_height)
+            kept.extend(sorted({low[0]: low, high[0]: high}.values()))
+    return [*kept, samples[-1]]
+
+
+def _height(sample: Sample) -> float:
+    return sample[1] if math.isfinite(sample[1]) else math.inf

@@ -1,0 +1,86 @@
+"""One step of polling: what the executor knows of supervisors that should be there.
+
+Only its word that a supervisor is dead gives slots to others. What the supervisor wrote down before its
+end, but never reported, is replayed first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from phalanx.core.jobs.events import JobEvent, NodeLost, NodeReleased
+from phalanx.core.jobs.model import HOLDING, Job, JobState, NodePhase
+from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
+from phalanx.services.commit import commit_events
+from phalanx.services.platform import Platform
+from phalanx.services.reports import ended_event
+from phalanx.store import jobs, outbox, supervisors
+from phalanx.store.database import Tx
+from phalanx.store.supervisors import SupervisorRow
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """Supervisors to ask for. `leaving`: some of them said that they go, so ask again soon."""
+
+    refs: tuple[SupervisorRef, ...]
+    leaving: bool
+
+
+def poll_step(platform: Platform, now: int) -> Watched:
+    """Ask the executor and store what it confirms. Raises ExecutorUnavailable."""
+    watched = platform.store.view(watch)
+    if not watched.refs:
+        return watched
+    gone = [status for status in platform.executor.poll(watched.refs) if not status.alive]
+    if gone:
+        platform.store.transact(lambda tx: _note_gone(tx, gone, now))
+        return platform.store.view(watch)
+    return watched
+
+
+def watch(tx: Tx) -> Watched:
+    """Every supervisor that has been launched and is not known to be gone."""
+    holding = [stored.job for stored in jobs.in_states(tx, HOLDING)]
+    live = [(job.num, job.attempt.num) for job in holding if job.attempt is not None]
+    launched = outbox.launched(tx, live)
+    said = {
+        (row.job, row.attempt, row.node_rank)
+        for row in supervisors.of_attempts(tx, live)
+        if row.released_at is not None
+    }
+    refs = [
+        SupervisorRef(job.num, job.attempt.num, rank)
+        for job in holding
+        if job.attempt is not None and (job.num, job.attempt.num) in launched
+        for rank, node in enumerate(job.attempt.nodes)
+        if node.phase is not NodePhase.RELEASED
+    ]
+    leaving = any((ref.job, ref.attempt, ref.node_rank) in said for ref in refs)
+    return Watched(tuple(refs), leaving)
+
+
+def _note_gone(tx: Tx, gone: Sequence[SupervisorStatus], now: int) -> None:
+    for status in gone:
+        ref = status.ref
+        row = supervisors.find(tx, ref.job, ref.attempt, ref.node_rank)
+        if status.exit is not None and status.exit.ended is not None:
+            offset = 0 if row is None or row.clock_offset_us is None else row.clock_offset_us
+            ended = ended_event(status.exit.ended, ref.attempt, ref.node_rank, offset)
+            commit_events(tx, ref.job, [ended], now, "executor")
+        job = jobs.load(tx, ref.job).job
+        commit_events(tx, ref.job, [_gone(job, status, row)], now, "executor")
+
+
+def _gone(job: Job, status: SupervisorStatus, row: SupervisorRow | None) -> JobEvent:
+    ref = status.ref
+    attempt = job.attempt
+    over = attempt is None or attempt.finished or job.state is JobState.STOPPING
+    if over or (row is not None and row.released_at is not None):
+        return NodeReleased(ref.attempt, ref.node_rank)
+    message = status.message or f"the supervisor of node {ref.node_rank} died"
+    step = None
+    if row is not None and attempt is not None and row.generation == attempt.generation:
+        step = row.step
+    return NodeLost(ref.attempt, ref.node_rank, message, step)

@@ -1,0 +1,64 @@
+"""Jobs of a trace: what arrives when, how large it is, and how long it runs alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phalanx.core.placement import GangShape
+from phalanx.core.scheduling import Waiting
+
+US = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class TraceJob:
+    """One job: `duration_s` is its run on a good placement at full size, start-up not counted.
+
+    `sensitivity` is how much a scattered placement slows it. `label` is for reports only. `limit_s` is
+    what its user declared. `checkpoint_s` 0: it never saves on its own.
+    """
+
+    num: int
+    submit_s: float
+    duration_s: float
+    shape: GangShape
+    project: str = ""
+    kind: str = ""
+    label: str = ""
+    priority: int = 50
+    sensitivity: float = 0.0
+    min_nodes: int | None = None
+    limit_s: float | None = None
+    checkpoint_s: float = 1800.0
+    required: str | None = None
+    pools: tuple[str, ...] = ()
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of the gang at full size."""
+        return self.shape.num_slots
+
+    def waiting(self) -> Waiting:
+        """The job as it enters the queue for the first time."""
+        return Waiting(
+            self.num,
+            self.shape,
+            self.priority,
+            int(self.submit_s * US),
+            pools=self.pools,
+            project=self.project,
+            kind=self.kind,
+            max_duration_s=self.limit_s,
+            min_nodes=self.min_nodes,
+            sensitivity=self.sensitivity,
+            required=self.required,
+        )
+
+
+def gang_of(num_slots: int, node_size: int) -> GangShape:
+    """Equal shares on as few nodes as possible: 12 slots on nodes of 8 are 2 × 6, never 8 + 4."""
+    nodes = -(-num_slots // node_size)
+    while num_slots % nodes or num_slots // nodes > node_size:
+        nodes += 1
+    per_node = num_slots // nodes
+    return GangShape(nodes, per_node, per_node)

@@ -1,0 +1,169 @@
+"""Schedulers that never take anything back: FIFO, FIFO-skip, shortest job first, EASY."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from phalanx.core.scheduling import Plan, Waiting, World
+from phalanx.core.scheduling.draft import Draft
+from phalanx.core.scheduling.slots import SlotIndex, Taking, pick
+from phalanx.core.scheduling.snapshot import US
+from phalanx.core.scheduling.topology import ask_of, place
+from phalanx.sim.engine import Truth
+
+Placer = Callable[[World, Waiting], list[Taking] | None]
+_ROUND_LIMITS_S = (3600, 14_400, 43_200, 86_400, 259_200, 604_800, 2_592_000)
+
+
+def best_fit(world: World, job: Waiting) -> list[Taking] | None:
+    """The production placement: the smallest domain, best fit, or wait."""
+    ask = ask_of(job)
+    return place(world.index, ask, world.groups_for(ask), job.shape)
+
+
+def first_fit(world: World, job: Waiting) -> list[Taking] | None:
+    """Any free slots in node order, however scattered."""
+    index: SlotIndex = world.index
+    left = job.num_slots
+    if sum(group.num_free for group in index.groups) < left:
+        return None
+    takings = []
+    for node, free in enumerate(index.free):
+        if not free or index.nodes[node].closed:
+            continue
+        mask = pick(free, min(left, free.bit_count()))
+        takings.append(Taking(node, mask))
+        left -= mask.bit_count()
+        if not left:
+            return takings
+    return None
+
+
+def user_limits(seed: int = 0) -> Callable[[int, float], float]:
+    """Declared limits as people write them: too long, and round."""
+
+    def limit(num: int, duration_s: float) -> float:
+        rng = random.Random(seed * 1_000_003 + num)
+        guess = duration_s * 1.1 * 2.718281828 ** abs(rng.gauss(0.0, 1.2))
+        return float(next((x for x in _ROUND_LIMITS_S if x >= guess), _ROUND_LIMITS_S[-1]))
+
+    return limit
+
+
+class Fifo:
+    """First come, first served; with `skip`, whoever does not fit is passed over."""
+
+    def __init__(self, name: str, placer: Placer, skip: int) -> None:
+        self.name = name
+        self._placer = placer
+        self._skip = skip
+
+    def plan(self, world: World, now: int, truth: Truth) -> Plan:
+        """Walk the queue; give up at the first blocked job, or after `skip` blocked shapes."""
+        draft = new_draft(world, now)
+        order = sorted(world.waiting.values(), key=lambda job: (job.since, job.num))
+        fill(draft, order, self._placer, self._skip)
+        return finish(draft)
+
+
+class Shortest:
+    """Shortest slot-seconds first, by the truth blurred with a log-normal error."""
+
+    def __init__(self, name: str, sigma: float, seed: int = 0) -> None:
+        self.name = name
+        self._sigma = sigma
+        self._seed = seed
+
+    def plan(self, world: World, now: int, truth: Truth) -> Plan:
+        """Walk the queue in order of predicted work."""
+        draft = new_draft(world, now)
+
+        def work(job: Waiting) -> tuple[float, int]:
+            blur = 1.0
+            if self._sigma:
+                rng = random.Random(self._seed * 1_000_003 + job.num)
+                blur = 2.718281828 ** rng.gauss(0.0, self._sigma)
+            return (truth.remaining_s(job.num) * blur * job.num_slots, job.num)
+
+        fill(draft, sorted(world.waiting.values(), key=work), best_fit, _ALL)
+        return finish(draft)
+
+
+class Easy:
+    """FIFO with one reservation for the head and backfill by declared limits."""
+
+    def __init__(self, name: str, placer: Placer = best_fit, seed: int = 0) -> None:
+        self.name = name
+        self._placer = placer
+        self._limit = user_limits(seed)
+        self._declared: dict[int, float] = {}
+
+    def plan(self, world: World, now: int, truth: Truth) -> Plan:
+        """Start the head; whoever is behind may start if it does not delay the head."""
+        draft = new_draft(world, now)
+        order = sorted(world.waiting.values(), key=lambda job: (job.since, job.num))
+        shadow: float | None = None
+        extra = 0
+        failed: set[object] = set()
+        for job in order:
+            limit = self._declared.get(job.num)
+            if limit is None:
+                limit = self._declared[job.num] = self._limit(job.num, truth.remaining_s(job.num))
+            late = shadow is not None and now + limit * US > shadow
+            if job.shape in failed or (late and job.num_slots > extra):
+                continue
+            takings = self._placer(world, job)
+            if takings is None:
+                failed.add(job.shape)
+                if shadow is None:
+                    shadow, extra = self._shadow(world, job, now)
+                continue
+            draft.start(job, takings)
+            extra -= job.num_slots if late else 0
+        return finish(draft)
+
+    def _shadow(self, world: World, head: Waiting, now: int) -> tuple[float, int]:
+        free = sum(group.num_free for group in world.index.groups)
+        ends = sorted(
+            (max((held.started_at or 0) + self._declared[held.job] * US, now + 60 * US), held.num_slots)
+            for held in world.held.values()
+        )
+        for end, slots in ends:
+            free += slots
+            if free >= head.num_slots:
+                return end, free - head.num_slots
+        return float("inf"), 0
+
+
+_ALL = 1 << 30
+
+
+def new_draft(world: World, now: int) -> Draft:
+    """A pass without quotas."""
+    world.ripen(now)
+    draft = Draft(world, now, {}, dict(world.used))
+    draft.mark = world.index.mark()
+    return draft
+
+
+def finish(draft: Draft) -> Plan:
+    """Close the pass."""
+    draft.index.rollback(draft.mark)
+    return Plan(tuple(draft.starts), (), None, tuple(draft.preemptions), tuple(draft.holes))
+
+
+def fill(draft: Draft, order: list[Waiting], placer: Placer, skip: int) -> None:
+    """Start what fits, in order; stop after `skip` blocked shapes."""
+    failed: set[object] = set()
+    for job in order:
+        key = job.shape
+        if key in failed or job.num in draft.started:
+            continue
+        takings = placer(draft.world, job)
+        if takings is None:
+            failed.add(key)
+            if len(failed) > skip:
+                return
+            continue
+        draft.start(job, takings)

@@ -1,0 +1,176 @@
+"""Readers of job traces. A trace that does not parse is refused with its line and what was expected."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+from phalanx.core.placement import GangShape, Node
+from phalanx.errors import NotFound, UserError
+from phalanx.sim.jobs import TraceJob, gang_of
+
+_SENSITIVITIES = (0.0, 0.1, 0.3, 0.8)
+_WEIGHTS = (0.25, 0.35, 0.25, 0.15)
+_LOCALITY = {"low": 0.1, "mid": 0.3, "high": 0.8}
+
+
+def _rows(path: Path, needed: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
+    if not path.exists():
+        raise NotFound(f"no trace at {path}")
+    if path.suffix == ".gz":
+        handle = gzip.open(path, "rt", newline="")  # noqa: SIM115
+    else:
+        handle = path.open(newline="")
+    with handle as file:
+        reader = csv.DictReader(file)
+        missing = [name for name in needed if name not in (reader.fieldnames or ())]
+        if missing:
+            raise UserError(f"{path}: no column {', '.join(missing)}")
+        yield from enumerate(reader, start=2)
+
+
+def _number(path: Path, line: int, row: dict[str, str], name: str) -> float:
+    try:
+        return float(row[name])
+    except ValueError:
+        raise UserError(f"{path}, line {line}: {name} is {row[name]!r}, not a number") from None
+
+
+def philly(
+    path: Path,
+    start_s: float,
+    end_s: float,
+    node_size: int = 8,
+    min_slots: int = 1,
+    seed: int = 0,
+    longest_s: float = float("inf"),
+) -> list[TraceJob]:
+    """Columns submit_s, duration_s, gpus, vc. Sensitivity to placement is drawn by `seed`.
+
+    Arrivals are counted from the first job in the window `[start_s, end_s)`.
+    """
+    rng = random.Random(seed)
+    jobs = []
+    first: float | None = None
+    for line, row in _rows(path, ("submit_s", "duration_s", "gpus", "vc")):
+        at_s = _number(path, line, row, "submit_s")
+        if not start_s <= at_s < end_s:
+            continue
+        sensitivity = rng.choices(_SENSITIVITIES, _WEIGHTS)[0]
+        slots = int(_number(path, line, row, "gpus"))
+        if slots < min_slots:
+            continue
+        first = at_s if first is None else first
+        duration_s = min(max(_number(path, line, row, "duration_s"), 1.0), longest_s)
+        shape = gang_of(slots, node_size)
+        jobs.append(
+            TraceJob(
+                len(jobs) + 1,
+                at_s - first,
+                duration_s,
+                shape,
+                project=row["vc"],
+                kind=row["vc"],
+                sensitivity=sensitivity,
+            )
+        )
+    return jobs
+
+
+def llm_mix(path: Path, node_size: int = 8, longest_s: float = 864_000.0) -> list[TraceJob]:
+    """The mix of pre-training, fine-tuning, evaluation and debugging jobs."""
+    needed = ("submit_s", "duration_s", "gpus", "tenant", "kind", "locality", "ckpt_s")
+    jobs = []
+    for line, row in _rows(path, needed):
+        shape = gang_of(int(_number(path, line, row, "gpus")), node_size)
+        jobs.append(
+            TraceJob(
+                len(jobs) + 1,
+                _number(path, line, row, "submit_s"),
+                min(_number(path, line, row, "duration_s"), longest_s),
+                shape,
+                project=row["tenant"],
+                kind=f"{row['tenant']}/{row['kind']}",
+                label=row["kind"],
+                sensitivity=_LOCALITY.get(row["locality"], 0.0),
+                checkpoint_s=_number(path, line, row, "ckpt_s"),
+            )
+        )
+    return jobs
+
+
+def tiresias(path: Path, node_size: int = 8) -> list[TraceJob]:
+    """Columns num_gpu, submit_time, duration."""
+    jobs = []
+    for line, row in _rows(path, ("num_gpu", "submit_time", "duration")):
+        shape = gang_of(int(_number(path, line, row, "num_gpu")), node_size)
+        at_s = _number(path, line, row, "submit_time")
+        duration_s = _number(path, line, row, "duration")
+        jobs.append(TraceJob(len(jobs) + 1, at_s, duration_s, shape))
+    return jobs
+
+
+def swf(path: Path, node_size: int = 8, longest_s: float = float("inf")) -> list[TraceJob]:
+    """The standard workload format: 18 fields a line, `;` begins a comment.
+
+    Used: 2 submit time, 4 run time, 8 (or 5) processors, 9 requested time, 12 user, 14 application,
+    15 queue.
+    """
+    if not path.exists():
+        raise NotFound(f"no trace at {path}")
+    jobs = []
+    for number, text in enumerate(path.read_text().splitlines(), start=1):
+        line = text.split(";", 1)[0].split()
+        if not line:
+            continue
+        if len(line) < 11:
+            raise UserError(f"{path}, line {number}: {len(line)} fields, a job has 18")
+        try:
+            values = [float(word) for word in line]
+        except ValueError:
+            raise UserError(f"{path}, line {number}: a field is not a number") from None
+        slots = int(values[7] if values[7] > 0 else values[4])
+        if slots <= 0 or values[3] < 0:
+            continue
+        jobs.append(
+            TraceJob(
+                len(jobs) + 1,
+                values[1],
+                min(max(values[3], 1.0), longest_s),
+                gang_of(slots, node_size),
+                project=line[14] if len(line) > 14 else "",
+                kind=f"{line[11]}/{line[13]}" if len(line) > 13 else "",
+                limit_s=values[8] if values[8] > 0 else None,
+            )
+        )
+    return jobs
+
+
+def lingjun_nodes(path: Path, num_slots: int = 8) -> list[Node]:
+    """The hosts of a three-tier Clos network: core, aggregation and top-of-rack labels."""
+    nodes = []
+    for _, row in _rows(path, ("host", "core", "agg", "tor")):
+        agg = f"{row['core']}/{row['agg']}"
+        domains = (("core", row["core"]), ("agg", agg), ("rack", f"{agg}/{row['tor']}"))
+        nodes.append(Node(row["host"], "lingjun", row["host"], num_slots, 96, 0, domains=domains))
+    return nodes
+
+
+def grid_nodes(
+    num_nodes: int, node_size: int = 8, rack: int = 16, block: int = 8, pool: str = "pool"
+) -> list[Node]:
+    """Equal nodes in racks of `rack` nodes and blocks of `block` racks."""
+    nodes = []
+    for i in range(num_nodes):
+        domains = (("block", f"b{i // (rack * block):03d}"), ("rack", f"r{i // rack:04d}"))
+        name = f"{pool}-{i:05d}"
+        nodes.append(Node(name, pool, name, node_size, 96, 0, domains=domains))
+    return nodes
+
+
+def shape(num_nodes: int, per_node: int) -> GangShape:
+    """A gang of equal shares."""
+    return GangShape(num_nodes, per_node, per_node)

@@ -1,0 +1,51 @@
+"""`python -m phalanx.standalone --home H [--port P] [--slots S] [--detached] [--idle-exit-s 60]`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from phalanx.errors import PlatformError
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="phalanx.standalone", description=__doc__)
+    parser.add_argument("--home", required=True, type=Path)
+    parser.add_argument("--port", type=int, default=0, help="default: any free one")
+    parser.add_argument("--slots", type=int, default=None, help="default: max(4, cores)")
+    parser.add_argument(
+        "--detached", action="store_true", help="started by a verb, not by a person"
+    )
+    parser.add_argument("--idle-exit-s", type=float, default=None, help="default: stay for ever")
+    parser.add_argument("--keep-warm", type=int, default=0, choices=(0, 1))
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run until told to stop. Exit code 0 after a clean end, 1 when it could not start."""
+    options = _parser().parse_args(argv)
+    try:
+        from phalanx.standalone.control_plane import Setup, run
+
+        return run(
+            Setup(
+                root=options.home,
+                port=options.port,
+                num_slots=options.slots,
+                detached=options.detached,
+                idle_exit_s=options.idle_exit_s,
+                keep_warm=options.keep_warm,
+            )
+        )
+    except PlatformError as error:
+        hint = f"\n  {error.hint}" if error.hint else ""
+        print(f"phalanx: {error.message}{hint}", file=sys.stderr, flush=True)  # noqa: T201
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

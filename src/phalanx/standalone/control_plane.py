@@ -1,0 +1,137 @@
+"""The embedded control plane: home, lock, socket, executor, server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from phalanx import __version__
+from phalanx.errors import ServerError
+from phalanx.executors import local
+from phalanx.kit.clock import Clock, SystemClock
+from phalanx.launch.durable import write_file
+from phalanx.launch.identity import this_process
+from phalanx.schemas.home import HomeLayout, ServerFile
+from phalanx.server.app import serve
+from phalanx.server.settings import Settings
+from phalanx.standalone.home import HomeLock, prepare_home, read_token, rotate_log
+
+HOST = "127.0.0.1"
+# A control plane that is just leaving has this long to let go of the home.
+_LOCK_WAIT_S = 10.0
+_MIN_SLOTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What the command line says. `port` 0: any free one. `num_slots` None: max(4, cores)."""
+
+    root: Path
+    port: int = 0
+    num_slots: int | None = None
+    detached: bool = False
+    idle_exit_s: float | None = None
+    keep_warm: int = 0
+
+
+def default_slots() -> int:
+    """Slots of the local pool where nobody says: the CPUs we may use, and never fewer than four."""
+    return max(_MIN_SLOTS, len(os.sched_getaffinity(0)))
+
+
+def bind(port: int) -> socket.socket:
+    """A socket bound to `port` of the loopback interface.
+
+    Raises ServerError when the port is taken or not ours to use.
+    """
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((HOST, port))
+    except (OSError, OverflowError) as error:
+        sock.close()
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            said = f"port {port} of {HOST} is in use"
+        elif isinstance(error, OSError) and error.errno == errno.EACCES:
+            said = f"port {port} may not be used by this user"
+        else:
+            said = f"port {port} cannot be used"
+        raise ServerError(said, "choose another one with --port, or leave it out") from error
+    return sock
+
+
+@contextlib.contextmanager
+def _held(home: HomeLayout, clock: Clock) -> Iterator[None]:
+    lock = HomeLock(home)
+    lock.take(clock, _LOCK_WAIT_S)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _publisher(home: HomeLayout, url: str, token: str, detached: bool) -> Callable[[], None]:
+    """Writes `server.json` once requests are answered."""
+
+    def publish() -> None:
+        me = this_process()
+        found = ServerFile(
+            pid=me.pid,
+            boot_id=me.boot_id,
+            started_ticks=me.start_ticks,
+            url=url,
+            token=token,
+            version=__version__,
+        )
+        write_file(home.server_file, found.model_dump_json().encode())
+        if not detached:
+            print(f"Phalanx {__version__} at {url} (home {home.root})", flush=True)  # noqa: T201
+            print(f"  pages: {url}/login?token={token}", flush=True)  # noqa: T201
+            print("  Ctrl-C stops it; running jobs go on.", flush=True)  # noqa: T201
+
+    return publish
+
+
+def run(setup: Setup) -> int:
+    """Serve until told to stop; returns the exit code.
+
+    Raises ServerError, Conflict (the home has a control plane) and what `serve` raises.
+    """
+    clock = SystemClock()
+    home = prepare_home(setup.root)
+    with _held(home, clock), bind(setup.port) as sock:
+        rotate_log(home.server_log)
+        home.server_file.unlink(missing_ok=True)
+        token = read_token(home)
+        url = f"http://{HOST}:{sock.getsockname()[1]}"
+        num_slots = default_slots() if setup.num_slots is None else setup.num_slots
+        if num_slots < 1:
+            raise ServerError("--slots must be at least 1")
+        executor = local.build(
+            home=home, num_slots=num_slots, clock=clock, keep_warm=setup.keep_warm
+        )
+        settings = Settings()
+        if setup.idle_exit_s is not None:
+            settings = settings.model_copy(update={"idle_exit_s": setup.idle_exit_s})
+        try:
+            asyncio.run(
+                serve(
+                    home=home,
+                    executor=executor,
+                    sock=sock,
+                    url=url,
+                    token=token,
+                    settings=settings,
+                    clock=clock,
+                    on_ready=_publisher(home, url, token, setup.detached),
+                )
+            )
+        finally:
+            home.server_file.unlink(missing_ok=True)
+    return 0

@@ -1,0 +1,125 @@
+"""Preparing a home directory and holding it for one control plane at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import time
+from pathlib import Path
+from typing import IO
+
+from phalanx.errors import Conflict, ServerError
+from phalanx.kit.clock import Clock
+from phalanx.kit.ids import random_hex
+from phalanx.launch.durable import write_file
+from phalanx.schemas.home import HOME_VERSION, HomeLayout
+
+_FOLDERS = ("db", "jobs", "code", "checkpoints")
+_POLL_S = 0.02
+MAX_LOG_BYTES = 4 * 2**20
+
+
+def prepare_home(root: Path) -> HomeLayout:
+    """Create what is missing under `root`, with mode 0700.
+
+    Raises ServerError when it cannot be used as a home: not a folder, not ours, not writable, or
+    written by another version.
+    """
+    home = HomeLayout(root.absolute())
+    try:
+        home.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_owner(home.root)
+        home.root.chmod(0o700)
+        for name in _FOLDERS:
+            (home.root / name).mkdir(mode=0o700, exist_ok=True)
+        _check_version(home)
+        _make_token(home)
+    except OSError as error:
+        raise _unusable(home.root, error) from error
+    return home
+
+
+def _unusable(root: Path, error: OSError) -> ServerError:
+    if error.errno == errno.ENOSPC:
+        return ServerError(
+            f"{root}: no space left on the disk", "free some, or choose another --home"
+        )
+    said = (error.strerror or str(error)).lower()
+    return ServerError(f"{root} cannot be the home: {said}", "choose another one with --home")
+
+
+def _check_owner(root: Path) -> None:
+    if root.stat().st_uid != os.geteuid():
+        raise ServerError(f"{root} belongs to another user", "choose another one with --home")
+
+
+def _check_version(home: HomeLayout) -> None:
+    try:
+        found = home.version_file.read_text().strip()
+    except FileNotFoundError:
+        write_file(home.version_file, f"{HOME_VERSION}\n".encode())
+        return
+    if found != HOME_VERSION:
+        raise ServerError(
+            f"{home.root} has format {found[:20]!r}, this program reads {HOME_VERSION!r}",
+            "use the version of Phalanx that wrote it, or choose another --home",
+        )
+
+
+def _make_token(home: HomeLayout) -> None:
+    """The token is kept over restarts, so that supervisors and bookmarks stay valid."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_IMODE(home.token_file.stat().st_mode) & 0o077:
+            home.token_file.chmod(0o600)
+        if home.token_file.read_text().strip():
+            return
+    write_file(home.token_file, f"{random_hex(48)}\n".encode())
+
+
+def read_token(home: HomeLayout) -> str:
+    """The bearer token of a prepared home."""
+    return home.token_file.read_text().strip()
+
+
+class HomeLock:
+    """The one control plane of a home holds this; the kernel drops it however the process ends."""
+
+    def __init__(self, home: HomeLayout) -> None:
+        self._path = home.lock_file
+        self._file: IO[bytes] | None = None
+
+    def take(self, clock: Clock, wait_s: float) -> None:
+        """Lock the home, waiting for a control plane that is just leaving.
+
+        Raises Conflict when another one still holds it after `wait_s` seconds.
+        """
+        self._file = open(self._path, "ab")  # noqa: SIM115 (held for as long as we live)
+        deadline = clock.monotonic() + wait_s
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if clock.monotonic() >= deadline:
+                    self.release()
+                    raise Conflict(
+                        f"a control plane of {self._path.parent} is running already",
+                        "use it, or choose another --home",
+                    ) from None
+            time.sleep(_POLL_S)
+
+    def release(self) -> None:
+        """Let go; nothing happens when it was not held."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def rotate_log(path: Path) -> None:
+    """Set a log that has grown large aside as `<name>.1`, for the next start to begin a fresh one."""
+    with contextlib.suppress(FileNotFoundError):
+        if path.stat().st_size > MAX_LOG_BYTES:
+            path.rename(path.with_name(path.name + ".1"))

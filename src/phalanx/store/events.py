@@ -1,0 +1,153 @@
+"""The event log: append-only, numbered per job and in one global feed.
+
+A kind is the event class's name in snake case. Notes (`warned`, `restored`) are part of a job's story
+but not of its machine: `rebuild` skips them. Old versions of an event are read through `UPCASTERS`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func, select
+
+from phalanx.core.codec import decode, encode
+from phalanx.core.jobs.events import EVENT_TYPES, JobEvent
+from phalanx.errors import StoreCorrupt
+from phalanx.store.database import Tx, take_numbers
+from phalanx.store.tables import events
+
+EVENT_VERSION = 1
+NOTES = frozenset({"warned", "restored"})
+
+
+def kind_of(event_type: type) -> str:
+    """`RanksStarted` as `ranks_started`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", event_type.__name__).lower()
+
+
+KINDS: Mapping[str, type[JobEvent]] = {kind_of(kind): kind for kind in EVENT_TYPES}
+# (kind, version) → the data of the next version.
+UPCASTERS: dict[tuple[str, int], Callable[[dict[str, Any]], dict[str, Any]]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """One line of a job's story. `state` and the reason are the job's after it."""
+
+    job: int
+    seq: int
+    feed: int
+    v: int
+    at: int
+    kind: str
+    attempt: int | None
+    generation: int | None
+    actor: str
+    state: str
+    reason_code: str
+    reason_message: str
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class NewEvent:
+    """What is appended: everything but the numbers."""
+
+    job: int
+    seq: int
+    at: int
+    kind: str
+    attempt: int | None
+    generation: int | None
+    actor: str
+    reason: dict[str, str]
+    data: dict[str, Any]
+
+
+def append(tx: Tx, fresh: Sequence[NewEvent]) -> None:
+    """Add events, of one job or many, in this order."""
+    if not fresh:
+        return
+    first = take_numbers(tx, "feed", len(fresh))
+    rows = [
+        {
+            "job": one.job, "seq": one.seq, "feed": first + index, "v": EVENT_VERSION,
+            "at": one.at, "kind": one.kind, "attempt": one.attempt,
+            "generation": one.generation, "actor": one.actor, "reason": one.reason,
+            "data": one.data,
+        }
+        for index, one in enumerate(fresh)
+    ]  # fmt: skip
+    tx.conn.execute(events.insert(), rows)
+
+
+def data_of(event: JobEvent) -> dict[str, Any]:
+    """The event as plain data."""
+    plain: dict[str, Any] = encode(event)
+    return plain
+
+
+def of_job(tx: Tx, num: int, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
+    """A job's events behind `after`, in order."""
+    query = (
+        select(events)
+        .where(events.c.job == num, events.c.seq > after)
+        .order_by(events.c.seq)
+        .limit(limit)
+    )
+    return [_stored(row) for row in tx.conn.execute(query).mappings()]
+
+
+def feed(tx: Tx, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
+    """All jobs' events behind a feed number, in the order of their commits."""
+    query = select(events).where(events.c.feed > after).order_by(events.c.feed).limit(limit)
+    return [_stored(row) for row in tx.conn.execute(query).mappings()]
+
+
+def machine_log(tx: Tx, num: int) -> list[tuple[JobEvent, int]]:
+    """What `core.jobs.rebuild` folds: every machine event of a job with its time."""
+    query = select(events).where(events.c.job == num).order_by(events.c.seq)
+    rows = (_stored(row) for row in tx.conn.execute(query).mappings())
+    return list(replayable(rows))
+
+
+def replayable(rows: Iterable[StoredEvent]) -> Iterable[tuple[JobEvent, int]]:
+    """The machine events among `rows`, upcast to this release."""
+    for row in rows:
+        if row.kind in NOTES:
+            continue
+        kind = KINDS.get(row.kind)
+        if kind is None:
+            raise StoreCorrupt(f"job {row.job}, event {row.seq}: unknown kind {row.kind!r}")
+        data, version = row.data, row.v
+        while version < EVENT_VERSION:
+            data, version = UPCASTERS[row.kind, version](data), version + 1
+        yield decode(kind, data), row.at
+
+
+def count_kind(tx: Tx, num: int, kind: str) -> int:
+    """How many events of a kind a job has."""
+    query = select(func.count()).where(events.c.job == num, events.c.kind == kind)
+    return int(tx.conn.execute(query).scalar_one())
+
+
+def _stored(row: Mapping[Any, Any]) -> StoredEvent:
+    reason = row["reason"]
+    return StoredEvent(
+        job=row["job"],
+        seq=row["seq"],
+        feed=row["feed"],
+        v=row["v"],
+        at=row["at"],
+        kind=row["kind"],
+        attempt=row["attempt"],
+        generation=row["generation"],
+        actor=row["actor"],
+        state=reason.get("state", ""),
+        reason_code=reason.get("code", ""),
+        reason_message=reason.get("message", ""),
+        data=row["data"],
+    )

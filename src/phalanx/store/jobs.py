@@ -1,0 +1,226 @@
+"""Job rows: the snapshot beside columns to search by. Every write of a job goes through `save`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import and_, func, select
+
+from phalanx.core.codec import decode, encode
+from phalanx.core.jobs.model import HOLDING, TERMINAL, Job, JobState
+from phalanx.core.reasons import Reason, ReasonCode
+from phalanx.errors import NotFound, StaleRow
+from phalanx.kit.ids import job_label
+from phalanx.store.database import Tx, take_numbers
+from phalanx.store.tables import jobs
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """What never changes after submission, beside the core's terms."""
+
+    project: str
+    name: str
+    owner: str
+    labels: Mapping[str, str]
+    framework: str
+    kind: str
+    priority: int
+    pools: tuple[str, ...]
+    cpus_per_node: int
+    spec: Mapping[str, Any]
+    code_digest: str | None
+    caller_cwd: str | None
+    caller_env: Mapping[str, str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredJob:
+    """A job with its facts, as of `version`."""
+
+    job: Job
+    facts: JobFacts
+    version: int
+    last_seq: int
+    stays: Reason | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    """Which jobs to list. Empty means any."""
+
+    states: tuple[JobState, ...] = ()
+    project: str | None = None
+    owner: str | None = None
+    name: str | None = None
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+def new_num(tx: Tx) -> int:
+    """The number of the next job."""
+    return take_numbers(tx, "job")
+
+
+def insert(tx: Tx, job: Job, facts: JobFacts, wake_at: int | None) -> None:
+    """Add a job; its first event has number 1."""
+    row = {
+        "num": job.num,
+        "version": 1,
+        "last_seq": 1,
+        "project": facts.project,
+        "name": facts.name,
+        "owner": facts.owner,
+        "labels": dict(facts.labels),
+        "framework": facts.framework,
+        "kind": facts.kind,
+        "priority": facts.priority,
+        "pools": list(facts.pools),
+        "cpus_per_node": facts.cpus_per_node,
+        "spec": dict(facts.spec),
+        "code_digest": facts.code_digest,
+        "caller_cwd": facts.caller_cwd,
+        "caller_env": None if facts.caller_env is None else dict(facts.caller_env),
+        "num_slots": job.terms.shape.num_slots,
+        "submitted_at": job.submitted_at,
+        **_changing(job, wake_at),
+    }
+    tx.conn.execute(jobs.insert(), row)
+
+
+def save(tx: Tx, stored: StoredJob, job: Job, wake_at: int | None, num_events: int) -> None:
+    """Write a job that `num_events` events have changed. Raises StaleRow when it changed meanwhile."""
+    changes = _changing(job, wake_at)
+    changes |= {"version": stored.version + 1, "last_seq": stored.last_seq + num_events}
+    if job.state is not JobState.QUEUED:
+        changes |= {"stays_code": None, "stays_message": None}
+    update = (
+        jobs.update()
+        .where(jobs.c.num == job.num, jobs.c.version == stored.version)
+        .values(**changes)
+    )
+    if tx.conn.execute(update).rowcount != 1:
+        raise StaleRow(f"{job_label(job.num)} changed since it was read")
+
+
+def set_stays(tx: Tx, num: int, reason: Reason) -> None:
+    """Say why a queued job stays where it is. Not an event: it may change at every look."""
+    tx.conn.execute(
+        jobs.update()
+        .where(jobs.c.num == num, jobs.c.state == JobState.QUEUED.value)
+        .values(stays_code=reason.code.value, stays_message=reason.message)
+    )
+
+
+def _changing(job: Job, wake_at: int | None) -> dict[str, Any]:
+    return {
+        "state": job.state.value,
+        "reason_code": job.reason.code.value,
+        "reason_message": job.reason.message,
+        "snapshot": encode(job),
+        "attempts": job.attempts,
+        "restarts": job.restarts,
+        "started_at": job.started_at,
+        "ended_at": job.ended_at,
+        "wake_at": wake_at,
+    }
+
+
+def find(tx: Tx, num: int) -> StoredJob | None:
+    """One job, or None. In a write transaction of PostgreSQL the row is locked."""
+    query = select(jobs).where(jobs.c.num == num)
+    if not tx.read_only:
+        query = query.with_for_update()  # SQLite, with its one writer, leaves it out
+    row = tx.conn.execute(query).mappings().first()
+    return None if row is None else _stored(row)
+
+
+def load(tx: Tx, num: int) -> StoredJob:
+    """One job. Raises NotFound."""
+    stored = find(tx, num)
+    if stored is None:
+        raise NotFound(f"there is no job {job_label(num)}", "`phalanx ps` lists the jobs")
+    return stored
+
+
+def in_states(tx: Tx, states: Iterable[JobState]) -> list[StoredJob]:
+    """Every job in one of `states`, by number."""
+    query = (
+        select(jobs).where(jobs.c.state.in_([state.value for state in states])).order_by(jobs.c.num)
+    )
+    return [_stored(row) for row in tx.conn.execute(query).mappings()]
+
+
+def waking(tx: Tx, now: int, limit: int = 500) -> list[int]:
+    """Jobs whose timers want a look by `now`, the longest due first."""
+    query = select(jobs.c.num).where(jobs.c.wake_at <= now).order_by(jobs.c.wake_at).limit(limit)
+    return list(tx.conn.execute(query).scalars())
+
+
+def next_wake_at(tx: Tx) -> int | None:
+    """When the earliest timer is due."""
+    value = tx.conn.execute(select(func.min(jobs.c.wake_at))).scalar()
+    return None if value is None else int(value)
+
+
+def count_live(tx: Tx) -> int:
+    """Jobs that something may still happen to without a user: neither terminal nor paused."""
+    quiet = [state.value for state in (*TERMINAL, JobState.PAUSED)]
+    return int(tx.conn.execute(select(func.count()).where(jobs.c.state.not_in(quiet))).scalar_one())
+
+
+def count_by_state(tx: Tx) -> dict[str, int]:
+    """Number of jobs in each state that has any."""
+    query = select(jobs.c.state, func.count()).group_by(jobs.c.state)
+    return {state: int(count) for state, count in tx.conn.execute(query)}
+
+
+def page(tx: Tx, wanted: JobFilter, *, before: int | None, limit: int) -> list[StoredJob]:
+    """Newest first; `before` is the last number of the page before."""
+    query = select(jobs).order_by(jobs.c.num.desc())
+    if wanted.states:
+        query = query.where(jobs.c.state.in_([state.value for state in wanted.states]))
+    for column, value in (
+        (jobs.c.project, wanted.project),
+        (jobs.c.owner, wanted.owner),
+        (jobs.c.name, wanted.name),
+    ):
+        if value is not None:
+            query = query.where(column == value)
+    if wanted.labels:
+        terms = [jobs.c.labels[key].as_string() == value for key, value in wanted.labels]
+        query = query.where(and_(*terms))
+    if before is not None:
+        query = query.where(jobs.c.num < before)
+    return [_stored(row) for row in tx.conn.execute(query.limit(limit)).mappings()]
+
+
+def waiting_and_holding(tx: Tx) -> tuple[list[StoredJob], list[StoredJob]]:
+    """What the planner looks at: queued jobs, and those that hold slots."""
+    both: Sequence[StoredJob] = in_states(tx, (JobState.QUEUED, *HOLDING))
+    waiting = [one for one in both if one.job.state is JobState.QUEUED]
+    return waiting, [one for one in both if one.job.state is not JobState.QUEUED]
+
+
+def _stored(row: Mapping[Any, Any]) -> StoredJob:
+    facts = JobFacts(
+        project=row["project"],
+        name=row["name"],
+        owner=row["owner"],
+        labels=row["labels"],
+        framework=row["framework"],
+        kind=row["kind"],
+        priority=row["priority"],
+        pools=tuple(row["pools"]),
+        cpus_per_node=row["cpus_per_node"],
+        spec=row["spec"],
+        code_digest=row["code_digest"],
+        caller_cwd=row["caller_cwd"],
+        caller_env=row["caller_env"],
+    )
+    stays = None
+    if row["stays_code"] is not None:
+        stays = Reason(ReasonCode(row["stays_code"]), row["stays_message"] or "")
+    job = decode(Job, row["snapshot"])
+    return StoredJob(job, facts, row["version"], row["last_seq"], stays)

@@ -1,0 +1,190 @@
+"""Checkpoints, generations, restores and ledgers: what `show` tells about a job's way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func, select
+
+from phalanx.core.ledger import Row
+from phalanx.store.database import Tx, take_numbers
+from phalanx.store.tables import checkpoints, generations, ledger_rows, restores
+
+Key = tuple[int, int, int]
+"""(job, attempt, generation)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRow:
+    """One checkpoint that was committed. `state`: valid, quarantined or removed."""
+
+    id: int
+    job: int
+    attempt: int
+    generation: int
+    step: int
+    epoch: int | None
+    path: str
+    size_bytes: int
+    took_s: float | None
+    metrics: Mapping[str, float]
+    created_at: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRow:
+    """Times of one generation, all on our clock."""
+
+    job: int
+    attempt: int
+    generation: int
+    up_at: int | None
+    first_step_at: int | None
+    last_step_at: int | None
+    first_step: int | None
+    last_step: int | None
+    failed_at: int | None
+    ended_at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreRow:
+    """From where a generation took up; `path` None: from the beginning."""
+
+    job: int
+    attempt: int
+    generation: int
+    path: str | None
+    step: int
+    epoch: int
+    position: int
+    exact: bool
+    took_s: float | None
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSlice:
+    """What one node consumed in one generation."""
+
+    job: int
+    attempt: int
+    generation: int
+    node_rank: int
+    num_samples: int | None
+    rows: tuple[Row, ...]
+
+
+def add_checkpoint(tx: Tx, key: Key, values: Mapping[str, Any]) -> None:
+    """A checkpoint was committed; one that is known under its path is left as it is."""
+    known = select(checkpoints.c.id).where(
+        checkpoints.c.job == key[0], checkpoints.c.path == values["path"]
+    )
+    if tx.conn.execute(known).first() is not None:
+        return
+    number = take_numbers(tx, "checkpoint")
+    row = dict(zip(("job", "attempt", "generation"), key, strict=True))
+    tx.conn.execute(checkpoints.insert(), {"id": number, "state": "valid", **row, **values})
+
+
+def mark_checkpoint(tx: Tx, job: int, path: str, state: str) -> None:
+    """Set a checkpoint's state; an unknown path is no error."""
+    tx.conn.execute(
+        checkpoints.update()
+        .where(checkpoints.c.job == job, checkpoints.c.path == path)
+        .values(state=state)
+    )
+
+
+def checkpoints_of(tx: Tx, job: int) -> list[CheckpointRow]:
+    """A job's checkpoints in the order in which they were reported."""
+    query = select(checkpoints).where(checkpoints.c.job == job).order_by(checkpoints.c.id)
+    return [CheckpointRow(**row) for row in tx.conn.execute(query).mappings()]
+
+
+def touch_generation(tx: Tx, key: Key, **changes: Any) -> GenerationRow:
+    """The row of a generation with `changes` applied, made when it is missing."""
+    where = (
+        (generations.c.job == key[0])
+        & (generations.c.attempt == key[1])
+        & (generations.c.generation == key[2])
+    )
+    row = tx.conn.execute(select(generations).where(where)).mappings().first()
+    if row is None:
+        fresh = dict.fromkeys(column.name for column in generations.columns)
+        fresh |= dict(zip(("job", "attempt", "generation"), key, strict=True)) | changes
+        tx.conn.execute(generations.insert(), fresh)
+        return GenerationRow(**fresh)  # type: ignore[arg-type]
+    if any(row[name] != value for name, value in changes.items()):
+        tx.conn.execute(generations.update().where(where).values(**changes))
+    return GenerationRow(**{**row, **changes})
+
+
+def generations_of(tx: Tx, job: int) -> list[GenerationRow]:
+    """A job's generations in order."""
+    query = (
+        select(generations)
+        .where(generations.c.job == job)
+        .order_by(generations.c.attempt, generations.c.generation)
+    )
+    return [GenerationRow(**row) for row in tx.conn.execute(query).mappings()]
+
+
+def add_restore(tx: Tx, key: Key, values: Mapping[str, Any]) -> bool:
+    """A generation continues from a checkpoint; False when that was known."""
+    where = (
+        (restores.c.job == key[0])
+        & (restores.c.attempt == key[1])
+        & (restores.c.generation == key[2])
+    )
+    if tx.conn.execute(select(restores.c.step).where(where)).first() is not None:
+        return False
+    row = dict(zip(("job", "attempt", "generation"), key, strict=True))
+    tx.conn.execute(restores.insert(), {**row, **values})
+    return True
+
+
+def restores_of(tx: Tx, job: int) -> list[RestoreRow]:
+    """Where each generation of a job took up, in order."""
+    query = (
+        select(restores)
+        .where(restores.c.job == job)
+        .order_by(restores.c.attempt, restores.c.generation)
+    )
+    return [RestoreRow(**row) for row in tx.conn.execute(query).mappings()]
+
+
+def put_ledger(tx: Tx, fresh: LedgerSlice) -> None:
+    """Replace what is known of one node's ledger in one generation."""
+    key = {
+        "job": fresh.job, "attempt": fresh.attempt, "generation": fresh.generation,
+        "node_rank": fresh.node_rank,
+    }  # fmt: skip
+    where = [ledger_rows.c[name] == value for name, value in key.items()]
+    rows = [[row.epoch, row.lo, row.hi, row.times] for row in fresh.rows]
+    values = {"num_samples": fresh.num_samples, "rows": rows}
+    changed = tx.conn.execute(ledger_rows.update().where(*where).values(**values)).rowcount
+    if changed == 0:
+        tx.conn.execute(ledger_rows.insert(), {**key, **values})
+
+
+def ledger_of(tx: Tx, job: int) -> list[LedgerSlice]:
+    """Everything a job consumed."""
+    query = (
+        select(ledger_rows)
+        .where(ledger_rows.c.job == job)
+        .order_by(ledger_rows.c.attempt, ledger_rows.c.generation, ledger_rows.c.node_rank)
+    )
+    return [
+        LedgerSlice(**{**row, "rows": tuple(Row(*cells) for cells in row["rows"])})
+        for row in tx.conn.execute(query).mappings()
+    ]
+
+
+def count_checkpoints(tx: Tx, job: int, state: str) -> int:
+    """How many of a job's checkpoints are in a state."""
+    query = select(func.count()).where(checkpoints.c.job == job, checkpoints.c.state == state)
+    return int(tx.conn.execute(query).scalar_one())

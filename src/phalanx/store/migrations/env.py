@@ -1,0 +1,13 @@
+"""Alembic's entry: runs on the connection that `migrate.upgrade` hands over."""
+
+from alembic import context
+
+from phalanx.store.tables import metadata
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=metadata,
+    render_as_batch=True,
+)
+with context.begin_transaction():
+    context.run_migrations()

@@ -1,0 +1,132 @@
+"""The outbox: commands stored with the events that asked for them, leased while they are executed.
+
+A lease that runs out makes a command available again, so that a crash between commit and effect loses
+nothing; what it asks for must therefore be idempotent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func, or_, select
+
+from phalanx.core.codec import encode
+from phalanx.core.jobs.commands import JobCommand
+from phalanx.errors import LeaseLost
+from phalanx.store.database import Tx, take_numbers
+from phalanx.store.events import kind_of
+from phalanx.store.tables import commands
+
+TOPIC = "commands"
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedCommand:
+    """A command that this process may execute until the lease expires."""
+
+    id: int
+    job: int
+    attempt: int
+    kind: str
+    tries: int
+    token: str
+
+
+def add(tx: Tx, num: int, fresh: Sequence[JobCommand], now: int) -> None:
+    """Store commands of one job, to be executed in this order."""
+    if not fresh:
+        return
+    first = take_numbers(tx, "command", len(fresh))
+    rows: list[dict[str, Any]] = [
+        {
+            "id": first + index, "job": num, "attempt": one.attempt, "kind": kind_of(type(one)),
+            "data": encode(one), "created_at": now, "not_before": now, "tries": 0,
+        }
+        for index, one in enumerate(fresh)
+    ]  # fmt: skip
+    tx.conn.execute(commands.insert(), rows)
+    tx.touched.topics.add(TOPIC)
+
+
+def lease(
+    tx: Tx, *, owner: str, token: str, now: int, expires_at: int, limit: int
+) -> list[LeasedCommand]:
+    """Take up to `limit` open commands, oldest first, that nobody else is executing."""
+    free = or_(commands.c.lease_expires_at.is_(None), commands.c.lease_expires_at <= now)
+    query = (
+        select(commands)
+        .where(commands.c.done_at.is_(None), commands.c.not_before <= now, free)
+        .order_by(commands.c.id)
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+    )
+    rows = list(tx.conn.execute(query).mappings())
+    if rows:
+        tx.conn.execute(
+            commands.update()
+            .where(commands.c.id.in_([row["id"] for row in rows]))
+            .values(
+                lease_owner=owner,
+                lease_token=token,
+                lease_expires_at=expires_at,
+                tries=commands.c.tries + 1,
+            )
+        )
+    return [
+        LeasedCommand(row["id"], row["job"], row["attempt"], row["kind"], row["tries"] + 1, token)
+        for row in rows
+    ]
+
+
+def finish(tx: Tx, command: LeasedCommand, now: int) -> None:
+    """Mark a command done. Raises LeaseLost when somebody else took it over."""
+    _guarded(tx, command, {"done_at": now, "error": None})
+
+
+def retry(tx: Tx, command: LeasedCommand, *, not_before: int, error: str) -> None:
+    """Give a command back, to be tried again later. Raises LeaseLost."""
+    changes = {"not_before": not_before, "error": error, "lease_expires_at": None}
+    _guarded(tx, command, changes)
+
+
+def _guarded(tx: Tx, command: LeasedCommand, changes: dict[str, Any]) -> None:
+    update = (
+        commands.update()
+        .where(
+            commands.c.id == command.id,
+            commands.c.lease_token == command.token,
+            commands.c.done_at.is_(None),
+        )
+        .values(**changes)
+    )
+    if tx.conn.execute(update).rowcount != 1:
+        raise LeaseLost(f"command {command.id} of job {command.job} was taken over")
+
+
+def free_all(tx: Tx) -> None:
+    """Free every lease: for an embedded control plane, which is alone on its home."""
+    tx.conn.execute(
+        commands.update().where(commands.c.done_at.is_(None)).values(lease_expires_at=None)
+    )
+
+
+def next_at(tx: Tx) -> int | None:
+    """When the next open command may be executed."""
+    ready = func.coalesce(commands.c.lease_expires_at, commands.c.not_before)
+    query = select(func.min(ready)).where(commands.c.done_at.is_(None))
+    value = tx.conn.execute(query).scalar()
+    return None if value is None else int(value)
+
+
+def launched(tx: Tx, live: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Which of these (job, attempt) have been launched: no start of theirs is under way."""
+    if not live:
+        return set()
+    query = select(commands.c.job, commands.c.attempt).where(
+        commands.c.job.in_([num for num, _ in live]),
+        commands.c.kind == "launch_attempt",
+        commands.c.done_at.is_not(None),
+    )
+    return {(job, attempt) for job, attempt in tx.conn.execute(query)} & set(live)

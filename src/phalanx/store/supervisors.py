@@ -1,0 +1,94 @@
+"""What is known of each supervisor beside its job's state: its token, its clock, how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import select
+
+from phalanx.store.database import Tx
+from phalanx.store.tables import supervisors
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorRow:
+    """One supervisor. `clock_offset_us` is what to add to its clock to get ours."""
+
+    job: int
+    attempt: int
+    node_rank: int
+    token_hash: str
+    last_seq: int
+    first_seen_at: int | None
+    last_seen_at: int | None
+    clock_offset_us: int | None
+    host: str | None
+    pid: int | None
+    generation: int
+    step: int | None
+    epoch: int | None
+    phase: str
+    pids: tuple[int, ...]
+    warm: bool | None
+    released_at: int | None
+
+
+def expect(tx: Tx, job: int, attempt: int, num_nodes: int, token_hash: str) -> None:
+    """Make rows for an attempt that is about to be launched; those that exist stay as they are."""
+    known = {row.node_rank for row in of_attempt(tx, job, attempt)}
+    fresh = [
+        {
+            "job": job, "attempt": attempt, "node_rank": rank, "token_hash": token_hash,
+            "last_seq": 0, "generation": 0, "phase": "", "pids": [],
+        }
+        for rank in range(num_nodes)
+        if rank not in known
+    ]  # fmt: skip
+    if fresh:
+        tx.conn.execute(supervisors.insert(), fresh)
+
+
+def find(tx: Tx, job: int, attempt: int, node_rank: int) -> SupervisorRow | None:
+    """One supervisor, or None when no such one was ever launched."""
+    query = select(supervisors).where(_is(job, attempt, node_rank))
+    row = tx.conn.execute(query).mappings().first()
+    return None if row is None else _row(row)
+
+
+def of_attempt(tx: Tx, job: int, attempt: int) -> list[SupervisorRow]:
+    """All supervisors of an attempt, by node rank."""
+    query = (
+        select(supervisors)
+        .where(supervisors.c.job == job, supervisors.c.attempt == attempt)
+        .order_by(supervisors.c.node_rank)
+    )
+    return [_row(row) for row in tx.conn.execute(query).mappings()]
+
+
+def of_attempts(tx: Tx, live: Sequence[tuple[int, int]]) -> list[SupervisorRow]:
+    """All supervisors of several (job, attempt)."""
+    if not live:
+        return []
+    query = select(supervisors).where(supervisors.c.job.in_([job for job, _ in live]))
+    wanted = set(live)
+    rows = (_row(row) for row in tx.conn.execute(query).mappings())
+    return [row for row in rows if (row.job, row.attempt) in wanted]
+
+
+def update(tx: Tx, job: int, attempt: int, node_rank: int, **changes: Any) -> None:
+    """Change columns of one supervisor."""
+    tx.conn.execute(supervisors.update().where(_is(job, attempt, node_rank)).values(**changes))
+
+
+def _is(job: int, attempt: int, node_rank: int) -> Any:
+    return (
+        (supervisors.c.job == job)
+        & (supervisors.c.attempt == attempt)
+        & (supervisors.c.node_rank == node_rank)
+    )
+
+
+def _row(row: Mapping[Any, Any]) -> SupervisorRow:
+    return SupervisorRow(**{**row, "pids": tuple(row["pids"])})

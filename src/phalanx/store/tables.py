@@ -1,0 +1,237 @@
+"""Every table. Names are for ever: storage freezes them.
+
+Times are integer microseconds UTC (`*_at`), durations seconds, sizes bytes. JSON columns hold plain
+data written by `core.codec` or pydantic; nothing is ever pickled.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+metadata = MetaData(
+    naming_convention={"ix": "ix_%(table_name)s_%(column_0_N_name)s", "pk": "pk_%(table_name)s"}
+)
+
+
+def _key(name: str) -> Column[int]:
+    return Column(name, BigInteger, primary_key=True, autoincrement=False)
+
+
+counters = Table(
+    "counters",
+    metadata,
+    Column("name", String(32), primary_key=True),
+    # The last number given out. Taken by UPDATE … RETURNING, which orders writers by their commits.
+    Column("value", BigInteger, nullable=False),
+)
+
+jobs = Table(
+    "jobs",
+    metadata,
+    _key("num"),
+    Column("version", BigInteger, nullable=False),  # optimistic: counts commits of this row
+    Column("last_seq", BigInteger, nullable=False),  # of its events
+    Column("project", String(128), nullable=False),
+    Column("name", String(256), nullable=False),
+    Column("owner", String(128), nullable=False),
+    Column("labels", JSON, nullable=False),
+    Column("framework", String(32), nullable=False),
+    Column("kind", String(16), nullable=False),  # run: takes the caller's environment; submit
+    Column("state", String(16), nullable=False),
+    Column("reason_code", String(32), nullable=False),
+    Column("reason_message", Text, nullable=False),
+    Column("priority", Integer, nullable=False),
+    Column("pools", JSON, nullable=False),  # order of preference; empty: any
+    Column("cpus_per_node", Integer, nullable=False),
+    Column("spec", JSON, nullable=False),  # resolved: every default written out
+    Column("code_digest", String(64)),  # SHA-256 of the archive; NULL: the job brings no code
+    Column("caller_cwd", Text),
+    Column("caller_env", JSON),  # of `run` jobs, without what looks like a secret
+    Column("snapshot", JSON, nullable=False),  # core.jobs.model.Job; the events can rebuild it
+    Column("attempts", Integer, nullable=False),
+    Column("restarts", Integer, nullable=False),
+    Column("num_slots", Integer, nullable=False),
+    Column("submitted_at", BigInteger, nullable=False),
+    Column("started_at", BigInteger),
+    Column("ended_at", BigInteger),
+    Column("wake_at", BigInteger),  # when timers want a look; NULL: never
+    # Why the planner left it waiting; overwritten in place, not an event.
+    Column("stays_code", String(32)),
+    Column("stays_message", Text),
+    Index(None, "state"),
+    Index(None, "project", "submitted_at"),
+    Index(None, "wake_at"),
+)
+
+events = Table(
+    "events",
+    metadata,
+    _key("job"),
+    _key("seq"),
+    Column("feed", BigInteger, nullable=False, unique=True),  # position in the global feed
+    Column("v", Integer, nullable=False),
+    Column("at", BigInteger, nullable=False),
+    Column("kind", String(32), nullable=False),
+    Column("attempt", Integer),
+    Column("generation", Integer),
+    Column("actor", String(128), nullable=False),
+    Column("reason", JSON, nullable=False),  # the job's state and reason after it
+    Column("data", JSON, nullable=False),
+)
+
+commands = Table(
+    "commands",
+    metadata,
+    _key("id"),
+    Column("job", BigInteger, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("kind", String(32), nullable=False),
+    Column("data", JSON, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("not_before", BigInteger, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("done_at", BigInteger),
+    Column("lease_owner", String(64)),
+    Column("lease_token", String(32)),
+    Column("lease_expires_at", BigInteger),
+    Column("error", Text),
+    Index(None, "done_at", "not_before"),
+    Index(None, "job", "attempt"),
+)
+
+leases = Table(
+    "leases",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("owner", String(64), nullable=False),
+    Column("token", String(32), nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+)
+
+supervisors = Table(
+    "supervisors",
+    metadata,
+    _key("job"),
+    _key("attempt"),
+    _key("node_rank"),
+    Column(
+        "token_hash", String(64), nullable=False
+    ),  # SHA-256; the token is only in the assignment
+    Column("last_seq", BigInteger, nullable=False),  # reports up to here are stored
+    Column("first_seen_at", BigInteger),
+    Column("last_seen_at", BigInteger),
+    Column("clock_offset_us", BigInteger),  # server minus supervisor, by the least delayed sync
+    Column("host", String(256)),
+    Column("pid", Integer),
+    Column("generation", Integer, nullable=False),
+    Column("step", BigInteger),
+    Column("epoch", Integer),
+    Column("phase", String(64), nullable=False),
+    Column("pids", JSON, nullable=False),  # of the ranks of `generation`, by local rank
+    Column("warm", Boolean),
+    Column("released_at", BigInteger),  # it said that it leaves; only the executor confirms
+)
+
+generations = Table(
+    "generations",
+    metadata,
+    _key("job"),
+    _key("attempt"),
+    _key("generation"),
+    Column("up_at", BigInteger),  # all ranks run
+    Column("first_step_at", BigInteger),  # the first completed step
+    Column("last_step_at", BigInteger),
+    Column("first_step", BigInteger),
+    Column("last_step", BigInteger),
+    Column("failed_at", BigInteger),  # its first failure, on our clock
+    Column("ended_at", BigInteger),
+)
+
+restores = Table(
+    "restores",
+    metadata,
+    _key("job"),
+    _key("attempt"),
+    _key("generation"),
+    Column("path", Text),  # NULL: from the beginning
+    Column("step", BigInteger, nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("position", BigInteger, nullable=False),
+    Column("exact", Boolean, nullable=False),
+    Column("took_s", Float),
+    Column("at", BigInteger, nullable=False),
+)
+
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    _key("id"),
+    Column("job", BigInteger, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("epoch", Integer),
+    Column("path", Text, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("took_s", Float),
+    Column("metrics", JSON, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("state", String(16), nullable=False),  # valid | quarantined | removed
+    Index(None, "job", "path", unique=True),
+    Index(None, "job", "step"),
+)
+
+ledger_rows = Table(
+    "ledger_rows",
+    metadata,
+    _key("job"),
+    _key("attempt"),
+    _key("generation"),
+    _key("node_rank"),
+    Column("num_samples", BigInteger),
+    Column("rows", JSON, nullable=False),  # [[epoch, lo, hi, times], …]
+)
+
+metric_chunks = Table(
+    "metric_chunks",
+    metadata,
+    _key("id"),
+    Column("job", BigInteger, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("node_rank", Integer, nullable=False),
+    Column("first_step", BigInteger, nullable=False),
+    Column("last_step", BigInteger, nullable=False),
+    Column("points", JSON, nullable=False),  # [[rank, step, at, {name: value}], …]
+    Index(None, "job", "id"),
+)
+
+log_segments = Table(
+    "log_segments",
+    metadata,
+    _key("id"),  # order of arrival: the cursor of readers
+    Column("job", BigInteger, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("rank", Integer, nullable=False),
+    Column("stream", String(3), nullable=False),
+    Column("offset", BigInteger, nullable=False),
+    Column("dropped", BigInteger, nullable=False),  # bytes lost before this segment
+    Column("at", BigInteger, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+    Index(None, "job", "id"),
+    Index(None, "job", "attempt", "generation", "rank", "stream", "offset", unique=True),
+)

@@ -1,0 +1,205 @@
+"""Metric chunks and log segments: bulk that is not events. Readers follow it by cursor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func, select
+
+from phalanx.store.database import Tx, take_numbers
+from phalanx.store.tables import log_segments, metric_chunks
+
+
+@dataclass(frozen=True, slots=True)
+class LogSegment:
+    """Bytes [offset, offset + len(data)) of one rank's stream in one generation."""
+
+    id: int
+    job: int
+    attempt: int
+    generation: int
+    rank: int
+    stream: str
+    offset: int
+    dropped: int
+    at: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Metric values of one rank at one step; `at` is on our clock."""
+
+    attempt: int
+    generation: int
+    rank: int
+    step: int
+    at: int
+    values: dict[str, float]
+
+
+def logs_topic(job: int) -> str:
+    """Who follows a job's logs waits for this."""
+    return f"logs:{job}"
+
+
+def add_log(tx: Tx, fresh: LogSegment) -> None:
+    """Append a segment; its `id` is given here. Bytes that are known by their offset are left out.
+
+    After a lost answer a supervisor reads its files again, and may cut them differently.
+    """
+    same = (
+        log_segments.c.job == fresh.job,
+        log_segments.c.attempt == fresh.attempt,
+        log_segments.c.generation == fresh.generation,
+        log_segments.c.rank == fresh.rank,
+        log_segments.c.stream == fresh.stream,
+    )
+    end = log_segments.c.offset + func.length(log_segments.c.data)
+    known = tx.conn.execute(select(func.max(end)).where(*same)).scalar()
+    data = fresh.data[max(0, (known or 0) - fresh.offset) :]
+    if not data:
+        return
+    row: dict[str, Any] = {
+        name: getattr(fresh, name) for name in LogSegment.__slots__ if name != "id"
+    }
+    row |= {"data": data, "offset": fresh.offset + len(fresh.data) - len(data)}
+    row["id"] = take_numbers(tx, "log")
+    tx.conn.execute(log_segments.insert(), row)
+    tx.touched.topics.add(logs_topic(fresh.job))
+
+
+def logs_after(
+    tx: Tx,
+    job: int,
+    *,
+    cursor: int,
+    ranks: Sequence[int] = (),
+    stream: str | None = None,
+    max_bytes: int = 4 << 20,
+) -> list[LogSegment]:
+    """Segments that arrived behind `cursor`, oldest first, about `max_bytes` of them."""
+    query = _logs(job, ranks, stream).where(log_segments.c.id > cursor).order_by(log_segments.c.id)
+    return _up_to(tx, query, max_bytes)
+
+
+def last_logs(
+    tx: Tx,
+    job: int,
+    *,
+    ranks: Sequence[int] = (),
+    stream: str | None = None,
+    max_bytes: int = 4 << 20,
+) -> list[LogSegment]:
+    """The newest segments, oldest first, about `max_bytes` of them."""
+    query = _logs(job, ranks, stream).order_by(log_segments.c.id.desc())
+    return _up_to(tx, query, max_bytes)[::-1]
+
+
+def _logs(job: int, ranks: Sequence[int], stream: str | None) -> Any:
+    query = select(log_segments).where(log_segments.c.job == job)
+    if ranks:
+        query = query.where(log_segments.c.rank.in_(list(ranks)))
+    return query if stream is None else query.where(log_segments.c.stream == stream)
+
+
+def _up_to(tx: Tx, query: Any, max_bytes: int) -> list[LogSegment]:
+    found: list[LogSegment] = []
+    size = 0
+    with tx.conn.execution_options(yield_per=32).execute(query) as rows:
+        for row in rows.mappings():
+            found.append(LogSegment(**row))
+            size += len(row["data"])
+            if size >= max_bytes:
+                break
+    return found
+
+
+def last_log_id(tx: Tx, job: int) -> int:
+    """The cursor that stands behind everything."""
+    query = select(func.max(log_segments.c.id)).where(log_segments.c.job == job)
+    return int(tx.conn.execute(query).scalar() or 0)
+
+
+def add_points(tx: Tx, job: int, node_rank: int, points: Sequence[Point]) -> None:
+    """Append one chunk of points of one generation."""
+    if not points:
+        return
+    row = {
+        "id": take_numbers(tx, "metric"),
+        "job": job,
+        "attempt": points[0].attempt,
+        "generation": points[0].generation,
+        "node_rank": node_rank,
+        "first_step": min(point.step for point in points),
+        "last_step": max(point.step for point in points),
+        "points": [[one.rank, one.step, one.at, _plain(one.values)] for one in points],
+    }
+    tx.conn.execute(metric_chunks.insert(), row)
+
+
+def points_of(tx: Tx, job: int, *, after_step: int = -1) -> list[Point]:
+    """A job's points with a step behind `after_step`, in the order in which they arrived."""
+    query = (
+        select(metric_chunks)
+        .where(metric_chunks.c.job == job, metric_chunks.c.last_step > after_step)
+        .order_by(metric_chunks.c.id)
+    )
+    return [
+        Point(row["attempt"], row["generation"], rank, step, at, _floats(values))
+        for row in tx.conn.execute(query).mappings()
+        for rank, step, at, values in row["points"]
+        if step > after_step
+    ]
+
+
+def last_points(tx: Tx, job: int, *, num_chunks: int = 4) -> list[Point]:
+    """The points of the newest chunks, in order."""
+    query = (
+        select(metric_chunks)
+        .where(metric_chunks.c.job == job)
+        .order_by(metric_chunks.c.id.desc())
+        .limit(num_chunks)
+    )
+    rows = list(tx.conn.execute(query).mappings())[::-1]
+    return [
+        Point(row["attempt"], row["generation"], rank, step, at, _floats(values))
+        for row in rows
+        for rank, step, at, values in row["points"]
+    ]
+
+
+def _plain(values: dict[str, float]) -> dict[str, float | str]:
+    """JSON has no NaN and no infinity: they are stored as text."""
+    return {key: one if math.isfinite(one) else str(one) for key, one in values.items()}
+
+
+def _floats(values: dict[str, float | str]) -> dict[str, float]:
+    return {key: float(one) for key, one in values.items()}
+
+
+def line_start(
+    tx: Tx, job: int, key: tuple[int, int, int, str], *, start: int, up_to: int
+) -> bytes:
+    """Bytes from offset `start` of one stream, as far as segment `up_to`.
+
+    `key` is (attempt, generation, rank, stream).
+    """
+    attempt, generation, rank, stream = key
+    query = (
+        select(log_segments.c.offset, log_segments.c.data)
+        .where(
+            log_segments.c.job == job,
+            log_segments.c.attempt == attempt,
+            log_segments.c.generation == generation,
+            log_segments.c.rank == rank,
+            log_segments.c.stream == stream,
+            log_segments.c.id <= up_to,
+            log_segments.c.offset + func.length(log_segments.c.data) > start,
+        )
+        .order_by(log_segments.c.offset)
+    )
+    return b"".join(data[max(0, start - offset) :] for offset, data in tx.conn.execute(query))

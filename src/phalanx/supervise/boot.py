@@ -1,0 +1,160 @@
+"""The first moments of a supervisor, with the standard library alone: lock, record, guard, warm process."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from phalanx.core.ranks import omp_num_threads
+from phalanx.launch import linux
+from phalanx.launch.command import PythonCommand, parse_python, same_python, sensitive
+from phalanx.launch.identity import (
+    LOCK_NAME,
+    LOG_NAME,
+    TAG_VARIABLE,
+    ProcessName,
+    SupervisorRecord,
+    this_process,
+)
+from phalanx.launch.tree import GuardProcess, WarmProcess
+
+
+@dataclass(slots=True)
+class Ground:
+    """What stands before the program proper is loaded. `data` is the assignment as JSON."""
+
+    data: dict[str, Any]
+    command: PythonCommand | None
+    guard: GuardProcess
+    warm: WarmProcess | None
+    tag_env: Mapping[str, str]
+    warm_up: Callable[[GuardProcess], WarmProcess | None]
+
+
+def prepare(data: dict[str, Any]) -> Ground | None:
+    """Take the node's folder and start guard and warm process; None when somebody else holds it."""
+    if not _hold(Path(data["node_dir"])):
+        return None
+    linux.become_subreaper()
+    tag = secrets.token_hex(8)
+    guard = GuardProcess.start({TAG_VARIABLE: tag})
+    return _settle(data, guard, None, tag)
+
+
+def stand_by(env: Mapping[str, str], imports: Sequence[str], stdin: BinaryIO) -> Ground | None:
+    """Warm up, then wait for an assignment; None when none comes."""
+    linux.become_subreaper()
+    tag = secrets.token_hex(8)
+    guard = GuardProcess.start({TAG_VARIABLE: tag})
+    warm = _start_warm(guard, tag, sys.executable, env, imports, cwd="/")
+    # The rest of the program is loaded while there is time.
+    import phalanx.supervise.program  # noqa: F401
+
+    line = stdin.readline()
+    if not line.endswith(b"\n"):
+        return None
+    data: dict[str, Any] = json.loads(Path(os.fsdecode(line[:-1])).read_bytes())
+    node_dir = Path(data["node_dir"])
+    if not _hold(node_dir):
+        return None
+    _log_to(node_dir / LOG_NAME)
+    return _settle(data, guard, warm, tag)
+
+
+def _settle(
+    data: dict[str, Any], guard: GuardProcess, spare: WarmProcess | None, tag: str
+) -> Ground:
+    record = SupervisorRecord(this_process(), ProcessName.of(guard.process.pid), tag)
+    record.write(Path(data["node_dir"]))
+    env: dict[str, str] = {"PYTHONUNBUFFERED": "1", **data["env"]}
+    threads = omp_num_threads(data["gang"]["ranks_per_node"], data["cpus"])
+    if threads is not None:
+        env.setdefault("OMP_NUM_THREADS", str(threads))
+    command = parse_python(data["command"], workdir=data["workdir"], env=env)
+    wanted = data.get("warm") or {}
+
+    def warm_up(guard: GuardProcess) -> WarmProcess | None:
+        if command is None or not _wants_warm(data):
+            return None
+        imports = list(wanted.get("imports") or [])
+        folder, unbuffered = data["node_dir"], command.unbuffered
+        return _start_warm(guard, tag, command.python, env, imports, folder, unbuffered)
+
+    if spare is not None and not _suits(spare, data, command, env):
+        spare.channel.close()
+        spare = None
+    warm = spare
+    if warm is not None and wanted.get("imports"):
+        with contextlib.suppress(OSError):
+            warm.preload(wanted["imports"])
+    if warm is None and not data.get("setup"):
+        # What a set-up installs must not be imported before it has run.
+        warm = warm_up(guard)
+    return Ground(data, command, guard, warm, {TAG_VARIABLE: tag}, warm_up)
+
+
+def _wants_warm(data: dict[str, Any]) -> bool:
+    """Only who needs torch gains by having it imported."""
+    enabled: bool = (data.get("warm") or {}).get("enabled", True)
+    return enabled and data["gang"]["framework"] == "torch"
+
+
+def _suits(
+    spare: WarmProcess, data: dict[str, Any], command: PythonCommand | None, env: Mapping[str, str]
+) -> bool:
+    """Whether a spare warm process is as good as a new one."""
+    return (
+        command is not None
+        and not data.get("setup")
+        and _wants_warm(data)
+        and same_python(spare.python, command.python)
+        and dict(spare.sensitive_env) == sensitive(env)
+    )
+
+
+def _start_warm(
+    guard: GuardProcess, tag: str, python: str, env: Mapping[str, str], imports: Sequence[str],
+    cwd: str, unbuffered: bool = False,
+) -> WarmProcess:  # fmt: skip
+    stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return WarmProcess.start(
+            guard,
+            python=shutil.which(python) or python,
+            unbuffered=unbuffered,
+            imports=imports,
+            env={**env, TAG_VARIABLE: tag},
+            sensitive_env=sensitive(env),
+            cwd=cwd,
+            stdio=(stdin, 2, 2),
+        )
+    finally:
+        os.close(stdin)
+
+
+def _hold(node_dir: Path) -> bool:
+    """Lock the node's folder for the life of this process."""
+    descriptor = os.open(node_dir / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return False
+    return True
+
+
+def _log_to(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        os.close(descriptor)

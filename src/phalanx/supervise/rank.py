@@ -1,0 +1,200 @@
+"""One local rank: its files, its pipes, its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from phalanx.core.failures import RankExit
+from phalanx.launch import linux
+from phalanx.launch.capture import Capture, open_append, read_available
+from phalanx.supervise.eventloop import EventLoop
+from phalanx.supervise.postmortem import rank_exit
+
+_MAX_READS = 64
+STREAMS = ("out", "err")
+Opener = Callable[[Path], tuple[int, Callable[[bytes], int]]]
+
+
+class Observer(Protocol):
+    """The generation that a rank belongs to."""
+
+    def rank_started(self, rank: LocalRank) -> None:
+        """It runs."""
+        ...
+
+    def rank_refused(self, rank: LocalRank, message: str, *, missing: bool) -> None:
+        """It could not be started."""
+        ...
+
+    def rank_exited(self, rank: LocalRank) -> None:
+        """It is gone; `rank.exit` says how."""
+        ...
+
+
+@dataclass(slots=True)
+class Stream:
+    """One captured stream of one rank, as far as it was read from the pipe and carried away."""
+
+    rank: int
+    name: str
+    path: Path
+    capture: Capture
+    file: int
+    pipe: int | None = None
+    num_sent: int = 0
+    num_dropped_sent: int = 0
+
+    def drain(self, loop: EventLoop) -> None:
+        """Take what can be read now; closes the pipe at its end.
+
+        Bounded: a worker that outlives its rank for a moment may print without end, and what the
+        rank itself left fits the pipe.
+        """
+        for _ in range(_MAX_READS):
+            if self.pipe is None:
+                return
+            data, over = read_available(self.pipe)
+            if data:
+                self.capture.take(data)
+            elif over:
+                self.close_pipe(loop)
+            else:
+                return
+
+    def take_some(self, loop: EventLoop) -> None:
+        """One read, so that a rank that prints without end does not keep the loop busy."""
+        if self.pipe is None:
+            return
+        data, over = read_available(self.pipe)
+        if data:
+            self.capture.take(data)
+        elif over:
+            self.close_pipe(loop)
+
+    def close_pipe(self, loop: EventLoop) -> None:
+        """Stop reading, whoever may still hold the other end."""
+        if self.pipe is not None:
+            loop.forget(self.pipe)
+            os.close(self.pipe)
+            self.pipe = None
+
+    def read_back(self, limit: int) -> bytes:
+        """Bytes of the file that were not carried away yet, up to `limit`."""
+        size = min(limit, self.capture.num_written - self.num_sent)
+        if size <= 0:
+            return b""
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self.num_sent)
+                return file.read(size)
+        except OSError:
+            return b""
+
+
+@dataclass(slots=True)
+class LocalRank:
+    """A rank of the current generation on this node. `rank` is the global number."""
+
+    rank: int
+    folder: Path
+    loop: EventLoop
+    observer: Observer
+    opener: Opener = open_append
+    pid: int | None = None
+    warm: bool = False
+    exit: RankExit | None = None
+    refused_: bool = False
+    streams: list[Stream] = field(default_factory=list)
+
+    @property
+    def stem(self) -> str:
+        """The beginning of the names of its files."""
+        return f"r{self.rank:05d}"
+
+    @property
+    def report_file(self) -> Path:
+        """What it reports through."""
+        return self.folder / f"{self.stem}.report"
+
+    @property
+    def error_file(self) -> Path:
+        """Where an uncaught exception is left."""
+        return self.folder / f"{self.stem}.error.json"
+
+    def open_pipes(self) -> tuple[int, int, int]:
+        """Make its streams; returns descriptors 0, 1, 2 for the child. Raises OSError."""
+        child = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)]
+        for name in STREAMS:
+            path = self.folder / f"{self.stem}.{name}"
+            descriptor, append = self.opener(path)
+            read, write = os.pipe()
+            os.set_blocking(read, False)
+            stream = Stream(self.rank, name, path, Capture(append), descriptor, read)
+            self.streams.append(stream)
+            self.loop.watch(read, lambda stream=stream: stream.take_some(self.loop))  # type: ignore[misc]
+            child.append(write)
+        return child[0], child[1], child[2]
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self.pid is not None and self.exit is None
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing more is to be heard of it."""
+        return self.exit is not None or self.refused_
+
+    def started(self, pid: int, *, warm: bool) -> None:
+        """See `Watcher`."""
+        self.pid, self.warm = pid, warm
+        self.observer.rank_started(self)
+
+    def refused(self, message: str, *, missing: bool) -> None:
+        """See `Watcher`."""
+        self.refused_ = True
+        self.observer.rank_refused(self, message, missing=missing)
+
+    def exited(self, status: int, at: int) -> None:
+        """See `Watcher`. What it printed last is read before its end is judged."""
+        for stream in self.streams:
+            stream.drain(self.loop)
+        error = None
+        with contextlib.suppress(OSError):
+            error = self.error_file.read_text(errors="replace")
+        stderr = bytes(self.streams[1].capture.tail) if self.streams else b""
+        self.exit = rank_exit(self.rank, status, at, error, stderr)
+        self.observer.rank_exited(self)
+
+    def terminate(self) -> list[int]:
+        """SIGTERM to the rank; returns descriptors that turn readable when the signalled have ended.
+
+        Data workers must not get it: they would die and take the rank's own save with them. But a
+        shell passes nothing on and dies first, so below anything that is no Python it goes further.
+        """
+        if not self.running or self.pid is None:
+            return []
+        handles: list[int] = []
+        todo = [self.pid]
+        while todo:
+            pid = todo.pop()
+            with contextlib.suppress(OSError):
+                if not linux.executable(pid).startswith(("python", "pypy")):
+                    todo.extend(linux.children(pid))
+                handle = os.pidfd_open(pid)
+                handles.append(handle)
+                signal.pidfd_send_signal(handle, signal.SIGTERM)
+        return handles
+
+    def close(self) -> None:
+        """Read what is there and give everything back; nobody waits for end-of-file."""
+        for stream in self.streams:
+            stream.drain(self.loop)
+            stream.close_pipe(self.loop)
+            os.close(stream.file)

@@ -1,0 +1,244 @@
+"""What ranks report through their mapped files, read while they run and once more when they are gone."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from phalanx.core import reports
+from phalanx.core.ledger import Row, merge
+from phalanx.schemas.supervision import (
+    CheckpointReport,
+    Heartbeat,
+    LedgerReport,
+    LedgerRow,
+    MetricPoint,
+    QuarantinedReport,
+    Report,
+    RestoredReport,
+    WarningReport,
+)
+
+_READ_BYTES = 1 << 20
+Record = dict[str, Any]
+Put = Callable[[Callable[[int], Report]], object]
+
+
+class RecordTail:
+    """A reader's own position in one rank's report file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+        self._position = 0
+        self._broken = False
+
+    def read(self) -> list[Record]:
+        """Records that were committed since the last call, about a megabyte of them at most.
+
+        A file that is no report file is left alone from then on: a rank's mistake is not ours.
+        """
+        if self._broken or not self._open():
+            return []
+        assert self._descriptor is not None
+        try:
+            length = reports.committed_length(os.pread(self._descriptor, reports.HEADER_BYTES, 0))
+            size = min(length - self._position, _READ_BYTES)
+            if size <= 0:
+                return []
+            chunk = os.pread(self._descriptor, size, reports.HEADER_BYTES + self._position)
+            found: list[Record] = []
+            end = 0
+            for end, record in reports.decode(chunk):  # noqa: B007 - the last one counts
+                found.append(record)
+            if end == 0 and size == _READ_BYTES:
+                raise ValueError("a record larger than a megabyte")
+            self._position += end
+            return found
+        except (OSError, ValueError):
+            self._broken = True
+            return []
+
+    def _open(self) -> bool:
+        if self._descriptor is None:
+            with contextlib.suppress(OSError):
+                self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        return self._descriptor is not None
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+class GenerationRecords:
+    """All ranks of this node in one generation, read for everything but metrics."""
+
+    def __init__(self, generation: int, files: dict[int, Path], put: Put) -> None:
+        self._generation = generation
+        self._tails = {rank: RecordTail(path) for rank, path in files.items()}
+        self._put = put
+        self.step: int | None = None
+        self.epoch: int | None = None
+        self.phase = ""
+        self.done: set[int] = set()
+        self.stopped: set[int] = set()
+        self._began = False
+        self._rows: tuple[Row, ...] = ()
+        self._fresh_rows: list[Row] = []
+        self._num_samples: int | None = None
+        self._said: set[tuple[str, str]] = set()
+
+    def read(self) -> None:
+        """Take in what is new; reports worth sending are put at once."""
+        for rank, tail in self._tails.items():
+            while records := tail.read():
+                for record in records:
+                    # Written by a user's process: what cannot be understood is passed over.
+                    with contextlib.suppress(KeyError, TypeError, ValueError):
+                        self._take(rank, record)
+
+    def close(self) -> None:
+        """Give descriptors back."""
+        for tail in self._tails.values():
+            tail.close()
+
+    def heartbeat(self) -> Heartbeat:
+        """How far the node is."""
+        return Heartbeat(
+            generation=self._generation, step=self.step, epoch=self.epoch, phase=self.phase
+        )
+
+    def put_ledger(self, put: Put) -> bool:
+        """Queue the ledger when it has grown; says whether it did."""
+        if not self._fresh_rows:
+            return False
+        self._rows = merge([*self._rows, *self._fresh_rows])
+        self._fresh_rows = []
+        rows = [LedgerRow(epoch=r.epoch, lo=r.lo, hi=r.hi, times=r.times) for r in self._rows]
+        put(
+            lambda seq: LedgerReport(
+                seq=seq, generation=self._generation, num_samples=self._num_samples, rows=rows
+            )
+        )
+        return True
+
+    def _take(self, rank: int, record: Record) -> None:
+        kind = record["k"]
+        if kind == "step":
+            self.step = max(self.step or 0, int(record["step"]))
+            self.epoch = int(record["epoch"])
+        elif kind == "ledger":
+            row = Row(int(record["epoch"]), int(record["lo"]), int(record["hi"]))
+            self._fresh_rows.append(row)
+        elif kind == "metric":
+            self._look_for_divergence(rank, record)
+        elif kind == "phase":
+            self.phase = str(record["name"])
+        elif kind == "done":
+            self.done.add(rank)
+        elif kind == "stopped":
+            self.stopped.add(rank)
+        else:
+            self._announce(rank, kind, record)
+
+    def _announce(self, rank: int, kind: str, record: Record) -> None:
+        if kind == "checkpoint":
+            self._once(kind, record["path"], self._checkpoint(record))
+        elif kind == "restored" and not self._began:
+            self._began = True
+            self._put(self._restored(record))
+        elif kind == "data":
+            self._num_samples = int(record["num_samples"])
+            if not self._began:
+                self._began = True
+                self._put(self._restored({**record, "path": None}))
+        elif kind == "quarantined":
+            why, path = str(record.get("why", "")), str(record["path"])
+            self._once(kind, path, lambda seq: QuarantinedReport(
+                seq=seq, generation=self._generation, path=path, message=why))  # fmt: skip
+        elif kind == "warn":
+            said = str(record["message"])
+            self._warn_once(kind, said, rank, said, int(record["t"]))
+
+    def _look_for_divergence(self, rank: int, record: Record) -> None:
+        """What is not finite cannot be drawn; that it came about must be seen."""
+        for name, value in record["v"].items():
+            if isinstance(value, str):
+                said = f"metric {name} is not finite: {value} at step {record['step']}"
+                self._warn_once("metric", name, rank, said, int(record["t"]))
+
+    def _warn_once(self, kind: str, what: str, rank: int, said: str, at: int) -> None:
+        self._once(kind, what, lambda seq: WarningReport(
+            seq=seq, generation=self._generation, rank=rank, message=said, at=at))  # fmt: skip
+
+    def _once(self, kind: str, what: str, make: Callable[[int], Report]) -> None:
+        """Ranks agree on what they say; it is passed on once per generation."""
+        if (kind, what) not in self._said and len(self._said) < 10_000:
+            self._said.add((kind, what))
+            self._put(make)
+
+    def _checkpoint(self, record: Record) -> Callable[[int], Report]:
+        fields: dict[str, Any] = {
+            "generation": self._generation,
+            "step": int(record["step"]),
+            "epoch": record.get("epoch"),
+            "path": str(record["path"]),
+            "size_bytes": int(record.get("bytes") or 0),
+            "took_s": record.get("save_s"),
+            "metrics": finite(record.get("metrics") or {}),
+            "at": int(record["t"]),
+        }
+        return lambda seq: CheckpointReport(seq=seq, **fields)
+
+    def _restored(self, record: Record) -> Callable[[int], Report]:
+        fields: dict[str, Any] = {
+            "generation": self._generation,
+            "path": record.get("path"),
+            "step": int(record.get("step") or 0),
+            "epoch": int(record.get("epoch") or 0),
+            "position": int(record.get("position") or 0),
+            "exact": bool(record.get("exact", True)),
+            "took_s": record.get("restore_s"),
+        }
+        return lambda seq: RestoredReport(seq=seq, **fields)
+
+
+class MetricTail:
+    """The same files, read for metrics alone, and only as fast as they are carried away."""
+
+    def __init__(self, files: dict[int, Path]) -> None:
+        self._tails = {rank: RecordTail(path) for rank, path in files.items()}
+        self._waiting: list[MetricPoint] = []
+
+    def take(self, limit: int) -> list[MetricPoint]:
+        """Up to `limit` points that were not taken before."""
+        if len(self._waiting) < limit:
+            for rank, tail in self._tails.items():
+                for record in tail.read():
+                    if record.get("k") == "metric":
+                        with contextlib.suppress(KeyError, TypeError, ValueError):
+                            self._waiting.append(_point(rank, record))
+        taken, self._waiting = self._waiting[:limit], self._waiting[limit:]
+        return taken
+
+    def close(self) -> None:
+        """Give descriptors back."""
+        for tail in self._tails.values():
+            tail.close()
+
+
+def _point(rank: int, record: Record) -> MetricPoint:
+    values = finite(record["v"])
+    return MetricPoint(rank=rank, step=int(record["step"]), at=int(record["t"]), values=values)
+
+
+def finite(values: dict[str, Any]) -> dict[str, float]:
+    """Values that JSON can carry: what is not finite is left out."""
+    found = {name: float(value) for name, value in values.items()}
+    return {name: value for name, value in found.items() if math.isfinite(value)}

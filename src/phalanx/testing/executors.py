@@ -1,0 +1,166 @@
+# ruff: noqa: D102 - the names of the tests say what they promise
+"""The executor seam: a fake one, and the contract every executor has to keep."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from phalanx.core.placement import Node
+from phalanx.errors import ExecutorUnavailable, LaunchFailed
+from phalanx.executors.protocol import Executor, SupervisorRef, SupervisorStatus
+from phalanx.schemas.supervision import Assignment, ExitRecord
+
+
+def ref_of(assignment: Assignment) -> SupervisorRef:
+    """Which supervisor an assignment is for."""
+    gang = assignment.gang
+    return SupervisorRef(gang.job, gang.attempt, assignment.node_rank)
+
+
+@dataclass
+class FakeExecutor:
+    """Starts nothing and remembers everything: tests play the supervisors themselves.
+
+    `refuse` is raised by the next `start` calls, one each. A stopped supervisor stays alive until
+    `bury`, when `slow_deaths` is set: an executor may need time to confirm a death.
+    """
+
+    nodes: tuple[Node, ...] = (Node("local", "local", "127.0.0.1", 4, 4, 8 << 30, splittable=True),)
+    started: dict[SupervisorRef, Assignment] = field(default_factory=dict)
+    alive: set[SupervisorRef] = field(default_factory=set)
+    exits: dict[SupervisorRef, ExitRecord] = field(default_factory=dict)
+    stopped: list[SupervisorRef] = field(default_factory=list)
+    refuse: list[LaunchFailed | ExecutorUnavailable] = field(default_factory=list)
+    slow_deaths: bool = False
+    num_starts: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def inventory(self) -> Sequence[Node]:
+        """See `Executor`."""
+        return self.nodes
+
+    def start(self, node: Node, assignment: Assignment) -> None:
+        """See `Executor`."""
+        with self._lock:
+            if self.refuse:
+                raise self.refuse.pop(0)
+            ref = ref_of(assignment)
+            if ref not in self.started:
+                self.num_starts += 1
+                self.started[ref] = assignment
+                self.alive.add(ref)
+
+    def stop(self, ref: SupervisorRef) -> None:
+        """See `Executor`."""
+        with self._lock:
+            self.stopped.append(ref)
+            if not self.slow_deaths:
+                self.alive.discard(ref)
+
+    def poll(self, refs: Sequence[SupervisorRef]) -> Sequence[SupervisorStatus]:
+        """See `Executor`."""
+        with self._lock:
+            return [
+                SupervisorStatus(ref, alive=ref in self.alive, exit=self.exits.get(ref))
+                for ref in refs
+            ]
+
+    def bury(self, ref: SupervisorRef, exit: ExitRecord | None = None) -> None:
+        """The supervisor is gone, leaving an exit record or none."""
+        with self._lock:
+            self.alive.discard(ref)
+            if exit is not None:
+                self.exits[ref] = exit
+
+
+class ExecutorRig(Protocol):
+    """What a backend brings to the contract suite."""
+
+    executor: Executor
+
+    def assignment(self, job: int) -> Assignment:
+        """Work for a supervisor that stays until it is stopped."""
+        ...
+
+    def kill_supervisor(self, ref: SupervisorRef) -> None:
+        """End it from outside, as a crash would."""
+        ...
+
+    def num_started(self, ref: SupervisorRef) -> int:
+        """How many supervisors were ever started for `ref`."""
+        ...
+
+    def reborn(self) -> Executor:
+        """Another executor over the same machines, as after a crash of the control plane."""
+        ...
+
+
+class ExecutorContract:
+    """Subclass it, supply a `rig` fixture, and every promise of `Executor` is tested."""
+
+    def test_inventory_names_each_node_once(self, rig: ExecutorRig) -> None:
+        nodes = rig.executor.inventory()
+        assert nodes
+        assert len({node.id for node in nodes}) == len(nodes)
+        assert all(node.num_slots > 0 for node in nodes)
+
+    def test_unknown_supervisors_are_not_alive_and_can_be_stopped(self, rig: ExecutorRig) -> None:
+        ref = SupervisorRef(99, 1, 0)
+        rig.executor.stop(ref)
+        assert [one.alive for one in rig.executor.poll([ref])] == [False]
+
+    def test_starting_twice_starts_once(self, rig: ExecutorRig) -> None:
+        assignment = rig.assignment(1)
+        ref = ref_of(assignment)
+        node = rig.executor.inventory()[0]
+        rig.executor.start(node, assignment)
+        rig.executor.start(node, assignment)
+        assert rig.executor.poll([ref])[0].alive
+        assert rig.num_started(ref) == 1
+
+    def test_stop_is_confirmed_by_poll_and_may_be_repeated(self, rig: ExecutorRig) -> None:
+        assignment = rig.assignment(2)
+        ref = ref_of(assignment)
+        rig.executor.start(rig.executor.inventory()[0], assignment)
+        rig.executor.stop(ref)
+        rig.executor.stop(ref)
+        _wait_until(lambda: not rig.executor.poll([ref])[0].alive)
+
+    def test_a_crash_is_seen(self, rig: ExecutorRig) -> None:
+        assignment = rig.assignment(3)
+        ref = ref_of(assignment)
+        rig.executor.start(rig.executor.inventory()[0], assignment)
+        rig.kill_supervisor(ref)
+        _wait_until(lambda: not rig.executor.poll([ref])[0].alive)
+
+    def test_a_new_control_plane_finds_what_runs(self, rig: ExecutorRig) -> None:
+        assignment = rig.assignment(4)
+        ref = ref_of(assignment)
+        rig.executor.start(rig.executor.inventory()[0], assignment)
+        successor = rig.reborn()
+        assert successor.poll([ref])[0].alive
+        successor.start(successor.inventory()[0], assignment)
+        assert rig.num_started(ref) == 1
+        successor.stop(ref)
+        _wait_until(lambda: not successor.poll([ref])[0].alive)
+
+    def test_the_dead_are_not_started_again(self, rig: ExecutorRig) -> None:
+        assignment = rig.assignment(5)
+        ref = ref_of(assignment)
+        rig.executor.start(rig.executor.inventory()[0], assignment)
+        rig.kill_supervisor(ref)
+        _wait_until(lambda: not rig.executor.poll([ref])[0].alive)
+        rig.executor.start(rig.executor.inventory()[0], assignment)
+        assert not rig.executor.poll([ref])[0].alive
+
+
+def _wait_until(true: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        if time.monotonic() > deadline:
+            raise AssertionError("waited in vain")
+        time.sleep(0.01)

@@ -1,0 +1,292 @@
+# ruff: noqa: D102 - the names of the tests say what they promise
+"""The store seam: the contract that every database has to keep.
+
+Subclass `StoreContract` and supply a fixture `reopen`, which opens the same fresh database each time it
+is called.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from phalanx.core.jobs import Job, create, decide, rebuild
+from phalanx.core.jobs.commands import KillAttempt, LaunchAttempt
+from phalanx.core.jobs.events import JobEvent, StopRequested, Submitted
+from phalanx.core.jobs.model import JobState, JobTerms, StopGoal
+from phalanx.core.ledger import Row
+from phalanx.core.placement import GangShape
+from phalanx.errors import LeaseLost, NotFound, StaleRow
+from phalanx.store import Store, Tx, events, jobs, leases, lineage, outbox, telemetry
+from phalanx.store.database import take_numbers
+from phalanx.store.events import NewEvent
+from phalanx.store.jobs import JobFacts, JobFilter
+from phalanx.store.leases import Lease
+from phalanx.store.lineage import LedgerSlice
+from phalanx.store.telemetry import LogSegment, Point
+
+Reopen = Callable[[], Store]
+NOW = 1_700_000_000_000_000
+_TERMS = JobTerms(GangShape(1, 1, 1))
+
+
+def facts(**changes: object) -> JobFacts:
+    """Some job."""
+    plain: dict[str, object] = {
+        "project": "vision", "name": "digits", "owner": "ada", "labels": {"team": "vision"},
+        "framework": "torch", "kind": "submit", "priority": 50, "pools": (), "cpus_per_node": 0,
+        "spec": {"schema": 1}, "code_digest": None, "caller_cwd": None, "caller_env": None,
+    }  # fmt: skip
+    return JobFacts(**{**plain, **changes})  # type: ignore[arg-type]
+
+
+def entry(job: Job, event: JobEvent, seq: int) -> NewEvent:
+    """An event as the log takes it."""
+    reason = {"state": job.state.value, "code": job.reason.code.value, "message": ""}
+    return NewEvent(
+        job.num, seq, NOW, events.kind_of(type(event)), None, None, "test", reason,
+        events.data_of(event),
+    )  # fmt: skip
+
+
+def add_job(tx: Tx, **changes: object) -> int:
+    """Insert a job with its first event."""
+    event = Submitted(jobs.new_num(tx), _TERMS)
+    job = create(event, NOW)
+    jobs.insert(tx, job, facts(**changes), None)
+    events.append(tx, [entry(job, event, 1)])
+    return job.num
+
+
+def cancel(tx: Tx, num: int) -> None:
+    """One more event of a queued job, saved as services do it."""
+    stored = jobs.load(tx, num)
+    event = StopRequested(StopGoal.CANCEL)
+    job = decide(stored.job, event, NOW).job
+    jobs.save(tx, stored, job, None, 1)
+    events.append(tx, [entry(job, event, stored.last_seq + 1)])
+
+
+def segment(job: int, offset: int, data: bytes, rank: int = 0) -> LogSegment:
+    """Some bytes of a log."""
+    return LogSegment(0, job, 1, 0, rank, "out", offset, 0, NOW, data)
+
+
+class StoreContract:
+    """What services rely on, whatever the database."""
+
+    @pytest.fixture
+    def store(self, reopen: Reopen) -> Store:
+        return reopen()
+
+    def test_a_job_comes_back_as_it_was(self, store: Store) -> None:
+        num = store.transact(lambda tx: add_job(tx, caller_env={"A": "b"}, pools=("x", "y")))
+        stored = store.view(lambda tx: jobs.load(tx, num))
+        assert stored.facts == facts(caller_env={"A": "b"}, pools=("x", "y"))
+        assert stored.job == create(Submitted(num, _TERMS), NOW)
+
+    def test_everything_survives_opening_again(self, reopen: Reopen) -> None:
+        num = reopen().transact(add_job)
+        reopen().transact(lambda tx: cancel(tx, num))
+        again = reopen()
+        stored = again.view(lambda tx: jobs.load(tx, num))
+        assert stored.job.state is JobState.CANCELLED
+        assert rebuild(again.view(lambda tx: events.machine_log(tx, num))) == stored.job
+
+    def test_an_error_leaves_nothing_behind(self, store: Store) -> None:
+        def work(tx: Tx) -> None:
+            add_job(tx)
+            raise NotFound("changed my mind")
+
+        with pytest.raises(NotFound):
+            store.transact(work)
+        assert store.view(lambda tx: events.feed(tx)) == []
+        assert store.transact(add_job) == 1
+
+    def test_a_row_that_changed_meanwhile_is_not_overwritten(self, store: Store) -> None:
+        num = store.transact(add_job)
+        old = store.view(lambda tx: jobs.load(tx, num))
+        store.transact(lambda tx: cancel(tx, num))
+        with pytest.raises(StaleRow):
+            store._once(lambda tx: jobs.save(tx, old, old.job, None, 1))
+        assert store.view(lambda tx: jobs.load(tx, num)).job.state is JobState.CANCELLED
+
+    def test_work_on_a_stale_row_is_done_again(self, store: Store) -> None:
+        num = store.transact(add_job)
+        tries: list[int] = []
+
+        def work(tx: Tx) -> None:
+            tries.append(1)
+            if len(tries) < 3:
+                raise StaleRow("somebody was faster")
+            cancel(tx, num)
+
+        store.transact(work)
+        assert len(tries) == 3
+
+    def test_numbers_are_given_once_and_in_the_order_of_commits(self, store: Store) -> None:
+        given: list[int] = []
+
+        def worker() -> None:
+            for _ in range(10):
+                given.append(store.transact(lambda tx: take_numbers(tx, "job")))
+
+        threads = [threading.Thread(target=worker) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert sorted(given) == list(range(1, 41))
+
+    def test_the_feed_has_no_gaps_and_a_story_is_in_order(self, store: Store) -> None:
+        first, second = store.transact(add_job), store.transact(add_job)
+        store.transact(lambda tx: cancel(tx, first))
+        feed = store.view(lambda tx: events.feed(tx))
+        assert [(one.feed, one.job, one.seq) for one in feed] == [
+            (1, first, 1), (2, second, 1), (3, first, 2),
+        ]  # fmt: skip
+        assert [one.seq for one in store.view(lambda tx: events.of_job(tx, first, after=1))] == [2]
+        assert [one.feed for one in store.view(lambda tx: events.feed(tx, after=2))] == [3]
+
+    def test_listeners_hear_of_commits_only(self, store: Store) -> None:
+        heard: list[set[str]] = []
+        store.on_commit(lambda touched: heard.append(touched.topics))
+
+        def broken(tx: Tx) -> None:
+            tx.touched.topics.add("x")
+            raise NotFound("no")
+
+        with pytest.raises(NotFound):
+            store.transact(broken)
+        store.transact(lambda tx: outbox.add(tx, 1, [LaunchAttempt(1)], NOW))
+        assert heard == [{outbox.TOPIC}]
+
+    def test_pages_go_from_the_newest_and_filter(self, store: Store) -> None:
+        for team in ("vision", "speech", "vision"):
+            store.transact(lambda tx, team=team: add_job(tx, labels={"team": team}))  # type: ignore[misc]
+        store.transact(lambda tx: cancel(tx, 1))
+
+        def page(wanted: JobFilter, before: int | None = None) -> list[int]:
+            found = store.view(lambda tx: jobs.page(tx, wanted, before=before, limit=2))
+            return [one.job.num for one in found]
+
+        assert (page(JobFilter()), page(JobFilter(), before=2)) == ([3, 2], [1])
+        assert page(JobFilter(labels=(("team", "vision"),))) == [3, 1]
+        assert page(JobFilter(states=(JobState.CANCELLED,), owner="ada")) == [1]
+        assert page(JobFilter(project="other")) == []
+
+    # -- the outbox and leases ---------------------------------------------------------------------
+
+    def _lease(self, store: Store, token: str, now: int) -> list[outbox.LeasedCommand]:
+        return store.transact(
+            lambda tx: outbox.lease(
+                tx, owner="o", token=token, now=now, expires_at=now + 100, limit=10
+            )
+        )
+
+    def test_a_command_is_executed_by_one_at_a_time(self, store: Store) -> None:
+        store.transact(lambda tx: outbox.add(tx, 1, [LaunchAttempt(1), KillAttempt(1)], NOW))
+        taken = self._lease(store, "a", NOW)
+        assert [one.kind for one in taken] == ["launch_attempt", "kill_attempt"]
+        assert self._lease(store, "b", NOW + 99) == []
+        store.transact(lambda tx: outbox.finish(tx, taken[0], NOW))
+        assert store.view(lambda tx: outbox.launched(tx, [(1, 1), (2, 1)])) == {(1, 1)}
+
+    def test_a_command_of_a_dead_owner_is_taken_over_and_its_result_refused(
+        self, store: Store
+    ) -> None:
+        store.transact(lambda tx: outbox.add(tx, 1, [LaunchAttempt(1)], NOW))
+        (old,) = self._lease(store, "a", NOW)
+        (new,) = self._lease(store, "b", NOW + 100)
+        assert new.tries == 2
+        with pytest.raises(LeaseLost):
+            store.transact(lambda tx: outbox.finish(tx, old, NOW))
+        store.transact(lambda tx: outbox.finish(tx, new, NOW))
+        assert store.view(outbox.next_at) is None
+
+    def test_a_command_given_back_waits_for_its_time(self, store: Store) -> None:
+        store.transact(lambda tx: outbox.add(tx, 1, [LaunchAttempt(1)], NOW))
+        (one,) = self._lease(store, "a", NOW)
+        store.transact(lambda tx: outbox.retry(tx, one, not_before=NOW + 5, error="later"))
+        assert store.view(outbox.next_at) == NOW + 5
+        assert self._lease(store, "a", NOW + 4) == []
+        assert len(self._lease(store, "a", NOW + 5)) == 1
+
+    def test_a_lease_has_one_owner_until_it_runs_out(self, store: Store) -> None:
+        mine, other = Lease("leader", "a", "t1", NOW + 10), Lease("leader", "b", "t2", NOW + 99)
+        assert store.transact(lambda tx: leases.acquire(tx, mine, NOW))
+        assert not store.transact(lambda tx: leases.acquire(tx, other, NOW + 9))
+        longer = store.transact(lambda tx: leases.renew(tx, mine, NOW + 20))
+        assert not store.transact(lambda tx: leases.acquire(tx, other, NOW + 19))
+        assert store.transact(lambda tx: leases.acquire(tx, other, NOW + 20))
+        with pytest.raises(LeaseLost):
+            store.transact(lambda tx: leases.renew(tx, longer, NOW + 30))
+        store.transact(lambda tx: leases.release(tx, longer))
+        assert not store.transact(lambda tx: leases.acquire(tx, mine, NOW + 21))
+
+    # -- bulk --------------------------------------------------------------------------------------
+
+    def test_bytes_of_a_log_are_stored_once_however_they_are_cut(self, store: Store) -> None:
+        for offset, data in ((0, b"abc"), (0, b"abc"), (1, b"bcde"), (3, b"de"), (5, b"f")):
+            store.transact(lambda tx, o=offset, d=data: telemetry.add_log(tx, segment(1, o, d)))  # type: ignore[misc]
+        found = store.view(lambda tx: telemetry.logs_after(tx, 1, cursor=0))
+        assert b"".join(one.data for one in found) == b"abcdef"
+        assert [one.offset for one in found] == [0, 3, 5]
+        assert (
+            store.view(
+                lambda tx: telemetry.line_start(tx, 1, (1, 0, 0, "out"), start=2, up_to=found[1].id)
+            )
+            == b"cde"
+        )
+
+    def test_logs_are_followed_by_cursor_and_read_from_the_end(self, store: Store) -> None:
+        for index in range(6):
+            piece = segment(1, index, b"x", rank=index % 2)
+            store.transact(lambda tx, p=piece: telemetry.add_log(tx, p))  # type: ignore[misc]
+        ids = [one.id for one in store.view(lambda tx: telemetry.logs_after(tx, 1, cursor=0))]
+        assert ids == sorted(ids)
+        behind = store.view(lambda tx: telemetry.logs_after(tx, 1, cursor=ids[3], ranks=[0]))
+        assert [one.id for one in behind] == [ids[4]]
+        last = store.view(lambda tx: telemetry.last_logs(tx, 1, max_bytes=2))
+        assert [one.id for one in last] == ids[4:]
+
+    def test_what_is_not_finite_survives(self, store: Store) -> None:
+        points = [Point(1, 0, 0, 1, NOW, {"loss": math.nan, "top": math.inf, "ok": 0.5})]
+        store.transact(lambda tx: telemetry.add_points(tx, 1, 0, points))
+        (point,) = store.view(lambda tx: telemetry.points_of(tx, 1))
+        assert math.isnan(point.values["loss"])
+        assert (point.values["top"], point.values["ok"]) == (math.inf, 0.5)
+        assert store.view(lambda tx: telemetry.points_of(tx, 1, after_step=1)) == []
+
+    def test_lineage_is_kept_by_generation(self, store: Store) -> None:
+        saved = {
+            "step": 3, "epoch": 0, "path": "/c/3", "size_bytes": 9, "took_s": 0.1,
+            "metrics": {"acc": 0.5}, "created_at": NOW,
+        }  # fmt: skip
+        restored = {
+            "path": "/c/3", "step": 3, "epoch": 0, "position": 96, "exact": True, "took_s": 0.2,
+            "at": NOW,
+        }  # fmt: skip
+
+        def work(tx: Tx) -> tuple[bool, bool]:
+            for _ in range(2):
+                lineage.add_checkpoint(tx, (1, 1, 0), saved)
+            lineage.mark_checkpoint(tx, 1, "/c/3", "quarantined")
+            for hi in (5, 9):
+                lineage.put_ledger(tx, LedgerSlice(1, 1, 0, 0, 100, (Row(0, 0, hi, 1),)))
+            lineage.touch_generation(tx, (1, 1, 0), up_at=NOW)
+            lineage.touch_generation(tx, (1, 1, 0), first_step=1)
+            return tuple(lineage.add_restore(tx, (1, 1, 1), restored) for _ in range(2))  # type: ignore[return-value]
+
+        assert store.transact(work) == (True, False)
+        (checkpoint,) = store.view(lambda tx: lineage.checkpoints_of(tx, 1))
+        assert (checkpoint.state, checkpoint.metrics) == ("quarantined", {"acc": 0.5})
+        (row,) = store.view(lambda tx: lineage.ledger_of(tx, 1))
+        assert row.rows == (Row(0, 0, 9, 1),)
+        (generation,) = store.view(lambda tx: lineage.generations_of(tx, 1))
+        assert (generation.up_at, generation.first_step) == (NOW, 1)
+        (restore,) = store.view(lambda tx: lineage.restores_of(tx, 1))
+        assert restore.position == 96

@@ -1,0 +1,165 @@
+"""What a rank finds in its environment, read once.
+
+This is the only module of the library that reads environment variables. Outside a launcher none of
+them exist, and the answer is a run of one process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from phalanx.core.checkpoints import Keep
+from phalanx.errors import Problem, SpecInvalid
+from phalanx.kit.units import parse_duration
+
+DEFAULT_EVERY_S = 600.0
+DEFAULT_GRACE_S = 30.0
+_COUNTED = re.compile(r"(\d+)\s*(steps?|epochs?)")
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """How often to save: after `seconds`, every `steps` steps or every `epochs` passes."""
+
+    seconds: float | None = None
+    steps: int | None = None
+    epochs: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Every:
+        """From `10m`, `500 steps`, `1 epoch` or `auto`. Raises ValueError."""
+        text = text.strip()
+        if text in ("", "auto"):
+            return cls(seconds=DEFAULT_EVERY_S)
+        if counted := _COUNTED.fullmatch(text):
+            count = int(counted[1])
+            if count < 1:
+                raise ValueError(f"{text!r}: at least 1")
+            return cls(steps=count) if counted[2].startswith("step") else cls(epochs=count)
+        return cls(seconds=parse_duration(text))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankInfo:
+    """One rank's place in its gang, and where its files are.
+
+    `launched` says whether a launcher (ours or torchrun) gave a rendezvous. Paths are None where the
+    launcher gave none: the part that would use it is then replaced by its null twin.
+    """
+
+    launched: bool = False
+    master: tuple[str, int] = ("", 0)
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    node_rank: int = 0
+    reference_world: int = 1
+    job: str | None = None
+    job_name: str | None = None
+    project: str | None = None
+    attempt: int = 1
+    generation: int = 0
+    checkpoint_dir: Path | None = None
+    report_file: Path | None = None
+    control_file: Path | None = None
+    error_file: Path | None = None
+    every: Every = field(default_factory=lambda: Every(seconds=DEFAULT_EVERY_S))
+    keep: Keep = field(default_factory=Keep)
+    grace_s: float = DEFAULT_GRACE_S
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    @property
+    def one_node(self) -> bool:
+        """Whether all ranks share this machine."""
+        return self.world_size == self.local_world_size
+
+
+class _Reader:
+    """Reads typed values; collects every problem, to name them all at once."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.env = env
+        self.problems: list[Problem] = []
+
+    def number(self, key: str, default: int) -> int:
+        text = self.env.get(key, "")
+        try:
+            return int(text) if text else default
+        except ValueError:
+            self.problems.append(Problem(key, "must be a whole number", text))
+            return default
+
+    def path(self, key: str) -> Path | None:
+        text = self.env.get(key, "")
+        return Path(text) if text else None
+
+    def every(self, key: str) -> Every:
+        text = self.env.get(key, "")
+        try:
+            return Every.parse(text)
+        except ValueError as error:
+            self.problems.append(Problem(key, str(error), text))
+            return Every.parse("")
+
+    def keep(self, key: str) -> Keep:
+        text = self.env.get(key, "")
+        try:
+            return Keep.from_json(json.loads(text)) if text else Keep()
+        except (ValueError, AttributeError, TypeError) as error:
+            self.problems.append(Problem(key, str(error), text))
+            return Keep()
+
+    def seconds(self, key: str, default: float) -> float:
+        text = self.env.get(key, "")
+        try:
+            return parse_duration(text) if text else default
+        except ValueError as error:
+            self.problems.append(Problem(key, str(error), text))
+            return default
+
+
+def read(environ: Mapping[str, str] | None = None) -> RankInfo:
+    """The rank's place and files. Raises SpecInvalid naming each variable that makes no sense."""
+    env = os.environ if environ is None else environ  # noqa: TID251
+    get = _Reader(env)
+    launched = all(env.get(key) for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+    world_size = get.number("WORLD_SIZE", 1) if launched else 1
+    info = RankInfo(
+        launched=launched,
+        master=(env.get("MASTER_ADDR", ""), get.number("MASTER_PORT", 0)),
+        rank=get.number("RANK", 0) if launched else 0,
+        world_size=world_size,
+        local_rank=get.number("LOCAL_RANK", 0) if launched else 0,
+        local_world_size=get.number("LOCAL_WORLD_SIZE", world_size) if launched else 1,
+        node_rank=get.number("NODE_RANK", get.number("GROUP_RANK", 0)),
+        reference_world=get.number("PHALANX_REFERENCE_WORLD", world_size),
+        job=env.get("PHALANX_JOB") or None,
+        job_name=env.get("PHALANX_JOB_NAME") or None,
+        project=env.get("PHALANX_PROJECT") or None,
+        attempt=get.number("PHALANX_ATTEMPT", 1),
+        generation=get.number("PHALANX_GENERATION", 0),
+        checkpoint_dir=get.path("PHALANX_CHECKPOINT_DIR"),
+        report_file=get.path("PHALANX_REPORT_FILE"),
+        control_file=get.path("PHALANX_CONTROL_FILE"),
+        error_file=get.path("TORCHELASTIC_ERROR_FILE"),
+        every=get.every("PHALANX_CHECKPOINT_EVERY"),
+        keep=get.keep("PHALANX_CHECKPOINT_KEEP"),
+        grace_s=get.seconds("PHALANX_GRACE_S", DEFAULT_GRACE_S),
+    )
+    if not 0 <= info.rank < info.world_size:
+        get.problems.append(Problem("RANK", f"must be 0 to {info.world_size - 1}", env.get("RANK")))
+    if info.reference_world < 1:
+        get.problems.append(Problem("PHALANX_REFERENCE_WORLD", "must be at least 1"))
+    if get.problems:
+        raise SpecInvalid(get.problems, "the launcher sets these variables")
+    return info

@@ -1,0 +1,47 @@
+"""What a rank leaves behind when its script raises: torchelastic's error file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+from phalanx.kit.clock import SystemClock
+
+
+def install(path: Path | None) -> None:
+    """Write the error file when an exception leaves the script, then do what was done before."""
+    if path is None:
+        return
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, Exception):
+            write(path, error)
+        before(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def write(path: Path, error: BaseException) -> None:
+    """Write the file unless it is there already: the first failure is the cause. Never raises."""
+
+    stack = "".join(traceback.format_exception(error))
+    body = {
+        "message": {
+            "message": f"{type(error).__name__}: {error}",
+            "extraInfo": {
+                "py_callstack": stack,
+                "timestamp": str(SystemClock().now() // 1_000_000),
+            },
+        }
+    }
+    with contextlib.suppress(OSError, ValueError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        with os.fdopen(fd, "w") as file:
+            json.dump(body, file)

@@ -1,0 +1,307 @@
+"""The course of a run: what happens at each micro-batch, each optimizer step, each pass.
+
+The optimizer's step commits; its snapshot is taken at the next call of the loader's iterator, when
+`sched.step`, `zero_grad` and the user's own lines have run. Requests (stop, save) are proposed before a
+step's gradients are reduced and agreed after, and act at that next call, on all ranks alike.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+from phalanx.core import control
+from phalanx.core.batches import Plan, Share
+from phalanx.core.checkpoints import Position
+from phalanx.kit.clock import Clock
+from phalanx.train import randomness
+from phalanx.train.agreement import Agreement, Alone
+from phalanx.train.context import RankInfo
+from phalanx.train.groups import Channel
+from phalanx.train.report import Journal, Report
+from phalanx.train.saving import Moment, Saver
+
+
+class StopSignal:
+    """SIGTERM as a flag: the handler does nothing else.
+
+    A forked data worker inherits the handler; there the signal kills, as it should.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.at: float | None = None
+        self._clock = clock
+        self._pid = os.getpid()
+
+    def install(self) -> None:
+        """Take SIGTERM over; only possible in the main thread, elsewhere nothing happens."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._arrived)
+
+    def remove(self) -> None:
+        """Give SIGTERM its usual meaning back."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _arrived(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif self.at is None:
+            self.at = self._clock.monotonic()
+
+
+class Loop:
+    """Where training is. One per run; the loader and the optimizer call it."""
+
+    def __init__(
+        self, info: RankInfo, saver: Saver, channel: Channel, report: Report, clock: Clock,
+        stop: StopSignal,
+    ) -> None:  # fmt: skip
+        self.step = 0
+        self.position = Position()
+        self.agreed = 0
+        self.stopping = False
+        self.plan: Plan | None = None
+        self.num_epochs: int | None = None
+        self.journal = Journal(report)
+        self.agreement: Agreement = Alone()
+        self.state: Callable[[], Any] = dict
+        self.on_ready: Callable[[], Agreement] = Alone
+        self.on_share: Callable[[Share, bool], None] = _ignore_share
+        self.on_commit: Callable[[], None] = _nothing
+        self.on_pass_end: Callable[[], None] = _nothing
+        self.on_first_step: Callable[[], None] = _nothing
+        self.resume_rng: bytes | None = None
+        self.committed_any = False
+        self._info, self._saver, self._channel = info, saver, channel
+        self._report, self._clock, self._stop = report, clock, stop
+        self._share: Share | None = None
+        self._committed = False
+        self._step_open = False
+        self._slices: list[tuple[int, int]] = []
+        self._passes_begun = 0
+        self._asked = False
+        self._began = False
+        self._rng_at_end: bytes | None = None
+        self._saved_step = -1
+        self._best: float | None = None
+        self._improved = False
+        self._next_save_at = clock.monotonic() + (info.every.seconds or 0.0)
+
+    # -- the loader's side -----------------------------------------------------------------------
+
+    def start_pass(self) -> tuple[int, int] | None:
+        """(pass, position) to begin at, or None when an earlier generation already did this pass."""
+        mine = self._passes_begun
+        self._passes_begun += 1
+        self._begin_reporting()
+        if mine < self.position.epoch_pass:
+            return None
+        if mine > self.position.epoch_pass:
+            self.position = replace(
+                self.position,
+                epoch_pass=mine,
+                total_passes=self.position.total_passes + 1,
+                consumed=0,
+            )
+        return self.position.total_passes, self.position.consumed
+
+    def start_epoch(self, epoch: int) -> None:
+        """The user's next epoch; the first one of a generation goes on where it was."""
+        if epoch != self.position.epoch:
+            self.position = Position(epoch, 0, self.position.total_passes + 1, 0)
+            self._passes_begun = 0
+
+    def begin(self, share: Share) -> None:
+        """A micro-batch is about to be given out."""
+        if self.resume_rng is not None:
+            self._take_up_rng()
+        self._rng_at_end = None
+        first = not self._step_open
+        self._step_open = True
+        self._share = share
+        if not share.spare:
+            self._slices.append((share.lo, share.hi))
+        self.on_share(share, first)
+        if share.last:
+            self.agreement.propose(self.step + 1, self._requests())
+
+    def boundary(self) -> None:
+        """The previous micro-batch is finished: the one place to save and to leave."""
+        if not self._committed:
+            return
+        self._committed = False
+        self._step_open = False
+        self._share = None
+        if self.agreed & control.STOP:
+            self._leave()
+        every = self._info.every.steps
+        if self._asked:
+            self.save("asked")
+        elif self.agreed & control.SAVE or (every and self.step % every == 0):
+            self.save("every")
+        self.agreed = 0
+
+    def finish_pass(self) -> None:
+        """The data came to its end."""
+        self._share = None
+        if self.resume_rng is not None:
+            self._take_up_rng()
+        self.on_pass_end()
+        if self._saver.saves:
+            self._rng_at_end = randomness.capture()
+        every = self._info.every.epochs
+        due = every and (self.position.total_passes + 1) % every == 0
+        if due and self._saved_step != self.step:
+            self.save("every")
+
+    def _take_up_rng(self) -> None:
+        # Only now: making iterators and fetching the first batch may draw from the generators.
+        if self.resume_rng is not None:
+            randomness.restore(self.resume_rng)
+            self.resume_rng = None
+
+    def _begin_reporting(self) -> None:
+        if self._began:
+            return
+        self._began = True
+        self.agreement = self.on_ready()
+        self._best = self._saver.best_known() if self._info.is_main else None
+        self._report.write("phase", name="ready")
+        if self._info.is_main and self.plan is not None:
+            self._report.write(
+                "data",
+                num_samples=self.plan.usable,
+                global_batch=self.plan.step_batch,
+                drop_last=self.plan.drop_last,
+                epochs=self.num_epochs,
+                epoch=self.position.total_passes,
+                position=self.position.consumed,
+            )
+
+    # -- the optimizer's side --------------------------------------------------------------------
+
+    def may_step(self) -> bool:
+        """Whether the micro-batch in hand ends a step."""
+        return self._share is None or self._share.last
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether a step takes several micro-batches."""
+        return self.plan is not None and self.plan.accumulate > 1
+
+    def commit(self) -> None:
+        """An optimizer has stepped. Several may, between two calls of the loader: it is one step."""
+        if self._committed:
+            return
+        self._committed = True
+        self.step += 1
+        share = self._share
+        if share is not None:
+            self.agreed = self.agreement.agree(self.step)
+            self.stopping = self.stopping or bool(self.agreed & control.STOP)
+            self.position = replace(self.position, consumed=share.end)
+        else:
+            self._committed = False
+        self.on_commit()
+        self._report_step()
+        if not self.committed_any:
+            self.committed_any = True
+            self.on_first_step()
+        self.journal.flush()
+        self._watch_best()
+
+    def _report_step(self) -> None:
+        epoch = self.position.total_passes
+        for lo, hi in self._slices:
+            self._report.write("ledger", step=self.step, epoch=epoch, lo=lo, hi=hi)
+        self._slices.clear()
+        self._report.write("step", step=self.step, epoch=epoch, consumed=self.position.consumed)
+
+    def _watch_best(self) -> None:
+        best = self._info.keep.best
+        if best is None or not self._info.is_main:
+            return
+        value = self.journal.latest.get(best.metric)
+        if isinstance(value, int | float) and best.better(float(value), self._best):
+            self._best = float(value)
+            self._improved = True
+
+    def _requests(self) -> int:
+        requests = 0
+        if self._stop.at is not None:
+            requests |= control.STOP
+        if self._info.is_main and self._saver.saves:
+            every = self._info.every.seconds
+            if self._improved or (
+                every is not None and self._clock.monotonic() >= self._next_save_at
+            ):
+                requests |= control.SAVE
+        return requests
+
+    # -- saving and leaving ----------------------------------------------------------------------
+
+    def ask(self) -> None:
+        """Save at the next snapshot: now between passes, else at the loader's next call."""
+        if self._share is not None or self._committed:
+            self._asked = True
+        else:
+            self.save("asked")
+
+    def save(self, why: str) -> bool:
+        """Save now; every rank comes here at the same step. On rank 0, says whether it worked."""
+        self._asked = self._improved = False
+        if not self._saver.saves:
+            return False
+        self.journal.flush()
+        moment = Moment(
+            step=self.step,
+            position=self.position,
+            why=why,
+            rng=self._rng_at_end or randomness.capture(),
+            global_batch=self.plan.step_batch if self.plan is not None else None,
+            metrics=self.journal.latest,
+        )
+        done = self._saver.save(self.state, moment)
+        if done:
+            self._saved_step = self.step
+        self._next_save_at = self._clock.monotonic() + (self._info.every.seconds or 0.0)
+        return done
+
+    def _leave(self) -> None:
+        """Save if there is time, say so, and end the script: all ranks at the same step."""
+        saved = False
+        if self._fits_the_grace():
+            saved = self._saved_step == self.step or self.save("stop")
+        # Only rank 0 knows whether the disk took it; nobody leaves before it does.
+        saved = self._channel.broadcast("saved" if saved else "") == "saved"
+        self.journal.flush()
+        self._report.write("stopped", saved=saved, step=self.step)
+        raise SystemExit(0)
+
+    def _fits_the_grace(self) -> bool:
+        """Whether a save is likely to end in time; the same answer on all ranks.
+
+        The signal may have come to any rank, how long a save takes only rank 0 knows.
+        """
+        left = math.inf
+        if self._stop.at is not None:
+            left = self._info.grace_s - (self._clock.monotonic() - self._stop.at)
+        everybody = [float(one) for one in self._channel.gather(repr(left).encode())]
+        fits = bool(everybody) and min(everybody) >= self._saver.estimate_s
+        return self._channel.broadcast("save" if fits else "") == "save"
+
+
+def _nothing() -> None:
+    """No one listens."""
+
+
+def _ignore_share(share: Share, first: bool) -> None:
+    """No one listens."""

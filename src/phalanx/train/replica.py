@@ -1,0 +1,124 @@
+"""Data parallel replicas whose restart reduces gradients in the very same order.
+
+DDP groups gradients into buckets by registration order, and regroups them by arrival order after its
+first backward pass. A restarted run would therefore reduce its first step in another order, and with
+three ranks or more the sums differ in their last bits. `freeze_buckets` does the regrouping at once,
+in registration order, so that it never happens later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Replica(DistributedDataParallel):
+    """DDP that never sends buffers while evaluating.
+
+    Ranks evaluate shares of different length, or only rank 0 does; a broadcast per forward pass would
+    pair the wrong calls or wait for ever. Buffers are sent at the end of each pass instead.
+    """
+
+    def _check_sync_bufs_pre_fwd(self) -> bool:
+        return self.training and bool(super()._check_sync_bufs_pre_fwd())  # type: ignore[no-untyped-call]
+
+    def start_step(self) -> None:
+        """Have the next training pass take over rank 0's buffers, whatever ran before it.
+
+        An evaluation leaves DDP believing that buffers are equal; a restarted run would not.
+        """
+        self.require_forward_param_sync = True
+
+    def send_buffers(self) -> None:
+        """Give every rank the buffers of rank 0. Collective."""
+        if len(self.modules_buffers) > 0:
+            self._sync_buffers()  # type: ignore[no-untyped-call]
+
+
+class Wishes(Protocol):
+    """What replication asks of the run's options."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether a restart must reduce in the same order."""
+        ...
+
+    @property
+    def ddp(self) -> Mapping[str, Any]:
+        """Further arguments of DistributedDataParallel."""
+        ...
+
+
+def replicate(model: nn.Module, device: torch.device, wishes: Wishes) -> nn.Module:
+    """The model as one of several replicas; unchanged when it has nothing to train."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        return model
+    ids = [device.index] if device.type == "cuda" else None
+    replica = Replica(model, device_ids=ids, **wishes.ddp)
+    # With unused parameters to find, DDP never regroups.
+    if wishes.exact and not wishes.ddp.get("find_unused_parameters"):
+        freeze_buckets(replica)
+    return replica
+
+
+def freeze_buckets(replica: DistributedDataParallel) -> None:
+    """Do DDP's one regrouping of buckets now, the same in every generation. Collective."""
+    push = getattr(replica.reducer, "_push_all_rebuilt_params", None)
+    if push is None:
+        regroup_by_backward(replica)
+    else:
+        push()
+        replica.reducer._rebuild_buckets()
+
+
+def regroup_by_backward(replica: DistributedDataParallel) -> None:
+    """The same through DDP's public behaviour: one backward pass that leaves no gradient."""
+    replica.reducer.prepare_for_forward()
+    replica.reducer.prepare_for_backward([])
+    wanted = [parameter for parameter in replica.parameters() if parameter.requires_grad]
+    torch.stack([parameter.sum() * 0 for parameter in wanted]).sum().backward()  # type: ignore[no-untyped-call]
+    replica.zero_grad(set_to_none=True)
+    replica.reducer._rebuild_buckets()
+
+
+class GradientScale:
+    """Multiplies every gradient of some parameters as it is computed, before it is accumulated.
+
+    A factor of 1 costs nothing: the hooks are only there while it is something else.
+    """
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self._models: list[nn.Module] = []
+        self._handles: list[Callable[[], None]] = []
+
+    def watch(self, model: nn.Module) -> None:
+        """Scale the gradients of this model's parameters from now on."""
+        self._models.append(model)
+
+    def set(self, factor: float) -> None:
+        """The factor of the backward passes that follow."""
+        self.factor = factor
+        if factor == 1.0:
+            for remove in self._handles:
+                remove()
+            self._handles.clear()
+        elif not self._handles:
+            for model in self._models:
+                for parameter in model.parameters():
+                    if parameter.requires_grad:
+                        handle = parameter.register_hook(self._scaled)  # type: ignore[no-untyped-call]
+                        self._handles.append(handle.remove)
+
+    def _scaled(self, gradient: torch.Tensor) -> torch.Tensor:
+        # Not `gradient * 0`: a spare rank's NaN must not reach the others.
+        return torch.zeros_like(gradient) if self.factor == 0.0 else gradient * self.factor
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The user's own module."""
+    return model.module if isinstance(model, DistributedDataParallel) else model

@@ -1,0 +1,90 @@
+"""Putting saved state back into live objects, with a clear word where they do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from phalanx.errors import RestoreMismatch
+from phalanx.train.tree import cloned
+
+_SHOWN = 6
+_HINT = "resume with the code that wrote the checkpoint, or start a new job"
+
+
+def model(target: nn.Module, saved: Mapping[str, Any], where: str) -> None:
+    """Load parameters and buffers in place. Raises RestoreMismatch naming what does not fit."""
+    live = target.state_dict()
+    problems = [f"{name} is missing in the checkpoint" for name in live if name not in saved]
+    problems += [f"{name} is not in the model" for name in saved if name not in live]
+    for name, tensor in live.items():
+        other = saved.get(name)
+        if isinstance(tensor, torch.Tensor) and isinstance(other, torch.Tensor):
+            problems += _unlike(name, tensor, other)
+    _refuse(problems, "the model", where)
+    target.load_state_dict(cloned(dict(saved)))
+
+
+def optimizer_state(target: Optimizer) -> dict[str, Any]:
+    """What is saved of an optimizer: its state, its class and the shapes it was made for."""
+    return {
+        "kind": type(target).__name__,
+        "shapes": [list(parameter.shape) for parameter in parameters_of(target)],
+        "state": target.state_dict(),
+    }
+
+
+def optimizer(target: Optimizer, saved: Mapping[str, Any], where: str) -> None:
+    """Load an optimizer. Raises RestoreMismatch naming what does not fit."""
+    problems = []
+    if saved["kind"] != type(target).__name__:
+        problems.append(f"it was {saved['kind']}, it is {type(target).__name__}")
+    shapes = [list(parameter.shape) for parameter in parameters_of(target)]
+    if len(shapes) != len(saved["shapes"]):
+        problems.append(f"it had {len(saved['shapes'])} parameters, it has {len(shapes)}")
+    else:
+        pairs = enumerate(zip(saved["shapes"], shapes, strict=True))
+        problems += [
+            f"parameter {at} had shape {was}, it has {now}"
+            for at, (was, now) in pairs
+            if was != now
+        ]
+    groups = [len(group["params"]) for group in saved["state"]["param_groups"]]
+    live = [len(group["params"]) for group in target.param_groups]
+    if groups != live and not problems:
+        problems.append(f"its groups held {groups} parameters, they hold {live}")
+    _refuse(problems, "the optimizer", where)
+    target.load_state_dict(cloned(dict(saved["state"])))
+
+
+def parameters_of(target: Optimizer) -> list[torch.Tensor]:
+    """All parameters of an optimizer, in the order of its groups."""
+    return [parameter for group in target.param_groups for parameter in group["params"]]
+
+
+def anything(target: Any, saved: Any, name: str, where: str) -> None:
+    """Load any object that has `load_state_dict`. Raises RestoreMismatch when it refuses."""
+    try:
+        target.load_state_dict(cloned(saved))
+    except (KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
+        raise RestoreMismatch(f"{name} does not fit {where}: {error}", _HINT) from error
+
+
+def _unlike(name: str, live: torch.Tensor, saved: torch.Tensor) -> list[str]:
+    if live.shape != saved.shape:
+        return [f"{name} had shape {list(saved.shape)}, it has {list(live.shape)}"]
+    if live.dtype != saved.dtype:
+        return [f"{name} was {saved.dtype}, it is {live.dtype}"]
+    return []
+
+
+def _refuse(problems: Sequence[str], what: str, where: str) -> None:
+    if not problems:
+        return
+    shown = "\n  ".join(problems[:_SHOWN])
+    more = f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+    raise RestoreMismatch(f"{what} does not fit {where}:\n  {shown}{more}", _HINT)

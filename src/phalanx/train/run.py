@@ -1,0 +1,409 @@
+"""The run: what a training script holds in its hand."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from phalanx.core.batches import Share
+from phalanx.errors import RestoreMismatch
+from phalanx.train import data, randomness, replica, restoring
+from phalanx.train.agreement import Agreement, Alone, DelayedReduction, SharedPage
+from phalanx.train.context import RankInfo
+from phalanx.train.groups import Connection
+from phalanx.train.loop import Loop, StopSignal
+from phalanx.train.report import Report
+from phalanx.train.saving import Restored, Saver
+from phalanx.train.stepping import ClearGate, ScheduleGate, adopt_model, adopt_optimizer
+
+_RANKS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to train, as `init` was told."""
+
+    seed: int = 0
+    exact: bool = True
+    accumulate: int = 1
+    clip: float | None = None
+    ddp: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a run is made of; each has a null twin."""
+
+    info: RankInfo
+    options: Options
+    connection: Connection
+    report: Report
+    saver: Saver
+    stop: StopSignal
+    loop: Loop
+    device: torch.device
+
+
+class Run:
+    """One rank's view of a training run. Made by `phalanx.train.init`.
+
+    `device`, `rank`, `world_size` and `is_main` say where it is. `state` is a dictionary for plain
+    values of the script's own: saved with every checkpoint, restored by the first `prepare`.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self.state: dict[str, Any] = {}
+        self.device = parts.device
+        self.rank, self.world_size = parts.info.rank, parts.info.world_size
+        self.is_main = parts.info.is_main
+        self._parts, self._info, self._options = parts, parts.info, parts.options
+        self._loop, self._report = parts.loop, parts.report
+        self._scale = replica.GradientScale()
+        self._models: list[nn.Module] = []
+        self._optimizers: list[Optimizer] = []
+        self._schedules: list[ScheduleGate] = []
+        self._clears: list[ClearGate] = []
+        self._tracked: dict[str, Any] = {}
+        self._restored: Restored | None = None
+        self._opened = self._closed = self._reported_done = False
+        self._tokens: float | None = None
+        self._where = "the checkpoint"
+        loop = parts.loop
+        loop.state = self._state_tree
+        loop.on_ready, loop.on_share = self._ready, self._start_share
+        loop.on_commit, loop.on_pass_end = self._committed, self._pass_ended
+        loop.on_first_step = parts.connection.settle
+        atexit.register(self._close)
+
+    # -- setting up ------------------------------------------------------------------------------
+
+    def prepare(self, *things: Any) -> Any:
+        """Make models, optimizers, schedulers and loaders part of the run; returns as many.
+
+        Models become replicas, optimizers commit, schedulers follow commits, the first loader owns the
+        position (further ones, and those prepared while the model is in evaluation mode, are sharded
+        for evaluation). Saved state is restored here. Raises RestoreMismatch where it does not fit.
+        """
+        self._open()
+        done = [self._prepare_one(thing) for thing in things]
+        return done[0] if len(done) == 1 else tuple(done)
+
+    def _prepare_one(self, thing: Any) -> Any:
+        if isinstance(thing, nn.Module):
+            return self._prepare_model(thing)
+        if isinstance(thing, Optimizer):
+            return self._prepare_optimizer(thing)
+        if isinstance(thing, LRScheduler):
+            return self._prepare_scheduler(thing)
+        if isinstance(thing, DataLoader):
+            return self._prepare_loader(thing)
+        raise TypeError(
+            f"prepare() takes models, optimizers, schedulers and DataLoaders, not"
+            f" {type(thing).__name__}; use run.track(name=object) for other state"
+        )
+
+    def _prepare_model(self, model: nn.Module) -> nn.Module:
+        model.to(self.device)
+        prepared: nn.Module = model
+        if self.world_size > 1:
+            prepared = replica.replicate(model, self.device, self._options)
+        saved = self._section("models", len(self._models))
+        if saved is not None:
+            restoring.model(model, saved, self._where)
+        self._models.append(prepared)
+        self._scale.watch(model)
+        if self._options.accumulate > 1:
+            self._clears.append(adopt_model(prepared, self._loop))
+        if self.world_size > 1 and len(self._models) == 1:
+            # The same start for every rank's weights, but not the same dropout.
+            randomness.seed_everything(randomness.mix(self._options.seed, _RANKS, self.rank))
+        return prepared
+
+    def _prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        saved = self._section("optimizers", len(self._optimizers))
+        if saved is not None:
+            restoring.optimizer(optimizer, saved, self._where)
+        self._optimizers.append(optimizer)
+        self._clears.append(adopt_optimizer(optimizer, self._loop, self._before_step))
+        return optimizer
+
+    def _prepare_scheduler(self, scheduler: LRScheduler) -> LRScheduler:
+        gate = ScheduleGate(scheduler)
+        saved = self._section("schedulers", len(self._schedules))
+        if saved is not None:
+            restoring.anything(scheduler, saved["state"], "the scheduler", self._where)
+            gate.due = saved["due"]
+        self._schedules.append(gate)
+        return scheduler
+
+    def _prepare_loader(self, loader: DataLoader[Any]) -> Any:
+        evaluating = bool(self._models) and not self._models[-1].training
+        if self._loop.plan is not None or evaluating:
+            return self.eval_loader(loader)
+        prepared = data.positioned(
+            loader,
+            self._loop,
+            seed=self._options.seed,
+            place=(self.rank, self.world_size),
+            reference_world=self._info.reference_world,
+            accumulate=self._options.accumulate,
+            device=self.device,
+        )
+        self._loop.plan = prepared.plan
+        self._check_data()
+        return prepared
+
+    def eval_loader(self, loader: DataLoader[Any]) -> data.EvaluationLoader:
+        """A loader over this rank's part of the data, for evaluation: no position, no training.
+
+        Every sample is on exactly one rank; ranks may have different numbers of batches.
+        """
+        place = (self.rank, self.world_size)
+        return data.EvaluationLoader(loader, place, self._options.seed, self.device)
+
+    def track(self, **objects: Any) -> None:
+        """Save and restore anything else that has `state_dict` and `load_state_dict`."""
+        self._open()
+        saved = self._restored.state["tracked"] if self._restored is not None else {}
+        for name, thing in objects.items():
+            self._tracked[name] = thing
+            if name in saved:
+                restoring.anything(thing, saved[name], f"run.track({name}=…)", self._where)
+
+    # -- the loop --------------------------------------------------------------------------------
+
+    def epochs(self, num: int) -> Iterator[int]:
+        """Epochs 0 to `num` - 1, beginning with the one that was interrupted; saves at the end."""
+        self._open()
+        self._loop.num_epochs = num
+        for epoch in range(self._loop.position.epoch, num):
+            self._loop.start_epoch(epoch)
+            yield epoch
+        if self._loop.committed_any:
+            self._loop.save("final")
+        self._done()
+
+    def log(self, **values: Any) -> None:
+        """Report numbers of this step. Tensors are kept and read a step later."""
+        self._loop.journal.log(self._loop.step, values)
+
+    def should_stop(self) -> bool:
+        """Whether all ranks have agreed to stop; the loader leaves by itself at its next call."""
+        return self._loop.stopping
+
+    def checkpoint(self) -> None:
+        """Save at the next snapshot: the loader's next call, or now when between passes.
+
+        Call it on every rank.
+        """
+        self._loop.ask()
+
+    def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
+        """`loss.backward()`; with `weight` (a number of tokens) the step's gradient is the mean over
+
+        all tokens of all ranks and micro-batches. Give a weight on every rank and micro-batch, or on none.
+        """
+        if weight is None:
+            loss.backward()  # type: ignore[no-untyped-call]
+            return
+        usual = self._scale.factor
+        mine = 0.0 if usual == 0.0 else float(weight)
+        self._tokens = (self._tokens or 0.0) + mine
+        self._scale.set(mine)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._scale.set(usual)
+
+    def clip_grad_norm_(
+        self, parameters: Iterable[torch.Tensor], max_norm: float, **options: Any
+    ) -> torch.Tensor:
+        """torch's function, where a step ends; inside an accumulation nothing, and the norm 0."""
+        if not self._loop.may_step():
+            return torch.zeros(())
+        self._mean_over_tokens()
+        return nn.utils.clip_grad_norm_(parameters, max_norm, **options)
+
+    def all_reduce_mean(self, value: float | torch.Tensor, weight: float = 1.0) -> float:
+        """The mean of `value` over all ranks, each counting `weight` (its number of samples)."""
+        top, bottom = self.all_reduce_sum(float(value) * weight, weight)
+        return top / bottom if bottom else 0.0
+
+    def all_reduce_sum(self, *values: float | torch.Tensor) -> list[float]:
+        """The sum of each value over all ranks."""
+        return self._parts.connection.channel.total([float(value) for value in values])
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The module that was given to `prepare`."""
+        return replica.unwrapped(model)
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps committed since the job began."""
+        return self._loop.step
+
+    def finish(self) -> None:
+        """End the run: a last checkpoint if there is something to save, then leave the groups.
+
+        Not needed with `epochs`, which ends the run by itself. Call it on every rank.
+        """
+        if self._loop.committed_any and not self._reported_done:
+            self._loop.save("final")
+        self._done()
+        self._close()
+
+    # -- what the loop calls ---------------------------------------------------------------------
+
+    def _ready(self) -> Agreement:
+        """Training begins: nothing of the checkpoint may be left over."""
+        if self._restored is not None:
+            held: dict[str, list[Any]] = {
+                "models": self._models,
+                "optimizers": self._optimizers,
+                "schedulers": self._schedules,
+            }
+            for name, live in held.items():
+                saved = len(self._restored.state[name])
+                if saved != len(live):
+                    raise RestoreMismatch(
+                        f"{self._where} holds {saved} {name}, the script prepared {len(live)}"
+                    )
+            self._restored = None
+        return self._agreement()
+
+    def _agreement(self) -> Agreement:
+        if self.world_size == 1:
+            return Alone()
+        page: SharedPage | None = None
+        path = self._info.control_file
+        reduces = any(isinstance(model, replica.Replica) for model in self._models)
+        if path is not None and self._info.one_node and reduces:
+            try:
+                page = SharedPage(path, self._info.local_rank, self._info.local_world_size)
+            except OSError as error:
+                self._report.write("warn", message=f"{path}: {error}; control by collectives")
+        if self.all_reduce_sum(0.0 if page is not None else 1.0)[0] == 0 and page is not None:
+            return page
+        return DelayedReduction(self._parts.connection.private_group())
+
+    def _start_share(self, share: Share, first: bool) -> None:
+        self._scale.set(share.weight)
+        for model in self._models:
+            if isinstance(model, replica.Replica):
+                model.require_backward_grad_sync = share.last
+                if first:
+                    model.start_step()
+
+    def _before_step(self, optimizer: Optimizer) -> None:
+        self._mean_over_tokens()
+        if self._options.clip is not None:
+            nn.utils.clip_grad_norm_(restoring.parameters_of(optimizer), self._options.clip)
+
+    def _mean_over_tokens(self) -> None:
+        if self._tokens is None:
+            return
+        total, self._tokens = self.all_reduce_sum(self._tokens)[0], None
+        for model in self._models:
+            for parameter in model.parameters():
+                if parameter.grad is not None and total:
+                    parameter.grad.mul_(self.world_size / total)
+
+    def _committed(self) -> None:
+        for gate in self._schedules:
+            gate.due = True
+        for clear in self._clears:
+            clear.spent = True
+
+    def _pass_ended(self) -> None:
+        self._scale.set(1.0)
+        for model in self._models:
+            if isinstance(model, replica.Replica):
+                model.send_buffers()
+
+    # -- state -----------------------------------------------------------------------------------
+
+    def _state_tree(self) -> dict[str, Any]:
+        plan = self._loop.plan
+        return {
+            "models": [replica.unwrapped(model).state_dict() for model in self._models],
+            "optimizers": [restoring.optimizer_state(one) for one in self._optimizers],
+            "schedulers": [
+                {"state": gate.scheduler.state_dict(), "due": gate.due} for gate in self._schedules
+            ],
+            "tracked": {name: thing.state_dict() for name, thing in self._tracked.items()},
+            "state": self.state,
+            "seed": self._options.seed,
+            "num_samples": plan.num_samples if plan is not None else None,
+        }
+
+    def _open(self) -> None:
+        if self._opened:
+            return
+        self._opened = True
+        restored = self._parts.saver.open()
+        if restored is None:
+            return
+        self._restored = restored
+        manifest, saved = restored.manifest, restored.state
+        self._where = f"checkpoint {manifest.name}"
+        self._loop.step, self._loop.position = manifest.step, manifest.position
+        self._loop.resume_rng = restored.rng_of(self.rank) or self._fresh_rng(manifest.step)
+        self.state.update(saved["state"])
+        if saved["seed"] != self._options.seed:
+            raise RestoreMismatch(
+                f"{self._where} was written with seed {saved['seed']}, this run has"
+                f" {self._options.seed}",
+                "its position means nothing in another order of the data; use the same seed",
+            )
+        if self.is_main:
+            self._report.write(
+                "restored", path=str(restored.path), name=manifest.name, step=manifest.step,
+                epoch=manifest.position.total_passes, position=manifest.position.consumed,
+                exact=restored.differs is None, why=restored.differs,
+            )  # fmt: skip
+
+    def _fresh_rng(self, step: int) -> bytes:
+        """Generators for a rank that the checkpoint does not know."""
+        with randomness.undisturbed():
+            randomness.seed_sample(randomness.mix(self._options.seed, _RANKS, self.rank, step))
+            return randomness.capture()
+
+    def _section(self, name: str, at: int) -> Any:
+        if self._restored is None:
+            return None
+        rows = self._restored.state[name]
+        return rows[at] if at < len(rows) else None
+
+    def _check_data(self) -> None:
+        if self._restored is None or self._loop.plan is None:
+            return
+        saved, live = self._restored.state["num_samples"], self._loop.plan.num_samples
+        if saved is not None and saved != live:
+            raise RestoreMismatch(
+                f"{self._where} was written for {saved} samples per epoch, the data set has {live}"
+            )
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def _done(self) -> None:
+        if not self._reported_done:
+            self._reported_done = True
+            self._loop.journal.flush()
+            self._report.write("done", step=self._loop.step)
+
+    def _close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self._close)
+        self._loop.journal.flush()
+        self._report.close()
+        self._loop.agreement.close()
+        self._parts.connection.close()
+        self._parts.stop.remove()

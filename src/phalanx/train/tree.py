@@ -1,0 +1,150 @@
+"""State dictionaries as JSON trees beside raw tensors, and back. No pickle on either way.
+
+Plain JSON values stand for themselves. What JSON lacks is an object with one key that starts with `$`:
+`{"$tensor": 3}`, `{"$tuple": […]}`, `{"$set": […]}`, `{"$map": [[key, value], …]}` for dictionaries with
+keys that are not text, `{"$bytes": hex}`, `{"$array": 3}` for numpy, `{"$float": "nan"}`,
+`{"$dtype": name}`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from phalanx.checkpoint.tensorfile import Blob
+from phalanx.errors import CheckpointCorrupt, TrainingError
+
+
+def flatten(value: Any) -> tuple[Any, list[Blob]]:
+    """A JSON tree and the tensors it points to; tensors are read, not copied, where they lie in order.
+
+    Raises TrainingError naming the place of anything that only a pickle could hold.
+    """
+    blobs: list[Blob] = []
+    return _down(value, "", blobs), blobs
+
+
+def _down(value: Any, path: str, blobs: list[Blob]) -> Any:
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, torch.Tensor):
+        blobs.append(_blob(value, path))
+        return {"$tensor": len(blobs) - 1}
+    if isinstance(value, np.ndarray):
+        blobs.append(_blob(torch.from_numpy(np.ascontiguousarray(value)), path))
+        return {"$array": len(blobs) - 1, "shape": list(value.shape)}
+    if isinstance(value, np.generic):
+        return _down(value.item(), path, blobs)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"$float": str(value)}
+    if isinstance(value, Mapping):
+        return _down_mapping(value, path, blobs)
+    if isinstance(value, bytes | bytearray):
+        return {"$bytes": bytes(value).hex()}
+    if isinstance(value, torch.dtype):
+        return {"$dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, list | tuple | set | frozenset):
+        items = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
+        down = [_down(item, f"{path}[{at}]", blobs) for at, item in enumerate(items)]
+        if isinstance(value, list):
+            return down
+        return {"$tuple" if isinstance(value, tuple) else "$set": down}
+    raise TrainingError(
+        f"{path or 'the state'} holds a {type(value).__name__}, which a checkpoint cannot hold",
+        "keep numbers, text, lists, dictionaries, tensors and arrays in state dictionaries",
+    )
+
+
+def _down_mapping(value: Mapping[Any, Any], path: str, blobs: list[Blob]) -> Any:
+    if all(isinstance(key, str) and not key.startswith("$") for key in value):
+        return {key: _down(item, f"{path}.{key}", blobs) for key, item in value.items()}
+    rows = []
+    for key, item in value.items():
+        rows.append([_down(key, f"{path}.{key}", blobs), _down(item, f"{path}.{key}", blobs)])
+    return {"$map": rows}
+
+
+def _blob(tensor: torch.Tensor, path: str) -> Blob:
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+        raise TrainingError(
+            f"{path}: a {tensor.layout} tensor on {tensor.device} cannot be saved yet",
+            "keep dense tensors in what is checkpointed",
+        )
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    data = flat.view(torch.uint8).numpy() if flat.numel() else b""
+    name = str(tensor.dtype).removeprefix("torch.")
+    return Blob(name, tuple(tensor.shape), data, flat.numel() * flat.element_size())
+
+
+def unflatten(tree: Any, blobs: Sequence[Blob], where: str) -> Any:
+    """The value again; every tensor has its own memory. Raises CheckpointCorrupt."""
+    try:
+        return _up(tree, blobs)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise CheckpointCorrupt(f"{where}: {error}") from error
+
+
+def _up(tree: Any, blobs: Sequence[Blob]) -> Any:
+    if isinstance(tree, list):
+        return [_up(item, blobs) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    kind = next(iter(tree), "")
+    if not kind.startswith("$"):
+        return {key: _up(item, blobs) for key, item in tree.items()}
+    body = tree[kind]
+    if kind == "$tensor":
+        return _tensor(blobs[body])
+    if kind == "$array":
+        return _tensor(blobs[body]).numpy().reshape(tree["shape"])
+    if kind == "$tuple":
+        return tuple(_up(item, blobs) for item in body)
+    if kind == "$set":
+        return {_up(item, blobs) for item in body}
+    if kind == "$map":
+        return {_up(key, blobs): _up(item, blobs) for key, item in body}
+    if kind == "$bytes":
+        return bytes.fromhex(body)
+    if kind == "$float":
+        return float(body)
+    if kind == "$dtype":
+        return _dtype(body)
+    raise ValueError(f"unknown kind {kind!r}")
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"unknown dtype {name!r}")
+    return dtype
+
+
+def _tensor(blob: Blob) -> torch.Tensor:
+    dtype = _dtype(blob.dtype)
+    if blob.size_bytes == 0:
+        return torch.empty(blob.shape, dtype=dtype)
+    raw = torch.frombuffer(blob.data, dtype=torch.uint8).clone()
+    return raw.view(dtype).reshape(blob.shape)
+
+
+def cloned(value: Any) -> Any:
+    """A copy that shares no tensor with the original.
+
+    Optimizers keep the very tensors they are given to load, so a state that may be loaded twice has to
+    be copied for each.
+    """
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: cloned(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [cloned(item) for item in value]
+    if isinstance(value, tuple):
+        return tuple(cloned(item) for item in value)
+    return value

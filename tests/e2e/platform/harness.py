@@ -1,0 +1,194 @@
+"""A real platform per module: `phalanx up` in a home of its own, driven through the CLI."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from phalanx.kit.ids import parse_job_label
+from phalanx.schemas.api import JobView
+from phalanx.sdk import PhalanxClient
+
+BIN = Path(sys.executable).parent
+HERE = Path(__file__).resolve().parent
+GUARD_S = 120.0
+
+
+def wait_for(what: str, condition: Callable[[], Any], guard_s: float = GUARD_S) -> Any:
+    """Poll until `condition` returns something true. The guard only ends a hang."""
+    deadline = time.monotonic() + guard_s
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"{what}: not within {guard_s:.0f} s")
+
+
+class Platform:
+    """One home with a control plane that a test may kill and start again."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.home = root / "home"
+        self.env = {
+            **os.environ,
+            "PHALANX_HOME": str(self.home),
+            "NO_COLOR": "1",
+            "PROBE_OUT": str(root / "probe"),
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def up(self) -> None:
+        """Start the control plane and wait until it answers."""
+        with (self.root / "up.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [BIN / "phalanx", "up", "--slots", "4"],
+                env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        wait_for("the control plane", self._answers)
+
+    def _answers(self) -> bool:
+        assert self.process is not None
+        if self.process.poll() is not None:
+            raise AssertionError((self.root / "up.log").read_text())
+        file = self.home / "server.json"
+        return file.exists() and json.loads(file.read_text())["pid"] == self.server_pid()
+
+    def server_pid(self) -> int:
+        """The process that holds the home: `phalanx up` itself or its child."""
+        assert self.process is not None
+        file = self.home / "server.json"
+        pid = json.loads(file.read_text())["pid"] if file.exists() else self.process.pid
+        family = {self.process.pid}
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family |= {p.pid for p in psutil.Process(self.process.pid).children(recursive=True)}
+        return pid if pid in family else self.process.pid
+
+    def down(self) -> None:
+        """End the control plane politely, and every job that is left with it."""
+        for job in self.jobs():
+            if not job.is_terminal:
+                self.run("stop", job.label, "--grace", "0s", check=False)
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait(30)
+
+    def run(self, *args: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """One verb, to its end."""
+        done = subprocess.run(
+            [BIN / "phalanx", *map(str, args)], env=self.env, cwd=self.root,
+            capture_output=True, text=True, timeout=GUARD_S * 2,
+        )  # fmt: skip
+        if check and done.returncode != 0:
+            raise AssertionError(f"{args}: {done.returncode}\n{done.stdout}\n{done.stderr}")
+        return done
+
+    def client(self) -> PhalanxClient:
+        """The typed client of whoever is in charge now."""
+        server = json.loads((self.home / "server.json").read_text())
+        return PhalanxClient(server["url"], server["token"])
+
+    def jobs(self) -> list[JobView]:
+        """All jobs."""
+        with self.client() as client:
+            return client.jobs().jobs
+
+    def submit(self, spec: dict[str, Any]) -> str:
+        """Submit a spec whose code is this folder; returns the job's label."""
+        file = self.root / f"job{len(list(self.root.glob('job*.json')))}.json"
+        file.write_text(json.dumps({"schema": 1, "workdir": str(HERE), **spec}))
+        return self.run("submit", file).stdout.split()[-1]
+
+    def show(self, job: str) -> JobView:
+        """The job as the API shows it."""
+        num = parse_job_label(job)
+        assert num is not None
+        with self.client() as client:
+            return client.job(num)
+
+    def wait_state(self, job: str, *states: str) -> JobView:
+        """Wait until the job is in one of `states`; fail when it ends otherwise."""
+
+        def reached() -> JobView | None:
+            view = self.show(job)
+            if view.state in states:
+                return view
+            if view.is_terminal:
+                story = self.run("show", job, check=False).stdout
+                raise AssertionError(f"{job} is {view.state}\n{story}\n{view.failure}")
+            return None
+
+        return wait_for(f"{job} in {states}", reached)
+
+    def wait_steps(self, count: int, out: Path) -> None:
+        """Wait until the probe has completed `count` steps in all."""
+        steps = Path(f"{out}.steps")
+        wait_for(
+            f"{count} steps",
+            lambda: steps.exists() and len(steps.read_text().splitlines()) >= count,
+        )
+
+    def rank_pids(self, job: str) -> dict[int, int]:
+        """The live ranks' pids, once all are known."""
+        view = wait_for(
+            "rank pids",
+            lambda: (v := self.show(job)).ranks and all(r.pid for r in v.ranks) and v,
+        )
+        return {rank.rank: rank.pid for rank in view.ranks}
+
+
+def probe_spec(out: Path, *flags: str, ranks: int = 3, **spec: Any) -> dict[str, Any]:
+    """A job that runs `training.py`."""
+    return {
+        "name": "probe",
+        "run": " ".join([str(BIN / "python"), "training.py", *flags]),
+        "resources": {"slots_per_node": ranks},
+        "checkpoint": {"every": "1s"},
+        "recovery": {"rank_crash": {"count": 20, "per": "1h"}},
+        "env": {"PROBE_OUT": str(out)},
+        **spec,
+    }
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    """Signal one process that this test found."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A process and everything below it."""
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
+
+
+def survivors(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those still alive, zombies apart."""
+    alive = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                alive.append(process)
+    return alive
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    """A running platform; left jobs are stopped at the end."""
+    one = Platform(tmp_path_factory.mktemp("platform"))
+    one.up()
+    yield one
+    one.down()

@@ -1,0 +1,134 @@
+"""Faults of one running job: what dies, what comes back, and that it comes back exact."""
+
+import random
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from e2e.platform.harness import Platform, family, kill, probe_spec, survivors, wait_for
+
+pytestmark = pytest.mark.e2e
+EPOCHS, SAMPLES = 8, 480
+
+
+def test_five_random_kills_end_bit_identical(platform: Platform, tmp_path: Path):
+    """SIGKILL of a random rank at five random moments against an uninterrupted run."""
+    flags = [f"--epochs={EPOCHS}", f"--samples={SAMPLES}", "--step-s=0.02"]
+    calm, hit = tmp_path / "calm", tmp_path / "hit"
+    undisturbed = platform.submit(probe_spec(calm, *flags))
+    platform.wait_state(undisturbed, "succeeded")
+    job = platform.submit(probe_spec(hit, *flags))
+    rng = random.Random(20261121)
+    seen = 0
+    for _ in range(5):
+        # Between two kills at least one new step, so that each hits another place.
+        seen += rng.randrange(4, 30)
+        platform.wait_steps(seen, hit)
+        kill(rng.choice(list(platform.rank_pids(job).values())))
+        steps = Path(f"{hit}.steps").read_text().splitlines()
+        seen = max(seen, len(steps))
+    view = platform.wait_state(job, "succeeded")
+    assert view.restarts >= 4  # two kills may hit one generation
+    assert hit.read_text() == calm.read_text()
+    lineage = view.lineage
+    assert (lineage.missed, lineage.duplicated) == (0, 0)
+    assert lineage.consumed == EPOCHS * SAMPLES
+    assert lineage.redone > 0
+
+
+def test_killed_supervisor_leaves_nothing_and_the_job_recovers(platform: Platform, tmp_path: Path):
+    out = tmp_path / "probe"
+    job = platform.submit(probe_spec(out, "--epochs=6", "--step-s=0.02", "--workers=1"))
+    platform.wait_steps(20, out)
+    view = platform.show(job)
+    supervisor = view.nodes[0].pid
+    tree = family(supervisor)
+    ranks = set(platform.rank_pids(job).values())
+    assert ranks <= {process.pid for process in tree}
+    assert len(tree) > len(ranks) + 2  # the data workers are in it too
+    kill(supervisor)
+    wait_for("the gang's end", lambda: not survivors(tree))
+    view = platform.wait_state(job, "succeeded")
+    assert view.attempts == 2
+    assert (view.lineage.missed, view.lineage.duplicated) == (0, 0)
+
+
+def test_killed_control_plane_leaves_the_job_untouched(platform: Platform, tmp_path: Path):
+    out = tmp_path / "probe"
+    job = platform.submit(probe_spec(out, "--epochs=8", "--step-s=0.03"))
+    platform.wait_steps(10, out)
+    before = platform.rank_pids(job)
+    kill(platform.server_pid())
+    assert platform.process is not None
+    platform.process.wait(30)
+    done = len(Path(f"{out}.steps").read_text().splitlines())
+    platform.wait_steps(done + 15, out)  # nobody is in charge, and it trains on
+    platform.up()
+    view = platform.wait_state(job, "running")
+    assert platform.rank_pids(job) == before
+    view = platform.wait_state(job, "succeeded")
+    assert (view.attempts, view.restarts) == (1, 0)
+    assert (view.lineage.missed, view.lineage.duplicated) == (0, 0)
+
+
+def test_finished_while_nobody_was_in_charge(platform: Platform, tmp_path: Path):
+    out = tmp_path / "probe"
+    job = platform.submit(probe_spec(out, "--epochs=4", "--step-s=0.02"))
+    platform.wait_steps(5, out)
+    kill(platform.server_pid())
+    assert platform.process is not None
+    platform.process.wait(30)
+    wait_for("the script's end", out.exists)
+    platform.up()
+    assert platform.wait_state(job, "succeeded").restarts == 0
+
+
+def test_two_pretend_nodes_recover_together(platform: Platform, tmp_path: Path):
+    out = tmp_path / "probe"
+    spec = probe_spec(out, "--epochs=5", "--step-s=0.02")
+    spec["resources"] = {"nodes": 2, "slots_per_node": 2}
+    job = platform.submit(spec)
+    platform.wait_steps(10, out)
+    view = platform.show(job)
+    assert len({node.pid for node in view.nodes}) == 2
+    assert [rank.node_rank for rank in view.ranks] == [0, 0, 1, 1]
+    pids = platform.rank_pids(job)
+    kill(pids[3])
+    view = platform.wait_state(job, "succeeded")
+    assert (view.attempts, view.restarts) == (1, 1)
+    assert (view.lineage.missed, view.lineage.duplicated) == (0, 0)
+    assert not [pid for pid in pids.values() if psutil.pid_exists(pid)]
+
+
+def test_pause_saves_and_resume_goes_on(platform: Platform, tmp_path: Path):
+    out = tmp_path / "probe"
+    calm = tmp_path / "calm"
+    platform.wait_state(platform.submit(probe_spec(calm, "--epochs=4")), "succeeded")
+    job = platform.submit(probe_spec(out, "--epochs=4", "--step-s=0.02"))
+    platform.wait_steps(15, out)
+    platform.run("pause", job)
+    view = platform.wait_state(job, "paused")
+    assert view.progress.checkpoint_step == len(Path(f"{out}.steps").read_text().splitlines())
+    platform.run("resume", job)
+    view = platform.wait_state(job, "succeeded")
+    assert view.lineage.redone == 0
+    assert out.read_text() == calm.read_text()
+
+
+def test_a_plain_env_script_recovers_too(platform: Platform, tmp_path: Path):
+    """Where torchrun's own restart hangs: a script without our library, one rank killed."""
+    mark = tmp_path / "mark"
+    job = platform.submit(
+        {
+            "name": "plain",
+            "run": f"python plain_ddp.py {mark}",
+            "resources": {"slots_per_node": 3},
+        }
+    )
+    wait_for("the first generation", lambda: Path(f"{mark}.0").exists())
+    kill(platform.rank_pids(job)[1], signal.SIGKILL)
+    view = platform.wait_state(job, "succeeded")
+    assert view.restarts == 1
+    assert Path(f"{mark}.1").exists()

@@ -1,0 +1,203 @@
+"""A control plane in one process: real store, services and routes; fake executor; manual clock."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from phalanx.core.jobs import rebuild
+from phalanx.executors.protocol import SupervisorRef
+from phalanx.kit.clock import ManualClock
+from phalanx.schemas import supervision as wire
+from phalanx.schemas.api import JobView, SubmitRequest
+from phalanx.schemas.home import HomeLayout
+from phalanx.sdk import PhalanxClient
+from phalanx.server.app import build_context, create_app
+from phalanx.server.context import Context
+from phalanx.server.settings import Settings
+from phalanx.services.dispatch import Dispatcher, dispatch_step
+from phalanx.services.polling import poll_step
+from phalanx.services.scheduling import scheduling_step
+from phalanx.services.timers import timers_step
+from phalanx.store import events, jobs, open_store
+from phalanx.testing.asgi import AsgiTransport, asgi_transport
+from phalanx.testing.executors import FakeExecutor
+
+URL = "http://127.0.0.1:1"
+TOKEN = "secret-of-the-home"
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    base: dict[str, Any] = {
+        "schema": 1,
+        "name": "digits",
+        "run": ["python", "train.py"],
+        "resources": {"nodes": 1, "slots_per_node": 3},
+    }
+    return base | changes
+
+
+@dataclass
+class Rig:
+    context: Context
+    executor: FakeExecutor
+    clock: ManualClock
+    client: PhalanxClient
+    transport: AsgiTransport
+    who: Dispatcher = field(default_factory=lambda: Dispatcher("test", "t1"))
+
+    @property
+    def platform(self):
+        return self.context.platform
+
+    @property
+    def store(self):
+        return self.context.platform.store
+
+    def submit(self, **changes: Any) -> int:
+        view = self.client.submit(SubmitRequest(spec=spec(**changes), owner="ada")).job
+        assert view is not None
+        return view.num
+
+    def turn(self, seconds: float = 0.0) -> None:
+        """Every loop once, in the order of one job's life."""
+        now = self.clock.advance(seconds)
+        timers_step(self.platform, now)
+        poll_step(self.platform, now)
+        scheduling_step(self.platform, now)
+        dispatch_step(self.platform, self.who, now)
+
+    def job(self, num: int) -> JobView:
+        return self.client.job(num)
+
+    def supervisor(self, num: int, node_rank: int = 0, attempt: int = 1) -> ScriptedSupervisor:
+        return ScriptedSupervisor(self, SupervisorRef(num, attempt, node_rank))
+
+    def check_log(self, num: int) -> None:
+        """The events alone rebuild the job."""
+        stored = self.store.view(lambda tx: jobs.load(tx, num))
+        assert rebuild(self.store.view(lambda tx: events.machine_log(tx, num))) == stored.job
+
+
+class ScriptedSupervisor:
+    """What a supervisor says, sentence by sentence, through the real route."""
+
+    def __init__(self, rig: Rig, ref: SupervisorRef) -> None:
+        self.rig, self.ref = rig, ref
+        self.assignment = rig.executor.started[ref]
+        self.token = self.assignment.token
+        self.numbers = itertools.count(1)
+        self.seq = 0
+        self.beat = wire.Heartbeat()
+        self.skew_us = 0
+
+    def next_seq(self) -> int:
+        self.seq = next(self.numbers)
+        return self.seq
+
+    def now(self) -> int:
+        return self.rig.clock.now() + self.skew_us
+
+    def post(self, request: wire.SyncRequest, token: str | None = None) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {self.token if token is None else token}"}
+        with httpx.Client(base_url=URL, transport=self.rig.transport) as http:
+            return http.post(
+                "/api/v1/supervisors/sync",
+                content=request.model_dump_json(),
+                headers=headers | {"Content-Type": "application/json"},
+            )
+
+    def request(self, *reports: wire.Report, **rest: Any) -> wire.SyncRequest:
+        return wire.SyncRequest(
+            job=self.ref.job,
+            attempt=self.ref.attempt,
+            node_rank=self.ref.node_rank,
+            sent_at=self.now(),
+            reports=list(reports),
+            heartbeat=self.beat,
+            **rest,
+        )
+
+    def sync(self, *reports: wire.Report, **rest: Any) -> wire.SyncResponse:
+        response = self.post(self.request(*reports, **rest))
+        assert response.status_code == 200, response.text
+        return wire.SyncResponse.model_validate_json(response.content)
+
+    def ready(self, port: int = 4000) -> wire.Orders:
+        return self.sync(
+            wire.NodeReadyReport(seq=self.next_seq(), port=port, pid=77, host="box")
+        ).orders
+
+    def started(self, generation: int = 0, pids: tuple[int, ...] = (1, 2, 3)) -> wire.Orders:
+        self.beat = wire.Heartbeat(generation=generation, phase="running")
+        return self.sync(
+            wire.RanksStartedReport(
+                seq=self.next_seq(), generation=generation, pids=list(pids), warm=True
+            )
+        ).orders
+
+    def step(self, generation: int, step: int, loss: float = 0.5) -> wire.Orders:
+        self.beat = wire.Heartbeat(generation=generation, step=step, epoch=0, phase="running")
+        point = wire.MetricPoint(rank=0, step=step, at=self.now(), values={"loss": loss})
+        return self.sync(
+            wire.MetricsReport(seq=self.next_seq(), generation=generation, points=[point])
+        ).orders
+
+    def failure(self, message: str = "rank 1 was killed by SIGKILL", **rest: Any):
+        base = {"cause": "rank_crash", "rank": 1, "at": self.now(), "message": message}
+        return wire.FailureReport(**(base | rest))
+
+    def failed(self, generation: int = 0, **rest: Any) -> wire.Orders:
+        return self.sync(
+            wire.RankFailedReport(
+                seq=self.next_seq(), generation=generation, failure=self.failure(**rest)
+            )
+        ).orders
+
+    def ended(
+        self, generation: int = 0, outcome: str = "succeeded", step: int | None = None, **rest: Any
+    ) -> wire.Orders:
+        return self.sync(
+            wire.RanksEndedReport(
+                seq=self.next_seq(), generation=generation, outcome=outcome, port=4100 + generation,
+                step=step, **rest,
+            )
+        ).orders  # fmt: skip
+
+    def log(self, offset: int, data: bytes, rank: int = 0, generation: int = 0) -> wire.Orders:
+        return self.sync(
+            wire.LogReport(
+                seq=self.next_seq(), generation=generation, rank=rank, stream="out", offset=offset,
+                data=base64.b64encode(data).decode(),
+            )
+        ).orders  # fmt: skip
+
+    def leave(self) -> None:
+        self.sync(wire.LeavingReport(seq=self.next_seq()))
+        self.rig.executor.bury(self.ref)
+
+
+@contextmanager
+def open_rig(
+    root: Path, *, executor: FakeExecutor | None = None, clock: ManualClock | None = None
+) -> Iterator[Rig]:
+    home = HomeLayout(root)
+    clock = clock or ManualClock()
+    executor = executor or FakeExecutor()
+    store = open_store(home.database_file)
+    context = build_context(
+        store=store, home=home, executor=executor, url=URL, token=TOKEN, settings=Settings(),
+        clock=clock,
+    )  # fmt: skip
+    try:
+        with asgi_transport(create_app(context)) as transport:
+            with PhalanxClient(URL, TOKEN, transport=transport) as client:
+                yield Rig(context, executor, clock, client, transport)
+    finally:
+        store.close()

@@ -1,0 +1,270 @@
+"""The job machine under any order of events: late, repeated, of other attempts and generations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from phalanx.core.codec import decode, encode
+from phalanx.core.failures import Failure
+from phalanx.core.jobs import Job, JobState, create, decide, rebuild
+from phalanx.core.jobs import events as e
+from phalanx.core.jobs.commands import LaunchAttempt
+from phalanx.core.jobs.desired import Action, desired
+from phalanx.core.jobs.machine import TRANSITIONS
+from phalanx.core.jobs.model import (
+    HOLDING,
+    TERMINAL,
+    JobTerms,
+    NodePhase,
+    Outcome,
+    StopGoal,
+)
+from phalanx.core.jobs.timers import due, wake_at
+from phalanx.core.placement import GangShape, NodeShare, Placement
+from phalanx.core.reasons import Cause
+from phalanx.core.recovery import Budget, RecoveryPolicy
+from phalanx.errors import InvalidTransition
+
+pytestmark = pytest.mark.unit
+
+S = JobState
+ALLOWED = {
+    S.QUEUED: {S.STARTING, S.PAUSED, S.CANCELLED, S.FAILED},
+    S.STARTING: {S.RUNNING, S.QUEUED, S.FAILED, S.STOPPING, S.RECOVERING},
+    S.RUNNING: {S.SUCCEEDED, S.FAILED, S.RECOVERING, S.STOPPING},
+    S.RECOVERING: {S.RUNNING, S.QUEUED, S.FAILED, S.STOPPING},
+    S.STOPPING: {S.QUEUED, S.PAUSED, S.CANCELLED, S.FAILED, S.SUCCEEDED},
+    S.PAUSED: {S.QUEUED, S.CANCELLED, S.FAILED},
+}
+# A gang that ends well before its last node said that it began never counts as running.
+ALLOWED[S.STARTING] = ALLOWED[S.STARTING] | {S.SUCCEEDED}
+# The last node of an attempt to go takes the job through STOPPING within one event.
+GOING = (e.LaunchFailed, e.NodeLost, e.NodeReleased)
+REFUSED_ANYWHERE = (e.Submitted, e.Resumed, e.StopRequested)
+START = 1_000_000_000
+
+shapes = st.builds(
+    GangShape,
+    nodes=st.integers(1, 3),
+    slots_per_node=st.integers(1, 2),
+    ranks_per_node=st.integers(1, 2),
+)
+budgets = st.builds(
+    Budget,
+    count=st.none() | st.integers(0, 3),
+    per_s=st.none() | st.floats(1, 1000),
+    first_wait_s=st.sampled_from([0.0, 1.0, 5.0]),
+)
+policies = st.builds(
+    RecoveryPolicy,
+    budgets=st.dictionaries(st.sampled_from(list(Cause)), budgets).map(lambda d: tuple(d.items())),
+    retry_codes=st.just((33,)),
+    fail_codes=st.just((2,)),
+    max_barren=st.integers(1, 4),
+)
+terms = st.builds(
+    JobTerms,
+    shape=shapes,
+    policy=policies,
+    grace_s=st.floats(0, 60),
+    max_duration_s=st.none() | st.floats(1, 5000),
+)
+
+
+def placement(shape: GangShape) -> Placement:
+    slots = tuple(range(shape.slots_per_node))
+    return Placement("local", tuple(NodeShare(f"n{i}", "h", slots) for i in range(shape.nodes)))
+
+
+def failures(node_rank: int, now: int) -> st.SearchStrategy[Failure]:
+    return st.builds(
+        Failure,
+        cause=st.sampled_from(list(Cause)),
+        rank=st.none() | st.integers(0, 5),
+        node_rank=st.just(node_rank),
+        at=st.integers(now - 5_000_000, now),
+        message=st.sampled_from(["a", "b"]),
+        collateral=st.booleans(),
+        exit_code=st.sampled_from([None, 1, 2, 33]),
+    )
+
+
+@st.composite
+def one_event(draw: st.DrawFn, job: Job, now: int) -> e.JobEvent:
+    """Mostly what a live supervisor would say; now and then something stale or repeated."""
+    live = job.attempt
+    sane = draw(st.integers(0, 9)) > 0
+    attempt = (
+        job.attempts if sane else draw(st.integers(max(0, job.attempts - 1), job.attempts + 1))
+    )
+    current = 0 if live is None else live.generation
+    generation = current if sane else max(0, current + draw(st.integers(-1, 1)))
+    rank = draw(st.integers(0, job.terms.shape.nodes - 1))
+    step = draw(st.none() | st.integers(0, 6))
+    maybe_failure = st.none() | failures(rank, now)
+    kinds = {
+        "placed": lambda: e.AttemptPlaced(
+            job.attempts + 1 if sane else attempt, placement(job.terms.shape)
+        ),
+        "ready": lambda: e.NodeReady(attempt, rank, 4000 + rank),
+        "launch_failed": lambda: e.LaunchFailed(attempt, rank, "no"),
+        "started": lambda: e.RanksStarted(attempt, generation, rank),
+        "failed": lambda: e.RankFailed(attempt, generation, rank, draw(failures(rank, now))),
+        "ended": lambda: e.RanksEnded(
+            attempt, generation, rank, draw(st.sampled_from(list(Outcome))), 5000, step,
+            draw(maybe_failure),
+        ),
+        "released": lambda: e.NodeReleased(attempt, rank),
+        "lost": lambda: e.NodeLost(attempt, rank, "gone", step),
+        "saved": lambda: e.CheckpointCommitted(attempt, generation, step or 0, f"/c/{step}"),
+        "bad": lambda: e.CheckpointQuarantined(attempt, generation, f"/c/{step}", "bad"),
+        "stop": lambda: e.StopRequested(
+            draw(st.sampled_from(list(StopGoal))), grace_s=draw(st.sampled_from([None, 0.0, 9.0]))
+        ),
+        "resumed": lambda: e.Resumed(),
+        "waited": lambda: e.BackoffElapsed(),
+        "long": lambda: e.DurationExceeded(),
+        "overdue": lambda: e.StopOverdue(attempt),
+    }  # fmt: skip
+    usual = ["placed", "ready", "started", "started", "ended", "ended", "failed", "waited"]
+    leaving = ["released", "released", "lost"]
+    pool = usual + (leaving if job.state is S.STOPPING or (live and live.finished) else [])
+    name = draw(st.sampled_from(pool if draw(st.integers(0, 3)) else list(kinds)))
+    return kinds[name]()
+
+
+@dataclass
+class Life:
+    """A job with the log of what changed it."""
+
+    job: Job
+    log: list[tuple[e.JobEvent, int]]
+    spent: dict[Cause, list[int]] = field(default_factory=dict)
+
+
+@st.composite
+def lives(draw: st.DrawFn) -> Life:
+    submitted = e.Submitted(7, draw(terms))
+    now = START
+    life = Life(create(submitted, now), [(submitted, now)])
+    for _ in range(draw(st.integers(0, 40))):
+        now += draw(st.sampled_from([0, 1, 1_000_000, 30_000_000]))
+        event = draw(one_event(life.job, now))
+        apply(life, event, now)
+    return life
+
+
+def apply(life: Life, event: e.JobEvent, now: int) -> None:
+    before = life.job
+    try:
+        decision = decide(before, event, now)
+    except InvalidTransition:
+        assert isinstance(event, REFUSED_ANYWHERE)
+        return
+    after = decision.job
+    if decision.ignored is not None:
+        assert after == before and not decision.commands
+        return
+    life.job = after
+    life.log.append((event, now))
+    check_step(before, after, event, decision.commands)
+    check_state(after)
+    check_budgets(before, after, life, now)
+
+
+def check_step(before: Job, after: Job, event: e.JobEvent, commands: tuple[object, ...]) -> None:
+    assert before.state not in TERMINAL, f"{event} changed a job that is over"
+    if after.state is not before.state:
+        allowed = ALLOWED[before.state]
+        if isinstance(event, GOING) and S.STOPPING in allowed:
+            allowed = allowed | ALLOWED[S.STOPPING]
+        assert after.state in allowed, (before.state, event, after.state)
+    launches = [one for one in commands if isinstance(one, LaunchAttempt)]
+    assert launches == ([LaunchAttempt(after.attempts)] if after.attempts > before.attempts else [])
+    if before.attempt is not None and after.attempt is not None:
+        assert after.attempt.placement == before.attempt.placement
+        assert after.attempt.generation - before.attempt.generation in (0, 1)
+
+
+def check_state(job: Job) -> None:
+    # Slots are all held or none, exactly in the holding states.
+    assert (job.attempt is not None) == (job.state in HOLDING) == job.holds_slots
+    assert (job.goal is not None) == (job.state is S.STOPPING)
+    assert (job.ended_at is not None) == (job.state in TERMINAL)
+    if job.attempt is not None:
+        assert not job.attempt.all_in(NodePhase.RELEASED)
+        for rank in range(len(job.attempt.nodes)):
+            orders = desired(job, job.attempt.num, rank)
+            if orders.action is Action.RUN:
+                assert orders.master_port and orders.generation == job.attempt.generation
+                assert job.attempt.nodes[rank].phase in (NodePhase.READY, NodePhase.UP)
+        assert desired(job, job.attempt.num - 1, 0).action is Action.RELEASE
+    at = wake_at(job)
+    assert (at is not None and at <= START * 2) == bool(due(job, START * 2))
+
+
+def check_budgets(before: Job, after: Job, life: Life, now: int) -> None:
+    """Restarts of a cause without progress never exceed its budget, within any of its windows."""
+    if after.progress.high_water_step != before.progress.high_water_step:
+        life.spent = {}
+    assert after.restarts - before.restarts in (0, 1)
+    if after.restarts == before.restarts:
+        return
+    cause, at = after.spending.restarts[-1]
+    assert at == now
+    spent = life.spent.setdefault(cause, [])
+    spent.append(now)
+    budget = after.terms.policy.budget(cause)
+    if budget.count is not None:
+        window = START * 10 if budget.per_s is None else round(budget.per_s * 1e6)
+        assert sum(1 for one in spent if one > now - window) <= budget.count
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@given(lives())
+def test_any_order_of_events_keeps_every_promise(life: Life) -> None:
+    assert rebuild(life.log) == life.job
+    assert decode(Job, encode(life.job)) == life.job
+    stored = [(encode(event), type(event), at) for event, at in life.log]
+    assert [(decode(kind, data), at) for data, kind, at in stored] == life.log
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(lives(), st.data())
+def test_repeating_what_was_said_changes_nothing(life: Life, data: st.DataObject) -> None:
+    """At-least-once delivery: every report of the log, told again at the end, is ignored."""
+    said = (e.NodeReady, e.RanksStarted, e.RankFailed, e.RanksEnded, e.NodeReleased, e.NodeLost)
+    for event, at in life.log:
+        stale = life.job.attempt is None or not isinstance(event, said)
+        if stale or event.attempt != life.job.attempt.num:
+            continue
+        if getattr(event, "generation", life.job.attempt.generation) < life.job.attempt.generation:
+            assert decide(life.job, event, at).ignored is not None
+
+
+def test_every_pair_of_state_and_event_is_in_the_table() -> None:
+    assert set(TRANSITIONS) == {(state, kind) for state in JobState for kind in e.EVENT_TYPES}
+
+
+def test_a_crash_loop_ends() -> None:
+    """Kills without end, each before the first step: the job gives up instead of restarting for ever."""
+    policy = RecoveryPolicy(budgets=((Cause.RANK_CRASH, Budget(count=None, first_wait_s=0.0)),))
+    job = create(e.Submitted(1, JobTerms(GangShape(1, 1, 1), policy)), START)
+    job = decide(job, e.AttemptPlaced(1, placement(job.terms.shape)), START).job
+    job = decide(job, e.NodeReady(1, 0, 4000), START).job
+    for generation in range(100):
+        if job.state is S.STOPPING:
+            break
+        now = START + generation
+        failure = Failure(Cause.RANK_CRASH, 0, 0, now, "killed")
+        job = decide(job, e.RanksStarted(1, generation, 0), now).job
+        job = decide(job, e.RankFailed(1, generation, 0, failure), now).job
+        job = decide(job, e.RanksEnded(1, generation, 0, Outcome.FAILED, 1), now).job
+        if job.not_before is not None:
+            job = decide(job, e.BackoffElapsed(), job.not_before).job
+    assert job.goal is StopGoal.FAIL
+    assert job.reason.code == "crash_loop"
+    assert job.restarts == policy.max_barren

@@ -1,0 +1,149 @@
+"""From a command line to a spec, and what of the caller's environment goes along."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from phalanx.cli.caller import Caller, looks_secret, pack
+from phalanx.cli.run_spec import RunFlags, plan_run, split_env
+from phalanx.errors import SpecInvalid, UserError
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def caller(tmp_path: Path) -> Caller:
+    (tmp_path / "train.py").write_text("print()\n")
+    return Caller({"PATH": "/usr/bin:/bin"}, tmp_path, "/venv/bin/python")
+
+
+def test_a_script_runs_with_the_callers_python(caller: Caller):
+    planned = plan_run(["train.py", "--epochs", "5"], RunFlags(ranks_per_node=3), caller)
+    assert planned.spec.run == ["/venv/bin/python", "-u", "train.py", "--epochs", "5"]
+    assert planned.spec.name == "train"
+    assert planned.spec.shape.world_size == 3
+    assert planned.root == caller.cwd
+
+
+def test_a_script_elsewhere_brings_its_own_folder(caller: Caller, tmp_path: Path):
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    planned = plan_run(["../train.py"], RunFlags(), Caller(caller.env, inner, caller.python))
+    assert planned.root is not None and planned.root.resolve() == tmp_path.resolve()
+    assert planned.spec.run[2] == "train.py"
+
+
+def test_a_script_below_is_named_from_the_callers_folder(caller: Caller, tmp_path: Path):
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "fit it.py").write_text("")
+    planned = plan_run([str(tmp_path / "jobs" / "fit it.py")], RunFlags(), caller)
+    assert planned.spec.run[2] == "jobs/fit it.py"
+    assert planned.spec.name == "fit-it"
+
+
+def test_nobody_sends_their_whole_home_folder(caller: Caller, tmp_path: Path):
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "a.py").write_text("")
+    at_home = Caller({**caller.env, "HOME": str(tmp_path)}, tmp_path, caller.python)
+    assert plan_run(["jobs/a.py"], RunFlags(), at_home).root == tmp_path / "jobs"
+    assert plan_run(["true"], RunFlags(), at_home).root is None
+
+
+def test_modules_and_commands(caller: Caller):
+    module = plan_run(["--x"], RunFlags(module="pkg.fit"), caller).spec
+    assert (module.run, module.name) == (["/venv/bin/python", "-u", "-m", "pkg.fit", "--x"], "fit")
+    assert plan_run(["true", "x"], RunFlags(), caller).spec.run == ["true", "x"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "nothing to run"),
+        (["missing.py"], r"missing\.py: no such file"),
+        (["./a.out"], r"\./a\.out: no such file"),
+        (["./train"], r"\./train: is not executable"),
+        (["no-such-command-here"], "no such command"),
+        (["folder.py"], "is a folder"),
+        (["broken.py"], r"broken\.py, line 2: .*the line reads: def f\(:"),
+        (["double.py"], "more than one"),
+    ],
+)
+def test_what_is_not_there_is_said_before_anything_starts(caller: Caller, words, says):
+    (caller.cwd / "folder.py").mkdir()
+    (caller.cwd / "train").write_text("")
+    (caller.cwd / "broken.py").write_text("x = 1\ndef f(:\n")
+    (caller.cwd / "double.py").write_text("# /// script\n# x = 1\n# ///\nprint()\n" * 2)
+    with pytest.raises(UserError, match=says):
+        plan_run(words, RunFlags(), caller)
+
+
+def test_flags_override_the_defaults_in_the_script(caller: Caller):
+    (caller.cwd / "train.py").write_text(
+        "# /// script\n# [tool.phalanx]\n# priority = 70\n# name = 'mine'\n"
+        "# resources = {slots_per_node = 2, nodes = 2}\n# warm = {imports = ['json']}\n"
+        "# checkpoint = {every = '1 epoch', keep = {last = 1}}\n# ///\n"
+    )
+    spec = plan_run(["train.py"], RunFlags(), caller).spec
+    assert (spec.name, spec.priority, spec.shape.world_size) == ("mine", 70, 4)
+    flags = RunFlags(
+        ranks_per_node=3, priority=10, checkpoint_every="5s", warm_imports=["csv"], env={"A": "1"}
+    )
+    spec = plan_run(["train.py"], flags, caller).spec
+    assert (spec.priority, spec.shape.slots_per_node, spec.shape.nodes) == (10, 3, 2)
+    assert (spec.checkpoint.every, spec.checkpoint.keep.last) == ("5s", 1)
+    assert (spec.warm.imports, spec.env) == (["json", "csv"], {"A": "1"})
+    assert plan_run(["train.py"], RunFlags(cold=True), caller).spec.warm.enabled is False
+
+
+@pytest.mark.parametrize(
+    ("table", "path"), [("run = 'x'", "tool.phalanx.run"), ("prioriti = 1", "prioriti")]
+)
+def test_bad_defaults_in_the_script_are_problems(caller: Caller, table, path):
+    (caller.cwd / "train.py").write_text(f"# /// script\n# [tool.phalanx]\n# {table}\n# ///\n")
+    with pytest.raises(SpecInvalid) as caught:
+        plan_run(["train.py"], RunFlags(), caller)
+    assert [one.path for one in caught.value.problems] == [path]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "WANDB_API_KEY",
+        "HF_TOKEN",
+        "GITHUBTOKEN",
+        "AWS_SECRET_ACCESS_KEY",
+        "DB_PASSWORD",
+        "My_Credential",
+    ],
+)
+def test_names_that_look_like_secrets(name):
+    assert looks_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["TOKENIZERS_PARALLELISM", "PATH", "HOME", "KEYBOARD", "MONKEY", "OMP_NUM_THREADS"]
+)
+def test_names_that_do_not(name):
+    assert not looks_secret(name)
+
+
+def test_values_that_carry_a_password_stay_as_well():
+    assert looks_secret("HTTP_PROXY", "http://me:hunter2@proxy:3128")
+    assert not looks_secret("HTTP_PROXY", "http://proxy:3128")
+
+
+def test_secrets_go_along_only_when_named():
+    env = {"HF_TOKEN": "x", "DB_PASSWORD": "y", "LANG": "C", "PHALANX_JOB": "j-1", "SHLVL": "2"}
+    luggage = pack(env, ["HF_TOKEN"])
+    assert luggage.env == {"HF_TOKEN": "x", "LANG": "C"}
+    assert luggage.withheld == ("DB_PASSWORD",)
+    with pytest.raises(UserError, match="--env NOPE: the variable is not set"):
+        pack(env, ["NOPE"])
+
+
+def test_env_flags():
+    assert split_env(["A=1", "B", "C="]) == ({"A": "1", "C": ""}, ["B"])
+    with pytest.raises(UserError, match="no name"):
+        split_env(["=x"])

@@ -1,0 +1,116 @@
+"""The archive of a work directory: equal content, equal bytes; nothing that does not belong."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from phalanx.cli.snapshot import take
+from phalanx.errors import UserError
+
+pytestmark = pytest.mark.unit
+
+
+def write(root: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = root / name.replace("__", "/").replace("_dot_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def names(snapshot) -> list[str]:
+    with tarfile.open(snapshot.path) as archive:
+        return archive.getnames()
+
+
+def test_equal_content_gives_equal_bytes(tmp_path: Path):
+    first = write(tmp_path / "a", train_dot_py="x", lib__m_dot_py="y")
+    second = write(tmp_path / "b", lib__m_dot_py="y", train_dot_py="x")
+    os.utime(second / "train.py", (1, 1))
+    one, two = take(first, tmp_path / "1.tar"), take(second, tmp_path / "2.tar")
+    assert one.digest == two.digest
+    assert one.path.read_bytes() == two.path.read_bytes()
+    (second / "train.py").write_text("X")
+    assert take(second, tmp_path / "3.tar").digest != one.digest
+
+
+def test_times_and_owners_do_not_travel(tmp_path: Path):
+    root = write(tmp_path / "a", run_dot_sh="x")
+    (root / "run.sh").chmod(0o750)
+    with tarfile.open(take(root, tmp_path / "1.tar").path) as archive:
+        (info,) = archive.getmembers()
+    assert (info.mtime, info.uid, info.uname, info.mode) == (0, 0, "", 0o755)
+
+
+def test_ignore_files_count_at_every_depth(tmp_path: Path):
+    root = write(
+        tmp_path / "a",
+        _dot_gitignore="*.log\n/data/\n",
+        keep_dot_py="",
+        x_dot_log="",
+        data__big="",
+        sub___dot_gitignore="!x.log\nsecret\n",
+        sub__x_dot_log="",
+        sub__secret="",
+        sub__data__small="",
+        _dot_phalanxignore="notes.txt\n",
+        notes_dot_txt="",
+    )
+    found = names(take(root, tmp_path / "1.tar"))
+    assert found == [
+        ".gitignore", ".phalanxignore", "keep.py", "sub", "sub/.gitignore", "sub/data",
+        "sub/data/small", "sub/x.log",
+    ]  # fmt: skip
+
+
+def test_ignore_files_of_the_repository_above_count_too(tmp_path: Path):
+    write(tmp_path, _dot_git__HEAD="", _dot_gitignore="*.bin\n/work/out/\n", work__a_dot_py="")
+    write(tmp_path / "work", b_dot_bin="", out__x="")
+    assert names(take(tmp_path / "work", tmp_path / "1.tar")) == ["a.py"]
+
+
+def test_repositories_environments_and_the_home_stay_behind(tmp_path: Path):
+    root = write(
+        tmp_path / "a",
+        _dot_git__HEAD="",
+        myenv__pyvenv_dot_cfg="",
+        myenv__lib="",
+        home__token="",
+        __pycache____x_dot_pyc="",
+        a_dot_py="",
+    )
+    snapshot = take(root, tmp_path / "1.tar", excluded=[root / "home"])
+    assert "home/token" not in names(snapshot)
+    assert names(snapshot) == ["a.py"]
+
+
+def test_links_inside_stay_links_and_links_outside_are_left_out(tmp_path: Path):
+    root = write(tmp_path / "a", lib__m_dot_py="y")
+    (root / "in").symlink_to(root / "lib" / "m.py")
+    (root / "out").symlink_to("/etc/passwd")
+    (root / "dangling").symlink_to("nowhere")
+    os.mkfifo(root / "pipe")
+    snapshot = take(root, tmp_path / "1.tar")
+    assert names(snapshot) == ["in", "lib", "lib/m.py"]
+    assert [note.partition(":")[0] for note in snapshot.notes] == ["dangling", "out", "pipe"]
+    with tarfile.open(snapshot.path) as archive:
+        archive.extractall(tmp_path / "copy", filter="data")
+    assert (tmp_path / "copy" / "in").read_text() == "y"
+
+
+def test_a_folder_that_is_too_large_is_refused_by_its_largest_entries(tmp_path: Path):
+    root = write(tmp_path / "a", a_dot_py="x", data__one="y" * 4000, weights="z" * 3000)
+    with pytest.raises(UserError, match=r"data \(4\.0 KB\), weights \(3\.0 KB\)"):
+        take(root, tmp_path / "1.tar", max_bytes=5000)
+
+
+def test_names_with_spaces_and_other_alphabets(tmp_path: Path):
+    root = tmp_path / "a"
+    root.mkdir()
+    (root / "é ü.py").write_text("")
+    (root / ("n" * 200)).write_text("")
+    assert names(take(root, tmp_path / "1.tar")) == ["n" * 200, "é ü.py"]

@@ -1,0 +1,126 @@
+import json
+
+import pytest
+
+from phalanx.core.checkpoints import (
+    Best,
+    FileEntry,
+    Keep,
+    Manifest,
+    Position,
+    best_of,
+    checkpoint_name,
+    expired,
+    is_checkpoint_name,
+    lineages,
+)
+
+pytestmark = pytest.mark.unit
+
+
+def manifest(commit, *, generation=0, attempt=1, parent=None, step=None, suffix=None, **metrics):
+    suffix = suffix or f"{attempt:02x}{generation:02x}{commit:04x}"
+    return Manifest(
+        name=checkpoint_name(commit * 10 if step is None else step, suffix),
+        step=commit * 10 if step is None else step,
+        position=Position(1, 0, 1, 64),
+        attempt=attempt,
+        generation=generation,
+        commit=commit,
+        parent=parent,
+        world_size=3,
+        reference_world=4,
+        global_batch=48,
+        created_at=1_700_000_000_000_000 + commit,
+        why="every",
+        files=(FileEntry("shard-00000/state.tensors", 12, "xxh3-128:00"),),
+        metrics=metrics,
+    )
+
+
+def index(*manifests):
+    return {one.name: one for one in manifests}
+
+
+def test_json_and_back_is_the_same_manifest():
+    one = manifest(3, parent="step-00000020-01000002", loss=0.25)
+    assert Manifest.from_json(json.loads(json.dumps(one.to_json()))) == one
+
+
+def test_fields_of_a_later_release_are_ignored_but_another_schema_is_refused():
+    body = manifest(1).to_json()
+    assert Manifest.from_json({**body, "colour": "blue"}) == manifest(1)
+    with pytest.raises(ValueError, match="schema 2"):
+        Manifest.from_json({**body, "schema": 2})
+
+
+@pytest.mark.parametrize("key", ["step", "files", "position", "commit"])
+def test_a_manifest_without_a_field_is_refused(key):
+    body = manifest(1).to_json()
+    del body[key]
+    with pytest.raises(ValueError, match="not a manifest"):
+        Manifest.from_json(body)
+
+
+def test_names():
+    assert checkpoint_name(1200, "0123abcd") == "step-00001200-0123abcd"
+    assert not is_checkpoint_name("step-00001200-0123abcd.tmp")
+    assert not is_checkpoint_name("../step-00001200-0123abcd")
+    with pytest.raises(ValueError, match="name"):
+        checkpoint_name(1, "xyz")
+
+
+def test_newest_is_the_highest_commit_of_the_newest_generation_not_the_highest_step():
+    old = manifest(9, step=900)
+    head = manifest(5, generation=1, step=100)
+    assert lineages(index(old, head))[0] is head
+
+
+def test_the_heads_ancestors_come_before_a_fenced_off_branch():
+    first = manifest(1)
+    second = manifest(2, parent=first.name)
+    zombie = manifest(7, parent=second.name)
+    head = manifest(3, generation=1, parent=second.name)
+    assert lineages(index(first, second, zombie, head)) == [head, second, first, zombie]
+
+
+def test_a_chain_broken_by_retention_goes_on_with_what_is_left():
+    head = manifest(9, parent="step-00000080-01000008")
+    old = manifest(3)
+    assert lineages(index(old, head)) == [head, old]
+
+
+def test_retention_keeps_the_last_and_the_best():
+    saved = [manifest(n, acc=value) for n, value in enumerate([0.5, 0.9, 0.9, 0.7, 0.6], start=1)]
+    keep = Keep(2, Best("acc", "max", 1))
+    assert [one.commit for one in expired(index(*saved), keep)] == [1, 3]
+
+
+def test_retention_never_lets_go_of_the_head():
+    zombie = manifest(9)
+    head = manifest(2, generation=1)
+    assert expired(index(zombie, head), Keep(1)) == [zombie]
+
+
+def test_without_numbers_nothing_is_let_go():
+    assert expired(index(manifest(1), manifest(2)), Keep()) == []
+
+
+def test_best_ignores_what_is_not_a_number_and_prefers_the_older_among_equals():
+    saved = [manifest(1, acc="nan"), manifest(2, acc=0.1), manifest(3, acc=0.1), manifest(4)]
+    assert [one.commit for one in best_of(saved, Best("acc", "min", 5))] == [2, 3]
+    assert not Best("acc").better(float("nan"), None)
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        ({"last": 0}, "keep.last"),
+        ({"first": 1}, "first"),
+        ({"best": {"metric": "a", "mode": "most"}}, "most"),
+        ({"best": {"mode": "max"}}, "keep.best"),
+    ],
+)
+def test_a_wrong_keep_is_refused_by_name(body, word):
+    with pytest.raises(ValueError, match=word):
+        Keep.from_json(body)

@@ -1,0 +1,89 @@
+"""Placement to environment: the whole contract of a torch rank, and nothing foreign."""
+
+import json
+
+import pytest
+
+from phalanx.core.ranks import GangEnvironment, RankFiles, omp_num_threads, rank_environment
+
+pytestmark = pytest.mark.unit
+
+FILES = RankFiles("/n/r.report", "/n/control", "/n/r.error.json")
+
+
+def gang(**changes) -> GangEnvironment:
+    values = {
+        "job": 12, "job_name": "digits", "project": "default", "attempt": 2, "generation": 3,
+        "restarts": 4, "framework": "torch", "num_nodes": 2, "ranks_per_node": 3,
+        "reference_world": 6, "cpus_per_node": 8, "master_address": "10.0.0.1",
+        "master_port": 23456, "grace_s": 30.0, "checkpoint_dir": "/c/default/j-12",
+    }  # fmt: skip
+    return GangEnvironment(**{**values, **changes})
+
+
+def test_numbers_of_a_rank_on_the_second_node():
+    env = rank_environment(gang(), node_rank=1, local_rank=2, files=FILES)
+    assert {k: env[k] for k in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")} == {
+        "RANK": "5", "WORLD_SIZE": "6", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "3",
+    }  # fmt: skip
+    assert (env["GROUP_RANK"], env["NODE_RANK"], env["PET_NODE_RANK"]) == ("1", "1", "1")
+    assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("10.0.0.1", "23456")
+    assert (env["PET_NNODES"], env["PET_NPROC_PER_NODE"]) == ("2", "3")
+
+
+def test_ranks_of_all_nodes_are_numbered_once():
+    ranks = [
+        int(rank_environment(gang(), node, local, FILES)["RANK"])
+        for node in range(2)
+        for local in range(3)
+    ]
+    assert ranks == list(range(6))
+
+
+def test_no_agent_store_and_an_error_file_per_rank():
+    env = rank_environment(gang(), 0, 0, FILES)
+    assert env["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+    assert env["TORCHELASTIC_ERROR_FILE"] == FILES.error_file
+    assert env["TORCHELASTIC_RUN_ID"] == "j-12-a002-g003"
+    assert env["TORCHELASTIC_RESTART_COUNT"] == "4"
+
+
+def test_the_run_id_differs_between_generations():
+    ids = {rank_environment(gang(generation=g), 0, 0, FILES)["TORCHELASTIC_RUN_ID"] for g in (0, 1)}
+    assert len(ids) == 2
+
+
+def test_the_spec_cannot_break_the_rendezvous_but_may_choose_threads():
+    user = {"RANK": "99", "MASTER_PORT": "1", "OMP_NUM_THREADS": "5", "LR": "0.1"}
+    env = rank_environment(gang(user_env=user), 0, 1, FILES)
+    assert (env["RANK"], env["MASTER_PORT"]) == ("1", "23456")
+    assert (env["OMP_NUM_THREADS"], env["LR"]) == ("5", "0.1")
+
+
+@pytest.mark.parametrize(("ranks", "cpus", "threads"), [(3, 2, 1), (2, 8, 4), (1, 8, None)])
+def test_ranks_share_the_cpus(ranks, cpus, threads):
+    assert omp_num_threads(ranks, cpus) == threads
+
+
+def test_phalanx_variables():
+    keep = {"last": 3}
+    env = rank_environment(
+        gang(checkpoint_every="10s", checkpoint_keep=keep, resume_path="/c/x"), 0, 0, FILES
+    )
+    assert env["PHALANX_JOB"] == "j-12"
+    assert (env["PHALANX_ATTEMPT"], env["PHALANX_GENERATION"]) == ("2", "3")
+    assert env["PHALANX_CHECKPOINT_DIR"] == "/c/default/j-12"
+    assert env["PHALANX_CHECKPOINT_EVERY"] == "10s"
+    assert json.loads(env["PHALANX_CHECKPOINT_KEEP"]) == keep
+    assert env["PHALANX_RESUME_PATH"] == "/c/x"
+
+
+def test_absent_means_absent():
+    env = rank_environment(gang(), 0, 0, FILES)
+    assert not {"PHALANX_RESUME_PATH", "PHALANX_CHECKPOINT_EVERY"} & env.keys()
+
+
+def test_framework_none_gets_numbers_but_no_torch_contract():
+    env = rank_environment(gang(framework="none"), 1, 0, FILES)
+    assert env["RANK"] == "3"
+    assert not [k for k in env if k.startswith(("MASTER_", "PET_", "TORCHELASTIC_"))]

@@ -1,0 +1,147 @@
+"""The guard's promise, and what happens without each half of it."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from phalanx.launch import linux
+from phalanx.launch.identity import ProcessName
+from phalanx.launch.tree import GuardProcess
+
+pytestmark = pytest.mark.integration
+
+# A guard with one leg cut off: the patch runs before it does.
+CRIPPLED = """
+    import sys
+    from phalanx.launch import guard, linux
+    {patch}
+    guard.main(int(sys.argv[1]))
+"""
+DAEMON = textwrap.dedent("""
+    import os, time
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.close(1)
+            time.sleep(600)
+        os._exit(0)
+    os.wait()
+    print("up", flush=True)
+    time.sleep(600)
+""")
+
+
+def wait_until(true, timeout_s=30.0):
+    deadline = time.monotonic() + timeout_s
+    while not (value := true()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+    return value
+
+
+@pytest.fixture
+def marker(tmp_path):
+    marker = f"PHALANX_TEST_MARKER={tmp_path.name}-{os.getpid()}"
+    yield marker
+    for pid in linux.tagged(marker):
+        os.kill(pid, signal.SIGKILL)
+
+
+def spawn_family(guard, marker):
+    """A process and its daemon below the guard; returns when both are there."""
+    name, value = marker.split("=", 1)
+    read, write = os.pipe()
+    stdin = os.open(os.devnull, os.O_RDONLY)
+    argv = [sys.executable, "-I", "-S", "-c", DAEMON]
+    guard.spawn(argv, {name: value}, "/", [stdin, write, 2])
+    os.close(stdin)
+    os.close(write)
+    with open(read) as output:
+        assert output.readline() == "up\n"
+    assert guard.channel.receive().body["event"] == "spawned"
+    return wait_until(lambda: len(linux.tagged(marker)) == 2 and linux.tagged(marker))
+
+
+def crippled_guard(patch):
+    from phalanx.launch.wire import pair
+
+    ours, theirs = pair()
+    source = textwrap.dedent(CRIPPLED).format(patch=patch)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", source, str(theirs.fileno())], pass_fds=[theirs.fileno()],
+            start_new_session=True, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    return GuardProcess(process, ours)
+
+
+def test_nothing_survives_the_supervisors_end_of_the_channel(marker):
+    guard = GuardProcess.start({})
+    spawn_family(guard, marker)
+    guard.channel.close()
+    assert guard.process.wait(30) == 0
+    assert linux.tagged(marker) == []
+
+
+def test_control_without_the_subreaper_a_daemon_survives(marker):
+    guard = crippled_guard("linux.become_subreaper = lambda: None")
+    spawn_family(guard, marker)
+    guard.channel.close()
+    guard.process.wait(30)
+    assert len(linux.tagged(marker)) == 1
+
+
+def test_control_without_the_last_kill_all_but_the_bound_survive(marker):
+    guard = crippled_guard("linux.kill_below = lambda *_: 0")
+    spawn_family(guard, marker)
+    guard.channel.close()
+    guard.process.wait(30)
+    wait_until(lambda: len(linux.tagged(marker)) == 1)  # only the direct child was bound to it
+
+
+def test_kill_spares_whom_it_was_told_to(marker):
+    guard = GuardProcess.start({})
+    spawn_family(guard, marker)
+    stdin = os.open(os.devnull, os.O_RDONLY)
+    guard.spawn_spared(["/bin/sleep", "600"], {}, "/", [stdin, 2, 2])
+    os.close(stdin)
+    spared = guard.channel.receive().body["pid"]
+    guard.kill()
+    events = []
+    while not events or events[-1]["event"] != "killed":
+        events.append(guard.channel.receive().body)
+    assert linux.tagged(marker) == []
+    assert linux.entry(spared) is not None
+    guard.channel.close()
+    guard.process.wait(30)
+    assert linux.entry(spared) is None
+
+
+def test_what_cannot_be_executed_is_refused_with_its_name():
+    guard = GuardProcess.start({})
+    stdin = os.open(os.devnull, os.O_RDONLY)
+    for argv, cwd in ((["/no/such"], "/"), (["/bin/true"], "/no/folder")):
+        guard.spawn(argv, {}, cwd, [stdin, 2, 2])
+        body = guard.channel.receive().body
+        assert (body["event"], body["errno"]) == ("refused", 2)
+        assert "/no/" in body["message"]
+    os.close(stdin)
+    guard.channel.close()
+    guard.process.wait(30)
+
+
+def test_a_process_name_outlives_its_number():
+    child = subprocess.Popen(["/bin/sleep", "600"])
+    name = ProcessName.of(child.pid)
+    assert name.is_alive()
+    assert not ProcessName(name.boot_id, name.pid, name.start_ticks + 1).is_alive()
+    assert not ProcessName("another boot", name.pid, name.start_ticks).is_alive()
+    child.kill()
+    wait_until(lambda: not name.is_alive())  # a zombie is dead
+    child.wait()
+    assert ProcessName.of(child.pid) is None
