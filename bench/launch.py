@@ -1,116 +1,241 @@
-"""How long a gang needs to come up, and to come back after SIGKILL, warm and cold.
+"""How fast a launch and a recovery are, against torchrun in the same run.
 
-    python bench/launch.py [--kills 7] [--ranks 3]
+    python bench/launch.py [--rounds N] [--quick] [--json FILE]
 
-One supervisor under a control plane that answers at once; an unmodified DDP script on gloo. Prints
-seconds from SIGKILL of a rank to the next completed optimizer step of the whole gang.
+Everything runs `bench/steps.py` with 3 ranks. Each figure is the median of interleaved rounds:
+
+* recovery: from SIGKILL of a random rank to the next completed optimizer step, warm and cold
+  (bars: 1.0 s and 5 s; torchrun needs about 4 s where its restart does not hang);
+* cold start: from `phalanx run` with nothing running to the first optimizer step, over torchrun's
+  (bar: 0.9);
+* warm start: the same with `phalanx up` and a spare warm process (bar: 0.3).
 """
 
+from __future__ import annotations
+
 import argparse
+import contextlib
+import json
 import os
+import random
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from phalanx.core.jobs.desired import Action
-from phalanx.schemas.supervision import (
-    Assignment,
-    GangFacts,
-    NodeReadyReport,
-    Orders,
-    RanksEndedReport,
-    RanksStartedReport,
-    WarmStart,
-)
-from phalanx.testing.control_plane import FakeControlPlane
+from phalanx.schemas.home import ServerFile
+from phalanx.sdk import PhalanxClient
 
-SCRIPT = """
-import time, torch, torch.distributed as dist, torch.nn as nn
-from torch.nn.parallel import DistributedDataParallel as DDP
-dist.init_process_group("gloo")
-model = DDP(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)))
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-while True:
-    model(torch.randn(32, 64)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    print(time.time(), flush=True)
-    time.sleep(0.02)
-"""
+HERE = Path(__file__).resolve().parent
+SCRIPT = HERE / "steps.py"
+BIN = Path(sys.executable).parent
+GUARD_S = 120.0
 
 
-def measure(folder, ranks, kills, warm):
-    """Seconds to the first step from the start, and from each kill."""
-    node = folder / ("warm" if warm else "cold")
-    node.mkdir()
-    (node / "train.py").write_text(SCRIPT)
-    plane = FakeControlPlane()
-    gang = GangFacts(
-        job=1, job_name="bench", project="bench", attempt=1, framework="torch", num_nodes=1,
-        ranks_per_node=ranks, reference_world=ranks, grace_s=5.0, checkpoint_dir=str(folder),
-    )  # fmt: skip
-    assignment = Assignment(
-        gang=gang, node_rank=0, node_dir=str(node), workdir=str(node), cwd=str(node),
-        command=[sys.executable, "train.py"], env=dict(os.environ), cpus=os.cpu_count() or 1,
-        server_url=plane.url, token=plane.token, warm=WarmStart(enabled=warm),
-    )  # fmt: skip
-    (node / "assignment.json").write_text(assignment.model_dump_json())
-    began = time.time()
-    argv = [
-        sys.executable,
-        "-m",
-        "phalanx.supervise",
-        "--assignment",
-        str(node / "assignment.json"),
+class Trace:
+    """The file in which rank 0 of `steps.py` writes the time of every completed step."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def times(self) -> list[float]:
+        """Wall-clock times of all steps so far."""
+        if not self.path.exists():
+            return []
+        rows = self.path.read_text().splitlines()
+        return [float(row.split()[0]) for row in rows if len(row.split()) == 2]
+
+    def first_after(self, moment: float) -> float:
+        """The first step completed after `moment`; waits for it."""
+        deadline = time.time() + GUARD_S
+        while time.time() < deadline:
+            later = [t for t in self.times() if t > moment]
+            if later:
+                return min(later)
+            time.sleep(0.005)
+        raise SystemExit(f"no step within {GUARD_S:.0f} s: see {self.path.parent}")
+
+
+def environment(trace: Trace, home: Path, steps: int) -> dict[str, str]:
+    """The environment of one launch."""
+    env = dict(os.environ, PHALANX_HOME=str(home), BENCH_TRACE=str(trace.path))
+    env.update(BENCH_STEPS=str(steps), PYTHONUNBUFFERED="1")
+    return env
+
+
+@contextlib.contextmanager
+def started(command: list, env: dict[str, str], log: Path) -> Iterator[subprocess.Popen]:
+    """A process in its own session, ended with everything in it."""
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            command, env=env, cwd=log.parent, stdout=out, stderr=out,
+            stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def client(home: Path) -> PhalanxClient:
+    """A client of the home's control plane."""
+    server = ServerFile.model_validate_json((home / "server.json").read_text())
+    return PhalanxClient(server.url, server.token)
+
+
+def rank_pids(home: Path) -> list[int]:
+    """Pids of the ranks of the home's newest job."""
+    deadline = time.time() + GUARD_S
+    with client(home) as api:
+        newest = api.jobs(limit=1).jobs[0].num
+        while time.time() < deadline:
+            found = [rank.pid for rank in api.job(newest).ranks]
+            if found and all(found):
+                return [pid for pid in found if pid]
+            time.sleep(0.05)
+    raise SystemExit("the ranks' pids never became known")
+
+
+def stop_server(home: Path) -> None:
+    """End the control plane of a home that this run made."""
+    with contextlib.suppress(OSError, ValueError):
+        os.kill(ServerFile.model_validate_json((home / "server.json").read_text()).pid, 15)
+
+
+def recovery(work: Path, flags: list[str], rounds: int) -> list[float]:
+    """Seconds from SIGKILL of a random rank to the next completed step, `rounds` times in one job."""
+    home, trace = work / "home", Trace(work / "steps")
+    env = environment(trace, home, steps=20_000)
+    command = [BIN / "phalanx", "run", "-n", "3", "--checkpoint-every", "1s", *flags, SCRIPT]
+    seconds: list[float] = []
+    rng = random.Random(7)
+    with started(command, env, work / "log"):
+        trace.first_after(0.0)
+        for _ in range(rounds):
+            # Let it make progress and commit a checkpoint, as a job has that is worth recovering.
+            trace.first_after(time.time() + 2.5)
+            victim = rng.choice(rank_pids(home))
+            killed = time.time()
+            os.kill(victim, signal.SIGKILL)
+            # Surviving ranks cannot complete a step: the next one is the next generation's.
+            seconds.append(trace.first_after(killed + 0.05) - killed)
+    stop_server(home)
+    return seconds
+
+
+def first_step(command: list, env: dict[str, str], trace: Trace, log: Path) -> float:
+    """Seconds from starting `command` to the first optimizer step."""
+    begin = time.time()
+    with started(command, env, log):
+        return trace.first_after(begin) - begin
+
+
+def torchrun_start(work: Path) -> float:
+    """torchrun with the same script."""
+    trace = Trace(work / "steps")
+    env = environment(trace, work / "home", steps=30)
+    command = [BIN / "torchrun", "--standalone", "--nproc-per-node", "3", SCRIPT]
+    return first_step(command, env, trace, work / "log")
+
+
+def run_start(work: Path, home: Path) -> float:
+    """`phalanx run` with the same script."""
+    trace = Trace(work / "steps")
+    command = [BIN / "phalanx", "run", "-n", "3", SCRIPT]
+    return first_step(command, environment(trace, home, steps=30), trace, work / "log")
+
+
+def cold_start(work: Path) -> float:
+    """`phalanx run` with nothing running."""
+    took = run_start(work, work / "home")
+    stop_server(work / "home")
+    return took
+
+
+def warm_start(work: Path) -> float:
+    """`phalanx run` while `phalanx up` keeps a spare."""
+    home = work / "home"
+    env = environment(Trace(work / "none"), home, 1)
+    with started([BIN / "phalanx", "up"], env, work / "up.log"):
+        wait_for_spare()
+        return run_start(work, home)
+
+
+def wait_for_spare() -> None:
+    """Wait until a warm process is there and has been idle for a second."""
+    deadline, quiet = time.time() + GUARD_S, 0
+    while time.time() < deadline and quiet < 10:
+        states = []
+        for proc in Path("/proc").iterdir():
+            with contextlib.suppress(OSError, IndexError):
+                if b"phalanx.train.zygote" in (proc / "cmdline").read_bytes():
+                    states.append((proc / "stat").read_text().rsplit(")", 1)[1].split()[0])
+        quiet = quiet + 1 if states and "R" not in states else 0
+        time.sleep(0.1)
+
+
+def starts(work: Path, rounds: int) -> dict[str, list[float]]:
+    """Interleaved rounds of torchrun, a cold `phalanx run` and a warm one."""
+    kinds = {"torchrun": torchrun_start, "cold": cold_start, "warm": warm_start}
+    figures: dict[str, list[float]] = {name: [] for name in kinds}
+    for number in range(rounds):
+        for name, measure in kinds.items():
+            folder = work / f"{name}{number}"
+            folder.mkdir()
+            figures[name].append(measure(folder))
+        latest = ", ".join(f"{name} {values[-1]:.2f} s" for name, values in figures.items())
+        print(f"  round {number + 1} of {rounds}: {latest}", flush=True)
+    return figures
+
+
+def report(results: dict[str, list[float]], rounds: int) -> None:
+    """The table: every figure beside its bar."""
+    middle = {name: statistics.median(values) for name, values in results.items()}
+    rows = [
+        ("SIGKILL of a rank to the next step, warm", middle["recovery warm"], "s", 1.0),
+        ("SIGKILL of a rank to the next step, cold", middle["recovery cold"], "s", 5.0),
+        ("phalanx run / torchrun, nothing running", middle["cold"] / middle["torchrun"], "x", 0.9),
+        ("phalanx run / torchrun, phalanx up", middle["warm"] / middle["torchrun"], "x", 0.3),
     ]
-    process = subprocess.Popen(argv, start_new_session=True, stderr=subprocess.DEVNULL)
-    port = plane.wait_for(lambda: plane.reports(NodeReadyReport))[0].port
-    gaps = []
-    for generation in range(kills + 1):
-        plane.order(Orders(version=f"run:{generation}", action=Action.RUN, generation=generation,
-                           master_address="127.0.0.1", master_port=port))  # fmt: skip
-        pids = of(plane, RanksStartedReport, generation).pids
-        gaps.append(first_step(node / f"g{generation:03d}", ranks) - began)
-        time.sleep(0.3)
-        began = time.time()
-        if generation < kills:
-            os.kill(pids[generation % ranks], signal.SIGKILL)
-            port = of(plane, RanksEndedReport, generation).port
-    plane.order(Orders(version="release", action=Action.RELEASE))
-    process.wait()
-    plane.away()
-    return gaps[0], gaps[1:]
+    print(f"\n{'median of ' + str(rounds):44}{'measured':>10}{'bar':>8}")
+    for name, value, unit, bar in rows:
+        verdict = "ok" if value <= bar else "MISSED"
+        print(f"{name:44}{value:8.2f} {unit}{bar:6.2f} {unit}  {verdict}")
+    print("seconds: " + ", ".join(f"{name} {value:.2f}" for name, value in middle.items()))
 
 
-def of(plane, kind, generation):
-    return plane.wait_for(lambda: [r for r in plane.reports(kind) if r.generation == generation])[0]
-
-
-def first_step(folder, ranks):
-    """When the last rank had completed its first step."""
-    files = [folder / f"r{rank:05d}.out" for rank in range(ranks)]
-    while not all(file.exists() and "\n" in file.read_text() for file in files):
-        time.sleep(0.002)
-    return max(float(file.read_text().split()[0]) for file in files)
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=7)
-    parser.add_argument("--ranks", type=int, default=3)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        for warm in (True, False):
-            start, gaps = measure(Path(folder), options.ranks, options.kills, warm)
-            word = "warm" if warm else "cold"
-            print(
-                f"{word}: start to first step {start:.2f} s; SIGKILL to next step median "
-                f"{statistics.median(gaps):.2f} s, worst {max(gaps):.2f} s of {len(gaps)}"
-            )
+def main() -> None:
+    """Run the benchmark and print its table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--quick", action="store_true", help="2 rounds of each")
+    parser.add_argument("--json", type=Path, help="write every single time there")
+    args = parser.parse_args()
+    rounds = 2 if args.quick else args.rounds
+    work = Path(tempfile.mkdtemp(prefix="phalanx-bench-"))
+    results: dict[str, list[float]] = {}
+    for name, flags in (("recovery warm", []), ("recovery cold", ["--no-warm"])):
+        folder = work / name.replace(" ", "-")
+        folder.mkdir()
+        results[name] = recovery(folder, flags, rounds)
+        print(f"  {name}: " + " ".join(f"{s:.2f}" for s in results[name]), flush=True)
+    results.update(starts(work, rounds))
+    report(results, rounds)
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1) + "\n")
+    shutil.rmtree(work, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import phalanx.train as pt
 
+STEPS_PER_EPOCH = 100
+
 
 def main() -> None:
     num_steps = int(os.environ.get("BENCH_STEPS", "400"))
@@ -21,7 +23,7 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     generator = torch.Generator().manual_seed(1)
-    samples = 32 * run.world_size * num_steps
+    samples = 32 * run.world_size * STEPS_PER_EPOCH
     data = TensorDataset(
         torch.randn(samples, 64, generator=generator),
         torch.randint(0, 10, (samples,), generator=generator),
@@ -30,7 +32,7 @@ def main() -> None:
     model, optimizer, loader = run.prepare(model, optimizer, loader)
     loss_fn = nn.CrossEntropyLoss()
     with open(trace, "a", buffering=1) as out:
-        for _ in run.epochs(1):
+        for _ in run.epochs(num_steps // STEPS_PER_EPOCH + 1):
             for x, y in loader:
                 loss = loss_fn(model(x), y)
                 loss.backward()
