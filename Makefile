@@ -3,14 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := server,train,examples,dev
+EXTRAS := server,train,data,examples,dev
 # Real processes share the machine with the test that watches them, so these run one after another.
 SERIAL := tests/e2e
 PYTEST := $(BIN)/python -m pytest -q
 DEFAULT := not extras and not proof
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up test test-fast test-extras proof bench check format docs clean
+.PHONY: help install demo up test test-fast test-extras proof bench bench-train check format docs clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -48,6 +48,9 @@ proof: $(STAMP) ## kill counts and full matrices: long; the output goes to docs/
 
 bench: $(STAMP) ## launch and recovery times, against torchrun
 	@$(BIN)/python bench/launch.py
+
+bench-train: $(STAMP) ## median training step, against raw DDP (ARGS=--quick)
+	@$(BIN)/python -W ignore bench/train.py $(ARGS)
 
 check: $(STAMP) ## style, types, the floors of the house, documentation
 	@$(BIN)/ruff check .

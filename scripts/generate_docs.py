@@ -107,7 +107,7 @@ _SAMPLES: dict[str, Any] = {
     "resources": {"nodes": "2..4", "cpus": "4+", "memory": "1GB", "shm": "1GB", "accelerator": "x",
                   "accelerator_memory": "1GB"},
     "roles": {"a": {}}, "data": {"a": "b"}, "placement": {"required": "rack"},
-    "checkpoint": {"every": "auto", "store": "x"}, "stall": {}, "secrets": ["X"],
+    "checkpoint": {"every": "auto", "store": "s3://x/y"}, "stall": {}, "secrets": ["X"],
     "mounts": ["x:/y"], "budget": {"usd": 1}, "depends_on": [1], "array": "0-1",
     "schedule": {"cron": "0 0 * * *"},
 }  # fmt: skip

@@ -12,6 +12,8 @@
         ServerUnavailable*         ServerBusy*
       TrainingError
         CheckpointCorrupt    CheckpointNotFound    RestoreMismatch    RankDesync
+        CheckpointUnavailable*
+        Diverged             DivergedForGood
         DataCorrupt          DataUnavailable*
       Bug
         InvalidTransition(story)   InvariantBroken
@@ -220,6 +222,14 @@ class CheckpointNotFound(TrainingError):
     exit_code = 102
 
 
+class CheckpointUnavailable(TrainingError):
+    """The store of checkpoints cannot be reached for now."""
+
+    code = "checkpoint_unavailable"
+    http_status = 503
+    retryable = True
+
+
 class RestoreMismatch(TrainingError):
     """The checkpoint belongs to another model, optimizer or data set."""
 
@@ -230,6 +240,18 @@ class RankDesync(TrainingError):
     """The ranks no longer do the same thing at the same step."""
 
     code = "rank_desync"
+
+
+class Diverged(TrainingError):
+    """A guard ends this generation; the next one goes on from before the bad step."""
+
+    code = "diverged"
+
+
+class DivergedForGood(TrainingError):
+    """A guard ends the job: another generation would come to the same."""
+
+    code = "diverged_for_good"
 
 
 class DataCorrupt(TrainingError):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
 from phalanx.store import Store, open_store
 from phalanx.testing.stores import Reopen, StoreContract
 

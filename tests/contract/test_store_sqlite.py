@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from phalanx.store import Store, open_store
 from phalanx.testing.stores import Reopen, StoreContract
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
 from phalanx.core.jobs import rebuild
 from phalanx.executors.protocol import SupervisorRef
 from phalanx.kit.clock import ManualClock
@@ -196,8 +197,10 @@ def open_rig(
         clock=clock,
     )  # fmt: skip
     try:
-        with asgi_transport(create_app(context)) as transport:
-            with PhalanxClient(URL, TOKEN, transport=transport) as client:
-                yield Rig(context, executor, clock, client, transport)
+        with (
+            asgi_transport(create_app(context)) as transport,
+            PhalanxClient(URL, TOKEN, transport=transport) as client,
+        ):
+            yield Rig(context, executor, clock, client, transport)
     finally:
         store.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from integration.rig import Rig
 from phalanx.core.jobs.desired import Action
 from phalanx.errors import Conflict, NotFound

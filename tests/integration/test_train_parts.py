@@ -199,6 +199,8 @@ class Augmented(Dataset):
 class Course:
     """A run that only counts."""
 
+    keeps_batches = False
+
     def __init__(self, start=(0, 0)):
         self.start, self.shares, self.ended = start, [], 0
 
@@ -213,6 +215,9 @@ class Course:
 
     def begin(self, share):
         self.shares.append(share)
+
+    def again(self):
+        return False
 
 
 def samples(world=1, start=(0, 0), **options):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from phalanx.core.codec import decode, encode
 from phalanx.core.failures import Failure
 from phalanx.core.jobs import Job, JobState, create, decide, rebuild

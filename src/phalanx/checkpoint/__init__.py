@@ -7,6 +7,7 @@ be done with a directory of them.
 
 from phalanx.checkpoint.catalog import (
     Listing,
+    Scrubbed,
     Stored,
     clean_debris,
     list_checkpoints,
@@ -17,17 +18,22 @@ from phalanx.checkpoint.catalog import (
     resume_order,
     retain,
     scan,
+    scrub,
     verify,
+    verify_share,
 )
-from phalanx.checkpoint.commit import Draft
+from phalanx.checkpoint.commit import Draft, write_shard
 from phalanx.checkpoint.disk import Disk, LocalDisk
+from phalanx.checkpoint.reading import VerifiedFile
 
 __all__ = [
     "Disk",
     "Draft",
     "Listing",
     "LocalDisk",
+    "Scrubbed",
     "Stored",
+    "VerifiedFile",
     "clean_debris",
     "list_checkpoints",
     "newest_valid",
@@ -37,5 +43,8 @@ __all__ = [
     "resume_order",
     "retain",
     "scan",
+    "scrub",
     "verify",
+    "verify_share",
+    "write_shard",
 ]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from phalanx.checkpoint.commit import DEBRIS, MANIFEST
-from phalanx.checkpoint.digest import canonical, digest_of, digest_of_file
+from phalanx.checkpoint.digest import canonical, digest_of
 from phalanx.checkpoint.disk import Disk, LocalDisk
+from phalanx.checkpoint.reading import VerifiedFile, in_threads
 from phalanx.core.checkpoints import Keep, Manifest, expired, is_checkpoint_name, lineages
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound
 
@@ -35,6 +37,21 @@ class Listing:
     quarantined: tuple[Path, ...]
 
 
+def parse_manifest(data: bytes, name: str) -> Manifest:
+    """A manifest's bytes, checked against their own digest and the checkpoint's name.
+
+    Raises ValueError, KeyError, TypeError or AttributeError when they are not sound.
+    """
+    body = json.loads(data)
+    digest = body.pop("digest")
+    if digest_of(canonical(body), like=digest) != digest:
+        raise ValueError("the manifest does not match its own digest")
+    manifest = Manifest.from_json(body)
+    if manifest.name != name:
+        raise ValueError(f"it is the manifest of {manifest.name}")
+    return manifest
+
+
 def read_manifest(path: Path) -> Manifest:
     """The manifest of one checkpoint directory, checked against its own digest and the name.
 
@@ -42,13 +59,7 @@ def read_manifest(path: Path) -> Manifest:
     """
     file = path / MANIFEST
     try:
-        body = json.loads(file.read_bytes())
-        digest = body.pop("digest")
-        if digest_of(canonical(body), like=digest) != digest:
-            raise ValueError("the manifest does not match its own digest")
-        manifest = Manifest.from_json(body)
-        if manifest.name != path.name:
-            raise ValueError(f"it is the manifest of {manifest.name}")
+        manifest = parse_manifest(file.read_bytes(), path.name)
     except FileNotFoundError as error:
         raise CheckpointNotFound(f"{path}: there is no committed checkpoint here") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -95,18 +106,23 @@ def verify(path: Path) -> Manifest:
     Raises CheckpointNotFound or CheckpointCorrupt.
     """
     manifest = read_manifest(path)
-    for entry in manifest.files:
-        file = path / entry.path
-        try:
-            size = file.stat().st_size
-            digest = digest_of_file(file, like=entry.digest)
-        except (OSError, ValueError) as error:
-            raise CheckpointCorrupt(f"{file}: cannot be verified: {error}") from error
-        if size != entry.size_bytes:
-            raise CheckpointCorrupt(f"{file}: {size} bytes, the manifest says {entry.size_bytes}")
-        if digest != entry.digest:
-            raise CheckpointCorrupt(f"{file}: the bytes do not match their digest")
+    verify_share(path, manifest, (0, 1))
     return manifest
+
+
+def verify_share(path: Path, manifest: Manifest, place: tuple[int, int]) -> None:
+    """Compare the digests of one reader's part of a checkpoint; `place` is (reader, number of readers).
+
+    All readers together check every byte once. Raises CheckpointCorrupt.
+    """
+    reader, readers = place
+    units: list[Callable[[], None]] = []
+    for entry in manifest.files:
+        file = VerifiedFile(path, entry)
+        file.check_size()
+        units += [partial(file.check, at) for at in range(file.num_chunks)]
+    mine = units[len(units) * reader // readers : len(units) * (reader + 1) // readers]
+    in_threads(mine)
 
 
 def newest_valid(store: Path) -> Stored | None:
@@ -152,13 +168,14 @@ def retain(
     disk: Disk | None = None,
     *,
     check: Callable[[Path], Manifest] = verify,
+    now: int | None = None,
 ) -> list[Manifest]:
     """Let go of what `keep` does not name; returns what was deleted.
 
     The newest is verified first: should it be bad, nothing is deleted. Raises OSError.
     """
     good = {one.manifest.name: one for one in scan(store).good}
-    doomed = expired({name: one.manifest for name, one in good.items()}, keep)
+    doomed = expired({name: one.manifest for name, one in good.items()}, keep, now)
     if not doomed:
         return []
     head = lineages({name: one.manifest for name, one in good.items()})[0]
@@ -169,3 +186,34 @@ def retain(
     for manifest in doomed:
         remove(good[manifest.name].path, disk)
     return doomed
+
+
+@dataclass(frozen=True, slots=True)
+class Scrubbed:
+    """What an audit found: `valid`, `bad` (path to why), and where the bad ones are now."""
+
+    valid: tuple[Path, ...]
+    bad: Mapping[Path, str]
+    set_aside: Mapping[Path, Path]
+
+
+def scrub(store: Path, suffix: str, disk: Disk | None = None) -> Scrubbed:
+    """Read every byte of every checkpoint in a directory; those that rotted are quarantined.
+
+    Meant to be run from time to time, so that rot is found while an older copy still exists. `suffix`
+    makes the names of what is set aside unique. One that vanishes meanwhile was deleted by its job.
+    """
+    listing = scan(store)
+    bad = dict(listing.bad)
+    valid: list[Path] = []
+    for one in listing.good:
+        try:
+            verify(one.path)
+            valid.append(one.path)
+        except CheckpointNotFound:
+            continue
+        except CheckpointCorrupt as error:
+            if one.path.is_dir():
+                bad[one.path] = error.message
+    set_aside = {path: quarantine(path, suffix, disk) for path in bad}
+    return Scrubbed(tuple(valid), bad, set_aside)

@@ -7,7 +7,8 @@ never used twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,16 @@ class Draft:
         """Write one file of any content. Raises OSError."""
         return self._add(path, [data])
 
+    def adopt(self, entry: FileEntry) -> None:
+        """Take in a file that another process wrote and synced with `write_shard`.
+
+        Raises OSError when it is not to be seen from here, as on disks that are not shared.
+        """
+        size = (self.root / entry.path).stat().st_size
+        if size != entry.size_bytes:
+            raise OSError(errno.EIO, f"{entry.path}: {size} bytes of {entry.size_bytes} are here")
+        self._files.append(entry)
+
     def _add(self, path: str, pieces: Any) -> FileEntry:
         parent = (self.root / path).parent
         if parent != self.root:
@@ -69,6 +80,18 @@ class Draft:
     def abandon(self) -> None:
         """Remove what was written."""
         self.disk.remove_tree(self.root)
+
+
+def write_shard(disk: Disk, draft: Path, path: str, pieces: Iterable[Any]) -> FileEntry:
+    """Write one file into a draft of another process, and have it and its name on stable storage.
+
+    `draft` is the draft's `root`. Raises OSError.
+    """
+    folder = (draft / path).parent
+    disk.make_dir(folder)
+    entry = tensorfile.write_pieces(disk, draft, path, pieces)
+    disk.sync_dir(folder)
+    return entry
 
 
 def sealed(manifest: Manifest) -> bytes:

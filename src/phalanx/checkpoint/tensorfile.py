@@ -8,6 +8,9 @@ Layout, little endian::
     …             zeros up to a multiple of 64
     …             tensors, each at `at` bytes after that point, each at a multiple of 64, C order
 
+A tensor may be a part of a greater one: then its row also has `id`, `of` (the whole shape) and `from`
+(where in it the part begins), and the parts of one `id` may lie in several files.
+
 `tree` is any JSON value; what its parts mean is the business of the framework's side (`train/tree.py`
 writes `{"$tensor": 3}` for the fourth tensor). `dtype` is the framework's name, for example `float32`.
 """
@@ -16,12 +19,12 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from phalanx.checkpoint.digest import Digest, digest_of
+from phalanx.checkpoint.digest import TreeDigest, digest_of
 from phalanx.checkpoint.disk import Disk
 from phalanx.core.checkpoints import FileEntry
 from phalanx.errors import CheckpointCorrupt
@@ -29,6 +32,17 @@ from phalanx.errors import CheckpointCorrupt
 MAGIC = b"PHXTENS1"
 ALIGN = 64
 _HEAD = struct.Struct("<8sQ")
+_BLOCK_BYTES = 1 << 20
+_LARGEST_HEADER = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which tensor of the checkpoint a blob is a part of: its number, whole shape, and where it begins."""
+
+    id: int
+    of: tuple[int, ...]
+    start: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +53,18 @@ class Blob:
     shape: tuple[int, ...]
     data: Any
     size_bytes: int
+    part: Part | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Where a tensor lies in its file; `at` counts from the file's first byte."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    at: int
+    size_bytes: int
+    part: Part
 
 
 def _padding(size: int) -> int:
@@ -49,7 +75,10 @@ def lay_out(tree: Any, blobs: Sequence[Blob]) -> Iterator[Any]:
     """The bytes of a tensor file, in pieces; tensors are not copied."""
     at, rows = 0, []
     for blob in blobs:
-        rows.append({"dtype": blob.dtype, "shape": blob.shape, "at": at, "bytes": blob.size_bytes})
+        row = {"dtype": blob.dtype, "shape": blob.shape, "at": at, "bytes": blob.size_bytes}
+        if (part := blob.part) is not None:
+            row |= {"id": part.id, "of": part.of, "from": part.start}
+        rows.append(row)
         at += blob.size_bytes + _padding(blob.size_bytes)
     header = json.dumps({"tree": tree, "tensors": rows}, separators=(",", ":")).encode()
     lead = _HEAD.pack(MAGIC, len(header)) + header
@@ -63,17 +92,21 @@ def lay_out(tree: Any, blobs: Sequence[Blob]) -> Iterator[Any]:
 
 def write_pieces(disk: Disk, root: Path, path: str, pieces: Iterable[Any]) -> FileEntry:
     """Write any bytes as one digested, synced file below `root`. Raises OSError."""
-    digest, size = Digest(), 0
+    digest, size = TreeDigest(), 0
     fd = disk.create(root / path)
     try:
         for piece in pieces:
-            digest.update(piece)
-            size += memoryview(piece).nbytes
-            disk.write(fd, piece)
+            view = memoryview(piece).cast("B")
+            # Block by block, so that the second to read a block finds it in the processor's cache.
+            for at in range(0, view.nbytes, _BLOCK_BYTES):
+                block = view[at : at + _BLOCK_BYTES]
+                digest.update(block)
+                disk.write(fd, block)
+            size += view.nbytes
         disk.sync(fd)
     finally:
         disk.close(fd)
-    return FileEntry(path, size, digest.text)
+    return FileEntry(path, size, digest.text, digest.chunks)
 
 
 def read_verified(root: Path, entry: FileEntry) -> bytearray:
@@ -115,3 +148,46 @@ def parse(data: bytearray, where: str) -> tuple[Any, list[Blob]]:
         return header["tree"], blobs
     except (ValueError, KeyError, TypeError, struct.error) as error:
         raise CheckpointCorrupt(f"{where}: {error}") from error
+
+
+class Bytes(Protocol):
+    """Ranges of a file's content, checked before they are handed out."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of content."""
+        ...
+
+    def read_into(self, at: int, into: memoryview) -> None:
+        """Fill `into` with what begins at byte `at`. Raises CheckpointCorrupt."""
+        ...
+
+
+def read_header(source: Bytes, where: str) -> tuple[Any, list[Row]]:
+    """The tree, and where every tensor lies. Raises CheckpointCorrupt when it is not such a file."""
+    try:
+        head = bytearray(_HEAD.size)
+        source.read_into(0, memoryview(head))
+        magic, length = _HEAD.unpack(head)
+        if magic != MAGIC or length > min(_LARGEST_HEADER, source.size_bytes):
+            raise ValueError("not a tensor file")
+        text = bytearray(length)
+        source.read_into(_HEAD.size, memoryview(text))
+        header = json.loads(bytes(text))
+        start = _HEAD.size + length
+        base = start + _padding(start)
+        rows = [_row(at, row, base) for at, row in enumerate(header["tensors"])]
+        for row in rows:
+            if row.at < base or row.at + row.size_bytes > source.size_bytes:
+                raise ValueError("a tensor reaches beyond the file")
+        return header["tree"], rows
+    except (ValueError, KeyError, TypeError, struct.error) as error:
+        raise CheckpointCorrupt(f"{where}: {error}") from error
+
+
+def _row(at: int, row: Mapping[str, Any], base: int) -> Row:
+    shape = tuple(row["shape"])
+    part = Part(at, shape, (0,) * len(shape))  # files of the first schema hold whole tensors only
+    if "id" in row:
+        part = Part(row["id"], tuple(row["of"]), tuple(row["from"]))
+    return Row(row["dtype"], shape, base + row["at"], row["bytes"], part)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from phalanx import __version__
-from phalanx.cli import checkpoints, jobs, logs, metrics, platform, pools, submit
+from phalanx.cli import checkpoints, jobs, logs, metrics, platform, pools, programs, submit
 from phalanx.cli.caller import Caller
 from phalanx.cli.session import Session
 from phalanx.cli.spec import spec_app
@@ -73,4 +73,6 @@ for _verb, _panel in (
     (platform.doctor, _PLATFORM),
 ):
     app.command(rich_help_panel=_panel)(_verb)
+for _program, _panel in ((programs.data, _TRAIN), (programs.simulate, _PLATFORM)):
+    app.command(rich_help_panel=_panel, context_settings=programs.PASSED_ON)(_program)
 app.add_typer(spec_app, name="spec", rich_help_panel=_PLATFORM)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +15,7 @@ from phalanx.cli.session import Session, job_number
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, PlatformError, UserError
 from phalanx.kit.units import format_size
 
-_ACTIONS = ("list", "show", "verify", "rm")
+_ACTIONS = ("list", "show", "verify", "rm", "scrub", "export")
 
 
 def checkpoints(
@@ -21,7 +23,8 @@ def checkpoints(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="JOB | list PATH | show PATH | verify PATH... | rm PATH...",
+            metavar="JOB | list PATH | show PATH | verify PATH... | rm PATH... | scrub PATH..."
+            " | export PATH OUT",
             help="A job of the platform; or what to do with a folder of checkpoints, offline.",
         ),
     ],
@@ -30,7 +33,11 @@ def checkpoints(
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """List the checkpoints of a job; or list, show, verify and remove those of a folder."""
+    """List the checkpoints of a job; or list, show, verify, remove, scrub and export those of a folder.
+
+    `scrub` sets aside what no longer matches its digests. `export` writes the weights to OUT, for example
+    model.safetensors.
+    """
     show = output.as_json if json else None
     action, paths = words[0], [Path(word) for word in words[1:]]
     if action not in _ACTIONS:
@@ -48,6 +55,10 @@ def checkpoints(
         _show(paths[0], show)
     elif action == "verify":
         _verify(paths, show)
+    elif action == "scrub":
+        _scrub(paths, show)
+    elif action == "export":
+        _export(words[1:])
     else:
         _remove(paths, "any" if force else "spare")
 
@@ -154,6 +165,38 @@ def _verify(paths: list[Path], show: Any) -> None:
     bad = sum(verdict != "valid" for verdict in found.values())
     if bad:
         raise CheckpointCorrupt(f"{bad} of {len(found)} checkpoints cannot be used")
+
+
+def _scrub(paths: list[Path], show: Any) -> None:
+    """Verify all in these folders; what is bad is set aside, so that nothing resumes from it."""
+    from phalanx.checkpoint import scrub
+    from phalanx.kit.ids import random_hex
+
+    found: dict[str, str] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise CheckpointNotFound(f"{path}: no such folder")
+        result = scrub(path, random_hex(8))
+        found |= {str(one): "valid" for one in result.valid}
+        found |= {str(result.set_aside[one]): why for one, why in result.bad.items()}
+    if show is not None:
+        show(found)
+    else:
+        for where, verdict in found.items():
+            print(f"{where}: {verdict}" if verdict == "valid" else f"{where}: set aside: {verdict}")
+    bad = sum(verdict != "valid" for verdict in found.values())
+    if bad:
+        raise CheckpointCorrupt(f"{bad} of {len(found)} checkpoints were set aside")
+
+
+def _export(words: list[str]) -> None:
+    """Needs torch, so it is a program of its own."""
+    if len(words) != 2:
+        raise UserError("checkpoints export takes a checkpoint and where to write it")
+    command = [sys.executable, "-m", "phalanx.train.export", *words]
+    code = subprocess.run(command, check=False).returncode
+    if code:
+        raise typer.Exit(code)
 
 
 def _remove(paths: list[Path], which: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import resource
@@ -65,7 +66,7 @@ def _torch(home: Path) -> Finding:
 
 
 def _nearest_folder(path: Path) -> Path:
-    return next(folder for folder in (path, *path.parents) if folder.exists())
+    return next(folder for folder in (path, *path.parents) if os.path.exists(folder))
 
 
 def _home(home: Path) -> Finding:
@@ -74,9 +75,9 @@ def _home(home: Path) -> Finding:
         return Finding("FAIL", "home", f"{existing} is not a folder", "choose another --home")
     if not os.access(existing, os.W_OK | os.X_OK):
         return Finding("FAIL", "home", f"{existing} is not writable", "choose another --home")
-    if home.exists() and home.stat().st_mode & 0o077:
+    if os.path.exists(home) and home.stat().st_mode & 0o077:
         return Finding("warn", "home", f"others may look into {home}", f"chmod 700 {home}")
-    return Finding("ok", "home", str(home) + ("" if home.exists() else " (not there yet)"))
+    return Finding("ok", "home", str(home) + ("" if os.path.exists(home) else " (not there yet)"))
 
 
 def _disk(home: Path) -> Finding:
@@ -137,7 +138,8 @@ def _clock(home: Path) -> Finding:
     except OSError:
         return Finding("warn", "clock", "cannot be compared with the disk's")
     finally:
-        probe.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            probe.unlink()
     if skew_s > _MAX_SKEW_S:
         said = f"differs by {skew_s:.1f} s from the disk's"
         return Finding("warn", "clock", said, "a file server with another clock: use a local home")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from phalanx.cli.exits import INTERRUPTED, code_of
 from phalanx.cli.options import one_rank
-from phalanx.cli.output import lasted
+from phalanx.cli.output import lasted, notice
 from phalanx.cli.screen import Screen, screen_for
 from phalanx.errors import PlatformError, ServerBusy, ServerError, ServerUnavailable
 from phalanx.kit.backoff import backoff_s
@@ -29,6 +29,7 @@ _MAX_TRIES = 30
 _TELL_AT = 2
 _DRAIN_S = 10.0
 _RECENT = 400
+_LOOK_EVERY = 8
 T = TypeVar("T")
 
 
@@ -126,6 +127,8 @@ class Follower:
         )
         self._recent: deque[str] = deque(maxlen=_RECENT)
         self._shown: tuple[str, str] | None = None
+        self._trouble: str | None = None
+        self._refreshed = 0
         self._interrupted = 0
         self._flowing = {"events", "lines"}
 
@@ -234,6 +237,18 @@ class Follower:
     def _refresh(self) -> None:
         self._job = self._link.call(lambda client: client.job(self._num))
         self._screen.progress(self._job)
+        if self._refreshed % _LOOK_EVERY == 0:
+            self._tell_trouble()
+        self._refreshed += 1
+
+    def _tell_trouble(self) -> None:
+        """A control plane that cannot store anything: the job goes on, its reports wait on its node."""
+        trouble = self._link.call(lambda client: client.info()).trouble
+        if trouble is not None and self._trouble is None:
+            self._screen.say(f"{trouble}; the job goes on and nothing is lost")
+        elif trouble is None and self._trouble is not None:
+            self._screen.say("the control plane can store again")
+        self._trouble = trouble
 
     def _lines(self, lines: list[LogLine]) -> None:
         for line in lines:
@@ -243,6 +258,10 @@ class Follower:
             self._screen.line(line, label)
 
     def _event(self, event: EventView) -> None:
+        told = notice(event)
+        if told is not None:
+            self._screen.say(told)
+            return
         said = event.reason.message or event.reason.code
         if (event.state, said) == self._shown:
             return

@@ -87,17 +87,18 @@ def show(
         print(_indent(view.failure.traceback))
     print("\nstory:")
     for event in events if story else _turns(events):
-        said = event.reason.message or event.reason.code
+        said = output.notice(event) or event.reason.message or event.reason.code
         print(f"  {output.clock_time(event.at)}  {event.kind:<22} {event.state:<11} {said}")
 
 
 def _turns(events: list[Any]) -> list[Any]:
-    """Only the events after which the state or its reason was another one."""
+    """Only the events after which the state or its reason was another one, and warnings."""
     kept: list[Any] = []
+    before = None
     for event in events:
-        before = (kept[-1].state, kept[-1].reason) if kept else None
-        if (event.state, event.reason) != before:
+        if (event.state, event.reason) != before or output.notice(event) is not None:
             kept.append(event)
+        before = (event.state, event.reason)
     return kept
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -9,6 +10,8 @@ import typer
 from phalanx.cli import output
 from phalanx.cli.options import AsJson, JobName, one_rank
 from phalanx.cli.session import Session, job_number
+from phalanx.core.instruments import INSTRUMENTS, WORTH_SAYING
+from phalanx.schemas.api import MetricSeries
 
 
 def metrics(
@@ -31,8 +34,8 @@ def metrics(
     if json:
         output.as_json(found)
         return
-    rows = []
-    for one in found.series:
+    rows = []  # what the script logs comes first, what the platform measures after it
+    for one in sorted(found.series, key=lambda one: one.name in INSTRUMENTS):
         known = [value for value in one.values if value is not None]
         rows.append(
             (
@@ -48,3 +51,18 @@ def metrics(
     output.table(
         ("METRIC", "RANK", "STEP", "LAST", "MIN", "MAX", "COURSE"), rows, "nothing was logged yet"
     )
+    for line in lost_time(found.series):
+        typer.echo(line)
+
+
+def lost_time(series: Sequence[MetricSeries]) -> list[str]:
+    """A sentence for each rank that spends more than a tenth of its time waiting for data."""
+    found = []
+    for one in series:
+        shares = [value for value in one.values if value is not None]
+        if one.name != "data_wait_fraction" or not shares:
+            continue
+        mean = sum(shares) / len(shares)
+        if mean > WORTH_SAYING:
+            found.append(f"rank {one.rank} spends {mean:.0%} of its time waiting for data")
+    return found

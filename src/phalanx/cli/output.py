@@ -14,6 +14,8 @@ from phalanx.kit.units import format_duration
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from phalanx.schemas.api import EventView
+
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -86,6 +88,18 @@ def facts(pairs: Iterable[tuple[str, Any]]) -> None:
         print(f"{name:<{width}}  {first}")
         for line in rest:
             print(f"{'':<{width}}  {line}")
+
+
+def notice(event: EventView) -> str | None:
+    """What a job's story wants people to see beside its states: warnings, bad checkpoints, resumes."""
+    if event.kind == "warned":
+        return f"warning: {event.data.get('message', '')}"
+    if event.kind == "checkpoint_quarantined":
+        return f"warning: a bad checkpoint was set aside: {event.data.get('message', '')}"
+    if event.kind == "restored" and event.data.get("path"):
+        exact = "" if event.data.get("exact", True) else ", not exactly"
+        return f"resumed from step {event.data.get('step')}{exact}"
+    return None
 
 
 def ago(at: datetime | None) -> str:

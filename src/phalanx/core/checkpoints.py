@@ -5,22 +5,36 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-SCHEMA = 1
+SCHEMA = 2
 _NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{8})")
 
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One file of a checkpoint: path relative to its directory, size, digest as `algorithm:hex`."""
+    """One file of a checkpoint: path relative to its directory, size, digest as `algorithm:hex`.
+
+    With an algorithm that ends in `-tree`, `chunks` holds the digest of every chunk of the file, so that
+    a part of it can be checked alone; `digest` is then the digest of those.
+    """
 
     path: str
     size_bytes: int
     digest: str
+    chunks: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> FileEntry:
+        """Read back what a manifest says. Raises KeyError or TypeError."""
+        path, size, digest = body["path"], body["size_bytes"], body["digest"]
+        if not (isinstance(path, str) and isinstance(size, int) and isinstance(digest, str)):
+            raise TypeError(f"not a file entry: {body!r}")
+        return cls(path, size, digest, tuple(str(one) for one in body.get("chunks", ())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +81,7 @@ class Manifest:
     threads: int = 1
     device: str = "cpu"
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    encryption: Mapping[str, str] | None = None
     schema: int = SCHEMA
 
     @property
@@ -94,23 +109,34 @@ class Manifest:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Manifest:
-        """Read back what `to_json` wrote; fields of later releases are ignored.
+        """Read back what `to_json` of this or an earlier release wrote.
 
-        Raises ValueError when it is not a manifest of a schema this version reads.
+        Fields of later releases are ignored. Raises ValueError when it is not a manifest of a schema
+        this version reads.
         """
-        if body.get("schema") != SCHEMA:
-            raise ValueError(f"manifest schema {body.get('schema')!r}, expected {SCHEMA}")
+        body = migrated(body)
         known = {f.name for f in fields(cls)}
         values = {key: value for key, value in body.items() if key in known}
         try:
             values["position"] = Position(**values["position"])
-            values["files"] = tuple(FileEntry(**entry) for entry in values["files"])
+            values["files"] = tuple(FileEntry.from_json(entry) for entry in values["files"])
             manifest = cls(**values)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a manifest: {error}") from error
         if _NAME.fullmatch(manifest.name) is None:
             raise ValueError(f"not a checkpoint name: {manifest.name!r}")
         return manifest
+
+
+def migrated(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest of any schema so far, as one of the newest. Raises ValueError for others.
+
+    1: one state file, written by rank 0, with one digest over all of it. 2: a file for each rank that
+    holds parts of tensors, with digests of chunks; an entry without them stays readable as it is.
+    """
+    if body.get("schema") not in (1, SCHEMA):
+        raise ValueError(f"manifest schema {body.get('schema')!r}, expected 1 to {SCHEMA}")
+    return {**body, "schema": SCHEMA}
 
 
 def checkpoint_name(step: int, suffix: str) -> str:
@@ -149,24 +175,43 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Retention: the newest `last` checkpoints and the `best` ones; None keeps everything."""
+    """Retention: what any of the rules names stays; without `last` and `age_s` everything does.
+
+    The newest `last` checkpoints, the `best` ones, those whose step is a multiple of `every`, and those
+    younger than `age_s` seconds.
+    """
 
     last: int | None = None
     best: Best | None = None
+    every: int | None = None
+    age_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.last is not None and self.last < 1:
             raise ValueError("keep.last: at least 1, the only valid checkpoint is never deleted")
+        if self.every is not None and self.every < 1:
+            raise ValueError("keep.every: a number of steps, at least 1")
+        if self.age_s is not None and not self.age_s > 0:
+            raise ValueError("keep.age_s: more than 0 seconds")
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Keep:
-        """From `{"last": 3, "best": {"metric": …, "mode": …, "count": …}}`. Raises ValueError."""
-        unknown = set(body) - {"last", "best"}
+        """From `{"last": 3, "best": {"metric": …, "mode": …, "count": …}, "every": 1000, "age_s": …}`.
+
+        Raises ValueError.
+        """
+        unknown = set(body) - {"last", "best", "every", "age_s"}
         if unknown:
-            raise ValueError(f"keep: unknown key {sorted(unknown)[0]!r}; use last and best")
+            text = f"keep: unknown key {sorted(unknown)[0]!r}; use last, best, every and age_s"
+            raise ValueError(text)
         best = body.get("best")
         try:
-            return cls(body.get("last"), Best(**best) if best else None)
+            return cls(
+                body.get("last"),
+                Best(**best) if best else None,
+                body.get("every"),
+                body.get("age_s"),
+            )
         except TypeError as error:
             raise ValueError(f"keep.best: {error}") from error
 
@@ -187,14 +232,26 @@ def lineages(manifests: Mapping[str, Manifest]) -> list[Manifest]:
     return tried
 
 
-def expired(manifests: Mapping[str, Manifest], keep: Keep) -> list[Manifest]:
-    """Those that `keep` lets go, oldest first. Never the newest, whatever the numbers say."""
-    if keep.last is None or not manifests:
+def expired(
+    manifests: Mapping[str, Manifest], keep: Keep, now: int | None = None
+) -> list[Manifest]:
+    """Those that `keep` lets go, oldest first. Never the newest, whatever the numbers say.
+
+    `now` (microseconds UTC) is what ages are counted from; without it nothing is too old.
+    """
+    if (keep.last is None and keep.age_s is None) or not manifests:
         return []
     newest_first = sorted(manifests.values(), key=lambda m: m.order, reverse=True)
-    kept = {m.name for m in lineages(manifests)[:1]} | {m.name for m in newest_first[: keep.last]}
+    kept = {m.name for m in lineages(manifests)[:1]} | {
+        m.name for m in newest_first[: keep.last or 0]
+    }
     if keep.best is not None:
         kept |= {m.name for m in best_of(newest_first, keep.best)}
+    if keep.every is not None:
+        kept |= {m.name for m in newest_first if m.step % keep.every == 0}
+    if keep.age_s is not None:
+        oldest = -math.inf if now is None else now - keep.age_s * 1e6
+        kept |= {m.name for m in newest_first if m.created_at >= oldest}
     return [m for m in reversed(newest_first) if m.name not in kept]
 
 

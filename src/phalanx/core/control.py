@@ -14,6 +14,10 @@ STOP = 1
 """Leave at the end of this step."""
 SAVE = 2
 """Save at the end of this step."""
+ROLL_BACK = 4
+"""End the generation at the end of this step and begin the next one before an earlier step."""
+REQUESTS = (STOP, SAVE, ROLL_BACK)
+"""Every request there is."""
 
 PAGE_BYTES = 4096
 WORD_BYTES = 8

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from phalanx.core.reasons import Cause
 
 _OOM_TYPES = frozenset({"OutOfMemoryError", "MemoryError"})
-_OOM_WORDS = ("can't allocate memory", "CUDA out of memory")
+_OOM_WORDS = ("can't allocate memory", "CUDA out of memory", "std::bad_alloc")
+_DIVERGED_TYPES = frozenset({"Diverged", "DivergedForGood"})
 _MISTAKES = frozenset(
     {
         "AttributeError", "FileNotFoundError", "ImportError", "IndentationError", "KeyError",
@@ -79,9 +80,16 @@ def classify(exit: RankExit, *, stepped: bool) -> Cause:
     """The cause of one rank's failure. `stepped`: some optimizer step was completed before it."""
     if exit.exception in _OOM_TYPES or any(word in exit.message for word in _OOM_WORDS):
         return Cause.OOM
+    if exit.exception in _DIVERGED_TYPES:
+        return Cause.DIVERGED
     if not stepped and exit.exception in _MISTAKES:
         return Cause.USER_ERROR
     return Cause.RANK_CRASH
+
+
+def is_final(failure: Failure) -> bool:
+    """Whether a rank has said itself that another generation would come to the same."""
+    return failure.exception == "DivergedForGood"
 
 
 def describe(exit: RankExit, signal_name: str | None = None) -> str:

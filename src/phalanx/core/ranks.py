@@ -30,6 +30,11 @@ class GangEnvironment:
     checkpoint_dir: str
     checkpoint_every: str | None = None
     checkpoint_keep: Mapping[str, object] | None = None
+    checkpoint_async: bool = True
+    checkpoint_store: str | None = None
+    checkpoint_key_env: str | None = None
+    checkpoint_key_file: str | None = None
+    training: Mapping[str, object] | None = None
     resume_path: str | None = None
     user_env: Mapping[str, str] = field(default_factory=dict)
 
@@ -125,6 +130,16 @@ def _phalanx(gang: GangEnvironment, files: RankFiles) -> dict[str, str]:
         env["PHALANX_CHECKPOINT_EVERY"] = gang.checkpoint_every
     if gang.checkpoint_keep is not None:
         env["PHALANX_CHECKPOINT_KEEP"] = json.dumps(gang.checkpoint_keep, sort_keys=True)
+    if not gang.checkpoint_async:
+        env["PHALANX_CHECKPOINT_ASYNC"] = "0"
+    if gang.training is not None:
+        env["PHALANX_TRAINING"] = json.dumps(gang.training, sort_keys=True)
+    given = {
+        "PHALANX_CHECKPOINT_STORE": gang.checkpoint_store,
+        "PHALANX_CHECKPOINT_KEY_ENV": gang.checkpoint_key_env,
+        "PHALANX_CHECKPOINT_KEY_FILE": gang.checkpoint_key_file,
+    }
+    env.update({name: value for name, value in given.items() if value is not None})
     if gang.resume_path is not None:
         env["PHALANX_RESUME_PATH"] = gang.resume_path
     return env

@@ -30,9 +30,13 @@ Every record is an object with `k`, its kind, and `t`, the rank's wall clock in 
     {"k": "restored", "path": …, "name": …, "step": …, "epoch": …, "position": …,
      "exact": true, "why": null}                                  this generation continues from there;
                                                                   `why` names what makes it not exact
-    {"k": "quarantined", "path": …, "why": …}                     a checkpoint failed verification
+    {"k": "removed", "path": …}                                   retention let a checkpoint go
+    {"k": "quarantined", "path": …, "moved_to": …, "why": …}      a checkpoint failed verification
     {"k": "stopped", "saved": true, "step": …}                    left at a stop request
     {"k": "done", "step": …}                                      the script's loop came to its end
+    {"k": "guard", "step": …, "what": "non_finite", "origin": "data" | "hardware" | "unknown",
+     "action": "skip" | "rollback" | "stop" | "applied"}          a step was refused (rank 0)
+    {"k": "stragglers", "scores": […], "ranks": […]}              compute times compared (rank 0)
     {"k": "warn", "message": …}                                   worth showing to the user
 
 `epoch` in `data`, `ledger`, `step`, `checkpoint` and `restored` counts passes over the training data,
@@ -53,6 +57,8 @@ LENGTH_OFFSET = 16
 _HEAD = struct.Struct("<8sIIQ")
 _LEN = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
+# Made once: a training step writes three records.
+_JSON = json.JSONEncoder(separators=(",", ":"))
 
 
 def header(pid: int) -> bytes:
@@ -67,7 +73,7 @@ def pack_length(committed: int) -> bytes:
 
 def encode(record: Mapping[str, Any]) -> bytes:
     """One framed record. Raises TypeError or ValueError when it is not plain JSON."""
-    body = json.dumps(record, separators=(",", ":")).encode()
+    body = _JSON.encode(record).encode()
     return _LEN.pack(len(body)) + body
 
 

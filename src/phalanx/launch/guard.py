@@ -23,6 +23,7 @@ import time
 from typing import Any
 
 from phalanx.launch import linux
+from phalanx.launch.cgroup import Group, NoGroup, make_group
 from phalanx.launch.wire import Channel, Received
 
 # Descriptors are moved up here before they are put in place, so that none overwrites another.
@@ -34,8 +35,9 @@ _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 class Guard:
     """The loop of the guard process."""
 
-    def __init__(self, channel: Channel, wakeup: int) -> None:
+    def __init__(self, channel: Channel, wakeup: int, group: Group | None = None) -> None:
         self._channel = channel
+        self._group = group or NoGroup()
         self._wakeup = wakeup
         self._spared: set[int] = set()
 
@@ -53,7 +55,10 @@ class Guard:
                     self._reap()
                 if self._channel.fileno() in ready:
                     attended = self._attend()
+        self._group.kill()
         linux.kill_below(os.getpid(), frozenset(), self._reap)
+        self._reap()  # whoever died after the last look
+        self._group.remove()
 
     def _attend(self) -> bool:
         message = self._channel.receive()
@@ -87,7 +92,7 @@ class Guard:
     def _spawn(self, message: Received) -> None:
         body = message.body
         try:
-            pid = spawn(body["argv"], body["env"], body["cwd"], message.descriptors)
+            pid = spawn(body["argv"], body["env"], body["cwd"], message.descriptors, self._group)
         except OSError as error:
             said = f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
             refused = {"event": "refused", "id": body["id"], "errno": error.errno, "message": said}
@@ -101,7 +106,9 @@ class Guard:
         self._tell({"event": "spawned", "id": body["id"], "pid": pid})
 
 
-def spawn(argv: list[str], env: dict[str, str], cwd: str, descriptors: tuple[int, ...]) -> int:
+def spawn(
+    argv: list[str], env: dict[str, str], cwd: str, descriptors: tuple[int, ...], group: Group
+) -> int:
     """Start a program in a session of its own, bound to this process; returns its number.
 
     `descriptors` become 0, 1, 2 and so on. Raises OSError when it cannot be executed, naming what is
@@ -111,6 +118,7 @@ def spawn(argv: list[str], env: dict[str, str], cwd: str, descriptors: tuple[int
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
+        group.join()
         _become(argv, env, cwd, descriptors, report_write, parent)
     os.close(report_write)
     with open(report_read, "rb") as report:
@@ -162,7 +170,7 @@ def main(descriptor: int) -> None:
     signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     channel = Channel(socket.socket(fileno=descriptor))
-    Guard(channel, wakeup_read).serve()
+    Guard(channel, wakeup_read, make_group(f"phalanx-{os.getpid()}")).serve()
 
 
 if __name__ == "__main__":

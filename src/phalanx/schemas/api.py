@@ -330,6 +330,7 @@ class InfoView(View):
     now: At
     num_live_jobs: int
     idle_exit_s: float | None = None
+    trouble: str | None = None  # why nothing can be stored at present, a full disk for example
 
 
 class HelloRequest(Ask):

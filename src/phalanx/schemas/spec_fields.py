@@ -10,7 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+)
 from pydantic import WithJsonSchema as Shown
 
 from phalanx.kit.units import parse_duration, parse_size
@@ -275,3 +283,11 @@ DurationOrAuto = Annotated[
 ]
 WholeFromZero = Annotated[int, Field(strict=True, ge=0)]
 WholeFromOne = Annotated[int, Field(strict=True, ge=1)]
+
+
+class Section(BaseModel):
+    """A mapping of the spec: unknown keys are errors, values never change."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", serialize_by_alias=True, use_enum_values=True
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from phalanx.core.jobs.model import JobTerms
 from phalanx.core.placement import GangShape
@@ -22,16 +22,19 @@ from phalanx.schemas.spec_fields import (
     Name,
     Names,
     Range,
+    Section,
     SizeRange,
     Text,
     Variable,
     WholeFromOne,
     WholeFromZero,
 )
+from phalanx.schemas.spec_training import Training
 
 SPEC_SCHEMA: Literal[1] = 1
 _ONE = Range(1, 1)
 _DAY_S = 86400.0
+_OBJECT_STORES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "file")
 # Laid over the environment of every rank; a spec that sets them would be ignored silently.
 _OURS = frozenset(
     {
@@ -40,14 +43,6 @@ _OURS = frozenset(
     }
 )  # fmt: skip
 _OUR_PREFIXES = ("PHALANX_", "TORCHELASTIC_", "PET_")
-
-
-class Section(BaseModel):
-    """A mapping of the spec: unknown keys are errors, values never change."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", serialize_by_alias=True, use_enum_values=True
-    )
 
 
 class Resources(Section):
@@ -116,6 +111,36 @@ class KeepCheckpoints(Section):
 
     last: WholeFromOne | None = Field(default=3, description="The newest ones; null keeps all.")
     best: BestCheckpoints | None = Field(default=None, description="And the best ones by a metric.")
+    every: WholeFromOne | None = Field(
+        default=None, description="And those whose step is a multiple of this."
+    )
+    age: Duration | None = Field(default=None, description="And those younger than this.")
+
+
+class CheckpointKey(Section):
+    """Where the ranks find the key that encrypts checkpoints; the key itself never stands in a spec."""
+
+    key_env: Variable | None = Field(
+        default=None, description="A variable of the ranks that holds it."
+    )
+    key_file: Annotated[str, Field(strict=True, min_length=1)] | None = Field(
+        default=None, description="A file on the ranks' nodes that holds it."
+    )
+
+    @model_validator(mode="after")
+    def _one(self) -> CheckpointKey:
+        if (self.key_env is None) == (self.key_file is None):
+            raise ValueError("give either key_env or key_file")
+        return self
+
+
+def _object_store(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    if scheme not in _OBJECT_STORES or not rest.strip("/"):
+        raise ValueError("must be an object store's prefix, for example s3://bucket/prefix")
+    if "@" in rest or "?" in rest:
+        raise ValueError("credentials and options come from the ranks' environment, not from here")
+    return url.rstrip("/")
 
 
 class Checkpointing(Section):
@@ -125,8 +150,17 @@ class Checkpointing(Section):
         default="10m", description="A duration, `500 steps`, `1 epoch` or auto."
     )
     keep: KeepCheckpoints = Field(default_factory=KeepCheckpoints, description="Retention.")
-    store: Annotated[str, Field(strict=True, min_length=1)] | None = Field(
-        default=None, description="Where they lie; absent: the platform's own store."
+    in_background: Annotated[bool, Field(strict=True)] = Field(
+        default=True,
+        alias="async",
+        description="Training goes on while a checkpoint is written from a copy of the state.",
+    )
+    store: Annotated[str, Field(strict=True), AfterValidator(_object_store)] | None = Field(
+        default=None,
+        description="An object store that gets copies, `s3://bucket/prefix`; absent: none.",
+    )
+    encryption: CheckpointKey | None = Field(
+        default=None, description="Encrypts checkpoints, here and in the object store."
     )
 
 
@@ -308,6 +342,9 @@ class JobSpec(Section):
     )
     grace: Duration = Field(default=30.0, description="Time to save and leave when asked to stop.")
     checkpoint: Checkpointing = Field(default_factory=Checkpointing, description="Checkpoints.")
+    training: Training = Field(
+        default_factory=Training, description="Precision, batch and guards of `phalanx.train`."
+    )
     recovery: Recovery = Field(default_factory=Recovery, description="Restarts.")
     stall: Stall | None = Field(default=None, description="Detection of jobs that hang.")
     warm: Annotated[Warm, BeforeValidator(_warm)] = Field(
@@ -368,4 +405,7 @@ class JobSpec(Section):
 
     def keep_json(self) -> dict[str, object]:
         """Retention as the ranks read it (`core.checkpoints.Keep.from_json`)."""
-        return self.checkpoint.keep.model_dump(exclude_none=True)
+        body: dict[str, object] = self.checkpoint.keep.model_dump(exclude_none=True)
+        if body.pop("age", None) is not None:
+            body["age_s"] = self.checkpoint.keep.age
+        return body

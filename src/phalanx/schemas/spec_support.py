@@ -63,7 +63,6 @@ _NOT_YET: tuple[tuple[str, Callable[[JobSpec], Any], str, str], ...] = (
     ("data", _given("data"), "staged inputs", "let the script read its data itself"),
     ("placement", _wish, "topology", "remove it"),
     ("checkpoint.every", _auto, "auto", "write a duration, `500 steps` or `1 epoch`"),
-    ("checkpoint.store", _given("checkpoint", "store"), "other stores", "remove it"),
     ("stall", _given("stall"), "stall detection", "remove it"),
     ("secrets", _given("secrets"), "stored secrets", "use `phalanx run --env NAME`"),
     ("mounts", _given("mounts"), "mounts", "remove it"),

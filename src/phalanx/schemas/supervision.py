@@ -20,7 +20,8 @@ PROTOCOL = 1
 class Message(BaseModel):
     """Strict about what we send, lenient about what a newer peer adds."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    # JSON has no NaN: a diverged loss travels as the string "NaN", not as a null that cannot be read.
+    model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="strings")
 
 
 class WarmStart(Message):
@@ -45,6 +46,11 @@ class GangFacts(Message):
     checkpoint_dir: str
     checkpoint_every: str | None = None
     checkpoint_keep: dict[str, object] | None = None
+    checkpoint_async: bool = True
+    checkpoint_store: str | None = None
+    checkpoint_key_env: str | None = None
+    checkpoint_key_file: str | None = None
+    training: dict[str, object] | None = None
 
 
 class Assignment(Message):
@@ -183,6 +189,15 @@ class QuarantinedReport(Message):
     message: str
 
 
+class CheckpointRemovedReport(Message):
+    """Retention let a checkpoint go."""
+
+    kind: Literal["checkpoint_removed"] = "checkpoint_removed"
+    seq: int
+    generation: int
+    path: str
+
+
 class WarningReport(Message):
     """Something the user should see: a full disk, a resume that is not exact, dropped log bytes."""
 
@@ -262,6 +277,7 @@ Report = Annotated[
     | CheckpointReport
     | RestoredReport
     | QuarantinedReport
+    | CheckpointRemovedReport
     | WarningReport
     | LedgerReport
     | MetricsReport
@@ -277,6 +293,7 @@ class Heartbeat(Message):
     generation: int = 0
     step: int | None = None
     epoch: int | None = None
+    num_epochs: int | None = None
     phase: str = ""
 
 

@@ -44,7 +44,9 @@ def raise_for(response: httpx.Response) -> None:
             for one in body.get("problems") or [{"message": message}]
         ]
         raise SpecInvalid(problems, hint)
-    raise kind(message, hint)
+    error = kind(message)  # not every class takes a hint
+    error.hint = None if hint is None else str(hint)
+    raise error
 
 
 def unreachable(url: str, error: httpx.HTTPError) -> ServerUnavailable:

@@ -56,8 +56,9 @@ class PhalanxClient:
     def is_healthy(self) -> bool:
         """Whether a server answers; never raises for a server that does not."""
         try:
-            return self._http.get("/healthz", timeout=5.0).is_success
-        except httpx.HTTPError:
+            answer = self._http.get("/healthz", timeout=5.0)
+            return answer.is_success and bool(answer.json().get("status") == "ok")
+        except (httpx.HTTPError, ValueError, AttributeError):
             return False
 
     def info(self) -> api.InfoView:

@@ -49,8 +49,10 @@ from phalanx.server.loops.idle import until_idle
 from phalanx.server.loops.runner import run_loop
 from phalanx.server.loops.steps import all_loops
 from phalanx.server.notifier import Notifier
-from phalanx.server.routers import jobs, platform, supervisors, telemetry
+from phalanx.server.observe.exposition import Exposition
+from phalanx.server.routers import jobs, metrics, platform, supervisors, telemetry
 from phalanx.server.settings import Settings, base_environment
+from phalanx.server.web import pages
 from phalanx.services.platform import Platform
 from phalanx.store import Store, open_store, outbox
 
@@ -106,7 +108,8 @@ def create_app(context: Context) -> FastAPI:
     """The HTTP side alone: routes, errors, the gate. Loops are run by `serve`."""
     app = FastAPI(title="Phalanx", version=phalanx.__version__, redoc_url=None)
     app.state.context = context
-    for one in (jobs, telemetry, platform, supervisors):
+    app.state.exposition = Exposition(context.platform)
+    for one in (jobs, telemetry, metrics, platform, supervisors, pages):
         app.include_router(one.router)
     app.add_exception_handler(PlatformError, _platform_error)
     app.add_exception_handler(RequestValidationError, _not_valid)

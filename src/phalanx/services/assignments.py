@@ -22,6 +22,12 @@ def checkpoint_dir(home: HomeLayout, project: str, num: int) -> Path:
     return home.checkpoints_dir / project / job_label(num)
 
 
+def _store(spec: JobSpec, project: str, num: int) -> str | None:
+    """The job's own prefix in the object store that its spec names."""
+    url = spec.checkpoint.store
+    return None if url is None else f"{url}/{project}/{job_label(num)}"
+
+
 def code_dir(home: HomeLayout, num: int, attempt: int) -> Path:
     """The attempt's own copy of the code."""
     return home.attempt_dir(num, attempt) / "code"
@@ -81,6 +87,7 @@ def _environment(platform: Platform, stored: StoredJob, spec: JobSpec) -> dict[s
 
 def _gang(platform: Platform, stored: StoredJob, attempt: Attempt, spec: JobSpec) -> GangFacts:
     shape, num = stored.job.terms.shape, stored.job.num
+    key = spec.checkpoint.encryption
     return GangFacts(
         job=num,
         job_name=stored.facts.name,
@@ -94,4 +101,9 @@ def _gang(platform: Platform, stored: StoredJob, attempt: Attempt, spec: JobSpec
         checkpoint_dir=str(checkpoint_dir(platform.home, stored.facts.project, num)),
         checkpoint_every=spec.checkpoint.every,
         checkpoint_keep=spec.keep_json(),
+        checkpoint_async=spec.checkpoint.in_background,
+        checkpoint_store=_store(spec, stored.facts.project, num),
+        checkpoint_key_env=key.key_env if key is not None else None,
+        checkpoint_key_file=key.key_file if key is not None else None,
+        training=spec.training.given() or None,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from phalanx.core.instruments import is_part
 from phalanx.schemas.api import MetricSeries, MetricsView, at_of
 from phalanx.services.platform import Platform
 from phalanx.store import jobs, telemetry
@@ -42,6 +43,8 @@ def _read(
     known: dict[str, None] = {}
     for point in telemetry.points_of(tx, num, after_step=after_step):
         for name, value in point.values.items():
+            if is_part(name):
+                continue
             known[name] = None
             wanted = (not names or name in names) and (not ranks or point.rank in ranks)
             if wanted:

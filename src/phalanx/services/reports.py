@@ -145,6 +145,10 @@ def _quarantined(inbox: Inbox, report: wire.QuarantinedReport) -> None:
     )
 
 
+def _removed(inbox: Inbox, report: wire.CheckpointRemovedReport) -> None:
+    lineage.mark_checkpoint(inbox.tx, inbox.job, report.path, "removed")
+
+
 def _warning(inbox: Inbox, report: wire.WarningReport) -> None:
     data = {"message": report.message, "rank": report.rank, "node_rank": inbox.node_rank}
     inbox.events.append(Note("warned", inbox.attempt, report.generation, data))
@@ -205,6 +209,7 @@ def read_heartbeat(inbox: Inbox, beat: wire.Heartbeat, known: supervisors.Superv
         return
     inbox.row |= {
         "generation": beat.generation, "step": beat.step, "epoch": beat.epoch,
+        "num_epochs": beat.num_epochs,
         "phase": beat.phase[:64],
     }  # fmt: skip
     if beat.step is not None and (beat.generation, beat.step) != (known.generation, known.step):
@@ -219,6 +224,7 @@ _READERS: Mapping[type, Callable[[Inbox, Any], None]] = {
     wire.CheckpointReport: _checkpoint,
     wire.RestoredReport: _restored,
     wire.QuarantinedReport: _quarantined,
+    wire.CheckpointRemovedReport: _removed,
     wire.WarningReport: _warning,
     wire.LedgerReport: _ledger,
     wire.MetricsReport: _metrics,

@@ -14,12 +14,15 @@ from phalanx.store.database import Tx
 from phalanx.store.events import StoredEvent
 from phalanx.store.lineage import GenerationRow, LedgerSlice, RestoreRow
 
+_ENDINGS = ("rank_failed", "ranks_ended", "node_lost", "launch_failed")
+
 
 def lineage_view(tx: Tx, job: Job) -> LineageView:
     """A job's whole way, as `show` tells it."""
     rows = lineage.generations_of(tx, job.num)
     restores = lineage.restores_of(tx, job.num)
-    restarts = restarts_of(events.of_job(tx, job.num, limit=100_000), rows)
+    endings = events.of_job(tx, job.num, limit=100_000, kinds=_ENDINGS)
+    restarts = restarts_of(endings, rows)
     slices = lineage.ledger_of(tx, job.num)
     num_samples = max((s.num_samples for s in slices if s.num_samples is not None), default=None)
     counted = None if num_samples is None else account(slices, restores, num_samples)

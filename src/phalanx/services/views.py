@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Literal, cast
 
 from phalanx.core.failures import Failure
+from phalanx.core.instruments import INSTRUMENTS, is_part
 from phalanx.core.jobs.model import TERMINAL, Attempt, JobState
 from phalanx.core.placement import Node
 from phalanx.core.reasons import Reason
@@ -264,9 +265,11 @@ def _position(stored: StoredJob, rows: Sequence[SupervisorRow]) -> api.ProgressV
     epochs = [row.epoch for row in rows if row.epoch is not None]
     step = min(steps, default=None)
     known = [one for one in (job.progress.high_water_step, step) if one is not None]
+    planned = [row.num_epochs for row in rows if row.num_epochs is not None]
     return api.ProgressView(
         step=step if job.state not in TERMINAL else max(known, default=None),
         epoch=min(epochs, default=None),
+        num_epochs=max(planned, default=None),
         high_water_step=max(known, default=None),
         checkpoint_step=job.progress.checkpoint_step,
         checkpoint_path=job.progress.checkpoint_path,
@@ -278,7 +281,11 @@ def _progress(tx: Tx, stored: StoredJob, rows: Sequence[SupervisorRow]) -> api.P
     values: dict[str, float] = {}
     for point in points:
         if point.rank == 0:
-            values |= {key: one for key, one in point.values.items() if math.isfinite(one)}
+            values |= {
+                key: one
+                for key, one in point.values.items()
+                if math.isfinite(one) and not is_part(key) and key not in INSTRUMENTS
+            }
     position = _position(stored, rows)
     if position.step is None and stored.job.is_terminal:
         done = [row.last_step for row in lineage.generations_of(tx, stored.job.num)]

@@ -36,10 +36,14 @@ class Watch:
         check_holes(world, plan)
         check_victims(world, plan, now)
         for preemption in plan.preemptions:
-            recent = [at for at in self.evictions.get(preemption.job, []) if now - at < 3_600_000_000]
+            recent = [
+                at for at in self.evictions.get(preemption.job, []) if now - at < 3_600_000_000
+            ]
             recent.append(now)
             self.evictions[preemption.job] = recent
-            _require(len(recent) <= 20, f"j-{preemption.job} was evicted {len(recent)} times in an hour")
+            _require(
+                len(recent) <= 20, f"j-{preemption.job} was evicted {len(recent)} times in an hour"
+            )
 
 
 def check_starts(world: World, plan: Plan) -> None:
@@ -66,8 +70,10 @@ def check_starts(world: World, plan: Plan) -> None:
                 _require((node, slot) not in taken, f"{share.node}/{slot} is given twice")
                 taken[node, slot] = job.num
         if job.required is not None and job.required != "node":
-            names = {dict(index.nodes[index.num_of[s.node]].domains).get(job.required)
-                     for s in start.placement.shares}
+            names = {
+                dict(index.nodes[index.num_of[s.node]].domains).get(job.required)
+                for s in start.placement.shares
+            }
             _require(len(names) == 1, f"j-{job.num} leaves its required {job.required}")
 
 

@@ -20,8 +20,6 @@ from phalanx.sim.costs import Costs, num_domains, slow_down
 from phalanx.sim.jobs import US, TraceJob
 
 
-import os
-CREDIT=float(os.environ.get('CREDIT','0'))
 class Truth(Protocol):
     """What only an oracle may ask: the ideal seconds that a job still needs."""
 
@@ -76,6 +74,7 @@ class Tally:
     slowed: float = 0.0
     scattered: float = 0.0
     gang: float = 0.0
+    avoidable: float = 0.0
     lost_to_failures: float = 0.0
     pass_s: list[float] = field(default_factory=list)
     needless: int = 0
@@ -133,6 +132,7 @@ class _Cluster:
         self.world = World(setup.nodes, setup.projects, History(), setup.terms)
         self.runs = {job.num: Run(job, max(job.duration_s, 1.0)) for job in jobs}
         self.tally = Tally()
+        self.largest_leaf = max((g.largest_leaf for g in self.world.index.groups), default=0)
         self.events: list[tuple[float, int, str, int, int]] = []
         self.seq = 0
         self.now_s = 0.0
@@ -198,6 +198,8 @@ class _Cluster:
 
     def _pass(self) -> None:
         now = int(self.now_s * US)
+        if not self.costs.graceful:
+            self._report_saves()
         began = time.perf_counter()
         plan = self.policy.plan(self.world, now, self)
         self.tally.pass_s.append(time.perf_counter() - began)
@@ -212,6 +214,15 @@ class _Cluster:
         if self.world.waiting and self.world.held:
             at_s = self.now_s + again
             self.next_pass = at_s if self.next_pass is None else min(self.next_pass, at_s)
+
+    def _report_saves(self) -> None:
+        for num, held in list(self.world.held.items()):
+            run = self.runs[num]
+            every = run.job.checkpoint_s
+            if every > 0 and not run.stopping:
+                last_s = run.saved_at_s + (self.now_s - run.saved_at_s) // every * every
+                if int(last_s * US) != held.saved_at:
+                    self.world.saved(num, int(last_s * US))
 
     def _apply(self, plan: Plan) -> None:
         self.world.holes = {hole.job: hole for hole in plan.holes if hole.victims}
@@ -296,7 +307,7 @@ class _Cluster:
         again = run.starts > 0
         waited_s = self.now_s - run.queued_s
         guard = self.setup.terms
-        protected = waited_s + CREDIT*run.waited_s > guard.guard_after_s
+        protected = waited_s > guard.guard_after_s
         held = Held(
             num,
             placement,
@@ -353,6 +364,8 @@ class _Cluster:
         if run.job.shape.nodes > 1:
             self.tally.gang += gone * run.slots
             self.tally.scattered += gone * run.slots if run.scattered else 0.0
+            fits = run.job.shape.nodes <= self.largest_leaf
+            self.tally.avoidable += gone * run.slots if run.scattered and fits else 0.0
         every = run.job.checkpoint_s
         if every > 0 and self.now_s - run.saved_at_s >= every:
             num = (self.now_s - run.saved_at_s) // every
@@ -390,7 +403,7 @@ class _Cluster:
         self.world.submit(
             replace(
                 waiting,
-                queued_at=int((self.now_s - CREDIT*run.waited_s) * US),
+                queued_at=int(self.now_s * US),
                 attained_slot_s=run.attained_slot_s,
             )
         )

@@ -20,11 +20,8 @@ _LOCALITY = {"low": 0.1, "mid": 0.3, "high": 0.8}
 def _rows(path: Path, needed: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
     if not path.exists():
         raise NotFound(f"no trace at {path}")
-    if path.suffix == ".gz":
-        handle = gzip.open(path, "rt", newline="")  # noqa: SIM115
-    else:
-        handle = path.open(newline="")
-    with handle as file:
+    open_it = gzip.open if path.suffix == ".gz" else open
+    with open_it(path, "rt", newline="") as file:
         reader = csv.DictReader(file)
         missing = [name for name in needed if name not in (reader.fieldnames or ())]
         if missing:
@@ -53,7 +50,7 @@ def philly(
     Arrivals are counted from the first job in the window `[start_s, end_s)`.
     """
     rng = random.Random(seed)
-    jobs = []
+    jobs: list[TraceJob] = []
     first: float | None = None
     for line, row in _rows(path, ("submit_s", "duration_s", "gpus", "vc")):
         at_s = _number(path, line, row, "submit_s")
@@ -83,7 +80,7 @@ def philly(
 def llm_mix(path: Path, node_size: int = 8, longest_s: float = 864_000.0) -> list[TraceJob]:
     """The mix of pre-training, fine-tuning, evaluation and debugging jobs."""
     needed = ("submit_s", "duration_s", "gpus", "tenant", "kind", "locality", "ckpt_s")
-    jobs = []
+    jobs: list[TraceJob] = []
     for line, row in _rows(path, needed):
         shape = gang_of(int(_number(path, line, row, "gpus")), node_size)
         jobs.append(
@@ -104,7 +101,7 @@ def llm_mix(path: Path, node_size: int = 8, longest_s: float = 864_000.0) -> lis
 
 def tiresias(path: Path, node_size: int = 8) -> list[TraceJob]:
     """Columns num_gpu, submit_time, duration."""
-    jobs = []
+    jobs: list[TraceJob] = []
     for line, row in _rows(path, ("num_gpu", "submit_time", "duration")):
         shape = gang_of(int(_number(path, line, row, "num_gpu")), node_size)
         at_s = _number(path, line, row, "submit_time")
@@ -121,7 +118,7 @@ def swf(path: Path, node_size: int = 8, longest_s: float = float("inf")) -> list
     """
     if not path.exists():
         raise NotFound(f"no trace at {path}")
-    jobs = []
+    jobs: list[TraceJob] = []
     for number, text in enumerate(path.read_text().splitlines(), start=1):
         line = text.split(";", 1)[0].split()
         if not line:

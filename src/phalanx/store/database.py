@@ -61,6 +61,12 @@ class Store:
         # SQLite takes one writer at a time: waiting here is fair and cheap, its busy handler is neither.
         self._writing = threading.RLock()
         self._listeners: list[Listener] = []
+        self._trouble: str | None = None
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the last write could not be stored; None once one has been."""
+        return self._trouble
 
     @property
     def dialect(self) -> str:
@@ -85,9 +91,14 @@ class Store:
         return self._once(work)
 
     def _once(self, work: Callable[[Tx], T]) -> T:
-        with self._write_turn(), translated(), self._engine.begin() as conn:
-            tx = Tx(conn)
-            result = work(tx)
+        try:
+            with self._write_turn(), translated(), self._engine.begin() as conn:
+                tx = Tx(conn)
+                result = work(tx)
+        except StoreUnavailable as error:
+            self._trouble = str(error)
+            raise
+        self._trouble = None
         if tx.touched.jobs or tx.touched.topics:
             for listener in self._listeners:
                 listener(tx.touched)

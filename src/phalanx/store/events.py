@@ -90,14 +90,18 @@ def data_of(event: JobEvent) -> dict[str, Any]:
     return plain
 
 
-def of_job(tx: Tx, num: int, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
-    """A job's events behind `after`, in order."""
+def of_job(
+    tx: Tx, num: int, *, after: int = 0, limit: int = 1000, kinds: Sequence[str] = ()
+) -> list[StoredEvent]:
+    """A job's events behind `after`, in order; of some kinds only, where `kinds` names any."""
     query = (
         select(events)
         .where(events.c.job == num, events.c.seq > after)
         .order_by(events.c.seq)
         .limit(limit)
     )
+    if kinds:
+        query = query.where(events.c.kind.in_(list(kinds)))
     return [_stored(row) for row in tx.conn.execute(query).mappings()]
 
 
@@ -105,6 +109,11 @@ def feed(tx: Tx, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
     """All jobs' events behind a feed number, in the order of their commits."""
     query = select(events).where(events.c.feed > after).order_by(events.c.feed).limit(limit)
     return [_stored(row) for row in tx.conn.execute(query).mappings()]
+
+
+def last_feed(tx: Tx) -> int:
+    """The number of the newest event of any job."""
+    return int(tx.conn.execute(select(func.max(events.c.feed))).scalar() or 0)
 
 
 def machine_log(tx: Tx, num: int) -> list[tuple[JobEvent, int]]:

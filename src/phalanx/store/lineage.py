@@ -105,6 +105,19 @@ def checkpoints_of(tx: Tx, job: int) -> list[CheckpointRow]:
     return [CheckpointRow(**row) for row in tx.conn.execute(query).mappings()]
 
 
+def checkpoints_after(tx: Tx, after: int, *, limit: int) -> list[CheckpointRow]:
+    """All jobs' checkpoints behind a number, in the order in which they were reported."""
+    query = (
+        select(checkpoints).where(checkpoints.c.id > after).order_by(checkpoints.c.id).limit(limit)
+    )
+    return [CheckpointRow(**row) for row in tx.conn.execute(query).mappings()]
+
+
+def last_checkpoint_id(tx: Tx) -> int:
+    """The number of the newest checkpoint of any job."""
+    return int(tx.conn.execute(select(func.max(checkpoints.c.id))).scalar() or 0)
+
+
 def touch_generation(tx: Tx, key: Key, **changes: Any) -> GenerationRow:
     """The row of a generation with `changes` applied, made when it is missing."""
     where = (

@@ -29,6 +29,7 @@ class SupervisorRow:
     generation: int
     step: int | None
     epoch: int | None
+    num_epochs: int | None
     phase: str
     pids: tuple[int, ...]
     warm: bool | None

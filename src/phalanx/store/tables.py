@@ -139,6 +139,7 @@ supervisors = Table(
     Column("generation", Integer, nullable=False),
     Column("step", BigInteger),
     Column("epoch", Integer),
+    Column("num_epochs", Integer),
     Column("phase", String(64), nullable=False),
     Column("pids", JSON, nullable=False),  # of the ranks of `generation`, by local rank
     Column("warm", Boolean),

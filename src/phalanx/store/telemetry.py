@@ -172,6 +172,32 @@ def last_points(tx: Tx, job: int, *, num_chunks: int = 4) -> list[Point]:
     ]
 
 
+def chunks_after(tx: Tx, after: int, *, limit: int) -> list[tuple[int, int, list[Point]]]:
+    """Triples of (chunk number, job, points) of all jobs behind a chunk number, in order."""
+    query = (
+        select(metric_chunks)
+        .where(metric_chunks.c.id > after)
+        .order_by(metric_chunks.c.id)
+        .limit(limit)
+    )
+    return [
+        (
+            row["id"],
+            row["job"],
+            [
+                Point(row["attempt"], row["generation"], rank, step, at, _floats(values))
+                for rank, step, at, values in row["points"]
+            ],
+        )
+        for row in tx.conn.execute(query).mappings()
+    ]
+
+
+def last_chunk_id(tx: Tx) -> int:
+    """The number of the newest chunk of any job."""
+    return int(tx.conn.execute(select(func.max(metric_chunks.c.id))).scalar() or 0)
+
+
 def _plain(values: dict[str, float]) -> dict[str, float | str]:
     """JSON has no NaN and no infinity: they are stored as text."""
     return {key: one if math.isfinite(one) else str(one) for key, one in values.items()}

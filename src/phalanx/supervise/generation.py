@@ -321,6 +321,11 @@ def gang_environment(assignment: Assignment, orders: Orders) -> GangEnvironment:
         checkpoint_dir=gang.checkpoint_dir,
         checkpoint_every=gang.checkpoint_every,
         checkpoint_keep=gang.checkpoint_keep,
+        checkpoint_async=gang.checkpoint_async,
+        checkpoint_store=gang.checkpoint_store,
+        checkpoint_key_env=gang.checkpoint_key_env,
+        checkpoint_key_file=gang.checkpoint_key_file,
+        training=gang.training,
         resume_path=orders.resume_path,
         user_env=env,
     )

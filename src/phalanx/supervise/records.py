@@ -12,6 +12,7 @@ from typing import Any
 from phalanx.core import reports
 from phalanx.core.ledger import Row, merge
 from phalanx.schemas.supervision import (
+    CheckpointRemovedReport,
     CheckpointReport,
     Heartbeat,
     LedgerReport,
@@ -92,6 +93,7 @@ class GenerationRecords:
         self._rows: tuple[Row, ...] = ()
         self._fresh_rows: list[Row] = []
         self._num_samples: int | None = None
+        self._num_epochs: int | None = None
         self._said: set[tuple[str, str]] = set()
 
     def read(self) -> None:
@@ -111,7 +113,11 @@ class GenerationRecords:
     def heartbeat(self) -> Heartbeat:
         """How far the node is."""
         return Heartbeat(
-            generation=self._generation, step=self.step, epoch=self.epoch, phase=self.phase
+            generation=self._generation,
+            step=self.step,
+            epoch=self.epoch,
+            num_epochs=self._num_epochs,
+            phase=self.phase,
         )
 
     def put_ledger(self, put: Put) -> bool:
@@ -155,6 +161,7 @@ class GenerationRecords:
             self._put(self._restored(record))
         elif kind == "data":
             self._num_samples = int(record["num_samples"])
+            self._num_epochs = record.get("epochs")
             if not self._began:
                 self._began = True
                 self._put(self._restored({**record, "path": None}))
@@ -162,6 +169,10 @@ class GenerationRecords:
             why, path = str(record.get("why", "")), str(record["path"])
             self._once(kind, path, lambda seq: QuarantinedReport(
                 seq=seq, generation=self._generation, path=path, message=why))  # fmt: skip
+        elif kind == "removed":
+            gone = str(record["path"])
+            self._once(kind, gone, lambda seq: CheckpointRemovedReport(
+                seq=seq, generation=self._generation, path=gone))  # fmt: skip
         elif kind == "warn":
             said = str(record["message"])
             self._warn_once(kind, said, rank, said, int(record["t"]))

@@ -122,7 +122,7 @@ class FakeControlPlane:
 
 
 def _serve(plane: FakeControlPlane) -> ThreadingHTTPServer:
-    class Handler(BaseHTTPRequestHandler):
+    class Answers(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
 
@@ -152,7 +152,7 @@ def _serve(plane: FakeControlPlane) -> ThreadingHTTPServer:
         def handle_error(self, request: Any, client_address: Any) -> None:
             """A supervisor that was killed in mid-call is what tests are about."""
 
-    server = Server(("127.0.0.1", 0), Handler)
+    server = Server(("127.0.0.1", 0), Answers)
     server.daemon_threads = True
     server.block_on_close = False
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)

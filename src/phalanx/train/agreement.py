@@ -124,9 +124,9 @@ class DelayedReduction:
         agreed = 0
         if self._work is not None and self._flags is not None:
             self._work.wait()
-            stop, save = self._flags.tolist()
-            agreed = stop * control.STOP | save * control.SAVE
-        mine = [int(bool(self._requests & bit)) for bit in (control.STOP, control.SAVE)]
+            for bit, asked in zip(control.REQUESTS, self._flags.tolist(), strict=True):
+                agreed |= bit * asked
+        mine = [int(bool(self._requests & bit)) for bit in control.REQUESTS]
         self._flags = torch.tensor(mine, dtype=torch.int32)
         self._work = dist.all_reduce(
             self._flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True

@@ -12,13 +12,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from phalanx.checkpoint.seal import Key, keys_from
 from phalanx.core.checkpoints import Keep
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.kit.units import parse_duration
 
 DEFAULT_EVERY_S = 600.0
 DEFAULT_GRACE_S = 30.0
+STRATEGIES = ("ddp", "fsdp")
 _COUNTED = re.compile(r"(\d+)\s*(steps?|epochs?)")
 
 
@@ -71,7 +74,12 @@ class RankInfo:
     error_file: Path | None = None
     every: Every = field(default_factory=lambda: Every(seconds=DEFAULT_EVERY_S))
     keep: Keep = field(default_factory=Keep)
+    save_async: bool = True
+    checkpoint_store: str | None = None
+    keys: tuple[Key, ...] = ()
+    strategy: str | None = None
     grace_s: float = DEFAULT_GRACE_S
+    training: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_main(self) -> bool:
@@ -99,6 +107,18 @@ class _Reader:
             self.problems.append(Problem(key, "must be a whole number", text))
             return default
 
+    def switch(self, key: str, default: str) -> bool:
+        text = self.env.get(key, "") or default
+        if text not in ("0", "1"):
+            self.problems.append(Problem(key, "must be 0 or 1", text))
+        return text == "1"
+
+    def one_of(self, key: str, names: tuple[str, ...]) -> str | None:
+        text = self.env.get(key, "")
+        if text and text not in names:
+            self.problems.append(Problem(key, f"must be one of {', '.join(names)}", text))
+        return text or None
+
     def path(self, key: str) -> Path | None:
         text = self.env.get(key, "")
         return Path(text) if text else None
@@ -118,6 +138,23 @@ class _Reader:
         except (ValueError, AttributeError, TypeError) as error:
             self.problems.append(Problem(key, str(error), text))
             return Keep()
+
+    def keys(self) -> tuple[Key, ...]:
+        names = ("PHALANX_CHECKPOINT_KEY_ENV", "PHALANX_CHECKPOINT_KEY_FILE")
+        variable, file = self.env.get(names[0]) or None, self.path(names[1])
+        try:
+            return keys_from(self.env, variable, file)
+        except ValueError as error:
+            self.problems.append(Problem(names[0] if variable else names[1], str(error)))
+            return ()
+
+    def mapping(self, key: str) -> Mapping[str, Any]:
+        text = self.env.get(key, "")
+        try:
+            return dict(json.loads(text)) if text else {}
+        except (ValueError, TypeError) as error:
+            self.problems.append(Problem(key, f"must be a JSON object: {error}", text))
+            return {}
 
     def seconds(self, key: str, default: float) -> float:
         text = self.env.get(key, "")
@@ -154,7 +191,12 @@ def read(environ: Mapping[str, str] | None = None) -> RankInfo:
         error_file=get.path("TORCHELASTIC_ERROR_FILE"),
         every=get.every("PHALANX_CHECKPOINT_EVERY"),
         keep=get.keep("PHALANX_CHECKPOINT_KEEP"),
+        strategy=get.one_of("PHALANX_STRATEGY", STRATEGIES),
+        save_async=get.switch("PHALANX_CHECKPOINT_ASYNC", default="1"),
+        checkpoint_store=env.get("PHALANX_CHECKPOINT_STORE") or None,
+        keys=get.keys(),
         grace_s=get.seconds("PHALANX_GRACE_S", DEFAULT_GRACE_S),
+        training=get.mapping("PHALANX_TRAINING"),
     )
     if not 0 <= info.rank < info.world_size:
         get.problems.append(Problem("RANK", f"must be 0 to {info.world_size - 1}", env.get("RANK")))

@@ -7,7 +7,7 @@ and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -20,7 +20,9 @@ from torch.utils.data import (
     RandomSampler,
     Sampler,
     SequentialSampler,
+    Subset,
     TensorDataset,
+    default_collate,
 )
 
 from phalanx.core.batches import Plan, Share, cut
@@ -32,6 +34,15 @@ EVALUATION_PASS = (1 << 63) - 1
 
 Key = tuple[int, int]
 """(pass, index): all that a sample's randomness depends on, beside the seed."""
+
+
+Skips = Callable[[int], Sequence[tuple[int, int]]]
+"""Intervals of a pass's positions that no step may use."""
+
+
+def no_skips(total_passes: int) -> Sequence[tuple[int, int]]:
+    """Every position counts."""
+    return ()
 
 
 class SeededDataset(Dataset[Any]):
@@ -138,8 +149,11 @@ def _is_plain_shuffle(sampler: Any) -> bool:
 class ShareSampler(Sampler[list[Key]]):
     """This rank's part of each global batch, from where it was last pointed to."""
 
-    def __init__(self, order: EpochOrder, plan: Plan, rank: int, world_size: int) -> None:
-        self._order, self._plan = order, plan
+    def __init__(
+        self, order: EpochOrder, plan: Plan, rank: int, world_size: int, skips: Skips
+    ) -> None:
+        self.plan = plan
+        self._order, self._skips = order, skips
         self._rank, self._world_size = rank, world_size
         self._at = (0, 0)
 
@@ -149,7 +163,8 @@ class ShareSampler(Sampler[list[Key]]):
 
     def shares(self) -> Iterator[Share]:
         """The shares of the next iteration, in step with its batches."""
-        return self._plan.shares(self._at[1], self._rank, self._world_size)
+        skip = self._skips(self._at[0])
+        return self.plan.shares(self._at[1], self._rank, self._world_size, skip)
 
     def __iter__(self) -> Iterator[list[Key]]:
         total_passes = self._at[0]
@@ -158,7 +173,7 @@ class ShareSampler(Sampler[list[Key]]):
             yield [(total_passes, index) for index in order[share.lo : share.hi].tolist()]
 
     def __len__(self) -> int:
-        return self._plan.num_micro_batches
+        return self.plan.num_micro_batches
 
 
 class EvaluationSampler(Sampler[list[Key]]):
@@ -180,6 +195,8 @@ class EvaluationSampler(Sampler[list[Key]]):
 class Course(Protocol):
     """What a positioned loader tells the run: it is the only object called once per micro-batch."""
 
+    keeps_batches: bool
+
     def start_pass(self) -> tuple[int, int] | None:
         """(pass, position) to begin at, or None when an earlier generation already did this pass."""
         ...
@@ -196,20 +213,23 @@ class Course(Protocol):
         """A micro-batch is about to be given out."""
         ...
 
+    def again(self) -> bool:
+        """Whether the micro-batches of the last step are to be given out once more."""
+        ...
+
 
 class PositionedLoader:
     """The training loader: iterating it moves the run through its data."""
 
     def __init__(
-        self, loader: DataLoader[Any], order: EpochOrder, plan: Plan, course: Course,
-        place: tuple[int, int], seed: int, device: torch.device,
+        self, loader: DataLoader[Any], sampler: ShareSampler, course: Course, seed: int,
+        device: torch.device,
     ) -> None:  # fmt: skip
-        """`place` is (rank, world size)."""
-        self.plan = plan
+        self.plan = sampler.plan
         self.original = loader
         self._course = course
         self._device = device
-        self._sampler = ShareSampler(order, plan, *place)
+        self._sampler = sampler
         self._inner = _rebuilt(loader, self._sampler, seed)
 
     def __len__(self) -> int:
@@ -227,13 +247,25 @@ class PositionedLoader:
             return
         self._sampler.point_to(*start)
         fetch = _fetcher(self._inner)
+        step: list[tuple[Share, Any]] = []
         for share in self._sampler.shares():
             self._course.boundary()
-            batch = fetch()
+            batch = to_device(fetch(), self._device)
+            if self._course.keeps_batches:
+                step.append((share, batch))
             self._course.begin(share)
-            yield to_device(batch, self._device)
+            yield batch
+            if share.last:
+                while self._course.again():
+                    yield from self._once_more(step)
+                step.clear()
         self._course.boundary()
         self._course.finish_pass()
+
+    def _once_more(self, step: list[tuple[Share, Any]]) -> Iterator[Any]:
+        for share, batch in step:
+            self._course.begin(share)
+            yield batch
 
 
 class EvaluationLoader:
@@ -280,19 +312,35 @@ def batch_size_of(loader: DataLoader[Any]) -> int:
     return loader.batch_size
 
 
-def positioned(
+def positioned(  # noqa: PLR0913 - all that a plan is made of, by keyword
     loader: DataLoader[Any], course: Course, *, seed: int, place: tuple[int, int],
     reference_world: int, accumulate: int, device: torch.device,
+    pieces: Callable[[int], int] = lambda local_batch: 1, skips: Skips = no_skips,
 ) -> PositionedLoader:  # fmt: skip
-    """The user's training loader with a position. Raises NotSupported where there can be none."""
+    """The user's training loader with a position. Raises NotSupported where there can be none.
+
+    `pieces` says in how many a micro-batch is given out, from what the largest rank would get.
+    """
     micro_batch = batch_size_of(loader) * reference_world
     order = EpochOrder(loader.sampler, len(loader.dataset), seed)  # type: ignore[arg-type]
-    plan = Plan(len(order), micro_batch, accumulate, loader.drop_last)
-    return PositionedLoader(loader, order, plan, course, place, seed, device)
+    in_pieces = pieces(-(-micro_batch // place[1]))
+    plan = Plan(len(order), micro_batch, accumulate, loader.drop_last, in_pieces)
+    sampler = ShareSampler(order, plan, *place, skips)
+    return PositionedLoader(loader, sampler, course, seed, device)
+
+
+def draws_nothing(dataset: Any) -> bool:
+    """Whether a data set is known to use no random numbers: then its samples need no seed.
+
+    One may say so of itself by an attribute `draws_nothing`.
+    """
+    if type(dataset) is Subset:
+        return draws_nothing(dataset.dataset)
+    return type(dataset) is TensorDataset or getattr(dataset, "draws_nothing", False) is True
 
 
 def _rebuilt(loader: DataLoader[Any], sampler: Sampler[list[Key]], seed: int) -> DataLoader[Any]:
-    if type(loader.dataset) is TensorDataset:
+    if draws_nothing(loader.dataset):
         dataset: Dataset[Any] = FixedDataset(loader.dataset)
     else:
         dataset = SeededDataset(loader.dataset, seed)
@@ -318,7 +366,9 @@ def _fetcher(inner: DataLoader[Any]) -> Callable[[], Any]:
     """A function that gets the next batch and leaves the global generators as they were."""
     with randomness.undisturbed():
         batches = iter(inner)
-    if inner.num_workers > 0:
+    # Putting the generators back costs tenths of a millisecond: not where nobody draws.
+    draws_nothing = type(inner.dataset) is FixedDataset and inner.collate_fn is default_collate
+    if inner.num_workers > 0 or draws_nothing:
         return batches.__next__
 
     def fetch() -> Any:

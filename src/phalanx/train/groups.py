@@ -162,9 +162,11 @@ class Connection:
             dist.init_process_group(
                 backend, rank=info.rank, world_size=info.world_size, timeout=START_TIMEOUT
             )
-        self.channel: Channel = Solo()
-        if info.world_size > 1:
-            self.channel = GroupChannel(self.private_group())
+        self.channel = self.private_channel()
+
+    def private_channel(self) -> Channel:
+        """A channel that no other part of the run uses. Collective."""
+        return GroupChannel(self.private_group()) if self._info.world_size > 1 else Solo()
 
     def private_group(self) -> dist.ProcessGroup:
         """One more gloo group over all ranks. Collective."""

@@ -11,6 +11,7 @@ import math
 import os
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from types import FrameType
@@ -19,6 +20,7 @@ from typing import Any
 from phalanx.core import control
 from phalanx.core.batches import Plan, Share
 from phalanx.core.checkpoints import Position
+from phalanx.core.guards import Memory
 from phalanx.kit.clock import Clock
 from phalanx.train import randomness
 from phalanx.train.agreement import Agreement, Alone
@@ -26,6 +28,7 @@ from phalanx.train.context import RankInfo
 from phalanx.train.groups import Channel
 from phalanx.train.report import Journal, Report
 from phalanx.train.saving import Moment, Saver
+from phalanx.train.timing import COMPUTE, DATA, OUTSIDE, REST, STALL, NoTiming, Timing
 
 
 class StopSignal:
@@ -71,6 +74,7 @@ class Loop:
         self.plan: Plan | None = None
         self.num_epochs: int | None = None
         self.journal = Journal(report)
+        self.timing: Timing = NoTiming()
         self.agreement: Agreement = Alone()
         self.state: Callable[[], Any] = dict
         self.on_ready: Callable[[], Agreement] = Alone
@@ -78,12 +82,21 @@ class Loop:
         self.on_commit: Callable[[], None] = _nothing
         self.on_pass_end: Callable[[], None] = _nothing
         self.on_first_step: Callable[[], None] = _nothing
+        self.on_try: Callable[[], None] = _nothing
+        self.on_step_over: Callable[[], None] = _nothing
+        self.on_values: Callable[[], None] = _nothing
+        self.on_roll_back: Callable[[], None] = _nothing
+        self.wishes: Callable[[], int] = _no_wish
+        self.memory = Memory()
+        self.repeats = self.keeps_batches = False
+        self.recent: deque[tuple[int, int, int, int]] = deque(maxlen=8)
         self.resume_rng: bytes | None = None
         self.committed_any = False
         self._info, self._saver, self._channel = info, saver, channel
         self._report, self._clock, self._stop = report, clock, stop
         self._share: Share | None = None
         self._committed = False
+        self._tick = 0
         self._step_open = False
         self._slices: list[tuple[int, int]] = []
         self._passes_begun = 0
@@ -102,6 +115,7 @@ class Loop:
         mine = self._passes_begun
         self._passes_begun += 1
         self._begin_reporting()
+        self.timing.enter(DATA)
         if mine < self.position.epoch_pass:
             return None
         if mine > self.position.epoch_pass:
@@ -121,6 +135,8 @@ class Loop:
 
     def begin(self, share: Share) -> None:
         """A micro-batch is about to be given out."""
+        self.timing.enter(COMPUTE)
+        self.timing.took(0 if share.spare else share.hi - share.lo)
         if self.resume_rng is not None:
             self._take_up_rng()
         self._rng_at_end = None
@@ -131,15 +147,20 @@ class Loop:
             self._slices.append((share.lo, share.hi))
         self.on_share(share, first)
         if share.last:
-            self.agreement.propose(self.step + 1, self._requests())
+            self.agreement.propose(self._tick + 1, self._requests())
 
     def boundary(self) -> None:
         """The previous micro-batch is finished: the one place to save and to leave."""
         if not self._committed:
+            self.timing.enter(DATA)
             return
+        self.on_step_over()
         self._committed = False
         self._step_open = False
         self._share = None
+        if self.agreed & control.ROLL_BACK:
+            self.journal.flush()
+            self.on_roll_back()
         if self.agreed & control.STOP:
             self._leave()
         every = self._info.every.steps
@@ -148,9 +169,19 @@ class Loop:
         elif self.agreed & control.SAVE or (every and self.step % every == 0):
             self.save("every")
         self.agreed = 0
+        self.timing.enter(DATA)
+
+    def again(self) -> bool:
+        """Whether the step in hand is to be tried once more, from its first micro-batch on."""
+        if not self.repeats:
+            return False
+        self.on_step_over()
+        self.repeats = self._committed = self._step_open = False
+        return True
 
     def finish_pass(self) -> None:
         """The data came to its end."""
+        self.timing.enter(OUTSIDE)
         self._share = None
         if self.resume_rng is not None:
             self._take_up_rng()
@@ -195,18 +226,45 @@ class Loop:
     @property
     def accumulates(self) -> bool:
         """Whether a step takes several micro-batches."""
-        return self.plan is not None and self.plan.accumulate > 1
+        return self.plan is not None and self.plan.accumulates
+
+    @property
+    def committed(self) -> bool:
+        """Whether an optimizer has already applied the step in hand."""
+        return self._committed
+
+    @property
+    def interval(self) -> tuple[int, int, int] | None:
+        """Pass and positions of the step in hand over all ranks; None without a loader."""
+        if self._share is None:
+            return None
+        return self.position.total_passes, self.position.consumed, self._share.end
+
+    def repeat(self) -> bool:
+        """Have the step in hand tried once more; says whether that is possible."""
+        self.repeats = self._share is not None and not self._committed
+        return self.repeats
 
     def commit(self) -> None:
         """An optimizer has stepped. Several may, between two calls of the loader: it is one step."""
+        self.timing.enter(REST)
         if self._committed:
             return
         self._committed = True
-        self.step += 1
         share = self._share
         if share is not None:
-            self.agreed = self.agreement.agree(self.step)
+            self._tick += 1
+            self.agreed |= self.agreement.agree(self._tick)
             self.stopping = self.stopping or bool(self.agreed & control.STOP)
+        if self.repeats:
+            self._slices.clear()
+            self.on_try()
+            return
+        self.step += 1
+        self.timing.stepped(self.step)
+        if share is not None:
+            begun = self.position.consumed
+            self.recent.append((self.step, self.position.total_passes, begun, share.end))
             self.position = replace(self.position, consumed=share.end)
         else:
             self._committed = False
@@ -216,7 +274,11 @@ class Loop:
             self.committed_any = True
             self.on_first_step()
         self.journal.flush()
+        self.on_values()
         self._watch_best()
+        if share is None:
+            # No loader will come back to say so.
+            self.on_step_over()
 
     def _report_step(self) -> None:
         epoch = self.position.total_passes
@@ -235,7 +297,7 @@ class Loop:
             self._improved = True
 
     def _requests(self) -> int:
-        requests = 0
+        requests = self.wishes()
         if self._stop.at is not None:
             requests |= control.STOP
         if self._info.is_main and self._saver.saves:
@@ -269,7 +331,9 @@ class Loop:
             global_batch=self.plan.step_batch if self.plan is not None else None,
             metrics=self.journal.latest,
         )
+        section = self.timing.enter(STALL)
         done = self._saver.save(self.state, moment)
+        self.timing.enter(section)
         if done:
             self._saved_step = self.step
         self._next_save_at = self._clock.monotonic() + (self._info.every.seconds or 0.0)
@@ -279,10 +343,12 @@ class Loop:
         """Save if there is time, say so, and end the script: all ranks at the same step."""
         saved = False
         if self._fits_the_grace():
-            saved = self._saved_step == self.step or self.save("stop")
+            there = self._saved_step == self.step and self._saver.wait()
+            saved = there or self.save("stop")
         # Only rank 0 knows whether the disk took it; nobody leaves before it does.
         saved = self._channel.broadcast("saved" if saved else "") == "saved"
         self.journal.flush()
+        self.timing.flush()
         self._report.write("stopped", saved=saved, step=self.step)
         raise SystemExit(0)
 
@@ -301,6 +367,11 @@ class Loop:
 
 def _nothing() -> None:
     """No one listens."""
+
+
+def _no_wish() -> int:
+    """Nothing is asked for."""
+    return 0
 
 
 def _ignore_share(share: Share, first: bool) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map_only
 
 
 class Replica(DistributedDataParallel):
@@ -99,6 +100,22 @@ class GradientScale:
     def watch(self, model: nn.Module) -> None:
         """Scale the gradients of this model's parameters from now on."""
         self._models.append(model)
+
+    def watch_outputs(self, model: nn.Module) -> None:
+        """Scale the gradients of what this model puts out: the same, where parameters have no hooks."""
+
+        def hook(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.requires_grad:
+                tensor.register_hook(self._scaled_if_asked)  # type: ignore[no-untyped-call]
+            return tensor
+
+        def after(module: nn.Module, args: Any, output: Any) -> Any:
+            return tree_map_only(torch.Tensor, hook, output)
+
+        model.register_forward_hook(after)
+
+    def _scaled_if_asked(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        return None if self.factor == 1.0 else self._scaled(gradient)
 
     def set(self, factor: float) -> None:
         """The factor of the backward passes that follow."""

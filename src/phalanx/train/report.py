@@ -6,6 +6,7 @@ import contextlib
 import math
 import mmap
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -47,6 +48,7 @@ class ReportFile:
     def __init__(self, path: Path, *, now: Callable[[], int]) -> None:
         """`now` gives integer microseconds UTC. A file that cannot be made drops every record."""
         self.dropped = 0
+        self._lock = threading.Lock()  # checkpoints are written, and reported, by another thread
         self._now = now
         self._size = 0
         self._committed = 0
@@ -75,6 +77,10 @@ class ReportFile:
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append one record: the bytes first, the committed length last."""
+        with self._lock:
+            self._write(kind, fields)
+
+    def _write(self, kind: str, fields: dict[str, Any]) -> None:
         if self._retry_after > 0:
             self._retry_after -= 1
             self.dropped += 1
@@ -126,6 +132,7 @@ class Journal:
     def __init__(self, report: Report) -> None:
         self.latest: dict[str, float | str] = {}
         self._report = report
+        self.read_step = -1
         self._step = 0
         self._pending: dict[str, Any] = {}
         self._refused: set[str] = set()
@@ -155,6 +162,7 @@ class Journal:
                     self._report.write("warn", message=message)
         if values:
             self.latest.update(values)
+            self.read_step = self._step
             self._report.write("metric", step=self._step, v=values)
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from phalanx.errors import RestoreMismatch
+from phalanx.train.sharding import StoredTensor
 from phalanx.train.tree import cloned
 
 _SHOWN = 6
@@ -23,10 +24,10 @@ def model(target: nn.Module, saved: Mapping[str, Any], where: str) -> None:
     problems += [f"{name} is not in the model" for name in saved if name not in live]
     for name, tensor in live.items():
         other = saved.get(name)
-        if isinstance(tensor, torch.Tensor) and isinstance(other, torch.Tensor):
+        if isinstance(tensor, torch.Tensor) and isinstance(other, torch.Tensor | StoredTensor):
             problems += _unlike(name, tensor, other)
     _refuse(problems, "the model", where)
-    target.load_state_dict(cloned(dict(saved)))
+    target.load_state_dict({name: _fresh(one, live.get(name)) for name, one in saved.items()})
 
 
 def optimizer_state(target: Optimizer) -> dict[str, Any]:
@@ -58,7 +59,14 @@ def optimizer(target: Optimizer, saved: Mapping[str, Any], where: str) -> None:
     if groups != live and not problems:
         problems.append(f"its groups held {groups} parameters, they hold {live}")
     _refuse(problems, "the optimizer", where)
-    target.load_state_dict(cloned(dict(saved["state"])))
+    saved = saved["state"]
+    owners = dict(enumerate(parameters_of(target)))
+    state = {
+        number: {name: _fresh(one, owners.get(number)) for name, one in values.items()}
+        for number, values in saved["state"].items()
+    }
+    rest = {key: cloned(one) for key, one in saved.items() if key != "state"}
+    target.load_state_dict({"state": state, **rest})
 
 
 def parameters_of(target: Optimizer) -> list[torch.Tensor]:
@@ -74,8 +82,13 @@ def anything(target: Any, saved: Any, name: str, where: str) -> None:
         raise RestoreMismatch(f"{name} does not fit {where}: {error}", _HINT) from error
 
 
-def _unlike(name: str, live: torch.Tensor, saved: torch.Tensor) -> list[str]:
-    if live.shape != saved.shape:
+def _fresh(saved: Any, live: Any) -> Any:
+    """A copy of its own; a tensor in a file is read, laid out over the ranks as `live` is."""
+    return saved.read_like(live) if isinstance(saved, StoredTensor) else cloned(saved)
+
+
+def _unlike(name: str, live: torch.Tensor, saved: torch.Tensor | StoredTensor) -> list[str]:
+    if tuple(live.shape) != tuple(saved.shape):
         return [f"{name} had shape {list(saved.shape)}, it has {list(live.shape)}"]
     if live.dtype != saved.dtype:
         return [f"{name} was {saved.dtype}, it is {live.dtype}"]

@@ -15,14 +15,18 @@ from torch.utils.data import DataLoader
 
 from phalanx.core.batches import Share
 from phalanx.errors import RestoreMismatch
-from phalanx.train import data, randomness, replica, restoring
+from phalanx.train import communication, data, randomness, replica, restoring, strategies
 from phalanx.train.agreement import Agreement, Alone, DelayedReduction, SharedPage
+from phalanx.train.care import Care
 from phalanx.train.context import RankInfo
+from phalanx.train.early_stop import EarlyStopping
 from phalanx.train.groups import Connection
 from phalanx.train.loop import Loop, StopSignal
+from phalanx.train.opening import Restored
 from phalanx.train.report import Report
-from phalanx.train.saving import Restored, Saver
+from phalanx.train.saving import Saver
 from phalanx.train.stepping import ClearGate, ScheduleGate, adopt_model, adopt_optimizer
+from phalanx.train.tuning import Tuning
 
 _RANKS = 5
 
@@ -36,6 +40,9 @@ class Options:
     accumulate: int = 1
     clip: float | None = None
     ddp: Mapping[str, Any] = field(default_factory=dict)
+    strategy: str = "ddp"
+    fsdp: Mapping[str, Any] = field(default_factory=dict)
+    tuning: Tuning = field(default_factory=Tuning)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +83,17 @@ class Run:
         self._opened = self._closed = self._reported_done = False
         self._tokens: float | None = None
         self._where = "the checkpoint"
+        self._strategy = strategies.chosen(
+            parts.options.strategy, self.world_size, parts.options.fsdp
+        )
+        parts.saver.watch(self._models, self._optimizers, self._strategy.name)
         loop = parts.loop
         loop.state = self._state_tree
         loop.on_ready, loop.on_share = self._ready, self._start_share
         loop.on_commit, loop.on_pass_end = self._committed, self._pass_ended
         loop.on_first_step = parts.connection.settle
+        loop.on_try = self._spent
+        self._care = Care(parts, self._scale, self._mean_over_tokens)
         atexit.register(self._close)
 
     # -- setting up ------------------------------------------------------------------------------
@@ -112,15 +125,15 @@ class Run:
 
     def _prepare_model(self, model: nn.Module) -> nn.Module:
         model.to(self.device)
-        prepared: nn.Module = model
-        if self.world_size > 1:
-            prepared = replica.replicate(model, self.device, self._options)
+        self._care.adapt(model)
+        prepared = self._strategy.wrap(model, self.device, self._options)
         saved = self._section("models", len(self._models))
         if saved is not None:
             restoring.model(model, saved, self._where)
         self._models.append(prepared)
-        self._scale.watch(model)
-        if self._options.accumulate > 1:
+        self._loop.timing.watch(communication.reducer_probe(prepared, self.device))
+        self._strategy.watch(self._scale, prepared)
+        if self._care.may_accumulate:
             self._clears.append(adopt_model(prepared, self._loop))
         if self.world_size > 1 and len(self._models) == 1:
             # The same start for every rank's weights, but not the same dropout.
@@ -128,11 +141,12 @@ class Run:
         return prepared
 
     def _prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        self._strategy.adopt(optimizer)
         saved = self._section("optimizers", len(self._optimizers))
         if saved is not None:
             restoring.optimizer(optimizer, saved, self._where)
         self._optimizers.append(optimizer)
-        self._clears.append(adopt_optimizer(optimizer, self._loop, self._before_step))
+        self._clears.append(adopt_optimizer(optimizer, self._loop, self._care.apply))
         return optimizer
 
     def _prepare_scheduler(self, scheduler: LRScheduler) -> LRScheduler:
@@ -153,11 +167,14 @@ class Run:
             self._loop,
             seed=self._options.seed,
             place=(self.rank, self.world_size),
-            reference_world=self._info.reference_world,
+            reference_world=self._care.batch_world,
             accumulate=self._options.accumulate,
             device=self.device,
+            pieces=self._care.pieces,
+            skips=self._care.skips,
         )
         self._loop.plan = prepared.plan
+        self._care.follow(prepared.plan)
         self._check_data()
         return prepared
 
@@ -212,13 +229,13 @@ class Run:
         all tokens of all ranks and micro-batches. Give a weight on every rank and micro-batch, or on none.
         """
         if weight is None:
-            loss.backward()  # type: ignore[no-untyped-call]
+            self._care.scaled(loss).backward()  # type: ignore[no-untyped-call]
             return
         usual = self._scale.factor
         mine = 0.0 if usual == 0.0 else float(weight)
         self._tokens = (self._tokens or 0.0) + mine
         self._scale.set(mine)
-        loss.backward()  # type: ignore[no-untyped-call]
+        self._care.scaled(loss).backward()  # type: ignore[no-untyped-call]
         self._scale.set(usual)
 
     def clip_grad_norm_(
@@ -227,8 +244,20 @@ class Run:
         """torch's function, where a step ends; inside an accumulation nothing, and the norm 0."""
         if not self._loop.may_step():
             return torch.zeros(())
-        self._mean_over_tokens()
+        parameters = list(parameters)
+        self._care.finish(parameters)
         return nn.utils.clip_grad_norm_(parameters, max_norm, **options)
+
+    def early_stopping(
+        self, patience: int, *, mode: str = "min", min_delta: float = 0.0, name: str = "early"
+    ) -> EarlyStopping:
+        """Say when a metric stops improving; tracked under `name`. Leave the loop with `break` and
+
+        call `finish`. Raises SpecInvalid.
+        """
+        made = self._care.early_stopping(patience, mode, min_delta)
+        self.track(**{name: made})
+        return made
 
     def all_reduce_mean(self, value: float | torch.Tensor, weight: float = 1.0) -> float:
         """The mean of `value` over all ranks, each counting `weight` (its number of samples)."""
@@ -282,7 +311,7 @@ class Run:
             return Alone()
         page: SharedPage | None = None
         path = self._info.control_file
-        reduces = any(isinstance(model, replica.Replica) for model in self._models)
+        reduces = self._strategy.reduces(self._models)
         if path is not None and self._info.one_node and reduces:
             try:
                 page = SharedPage(path, self._info.local_rank, self._info.local_world_size)
@@ -294,16 +323,10 @@ class Run:
 
     def _start_share(self, share: Share, first: bool) -> None:
         self._scale.set(share.weight)
-        for model in self._models:
-            if isinstance(model, replica.Replica):
-                model.require_backward_grad_sync = share.last
-                if first:
-                    model.start_step()
-
-    def _before_step(self, optimizer: Optimizer) -> None:
-        self._mean_over_tokens()
-        if self._options.clip is not None:
-            nn.utils.clip_grad_norm_(restoring.parameters_of(optimizer), self._options.clip)
+        if first:
+            self._care.begin_step()
+        self._care.began()
+        self._strategy.start_share(self._models, first, share.last)
 
     def _mean_over_tokens(self) -> None:
         if self._tokens is None:
@@ -316,15 +339,17 @@ class Run:
 
     def _committed(self) -> None:
         for gate in self._schedules:
-            gate.due = True
+            gate.due = gate.due or self._care.applied
+        self._care.stepped()
+        self._spent()
+
+    def _spent(self) -> None:
         for clear in self._clears:
             clear.spent = True
 
     def _pass_ended(self) -> None:
         self._scale.set(1.0)
-        for model in self._models:
-            if isinstance(model, replica.Replica):
-                model.send_buffers()
+        self._strategy.send_buffers(self._models)
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -338,6 +363,7 @@ class Run:
             ],
             "tracked": {name: thing.state_dict() for name, thing in self._tracked.items()},
             "state": self.state,
+            "care": self._care.state_dict(),
             "seed": self._options.seed,
             "num_samples": plan.num_samples if plan is not None else None,
         }
@@ -346,6 +372,7 @@ class Run:
         if self._opened:
             return
         self._opened = True
+        self._care.open()
         restored = self._parts.saver.open()
         if restored is None:
             return
@@ -355,6 +382,7 @@ class Run:
         self._loop.step, self._loop.position = manifest.step, manifest.position
         self._loop.resume_rng = restored.rng_of(self.rank) or self._fresh_rng(manifest.step)
         self.state.update(saved["state"])
+        self._care.load_state_dict(saved.get("care", {}))
         if saved["seed"] != self._options.seed:
             raise RestoreMismatch(
                 f"{self._where} was written with seed {saved['seed']}, this run has"
@@ -395,6 +423,7 @@ class Run:
         if not self._reported_done:
             self._reported_done = True
             self._loop.journal.flush()
+            self._loop.timing.flush()
             self._report.write("done", step=self._loop.step)
 
     def _close(self) -> None:
@@ -403,6 +432,7 @@ class Run:
         self._closed = True
         atexit.unregister(self._close)
         self._loop.journal.flush()
+        self._parts.saver.close()
         self._report.close()
         self._loop.agreement.close()
         self._parts.connection.close()

@@ -1,28 +1,49 @@
-"""Saving and restoring a run: rank 0 writes, everybody reads, all agree on what is read."""
+"""Saving and restoring a run: every rank writes its part, rank 0 commits, all agree on what is read.
+
+A save that training does not wait for copies this rank's part (`staging`) and is written by a thread,
+which talks to the other ranks on a group of its own; one is under way at most.
+"""
 
 from __future__ import annotations
 
+import enum
+import json
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 import phalanx
 from phalanx import checkpoint
 from phalanx.checkpoint import tensorfile
-from phalanx.core.checkpoints import Keep, Manifest, Position, best_of, checkpoint_name
+from phalanx.core.checkpoints import (
+    FileEntry,
+    Keep,
+    Manifest,
+    Position,
+    best_of,
+    checkpoint_name,
+    lineages,
+)
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound
 from phalanx.kit.clock import Clock
 from phalanx.kit.ids import random_hex
-from phalanx.train import tree
+from phalanx.train import sharding, tree
 from phalanx.train.context import RankInfo
 from phalanx.train.groups import Channel
+from phalanx.train.opening import Restored, device_text, read_state, shard_file
 from phalanx.train.report import Report
+from phalanx.train.staging import Direct, Staging
+from phalanx.train.vault import Vault
 
-STATE_FILE = "shard-00000/state.tensors"
+# Training ends after these, so nothing is won by copying first.
+_AWAITED = frozenset({"final", "stop"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +56,6 @@ class Moment:
     rng: bytes
     global_batch: int | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """A verified checkpoint in memory. Whoever loads from `state` must clone."""
-
-    path: Path
-    manifest: Manifest
-    state: Mapping[str, Any]
-    rng: tuple[bytes, ...]
-    differs: str | None
-
-    def rng_of(self, rank: int) -> bytes | None:
-        """The generators of this rank, if there was such a rank."""
-        return self.rng[rank] if rank < len(self.rng) else None
 
 
 class Saver(Protocol):
@@ -65,12 +71,26 @@ class Saver(Protocol):
         """Seconds that the next save is likely to take."""
         ...
 
+    def watch(
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], strategy: str
+    ) -> None:
+        """What the run trains, and how its ranks share it; both lists may still grow."""
+        ...
+
     def open(self) -> Restored | None:
         """The newest valid checkpoint, agreed on by all ranks."""
         ...
 
     def save(self, state: Callable[[], Any], moment: Moment) -> bool:
-        """Save; on rank 0 says whether it was committed."""
+        """Save, or begin to; False when it has failed already. The same answer on all ranks."""
+        ...
+
+    def wait(self) -> bool:
+        """Wait for the save under way; whether the last one was committed, the same on all ranks."""
+        ...
+
+    def close(self) -> None:
+        """Wait, and leave nothing under way."""
         ...
 
     def best_known(self) -> float | None:
@@ -84,6 +104,11 @@ class NoCheckpoints:
     saves = False
     estimate_s = 0.0
 
+    def watch(
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], strategy: str
+    ) -> None:
+        """Nothing."""
+
     def open(self) -> Restored | None:
         """Nothing."""
         return None
@@ -92,30 +117,77 @@ class NoCheckpoints:
         """Nothing."""
         return False
 
+    def wait(self) -> bool:
+        """Nothing."""
+        return False
+
+    def close(self) -> None:
+        """Nothing."""
+
     def best_known(self) -> float | None:
         """Nothing."""
         return None
 
 
+class Outcome(enum.Enum):
+    """How a save ended, for all ranks alike."""
+
+    COMMITTED = "committed"
+    FAILED = "failed"
+    DISAGREED = "the ranks hold parts that do not fit together"
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """This rank's part of the state at one moment. `head` is what its file says beside tensors."""
+
+    moment: Moment
+    metrics: Mapping[str, Any]
+    head: Mapping[str, Any]
+    blobs: Sequence[tensorfile.Blob]
+    signature: str
+    began: float
+
+
 class CheckpointDirectory:
-    """A job's directory of checkpoints."""
+    """A job's directory of checkpoints.
+
+    `channel` is used by the thread that writes, so nobody else may.
+    """
 
     saves = True
 
     def __init__(
         self, store: Path, info: RankInfo, channel: Channel, report: Report, clock: Clock,
-        disk: checkpoint.Disk,
+        disk: checkpoint.Disk, staging: Direct | Staging,
     ) -> None:  # fmt: skip
         self._store, self._info, self._channel = store, info, channel
         self._report, self._clock, self._disk = report, clock, disk
+        self._staging, self._direct = staging, Direct()
+        self._models: Sequence[nn.Module] = ()
+        self._optimizers: Sequence[Optimizer] = ()
+        self._strategy = "single"
+        self._whole = False
+        self._thread: threading.Thread | None = None
+        self._outcome = Outcome.FAILED
         self._parent: str | None = None
         self._commit = 0
         self._durations: list[float] = []
+        self._last_why = ""
+        self.vault = Vault()
 
     @property
     def estimate_s(self) -> float:
         """Half as long again as the longest of the last saves, and never less than 0.2 s."""
-        return 0.2 + 1.5 * max(self._durations[-3:], default=1.0)
+        usual = 1.5 * max(self._durations[-3:], default=1.0)
+        under_way = self._thread is not None and self._thread.is_alive()
+        return 0.2 + (2 * usual if under_way else usual)
+
+    def watch(
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], strategy: str
+    ) -> None:
+        """What the run trains: its replicated tensors are shared out over the ranks."""
+        self._models, self._optimizers, self._strategy = models, optimizers, strategy
 
     def best_known(self) -> float | None:
         """The best value of the kept metric among the checkpoints that lie here."""
@@ -132,7 +204,7 @@ class CheckpointDirectory:
         """
         candidates = self._candidates() if self._info.is_main else []
         while True:
-            path = self._channel.broadcast(str(candidates.pop(0)) if candidates else "")
+            path = self._channel.broadcast(self._next(candidates))
             if not path:
                 return None
             restored, why = self._read(Path(path))
@@ -140,14 +212,25 @@ class CheckpointDirectory:
             if restored is not None and failed == 0:
                 self._parent = restored.manifest.name
                 self._commit = max(self._commit, restored.manifest.commit)
+                self.vault.tier.committed()
                 return restored
             if not self._info.is_main:
                 continue
             if restored is None:
                 self._set_aside(Path(path), why)
+                if self.vault.tier.has_another(Path(path)):
+                    candidates.insert(0, Path(path))
             else:
                 message = f"{path}: {failed:.0f} ranks could not read it; an older one is tried"
                 self._report.write("warn", message=message)
+
+    def _next(self, candidates: list[Path]) -> str:
+        """The first that is here, or comes from the object store; empty when there is none."""
+        while candidates:
+            path = candidates.pop(0)
+            if self.vault.tier.bring(path):
+                return str(path)
+        return ""
 
     def _candidates(self) -> list[Path]:
         try:
@@ -158,30 +241,24 @@ class CheckpointDirectory:
             return []
         for path, why in listing.bad.items():
             self._set_aside(path, why)
-        self._commit = max((one.manifest.commit for one in listing.good), default=0)
-        return [one.path for one in checkpoint.resume_order(listing)]
+        known = self.vault.known(listing, self._report)
+        self._commit = max((one.commit for one in known.values()), default=0)
+        return [self._store / one.name for one in lineages(known)]
 
     def _set_aside(self, path: Path, why: str) -> None:
         try:
             moved = checkpoint.quarantine(path, random_hex(8), self._disk)
         except OSError:
             moved = path
-        self._report.write("quarantined", path=str(moved), why=why)
+        self._report.write("quarantined", path=str(path), moved_to=str(moved), why=why)
 
     def _read(self, path: Path) -> tuple[Restored | None, str]:
         try:
             manifest = checkpoint.read_manifest(path)
-            entries = {entry.path: entry for entry in manifest.files}
-            if STATE_FILE not in entries:
-                raise CheckpointCorrupt(f"{path}: there is no {STATE_FILE} in its manifest")
-            data = tensorfile.read_verified(path, entries[STATE_FILE])
-            body, blobs = tensorfile.parse(data, str(path / STATE_FILE))
-            state = tree.unflatten(body, blobs, str(path / STATE_FILE))
-            rng = tuple(one.numpy().tobytes() for one in state["rng"])
+            checkpoint.verify_share(path, manifest, (self._info.rank, self._info.world_size))
+            state, rng = read_state(path, manifest, self.vault.seal.opener(manifest))
         except (CheckpointCorrupt, CheckpointNotFound) as error:
             return None, error.message
-        except (KeyError, TypeError, AttributeError) as error:
-            return None, f"{path}: not a state this library wrote: {error}"
         return Restored(path, manifest, state, rng, self._differs(manifest)), ""
 
     def _differs(self, manifest: Manifest) -> str | None:
@@ -196,51 +273,146 @@ class CheckpointDirectory:
         return "; ".join(found) or None
 
     def save(self, state: Callable[[], Any], moment: Moment) -> bool:
-        """Gather what differs between ranks, then rank 0 writes while the others go on.
+        """Take this rank's part of the state, and write it: at once where training ends after it.
 
         A disk that refuses costs a warning in the report, never the training.
         """
-        rng = self._channel.gather(moment.rng)
-        if not self._info.is_main:
-            return True
-        began = self._clock.monotonic()
-        try:
-            path, manifest = self._write(state, moment, rng)
-        except OSError as error:
-            message = f"the checkpoint of step {moment.step} could not be saved: {error}"
-            self._report.write("warn", message=message)
-            return False
-        took = self._clock.monotonic() - began
-        self._durations.append(took)
-        self._report.write(
-            "checkpoint", path=str(path), name=manifest.name, step=moment.step,
-            epoch=moment.position.total_passes, position=moment.position.consumed,
-            commit=manifest.commit, bytes=manifest.size_bytes, save_s=round(took, 6),
-            why=moment.why, metrics=dict(moment.metrics),
-        )  # fmt: skip
-        self._let_go(self._info.keep)
+        self.wait()
+        if moment.why in _AWAITED or isinstance(self._staging, Direct):
+            self._outcome = self._write(self._take(state(), moment, self._direct))
+            if self._outcome is Outcome.DISAGREED:
+                self._outcome = self._write(self._take(state(), moment, self._direct))
+            return self._outcome is Outcome.COMMITTED
+        image = self._take(state(), moment, self._staging)
+        self._thread = threading.Thread(
+            target=self._write_behind, args=(image,), name="phalanx-checkpoint", daemon=True
+        )
+        self._thread.start()
         return True
 
-    def _write(
-        self, state: Callable[[], Any], moment: Moment, rng: list[bytes]
-    ) -> tuple[Path, Manifest]:
-        body = dict(state())
-        body["rng"] = [torch.frombuffer(bytearray(one), dtype=torch.uint8) for one in rng]
-        values, blobs = tree.flatten(body)
-        name = checkpoint_name(moment.step, random_hex(8))
-        draft = checkpoint.Draft(self._store, name, self._disk)
-        try:
-            draft.add_tensors(STATE_FILE, values, blobs)
-            manifest = self._manifest(name, draft, moment)
-            path = draft.commit(manifest)
-        except OSError:
-            draft.abandon()
-            raise
-        self._parent, self._commit = manifest.name, manifest.commit
-        return path, manifest
+    def wait(self) -> bool:
+        """Wait for the save under way; whether the last one was committed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        return self._outcome is Outcome.COMMITTED
 
-    def _manifest(self, name: str, draft: checkpoint.Draft, moment: Moment) -> Manifest:
-        info = self._info
+    def close(self) -> None:
+        """Wait, and have the group's threads let go of what they were given."""
+        self.wait()
+        self.vault.finish(self._last_why, self._info.grace_s)
+        self._channel.settle()
+
+    def _take(self, state: Mapping[str, Any], moment: Moment, into: Direct | Staging) -> Image:
+        began = self._clock.monotonic()
+        body, leaves = tree.collect(state)
+        common: frozenset[int] = frozenset()
+        if not self._whole:
+            common = sharding.replicated(self._models, self._optimizers)
+        place = (self._info.rank, self._info.world_size)
+        pieces = sharding.pieces_of(leaves, common, place)
+        head: dict[str, Any] = {"rng": moment.rng.hex()}
+        if self._info.is_main:
+            head["state"] = body
+        return Image(
+            moment, dict(moment.metrics), head, into.take(pieces),
+            sharding.signature(leaves, common), began,
+        )  # fmt: skip
+
+    def _write_behind(self, image: Image) -> None:
+        self._outcome = self._write(image)
+
+    def _write(self, image: Image) -> Outcome:
+        try:
+            outcome = self._write_together(image)
+        except RuntimeError as error:  # the other ranks are gone
+            outcome = Outcome.FAILED
+            self._warn(image, str(error))
+        if outcome is Outcome.DISAGREED:
+            self._whole = True
+            self._warn(image, f"{outcome.value}; rank 0 writes everything from now on")
+        return outcome
+
+    def _warn(self, image: Image, why: str) -> None:
+        message = f"the checkpoint of step {image.moment.step} could not be saved: {why}"
+        self._report.write("warn", message=message)
+
+    def _write_together(self, image: Image) -> Outcome:
+        """Agree that the parts fit, write them, gather their digests, commit. Collective."""
+        signatures = self._channel.gather(image.signature.encode())
+        draft = self._draft(image, signatures) if self._info.is_main else None
+        if self._info.is_main:
+            verdict = Outcome.DISAGREED.name if len(set(signatures)) > 1 else ""
+            name = self._channel.broadcast(draft.name if draft is not None else verdict)
+        else:
+            name = self._channel.broadcast("")
+        if name in ("", Outcome.DISAGREED.name):
+            return Outcome.DISAGREED if name else Outcome.FAILED
+        rows = self._channel.gather(self._write_part(name, image))
+        done = draft is not None and self._commit_all(draft, image, rows)
+        committed = self._channel.broadcast("yes" if done else "") == "yes"
+        return Outcome.COMMITTED if committed else Outcome.FAILED
+
+    def _draft(self, image: Image, signatures: Sequence[bytes]) -> checkpoint.Draft | None:
+        if len(set(signatures)) > 1:
+            return None
+        name = checkpoint_name(image.moment.step, random_hex(8))
+        try:
+            return checkpoint.Draft(self._store, name, self._disk)
+        except OSError as error:
+            self._warn(image, str(error))
+            return None
+
+    def _write_part(self, name: str, image: Image) -> bytes:
+        """Write this rank's file; what rank 0 has to know of it, or why there is none."""
+        path = shard_file(self._info.rank)
+        try:
+            entry = checkpoint.write_shard(
+                self._disk, self._store / (name + ".tmp"), path,
+                self.vault.seal.wrap(
+                    f"{name}/{path}", tensorfile.lay_out(image.head, image.blobs)
+                ),
+            )  # fmt: skip
+        except (OSError, MemoryError) as error:
+            return json.dumps({"error": f"rank {self._info.rank}: {error}"}).encode()
+        row = {"path": entry.path, "size_bytes": entry.size_bytes, "digest": entry.digest}
+        return json.dumps({**row, "chunks": entry.chunks}).encode()
+
+    def _commit_all(self, draft: checkpoint.Draft, image: Image, rows: Iterable[bytes]) -> bool:
+        """Rank 0: make it a checkpoint when every rank's part is there, else remove it."""
+        found = [json.loads(row) for row in rows]
+        errors = [row["error"] for row in found if "error" in row]
+        try:
+            if errors:
+                raise OSError("; ".join(errors))
+            for row in found:
+                draft.adopt(FileEntry.from_json(row))
+            manifest = self.vault.seal.stamp(self._manifest(draft.name, draft, image))
+            path = draft.commit(manifest)
+        except OSError as error:
+            self._warn(image, str(error))
+            draft.abandon()
+            return False
+        self._parent, self._commit = manifest.name, manifest.commit
+        took = self._clock.monotonic() - image.began
+        self._durations.append(took)
+        self._committed(path, manifest, took)
+        return True
+
+    def _committed(self, path: Path, manifest: Manifest, took: float) -> None:
+        """Rank 0, in whatever thread wrote: the checkpoint is there."""
+        self._report.write(
+            "checkpoint", path=str(path), name=manifest.name, step=manifest.step,
+            epoch=manifest.position.total_passes, position=manifest.position.consumed,
+            commit=manifest.commit, bytes=manifest.size_bytes, save_s=round(took, 6),
+            why=manifest.why, metrics=dict(manifest.metrics),
+        )  # fmt: skip
+        self._last_why = manifest.why
+        self.vault.tier.committed()
+        self._let_go(self._info.keep)
+
+    def _manifest(self, name: str, draft: checkpoint.Draft, image: Image) -> Manifest:
+        info, moment = self._info, image.moment
         return Manifest(
             name=name,
             step=moment.step,
@@ -256,8 +428,8 @@ class CheckpointDirectory:
             why=moment.why,
             files=draft.files,
             job=info.job,
-            mesh={"replicate": info.world_size},
-            strategy="ddp" if info.world_size > 1 else "single",
+            mesh={"shard" if self._strategy == "fsdp" else "replicate": info.world_size},
+            strategy=self._strategy if info.world_size > 1 else "single",
             code={"script": Path(sys.argv[0]).name},
             versions={
                 "phalanx": phalanx.__version__,
@@ -266,21 +438,18 @@ class CheckpointDirectory:
             },
             threads=torch.get_num_threads(),
             device=device_text(),
-            metrics=dict(moment.metrics),
+            metrics=image.metrics,
         )
 
     def _let_go(self, keep: Keep) -> None:
         try:
             # The head was synced a moment ago, its digests were taken on the way: reading it all
             # again would double the traffic.
-            checkpoint.retain(self._store, keep, self._disk, check=checkpoint.read_manifest)
+            gone = checkpoint.retain(
+                self._store, keep, self._disk, check=checkpoint.read_manifest, now=self._clock.now()
+            )
+            for manifest in gone:
+                self._report.write("removed", path=str(self._store / manifest.name))
         except OSError as error:
             message = f"old checkpoints could not be deleted: {error}"
             self._report.write("warn", message=message)
-
-
-def device_text() -> str:
-    """The kind of device that sums depend on, for example `cpu:AVX512`."""
-    if torch.cuda.is_available():
-        return f"cuda:{torch.cuda.get_device_name()}"
-    return f"cpu:{torch.backends.cpu.get_cpu_capability()}"

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from phalanx.train.loop import Loop
+from phalanx.train.timing import OPTIMIZER
 
 
 class ClearGate:
@@ -35,17 +36,20 @@ class ClearGate:
 
 
 def adopt_optimizer(
-    optimizer: Optimizer, loop: Loop, before_step: Callable[[Optimizer], None]
+    optimizer: Optimizer, loop: Loop, apply: Callable[[Optimizer, Callable[[], Any]], Any]
 ) -> ClearGate:
-    """Make `step` a commit, or nothing inside an accumulation; returns the gate of `zero_grad`."""
+    """Make `step` a commit, or nothing inside an accumulation; returns the gate of `zero_grad`.
+
+    `apply` gets the optimizer and its own step, and decides whether and how to take it.
+    """
     step = optimizer.step
     gate = ClearGate(optimizer.zero_grad, loop)
 
     def commit(*args: Any, **kwargs: Any) -> Any:
         if not loop.may_step():
             return None
-        before_step(optimizer)
-        result = step(*args, **kwargs)
+        loop.timing.enter(OPTIMIZER)
+        result = apply(optimizer, lambda: step(*args, **kwargs))
         loop.commit()
         return result
 

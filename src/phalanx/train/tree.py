@@ -9,13 +9,13 @@ keys that are not text, `{"$bytes": hex}`, `{"$array": 3}` for numpy, `{"$float"
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from phalanx.checkpoint.tensorfile import Blob
+from phalanx.checkpoint.tensorfile import Blob, Part
 from phalanx.errors import CheckpointCorrupt, TrainingError
 
 
@@ -24,18 +24,24 @@ def flatten(value: Any) -> tuple[Any, list[Blob]]:
 
     Raises TrainingError naming the place of anything that only a pickle could hold.
     """
-    blobs: list[Blob] = []
-    return _down(value, "", blobs), blobs
+    body, leaves = collect(value)
+    return body, [blob_of(leaf) for leaf in leaves]
 
 
-def _down(value: Any, path: str, blobs: list[Blob]) -> Any:
+def collect(value: Any) -> tuple[Any, list[torch.Tensor]]:
+    """A JSON tree and the live tensors it points to. Raises TrainingError as `flatten` does."""
+    leaves: list[torch.Tensor] = []
+    return _down(value, "", leaves), leaves
+
+
+def _down(value: Any, path: str, blobs: list[torch.Tensor]) -> Any:
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, torch.Tensor):
-        blobs.append(_blob(value, path))
+        blobs.append(_dense(value, path))
         return {"$tensor": len(blobs) - 1}
     if isinstance(value, np.ndarray):
-        blobs.append(_blob(torch.from_numpy(np.ascontiguousarray(value)), path))
+        blobs.append(torch.from_numpy(np.ascontiguousarray(value)))
         return {"$array": len(blobs) - 1, "shape": list(value.shape)}
     if isinstance(value, np.generic):
         return _down(value.item(), path, blobs)
@@ -61,7 +67,7 @@ def _down(value: Any, path: str, blobs: list[Blob]) -> Any:
     )
 
 
-def _down_mapping(value: Mapping[Any, Any], path: str, blobs: list[Blob]) -> Any:
+def _down_mapping(value: Mapping[Any, Any], path: str, blobs: list[torch.Tensor]) -> Any:
     if all(isinstance(key, str) and not key.startswith("$") for key in value):
         return {key: _down(item, f"{path}.{key}", blobs) for key, item in value.items()}
     rows = []
@@ -70,55 +76,71 @@ def _down_mapping(value: Mapping[Any, Any], path: str, blobs: list[Blob]) -> Any
     return {"$map": rows}
 
 
-def _blob(tensor: torch.Tensor, path: str) -> Blob:
+def _dense(tensor: torch.Tensor, path: str) -> torch.Tensor:
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
         raise TrainingError(
             f"{path}: a {tensor.layout} tensor on {tensor.device} cannot be saved yet",
             "keep dense tensors in what is checkpointed",
         )
+    return tensor.detach()
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32` for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def blob_of(tensor: torch.Tensor, part: Part | None = None) -> Blob:
+    """A tensor's bytes; copied only where they do not lie in order in this process's memory."""
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     data = flat.view(torch.uint8).numpy() if flat.numel() else b""
-    name = str(tensor.dtype).removeprefix("torch.")
-    return Blob(name, tuple(tensor.shape), data, flat.numel() * flat.element_size())
+    size = flat.numel() * flat.element_size()
+    return Blob(dtype_name(tensor.dtype), tuple(tensor.shape), data, size, part)
 
 
 def unflatten(tree: Any, blobs: Sequence[Blob], where: str) -> Any:
     """The value again; every tensor has its own memory. Raises CheckpointCorrupt."""
+    return rebuild(tree, lambda at: _tensor(blobs[at]), where)
+
+
+def rebuild(tree: Any, tensor: Callable[[int], Any], where: str) -> Any:
+    """The value again, with `tensor(number)` in every tensor's place. Raises CheckpointCorrupt."""
     try:
-        return _up(tree, blobs)
+        return _up(tree, tensor)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise CheckpointCorrupt(f"{where}: {error}") from error
 
 
-def _up(tree: Any, blobs: Sequence[Blob]) -> Any:
+def _up(tree: Any, tensor: Callable[[int], Any]) -> Any:
     if isinstance(tree, list):
-        return [_up(item, blobs) for item in tree]
+        return [_up(item, tensor) for item in tree]
     if not isinstance(tree, dict):
         return tree
     kind = next(iter(tree), "")
     if not kind.startswith("$"):
-        return {key: _up(item, blobs) for key, item in tree.items()}
+        return {key: _up(item, tensor) for key, item in tree.items()}
     body = tree[kind]
     if kind == "$tensor":
-        return _tensor(blobs[body])
+        return tensor(body)
     if kind == "$array":
-        return _tensor(blobs[body]).numpy().reshape(tree["shape"])
+        return read_now(tensor(body)).numpy().reshape(tree["shape"])
     if kind == "$tuple":
-        return tuple(_up(item, blobs) for item in body)
+        return tuple(_up(item, tensor) for item in body)
     if kind == "$set":
-        return {_up(item, blobs) for item in body}
+        return {_up(item, tensor) for item in body}
     if kind == "$map":
-        return {_up(key, blobs): _up(item, blobs) for key, item in body}
+        return {_up(key, tensor): _up(item, tensor) for key, item in body}
     if kind == "$bytes":
         return bytes.fromhex(body)
     if kind == "$float":
         return float(body)
     if kind == "$dtype":
-        return _dtype(body)
+        return dtype_of(body)
     raise ValueError(f"unknown kind {kind!r}")
 
 
-def _dtype(name: str) -> torch.dtype:
+def dtype_of(name: str) -> torch.dtype:
+    """torch.float32 for `float32`. Raises AttributeError or ValueError for what is no dtype."""
     dtype = getattr(torch, name)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"unknown dtype {name!r}")
@@ -126,21 +148,43 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def _tensor(blob: Blob) -> torch.Tensor:
-    dtype = _dtype(blob.dtype)
+    dtype = dtype_of(blob.dtype)
     if blob.size_bytes == 0:
         return torch.empty(blob.shape, dtype=dtype)
     raw = torch.frombuffer(blob.data, dtype=torch.uint8).clone()
     return raw.view(dtype).reshape(blob.shape)
 
 
+class Unread(Protocol):
+    """A tensor that still lies in a file."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole tensor."""
+        ...
+
+    def read(self) -> torch.Tensor:
+        """The whole tensor, in memory of its own. Raises CheckpointCorrupt."""
+        ...
+
+
+def read_now(value: Any) -> torch.Tensor:
+    """A tensor, read if it still lies in a file."""
+    found = value if isinstance(value, torch.Tensor) else value.read()
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
 def cloned(value: Any) -> Any:
-    """A copy that shares no tensor with the original.
+    """A copy that shares no tensor with the original; what still lies in a file is read.
 
     Optimizers keep the very tensors they are given to load, so a state that may be loaded twice has to
     be copied for each.
     """
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
+    if hasattr(value, "read_box"):
+        return read_now(value)
     if isinstance(value, dict):
         return {key: cloned(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -16,6 +16,8 @@ import sys
 import sklearn.datasets  # noqa: F401
 import torch
 import torch._dynamo
+import torch.distributed.fsdp
+import torch.distributed.tensor
 import torch.utils.data
 
 PR_SET_PDEATHSIG = 1

@@ -10,6 +10,8 @@ pytestmark = pytest.mark.e2e
 SAMPLES, EPOCHS = 200, 3
 STUCK_S = 4.0
 NO_SAVES = {"PHALANX_CHECKPOINT_DIR": ""}
+# A save in the background may not be there yet when the kill comes.
+AT_ONCE = {"PHALANX_CHECKPOINT_ASYNC": "0"}
 
 
 def kill_at(job, steps, rng):
@@ -67,7 +69,7 @@ def test_without_this_cure_a_restart_would_show(gang, cure):
     """Negative controls: the same kill, with one cure taken out of the library."""
     args = ("--break-cure", cure, "--epochs", "2")
     whole = gang(*args, name="whole").start().finish()
-    killed = kill_at(gang(*args, name="killed"), [15], random.Random(1))
+    killed = kill_at(gang(*args, name="killed", extra=AT_ONCE), [15], random.Random(1))
     assert killed.result["digest"] != whole.result["digest"]
     assert killed.result["step"] == whole.result["step"]
 
@@ -96,7 +98,7 @@ def test_on_the_gradients_group_it_would(gang):
 
 def test_another_world_size_sees_the_same_global_batches_in_the_same_order(gang):
     whole = gang(name="whole").start().finish()
-    moved = gang(name="moved", reference=3)
+    moved = gang(name="moved", reference=3, extra=AT_ONCE)
     moved.start().wait_for_step(15)
     moved.kill(1)
     moved.world = 2

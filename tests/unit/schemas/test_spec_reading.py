@@ -113,8 +113,7 @@ def test_every_field_that_is_not_built_yet_is_refused_by_name():
     assert refused == {
         "class", "framework", "env_compat", "image", "resources.nodes", "resources.cpus",
         "resources.memory", "resources.shm", "resources.accelerator",
-        "resources.accelerator_memory", "roles", "data", "placement", "checkpoint.every",
-        "checkpoint.store", "stall", "secrets", "mounts", "budget", "depends_on", "array",
+        "resources.accelerator_memory", "roles", "data", "placement", "checkpoint.every", "stall", "secrets", "mounts", "budget", "depends_on", "array",
         "schedule",
     }  # fmt: skip
 
@@ -124,6 +123,7 @@ def test_no_field_is_neither_live_nor_refused():
     live = {
         "schema", "name", "project", "labels", "run", "setup", "framework", "workdir", "resources",
         "pool", "priority", "max_duration", "grace", "checkpoint", "recovery", "warm", "env",
+        "training",
     }  # fmt: skip
     refused = {one.path.partition(".")[0] for one in check_supported(load_spec(EVERYTHING))}
     known = {field.alias or name for name, field in JobSpec.model_fields.items()}

@@ -180,7 +180,7 @@ def _settle(job: Job, now: int) -> Decision:
     attempt = _live(job)
     step = max((node.step for node in attempt.nodes if node.step is not None), default=None)
     if all(node.outcome is Outcome.SUCCEEDED for node in attempt.nodes):
-        job = replace(job, attempt=replace(attempt, finished=True))
+        job = advance(replace(job, attempt=replace(attempt, finished=True)), step)
         if job.state is JobState.RECOVERING:
             job = replace(job, state=JobState.RUNNING)
         return Decision(job)

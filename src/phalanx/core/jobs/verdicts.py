@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from phalanx.core.failures import Failure
+from phalanx.core.failures import Failure, is_final
 from phalanx.core.jobs.model import Job, Progress
 from phalanx.core.reasons import Cause, Reason, ReasonCode, reason_of
 from phalanx.core.recovery import Spending
@@ -48,6 +48,8 @@ def judge(job: Job, failure: Failure, now: int) -> Verdict:
     if failure.exit_code is not None and failure.exit_code in policy.fail_codes:
         return GiveUp(Reason(ReasonCode.EXIT_CODE, f"{message}; the spec says that code is final"))
     cause = failure.cause
+    if is_final(failure):
+        return GiveUp(reason_of(cause, message))
     if failure.exit_code is not None and failure.exit_code in policy.retry_codes:
         cause = Cause.RANK_CRASH
     budget = policy.budget(cause)

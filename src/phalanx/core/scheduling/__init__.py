@@ -8,6 +8,7 @@ here takes time as an argument, reads nothing, and returns decisions; applying t
 from phalanx.core.scheduling.outcome import Migration, Plan, Preemption, Resize, Start
 from phalanx.core.scheduling.planner import fits_ever, plan, plan_pass
 from phalanx.core.scheduling.snapshot import Held, Hole, Project, Snapshot, Terms, Waiting
+from phalanx.core.scheduling.why import Why, why
 from phalanx.core.scheduling.world import World
 
 __all__ = [
@@ -22,8 +23,10 @@ __all__ = [
     "Start",
     "Terms",
     "Waiting",
+    "Why",
     "World",
     "fits_ever",
     "plan",
     "plan_pass",
+    "why",
 ]

@@ -43,7 +43,6 @@ class Draft:
     blocked: list[tuple[Line, int]] = field(default_factory=list)
     reasons: dict[int, Reason] = field(default_factory=dict)
     excess: dict[str, frozenset[int]] = field(default_factory=dict)
-    ends: dict[int, int | None] = field(default_factory=dict)
     no_room: set[Ask] = field(default_factory=set)
     no_victims: set[tuple[str, int, Ask]] = field(default_factory=set)
     steps: int = 0
@@ -75,9 +74,7 @@ class Draft:
         """The index of a line's job, aged by its wait."""
         history = self.world.history
         if line.base_version != history.version():
-            line.base = base_urgency(
-                line.sample, line.kind, line.attained_bin, history, self.terms
-            )
+            line.base = base_urgency(line.sample, line.kind, line.attained_bin, history, self.terms)
             line.base_version = history.version()
         return aged(line.base, (self.now - since) / US, self.terms)
 

@@ -119,7 +119,8 @@ def _grow(draft: Draft, held: Held) -> None:
         node
         for count in range(per_node, group.size + 1)
         for node in group.by_free[count]
-        if node not in taken and index.leaf_of[node] == home
+        if node not in taken
+        and index.leaf_of[node] == home
         and index.cpus[node] >= held.cpus_per_node
     ]
     extra = room[: (held.max_nodes or 0) - len(shares)]

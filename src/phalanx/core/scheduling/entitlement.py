@@ -67,7 +67,9 @@ def _demand_below(
     name: str, children: Mapping[str, list[Project]], demand: Mapping[str, int]
 ) -> float:
     own = float(demand.get(name, 0))
-    return own + sum(_demand_below(child.name, children, demand) for child in children.get(name, ()))
+    return own + sum(
+        _demand_below(child.name, children, demand) for child in children.get(name, ())
+    )
 
 
 def _divide(

@@ -10,6 +10,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from itertools import accumulate
+from math import log1p
 from typing import TypeVar
 
 _FIRST = 60.0
@@ -21,7 +23,7 @@ EDGES: tuple[float, ...] = (0.0, *(_FIRST * _RATIO**i for i in range(_NUM_BINS))
 
 _PRIOR_WEIGHT = 20.0
 _OWN_WEIGHT = 20.0
-_REFRESH = 100
+_REFRESH = 12.0
 _TRUSTED = 20
 
 _T = TypeVar("_T")
@@ -64,7 +66,7 @@ class History:
     num_observed: int = 0
     requeue_s: dict[int, float] = field(default_factory=dict)
     _tables: dict[KindKey, _Table] = field(default_factory=dict, repr=False, compare=False)
-    _fresh: int = field(default=0, repr=False, compare=False)
+    _fresh: int = field(default=-1, repr=False, compare=False)
 
     def observe(self, key: KindKey, slot_s: float) -> None:
         """A job of this kind ended by itself after so much service."""
@@ -86,11 +88,18 @@ class History:
         return self._table(key).index[attained_bin]
 
     def version(self) -> int:
-        """Changes when answers may change."""
-        return self.num_observed if self.num_observed < _REFRESH else self.num_observed // _REFRESH
+        """Changes when answers may change: after every twelfth more observations."""
+        return int(_REFRESH * log1p(self.num_observed))
 
-    def remaining_slot_s(self, key: KindKey, attained_slot_s: float, quantile: float) -> float | None:
+    def remaining_slot_s(
+        self, key: KindKey, attained_slot_s: float, quantile: float
+    ) -> float | None:
         """Service still needed at this quantile; None while too little is known to say."""
+        total = self.total_slot_s(key, attained_slot_s, quantile)
+        return None if total is None else max(total - attained_slot_s, 1.0)
+
+    def total_slot_s(self, key: KindKey, attained_slot_s: float, quantile: float) -> float | None:
+        """Service it will have had in the end; the same throughout a service bin."""
         own = self.counts.get(key)
         known = self.counts.get("*") if own is None else own
         if known is None or self.num_observed < _TRUSTED:
@@ -101,9 +110,8 @@ class History:
         for b in range(spot, _NUM_BINS):
             after = tail[b + 1] if b + 1 < _NUM_BINS else 0.0
             if after <= left:
-                upper = EDGES[b + 1] if b + 1 < len(EDGES) else _LAST
-                return max(upper - attained_slot_s, 1.0)
-        return _LAST
+                return EDGES[b + 1]
+        return 2 * _LAST
 
     def _table(self, key: KindKey) -> _Table:
         if self.version() != self._fresh:
@@ -132,12 +140,11 @@ def _tabulate(weights: list[float]) -> _Table:
     for b in range(_NUM_BINS - 1, -1, -1):
         total += weights[b]
         tail[b] = total
+    after = [*tail[1:], 0.0]
+    spent = list(accumulate(t * w for t, w in zip(tail, widths, strict=True)))
     index = []
-    for start in range(_NUM_BINS):
-        best = gain = cost = 0.0
-        for b in range(start, _NUM_BINS):
-            gain += weights[b]
-            cost += tail[b] * widths[b]
-            best = max(best, gain / cost)
-        index.append(best)
+    for start, total in enumerate(tail):
+        before = spent[start - 1] if start else 0.0
+        rates = zip(after[start:], spent[start:], strict=True)
+        index.append(max((total - left) / (cost - before) for left, cost in rates))
     return _Table(index, tail)

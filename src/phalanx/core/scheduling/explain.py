@@ -62,12 +62,10 @@ def _blocked(draft: Draft, line: Line) -> Reason:
     job = line.sample
     if not line.groups:
         return Reason(ReasonCode.UNPLACEABLE, f"{need(job)}; {_nowhere(draft, job)}")
-    if job.num in draft.started or line.jobs:
-        owner = draft.owner_of(line)
-        mine = {num for _, num in line.jobs}
-        if owner is not None and owner not in mine:
-            text = f"j-{owner} is first in line for these slots; {need(job)}"
-            return Reason(ReasonCode.WAITING_BEHIND, text)
+    owner = draft.owner_of(line)
+    if owner is not None and owner not in {num for _, num in line.jobs}:
+        text = f"j-{owner} is first in line for these slots; {need(job)}"
+        return Reason(ReasonCode.WAITING_BEHIND, text)
     free = sum(group.num_free for group in line.groups)
     have = "; ".join(_room(draft, line, pool) for pool in line.ask.pools or draft.index.pools)
     code = ReasonCode.WAITING_FOR_SLOTS

@@ -43,7 +43,8 @@ def bin_ends_at(held: Held, attained_bin: int) -> int:
     if attained_bin + 1 >= len(EDGES) or held.started_at is None or not held.num_slots:
         return 1 << 62
     left = EDGES[attained_bin + 1] - held.attained_slot_s
-    return held.started_at + int(left / held.num_slots * US) + 1
+    # Rounded down: asked a moment early nothing changes, a moment late the index would be stale.
+    return held.started_at + int(left / held.num_slots * US)
 
 
 def _blend(
@@ -73,28 +74,38 @@ def is_guarded(since: int, now: int, terms: Terms) -> bool:
     return (now - since) / US > terms.guard_after_s
 
 
-def expected_end(
-    held: Held, history: History, now: int, quantile: float = 0.75
-) -> int | None:
+def expected_end(held: Held, history: History, now: int, quantile: float = 0.75) -> int | None:
     """When a running job will be gone at this quantile, microseconds; None if nobody knows."""
     if held.started_at is None:
         return None
-    ran_s = (now - held.started_at) / US
     if held.stopping:
         return now + int((held.save_s or 0.0) * US)
-    left = remaining_of(
-        KindKey(held.project, held.kind, size_class(held.num_slots)),
-        held.num_slots,
-        held.attained(now),
-        held.remaining_s,
-        None if held.max_duration_s is None else held.max_duration_s - ran_s,
-        history,
-        quantile,
-    )
-    return None if left is None else now + int(left * US)
+    if held.remaining_s is not None:
+        end: int | None = now + int(held.remaining_s * US)
+    else:
+        end = settled_end(held, bin_of(held.attained(now)), history, quantile)
+    # Whoever is overdue is expected any moment.
+    return None if end is None else max(end, now + US)
 
 
-def expected_s(job: Waiting, kind: KindKey, history: History, quantile: float = 0.75) -> float | None:
+def settled_end(
+    held: Held, attained_bin: int, history: History, quantile: float = 0.75
+) -> int | None:
+    """The part of `expected_end` that stays the same throughout a service bin."""
+    started, slots = held.started_at or 0, max(held.num_slots, 1)
+    kind = KindKey(held.project, held.kind, size_class(slots))
+    total = history.total_slot_s(kind, EDGES[attained_bin], quantile)
+    ends = []
+    if total is not None:
+        ends.append(started + int((total - held.attained_slot_s) / slots * US))
+    if held.max_duration_s is not None:
+        ends.append(started + int(held.max_duration_s * US))
+    return min(ends, default=None)
+
+
+def expected_s(
+    job: Waiting, kind: KindKey, history: History, quantile: float = 0.75
+) -> float | None:
     """How long a queued job will run once started, seconds; None if nobody knows."""
     limit = job.max_duration_s
     return remaining_of(
@@ -130,4 +141,5 @@ __all__ = [
     "held_urgency",
     "is_guarded",
     "kind_key",
+    "settled_end",
 ]

@@ -80,14 +80,22 @@ def _run(world: World, now: int) -> Plan:
 def honour_holes(draft: Draft) -> None:
     """Start owners of open holes in them, and keep the other holes closed to everybody else."""
     world = draft.world
+    open_ = []
     for num in sorted(world.holes):
         hole, line = world.holes[num], world.line_of.get(num)
         if line is None or draft.now >= hole.expires_at or not _still_there(draft, hole):
             continue
-        if _coming(draft, hole, line) or draft.try_start(line, num):
+        if not _coming(draft, hole, line):
+            draft.block(hole, line.sample.shape.slots_per_node)
+            open_.append((num, line, draft.blocks[-1]))
+    # Only now that every hole is closed may an owner start elsewhere, without entering another's.
+    for num, line, block in open_:
+        draft.lift(block)
+        draft.blocks.remove(block)
+        if draft.try_start(line, num):
             continue
-        draft.block(hole, line.sample.shape.slots_per_node)
-        draft.holes.append(hole)
+        draft.block(block.hole, line.sample.shape.slots_per_node)
+        draft.holes.append(block.hole)
         job = world.waiting[num]
         draft.used[job.project] = draft.used.get(job.project, 0) + job.num_slots
 
@@ -128,7 +136,7 @@ def _serve_lines(draft: Draft) -> None:
             _push(draft, heap, line, position + 1, owners)
             continue
         since = line.jobs[position][0]
-        if tries < draft.terms.preemption_budget:
+        if tries < draft.terms.preemption_budget and draft.steps < draft.terms.step_budget:
             tries += 1
             if elastic.shrink_for(draft, line, num) or preemption.make_room(
                 draft, line, since, num
@@ -141,9 +149,7 @@ def _serve_lines(draft: Draft) -> None:
         reserved += _reserve(draft, line, since, num, reserved)
 
 
-def _push(
-    draft: Draft, heap: list[_Entry], line: Line, position: int, owners: set[int]
-) -> None:
+def _push(draft: Draft, heap: list[_Entry], line: Line, position: int, owners: set[int]) -> None:
     jobs = line.jobs
     while position < len(jobs) and (
         jobs[position][1] in draft.started or jobs[position][1] in owners

@@ -1,8 +1,8 @@
 """Preemption: the cheapest set of victims in one domain that lets the whole gang start.
 
 Nothing is evicted unless the gang then fits. Victims are priced by the slot-seconds that stopping them
-throws away: work since the last checkpoint (or the time to save on request), the restart, and the wait
-until they run again. Superfluous victims are dropped again, dearest first.
+throws away: work since the last checkpoint (or the time to save on request) and the restart.
+Superfluous victims are dropped again, dearest first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling.draft import Draft
 from phalanx.core.scheduling.entitlement import Tier
-from phalanx.core.scheduling.estimates import size_class
 from phalanx.core.scheduling.order import is_guarded
 from phalanx.core.scheduling.outcome import Preemption
 from phalanx.core.scheduling.slots import NodeGroup
@@ -33,17 +32,16 @@ class Claim:
 
 def price(draft: Draft, held: Held) -> float:
     """Slot-seconds that stopping this job is expected to cost."""
+    pause_s = held.restart_s + (held.save_s or 0.0)
+    return held.num_slots * pause_s + lost_work(draft, held)
+
+
+def lost_work(draft: Draft, held: Held) -> float:
+    """Slot-seconds of work that stopping this job throws away; none where it saves on request."""
     if held.save_s is not None:
-        lost = held.save_s
-    else:
-        saved = held.saved_at if held.saved_at is not None else held.started_at
-        lost = (draft.now - (draft.now if saved is None else saved)) / US
-    import os
-    m=os.environ.get('RQ','cur')
-    requeue = draft.world.history.requeue_s.get(size_class(held.num_slots), 0.0)
-    if m=='none': requeue=0
-    if m.startswith('const'): return held.num_slots * (lost + held.restart_s) + float(m[5:])
-    return held.num_slots * (lost + held.restart_s + min(requeue, 3600.0))
+        return 0.0
+    saved = held.saved_at if held.saved_at is not None else held.started_at
+    return held.num_slots * (draft.now - (draft.now if saved is None else saved)) / US
 
 
 def candidates(draft: Draft, claim: Claim) -> dict[int, float]:
@@ -79,8 +77,13 @@ def may_evict(draft: Draft, claim: Claim, held: Held, score: float) -> bool:
         return held.priority < job.priority
     if (now - held.started_at) / US < terms.min_run_s:
         return False
-    if not claim.guarded and score * terms.hysteresis >= claim.urgency:
-        return False
+    if not claim.guarded:
+        if score * terms.hysteresis >= claim.urgency:
+            return False
+        # Never throw away much of what the claim itself is expected to need.
+        need = job.num_slots ** (1.0 - terms.size_exponent) / claim.urgency
+        if lost_work(draft, held) > terms.lost_per_need * need:
+            return False
     return not _is_hero(draft, held)
 
 
@@ -158,7 +161,7 @@ def _cheapest(
     draft: Draft, group: NodeGroup, job: Waiting, prices: dict[int, float]
 ) -> list[_Offer] | None:
     offers: dict[int, list[_Offer]] = {}
-    for node, holders in _nodes_of(draft, group, prices):
+    for node, holders in _nodes_of(draft, group, job.shape.slots_per_node, prices):
         offer = _offer(draft, node, holders, job, prices)
         if offer is not None:
             offers.setdefault(draft.index.leaf_of[node], []).append(offer)
@@ -181,14 +184,18 @@ def _cheapest(
 
 
 def _nodes_of(
-    draft: Draft, group: NodeGroup, prices: dict[int, float]
+    draft: Draft, group: NodeGroup, need: int, prices: dict[int, float]
 ) -> list[tuple[int, list[int]]]:
-    found = []
-    for bucket in group.by_free:
-        for node in bucket:
-            holders = [job for job in draft.world.on_node[node] if job in prices]
-            found.append((node, holders))
-    return found
+    """Nodes with room already, and those where a possible victim runs; with the victims of each."""
+    index, held = draft.index, draft.world.held
+    found: dict[int, list[int]] = {n: [] for bucket in group.by_free[need:] for n in bucket}
+    for job in prices:
+        for name in dict.fromkeys(share.node for share in held[job].placement.shares):
+            node = index.num_of.get(name)
+            if node is not None and index.group_of[node] is group and not index.nodes[node].closed:
+                found.setdefault(node, []).append(job)
+    draft.steps += len(found)
+    return list(found.items())
 
 
 def _offer(
@@ -200,9 +207,7 @@ def _offer(
     need = job.shape.slots_per_node
 
     def enough() -> bool:
-        return (
-            slots >= need and cpus >= job.cpus_per_node and memory >= job.memory_per_node_bytes
-        )
+        return slots >= need and cpus >= job.cpus_per_node and memory >= job.memory_per_node_bytes
 
     if enough():
         return _Offer(0.0, node, [])
@@ -234,15 +239,18 @@ def _needed(
         + sum(world.on_node[node][v].bit_count() for v in victims if v in world.on_node[node])
         for node in nodes
     }
-    strict = bool(job.cpus_per_node or job.memory_per_node_bytes)
+    if job.cpus_per_node or job.memory_per_node_bytes:
+        return victims
+    kept = set(victims)
     for victim in sorted(victims, key=lambda v: (-prices[v], v)):
-        held_here = {n: world.on_node[n].get(victim, 0).bit_count() for n in nodes}
-        if strict or any(room[n] - held_here[n] < job.shape.slots_per_node for n in nodes):
-            continue
-        victims.remove(victim)
-        for node in nodes:
-            room[node] -= held_here[node]
-    return victims
+        names = {share.node for share in world.held[victim].placement.shares}
+        here = [n for n in (index.num_of.get(name, -1) for name in names) if n in room]
+        gone = {node: world.on_node[node][victim].bit_count() for node in here}
+        if all(room[node] - gone[node] >= job.shape.slots_per_node for node in here):
+            kept.remove(victim)
+            for node in here:
+                room[node] -= gone[node]
+    return [victim for victim in victims if victim in kept]
 
 
 def _commit(

@@ -8,7 +8,7 @@ is backfilled into the hole.
 from __future__ import annotations
 
 from phalanx.core.scheduling.draft import Block, Draft
-from phalanx.core.scheduling.order import expected_end, expected_s
+from phalanx.core.scheduling.order import expected_s
 from phalanx.core.scheduling.slots import NodeGroup
 from phalanx.core.scheduling.snapshot import US, Hole, Waiting
 from phalanx.core.scheduling.topology import spread
@@ -23,6 +23,7 @@ def reserve(draft: Draft, line: Line, num: int) -> bool:
     if job.roles:
         return False
     best: tuple[int, list[int]] | None = None
+    draft.world.prey(draft.now)  # brings the expected ends up to date
     for group in line.groups:
         found = _soonest(draft, group, job)
         if found is not None and (best is None or found[0] < best[0]):
@@ -47,9 +48,7 @@ def _soonest(draft: Draft, group: NodeGroup, job: Waiting) -> tuple[int, list[in
     draft.steps += len(ready)
     rooms: dict[int, list[int]] = {}
     for node in sorted(ready, key=lambda n: (ready[n], n)):
-        shares = (
-            group.size // max(need, 1) if draft.index.nodes[node].splittable else 1
-        )
+        shares = group.size // max(need, 1) if draft.index.nodes[node].splittable else 1
         rooms.setdefault(draft.index.leaf_of[node], []).extend([node] * shares)
     leaves = [(ready[nodes[num - 1]], leaf) for leaf, nodes in rooms.items() if len(nodes) >= num]
     if leaves:
@@ -71,9 +70,7 @@ def _ready_at(draft: Draft, node: int, need: int) -> int | None:
         return draft.now
     ends = []
     for job, mask in world.on_node[node].items():
-        if job not in draft.ends:
-            draft.ends[job] = expected_end(world.held[job], world.history, draft.now)
-        end = draft.ends[job]
+        end = world.end_of(job, draft.now)
         ends.append((_UNKNOWN if end is None else end, mask.bit_count()))
     for end, slots in sorted(ends):
         free += slots

@@ -139,22 +139,25 @@ class Terms:
     in its class, gets a reservation, and is safe from its peers for `guard_quantum_s`.
     `age_s`: the wait that doubles a job's urgency. `size_exponent` 1.0 orders by work per slot-second,
     lower values help gangs. `hero_fraction` of a pool's slots: larger jobs are never victims of their
-    own priority.
+    own priority. `lost_per_need`: a victim may lose at most this part of the work that the claim needs.
+    `step_budget` ends the search for victims in a pass once so many jobs and nodes were
+    looked at.
     """
 
-    hysteresis: float = 2.0
+    hysteresis: float = 1.5
     min_run_s: float = 300.0
     guard_after_s: float = 12 * 3600.0
     guard_quantum_s: float = 6 * 3600.0
     age_s: float = 86_400.0
-    size_exponent: float = 1.0
+    size_exponent: float = 0.5
     hero_fraction: float = 0.03
     hero_slots: int = 16
-    num_reservations: int = 4
+    num_reservations: int = 1
     reserve_after_s: float = 0.0
     hole_ttl_s: float = 900.0
-    preemption_budget: int = 64
-    patience_s: float = 0.0
+    preemption_budget: int = 16
+    step_budget: int = 6000
+    lost_per_need: float = 0.1
     resize_cooldown_s: float = 600.0
     urgent_priority: int | None = None
 

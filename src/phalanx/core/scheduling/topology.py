@@ -58,12 +58,12 @@ def suitable(index: SlotIndex, ask: Ask) -> list[NodeGroup]:
         and set(group.key.taints) <= set(ask.tolerates)
         and (ask.required in (None, "node") or ask.required in group.levels)
     ]
-    return sorted(
-        fit, key=lambda g: (order[g.key.pool], g.key.price * (1 + g.key.hazard), g.size)
-    )
+    return sorted(fit, key=lambda g: (order[g.key.pool], g.key.price * (1 + g.key.hazard), g.size))
 
 
-def place(index: SlotIndex, ask: Ask, groups: list[NodeGroup], shape: GangShape) -> list[Taking] | None:
+def place(
+    index: SlotIndex, ask: Ask, groups: list[NodeGroup], shape: GangShape
+) -> list[Taking] | None:
     """Takings for the whole gang (all roles) in one group, or None. Changes nothing."""
     for group in groups:
         found = _place_in(index, ask, group, shape)
@@ -99,7 +99,9 @@ def _with_roles(
         index.rollback(mark)
 
 
-def _place_in(index: SlotIndex, ask: Ask, group: NodeGroup, shape: GangShape) -> list[Taking] | None:
+def _place_in(
+    index: SlotIndex, ask: Ask, group: NodeGroup, shape: GangShape
+) -> list[Taking] | None:
     num, per_node = shape.nodes, shape.slots_per_node
     if group.num_free < num * per_node or group.size < per_node:
         return None

@@ -12,10 +12,16 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from phalanx.core.placement import Node, Placement
-from phalanx.core.scheduling.estimates import History, KindKey, bin_of
-from phalanx.core.scheduling.order import bin_ends_at, held_urgency, kind_key
+from phalanx.core.scheduling.estimates import EDGES, History, KindKey, bin_of
+from phalanx.core.scheduling.order import (
+    bin_ends_at,
+    expected_end,
+    held_urgency,
+    kind_key,
+    settled_end,
+)
 from phalanx.core.scheduling.slots import NodeGroup, SlotIndex
-from phalanx.core.scheduling.snapshot import Held, Hole, Project, Snapshot, Terms, Waiting
+from phalanx.core.scheduling.snapshot import US, Held, Hole, Project, Snapshot, Terms, Waiting
 from phalanx.core.scheduling.topology import Ask, ask_of, suitable
 from phalanx.errors import InvariantBroken
 
@@ -23,11 +29,22 @@ from phalanx.errors import InvariantBroken
 class Line:
     """Queued jobs that only their time of arrival tells apart: if the first cannot start, none can."""
 
-    __slots__ = ("ask", "attained_bin", "base", "base_version", "groups", "jobs", "key", "kind", "sample")
+    __slots__ = (
+        "ask",
+        "attained_bin",
+        "base",
+        "base_version",
+        "groups",
+        "jobs",
+        "key",
+        "kind",
+        "sample",
+    )
 
     def __init__(self, key: tuple[object, ...], sample: Waiting, groups: list[NodeGroup]) -> None:
         self.key = key
-        self.sample = sample
+        # What a line answers must not depend on who happened to join it first.
+        self.sample = sample = _typical(sample)
         self.ask: Ask = ask_of(sample)
         self.kind: KindKey = kind_key(sample)
         self.attained_bin = bin_of(sample.attained_slot_s)
@@ -35,6 +52,24 @@ class Line:
         self.jobs: list[tuple[int, int]] = []
         self.base = 0.0
         self.base_version = -1
+
+
+def _typical(job: Waiting) -> Waiting:
+    """A job with nothing left of it but what its whole line shares."""
+
+    def upper(value: float | None) -> float | None:
+        return None if value is None else EDGES[bin_of(value) + 1]
+
+    return replace(
+        job,
+        num=0,
+        submitted_at=0,
+        queued_at=None,
+        not_before=None,
+        attained_slot_s=EDGES[bin_of(job.attained_slot_s)],
+        remaining_s=upper(job.remaining_s),
+        max_duration_s=upper(job.max_duration_s),
+    )
 
 
 def line_key(job: Waiting) -> tuple[object, ...]:
@@ -78,6 +113,7 @@ class World:
         self.holes: dict[int, Hole] = {}
         self.scores: dict[int, tuple[float, int]] = {}
         self._prey: dict[int, list[tuple[float, int]]] = {}
+        self._ends: dict[int, int | None] = {}
         self._due: list[tuple[int, int, int]] = []
         self._unscored: set[int] = set()
         self._scored_version = -1
@@ -214,6 +250,11 @@ class World:
             self.held[held.job] = held
             self._unscored.add(held.job)
 
+    def saved(self, num: int, at: int) -> None:
+        """A running attempt committed a checkpoint."""
+        if num in self.held:
+            self.held[num] = replace(self.held[num], saved_at=at)
+
     def replace_node(self, node: Node) -> None:
         """A node appears, closes, opens or changes its labels: the index is built anew."""
         known = self.index.num_of.get(node.id)
@@ -240,7 +281,7 @@ class World:
         version = self.history.version()
         if version != self._scored_version:
             self._scored_version = version
-            self.scores, self._prey, self._due = {}, {}, []
+            self.scores, self._prey, self._ends, self._due = {}, {}, {}, []
             self._unscored = set(self.held)
         while self._due and self._due[0][0] <= now:
             _, num, stamp = heapq.heappop(self._due)
@@ -253,24 +294,35 @@ class World:
         self._unscored.clear()
         return self._prey
 
+    def end_of(self, num: int, now: int) -> int | None:
+        """When a running job is expected to be gone; constant while it stays in its service bin."""
+        if num in self._ends:
+            end = self._ends[num]
+            return None if end is None else max(end, now + US)
+        return expected_end(self.held[num], self.history, now)
+
     def score_of(self, held: Held, now: int) -> float:
         """The learned urgency of a running job."""
         return held_urgency(held, bin_of(held.attained(now)), self.history, self.terms)
 
     def _score(self, held: Held, now: int) -> None:
-        if held.started_at is None or not held.preemptible or held.stopping:
+        if held.started_at is None or held.stopping:
             return
         spot = bin_of(held.attained(now))
+        if held.remaining_s is None:
+            self._ends[held.job] = settled_end(held, spot, self.history)
         score = held_urgency(held, spot, self.history, self.terms)
         self._stamp += 1
         self.scores[held.job] = (score, self._stamp)
-        insort(self._prey.setdefault(held.priority, []), (score, held.job))
+        if held.preemptible:
+            insort(self._prey.setdefault(held.priority, []), (score, held.job))
         heapq.heappush(self._due, (bin_ends_at(held, spot), held.job, self._stamp))
 
     def _forget_score(self, num: int) -> None:
         self._unscored.discard(num)
+        self._ends.pop(num, None)
         known = self.scores.pop(num, None)
-        if known is not None:
+        if known is not None and self.held[num].preemptible:
             ranked = self._prey[self.held[num].priority]
             del ranked[bisect_left(ranked, (known[0], num))]
 
@@ -287,4 +339,3 @@ class World:
             self.deferred,
             self.holes,
         )
-

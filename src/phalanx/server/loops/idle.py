@@ -9,9 +9,14 @@ from phalanx.store import jobs
 
 
 async def until_idle(context: Context, idle_exit_s: float) -> None:
-    """Return once there was no client for `idle_exit_s` seconds and there is no live job."""
+    """Return once there was no client for `idle_exit_s` seconds and there is no live job.
+
+    A home that was deleted under the server has neither.
+    """
     busy_at = context.clock.monotonic()
-    while True:
+    home = context.platform.home.root
+    had_home = home.exists()
+    while home.exists() or not had_home:
         presence = context.presence
         if presence.num_open or await in_thread(context.platform.store.view, jobs.count_live):
             busy_at = context.clock.monotonic()

@@ -1,4 +1,4 @@
-"""The platform itself: health, information, code, pools, nodes, clients, gauges."""
+"""The platform itself: health, information, code, pools, nodes, clients."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
-from fastapi.responses import PlainTextResponse
 
 import phalanx
 from phalanx.schemas import api
@@ -36,6 +35,7 @@ def get_info(here: Here) -> api.InfoView:
         now=at_of(here.clock.now()),
         num_live_jobs=here.platform.store.view(jobs.count_live),
         idle_exit_s=here.settings.idle_exit_s,
+        trouble=here.platform.store.trouble,
     )
 
 
@@ -80,17 +80,3 @@ def get_pools(here: Here) -> list[api.PoolView]:
 def get_nodes(here: Here) -> list[api.NodeView]:
     """Nodes and what is free on them."""
     return views.list_nodes(here.platform)
-
-
-@router.get("/metrics", response_class=PlainTextResponse)
-def get_gauges(here: Here) -> str:
-    """A few gauges in the text format of Prometheus."""
-    lines = ["# TYPE phalanx_jobs gauge"]
-    counted = here.platform.store.view(jobs.count_by_state)
-    lines += [f'phalanx_jobs{{state="{state}"}} {n}' for state, n in sorted(counted.items())]
-    pools = views.list_pools(here.platform)
-    lines.append("# TYPE phalanx_pool_slots gauge")
-    lines += [f'phalanx_pool_slots{{pool="{one.name}"}} {one.num_slots}' for one in pools]
-    lines.append("# TYPE phalanx_pool_slots_free gauge")
-    lines += [f'phalanx_pool_slots_free{{pool="{one.name}"}} {one.num_free}' for one in pools]
-    return "\n".join(lines) + "\n"

@@ -111,9 +111,7 @@ class Preemptive:
         for job in world.waiting.values():
             self._submitted.setdefault(job.num, job.submitted_at)
             attained = job.attained_slot_s
-            everyone.append(
-                Active(job.num, job.num_slots, attained, job.submitted_at, job, None)
-            )
+            everyone.append(Active(job.num, job.num_slots, attained, job.submitted_at, job, None))
         for held in world.held.values():
             if not held.stopping:
                 at = self._submitted.get(held.job, 0)
@@ -129,7 +127,10 @@ class Preemptive:
     def _make_room(self, draft: Draft, job: Waiting, victims: list[Held]) -> None:
         """Take victims from the worst on until the gang fits; give up if it never does."""
         world, index = draft.world, draft.index
-        if sum(g.num_free for g in index.groups) + sum(v.num_slots for v in victims) < job.num_slots:
+        if (
+            sum(g.num_free for g in index.groups) + sum(v.num_slots for v in victims)
+            < job.num_slots
+        ):
             return
         mark = index.mark()
         taken: list[Held] = []
@@ -149,9 +150,7 @@ class Preemptive:
         save_s = max((h.save_s or 0.0 for h in useful), default=0.0)
         ready_at = draft.now + int(save_s * US)
         names = tuple(index.nodes[t.node].id for t in takings)
-        hole = Hole(
-            job.num, names, ready_at, ready_at + 900 * US, tuple(h.job for h in useful)
-        )
+        hole = Hole(job.num, names, ready_at, ready_at + 900 * US, tuple(h.job for h in useful))
         draft.holes.append(hole)
         draft.block(hole, job.shape.slots_per_node)
         reason = Reason(ReasonCode.PREEMPTED, f"j-{job.num} goes first")

@@ -86,7 +86,7 @@ class Shortest:
                 blur = 2.718281828 ** rng.gauss(0.0, self._sigma)
             return (truth.remaining_s(job.num) * blur * job.num_slots, job.num)
 
-        fill(draft, sorted(world.waiting.values(), key=work), best_fit, _ALL)
+        fill(draft, sorted(world.waiting.values(), key=work), best_fit, EVERYBODY)
         return finish(draft)
 
 
@@ -126,7 +126,10 @@ class Easy:
     def _shadow(self, world: World, head: Waiting, now: int) -> tuple[float, int]:
         free = sum(group.num_free for group in world.index.groups)
         ends = sorted(
-            (max((held.started_at or 0) + self._declared[held.job] * US, now + 60 * US), held.num_slots)
+            (
+                max((held.started_at or 0) + self._declared[held.job] * US, now + 60 * US),
+                held.num_slots,
+            )
             for held in world.held.values()
         )
         for end, slots in ends:
@@ -136,7 +139,8 @@ class Easy:
         return float("inf"), 0
 
 
-_ALL = 1 << 30
+EVERYBODY = 1 << 30
+"""Pass over any number of blocked shapes."""
 
 
 def new_draft(world: World, now: int) -> Draft:

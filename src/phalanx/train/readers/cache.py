@@ -96,8 +96,9 @@ class NodeCache:
     ) -> OpenFile:
         """The object `key`, fetched by `fill` unless it is here.
 
-        `fill` writes `num_bytes` bytes to the path it is given, checks them, and raises when they are
-        not right: then nothing is kept. `make_room` is called when everything is in use, so that the
+        `fill` writes over the `num_bytes` bytes of the file it is given, without making it shorter (its
+        length is what keeps the room), checks them, and raises when they are not right: then nothing is
+        kept. `make_room` is called when everything is in use, so that the
         caller can close what it does not need just now.
         Raises DataUnavailable when there is no room; what `fill` raises goes through.
         """
@@ -127,8 +128,7 @@ class NodeCache:
         part, data = self.directory / (stem + _PART), self.directory / (stem + _DATA)
         fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            if not _is_at(fd, part):
+            if not _take_turn(fd, make_room) or not _is_at(fd, part):
                 return
             if data.exists():
                 part.unlink()
@@ -141,26 +141,30 @@ class NodeCache:
                         f"an object came with {os.fstat(fd).st_size} bytes, not {num_bytes}"
                     )
                 os.fsync(fd)
-                part.rename(data)
+                with self._locked():  # or who counts just now would see neither name
+                    part.rename(data)
             except BaseException:
                 part.unlink(missing_ok=True)
                 raise
         finally:
-            os.close(fd)
+            _let_go(fd)
 
     def _wait_for_room(self, fd: int, num_bytes: int, make_room: Callable[[], None]) -> None:
         waited_s, tries = 0.0, 0
         while not self._reserve(fd, num_bytes):
             make_room()
+            if self._reserve(fd, num_bytes):
+                return
             if waited_s >= self.wait_s:
                 raise DataUnavailable(
                     f"no room for {format_size(num_bytes)} in the cache {self.directory}: what is in "
                     f"its {format_size(self.max_bytes)} is in use",
-                    "raise max_bytes of the NodeCache",
+                    "raise max_bytes of the NodeCache: it must hold at least one shard for each process",
                 )
+            tries += 1
             pause_s = backoff_s(tries, first_s=0.01, max_s=0.5)
             time.sleep(pause_s)
-            waited_s, tries = waited_s + pause_s, tries + 1
+            waited_s += pause_s
 
     def _reserve(self, fd: int, num_bytes: int) -> bool:
         """Evict until the bytes fit, and give the part its full length."""
@@ -199,7 +203,28 @@ class NodeCache:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield
         finally:
-            os.close(fd)
+            _let_go(fd)
+
+
+def _let_go(fd: int) -> None:
+    """Unlock, then close: a process forked meanwhile has the file open too, and must not keep the lock."""
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    os.close(fd)
+
+
+def _take_turn(fd: int, make_room: Callable[[], None]) -> bool:
+    """Whether this part is ours to fetch. If not, waits until who fetches it is done, or is gone.
+
+    The wait is for a shared lock: once fetched, the same file is locked so by all who read it. While
+    waiting the caller keeps no files open, since the other may need their room.
+    """
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        make_room()
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        return False
+    return True
 
 
 def _is_at(fd: int, path: Path) -> bool:

@@ -63,6 +63,11 @@ class ImageFolder(Dataset[tuple[Any, int]]):
         made: Any = to_tensor(image) if self.transform is None else self.transform(image)
         return made, int(self.labels[number])
 
+    @property
+    def draws_nothing(self) -> bool:
+        """Whether samples use no random numbers: only a `transform` might."""
+        return self.transform is None
+
     def fingerprint(self) -> str:
         """A digest of the index: two data sets with the same one give the same samples."""
         return self.index.fingerprint()

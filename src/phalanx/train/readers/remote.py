@@ -165,7 +165,6 @@ def _answer(store: Any, request: Mapping[str, Any]) -> dict[str, Any]:
             size += len(data)
             while data:
                 data = data[file.write(data) :]
-        file.truncate()
     return {"size": size, "digest": digest.text}
 
 

@@ -52,7 +52,7 @@ class Shelf:
         self.source = source
         self.index = index
         self.verify = verify
-        self.max_open = max_open
+        self.max_open = source.may_hold(max_open, int(index.sizes.max(initial=0)))
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
         self._good: set[int] = set()
         if verify == "full":

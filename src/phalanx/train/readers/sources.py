@@ -36,6 +36,10 @@ class Source(Protocol):
         """(name, size) of every file, sorted by name; hidden files are left out."""
         ...
 
+    def may_hold(self, max_open: int, largest_bytes: int) -> int:
+        """How many files one process may hold open, of those it would like to."""
+        ...
+
     def open(
         self, name: str, size: int, digest: str | None, make_room: Callable[[], None]
     ) -> OpenFile:
@@ -67,6 +71,10 @@ class LocalSource:
     def listing(self) -> list[tuple[str, int]]:
         """(name, size) of every file, sorted by name; hidden files are left out."""
         return sorted(_walk(str(self.root), ""))
+
+    def may_hold(self, max_open: int, largest_bytes: int) -> int:
+        """All it would like to."""
+        return max_open
 
     def open(
         self, name: str, size: int, digest: str | None, make_room: Callable[[], None]
@@ -145,6 +153,10 @@ class ObjectSource:
         rows = self.store.list()
         self._versions = {name: version for name, _, version in rows}
         return [(name, size) for name, size, _ in rows if not _hidden(name)]
+
+    def may_hold(self, max_open: int, largest_bytes: int) -> int:
+        """At least one, and no more than an eighth of the cache: others need room too."""
+        return max(1, min(max_open, self.cache.max_bytes // (8 * max(1, largest_bytes))))
 
     def open(
         self, name: str, size: int, digest: str | None, make_room: Callable[[], None]

@@ -44,6 +44,8 @@ class TextFile(Dataset[Block]):
     Raises NotFound, UserError, DataCorrupt.
     """
 
+    draws_nothing = True
+
     def __init__(
         self,
         path: Root,

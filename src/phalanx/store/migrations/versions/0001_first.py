@@ -105,6 +105,7 @@ def upgrade() -> None:
         sa.Column("generation", sa.Integer(), nullable=False),
         sa.Column("step", sa.BigInteger(), nullable=True),
         sa.Column("epoch", sa.Integer(), nullable=True),
+        sa.Column("num_epochs", sa.Integer(), nullable=True),
         sa.Column("phase", sa.String(length=64), nullable=False),
         sa.Column("pids", sa.JSON(), nullable=False),
         sa.Column("warm", sa.Boolean(), nullable=True),

@@ -1,0 +1,5 @@
+"""`python -m bench.scheduler`."""
+
+from bench.scheduler.run import main
+
+raise SystemExit(main())

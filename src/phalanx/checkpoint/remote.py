@@ -1,0 +1,282 @@
+"""The far tier: committed checkpoints copied to an object store, and fetched back when needed.
+
+Objects lie under `<prefix>/<checkpoint>/<path>`. A checkpoint's name is never used twice, so nothing is
+ever overwritten; its manifest is put last, on the condition that there is none, and read back. A far
+checkpoint is its manifest plus every file of it at its full size: anything else is debris.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from phalanx.checkpoint.catalog import parse_manifest, read_manifest
+from phalanx.checkpoint.commit import DEBRIS, MANIFEST
+from phalanx.checkpoint.digest import running
+from phalanx.checkpoint.disk import Disk, LocalDisk
+from phalanx.checkpoint.remote_store import Found, ObjectStore
+from phalanx.core.checkpoints import FileEntry, Keep, Manifest, expired, is_checkpoint_name
+from phalanx.errors import CheckpointCorrupt, CheckpointUnavailable, NotFound
+
+DEBRIS_AGE_S = 86_400.0
+_BLOCK_BYTES = 1 << 20
+_TRIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class FarListing:
+    """What a prefix holds: `good` by name, `bad` names and why not, `debris` names without manifest
+    and when they were last added to (seconds since 1970)."""
+
+    good: Mapping[str, Manifest]
+    bad: Mapping[str, str]
+    debris: Mapping[str, float]
+    objects: Mapping[str, Mapping[str, Found]]
+
+
+def look(store: ObjectStore, known: Mapping[str, Manifest] | None = None) -> FarListing:
+    """List a prefix. Manifests in `known` are not read again: they never change.
+
+    Raises CheckpointUnavailable, PermissionDenied.
+    """
+    objects: dict[str, dict[str, Found]] = {}
+    for found in store.objects():
+        name, _, path = found.name.partition("/")
+        if path and is_checkpoint_name(name):
+            objects.setdefault(name, {})[path] = found
+    good: dict[str, Manifest] = {}
+    bad: dict[str, str] = {}
+    debris: dict[str, float] = {}
+    for name, files in objects.items():
+        if MANIFEST not in files:
+            debris[name] = max(found.changed_at_s for found in files.values())
+            continue
+        try:
+            manifest = (known or {}).get(name) or _manifest_of(store.get(_at(name, MANIFEST)), name)
+            _check_sizes(manifest, files)
+            good[name] = manifest
+        except (CheckpointCorrupt, NotFound) as error:
+            bad[name] = error.message
+    return FarListing(good, bad, debris, objects)
+
+
+def _at(name: str, path: str) -> str:
+    return f"{name}/{path}"
+
+
+def _manifest_of(data: bytes, name: str) -> Manifest:
+    try:
+        manifest = parse_manifest(data, name)
+        for entry in manifest.files:
+            path = PurePosixPath(entry.path)
+            if path.is_absolute() or ".." in path.parts or entry.path in ("", MANIFEST):
+                raise ValueError(f"a file may not be called {entry.path!r}")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointCorrupt(f"{name}/{MANIFEST}: {error}") from error
+    return manifest
+
+
+def _check_sizes(manifest: Manifest, files: Mapping[str, Found]) -> None:
+    for entry in manifest.files:
+        found = files.get(entry.path)
+        if found is None:
+            raise CheckpointCorrupt(f"{manifest.name}/{entry.path}: it is missing")
+        if found.size_bytes != entry.size_bytes:
+            text = f"{found.size_bytes} bytes, the manifest says {entry.size_bytes}"
+            raise CheckpointCorrupt(f"{manifest.name}/{entry.path}: {text}")
+
+
+class Upload:
+    """A committed checkpoint with all its files open: retention may delete it meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises CheckpointNotFound, CheckpointCorrupt; OSError when it is being deleted."""
+        self.manifest = read_manifest(path)
+        self._files: dict[str, IO[bytes]] = {}
+        try:
+            for name in (MANIFEST, *(entry.path for entry in self.manifest.files)):
+                self._files[name] = (path / name).open("rb", buffering=0)
+        except OSError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for file in self._files.values():
+            file.close()
+
+    def send(self, store: ObjectStore, there: Mapping[str, Found]) -> int:
+        """Copy what is not there yet, then commit; returns the bytes that were sent.
+
+        `there` are the objects that an interrupted upload left: they are whole, or they would not be.
+        Raises CheckpointCorrupt when a local file does not match its digest, and no object of it
+        appears; CheckpointUnavailable, PermissionDenied.
+        """
+        name, sent = self.manifest.name, 0
+        for entry in self.manifest.files:
+            left = there.get(entry.path)
+            if left is not None and left.size_bytes == entry.size_bytes:
+                continue
+            pieces = partial(self._pieces, entry)
+            store.put(_at(name, entry.path), pieces, entry.size_bytes)
+            sent += entry.size_bytes
+        objects = {found.name: found for found in store.objects()}
+        _check_arrived(self.manifest, objects)
+        self._commit(store)
+        return sent
+
+    def _commit(self, store: ObjectStore) -> None:
+        place = _at(self.manifest.name, MANIFEST)
+        file = self._files[MANIFEST]
+        file.seek(0)
+        data = file.read()
+        store.create(place, data)
+        # Whether ours made it, or an earlier try whose answer was lost, or a server without conditions
+        # took both: what counts is what a reader gets.
+        if store.get(place) != data:
+            raise CheckpointCorrupt(f"{place}: somebody else has written it")
+
+    def _pieces(self, entry: FileEntry) -> Iterator[bytes]:
+        """The file's bytes; the last block only goes out when the digest of all is right."""
+        file, digest, held = self._files[entry.path], running(entry.digest), b""
+        file.seek(0)
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+            if held:
+                yield held
+            held = block
+        if digest.text != entry.digest:
+            where = f"{self.manifest.name}/{entry.path}"
+            raise CheckpointCorrupt(f"{where}: the local bytes do not match their digest")
+        if held:
+            yield held
+
+
+def _check_arrived(manifest: Manifest, objects: Mapping[str, Found]) -> None:
+    try:
+        mine = {
+            entry.path: objects[_at(manifest.name, entry.path)]
+            for entry in manifest.files
+            if _at(manifest.name, entry.path) in objects
+        }
+        _check_sizes(manifest, mine)
+    except CheckpointCorrupt as error:
+        raise CheckpointUnavailable(f"after the upload: {error.message}") from error
+
+
+def fetch(store: ObjectStore, name: str, into: Path, suffix: str, disk: Disk | None = None) -> Path:
+    """Copy a far checkpoint into a local folder; there it is absent or whole, as after a save.
+
+    Every byte is compared with its digest on the way. Raises NotFound, CheckpointCorrupt,
+    CheckpointUnavailable, PermissionDenied, OSError.
+    """
+    disk = disk or LocalDisk()
+    data = store.get(_at(name, MANIFEST))
+    manifest = _manifest_of(data, name)
+    root = into / f"{name}.{suffix}{DEBRIS}"
+    try:
+        folders = {root}
+        for entry in manifest.files:
+            folder = (root / entry.path).parent
+            disk.make_dir(folder)
+            folders.add(folder)
+            _fetch_file(store, name, entry, root, disk)
+        fd = disk.create(root / MANIFEST)
+        try:
+            disk.write(fd, data)
+            disk.sync(fd)
+        finally:
+            disk.close(fd)
+        for folder in sorted(folders):
+            disk.sync_dir(folder)
+        disk.rename(root, into / name)
+        disk.sync_dir(into)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            disk.remove_tree(root)
+        raise
+    return into / name
+
+
+def _fetch_file(store: ObjectStore, name: str, entry: FileEntry, root: Path, disk: Disk) -> None:
+    fd = disk.create(root / entry.path)
+    try:
+        for tried in range(1, _TRIES + 1):
+            try:
+                _receive(fd, disk, _checked(store, name, entry))
+                break
+            except CheckpointUnavailable:
+                if tried == _TRIES:
+                    raise
+                os.ftruncate(fd, 0)
+                os.lseek(fd, 0, os.SEEK_SET)
+        disk.sync(fd)
+    finally:
+        disk.close(fd)
+
+
+def _receive(fd: int, disk: Disk, pieces: Iterable[Any]) -> None:
+    for piece in pieces:
+        disk.write(fd, piece)
+
+
+def _checked(store: ObjectStore, name: str, entry: FileEntry) -> Iterator[Any]:
+    """A far file's bytes. Raises CheckpointCorrupt at the end when they are not what was saved."""
+    digest, size = running(entry.digest), 0
+    for piece in store.stream(_at(name, entry.path)):
+        digest.update(piece)
+        size += memoryview(piece).nbytes
+        if size > entry.size_bytes:
+            break
+        yield piece
+    if size != entry.size_bytes or digest.text != entry.digest:
+        raise CheckpointCorrupt(f"{name}/{entry.path}: the bytes do not match their digest")
+
+
+def scrub(store: ObjectStore) -> dict[str, str]:
+    """Read every byte of every far checkpoint; maps names to `valid` or to what is wrong.
+
+    Raises CheckpointUnavailable, PermissionDenied.
+    """
+    listing = look(store)
+    verdicts = dict(listing.bad)
+    for name, manifest in listing.good.items():
+        verdicts[name] = "valid"
+        for entry in manifest.files:
+            try:
+                for _ in _checked(store, name, entry):
+                    pass
+            except (CheckpointCorrupt, NotFound) as error:
+                verdicts[name] = error.message
+                break
+    return dict(sorted(verdicts.items()))
+
+
+def remove(store: ObjectStore, name: str, files: Iterable[str]) -> None:
+    """Delete a far checkpoint: first it stops being one, then its files go."""
+    store.delete([_at(name, MANIFEST)])
+    store.delete([_at(name, path) for path in files if path != MANIFEST])
+
+
+def retain(
+    store: ObjectStore, listing: FarListing, keep: Keep, now: int, *, busy: Callable[[str], bool]
+) -> list[str]:
+    """Let go of what `keep` does not name, and of debris that nobody has added to for a day.
+
+    `busy` says of a name that its upload may go on. Returns what went. `now`: microseconds UTC.
+    """
+    gone = [manifest.name for manifest in expired(listing.good, keep, now)]
+    # The store's clock may differ from ours, so a day is a matter of caution, not of precision.
+    old = [
+        name
+        for name, changed_at_s in listing.debris.items()
+        if now / 1e6 - changed_at_s > DEBRIS_AGE_S and not busy(name)
+    ]
+    for name in (*gone, *old):
+        remove(store, name, listing.objects[name])
+    return [*gone, *old]

@@ -1,0 +1,218 @@
+"""The process that keeps the far tier in step with a local folder, on behalf of rank 0.
+
+It is told in JSON lines what to do, answers in JSON lines, and ends when its parent does. It keeps no list
+of its own: what has to be uploaded is what is committed here and not there, so that whoever comes next,
+after a SIGKILL at any point, goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import select
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from phalanx.checkpoint.catalog import Stored, scan
+from phalanx.checkpoint.remote import FarListing, Upload, fetch, look, retain
+from phalanx.checkpoint.remote_store import ObjectStore, brief, open_store
+from phalanx.core.checkpoints import Keep, Manifest, expired
+from phalanx.errors import (
+    CheckpointCorrupt,
+    CheckpointNotFound,
+    CheckpointUnavailable,
+    PlatformError,
+)
+from phalanx.kit.clock import Clock, SystemClock
+from phalanx.kit.ids import random_hex
+
+_RETRY_S = 30.0
+_PARENT_TICK_S = 1.0
+
+Emit = Callable[[Mapping[str, Any]], None]
+
+
+class Mirror:
+    """Uploads what is missing there, newest first, and lets go there of what `keep` does not name."""
+
+    def __init__(
+        self, store: ObjectStore, local: Path, keep: Keep, emit: Emit, clock: Clock
+    ) -> None:
+        self._store, self._local, self._keep = store, local, keep
+        self._emit, self._clock = emit, clock
+        self._known: Mapping[str, Manifest] = {}
+        self._refused: set[str] = set()
+
+    def look(self) -> FarListing:
+        """What is there. Raises CheckpointUnavailable, PermissionDenied."""
+        listing = look(self._store, self._known)
+        self._known = listing.good
+        return listing
+
+    def pending(self, listing: FarListing) -> list[Stored]:
+        """What has to be uploaded, newest first; nothing that retention would delete at once."""
+        here = scan(self._local).good
+        both = {one.manifest.name: one.manifest for one in here} | dict(listing.good)
+        doomed = {manifest.name for manifest in expired(both, self._keep, self._clock.now())}
+        past = {*listing.good, *doomed, *self._refused}
+        return [one for one in here if one.manifest.name not in past]
+
+    def step(self) -> bool:
+        """Upload one checkpoint, or tidy up when there is none; whether there may be more to do.
+
+        Raises CheckpointUnavailable, PermissionDenied.
+        """
+        listing = self.look()
+        waiting = self.pending(listing)
+        if waiting:
+            self._upload(waiting[0], listing)
+            return True
+        here = {one.manifest.name for one in scan(self._local).good} - self._refused
+        for name in retain(
+            self._store, listing, self._keep, self._clock.now(), busy=here.__contains__
+        ):
+            self._emit({"event": "removed", "name": name})
+        return False
+
+    def _upload(self, one: Stored, listing: FarListing) -> None:
+        name, began = one.manifest.name, self._clock.monotonic()
+        try:
+            upload = Upload(one.path)
+        except (OSError, CheckpointNotFound):
+            return  # retention has let go of it in this moment
+        except CheckpointCorrupt as error:
+            self._refuse(name, error)
+            return
+        try:
+            sent = upload.send(self._store, listing.objects.get(name, {}))
+        except (CheckpointCorrupt, OSError) as error:
+            self._refuse(name, error)
+            return
+        finally:
+            upload.close()
+        took = round(self._clock.monotonic() - began, 6)
+        self._emit({"event": "stored", "name": name, "bytes": sent, "took_s": took})
+
+    def _refuse(self, name: str, error: Exception) -> None:
+        self._refused.add(name)
+        why = error.message if isinstance(error, PlatformError) else brief(error)
+        self._emit({"event": "warn", "message": f"{name} is not uploaded: {why}"})
+
+
+def _listed(mirror: Mirror) -> dict[str, Any]:
+    listing = mirror.look()
+    manifests = [manifest.to_json() for manifest in listing.good.values()]
+    return {"event": "listed", "manifests": manifests, "bad": dict(listing.bad)}
+
+
+def _refusal(error: Exception) -> dict[str, Any]:
+    if isinstance(error, PlatformError):
+        return {
+            "event": "failed", "error": error.code, "message": error.message, "hint": error.hint,
+        }  # fmt: skip
+    return {"event": "failed", "error": "unavailable", "message": brief(error), "hint": None}
+
+
+class Program:
+    """Requests first, uploads in between; after a failure uploads wait for `_RETRY_S`, or a request."""
+
+    def __init__(self, opening: Mapping[str, Any], requests: queue.Queue[Any], emit: Emit) -> None:
+        """Raises NotSupported."""
+        self._store = open_store(opening["url"], os.environ)  # noqa: TID251
+        self._local = Path(opening["local"])
+        keep = Keep.from_json(opening["keep"])
+        self._mirror = Mirror(self._store, self._local, keep, emit, SystemClock())
+        self._requests, self._emit = requests, emit
+        self._warned = ""
+
+    def run(self) -> None:
+        """Until told to finish."""
+        busy, finishing, wait_s = False, False, None
+        while True:
+            request = self._next(busy, wait_s)
+            if request is not None:
+                finishing = finishing or request["op"] == "finish"
+                busy = busy or request["op"] in ("mirror", "finish")
+                self._answer(request)
+                wait_s = None
+                continue
+            try:
+                busy, wait_s = self._mirror.step(), None
+            except Exception as error:  # the uploads wait; the training does not
+                self._warn(f"checkpoints are not uploaded for now: {_refusal(error)['message']}")
+                busy, wait_s = True, _RETRY_S
+                if not isinstance(error, CheckpointUnavailable) and finishing:
+                    break
+            if finishing and not busy:
+                break
+        self._emit({"event": "finished", "all": not busy})
+
+    def _warn(self, message: str) -> None:
+        if message != self._warned:
+            self._warned = message
+            self._emit({"event": "warn", "message": message})
+
+    def _next(self, busy: bool, wait_s: float | None) -> Any:
+        try:
+            if busy and wait_s is None:
+                return self._requests.get_nowait()
+            return self._requests.get(timeout=wait_s)
+        except queue.Empty:
+            return None
+
+    def _answer(self, request: Mapping[str, Any]) -> None:
+        try:
+            if request["op"] == "list":
+                self._emit(_listed(self._mirror))
+            elif request["op"] == "fetch":
+                path = fetch(self._store, request["name"], self._local, random_hex(8))
+                self._emit({"event": "fetched", "path": str(path)})
+        except Exception as error:
+            self._emit(_refusal(error))
+
+
+def listen(lines: IO[bytes], requests: queue.Queue[Any], parent: int) -> None:
+    """Pass requests on; end this process at once when the parent is gone.
+
+    A forked worker of the parent may hold the pipe open for longer than the parent lives.
+    """
+    rest = b""
+    while True:
+        ready, _, _ = select.select([lines], [], [], _PARENT_TICK_S)
+        data = os.read(lines.fileno(), 1 << 16) if ready else b""
+        if (ready and not data) or os.getppid() != parent:
+            os._exit(0)
+        *whole, rest = (rest + data).split(b"\n")
+        for line in whole:
+            requests.put(json.loads(line))
+
+
+def main() -> None:
+    """Serve the parent until it says finish, or dies."""
+    out = sys.stdout.buffer
+
+    def emit(event: Mapping[str, Any]) -> None:
+        out.write(json.dumps(event).encode() + b"\n")
+        out.flush()
+
+    requests: queue.Queue[Any] = queue.Queue()
+    arguments = (sys.stdin.buffer, requests, os.getppid())
+    threading.Thread(target=listen, args=arguments, daemon=True).start()
+    try:
+        program = Program(requests.get(), requests, emit)
+    except PlatformError as error:
+        emit({"event": "warn", "message": error.message})
+        emit(_refusal(error))
+        emit({"event": "finished", "all": False})
+        return
+    program.run()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+        main()

@@ -1,0 +1,218 @@
+"""Two tiers as rank 0 sees them: save here, have it copied there; resume from the nearest valid copy."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from phalanx.core.checkpoints import Keep, Manifest
+from phalanx.errors import (
+    CheckpointCorrupt,
+    CheckpointUnavailable,
+    NotFound,
+    NotSupported,
+    PermissionDenied,
+    PlatformError,
+)
+
+_RAISED: dict[str, type[PlatformError]] = {
+    "not_found": NotFound,
+    "permission_denied": PermissionDenied,
+    "not_supported": NotSupported,
+    "checkpoint_corrupt": CheckpointCorrupt,
+}
+
+Tell = Callable[[str, Mapping[str, Any]], None]
+
+
+class Tier(Protocol):
+    """Copies of a job's checkpoints, further away than its folder."""
+
+    def manifests(self) -> Mapping[str, Manifest]:
+        """What is there, by name. Raises CheckpointUnavailable, PermissionDenied, NotSupported."""
+        ...
+
+    def bring(self, path: Path) -> bool:
+        """Have a checkpoint at `path`, fetched if it is not there; whether it is."""
+        ...
+
+    def has_another(self, path: Path) -> bool:
+        """Whether a bad checkpoint's far copy may be better, and was not fetched yet."""
+        ...
+
+    def committed(self) -> None:
+        """Something new may be copied. Never waits."""
+        ...
+
+    def finish(self, limit_s: float) -> None:
+        """Wait until everything is copied, for so long; what is left goes on at the next start."""
+        ...
+
+
+class OneTier:
+    """There is only the folder."""
+
+    def manifests(self) -> Mapping[str, Manifest]:
+        """Nothing."""
+        return {}
+
+    def bring(self, path: Path) -> bool:
+        """What is not there cannot be fetched."""
+        return path.is_dir()
+
+    def has_another(self, path: Path) -> bool:
+        """Never."""
+        return False
+
+    def committed(self) -> None:
+        """Nothing."""
+
+    def finish(self, limit_s: float) -> None:
+        """Nothing."""
+
+
+class FarTier:
+    """A prefix of an object store, reached through a process of its own (`remote_mirror`).
+
+    `tell` gets ("warn", {"message"}) and ("uploaded", {"name", "bytes", "took_s"}) from another thread.
+    """
+
+    def __init__(self, url: str, local: Path, keep: Keep, tell: Tell) -> None:
+        self._opening = {"url": url.rstrip("/"), "local": str(local), "keep": asdict(keep)}
+        self._tell = tell
+        self._child: subprocess.Popen[bytes] | None = None
+        self._replies: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._lock = threading.Lock()
+        self._far: set[str] = set()
+        self._fetched: set[str] = set()
+
+    def manifests(self) -> Mapping[str, Manifest]:
+        """What is there, by name; bad ones are told of and left where they are."""
+        reply = self._ask({"op": "list"})
+        for why in reply["bad"].values():
+            self._tell("warn", {"message": f"in the object store: {why}"})
+        found = [Manifest.from_json(body) for body in reply["manifests"]]
+        self._far = {manifest.name for manifest in found}
+        return {manifest.name: manifest for manifest in found}
+
+    def bring(self, path: Path) -> bool:
+        """Fetch it if it is not there. A far copy that is bad or gone is told of."""
+        if path.is_dir():
+            return True
+        self._fetched.add(path.name)
+        try:
+            self._ask({"op": "fetch", "name": path.name})
+        except (CheckpointCorrupt, NotFound) as error:
+            self._tell("warn", {"message": f"{path.name} in the object store: {error.message}"})
+            return False
+        return True
+
+    def has_another(self, path: Path) -> bool:
+        """Whether there is a far copy that was not fetched yet."""
+        return path.name in self._far and path.name not in self._fetched and not path.exists()
+
+    def committed(self) -> None:
+        """Wake the process."""
+        self._send({"op": "mirror"})
+
+    def finish(self, limit_s: float) -> None:
+        """Wait for the uploads; then the process is gone, one way or the other."""
+        if self._child is None:
+            return
+        reply: Mapping[str, Any] = {}
+        self._forget_replies()
+        self._send({"op": "finish"})
+        with contextlib.suppress(queue.Empty):
+            reply = self._replies.get(timeout=limit_s)
+        if not reply.get("all"):
+            text = "not all checkpoints are in the object store yet; the next start goes on with it"
+            self._tell("warn", {"message": text})
+        child, self._child = self._child, None
+        _end(child)
+
+    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        self._forget_replies()
+        self._send(request)
+        reply = self._replies.get()
+        if reply["event"] == "failed":
+            raised = _RAISED.get(reply["error"], CheckpointUnavailable)
+            raise raised(f"{self._opening['url']}: {reply['message']}", reply.get("hint"))
+        return reply
+
+    def _forget_replies(self) -> None:
+        """A process that died may have left one that nobody waited for."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._replies.get_nowait()
+
+    def _send(self, request: Mapping[str, Any]) -> None:
+        """To the process, which is started again when it has died."""
+        with self._lock:
+            for _ in range(2):
+                child = self._child
+                if child is None or child.poll() is not None:
+                    child = self._start()
+                try:
+                    _write(child, request)
+                    return
+                except BrokenPipeError:
+                    continue
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "phalanx.checkpoint.remote_mirror"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._child = child
+        threading.Thread(target=self._listen, args=(child,), daemon=True).start()
+        _write(child, self._opening)
+        return child
+
+    def _listen(self, child: subprocess.Popen[bytes]) -> None:
+        assert child.stdout is not None
+        last: dict[str, Any] = {}
+        with contextlib.suppress(ValueError, OSError):
+            for line in child.stdout:
+                last = json.loads(line)
+                self._hear(dict(last))
+        if last.get("event") != "finished":
+            message = "the process that copies checkpoints has died"
+            self._replies.put({"event": "failed", "error": "unavailable", "message": message})
+
+    def _hear(self, event: dict[str, Any]) -> None:
+        kind = event.pop("event")
+        if kind == "warn":
+            self._tell("warn", event)
+        elif kind == "stored":
+            self._tell("uploaded", event)
+        elif kind != "removed":
+            self._replies.put({"event": kind, **event})
+
+
+def _write(child: subprocess.Popen[bytes], request: Mapping[str, Any]) -> None:
+    assert child.stdin is not None
+    child.stdin.write(json.dumps(request).encode() + b"\n")
+    child.stdin.flush()
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.wait()
+    if child.stdin is not None:
+        with contextlib.suppress(OSError):
+            child.stdin.close()
+
+
+def both(near: Sequence[Manifest], far: Mapping[str, Manifest]) -> dict[str, Manifest]:
+    """All known checkpoints by name; what is near counts first."""
+    return {**far, **{manifest.name: manifest for manifest in near}}

@@ -1,0 +1,290 @@
+"""Authenticated encryption of a checkpoint's files, for disks and buckets that others can read.
+
+A sealed file, little endian::
+
+    0    8 bytes   magic  b"PHXSEAL1"
+    8    u32       bytes of a sealed chunk, tag included
+    12   20 bytes  zeros
+    32   32 bytes  salt
+    64   …         chunks: AES-256-GCM ciphertext and its 16-byte tag; only the last may be shorter
+
+Every file has a key of its own, HKDF-SHA256 of the job's key over the salt and the file's place
+(`<checkpoint>/<path>`), so that a nonce never repeats under a key and files cannot change places. The
+nonce of a chunk is its number and whether it is the last: chunks cannot be moved, and a file that was cut
+at a chunk's end does not open. The manifest carries the key's id and an HMAC over what a resume acts
+on. Digests are over the sealed bytes: verifying, copying and auditing need no key.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import os
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from phalanx.checkpoint.digest import canonical
+from phalanx.checkpoint.reading import VerifiedFile
+from phalanx.checkpoint.tensorfile import Bytes
+from phalanx.core.checkpoints import FileEntry, Manifest
+from phalanx.errors import CheckpointCorrupt, NotSupported, PermissionDenied
+
+MAGIC = b"PHXSEAL1"
+CIPHER = "aes-256-gcm"
+KEY_BYTES = 32
+TAG_BYTES = 16
+CHUNK_BYTES = 1 << 20
+_HEADER = struct.Struct("<8sI20x32s")
+_BATCH_CHUNKS = 16  # decrypted at a time: bounds the memory of reading
+
+Opener = Callable[[Path, FileEntry], Bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A 256-bit key. Its `id` says which one it is and nothing about it."""
+
+    secret: bytes = field(repr=False)
+
+    @property
+    def id(self) -> str:
+        """Sixteen hex digits."""
+        return hashlib.sha256(b"phalanx checkpoint key id\0" + self.secret).hexdigest()[:16]
+
+    @classmethod
+    def parse(cls, text: str) -> Key:
+        """From 64 hex digits, or 32 bytes in base64. Raises ValueError, which never quotes the text."""
+        text = text.strip()
+        for decode in (bytes.fromhex, lambda one: base64.b64decode(one, validate=True)):
+            try:
+                secret = decode(text)
+            except (ValueError, binascii.Error):
+                continue
+            if len(secret) == KEY_BYTES:
+                return cls(secret)
+        raise ValueError("not a key: 64 hex digits, or 32 bytes in base64")
+
+
+def parse_keys(text: str) -> tuple[Key, ...]:
+    """Keys between blanks, commas or lines; the first one writes, all of them read.
+
+    Raises ValueError, also when there is none.
+    """
+    keys = tuple(Key.parse(one) for one in text.replace(",", " ").split())
+    if not keys:
+        raise ValueError("there is no key in it")
+    return keys
+
+
+class Seal(Protocol):
+    """How the files of a run's checkpoints are protected."""
+
+    def wrap(self, place: str, pieces: Iterable[Any]) -> Iterable[Any]:
+        """What is written instead of `pieces`; `place` is `<checkpoint>/<path>`."""
+        ...
+
+    def stamp(self, manifest: Manifest) -> Manifest:
+        """The manifest, with what a reader has to know."""
+        ...
+
+    def opener(self, manifest: Manifest) -> Opener:
+        """How its files are read. Raises CheckpointCorrupt or PermissionDenied."""
+        ...
+
+
+class Unsealed:
+    """Files as they are."""
+
+    def wrap(self, place: str, pieces: Iterable[Any]) -> Iterable[Any]:
+        """The same."""
+        return pieces
+
+    def stamp(self, manifest: Manifest) -> Manifest:
+        """The same."""
+        return manifest
+
+    def opener(self, manifest: Manifest) -> Opener:
+        """Plain files. Raises PermissionDenied for a sealed checkpoint."""
+        if manifest.encryption is not None:
+            raise PermissionDenied(
+                f"{manifest.name} is encrypted with key {manifest.encryption.get('key')}",
+                "name the key under checkpoint.encryption in the job's spec",
+            )
+        return VerifiedFile
+
+
+class Sealing:
+    """Files encrypted with the first key; any of the keys reads."""
+
+    def __init__(self, keys: Sequence[Key]) -> None:
+        """Raises NotSupported where the cipher is not installed."""
+        _cipher()
+        self._keys = {key.id: key for key in keys}
+        self._writer = keys[0]
+
+    def wrap(self, place: str, pieces: Iterable[Any]) -> Iterable[Any]:
+        """The sealed file's bytes, piece by piece; each piece is valid until the next is asked for."""
+        return sealed_pieces(self._writer, place, pieces)
+
+    def stamp(self, manifest: Manifest) -> Manifest:
+        """With the key's id, and an HMAC over what a resume acts on."""
+        marked = replace(manifest, encryption={"cipher": CIPHER, "key": self._writer.id})
+        tag = _manifest_tag(self._writer, marked)
+        return replace(marked, encryption={"cipher": CIPHER, "key": self._writer.id, "tag": tag})
+
+    def opener(self, manifest: Manifest) -> Opener:
+        """Files decrypted on the way. A checkpoint that nobody encrypted is not trusted either.
+
+        Raises CheckpointCorrupt, or PermissionDenied when none of the keys is the right one.
+        """
+        said = manifest.encryption
+        if said is None:
+            raise CheckpointCorrupt(f"{manifest.name}: it is not encrypted, as this job's must be")
+        key = self._keys.get(str(said.get("key")))
+        if key is None:
+            known = ", ".join(self._keys)
+            raise PermissionDenied(
+                f"{manifest.name} is encrypted with key {said.get('key')}; this job has {known}",
+                "put the old key behind the new one in the key file",
+            )
+        bare = replace(manifest, encryption={k: v for k, v in said.items() if k != "tag"})
+        if not hmac.compare_digest(_manifest_tag(key, bare), str(said.get("tag"))):
+            raise CheckpointCorrupt(f"{manifest.name}: its manifest was changed by somebody")
+        return lambda root, entry: SealedFile(
+            VerifiedFile(root, entry), key, f"{manifest.name}/{entry.path}", str(root / entry.path)
+        )
+
+
+def _manifest_tag(key: Key, manifest: Manifest) -> str:
+    """Over what a resume acts on, in a form that no later schema of the manifest changes."""
+    names = (
+        "name", "step", "attempt", "generation", "commit", "parent", "created_at", "world_size",
+        "reference_world", "global_batch", "encryption",
+    )  # fmt: skip
+    body: dict[str, Any] = {name: getattr(manifest, name) for name in names}
+    at = manifest.position
+    body["position"] = [at.epoch, at.epoch_pass, at.total_passes, at.consumed]
+    body["metrics"] = dict(manifest.metrics)
+    body["files"] = [[one.path, one.size_bytes, one.digest] for one in manifest.files]
+    inner = _derive(key, b"", "phalanx manifest 1")
+    return hmac.new(inner, canonical(body), "sha256").hexdigest()
+
+
+def sealed_pieces(key: Key, place: str, pieces: Iterable[Any]) -> Iterator[Any]:
+    """The bytes of a sealed file. A yielded piece is valid until the next one is asked for."""
+    salt = os.urandom(32)
+    header = _HEADER.pack(MAGIC, CHUNK_BYTES, salt)
+    yield header
+    cipher = _cipher()(_derive(key, salt, place))
+    plain, out = bytearray(CHUNK_BYTES - TAG_BYTES), bytearray(CHUNK_BYTES)
+    filled = number = 0
+    for piece in pieces:
+        view = memoryview(piece).cast("B")
+        while view:
+            if filled == len(plain):  # more follows, so it is not the last
+                cipher.encrypt_into(_nonce(number, b"\0"), plain, header, out)
+                yield out
+                filled, number = 0, number + 1
+            part = view[: len(plain) - filled]
+            plain[filled : filled + part.nbytes] = part
+            filled += part.nbytes
+            view = view[part.nbytes :]
+    yield cipher.encrypt(_nonce(number, b"\1"), memoryview(plain)[:filled], header)
+
+
+class SealedFile:
+    """The content of a sealed file: ranges of it, authenticated before they are handed out."""
+
+    def __init__(self, source: Bytes, key: Key, place: str, where: str) -> None:
+        """Raises CheckpointCorrupt when it is not a sealed file."""
+        self._source, self._where = source, where
+        self._header = bytearray(_HEADER.size)
+        source.read_into(0, memoryview(self._header))
+        magic, self._chunk_bytes, salt = _HEADER.unpack(self._header)
+        if magic != MAGIC or not TAG_BYTES < self._chunk_bytes <= 1 << 26:
+            raise CheckpointCorrupt(f"{where}: not an encrypted file")
+        self._plain_bytes = self._chunk_bytes - TAG_BYTES
+        body = source.size_bytes - _HEADER.size
+        self._num_chunks = max(1, -(-body // self._chunk_bytes))
+        self.size_bytes = body - TAG_BYTES * self._num_chunks
+        if self.size_bytes < 0:
+            raise CheckpointCorrupt(f"{where}: it was cut")
+        self._cipher = _cipher()(_derive(key, salt, place))
+        # Whoever cuts a file at a chunk's end leaves one that does not know it is the last.
+        self._open_chunks(self._num_chunks - 1, self._num_chunks)
+
+    def read_into(self, at: int, into: memoryview) -> None:
+        """Fill `into` with what begins at byte `at` of the content. Raises CheckpointCorrupt."""
+        into = into.cast("B")
+        end = at + into.nbytes
+        if at < 0 or end > self.size_bytes:
+            raise CheckpointCorrupt(f"{self._where}: it ends before byte {end}")
+        if not into.nbytes:
+            return
+        first, last = at // self._plain_bytes, (end - 1) // self._plain_bytes
+        for start in range(first, last + 1, _BATCH_CHUNKS):
+            stop = min(start + _BATCH_CHUNKS, last + 1)
+            for number, plain in enumerate(self._open_chunks(start, stop), start):
+                begin = number * self._plain_bytes
+                lo, hi = max(begin, at), min(begin + len(plain), end)
+                into[lo - at : hi - at] = memoryview(plain)[lo - begin : hi - begin]
+
+    def _open_chunks(self, start: int, stop: int) -> list[bytes]:
+        from cryptography.exceptions import InvalidTag
+
+        begin = _HEADER.size + start * self._chunk_bytes
+        end = min(_HEADER.size + stop * self._chunk_bytes, self._source.size_bytes)
+        data = memoryview(bytearray(end - begin))
+        self._source.read_into(begin, data)
+        opened = []
+        for number in range(start, stop):
+            part = data[(number - start) * self._chunk_bytes :][: self._chunk_bytes]
+            mark = b"\1" if number == self._num_chunks - 1 else b"\0"
+            try:
+                opened.append(self._cipher.decrypt(_nonce(number, mark), part, self._header))
+            except InvalidTag as error:
+                text = f"{self._where}: chunk {number} was changed, or is not at its place"
+                raise CheckpointCorrupt(text) from error
+        return opened
+
+
+def _nonce(number: int, mark: bytes) -> bytes:
+    return number.to_bytes(11, "little") + mark
+
+
+def _derive(key: Key, salt: bytes, info: str) -> bytes:
+    """HKDF-SHA256 (RFC 5869) of one block."""
+    seed = hmac.new(salt or bytes(32), key.secret, "sha256").digest()
+    return hmac.new(seed, info.encode() + b"\1", "sha256").digest()
+
+
+def _cipher() -> Any:
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError as error:
+        raise NotSupported(
+            "encrypted checkpoints need the package cryptography", "pip install 'phalanx[crypto]'"
+        ) from error
+    return AESGCM
+
+
+def keys_from(environ: Mapping[str, str], name: str | None, file: Path | None) -> tuple[Key, ...]:
+    """The keys in variable `name` or in `file`; none when neither is given.
+
+    Raises ValueError, which never quotes what it read.
+    """
+    if name is not None:
+        if not environ.get(name):
+            raise ValueError(f"the variable {name} is not set")
+        return parse_keys(environ[name])
+    if file is not None:
+        try:
+            return parse_keys(file.read_text())
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{file}: cannot be read: {type(error).__name__}") from error
+    return ()

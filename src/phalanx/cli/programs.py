@@ -1,0 +1,33 @@
+"""Verbs that are programs of their own: run as a child, so that the command line stays light."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import typer
+
+# What stands behind the verb, `--help` included, is the program's to understand.
+PASSED_ON = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "help_option_names": [],
+}
+
+
+def _become(module: str, words: list[str]) -> None:
+    try:
+        done = subprocess.run([sys.executable, "-m", module, *words], check=False)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    raise typer.Exit(done.returncode)
+
+
+def data(ctx: typer.Context) -> None:
+    """Index training data and check it: data index PATH, data verify PATH."""
+    _become("phalanx.train.readers", ctx.args or ["--help"])
+
+
+def simulate(ctx: typer.Context) -> None:
+    """Replay a trace or made-up jobs under scheduling policies, and compare them."""
+    _become("phalanx.sim", ctx.args)

@@ -1,0 +1,148 @@
+"""Guards as pure decisions: what a bad step leads to, when a loss has jumped, what generations remember.
+
+What one generation learns for the next (batches to pass over, smaller pieces, checkpoints to disregard)
+is a `Memory`; `train` keeps it in a file beside the checkpoints.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+SCHEMA = 1
+MEMORY_FILE = "guards.json"
+
+
+class Policy(StrEnum):
+    """What to do about a step that the guard refuses."""
+
+    OFF = "off"
+    SKIP = "skip"
+    ROLLBACK = "rollback"
+    STOP = "stop"
+
+
+class Origin(StrEnum):
+    """What computing the same batch a second time says about the first."""
+
+    UNKNOWN = "unknown"
+    DATA = "data"
+    HARDWARE = "hardware"
+
+
+def origin(first: int, second: int | None) -> Origin:
+    """From fingerprints of both gradients; the second is None when it came out finite.
+
+    The same wrong bits twice come from the data or the model. Other bits from the same input mean a
+    machine that cannot compute.
+    """
+    return Origin.DATA if second is not None and first == second else Origin.HARDWARE
+
+
+class SpikeDetector:
+    """Says when a loss jumps far above its own recent past.
+
+    A value is a spike when it is not finite, or lies more than `deviations` median absolute
+    deviations (scaled to a normal distribution) above the median of the last `window` values, and at
+    least `ratio` times as far from zero. Silent until `window` values are known; spikes do not enter.
+    """
+
+    def __init__(self, window: int = 32, deviations: float = 8.0, ratio: float = 1.5) -> None:
+        self._values: deque[float] = deque(maxlen=window)
+        self._deviations, self._ratio = deviations, ratio
+
+    def observe(self, value: float) -> bool:
+        """Take one value; says whether it is a spike."""
+        if not math.isfinite(value):
+            return True
+        if len(self._values) == self._values.maxlen and self._jumps(value):
+            return True
+        self._values.append(value)
+        return False
+
+    def _jumps(self, value: float) -> bool:
+        middle = _median(self._values)
+        spread = 1.4826 * _median(abs(one - middle) for one in self._values)
+        above = value - middle
+        return above > self._deviations * spread and above > (self._ratio - 1.0) * abs(middle)
+
+
+def _median(values: Iterable[float]) -> float:
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Positions `lo` to `hi` of one pass that no step may use again, and why."""
+
+    total_passes: int
+    lo: int
+    hi: int
+    step: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """Checkpoints of this generation and earlier ones that hold `step` or later are not to be used."""
+
+    attempt: int
+    generation: int
+    step: int
+
+    def covers(self, attempt: int, generation: int, step: int) -> bool:
+        """Whether a checkpoint of this place is one of them."""
+        return (attempt, generation) <= (self.attempt, self.generation) and step >= self.step
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What generations of a job have learned; `halvings` counts how often memory was too small."""
+
+    skips: tuple[Skip, ...] = ()
+    halvings: int = 0
+    undo: Undo | None = None
+
+    def skipping(self, skip: Skip) -> Memory:
+        """With one more batch to pass over."""
+        return self if skip in self.skips else replace(self, skips=(*self.skips, skip))
+
+    def intervals(self, total_passes: int) -> tuple[tuple[int, int], ...]:
+        """What to pass over in one pass over the data."""
+        return tuple((one.lo, one.hi) for one in self.skips if one.total_passes == total_passes)
+
+    @property
+    def pieces(self) -> int:
+        """In how many pieces each micro-batch is given out."""
+        return 1 << self.halvings
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {"schema": SCHEMA, **asdict(self), "skips": [asdict(one) for one in self.skips]}
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Memory:
+        """Read back what `to_json` wrote. Raises ValueError when it is something else."""
+        if body.get("schema") != SCHEMA:
+            raise ValueError(f"guards schema {body.get('schema')!r}, expected {SCHEMA}")
+        try:
+            undo = body["undo"]
+            return cls(
+                tuple(Skip(**one) for one in body["skips"]),
+                int(body["halvings"]),
+                Undo(**undo) if undo is not None else None,
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a guards file: {error}") from error
+
+
+def num_pieces(local_batch: int, max_micro_batch: int | None, memory: Memory) -> int:
+    """In how many pieces to give out a micro-batch of which the largest rank gets `local_batch`."""
+    first = 1 if max_micro_batch is None else -(-local_batch // max_micro_batch)
+    return max(1, min(local_batch, first * memory.pieces))

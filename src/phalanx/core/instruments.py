@@ -1,0 +1,144 @@
+"""What the platform itself measures about training: names, units, and how distributions travel.
+
+A rank measures every step and reports once per window: means under the names below, and for the
+histograms how many steps fell between which bounds, under `name|index` (`BOUNDS[index]` is the upper
+bound, the last index has none) and `name|sum`. Such parts are only ever added up; they are not for eyes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+BOUNDS = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
+    10.0, 30.0, 60.0,
+)  # fmt: skip
+"""Upper bounds of the histograms' buckets, in seconds; what is longer goes to the last bucket."""
+WORTH_SAYING = 0.1
+"""The share of the time lost to waiting for data that a user is told about."""
+
+_MARK = "|"
+_SUM = "sum"
+
+
+class Kind(StrEnum):
+    """How a value is to be read."""
+
+    GAUGE = "gauge"  # the newest counts
+    COUNTER = "counter"  # windows add up
+    HISTOGRAM = "histogram"  # the mean of a window, with a distribution beside it
+
+
+@dataclass(frozen=True, slots=True)
+class Instrument:
+    """One thing measured on every rank. `labels` are fixed ones that its name does not carry."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+_ALL = (
+    Instrument(
+        "step_time_seconds", Kind.HISTOGRAM, "From one optimizer step to the next, on one rank"
+    ),
+    Instrument("data_loading_time_seconds", Kind.HISTOGRAM, "Waiting for the loader, in one step"),
+    Instrument(
+        "computation_time_seconds",
+        Kind.HISTOGRAM,
+        "Forward and backward passes of one step, the wait for gradients included",
+    ),
+    Instrument(
+        "communication_time_seconds",
+        Kind.HISTOGRAM,
+        "Waiting for gradients after the backward pass had ended, in one step",
+        (("operation", "all_reduce"),),
+    ),
+    Instrument(
+        "gradient_sync_time_seconds",
+        Kind.HISTOGRAM,
+        "From the first gradients sent to the last ones received, overlap included, in one step",
+    ),
+    Instrument("optimizer_time_seconds", Kind.HISTOGRAM, "The optimizer's part of one step"),
+    Instrument("checkpoint_stall_seconds", Kind.HISTOGRAM, "Training stood still for one save"),
+    Instrument("forward_time_seconds", Kind.GAUGE, "Forward pass of the newest sampled step"),
+    Instrument("backward_time_seconds", Kind.GAUGE, "Backward pass of the newest sampled step"),
+    Instrument("data_wait_fraction", Kind.GAUGE, "Share of the time spent waiting for the loader"),
+    Instrument("training_steps_per_sec", Kind.GAUGE, "Optimizer steps per second"),
+    Instrument(
+        "training_throughput_samples_per_sec", Kind.GAUGE, "Samples per second of this rank"
+    ),
+    Instrument("training_samples", Kind.COUNTER, "Samples this rank has trained on"),
+    Instrument("process_resident_memory_bytes", Kind.GAUGE, "Memory of the rank's process"),
+    Instrument("gpu_memory_allocated_mb", Kind.GAUGE, "Peak of torch's allocator, MiB"),
+    Instrument("gpu_memory_used_mb", Kind.GAUGE, "Device memory in use by anybody, MiB"),
+    Instrument("gpu_utilization_percent", Kind.GAUGE, "Share of the time the device was busy"),
+    Instrument("DCGM_FI_DEV_GPU_TEMP", Kind.GAUGE, "Temperature of the device, degrees Celsius"),
+    Instrument("DCGM_FI_DEV_POWER_USAGE", Kind.GAUGE, "Power the device draws, watts"),
+)
+INSTRUMENTS: Mapping[str, Instrument] = {one.name: one for one in _ALL}
+
+
+def bucket_of(seconds: float) -> int:
+    """The index of the bucket that a duration falls into."""
+    return bisect_left(BOUNDS, seconds)
+
+
+def bucket_name(name: str, index: int) -> str:
+    """Under which name the count of one bucket travels."""
+    return f"{name}{_MARK}{index}"
+
+
+def sum_name(name: str) -> str:
+    """Under which name the sum of a window's durations travels."""
+    return f"{name}{_MARK}{_SUM}"
+
+
+def is_part(name: str) -> bool:
+    """Whether this is part of a distribution and nothing to look at by itself."""
+    return _MARK in name
+
+
+@dataclass(slots=True)
+class Distribution:
+    """A histogram that grows: counts per bucket, and the sum of all durations in seconds."""
+
+    counts: list[int]
+    total_s: float = 0.0
+
+    @classmethod
+    def empty(cls) -> Distribution:
+        """Nothing observed yet."""
+        return cls([0] * (len(BOUNDS) + 1))
+
+    def add_part(self, part: str, value: float) -> None:
+        """Add one part of a window: `part` is what stands behind the name's mark.
+
+        What no version of a rank writes is passed over.
+        """
+        if part == _SUM:
+            self.total_s += value
+        elif part.isdecimal() and int(part) < len(self.counts):
+            self.counts[int(part)] += int(value)
+
+    def cumulative(self) -> list[tuple[str, int]]:
+        """Pairs of (upper bound, observations up to it), as Prometheus wants them."""
+        running, found = 0, []
+        for bound, count in zip((*map(_text, BOUNDS), "+Inf"), self.counts, strict=True):
+            running += count
+            found.append((bound, running))
+        return found
+
+
+def split_part(name: str) -> tuple[str, str]:
+    """(name, part) of what `bucket_name` and `sum_name` made."""
+    base, _, part = name.partition(_MARK)
+    return base, part
+
+
+def _text(bound: float) -> str:
+    return f"{bound:f}".rstrip("0") if bound < 1 else str(bound)

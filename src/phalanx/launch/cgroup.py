@@ -1,0 +1,108 @@
+"""A control group for everything one guard starts, where the system lets us make one.
+
+Version 2 groups can be killed as one: not even a process that forks all the time slips through, which a
+walk over /proc may need several rounds for. Where no group can be made (no version 2 mount, not
+delegated to us, a read-only container) the null twin stands in, and the walk does the work alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Protocol
+
+
+class Group(Protocol):
+    """Where started processes are put."""
+
+    def join(self) -> None:
+        """Put the calling process in; called by a child before it executes its program."""
+        ...
+
+    def kill(self) -> None:
+        """SIGKILL to every process in it, at once."""
+        ...
+
+    def remove(self) -> None:
+        """Delete the group, if nothing is left in it."""
+        ...
+
+
+class NoGroup:
+    """There is none."""
+
+    def join(self) -> None:
+        """Nothing."""
+
+    def kill(self) -> None:
+        """Nothing."""
+
+    def remove(self) -> None:
+        """Nothing."""
+
+
+class ControlGroup:
+    """A version 2 group of our own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def join(self) -> None:
+        """Put the calling process in; one that cannot is found by the walk over /proc."""
+        with contextlib.suppress(OSError):
+            (self.path / "cgroup.procs").write_text("0")
+
+    def kill(self) -> None:
+        """SIGKILL to every process in it, at once (`cgroup.kill`, Linux 5.14)."""
+        with contextlib.suppress(OSError):
+            (self.path / "cgroup.kill").write_text("1")
+
+    def remove(self) -> None:
+        """Delete the group, if nothing is left in it."""
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+
+
+def make_group(name: str, proc: Path = Path("/proc/self")) -> Group:
+    """A group called `name` below the caller's own, or the null twin where that is not allowed."""
+    parent = _own_group(proc)
+    if parent is None:
+        return NoGroup()
+    path = parent / name
+    _sweep(parent, name.rpartition("-")[0])
+    try:
+        path.mkdir()
+    except OSError:
+        return NoGroup()
+    if not os.access(path / "cgroup.kill", os.W_OK):
+        ControlGroup(path).remove()
+        return NoGroup()
+    return ControlGroup(path)
+
+
+def _sweep(parent: Path, prefix: str) -> None:
+    """Delete groups that a killed guard left behind: only empty ones can be."""
+    for left in parent.glob(f"{prefix}-*"):
+        if not Path("/proc", left.name.rpartition("-")[2]).exists():
+            ControlGroup(left).remove()
+
+
+def _own_group(proc: Path) -> Path | None:
+    """The folder of the caller's version 2 group."""
+    try:
+        mounts = (proc / "mountinfo").read_text().splitlines()
+        groups = (proc / "cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    own = next((line[3:] for line in groups if line.startswith("0::")), None)
+    if own is None:
+        return None
+    for line in mounts:
+        # "<id> <parent> <device> <root> <mount point> … - <type> …": proc_pid_mountinfo(5)
+        left, _, right = line.partition(" - ")
+        if right.startswith("cgroup2 "):
+            root, point = left.split()[3:5]
+            below = own if root == "/" else own.removeprefix(root)
+            return Path(point) / below.lstrip("/")
+    return None

@@ -1,0 +1,229 @@
+"""The platform and its live jobs as Prometheus text.
+
+Cardinality is bounded: live jobs only, `MAX_RANKS` ranks in all and `MAX_RANKS_OF_A_JOB` of one job; how
+many are left out is itself a gauge. Nothing is remembered of a job that has ended.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import generate_latest
+
+from phalanx.core.instruments import INSTRUMENTS, Instrument, Kind
+from phalanx.core.jobs.model import JobState
+from phalanx.kit.ids import job_label
+from phalanx.schemas.api import PoolView
+from phalanx.server.observe.fleet import Fleet
+from phalanx.server.observe.training import ACCURACIES, LOSSES, MAX_RANKS, JobSeries, RankSeries
+from phalanx.services import observation, views
+from phalanx.services.observation import Cursors, LiveJob, Present
+from phalanx.services.platform import Platform
+
+_US = 1e-6
+_PER_JOB = ["project", "job"]
+_PER_RANK = ["project", "job", "rank"]
+# Longer than this nobody looked: counting starts again, rather than reading for minutes.
+_MAX_PAGES = 200
+
+
+class Exposition:
+    """Remembers between two scrapes how far it has read. One per control plane."""
+
+    def __init__(self, platform: Platform) -> None:
+        self._platform = platform
+        self._lock = threading.Lock()
+        self._cursors: Cursors | None = None
+        self._fleet = Fleet()
+        self._jobs: dict[int, JobSeries] = {}
+
+    def scrape(self, now: int) -> bytes:
+        """Everything, in the text format. `now` is in microseconds UTC."""
+        with self._lock:
+            there = observation.present(self._platform)
+            self._catch_up(there)
+            pools = views.list_pools(self._platform)
+            families = [*self._platform_families(there, pools, now), *self._training(there)]
+        return generate_latest(_Families(families))
+
+    # -- reading on ------------------------------------------------------------------------------
+
+    def _catch_up(self, there: Present) -> None:
+        live = {one.stored.job.num for one in there.live}
+        if self._cursors is None:
+            self._begin(there)
+        for _ in range(_MAX_PAGES):
+            assert self._cursors is not None
+            page = observation.news(self._platform, self._cursors)
+            self._cursors = page.cursors
+            self._fleet.add_events(page.events)
+            self._fleet.add_checkpoints(page.checkpoints)
+            for _, num, points in page.chunks:
+                if num in live:
+                    self._jobs.setdefault(num, JobSeries()).add(points)
+            if not page.more:
+                break
+        else:
+            self._cursors = observation.newest(self._platform)
+        for num in set(self._jobs) - live:
+            del self._jobs[num]
+
+    def _begin(self, there: Present) -> None:
+        self._cursors = observation.newest(self._platform)
+        for stored in [*there.queued, *(one.stored for one in there.live)]:
+            self._fleet.know(stored.job.num, stored.job.state.value, stored.job.submitted_at)
+        for one in there.live:
+            series = self._jobs.setdefault(one.stored.job.num, JobSeries())
+            series.show(observation.newest_points(self._platform, one.stored.job.num))
+
+    # -- the platform ----------------------------------------------------------------------------
+
+    def _platform_families(
+        self, there: Present, pools: Sequence[PoolView], now: int
+    ) -> Iterator[Metric]:
+        fleet = self._fleet
+        by_state = GaugeMetricFamily("phalanx_jobs", "Jobs by state", labels=["state"])
+        for state in JobState:
+            by_state.add_metric([state.value], there.by_state.get(state.value, 0))
+        yield by_state
+        yield GaugeMetricFamily("phalanx_queue_length", "Jobs that wait", value=len(there.queued))
+        oldest = min((one.job.submitted_at for one in there.queued), default=now)
+        yield GaugeMetricFamily(
+            "phalanx_queue_oldest_seconds",
+            "Age of the job that has waited longest",
+            value=max(0, now - oldest) * _US,
+        )
+        yield HistogramMetricFamily(
+            "phalanx_queue_wait_seconds",
+            "Time from queue to placement",
+            buckets=fleet.waits.cumulative(),
+            sum_value=fleet.waits.total,
+        )
+        yield CounterMetricFamily("phalanx_jobs_submitted", "Jobs submitted", value=fleet.submitted)
+        yield _counts("phalanx_jobs_finished", "Jobs by how they ended", "state", fleet.finished)
+        yield _counts("phalanx_restarts", "Restarts of jobs by cause", "cause", fleet.restarts)
+        yield _counts(
+            "phalanx_checkpoints", "Checkpoints by what became of them", "outcome",
+            fleet.checkpoints,
+        )  # fmt: skip
+        yield CounterMetricFamily(
+            "phalanx_checkpoint_bytes", "Bytes of committed checkpoints",
+            value=fleet.checkpoint_bytes,
+        )  # fmt: skip
+        yield HistogramMetricFamily(
+            "phalanx_checkpoint_save_seconds",
+            "Time to save a checkpoint",
+            buckets=fleet.saves.cumulative(),
+            sum_value=fleet.saves.total,
+        )
+        yield _counts("phalanx_resumes", "Resumes from a checkpoint", "outcome", fleet.resumed)
+        yield from _pool_families(pools)
+
+    # -- training --------------------------------------------------------------------------------
+
+    def _training(self, there: Present) -> Iterator[Metric]:
+        shown: list[tuple[list[str], RankSeries]] = []
+        num_ranks = 0
+        for one in there.live:
+            num_ranks += one.stored.job.terms.shape.world_size
+            series = self._jobs.get(one.stored.job.num, JobSeries())
+            for rank, values in sorted(series.ranks.items()):
+                if len(shown) < MAX_RANKS:
+                    shown.append(([*_labels(one), str(rank)], values))
+        yield GaugeMetricFamily(
+            "phalanx_ranks_not_shown",
+            "Ranks of live jobs that no series stands for",
+            value=max(0, num_ranks - len(shown)),
+        )
+        for instrument in INSTRUMENTS.values():
+            yield _family(instrument, shown)
+        yield from self._job_families(there.live)
+
+    def _job_families(self, live: Sequence[LiveJob]) -> Iterator[Metric]:
+        step = GaugeMetricFamily("training_step", "Optimizer steps done", labels=_PER_JOB)
+        epoch = GaugeMetricFamily("training_epoch", "Passes over the data begun", labels=_PER_JOB)
+        loss = GaugeMetricFamily("training_loss", "Newest loss of rank 0", labels=_PER_JOB)
+        right = GaugeMetricFamily("training_accuracy", "Newest accuracy of rank 0", labels=_PER_JOB)
+        other = GaugeMetricFamily(
+            "training_metric", "What the script logs, on rank 0", labels=[*_PER_JOB, "name"]
+        )
+        back = CounterMetricFamily(
+            "phalanx_job_restarts", "Restarts of a live job", labels=[*_PER_JOB, "cause"]
+        )
+        for one in live:
+            labels = _labels(one)
+            series = self._jobs.get(one.stored.job.num, JobSeries())
+            for family, value in (
+                (step, one.step),
+                (epoch, one.epoch),
+                (loss, series.first_of(LOSSES)),
+                (right, series.first_of(ACCURACIES)),
+            ):
+                if value is not None:
+                    family.add_metric(labels, value)
+            for name, value in sorted(series.values.items()):
+                other.add_metric([*labels, name], value)
+            for cause, num in self._fleet.job_restarts.get(one.stored.job.num, {}).items():
+                back.add_metric([*labels, cause], num)
+        yield from (step, epoch, loss, right, other, back)
+
+
+class _Families:
+    """What the library asks of a registry."""
+
+    def __init__(self, families: Sequence[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Sequence[Metric]:
+        return self._families
+
+
+def _labels(one: LiveJob) -> list[str]:
+    return [one.stored.facts.project, job_label(one.stored.job.num)]
+
+
+def _counts(name: str, text: str, label: str, counts: dict[str, int]) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, text, labels=[label])
+    for key, count in sorted(counts.items()):
+        family.add_metric([key], count)
+    return family
+
+
+def _pool_families(pools: Sequence[PoolView]) -> Iterator[Metric]:
+    slots = GaugeMetricFamily("phalanx_pool_slots", "Slots of a pool", labels=["pool"])
+    free = GaugeMetricFamily("phalanx_pool_slots_free", "Slots that nobody holds", labels=["pool"])
+    for one in pools:
+        slots.add_metric([one.name], one.num_slots)
+        free.add_metric([one.name], one.num_free)
+    yield from (slots, free)
+
+
+def _family(instrument: Instrument, shown: Sequence[tuple[list[str], RankSeries]]) -> Metric:
+    name = instrument.name
+    labels = [*_PER_RANK, *(label for label, _ in instrument.labels)]
+    fixed = [value for _, value in instrument.labels]
+    if instrument.kind is Kind.HISTOGRAM:
+        histogram = HistogramMetricFamily(name, instrument.help, labels=labels)
+        for place, series in shown:
+            one = series.distributions.get(name)
+            if one is not None:
+                histogram.add_metric([*place, *fixed], one.cumulative(), one.total_s)
+        return histogram
+    if instrument.kind is Kind.COUNTER:
+        counter = CounterMetricFamily(name, instrument.help, labels=labels)
+        for place, series in shown:
+            if name in series.counters:
+                counter.add_metric([*place, *fixed], series.counters[name])
+        return counter
+    gauge = GaugeMetricFamily(name, instrument.help, labels=labels)
+    for place, series in shown:
+        if name in series.gauges:
+            gauge.add_metric([*place, *fixed], series.gauges[name])
+    return gauge

@@ -1,0 +1,107 @@
+"""Counts of what happens on the platform, from the feed of all jobs' events.
+
+They begin at 0 with every control plane, as Prometheus expects of counters.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from phalanx.core.jobs.model import TERMINAL, JobState
+from phalanx.store.events import StoredEvent
+from phalanx.store.lineage import CheckpointRow
+
+SAVE_BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+WAIT_BOUNDS = (0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
+_US = 1e-6
+_BACK = (JobState.RECOVERING.value, JobState.QUEUED.value)
+_HELD = ("starting", "running", "recovering", "stopping")
+
+
+@dataclass(slots=True)
+class Spread:
+    """A histogram over fixed bounds."""
+
+    bounds: Sequence[float]
+    counts: list[int] = field(init=False)
+    total: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
+
+    def observe(self, value: float) -> None:
+        """One more."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def cumulative(self) -> list[tuple[str, int]]:
+        """Pairs of (upper bound, observations up to it)."""
+        running, found = 0, []
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
+            running += count
+            found.append((bound, running))
+        return found
+
+
+@dataclass(slots=True)
+class Fleet:
+    """What has been counted since this control plane began to."""
+
+    submitted: int = 0
+    finished: Counter[str] = field(default_factory=Counter)
+    restarts: Counter[str] = field(default_factory=Counter)
+    job_restarts: dict[int, Counter[str]] = field(default_factory=dict)
+    checkpoints: Counter[str] = field(default_factory=Counter)
+    checkpoint_bytes: int = 0
+    resumed: Counter[str] = field(default_factory=Counter)
+    saves: Spread = field(default_factory=lambda: Spread(SAVE_BOUNDS))
+    waits: Spread = field(default_factory=lambda: Spread(WAIT_BOUNDS))
+    _states: dict[int, str] = field(default_factory=dict)
+    _queued_at: dict[int, int] = field(default_factory=dict)
+
+    def know(self, num: int, state: str, queued_at: int) -> None:
+        """A job that was there before the first look."""
+        self._states.setdefault(num, state)
+        if state == JobState.QUEUED.value:
+            self._queued_at.setdefault(num, queued_at)
+
+    def add_events(self, fresh: Iterable[StoredEvent]) -> None:
+        """Take in new events."""
+        for one in fresh:
+            self._note(one)
+            before = self._states.get(one.job, "")
+            if one.state and one.state != before:
+                self._changed(one, before)
+
+    def _note(self, one: StoredEvent) -> None:
+        if one.kind == "submitted":
+            self.submitted += 1
+        elif one.kind == "checkpoint_quarantined":
+            self.checkpoints["quarantined"] += 1
+        elif one.kind == "restored" and one.data.get("path"):
+            self.resumed["exact" if one.data.get("exact", True) else "not_exact"] += 1
+
+    def _changed(self, one: StoredEvent, before: str) -> None:
+        self._states[one.job] = one.state
+        if one.state == JobState.QUEUED.value:
+            self._queued_at[one.job] = one.at
+        elif one.state == JobState.STARTING.value and one.job in self._queued_at:
+            self.waits.observe(max(0, one.at - self._queued_at.pop(one.job)) * _US)
+        if one.state in _BACK and before in _HELD:
+            self.restarts[one.reason_code] += 1
+            self.job_restarts.setdefault(one.job, Counter())[one.reason_code] += 1
+        if one.state in TERMINAL:
+            self.finished[one.state] += 1
+            for known in (self._states, self._queued_at, self.job_restarts):
+                known.pop(one.job, None)
+
+    def add_checkpoints(self, rows: Iterable[CheckpointRow]) -> None:
+        """Take in new checkpoints."""
+        for row in rows:
+            self.checkpoints["committed"] += 1
+            self.checkpoint_bytes += row.size_bytes
+            if row.took_s is not None:
+                self.saves.observe(row.took_s)

@@ -1,0 +1,83 @@
+"""What live jobs report about themselves, kept small: the newest values, and sums of windows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from phalanx.core.instruments import INSTRUMENTS, Distribution, Kind, is_part, split_part
+from phalanx.store.telemetry import Point
+
+MAX_RANKS = 512
+MAX_RANKS_OF_A_JOB = 64
+MAX_NAMES = 20
+"""Bounds of what is shown: ranks in all, ranks of one job, names that a script has made up."""
+
+LOSSES = ("loss", "train_loss")
+ACCURACIES = ("accuracy", "acc", "train_acc", "train_accuracy")
+
+
+@dataclass(slots=True)
+class RankSeries:
+    """One rank of one job."""
+
+    gauges: dict[str, float] = field(default_factory=dict)
+    counters: dict[str, float] = field(default_factory=dict)
+    distributions: dict[str, Distribution] = field(default_factory=dict)
+
+    def add(self, name: str, value: float) -> None:
+        """One of the platform's own values."""
+        if is_part(name):
+            base, part = split_part(name)
+            if base in INSTRUMENTS:
+                one = self.distributions.setdefault(base, Distribution.empty())
+                one.add_part(part, value)
+        elif INSTRUMENTS[name].kind is Kind.COUNTER:
+            self.counters[name] = self.counters.get(name, 0.0) + value
+        else:
+            self.gauges[name] = value
+
+
+@dataclass(slots=True)
+class JobSeries:
+    """One live job. `values` are rank 0's own metrics, by the names the script gave them."""
+
+    ranks: dict[int, RankSeries] = field(default_factory=dict)
+    values: dict[str, float] = field(default_factory=dict)
+    num_left_out: int = 0
+
+    def add(self, points: Iterable[Point]) -> None:
+        """Take in what is new."""
+        for point in points:
+            for name, value in point.values.items():
+                if is_part(name) or name in INSTRUMENTS:
+                    self._own(point.rank, name, value)
+                elif point.rank == 0:
+                    self._named(name, value)
+
+    def show(self, points: Iterable[Point]) -> None:
+        """Take over the newest values of what was reported before anybody looked; sums begin now."""
+        for point in points:
+            for name, value in point.values.items():
+                known = INSTRUMENTS.get(name)
+                if known is None:
+                    if point.rank == 0 and not is_part(name):
+                        self._named(name, value)
+                elif known.kind is not Kind.COUNTER:
+                    self._own(point.rank, name, value)
+
+    def _own(self, rank: int, name: str, value: float) -> None:
+        series = self.ranks.get(rank)
+        if series is None:
+            if len(self.ranks) >= MAX_RANKS_OF_A_JOB:
+                return
+            series = self.ranks[rank] = RankSeries()
+        series.add(name, value)
+
+    def _named(self, name: str, value: float) -> None:
+        if name in self.values or len(self.values) < MAX_NAMES:
+            self.values[name] = value
+
+    def first_of(self, names: Sequence[str]) -> float | None:
+        """The value under the first of these names that the script uses."""
+        return next((self.values[name] for name in names if name in self.values), None)

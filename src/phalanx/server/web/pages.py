@@ -1,0 +1,164 @@
+"""Read-only pages: the list of jobs, and one job with its curve, story and logs."""
+
+from __future__ import annotations
+
+import hmac
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+
+from phalanx.errors import PermissionDenied
+from phalanx.kit.units import format_duration, format_size
+from phalanx.schemas import api
+from phalanx.server.context import Here
+from phalanx.server.gate import COOKIE
+from phalanx.server.web.markup import Markup, curve, page, table, tag
+from phalanx.services import views
+from phalanx.services.logs import LogQuery, read_logs
+from phalanx.services.metrics import read_metrics
+from phalanx.store.jobs import JobFilter
+
+router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+_NO_SCRIPTS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+_LIVE_REFRESH_S = 3
+
+
+@router.get("/login")
+def get_login(here: Here, token: str = "") -> Response:
+    """Turn a token in the address into a cookie that scripts and other sites cannot use."""
+    if not hmac.compare_digest(token.encode(), here.token.encode()):
+        raise PermissionDenied("the token is missing or wrong", "`phalanx up` prints the address")
+    answer = RedirectResponse("/", status_code=303, headers=_NO_SCRIPTS)
+    answer.set_cookie(COOKIE, token, httponly=True, samesite="strict", max_age=30 * 86400)
+    return answer
+
+
+@router.get("/")
+def get_front(here: Here, before: Annotated[int | None, Query()] = None) -> HTMLResponse:
+    """All jobs, newest first."""
+    found = views.list_jobs(here.platform, JobFilter(), before=before, limit=50)
+    pools = ", ".join(
+        f"{one.name}: {one.num_free} of {one.num_slots} slots free"
+        for one in views.list_pools(here.platform)
+    )
+    rows = [_row(one) for one in found.jobs]
+    heads = ("job", "name", "state", "why", "step", "slots", "submitted")
+    older = tag("a", "older jobs", href=f"/?before={found.next}") if found.next else ""
+    listing = table(heads, rows, (4, 5)) if rows else tag("p", "No job yet.")
+    body = (tag("h1", "Jobs"), tag("p", pools, class_="quiet"), listing, older)
+    return _answer(page("Phalanx", *body, refresh_s=_LIVE_REFRESH_S))
+
+
+def _row(job: api.JobView) -> tuple[str, ...]:
+    return (
+        tag("a", job.label, href=f"/jobs/{job.num}"),
+        job.name,
+        _state(job),
+        _why(job),
+        "" if job.progress.step is None else str(job.progress.step),
+        str(job.num_slots),
+        _time(job.submitted_at),
+    )
+
+
+@router.get("/jobs/{num}")
+def get_job_page(here: Here, num: int) -> HTMLResponse:
+    """One job."""
+    job = views.job_view(here.platform, num)
+    body: list[str] = [
+        tag("p", tag("a", "all jobs", href="/")),
+        tag("h1", f"{job.label} {job.name} ", _state(job)),
+        tag("p", _why(job), class_="quiet"),
+        _facts(job),
+    ]
+    if job.failure is not None:
+        body += [tag("h2", "Last failure"), tag("p", job.failure.message)]
+        body += [tag("pre", job.failure.traceback)] if job.failure.traceback else []
+    body += [*_curves(here, num), *_checkpoints(here, num), *_story(here, num), *_logs(here, num)]
+    refresh_s = None if job.is_terminal else _LIVE_REFRESH_S
+    return _answer(page(f"{job.label} {job.name}", *body, refresh_s=refresh_s))
+
+
+def _facts(job: api.JobView) -> Markup:
+    progress, lineage = job.progress, job.lineage or api.LineageView(generations=0)
+    rows = [
+        ("project", job.project),
+        ("gang", f"{job.world_size} ranks on {job.num_slots} slots"),
+        ("step", _or_dash(progress.step)),
+        ("steps per second", "–" if not progress.steps_per_s else f"{progress.steps_per_s:.1f}"),
+        ("last values", ", ".join(f"{k} {v:.4g}" for k, v in progress.last_metrics.items())),
+        ("generations", f"{lineage.generations}, {job.restarts} restarts"),
+        ("lost to failures", format_duration(lineage.lost_s)),
+        ("samples missed, duplicated, redone", _samples(lineage)),
+        ("submitted", _time(job.submitted_at)),
+    ]
+    if job.started_at is not None and job.ended_at is not None:
+        took_s = (job.ended_at - job.started_at).total_seconds()
+        rows.append(("took", format_duration(took_s)))
+    return table(("", ""), rows, ())
+
+
+def _samples(lineage: api.LineageView) -> str:
+    if lineage.missed is None:
+        return "not reported"
+    return f"{lineage.missed}, {lineage.duplicated}, {lineage.redone}"
+
+
+def _curves(here: Here, num: int) -> list[str]:
+    shown: list[str] = []
+    for one in read_metrics(here.platform, num, ranks=(0,), max_points=400).series[:6]:
+        shown.append(curve(one.steps, one.values, one.name))
+    return [tag("h2", "Metrics of rank 0"), *shown] if shown else []
+
+
+def _checkpoints(here: Here, num: int) -> list[str]:
+    found = views.list_checkpoints(here.platform, num)[-10:]
+    rows = [
+        (str(one.step), one.state + (" (best)" if one.is_best else ""), one.path,
+         format_size(one.size_bytes), _time(one.created_at))
+        for one in reversed(found)
+    ]  # fmt: skip
+    heads = ("step", "state", "path", "size", "saved")
+    return [tag("h2", "Checkpoints"), table(heads, rows, (0, 3))] if rows else []
+
+
+def _story(here: Here, num: int) -> list[str]:
+    found = views.event_page(here.platform, num, after=0, limit=10_000).events[-40:]
+    rows = [
+        (_time(one.at), one.kind.replace("_", " "), one.state, one.reason.message, one.actor)
+        for one in reversed(found)
+    ]
+    return [tag("h2", "Story"), table(("when", "what", "state", "why", "by"), rows, ())]
+
+
+def _logs(here: Here, num: int) -> list[str]:
+    lines = read_logs(here.platform, num, LogQuery(tail=60), None).lines
+    text = "\n".join(f"{one.rank}| {one.text[:500]}" for one in lines)
+    return [tag("h2", "Last lines"), tag("pre", text)] if lines else []
+
+
+def _state(job: api.JobView) -> Markup:
+    return tag("span", job.state, class_=f"state {job.state}")
+
+
+def _why(job: api.JobView) -> str:
+    reason = job.stays or job.reason
+    return reason.message or reason.code.replace("_", " ")
+
+
+def _or_dash(value: object) -> str:
+    return "–" if value is None else str(value)
+
+
+def _time(at: datetime) -> str:
+    return at.strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _answer(text: str) -> HTMLResponse:
+    return HTMLResponse(text, headers=_NO_SCRIPTS)

@@ -1,0 +1,106 @@
+"""What has happened since the last look, for whoever draws curves of the platform as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phalanx.services.platform import Platform
+from phalanx.store import events, jobs, lineage, supervisors, telemetry
+from phalanx.store.database import Tx
+from phalanx.store.events import StoredEvent
+from phalanx.store.jobs import StoredJob
+from phalanx.store.lineage import CheckpointRow
+from phalanx.store.telemetry import Point
+
+PAGE = 500
+NEWEST_CHUNKS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Cursors:
+    """How far the last look saw."""
+
+    feed: int
+    chunk: int
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
+class LiveJob:
+    """A job that holds slots, and how far its ranks say they are."""
+
+    stored: StoredJob
+    step: int | None
+    epoch: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """A page of what is new; `more` says that another page waits."""
+
+    cursors: Cursors
+    events: list[StoredEvent]
+    chunks: list[tuple[int, int, list[Point]]]
+    checkpoints: list[CheckpointRow]
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """How things stand: jobs by state, those that wait and those that hold slots."""
+
+    by_state: dict[str, int]
+    queued: list[StoredJob]
+    live: list[LiveJob]
+
+
+def newest(platform: Platform) -> Cursors:
+    """Cursors behind everything that has happened so far."""
+
+    def work(tx: Tx) -> Cursors:
+        return Cursors(
+            events.last_feed(tx), telemetry.last_chunk_id(tx), lineage.last_checkpoint_id(tx)
+        )
+
+    return platform.store.view(work)
+
+
+def news(platform: Platform, since: Cursors, limit: int = PAGE) -> News:
+    """The next page behind `since`, all jobs together."""
+
+    def work(tx: Tx) -> News:
+        fresh = events.feed(tx, after=since.feed, limit=limit)
+        chunks = telemetry.chunks_after(tx, since.chunk, limit=limit)
+        saved = lineage.checkpoints_after(tx, since.checkpoint, limit=limit)
+        cursors = Cursors(
+            fresh[-1].feed if fresh else since.feed,
+            chunks[-1][0] if chunks else since.chunk,
+            saved[-1].id if saved else since.checkpoint,
+        )
+        more = limit in (len(fresh), len(chunks), len(saved))
+        return News(cursors, fresh, chunks, saved, more)
+
+    return platform.store.view(work)
+
+
+def present(platform: Platform) -> Present:
+    """How things stand now."""
+
+    def work(tx: Tx) -> Present:
+        queued, holding = jobs.waiting_and_holding(tx)
+        return Present(jobs.count_by_state(tx), queued, [_live(tx, one) for one in holding])
+
+    return platform.store.view(work)
+
+
+def _live(tx: Tx, stored: StoredJob) -> LiveJob:
+    attempt = stored.job.attempt
+    rows = [] if attempt is None else supervisors.of_attempt(tx, stored.job.num, attempt.num)
+    steps = [row.step for row in rows if row.step is not None]
+    epochs = [row.epoch for row in rows if row.epoch is not None]
+    return LiveJob(stored, min(steps, default=None), min(epochs, default=None))
+
+
+def newest_points(platform: Platform, num: int) -> list[Point]:
+    """A job's newest points, in order."""
+    return platform.store.view(lambda tx: telemetry.last_points(tx, num, num_chunks=NEWEST_CHUNKS))

@@ -1,0 +1,255 @@
+"""What happens between a step's last reduction and the optimizer: mean, scale, guard, clip, rate.
+
+Everything here looks at *reduced* gradients, which are the same on all ranks, so all ranks decide alike
+without asking one another. One pass over the gradients (their norm) serves clipping, the scale of fp16
+and the guard. A step that the guard refuses is computed a second time from the very same batch: only
+then is it known whether data or hardware is to blame.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from phalanx.core.guards import Origin, Policy, Skip, Undo, origin
+from phalanx.core.learning_rate import Ramp
+from phalanx.errors import Diverged, DivergedForGood
+from phalanx.train import randomness, restoring
+from phalanx.train.groups import Channel
+from phalanx.train.loop import Loop
+from phalanx.train.memory import Keeper
+from phalanx.train.precision import Scale
+from phalanx.train.report import Report
+
+
+def gradient_norm(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The norm of all gradients together, for `whole` and for clipping."""
+    return nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])
+
+
+def whole(norm: torch.Tensor) -> float:
+    """The number; the norm of sharded gradients is put together from all ranks."""
+    full = getattr(norm, "full_tensor", None)
+    return float(norm if full is None else full())
+
+
+def fingerprint(parameters: Iterable[torch.Tensor]) -> int:
+    """A number that any changed bit of the gradients is likely to change; the same for the same NaNs."""
+    total = 0
+    for at, one in enumerate(parameters):
+        if one.grad is None:
+            continue
+        local = getattr(one.grad, "to_local", lambda grad=one.grad: grad)()
+        flat = local.detach().contiguous().reshape(-1).view(torch.uint8)
+        odd = flat[: flat.numel() // 4 * 4].view(torch.int32).to(torch.int64)
+        weights = torch.arange(1, odd.numel() + 1, device=odd.device, dtype=torch.int64)
+        total = randomness.mix(total, at, int((odd * weights).sum()) & ((1 << 63) - 1))
+    return total
+
+
+class Before:
+    """Generators and buffers as they were when a step began, to make it as if it had never been."""
+
+    def __init__(self) -> None:
+        self._rng: bytes | None = None
+        self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def take(self, models: Sequence[nn.Module]) -> None:
+        """Remember this moment."""
+        self._rng = randomness.capture()
+        self._buffers = [
+            (buffer, buffer.detach().clone()) for model in models for buffer in model.buffers()
+        ]
+
+    def put_back(self) -> None:
+        """Return to it."""
+        if self._rng is not None:
+            randomness.restore(self._rng)
+        with torch.no_grad():
+            for buffer, value in self._buffers:
+                buffer.copy_(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Around:
+    """What an applier works with."""
+
+    loop: Loop
+    report: Report
+    channel: Channel
+    keeper: Keeper
+    is_main: bool
+
+
+@dataclass(slots=True)
+class Trial:
+    """What the guard knows of the step in hand."""
+
+    prints: list[int] = field(default_factory=list)
+    refused: bool = False
+    undo: bool = False
+    leave: Callable[[], None] | None = None
+
+
+class Applier:
+    """Applies steps, or refuses to. `mean_over_tokens` finishes the sums of `run.backward`."""
+
+    def __init__(
+        self, around: Around, scale: Scale, clip: float | None, policy: Policy,
+        mean_over_tokens: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self.scale = scale
+        self.ramp = Ramp()
+        self.models: list[nn.Module] = []
+        self._loop, self._report = around.loop, around.report
+        self._channel, self._keeper, self._is_main = around.channel, around.keeper, around.is_main
+        self._clip, self._policy = clip, policy
+        self._mean_over_tokens = mean_over_tokens
+        self._before = Before()
+        self._trial = Trial()
+        self._scaled_fp16 = bool(scale.state_dict())
+        self.guards = policy is not Policy.OFF
+
+    # -- the step --------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """The first micro-batch of a step is about to be given out."""
+        if self.guards:
+            self._before.take(self.models)
+
+    def apply(self, optimizer: Optimizer, step: Callable[[], Any]) -> Any:
+        """The optimizer's own step, or nothing where the gradients are refused."""
+        if self._loop.repeats:
+            return None
+        parameters = restoring.parameters_of(optimizer)
+        self.finish(parameters)
+        if self._clip is not None or self.guards or self._scaled_fp16:
+            norm = gradient_norm(parameters)
+            if (self.guards or self._scaled_fp16) and not math.isfinite(whole(norm)):
+                self._refuse(parameters)
+                return None
+            if self._clip is not None:
+                nn.utils.clip_grads_with_norm_(parameters, self._clip, norm)
+        if self._trial.prints and not self._loop.committed:
+            self._tell("applied", Origin.HARDWARE)
+        with self._rate(optimizer):
+            return step()
+
+    def finish(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Make sums means and take the scale out again, once for each step."""
+        self._mean_over_tokens()
+        self.scale.unscale(parameters)
+
+    @property
+    def applied(self) -> bool:
+        """Whether the step in hand changed anything."""
+        return not self._trial.refused
+
+    @contextmanager
+    def _rate(self, optimizer: Optimizer) -> Iterator[None]:
+        """The learning rate of one step; schedulers and checkpoints only ever see the script's own."""
+        factor = self.ramp.at(self._loop.step)
+        if factor == 1.0:
+            yield
+            return
+        before = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * factor
+        try:
+            yield
+        finally:
+            for group, rate in zip(optimizer.param_groups, before, strict=True):
+                group["lr"] = rate
+
+    # -- the guard -------------------------------------------------------------------------------
+
+    def _refuse(self, parameters: Sequence[torch.Tensor]) -> None:
+        trial = self._trial
+        if self.scale.overflowed():
+            trial.refused = True
+            return
+        if not self.guards:
+            trial.refused = True
+            return
+        trial.prints.append(fingerprint(parameters))
+        # What another optimizer has applied in this step already cannot be made undone.
+        trial.undo = not self._loop.committed
+        if len(trial.prints) == 1 and self._loop.repeat():
+            return
+        trial.refused = True
+        blame = Origin.UNKNOWN
+        if len(trial.prints) == 2:
+            blame = origin(*trial.prints)
+        self._tell(str(self._policy), blame)
+        if self._policy is not Policy.SKIP:
+            trial.leave = self._leaving(blame)
+
+    def _tell(self, action: str, blame: Origin) -> None:
+        if not self._is_main:
+            return
+        step = self._loop.step + 1
+        self._report.write("guard", step=step, what="non_finite", origin=str(blame), action=action)
+        self._report.write(
+            "warn", message=f"step {step}: gradients were not finite ({_BLAME[blame]}): {action}"
+        )
+
+    def _leaving(self, blame: Origin) -> Callable[[], None]:
+        step = self._loop.step + 1
+        interval = self._loop.interval
+        text = f"step {step}: gradients were not finite ({_BLAME[blame]})"
+
+        def leave() -> None:
+            if self._policy is Policy.STOP or interval is None or not self._keeper.keeps:
+                raise DivergedForGood(text, "on_non_finite='skip' or 'rollback' would go on")
+            self.roll_back(Skip(*interval, step, "non_finite"), None, text)
+
+        return leave
+
+    def roll_back(self, skip: Skip, undo: Undo | None, text: str) -> None:
+        """End this generation; the next one passes the batch over. Every rank comes here.
+
+        Raises Diverged, or DivergedForGood where that could not be written down.
+        """
+        problem = ""
+        if self._is_main:
+            memory = self._loop.memory.skipping(skip)
+            try:
+                self._keeper.keep(type(memory)(memory.skips, memory.halvings, undo))
+            except OSError as error:
+                problem = f"{error}"[:500]
+        # Nobody leaves before it is written: the first to leave ends everybody.
+        problem = self._channel.broadcast(problem)
+        if problem:
+            raise DivergedForGood(f"{text}; rolling back is not possible: {problem}")
+        raise Diverged(f"{text}; the next generation passes this batch over")
+
+    def step_over(self) -> None:
+        """A step, or a try, is finished and the user's own lines have run."""
+        trial = self._trial
+        self.scale.settle()
+        if trial.undo:
+            trial.undo = False
+            self._before.put_back()
+        if trial.leave is not None:
+            trial.leave()
+        if not self._loop.repeats:
+            self._trial = Trial()
+
+    @property
+    def lasting(self) -> bool:
+        """Whether a next generation would know what this one learned."""
+        return self._keeper.keeps
+
+
+_BLAME = {
+    Origin.UNKNOWN: "not computed again",
+    Origin.DATA: "the same again from the same batch: data or model",
+    Origin.HARDWARE: "not the same again from the same batch: hardware",
+}

@@ -1,0 +1,205 @@
+"""How the ranks of a gang share a model: replicas (DDP), or shards of every parameter (FSDP2).
+
+A strategy wraps models, says which micro-batch reduces gradients, and keeps buffers equal. Checkpoints
+do not depend on it: `sharding` finds any part of any tensor again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.optim import Optimizer
+
+from phalanx.train import replica
+from phalanx.train.context import STRATEGIES
+
+NAMES = STRATEGIES
+
+
+class Strategy(Protocol):
+    """What the run asks of it. Every rank makes the same calls."""
+
+    name: str
+
+    def wrap(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> nn.Module:
+        """The model to train with, and to give back to the script."""
+        ...
+
+    def adopt(self, optimizer: Optimizer) -> None:
+        """Point an optimizer to the parameters that `wrap` put in place of those it was made for."""
+        ...
+
+    def watch(self, scale: replica.GradientScale, model: nn.Module) -> None:
+        """Have the gradients of a model that `wrap` returned be scaled."""
+        ...
+
+    def start_share(self, models: Iterable[nn.Module], first: bool, last: bool) -> None:
+        """A micro-batch begins: the first or the last of its step."""
+        ...
+
+    def send_buffers(self, models: Iterable[nn.Module]) -> None:
+        """Give every rank the buffers of rank 0."""
+        ...
+
+    def reduces(self, models: Iterable[nn.Module]) -> bool:
+        """Whether every step reduces gradients over all ranks."""
+        ...
+
+
+class Alone:
+    """One rank: nothing to share."""
+
+    name = "single"
+
+    def wrap(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> nn.Module:
+        """As it is."""
+        return model
+
+    def adopt(self, optimizer: Optimizer) -> None:
+        """Nothing."""
+
+    def watch(self, scale: replica.GradientScale, model: nn.Module) -> None:
+        """By its parameters."""
+        scale.watch(model)
+
+    def start_share(self, models: Iterable[nn.Module], first: bool, last: bool) -> None:
+        """Nothing."""
+
+    def send_buffers(self, models: Iterable[nn.Module]) -> None:
+        """Nothing."""
+
+    def reduces(self, models: Iterable[nn.Module]) -> bool:
+        """Never."""
+        return False
+
+
+class Replicas:
+    """Every rank holds the whole model."""
+
+    name = "ddp"
+
+    def wrap(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> nn.Module:
+        """One of several replicas."""
+        return replica.replicate(model, device, wishes)
+
+    def adopt(self, optimizer: Optimizer) -> None:
+        """Nothing: the parameters are the same."""
+
+    def watch(self, scale: replica.GradientScale, model: nn.Module) -> None:
+        """By its parameters."""
+        scale.watch(replica.unwrapped(model))
+
+    def start_share(self, models: Iterable[nn.Module], first: bool, last: bool) -> None:
+        """Only the last micro-batch of a step reduces."""
+        for model in models:
+            if isinstance(model, replica.Replica):
+                model.require_backward_grad_sync = last
+                if first:
+                    model.start_step()
+
+    def send_buffers(self, models: Iterable[nn.Module]) -> None:
+        """Give every rank the buffers of rank 0."""
+        for model in models:
+            if isinstance(model, replica.Replica):
+                model.send_buffers()
+
+    def reduces(self, models: Iterable[nn.Module]) -> bool:
+        """Whether there is a replica with something to train."""
+        return any(isinstance(model, replica.Replica) for model in models)
+
+
+class Shards:
+    """Every rank holds a share of each parameter, and gathers a block's when it computes with it.
+
+    Blocks are the members of every `nn.ModuleList`, and the model itself.
+    """
+
+    name = "fsdp"
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        """`options` are further arguments of `fully_shard`."""
+        self._options = options
+        self._moved: dict[nn.Parameter, nn.Parameter] = {}
+        self._optimizers: list[Optimizer] = []
+
+    def wrap(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> nn.Module:
+        """The same module, sharded in place; it begins with rank 0's weights."""
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            return model
+        before = dict(model.named_parameters())
+        with torch.no_grad():
+            for tensor in [*model.parameters(), *model.buffers()]:
+                dist.broadcast(tensor, src=0)
+        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+        for block in _blocks(model):
+            fully_shard(block, mesh=mesh, **self._options)
+        fully_shard(model, mesh=mesh, **self._options)
+        self._moved.update(
+            {before[name]: parameter for name, parameter in model.named_parameters()}
+        )
+        for optimizer in self._optimizers:
+            self._repoint(optimizer)
+        return model
+
+    def adopt(self, optimizer: Optimizer) -> None:
+        """Point an optimizer to the parameters that `wrap` put in place of those it was made for."""
+        self._optimizers.append(optimizer)
+        self._repoint(optimizer)
+
+    def _repoint(self, optimizer: Optimizer) -> None:
+        for group in optimizer.param_groups:
+            group["params"] = [self._moved.get(one, one) for one in group["params"]]
+
+    def watch(self, scale: replica.GradientScale, model: nn.Module) -> None:
+        """By its outputs: the gradients of gathered parameters pass no hook of the shards."""
+        scale.watch_outputs(model)
+
+    def start_share(self, models: Iterable[nn.Module], first: bool, last: bool) -> None:
+        """Only the last micro-batch of a step reduces; each step begins with rank 0's buffers."""
+        for model in models:
+            if isinstance(model, FSDPModule):
+                model.set_requires_gradient_sync(last)
+                if first:
+                    _broadcast_buffers(model)
+
+    def send_buffers(self, models: Iterable[nn.Module]) -> None:
+        """Give every rank the buffers of rank 0."""
+        for model in models:
+            if isinstance(model, FSDPModule):
+                _broadcast_buffers(model)
+
+    def reduces(self, models: Iterable[nn.Module]) -> bool:
+        """Whether there is a sharded model."""
+        return any(isinstance(model, FSDPModule) for model in models)
+
+
+def chosen(name: str, world_size: int, options: Mapping[str, Any]) -> Strategy:
+    """The strategy of this name; one rank needs none. `options` are FSDP's."""
+    if world_size == 1:
+        return Alone()
+    makers: dict[str, Callable[[], Strategy]] = {
+        "ddp": Replicas,
+        "fsdp": lambda: Shards(options),
+    }
+    return makers[name]()
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    found = []
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList):
+            found += [one for one in module if any(True for _ in one.parameters())]
+    # Inner blocks first: a parameter belongs to the innermost.
+    return list(reversed(list(dict.fromkeys(found))))
+
+
+def _broadcast_buffers(model: nn.Module) -> None:
+    with torch.no_grad():
+        for buffer in model.buffers():
+            dist.broadcast(buffer, src=0)

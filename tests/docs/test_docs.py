@@ -1,0 +1,108 @@
+"""The documentation says what the program does."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+import yaml
+
+from phalanx.cli.app import app
+from phalanx.schemas.spec import JobSpec, validate_spec
+
+pytestmark = pytest.mark.integration
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def commands() -> list[tuple[str, str]]:
+    """Every command line with `phalanx` in a shell block of any page."""
+    found = []
+    for page in PAGES:
+        for language, body in BLOCK.findall(page.read_text()):
+            if language not in ("sh", "bash", "console"):
+                continue
+            joined = body.replace("\\\n", " ")
+            for line in joined.splitlines():
+                line = line.strip().removeprefix("$ ")
+                if re.match(r"(\.venv/bin/)?phalanx ", line):
+                    found.append((named(page), line))
+    return found
+
+
+def test_generated_pages_are_current():
+    found = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "generate_docs.py", "--check"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stdout + found.stderr + "\nrun `make docs`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_links_lead_somewhere(page):
+    for target in LINK.findall(page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{target} is not there"
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+def test_there_are_commands_to_check():
+    assert len(commands()) > 30
+
+
+@pytest.mark.parametrize(("page", "line"), commands())
+def test_commands_exist_with_their_options(page, line):
+    words = shlex.split(line, comments=True)[1:]
+    root = typer.main.get_command(app)
+    while words and words[0].startswith("--"):
+        words = words[2:] if "=" not in words[0] and words[0] != "--help" else words[1:]
+    if not words or words[0] == "--help":
+        return
+    command = root.commands.get(words[0])
+    assert command is not None, f"{page}: no verb {words[0]}"
+    while hasattr(command, "commands") and len(words) > 1 and words[1] in command.commands:
+        words = words[1:]
+        command = command.commands[words[0]]
+    if command.context_settings.get("allow_extra_args"):
+        return  # a program of its own: it refuses what it does not know
+    known = {"--help", "-h"}
+    for parameter in command.params:
+        known |= {*parameter.opts, *parameter.secondary_opts}
+    for word in words[1:]:
+        if word == "--":
+            break
+        if word.startswith("-") and not re.fullmatch(r"-\d+.*", word):
+            assert word.split("=")[0] in known, f"{page}: {words[0]} has no {word}"
+
+
+def test_every_example_spec_is_valid():
+    specs = sorted((ROOT / "examples").rglob("*.yaml"))
+    assert specs
+    for path in specs:
+        assert isinstance(validate_spec(yaml.safe_load(path.read_text())), JobSpec), path
+
+
+def test_nothing_speaks_of_this_machine():
+    """No path of a developer's machine and no registry's name in what is committed."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode != 0:
+        pytest.skip("needs a git checkout")
+    for name in listed.stdout.splitlines():
+        path = ROOT / name
+        if path == Path(__file__) or path.suffix in (".png", ".gz", ".bin", ".tensors"):
+            continue
+        text = path.read_text(errors="replace") if path.exists() else ""
+        assert "/work/" + "main" not in text, name
+        assert "/work/" + "shared" not in text, name

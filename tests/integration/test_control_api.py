@@ -1,0 +1,171 @@
+"""The HTTP side: who may come in, what is refused and how, and the client's view of it."""
+
+from __future__ import annotations
+
+import hashlib
+
+import httpx
+import pytest
+
+from integration.rig import TOKEN, URL, Rig, spec
+from phalanx.errors import NotFound, ServerUnavailable, SpecInvalid, UserError
+from phalanx.schemas.api import SubmitRequest
+from phalanx.sdk import PhalanxClient
+
+pytestmark = pytest.mark.integration
+
+
+def call(rig: Rig, method: str, path: str, headers: dict[str, str] | None = None, **rest):
+    with httpx.Client(base_url=URL, transport=rig.transport) as http:
+        return http.request(method, path, headers=headers or {}, **rest)
+
+
+def test_every_route_but_a_few_wants_the_token(rig: Rig) -> None:
+    open_paths = {"/healthz", "/api/v1/supervisors/sync", "/login"}
+    paths = call(rig, "GET", "/openapi.json").json()["paths"]
+    assert len(paths) > 12
+    for path, methods in paths.items():
+        real = path.replace("{num}", "1").replace("{digest}", "0" * 64)
+        for method in methods:
+            for headers in ({}, {"Authorization": "Bearer wrong"}):
+                status = call(rig, method.upper(), real, headers).status_code
+                assert (status == 403) == (path not in open_paths), (method, path, status)
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", ""])
+def test_other_host_names_are_refused(rig: Rig, host: str) -> None:
+    good = {"Authorization": f"Bearer {TOKEN}"}
+    assert call(rig, "GET", "/api/v1/info", good | {"Host": host}).status_code == 403
+    assert call(rig, "GET", "/healthz", {"Host": host}).status_code == 403
+    for own in ("localhost:9", "127.0.0.1:1", "[::1]:9"):
+        assert call(rig, "GET", "/api/v1/info", good | {"Host": own}).status_code == 200
+
+
+def test_the_cookie_reads_but_never_writes(rig: Rig) -> None:
+    cookie = {"Cookie": f"phalanx_session={TOKEN}"}
+    assert call(rig, "GET", "/api/v1/info", cookie).status_code == 200
+    assert call(rig, "POST", "/api/v1/clients/hello", cookie, json={}).status_code == 403
+
+
+def test_a_spec_is_refused_with_every_problem(rig: Rig) -> None:
+    bad = spec(pritority=1, resources={"nodes": 0})
+    with pytest.raises(SpecInvalid) as caught:
+        rig.client.submit(SubmitRequest(spec=bad))
+    problems = {one.path: one.message for one in caught.value.problems}
+    assert "did you mean priority" in problems["pritority"]
+    assert "resources.nodes" in problems
+
+
+@pytest.mark.parametrize(
+    ("resources", "path", "says"),
+    [
+        ({"slots_per_node": 9}, "resources.slots_per_node", "the largest of any pool has 4"),
+        ({"nodes": 3, "slots_per_node": 2}, "resources.nodes", "at most 2 × 2 slots"),
+        ({"cpus": 64}, "resources.cpus", "has 4"),
+    ],
+)
+def test_what_never_fits_is_refused_at_submit(rig: Rig, resources, path: str, says: str) -> None:
+    with pytest.raises(SpecInvalid) as caught:
+        rig.client.submit(SubmitRequest(spec=spec(resources=resources)))
+    (problem,) = caught.value.problems
+    assert problem.path == path and says in problem.message
+    assert rig.client.jobs().jobs == []
+
+
+def test_unknown_pools_are_named(rig: Rig) -> None:
+    with pytest.raises(SpecInvalid, match="there is local"):
+        rig.client.submit(SubmitRequest(spec=spec(pool="gpu")))
+
+
+def test_a_dry_run_writes_nothing(rig: Rig) -> None:
+    answer = rig.client.submit(SubmitRequest(spec=spec()), dry_run=True)
+    assert answer.job is None and answer.spec["grace"] == "30s"
+    assert rig.client.jobs().jobs == []
+
+
+def test_code_is_uploaded_once_and_needed(rig: Rig) -> None:
+    import io
+    import tarfile
+
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w"):
+        pass
+    content = buffer.getvalue()
+    digest = hashlib.sha256(content).hexdigest()
+    with pytest.raises(NotFound, match="has not been uploaded"):
+        rig.client.submit(SubmitRequest(spec=spec(), code=digest))
+    assert not rig.client.has_code(digest)
+    rig.client.put_code(digest, content)
+    rig.client.put_code(digest, content)
+    assert rig.client.has_code(digest)
+    with pytest.raises(UserError, match="digest"):
+        rig.client.put_code("1" * 64, content)
+    rig.client.submit(SubmitRequest(spec=spec(), code=digest))
+
+
+def test_run_jobs_bring_their_environment_and_submit_jobs_do_not(rig: Rig) -> None:
+    env = {"A": "1", "PATH": "/mine"}
+    run = SubmitRequest(
+        spec=spec(env={"B": "2"}, resources={}), kind="run", caller_cwd="/", caller_env=env
+    )
+    rig.client.submit(run)
+    rig.client.submit(run.model_copy(update={"kind": "submit"}))
+    rig.turn()
+    first, second = rig.supervisor(1).assignment, rig.supervisor(2).assignment
+    assert (first.env, first.cwd) == ({"A": "1", "PATH": "/mine", "B": "2"}, "/")
+    assert "A" not in second.env and second.env["B"] == "2"
+    assert second.cwd == second.workdir != "/"
+    with pytest.raises(UserError, match="caller_cwd"):
+        rig.client.submit(run.model_copy(update={"caller_cwd": None}))
+
+
+def test_a_page_of_jobs_and_why_one_waits(rig: Rig) -> None:
+    for _ in range(3):
+        rig.submit()
+    rig.turn()
+    page = rig.client.jobs(limit=2)
+    assert ([one.num for one in page.jobs], page.next) == ([3, 2], 2)
+    page = rig.client.jobs(limit=2, before=page.next)
+    assert ([one.state for one in page.jobs], page.next) == (["starting"], None)
+    waiting = rig.job(2)
+    assert waiting.stays is not None and waiting.stays.message
+    assert [one.num for one in rig.client.jobs(states=["queued"]).jobs] == [3, 2]
+    with pytest.raises(UserError, match="no state 'lost'"):
+        rig.client.jobs(states=["lost"])
+
+
+def test_nonsense_gets_one_clear_message(rig: Rig) -> None:
+    good = {"Authorization": f"Bearer {TOKEN}"}
+    answer = call(rig, "POST", "/api/v1/jobs/1/stop", good, json={"goal": "explode"})
+    assert answer.status_code == 422
+    assert answer.json()["problems"][0]["path"] == "goal"
+    assert call(rig, "GET", "/api/v1/nowhere", good).json()["code"] == "not_found"
+    assert call(rig, "GET", "/api/v1/jobs/x", good).status_code == 422
+    big = good | {"Content-Length": str(1 << 40)}
+    assert call(rig, "POST", "/api/v1/jobs", big, content=b"{}").status_code == 400
+
+
+def test_no_server_is_said_so() -> None:
+    with PhalanxClient("http://127.0.0.1:9", "x") as client:
+        assert not client.is_healthy()
+        with pytest.raises(ServerUnavailable, match="no server answers") as caught:
+            client.info()
+    assert caught.value.retryable and "phalanx up" in str(caught.value)
+
+
+def test_something_else_answers() -> None:
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, text="<html>hi"))
+    broken = httpx.MockTransport(lambda request: httpx.Response(502, text="bad gateway"))
+    with PhalanxClient("http://x", "t", transport=broken) as client:
+        with pytest.raises(Exception, match="answered 502") as caught:
+            client.info()
+        assert caught.value.hint and "Phalanx server" in caught.value.hint
+    with PhalanxClient("http://x", "t", transport=transport) as client:
+        assert not client.is_healthy()
+
+
+def test_gauges(rig: Rig) -> None:
+    rig.submit()
+    text = call(rig, "GET", "/metrics", {"Authorization": f"Bearer {TOKEN}"}).text
+    assert 'phalanx_jobs{state="queued"} 1' in text
+    assert 'phalanx_pool_slots_free{pool="local"} 4' in text

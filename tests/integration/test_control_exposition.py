@@ -1,0 +1,192 @@
+"""GET /metrics: valid text, the right numbers, bounded series; sums begin with the control plane."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from integration.rig import TOKEN, URL, Rig
+from phalanx.core.instruments import BOUNDS
+from phalanx.schemas import supervision as wire
+from phalanx.server.observe import training
+from phalanx.server.observe.exposition import Exposition
+
+pytestmark = pytest.mark.integration
+
+
+def text_of(rig: Rig, token: str = TOKEN) -> httpx.Response:
+    with httpx.Client(base_url=URL, transport=rig.transport) as http:
+        return http.get("/metrics", headers={"Authorization": f"Bearer {token}"})
+
+
+def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Every sample by name and sorted labels; the text must parse, with no sample twice."""
+    found: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    for family in text_string_to_metric_families(text):
+        for one in family.samples:
+            key = (one.name, tuple(sorted(one.labels.items())))
+            assert key not in found
+            found[key] = one.value
+    return found
+
+
+def of(found: dict, name: str, /, **labels: str) -> float:
+    return found[name, tuple(sorted(labels.items()))]
+
+
+def running(rig: Rig):
+    num = rig.submit()
+    for _ in range(3):
+        rig.turn(1.0)
+    supervisor = rig.supervisor(num)
+    supervisor.ready()
+    rig.turn(0.1)
+    supervisor.started()
+    return num, supervisor
+
+
+def report(supervisor, rank: int, step: int, values: dict[str, float], generation: int = 0) -> None:
+    point = wire.MetricPoint(rank=rank, step=step, at=supervisor.now(), values=values)
+    supervisor.sync(
+        wire.MetricsReport(seq=supervisor.next_seq(), generation=generation, points=[point])
+    )
+
+
+WINDOW = {
+    "step_time_seconds": 0.03,
+    "step_time_seconds|7": 2.0,
+    "step_time_seconds|8": 8.0,
+    "step_time_seconds|sum": 0.3,
+    "training_samples": 320.0,
+    "training_steps_per_sec": 33.0,
+}
+
+
+def test_the_token_is_needed(rig: Rig) -> None:
+    assert text_of(rig, "wrong").status_code == 403
+    assert text_of(rig).headers["content-type"].startswith("text/plain; version=0.0.4")
+
+
+def test_ranks_windows_and_the_scripts_own_names(rig: Rig) -> None:
+    text_of(rig)
+    num, supervisor = running(rig)
+    here = {"project": "default", "job": f"j-{num}"}
+    for _ in range(2):
+        report(supervisor, 1, 10, WINDOW)
+    report(supervisor, 0, 10, {"loss": 0.25, "acc": 0.9, "lr": 1e-3})
+    found = samples(text_of(rig).text)
+    assert of(found, "training_loss", **here) == 0.25
+    assert of(found, "training_accuracy", **here) == 0.9
+    assert of(found, "training_metric", **here, name="lr") == 1e-3
+    assert of(found, "training_steps_per_sec", **here, rank="1") == 33.0
+    assert of(found, "training_samples_total", **here, rank="1") == 640.0
+    rank = here | {"rank": "1"}
+    assert of(found, "step_time_seconds_bucket", **rank, le=str(BOUNDS[7])) == 4
+    assert of(found, "step_time_seconds_bucket", **rank, le="+Inf") == 20
+    assert of(found, "step_time_seconds_count", **rank) == 20
+    assert of(found, "step_time_seconds_sum", **rank) == pytest.approx(0.6)
+    # Looked at twice, counted once.
+    assert of(samples(text_of(rig).text), "training_samples_total", **rank) == 640.0
+
+
+def test_a_later_control_plane_shows_the_newest_and_counts_from_now_on(rig: Rig) -> None:
+    num, supervisor = running(rig)
+    report(supervisor, 0, 10, WINDOW | {"loss": 0.25})
+    later = Exposition(rig.platform)
+    found = samples(later.scrape(rig.clock.now()).decode())
+    here = {"project": "default", "job": f"j-{num}"}
+    assert of(found, "training_loss", **here) == 0.25
+    assert of(found, "training_steps_per_sec", **here, rank="0") == 33.0
+    assert ("training_samples_total", tuple(sorted((here | {"rank": "0"}).items()))) not in found
+    report(supervisor, 0, 20, WINDOW)
+    found = samples(later.scrape(rig.clock.now()).decode())
+    assert of(found, "training_samples_total", **here, rank="0") == 320.0
+
+
+def test_states_queue_restarts_and_checkpoints(rig: Rig) -> None:
+    text_of(rig)
+    num, supervisor = running(rig)
+    waiting = rig.submit()
+    supervisor.sync(
+        wire.CheckpointReport(
+            seq=supervisor.next_seq(), generation=0, step=5, epoch=0, path="/c/step-5",
+            size_bytes=1000, took_s=0.2, metrics={}, at=supervisor.now(),
+        )
+    )  # fmt: skip
+    supervisor.failed()
+    supervisor.ended(outcome="failed", step=5)
+    rig.turn(30.0)
+    found = samples(text_of(rig).text)
+    assert of(found, "phalanx_jobs_submitted_total") == 2
+    assert of(found, "phalanx_restarts_total", cause="rank_crash") == 1
+    here = {"project": "default", "job": f"j-{num}"}
+    assert of(found, "phalanx_job_restarts_total", **here, cause="rank_crash") == 1
+    assert of(found, "phalanx_checkpoints_total", outcome="committed") == 1
+    assert of(found, "phalanx_checkpoint_bytes_total") == 1000
+    assert of(found, "phalanx_checkpoint_save_seconds_bucket", le="0.25") == 1
+    assert of(found, "phalanx_checkpoint_save_seconds_bucket", le="0.1") == 0
+    assert of(found, "phalanx_queue_wait_seconds_count") >= 1
+    assert of(found, "phalanx_jobs", state="failed") == 0
+    assert waiting != num
+
+
+def test_a_job_that_has_ended_leaves_no_series(rig: Rig) -> None:
+    text_of(rig)
+    num, supervisor = running(rig)
+    report(supervisor, 0, 10, WINDOW)
+    assert f'job="j-{num}"' in text_of(rig).text
+    supervisor.ended()
+    rig.turn(0.1)
+    supervisor.leave()
+    for _ in range(3):
+        rig.turn(1.0)
+    assert rig.job(num).is_terminal
+    text = text_of(rig).text
+    assert f'job="j-{num}"' not in text
+    assert of(samples(text), "phalanx_jobs_finished_total", state="succeeded") == 1
+
+
+def test_series_are_bounded_and_what_is_left_out_is_counted(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "MAX_RANKS_OF_A_JOB", 2)
+    text_of(rig)
+    num, supervisor = running(rig)
+    for rank in range(3):
+        report(supervisor, rank, 10, WINDOW)
+    report(supervisor, 0, 11, {f"made_up_{index}": 1.0 for index in range(100)})
+    found = samples(text_of(rig).text)
+    ranks = {dict(labels)["rank"] for _, labels in found if "rank" in dict(labels)}
+    assert ranks == {"0", "1"}
+    assert of(found, "phalanx_ranks_not_shown") == 1
+    names = [labels for name, labels in found if name == "training_metric"]
+    assert len(names) == training.MAX_NAMES
+    assert num == 1
+
+
+def test_parts_of_distributions_are_not_shown_as_metrics(rig: Rig) -> None:
+    num, supervisor = running(rig)
+    report(supervisor, 0, 10, WINDOW | {"loss": 0.5})
+    view = rig.client.metrics(num)
+    assert "loss" in view.names and "step_time_seconds" in view.names
+    assert not [name for name in view.names if "|" in name]
+    assert not [one.name for one in view.series if "|" in one.name]
+    # A job's one-line progress stays the script's own.
+    assert rig.job(num).progress.last_metrics == {"loss": 0.5}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_finds_nothing_wrong(rig: Rig) -> None:
+    _, supervisor = running(rig)
+    report(supervisor, 0, 10, WINDOW)
+    done = subprocess.run(
+        ["promtool", "check", "metrics"], input=text_of(rig).text, text=True, capture_output=True
+    )
+    # Two names are those that users' dashboards have already; promtool dislikes their unit.
+    kept = ("training_steps_per_sec ", "training_throughput_samples_per_sec ")
+    said = [line for line in done.stderr.splitlines() if line and not line.startswith(kept)]
+    assert (said, done.returncode in (0, 3)) == ([], True), done.stdout + done.stderr

@@ -1,0 +1,49 @@
+"""The pages: behind the token, without scripts, and safe whatever a job prints."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from integration.rig import TOKEN, URL, Rig
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def browser(rig: Rig):
+    with httpx.Client(base_url=URL, transport=rig.transport, follow_redirects=True) as http:
+        yield http
+
+
+def test_a_token_in_the_address_becomes_a_cookie(rig: Rig, browser: httpx.Client) -> None:
+    assert browser.get("/").status_code == 403
+    assert browser.get("/login", params={"token": "wrong"}).status_code == 403
+    assert browser.get("/").status_code == 403
+    answer = browser.get("/login", params={"token": TOKEN})
+    assert (answer.status_code, answer.url.path) == (200, "/")
+    flags = answer.history[0].headers["set-cookie"].lower()
+    assert "httponly" in flags and "samesite=strict" in flags
+    assert "No job yet." in answer.text
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+def test_a_job_is_shown_and_nothing_of_it_is_run(rig: Rig, browser: httpx.Client) -> None:
+    evil = "<script>alert(1)</script>"
+    num = rig.submit()
+    rig.turn()
+    supervisor = rig.supervisor(num)
+    supervisor.ready()
+    supervisor.started()
+    for step in range(5):
+        rig.clock.advance(1)
+        supervisor.step(0, step, loss=1 / (step + 1))
+    supervisor.log(0, f"{evil}\n".encode())
+    supervisor.failed(message=evil, traceback=evil)
+    browser.get("/login", params={"token": TOKEN})
+    front, page = browser.get("/").text, browser.get(f"/jobs/{num}").text
+    assert f"/jobs/{num}" in front and "digits" in front
+    assert "<svg" in page and "loss" in page and "rank failed" in page
+    assert page.count("&lt;script&gt;") >= 3
+    assert "<script" not in front + page
+    assert browser.get("/jobs/99").status_code == 404

@@ -1,0 +1,191 @@
+"""The supervisors' call: who may make it, what happens when it is repeated, and how it waits."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+
+import pytest
+
+from integration.rig import Rig, ScriptedSupervisor
+from phalanx.core.jobs.desired import Action
+from phalanx.schemas import supervision as wire
+from phalanx.store import events, lineage
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def supervisor(rig: Rig) -> ScriptedSupervisor:
+    num = rig.submit()
+    rig.turn()
+    one = rig.supervisor(num)
+    one.ready()
+    one.started()
+    return one
+
+
+def story(rig: Rig, num: int) -> list[str]:
+    return [one.kind for one in rig.client.events(num).events]
+
+
+def test_only_the_supervisor_of_the_attempt_may_call(
+    rig: Rig, supervisor: ScriptedSupervisor
+) -> None:
+    request = supervisor.request()
+    for token in ("", "wrong", rig.context.token, rig.platform.supervisor_token(1, 2)):
+        assert supervisor.post(request, token).status_code == 403
+    unknown = request.model_copy(update={"node_rank": 5})
+    assert supervisor.post(unknown).status_code == 403
+    assert supervisor.post(request).status_code == 200
+
+
+def test_its_token_opens_nothing_else(rig: Rig, supervisor: ScriptedSupervisor) -> None:
+    import httpx
+
+    from integration.rig import URL
+
+    with httpx.Client(base_url=URL, transport=rig.transport) as http:
+        headers = {"Authorization": f"Bearer {supervisor.token}"}
+        assert http.get("/api/v1/jobs", headers=headers).status_code == 403
+
+
+def test_repeated_reports_change_nothing(rig: Rig, supervisor: ScriptedSupervisor) -> None:
+    failed = wire.RankFailedReport(
+        seq=supervisor.next_seq(), generation=0, failure=supervisor.failure()
+    )
+    ended = wire.RanksEndedReport(
+        seq=supervisor.next_seq(), generation=0, outcome="failed", port=4100
+    )
+    first = supervisor.sync(failed, ended)
+    before = story(rig, 1)
+    again = supervisor.sync(failed, ended)
+    assert (again.acked, again.orders) == (first.acked, first.orders)
+    assert first.acked == ended.seq
+    assert story(rig, 1) == before
+    assert rig.job(1).restarts == 1
+
+
+def test_reports_of_an_old_attempt_cannot_touch_the_new_one(
+    rig: Rig, supervisor: ScriptedSupervisor
+) -> None:
+    rig.executor.bury(supervisor.ref)
+    rig.turn()
+    rig.turn()
+    assert rig.job(1).attempt == 2
+    rig.supervisor(1, attempt=2).ready()
+    before = rig.job(1)
+    assert supervisor.failed().action is Action.RELEASE
+    assert supervisor.ended(0, "failed").action is Action.RELEASE
+    assert rig.job(1).state == before.state and rig.job(1).restarts == before.restarts
+
+
+def test_an_unknown_protocol_is_refused(rig: Rig, supervisor: ScriptedSupervisor) -> None:
+    answer = supervisor.post(supervisor.request().model_copy(update={"protocol": 9}))
+    assert answer.status_code == 400 and "protocol 9" in answer.json()["message"]
+
+
+def test_values_that_are_not_finite_arrive(rig: Rig, supervisor: ScriptedSupervisor) -> None:
+    supervisor.step(0, 1, loss=math.nan)
+    supervisor.step(0, 2, loss=0.25)
+    (series,) = rig.client.metrics(1).series
+    assert (series.steps, series.values) == ([1, 2], [None, 0.25])
+
+
+def test_failures_are_put_on_our_clock(rig: Rig, supervisor: ScriptedSupervisor) -> None:
+    supervisor.skew_us = -7_200_000_000  # two hours behind
+    rig.clock.advance(1)
+    supervisor.sync()
+    rig.clock.advance(1)
+    failed_at = rig.clock.now()
+    supervisor.failed()
+    view = rig.job(1)
+    assert view.failure is not None
+    assert round(view.failure.at.timestamp() * 1e6) == pytest.approx(failed_at, abs=200_000)
+
+
+def test_a_long_poll_returns_when_orders_change(rig: Rig, supervisor: ScriptedSupervisor) -> None:
+    seen = supervisor.sync().orders.version
+    answers: list[wire.SyncResponse] = []
+    # The poll's own limit is on the manual clock and never passes: only news can end it.
+    waiting = threading.Thread(
+        target=lambda: answers.append(supervisor.sync(seen=seen, wait_s=25.0))
+    )
+    waiting.start()
+    deadline = time.monotonic() + 30
+    while not rig.context.notifier._waiting and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert not answers
+    rig.client.stop(1)
+    waiting.join(30)
+    assert answers[0].orders.action is Action.STOP
+
+
+def test_ledgers_checkpoints_and_restores_add_up(rig: Rig, supervisor: ScriptedSupervisor) -> None:
+    def ledger(generation: int, *rows: tuple[int, int, int]) -> wire.LedgerReport:
+        return wire.LedgerReport(
+            seq=supervisor.next_seq(), generation=generation, num_samples=100,
+            rows=[wire.LedgerRow(epoch=e, lo=lo, hi=hi) for e, lo, hi in rows],
+        )  # fmt: skip
+
+    def restored(generation: int, path: str | None, position: int) -> wire.RestoredReport:
+        return wire.RestoredReport(
+            seq=supervisor.next_seq(), generation=generation, path=path, position=position
+        )
+
+    supervisor.sync(
+        restored(0, None, 0),
+        ledger(0, (0, 0, 30)),
+        wire.CheckpointReport(
+            seq=supervisor.next_seq(), generation=0, step=2, path="/c/2", at=supervisor.now(),
+            metrics={"val_acc": 0.9},
+        ),
+        ledger(0, (0, 0, 60)),
+    )  # fmt: skip
+    supervisor.failed()
+    orders = supervisor.ended(0, "failed", step=6)
+    assert orders.resume_path == "/c/2"
+    supervisor.started(1)
+    supervisor.sync(
+        restored(1, "/c/2", 30),
+        ledger(1, (0, 30, 100)),
+        wire.QuarantinedReport(
+            seq=supervisor.next_seq(), generation=1, path="/c/9", message="bad digest"
+        ),
+        wire.WarningReport(
+            seq=supervisor.next_seq(), generation=1, message="disk full", at=supervisor.now()
+        ),
+    )
+    found = rig.job(1).lineage
+    assert found is not None
+    assert (found.missed, found.duplicated, found.redone, found.consumed) == (0, 0, 30, 100)
+    assert (found.num_valid, found.exact) == (1, True)
+    assert [one.path for one in rig.client.checkpoints(1)] == ["/c/2"]
+    assert {"restored", "warned", "checkpoint_quarantined"} <= set(story(rig, 1))
+    rig.check_log(1)
+    slices = rig.store.view(lambda tx: lineage.ledger_of(tx, 1))
+    assert len(slices) == 2
+    assert rig.store.view(lambda tx: events.count_kind(tx, 1, "warned")) == 1
+
+
+def test_logs_come_back_as_lines(rig: Rig, supervisor: ScriptedSupervisor) -> None:
+    long = b"x" * 300_000
+    supervisor.log(0, b"one\ntw")
+    page = rig.client.logs(1)
+    assert [line.text for line in page.lines] == ["one"]
+    supervisor.log(6, b"o\n" + long[:200_000])
+    supervisor.log(0, b"other\n", rank=2)
+    page = rig.client.logs(1, cursor=page.cursor)
+    assert [(line.rank, line.text) for line in page.lines] == [(0, "two"), (2, "other")]
+    supervisor.log(8 + 200_000, long[200_000:] + b"\nlast without an end")
+    page = rig.client.logs(1, cursor=page.cursor)
+    assert [line.text for line in page.lines] == [long.decode()]
+    assert not page.done
+    supervisor.ended(0, "succeeded")
+    supervisor.leave()
+    rig.turn()
+    page = rig.client.logs(1, cursor=page.cursor)
+    assert ([line.text for line in page.lines], page.done) == (["last without an end"], True)
+    assert [line.text for line in rig.client.logs(1, tail=1).lines] == ["last without an end"]
+    assert [line.text for line in rig.client.logs(1, ranks=[2]).lines] == ["other"]

@@ -1,0 +1,133 @@
+"""Ranks as threads of one process, for what savers do together; no process group."""
+
+import threading
+
+import torch
+from torch import nn
+
+from phalanx.core.checkpoints import Position
+from phalanx.kit.clock import SystemClock
+from phalanx.train.context import RankInfo
+from phalanx.train.saving import CheckpointDirectory, Moment
+from phalanx.train.staging import Staging
+
+GUARD_S = 60
+
+
+class Meeting:
+    """What the channels of one gang share."""
+
+    def __init__(self, world):
+        self.barrier = threading.Barrier(world)
+        self.slots = [None] * world
+
+    def exchange(self, rank, value):
+        self.slots[rank] = value
+        try:
+            self.barrier.wait(GUARD_S)
+            found = list(self.slots)
+            self.barrier.wait(GUARD_S)
+        except threading.BrokenBarrierError:
+            raise RuntimeError("a peer is gone") from None
+        return found
+
+
+class ThreadChannel:
+    def __init__(self, meeting, rank):
+        self.meeting, self.rank = meeting, rank
+
+    def gather(self, mine):
+        found = self.meeting.exchange(self.rank, mine)
+        return found if self.rank == 0 else []
+
+    def broadcast(self, text):
+        return self.meeting.exchange(self.rank, text)[0]
+
+    def total(self, values):
+        return [sum(one) for one in zip(*self.meeting.exchange(self.rank, values), strict=True)]
+
+    def settle(self):
+        pass
+
+
+class Notes:
+    """A report that keeps its records."""
+
+    def __init__(self):
+        self.records = []
+
+    def write(self, kind, **fields):
+        self.records.append({"k": kind, **fields})
+
+    def close(self):
+        pass
+
+
+def trained(fill):
+    """A model and its optimizer, equal on all ranks, with tensors large enough to be cut."""
+    model = nn.Sequential(nn.Linear(130, 257), nn.Linear(257, 3))
+    opt = torch.optim.AdamW(model.parameters())
+    with torch.no_grad():
+        for at, one in enumerate(model.parameters()):
+            one.copy_(torch.arange(one.numel(), dtype=torch.float32).reshape(one.shape) + fill + at)
+            opt.state[one] = {"step": torch.tensor(float(fill)), "exp_avg": one.clone() * 2}
+    return model, opt
+
+
+class ThreadGang:
+    """`world` savers over one directory; `disks` is called with a rank."""
+
+    def __init__(self, store, world, disks, keep=None, staging=Staging):
+        self.world, self.reports = world, [Notes() for _ in range(world)]
+        meeting = Meeting(world)
+        self.pairs = [trained(0) for _ in range(world)]
+        self.savers = []
+        for rank in range(world):
+            options = {"keep": keep} if keep else {}
+            info = RankInfo(rank=rank, world_size=world, local_world_size=world, **options)
+            saver = CheckpointDirectory(
+                store, info, ThreadChannel(meeting, rank), self.reports[rank], SystemClock(),
+                disks(rank), staging(),
+            )  # fmt: skip
+            model, opt = self.pairs[rank]
+            saver.watch([model], [opt], "ddp")
+            self.savers.append(saver)
+
+    def everywhere(self, work):
+        """`work(rank)` in a thread for each rank; the results in rank order."""
+        results = [None] * self.world
+
+        def run(rank):
+            results[rank] = work(rank)
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(self.world)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join(GUARD_S)
+            assert not one.is_alive(), "hangs"
+        return results
+
+    def set(self, fill):
+        for model, opt in self.pairs:
+            fresh, state = trained(fill)
+            model.load_state_dict(fresh.state_dict())
+            opt.load_state_dict(state.state_dict())
+
+    def save(self, step, why="every"):
+        """Begin a save on every rank."""
+
+        def begin(rank):
+            model, opt = self.pairs[rank]
+            state = {"models": [model.state_dict()], "optimizers": [opt.state_dict()],
+                     "state": {"rank": rank}, "tracked": {}}  # fmt: skip
+            moment = Moment(step=step, position=Position(), why=why, rng=bytes([rank, step]))
+            return self.savers[rank].save(lambda: state, moment)
+
+        return self.everywhere(begin)
+
+    def wait(self):
+        return [saver.wait() for saver in self.savers]
+
+    def open(self):
+        return self.everywhere(lambda rank: self.savers[rank].open())

@@ -1,0 +1,208 @@
+"""The planner's invariants under random streams of events, duplicates and late messages included."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phalanx.core.placement import GangShape, Node, Placement
+from phalanx.core.scheduling import Held, Project, Terms, Waiting, World, plan, plan_pass
+from phalanx.core.scheduling.slots import mask_of
+from phalanx.errors import InvariantBroken
+from phalanx.sim import audit
+
+pytestmark = pytest.mark.unit
+
+US = 1_000_000
+PROJECTS = (
+    Project("a", guaranteed_slots=8, weight=2.0),
+    Project("b", guaranteed_slots=4, max_slots=12),
+    Project("c"),
+)
+
+
+def make_nodes(num: int = 6) -> list[Node]:
+    return [
+        Node(
+            f"n{i}",
+            "main" if i < 4 else "side",
+            f"10.0.0.{i}",
+            4,
+            8,
+            64,
+            domains=(("block", "b0"), ("rack", f"r{i // 2}")),
+        )
+        for i in range(num)
+    ]
+
+
+@st.composite
+def jobs(draw: st.DrawFn, num: int) -> Waiting:
+    shape = GangShape(draw(st.integers(1, 4)), draw(st.integers(1, 4)), 1)
+    return Waiting(
+        num,
+        shape,
+        draw(st.sampled_from([10, 50, 90])),
+        num,
+        project=draw(st.sampled_from(["a", "b", "c"])),
+        pools=draw(st.sampled_from([(), ("main",), ("side", "main")])),
+        cpus_per_node=draw(st.sampled_from([0, 0, 3])),
+        max_duration_s=draw(st.sampled_from([None, 600.0, 36_000.0])),
+        min_nodes=1 if shape.nodes > 1 and draw(st.booleans()) else None,
+        required=draw(st.sampled_from([None, None, "rack"])),
+    )
+
+
+class Stream:
+    """Applies plans as a control plane does, and invents what may happen in between."""
+
+    def __init__(self, seed: int, projects: tuple[Project, ...]) -> None:
+        self.rng = random.Random(seed)
+        self.world = World(make_nodes(), projects, terms=Terms(min_run_s=60.0))
+        self.watch = audit.Watch()
+        self.now = 0
+        self.submitted: list[Waiting] = []
+
+    def happen(self) -> None:
+        self.now += self.rng.randrange(1, 900) * US
+        world, rng = self.world, self.rng
+        kind = rng.choice(["end", "end", "end", "left", "twice", "node", "save"])
+        running = sorted(world.held)
+        if kind in ("end", "left") and running:
+            num = rng.choice(running)
+            held = world.release(num)
+            world.release(num)
+            if kind == "left" and held is not None:
+                job = next(w for w in self.submitted if w.num == num)
+                back = replace(job, queued_at=self.now, attained_slot_s=held.attained(self.now))
+                world.submit(back)
+        elif kind == "twice" and self.submitted:
+            world.submit(rng.choice([*world.waiting.values(), *self.submitted[:1]]))
+        elif kind == "node":
+            node = rng.choice(world.index.nodes)
+            world.replace_node(replace(node, closed="" if node.closed else "drained"))
+        elif kind == "save" and running:
+            held = world.held[rng.choice(running)]
+            world.update(replace(held, saved_at=self.now))
+
+    def step(self) -> None:
+        world = self.world
+        decided = plan_pass(world, self.now)
+        audit.check_rebuild(world)
+        self.watch.check_plan(world, decided, self.now)
+        assert plan(world.snapshot(), self.now) == decided
+        world.holes = {hole.job: hole for hole in decided.holes if hole.victims}
+        for preemption in decided.preemptions:
+            world.update(replace(world.held[preemption.job], stopping=True))
+        for resize in decided.resizes:
+            held = world.release(resize.job)
+            assert held is not None
+            world.hold(replace(held, placement=resize.placement, resized_at=self.now))
+        for start in decided.starts:
+            world.start(start.job, start.placement, held_of(world.waiting[start.job], self.now))
+
+
+def held_of(job: Waiting, now: int) -> Held:
+    return Held(
+        job.num,
+        plan_placeholder,
+        project=job.project,
+        priority=job.priority,
+        started_at=now,
+        attained_slot_s=job.attained_slot_s,
+        max_duration_s=job.max_duration_s,
+        min_nodes=job.min_nodes,
+        max_nodes=None if job.min_nodes is None else job.shape.nodes,
+        cpus_per_node=job.cpus_per_node,
+    )
+
+
+plan_placeholder = Placement("", ())
+
+
+@given(st.data(), st.integers(0, 2**16), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_random_streams_keep_every_promise(data: st.DataObject, seed: int, quotas: bool) -> None:
+    stream = Stream(seed, PROJECTS if quotas else ())
+    for num in range(1, data.draw(st.integers(4, 14)) + 1):
+        job = data.draw(jobs(num))
+        stream.submitted.append(job)
+        stream.world.submit(job)
+        stream.step()
+        for _ in range(stream.rng.randrange(3)):
+            stream.happen()
+            stream.step()
+    held = stream.world.held
+    for project in PROJECTS if quotas else ():
+        if project.max_slots is not None:
+            used = sum(h.num_slots for h in held.values() if h.project == project.name)
+            assert used <= project.max_slots
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_the_order_of_the_snapshot_does_not_matter(data: st.DataObject) -> None:
+    waiting = [data.draw(jobs(num)) for num in range(1, 9)]
+    shuffled = data.draw(st.permutations(waiting))
+    worlds = []
+    for order in (waiting, shuffled):
+        world = World(make_nodes())
+        for job in order:
+            world.submit(job)
+        worlds.append(plan_pass(world, 100 * US))
+    assert worlds[0] == worlds[1]
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_nothing_that_fits_free_unreserved_slots_stays(data: st.DataObject) -> None:
+    world = World(make_nodes(), terms=Terms(num_reservations=0))
+    for num in range(1, 12):
+        world.submit(data.draw(jobs(num)))
+    decided = plan_pass(world, 100 * US)
+    for start in decided.starts:
+        job = world.waiting[start.job]
+        world.start(job.num, start.placement, held_of(job, 100 * US))
+    again = plan_pass(world, 101 * US)
+    assert again.starts == ()
+
+
+@given(st.data())
+@settings(max_examples=30, deadline=None)
+def test_every_job_starts_in_the_end(data: st.DataObject) -> None:
+    """Bounded wait: whatever could ever be placed gets its turn, with nothing ever ending early."""
+    world = World(make_nodes(4))
+    waiting = [replace(data.draw(jobs(n)), pools=(), required=None) for n in range(1, 10)]
+    for job in waiting:
+        world.submit(job)
+    for round_ in range(40):
+        now = (round_ + 1) * 3600 * US
+        decided = plan_pass(world, now)
+        for start in decided.starts:
+            job = world.waiting[start.job]
+            world.start(job.num, start.placement, Held(job.num, start.placement))
+        for num in sorted(world.held):
+            world.release(num)
+        if not world.waiting:
+            return
+    raise AssertionError(f"still waiting: {sorted(world.waiting)}")
+
+
+def test_the_audit_sees_a_corrupt_index() -> None:
+    world = World(make_nodes())
+    world.index.set_free(0, mask_of([0]))
+    with pytest.raises(InvariantBroken, match="differs from its rebuild"):
+        audit.check_rebuild(world)
+
+
+def test_the_audit_sees_a_double_start() -> None:
+    world = World(make_nodes())
+    world.submit(Waiting(1, GangShape(1, 4, 1), 50, 0))
+    decided = plan_pass(world, 1)
+    twice = replace(decided, starts=decided.starts * 2)
+    with pytest.raises(InvariantBroken, match="given twice"):
+        audit.check_starts(world, twice)

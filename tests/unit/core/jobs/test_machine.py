@@ -1,0 +1,161 @@
+"""The job machine, sentence by sentence: what one event does to one job."""
+
+from __future__ import annotations
+
+import pytest
+
+from phalanx.core.failures import Failure
+from phalanx.core.jobs import Job, JobState, create, decide
+from phalanx.core.jobs import events as e
+from phalanx.core.jobs.commands import KillAttempt, LaunchAttempt
+from phalanx.core.jobs.desired import Action, desired
+from phalanx.core.jobs.machine import STOP_SLACK_S
+from phalanx.core.jobs.model import JobTerms, Outcome, StopGoal
+from phalanx.core.jobs.timers import due, wake_at
+from phalanx.core.placement import GangShape, NodeShare, Placement
+from phalanx.core.reasons import Cause, ReasonCode
+from phalanx.core.recovery import RecoveryPolicy
+from phalanx.errors import InvalidTransition, InvariantBroken
+
+pytestmark = pytest.mark.unit
+
+S = 1_000_000
+NOW = 1_000 * S
+DIED = Failure(Cause.RANK_CRASH, 1, 0, NOW, "rank 1 was killed by SIGKILL")
+
+
+def placed_on(*nodes: str) -> Placement:
+    return Placement("local", tuple(NodeShare(node, f"{node}.host", (0,)) for node in nodes))
+
+
+def play(*events: e.JobEvent, nodes: int = 1, now: int = NOW, **terms: object) -> Job:
+    shape = GangShape(nodes, 1, 1)
+    job = create(e.Submitted(1, JobTerms(shape, **terms)), now)
+    placed = e.AttemptPlaced(1, placed_on(*(f"n{i}" for i in range(nodes))))
+    for event in (placed, *events):
+        job = decide(job, event, now).job
+    return job
+
+
+UP = (e.NodeReady(1, 0, 4000), e.RanksStarted(1, 0, 0))
+UP_2 = (
+    e.NodeReady(1, 0, 4000), e.NodeReady(1, 1, 4001),
+    e.RanksStarted(1, 0, 0), e.RanksStarted(1, 0, 1),
+)  # fmt: skip
+
+
+def test_a_placement_launches_and_a_wrong_one_is_a_bug() -> None:
+    job = create(e.Submitted(1, JobTerms(GangShape(2, 1, 1))), NOW)
+    decision = decide(job, e.AttemptPlaced(1, placed_on("a", "b")), NOW)
+    assert decision.commands == (LaunchAttempt(1),)
+    with pytest.raises(InvariantBroken, match="does not hold the gang"):
+        decide(job, e.AttemptPlaced(1, placed_on("a")), NOW)
+    assert decide(job, e.AttemptPlaced(2, placed_on("a", "b")), NOW).ignored
+
+
+def test_a_generation_opens_when_every_node_is_ready() -> None:
+    job = play(UP_2[0], nodes=2)
+    assert desired(job, 1, 0).action is Action.WAIT
+    job = decide(job, UP_2[1], NOW).job
+    assert [desired(job, 1, rank).master_address for rank in (0, 1)] == ["n0.host", "n0.host"]
+    assert [desired(job, 1, rank).master_port for rank in (0, 1)] == [4000, 4000]
+
+
+def test_one_failure_ends_the_generation_everywhere_and_reopens_it_with_a_fresh_port() -> None:
+    job = play(*UP_2, e.RankFailed(1, 0, 0, DIED), nodes=2)
+    assert job.state is JobState.RECOVERING
+    assert [desired(job, 1, rank).action for rank in (0, 1)] == [Action.END, Action.END]
+    job = decide(job, e.RanksEnded(1, 0, 0, Outcome.FAILED, 5000, step=7), NOW).job
+    assert desired(job, 1, 0).action is Action.WAIT
+    job = decide(job, e.RanksEnded(1, 0, 1, Outcome.FAILED, 5001, step=7), NOW).job
+    orders = desired(job, 1, 1)
+    assert (orders.action, orders.generation, orders.master_port) == (Action.RUN, 1, 5000)
+    assert (job.restarts, job.progress.high_water_step) == (1, 7)
+
+
+def test_the_cause_is_the_earliest_failure_that_is_not_collateral() -> None:
+    symptom = Failure(Cause.RANK_CRASH, 0, 1, NOW - 5 * S, "Connection reset", collateral=True)
+    job = play(*UP_2, e.RankFailed(1, 0, 1, symptom), e.RankFailed(1, 0, 0, DIED), nodes=2)
+    assert job.reason.message == DIED.message
+
+
+def test_a_failure_that_comes_after_the_end_changes_nothing() -> None:
+    ended = e.RanksEnded(1, 0, 0, Outcome.SUCCEEDED, 5000, step=9)
+    job = play(*UP, ended)
+    late = decide(job, e.RankFailed(1, 0, 0, DIED), NOW)
+    assert late.ignored and late.job.state is JobState.RUNNING
+    done = decide(job, e.NodeReleased(1, 0), NOW).job
+    assert (done.state, done.progress.high_water_step) == (JobState.SUCCEEDED, 9)
+
+
+def test_a_failure_is_counted_once() -> None:
+    job = play(*UP_2, e.RankFailed(1, 0, 0, DIED), nodes=2)
+    assert decide(job, e.RankFailed(1, 0, 0, DIED), NOW).ignored
+
+
+def test_ranks_that_end_without_a_word_count_as_a_crash() -> None:
+    job = play(*UP, e.RanksEnded(1, 0, 0, Outcome.FAILED, 5000))
+    assert job.restarts == 1 and job.last_failure is not None
+    assert job.last_failure.cause is Cause.RANK_CRASH
+
+
+def test_exit_codes_decide_when_the_spec_says_so() -> None:
+    policy = RecoveryPolicy(retry_codes=(33,), fail_codes=(2,))
+
+    def after(code: int, cause: Cause) -> Job:
+        failure = Failure(cause, 0, 0, NOW, "x", exit_code=code)
+        ended = e.RanksEnded(1, 0, 0, Outcome.FAILED, 5000, failure=failure)
+        return play(*UP, ended, policy=policy)
+
+    assert after(2, Cause.RANK_CRASH).reason.code is ReasonCode.EXIT_CODE
+    assert after(33, Cause.USER_ERROR).restarts == 1
+    assert after(1, Cause.USER_ERROR).goal is StopGoal.FAIL
+
+
+def test_stopping_asks_then_kills_then_waits_for_the_word_of_the_executor() -> None:
+    job = play(*UP, e.StopRequested(StopGoal.CANCEL, grace_s=10))
+    orders = desired(job, 1, 0)
+    assert (orders.action, orders.deadline_at) == (Action.STOP, NOW + 10 * S)
+    at = NOW + round((10 + STOP_SLACK_S) * S)
+    assert wake_at(job) == at and due(job, at - 1) == ()
+    (overdue,) = due(job, at)
+    decision = decide(job, overdue, at)
+    assert decision.commands == (KillAttempt(1),)
+    assert wake_at(decision.job) == at + round(STOP_SLACK_S * S)  # and again, until it is confirmed
+    assert decide(decision.job, e.NodeReleased(1, 0), at).job.state is JobState.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "goal"),
+    [
+        (StopGoal.PAUSE, StopGoal.CANCEL, StopGoal.CANCEL),
+        (StopGoal.CANCEL, StopGoal.PAUSE, StopGoal.CANCEL),
+        (StopGoal.REQUEUE, StopGoal.PAUSE, StopGoal.PAUSE),
+    ],
+)
+def test_the_stronger_goal_wins_and_no_deadline_is_put_off(
+    first: StopGoal, second: StopGoal, goal: StopGoal
+) -> None:
+    job = play(*UP, e.StopRequested(first, grace_s=10), e.StopRequested(second, grace_s=60))
+    assert (job.goal, job.stop_deadline_at) == (goal, NOW + 10 * S)
+
+
+def test_a_job_that_finishes_while_it_is_stopped_has_succeeded() -> None:
+    ended = e.RanksEnded(1, 0, 0, Outcome.SUCCEEDED, 5000)
+    job = play(*UP, e.StopRequested(StopGoal.CANCEL), ended, e.NodeReleased(1, 0))
+    assert job.state is JobState.SUCCEEDED
+
+
+def test_a_time_limit_fails_the_job() -> None:
+    job = play(*UP, max_duration_s=60.0)
+    assert wake_at(job) == NOW + 60 * S
+    (event,) = due(job, NOW + 60 * S)
+    job = decide(job, event, NOW + 60 * S).job
+    assert (job.goal, job.reason.code) == (StopGoal.FAIL, ReasonCode.MAX_DURATION)
+
+
+def test_what_only_a_bug_can_produce_is_refused() -> None:
+    job = play(*UP, e.StopRequested(StopGoal.CANCEL), e.NodeReleased(1, 0))
+    assert job.state is JobState.CANCELLED
+    with pytest.raises(InvalidTransition, match="job 1: StopRequested while cancelled"):
+        decide(job, e.StopRequested(StopGoal.CANCEL), NOW)

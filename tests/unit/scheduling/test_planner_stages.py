@@ -1,0 +1,294 @@
+"""Each stage of the planner on clusters small enough to check by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from phalanx.core.placement import GangShape, Node, NodeShare, Placement
+from phalanx.core.reasons import ReasonCode
+from phalanx.core.scheduling import Held, Plan, Project, Snapshot, Terms, Waiting, plan, why
+from phalanx.core.scheduling.entitlement import entitlements
+from phalanx.core.scheduling.estimates import History, KindKey, bin_of
+from phalanx.core.scheduling.slots import pick
+
+pytestmark = pytest.mark.unit
+
+US = 1_000_000
+HOUR = 3600 * US
+
+
+def nodes(num: int, size: int = 4, rack: int = 2, **more: object) -> tuple[Node, ...]:
+    made = [
+        Node(f"n{i}", "p", "h", size, 8, 100, domains=(("rack", f"r{i // rack}"),))
+        for i in range(num)
+    ]
+    return tuple(replace(node, **more) for node in made)  # type: ignore[arg-type]
+
+
+def job(num: int, count: int, per_node: int, priority: int = 50, **more: object) -> Waiting:
+    shape = GangShape(count, per_node, per_node)
+    return Waiting(num, shape, priority, num, **more)  # type: ignore[arg-type]
+
+
+def held(num: int, where: dict[int, tuple[int, ...]], **more: object) -> Held:
+    shares = tuple(NodeShare(f"n{i}", "h", slots) for i, slots in where.items())
+    facts: dict[str, object] = {"priority": 50, "started_at": 0, **more}
+    return Held(num, Placement("p", shares), **facts)  # type: ignore[arg-type]
+
+
+def where(decided: Plan, num: int) -> list[str]:
+    start = next(s for s in decided.starts if s.job == num)
+    return [share.node for share in start.placement.shares]
+
+
+def started(decided: Plan) -> list[int]:
+    return [start.job for start in decided.starts]
+
+
+FULL = (0, 1, 2, 3)
+
+
+class TestPlacement:
+    def test_a_gang_takes_the_tightest_rack_that_holds_it(self) -> None:
+        world = Snapshot(nodes(6, rack=3), (held(9, {0: FULL}),), (job(1, 2, 4),))
+        assert where(plan(world, 1), 1) == ["n1", "n2"]
+
+    def test_a_part_of_a_node_goes_where_a_node_is_broken_already(self) -> None:
+        world = Snapshot(nodes(4), (held(9, {2: (0, 1)}),), (job(1, 1, 2),))
+        assert where(plan(world, 1), 1) == ["n2"]
+
+    def test_a_required_rack_is_never_left(self) -> None:
+        asks = (job(1, 3, 4, required="rack"), job(2, 3, 4))
+        decided = plan(Snapshot(nodes(4), (), asks, terms=Terms(num_reservations=0)), 1)
+        assert started(decided) == [2]
+
+    def test_closed_and_tainted_nodes_are_not_used(self) -> None:
+        closed = nodes(2, closed="drained")
+        assert plan(Snapshot(closed, (), (job(1, 1, 1),)), 1).starts == ()
+        tainted = nodes(2, taints=("gpu",))
+        assert plan(Snapshot(tainted, (), (job(1, 1, 1),)), 1).starts == ()
+        asks = (job(1, 1, 1, tolerates=("gpu",)),)
+        assert started(plan(Snapshot(tainted, (), asks), 1)) == [1]
+
+    def test_cpus_are_counted_down_not_only_compared(self) -> None:
+        asks = (job(1, 1, 1, cpus_per_node=5), job(2, 1, 1, cpus_per_node=5))
+        assert started(plan(Snapshot(nodes(1), (), asks), 1)) == [1]
+
+    def test_roles_start_together_or_not_at_all(self) -> None:
+        role = GangShape(1, 2, 1)
+        fits = job(1, 1, 2, roles=(role,))
+        assert len(where(plan(Snapshot(nodes(1), (), (fits,)), 1), 1)) == 2
+        too_large = job(1, 1, 3, roles=(role,))
+        assert plan(Snapshot(nodes(1), (), (too_large,)), 1).starts == ()
+
+    def test_slots_are_taken_in_aligned_blocks(self) -> None:
+        assert pick(0b11111110, 4) == 0b11110000
+        assert pick(0b00010110, 2) == 0b00000110
+
+
+class TestOrder:
+    def test_priority_goes_first_then_age(self) -> None:
+        asks = (job(1, 1, 4), job(2, 1, 4), job(3, 1, 4, priority=90))
+        assert started(plan(Snapshot(nodes(2), (), asks), 1)) == [3, 1]
+
+    def test_a_short_kind_goes_before_a_long_one(self) -> None:
+        history = History()
+        for _ in range(200):
+            history.observe(KindKey("", "short", 2), 300.0)
+            history.observe(KindKey("", "long", 2), 300_000.0)
+        asks = (job(1, 1, 4, kind="long"), job(2, 1, 4, kind="short"))
+        assert started(plan(Snapshot(nodes(1), (), asks, history=history), 10)) == [2]
+
+    def test_the_guard_puts_a_starving_job_first(self) -> None:
+        history = History()
+        for _ in range(200):
+            history.observe(KindKey("", "short", 2), 300.0)
+            history.observe(KindKey("", "long", 2), 300_000.0)
+        now = 13 * HOUR
+        asks = (job(1, 1, 4, kind="long"), job(2, 1, 4, kind="short", queued_at=now))
+        guarded = Snapshot(nodes(1), (), asks, history=history)
+        assert started(plan(guarded, now)) == [1]
+        off = replace(guarded, terms=Terms(guard_after_s=1e12))
+        assert started(plan(off, now)) == [2]
+
+    def test_without_history_the_index_falls_with_attained_service(self) -> None:
+        history, key = History(), KindKey("", "", 0)
+        values = [history.index(key, bin_of(s)) for s in (0, 1e3, 1e5, 1e7)]
+        assert values == sorted(values, reverse=True)
+        assert len(set(values)) == 4
+
+
+class TestEntitlement:
+    def test_guarantees_then_surplus_by_weight(self) -> None:
+        projects = {p.name: p for p in (Project("a", 10, weight=1.0), Project("b", 0, weight=3.0))}
+        assert entitlements(projects, {"a": 100, "b": 100}, 50) == {"a": 20.0, "b": 30.0}
+        assert entitlements(projects, {"a": 4, "b": 100}, 50) == {"a": 4.0, "b": 46.0}
+
+    def test_what_is_not_lent_stays_empty(self) -> None:
+        projects = {p.name: p for p in (Project("a", 10, lend_slots=4), Project("b"))}
+        assert entitlements(projects, {"b": 100}, 20)["b"] == 14.0
+
+    def test_shares_of_children_come_out_of_their_parents(self) -> None:
+        tree = (Project("root", 8), Project("x", parent="root"), Project("y", parent="root"))
+        shares = entitlements({p.name: p for p in tree}, {"x": 9, "y": 2}, 8)
+        assert shares == {"root": 8.0, "x": 6.0, "y": 2.0}
+
+    def test_a_limit_binds_and_is_named(self) -> None:
+        asks = (job(1, 1, 4, project="a"),)
+        world = Snapshot(nodes(2), (), asks, (Project("a", max_slots=2),))
+        ((_, reason),) = plan(world, 1).stays
+        assert reason.code is ReasonCode.WAITING_FOR_QUOTA
+        assert "holds 0 of at most 2" in reason.message
+
+    def test_a_guarantee_is_reclaimed_from_a_borrower_of_any_priority(self) -> None:
+        running = (
+            held(8, {0: FULL}, project="b", priority=90),
+            held(9, {1: FULL}, project="b", priority=90),
+        )
+        asks = (job(1, 1, 4, project="a"),)
+        projects = (Project("a", 4), Project("b", 4))
+        decided = plan(Snapshot(nodes(2), running, asks, projects), HOUR)
+        assert len(decided.preemptions) == 1
+        within = (Project("a", 0), Project("b", 8))
+        assert plan(Snapshot(nodes(2), running, asks, within), HOUR).preemptions == ()
+
+    def test_equal_projects_share_a_full_cluster_equally(self) -> None:
+        asks = tuple(job(n, 1, 1, project="a" if n <= 40 else "b") for n in range(1, 81))
+        decided = plan(Snapshot(nodes(4), (), asks, (Project("a"), Project("b"))), 1)
+        of_a = sum(num <= 40 for num in started(decided))
+        assert (of_a, len(started(decided))) == (8, 16)
+
+
+class TestPreemption:
+    def test_the_cheapest_domain_is_chosen_and_a_hole_is_kept(self) -> None:
+        running = (
+            held(8, {0: FULL}, priority=10, save_s=None, saved_at=0),
+            held(9, {1: FULL}, priority=10, save_s=None, saved_at=2 * HOUR - US),
+        )
+        decided = plan(Snapshot(nodes(2), running, (job(1, 1, 4),)), 2 * HOUR)
+        assert [p.job for p in decided.preemptions] == [9]
+        (hole,) = decided.holes
+        assert (hole.job, hole.nodes, hole.victims) == (1, ("n1",), (9,))
+        assert "makes room for j-1" in decided.preemptions[0].reason.message
+
+    def test_nobody_is_evicted_when_the_gang_would_still_not_fit(self) -> None:
+        running = (held(8, {0: FULL}, priority=10), held(9, {1: FULL}, priority=90))
+        assert plan(Snapshot(nodes(2), running, (job(1, 2, 4),)), HOUR).preemptions == ()
+
+    def test_superfluous_victims_are_spared(self) -> None:
+        running = (
+            held(7, {0: (0,)}, priority=10, restart_s=1.0),
+            held(8, {0: (1, 2, 3)}, priority=10),
+        )
+        decided = plan(Snapshot(nodes(1), running, (job(1, 1, 3),)), HOUR)
+        assert [p.job for p in decided.preemptions] == [8]
+
+    def test_equal_and_higher_priority_is_safe_without_a_better_index(self) -> None:
+        for priority in (50, 90):
+            running = (held(8, {0: FULL}, priority=priority, started_at=HOUR - US),)
+            decided = plan(Snapshot(nodes(1), running, (job(1, 1, 4),)), HOUR)
+            assert decided.preemptions == ()
+
+    def test_heroes_are_no_victims_of_their_own_priority(self) -> None:
+        running = (held(8, {0: FULL}, attained_slot_s=1e7),)
+        world = Snapshot(nodes(1), running, (job(1, 1, 4),))
+        assert len(plan(world, HOUR).preemptions) == 1
+        hero = replace(world, terms=Terms(hero_slots=3))
+        assert plan(hero, HOUR).preemptions == ()
+
+    def test_a_hole_belongs_to_its_owner_until_it_starts_or_times_out(self) -> None:
+        running = (held(9, {0: FULL}, priority=10),)
+        first = plan(Snapshot(nodes(1), running, (job(1, 1, 4),)), HOUR)
+        late = job(2, 1, 1, priority=90)
+        asks = (job(1, 1, 4), late)
+        after = Snapshot(nodes(1), (), asks, holes=first.holes)
+        assert started(plan(after, HOUR + US)) == [1]
+        gone = plan(after, first.holes[0].expires_at)
+        assert started(gone) == [2]
+
+    def test_a_job_of_which_nothing_is_known_is_never_a_victim(self) -> None:
+        running = (held(9, {0: FULL}, priority=0, started_at=None),)
+        assert (
+            plan(Snapshot(nodes(1), running, (job(1, 1, 4, priority=90),)), HOUR).holes[0].victims
+            == ()
+        )
+
+
+class TestReservations:
+    RUNNING = (
+        held(8, {0: FULL}, max_duration_s=7200.0, preemptible=False),
+        held(9, {1: (0, 1)}, max_duration_s=7200.0, preemptible=False),
+    )
+
+    def test_short_jobs_fill_the_hole_and_long_ones_do_not(self) -> None:
+        head = job(1, 2, 4, max_duration_s=7200.0)
+        short = job(2, 1, 2, priority=10, max_duration_s=1800.0)
+        long = job(3, 1, 2, priority=10, max_duration_s=86_400.0)
+        decided = plan(Snapshot(nodes(2), self.RUNNING, (head, long, short)), HOUR)
+        assert started(decided) == [2]
+        decided = plan(Snapshot(nodes(2), self.RUNNING, (head, long)), HOUR)
+        assert started(decided) == []
+        assert dict(decided.stays)[3].code is ReasonCode.WAITING_BEHIND
+
+    def test_without_a_reservation_the_gang_is_overtaken(self) -> None:
+        head = job(1, 2, 4)
+        long = job(3, 1, 2, priority=10, max_duration_s=86_400.0)
+        world = Snapshot(nodes(2), self.RUNNING, (head, long), terms=Terms(num_reservations=0))
+        assert started(plan(world, HOUR)) == [3]
+
+    def test_nothing_is_backfilled_into_a_hole_of_unknown_end(self) -> None:
+        running = (held(8, {0: FULL}), held(9, {1: (0, 1)}))
+        asks = (job(1, 2, 4), job(2, 1, 2, priority=10))
+        assert plan(Snapshot(nodes(2), running, asks), 60 * US).starts == ()
+
+
+class TestElastic:
+    def test_a_job_starts_smaller_rather_than_wait(self) -> None:
+        asks = (job(1, 4, 4, min_nodes=2),)
+        assert len(where(plan(Snapshot(nodes(3), (), asks), 1), 1)) == 3
+        assert plan(Snapshot(nodes(1), (), asks), 1).starts == ()
+
+    def test_it_grows_into_what_nobody_wants_and_shrinks_for_others(self) -> None:
+        running = (held(8, {0: FULL}, min_nodes=1, max_nodes=2),)
+        decided = plan(Snapshot(nodes(2), running, ()), HOUR)
+        assert [len(r.placement.shares) for r in decided.resizes] == [2]
+        wide = (held(8, {0: FULL, 1: FULL}, min_nodes=1, max_nodes=2),)
+        decided = plan(Snapshot(nodes(2), wide, (job(1, 1, 4),)), HOUR)
+        assert [len(r.placement.shares) for r in decided.resizes] == [1]
+        assert decided.preemptions == ()
+
+    def test_it_does_not_resize_twice_within_the_cool_down(self) -> None:
+        running = (held(8, {0: FULL}, min_nodes=1, max_nodes=2, resized_at=HOUR - US),)
+        assert plan(Snapshot(nodes(2), running, ()), HOUR).resizes == ()
+
+
+class TestWhy:
+    def test_it_names_what_binds_the_time_and_what_would_help(self) -> None:
+        running = (held(8, {0: FULL}, priority=60, max_duration_s=7200.0),)
+        pair = (*nodes(1), replace(nodes(2, pool="q")[1], num_slots=2))
+        asks = (job(1, 1, 4, pools=("p",)), job(2, 1, 4, pools=("p",)))
+        answer = why(Snapshot(pair, running, asks), 2, HOUR)
+        assert answer is not None
+        assert (answer.position, answer.num_waiting) == (2, 2)
+        assert answer.eta_p50_at is None  # j-1 has no known end
+        first = why(Snapshot(pair, running, asks), 1, HOUR)
+        assert first is not None and first.eta_p50_at is not None
+        assert abs(first.eta_p50_at - 2 * HOUR) < 60 * US
+        assert [c.text for c in first.changes] == ["starts now at priority 60"]
+
+    def test_a_smaller_gang_is_offered(self) -> None:
+        running = (held(8, {0: (0, 1)}, priority=90),)
+        answer = why(Snapshot(nodes(1), running, (job(1, 1, 4),)), 1, HOUR)
+        assert answer is not None
+        assert "starts now with 2 slots on 1 node" in [c.text for c in answer.changes]
+
+    def test_a_job_that_does_not_wait_has_no_answer(self) -> None:
+        assert why(Snapshot(nodes(1), (), ()), 1, 0) is None
+
+    def test_impossible_requests_say_so(self) -> None:
+        ((_, reason),) = plan(Snapshot(nodes(1), (), (job(1, 1, 64),)), 1).stays
+        assert reason.code is ReasonCode.UNPLACEABLE
+        ((_, reason),) = plan(Snapshot(nodes(1), (), (job(1, 1, 1, pools=("x",)),)), 1).stays
+        assert "no such pool: x" in reason.message

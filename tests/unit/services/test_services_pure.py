@@ -1,0 +1,124 @@
+"""Small pure parts of the services: clocks, thinning of curves, lines of logs, lineage."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phalanx.core.ledger import Row
+from phalanx.errors import UserError
+from phalanx.services.clocks import estimate_offset
+from phalanx.services.logs import Cursor, assemble, parse_cursor
+from phalanx.services.metrics import thin
+from phalanx.services.story import account
+from phalanx.store.lineage import LedgerSlice, RestoreRow
+from phalanx.store.telemetry import LogSegment
+
+pytestmark = pytest.mark.unit
+
+S = 1_000_000
+
+
+@given(st.lists(st.integers(0, 2 * S), min_size=1, max_size=20), st.integers(-(10**12), 10**12))
+def test_the_least_delayed_message_tells_the_offset(delays: list[int], offset: int) -> None:
+    known, now = None, 10**15
+    for delay in delays:
+        now += S
+        known = estimate_offset(
+            known, sent_at=now - delay - offset, received_at=now, since_last_us=S
+        )
+    assert known is not None
+    assert offset <= known <= offset + min(delays) + 100 * len(delays)
+
+
+def test_a_clock_that_was_set_back_is_followed() -> None:
+    known = estimate_offset(None, sent_at=0, received_at=500, since_last_us=0)
+    assert estimate_offset(known, sent_at=0, received_at=3600 * S, since_last_us=S) == 3600 * S
+    assert estimate_offset(known, sent_at=3600 * S, received_at=S, since_last_us=S) == -3599 * S
+
+
+@given(st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), max_size=300), st.integers(4, 60))
+def test_thinning_keeps_ends_and_extremes(values: list[float], most: int) -> None:
+    samples = [(step, value, step) for step, value in enumerate(values)]
+    kept = thin(samples, most)
+    assert len(kept) <= max(most, 0) or len(samples) <= most
+    assert kept == sorted(set(kept), key=lambda one: one[0])
+    if samples:
+        assert kept[0][0] == 0 and kept[-1][0] == len(samples) - 1
+    finite = [value for value in values if math.isfinite(value)]
+    if finite and len(finite) == len(values):
+        assert max(value for _, value, _ in kept) == max(finite)
+        assert min(value for _, value, _ in kept) == min(finite)
+    if len(finite) < len(values):
+        assert any(not math.isfinite(value) for _, value, _ in kept)
+
+
+def cut(text: bytes, at: list[int]) -> list[LogSegment]:
+    edges = sorted({0, len(text), *(one % (len(text) + 1) for one in at)})
+    return [
+        LogSegment(index + 1, 1, 1, 0, 0, "out", lo, 0, S, text[lo:hi])
+        for index, (lo, hi) in enumerate(itertools.pairwise(edges))
+    ]
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(st.text("ab\u00e9 ", max_size=6), max_size=8),
+    st.booleans(),
+    st.lists(st.integers(0, 10**6), max_size=6),
+    st.integers(0, 6),
+)
+def test_lines_do_not_depend_on_how_bytes_were_cut(
+    lines: list[str], ends: bool, edges: list[int], split: int
+) -> None:
+    text = "\n".join(lines).encode() + (b"\n" if ends and lines else b"")
+    pieces = cut(text, edges)
+    first, rest = assemble(pieces[:split], Cursor(), {}, flush=False)
+    begun = {key: text[start : _end(pieces[:split])] for key, start in rest.items()}
+    cursor = parse_cursor(str(Cursor(split, rest)))
+    assert cursor == Cursor(split, rest)
+    second, left = assemble(pieces[split:], cursor, begun, flush=True)
+    assert not left
+    wanted = text.decode().split("\n")
+    if wanted[-1] == "":
+        wanted.pop()
+    assert [one.text for one in first + second] == wanted
+
+
+def _end(pieces: list[LogSegment]) -> int:
+    return pieces[-1].offset + len(pieces[-1].data) if pieces else 0
+
+
+def test_a_new_generation_ends_the_lines_of_the_old_one() -> None:
+    old = LogSegment(1, 1, 1, 0, 0, "out", 0, 0, S, b"cut off here")
+    new = LogSegment(2, 1, 1, 1, 0, "out", 0, 0, S, b"again\n")
+    lines, rest = assemble([old, new], Cursor(), {}, flush=False)
+    assert [(one.generation, one.text) for one in lines] == [(0, "cut off here"), (1, "again")]
+    assert rest == {}
+
+
+@pytest.mark.parametrize("text", ["x", "1~2", "1~1.2.3", "1~1.0.0.out.x"])
+def test_a_cursor_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="not a cursor"):
+        parse_cursor(text)
+
+
+def test_work_behind_a_restore_is_redone_and_all_is_counted_once() -> None:
+    def restore(generation: int, position: int) -> RestoreRow:
+        return RestoreRow(1, 1, generation, None, 0, 0, position, True, None, S)
+
+    def ledger(generation: int, node: int, *rows: Row) -> LedgerSlice:
+        return LedgerSlice(1, 1, generation, node, 10, rows)
+
+    slices = [
+        ledger(0, 0, Row(0, 0, 4)), ledger(0, 1, Row(0, 4, 8)),
+        ledger(1, 0, Row(0, 4, 7), Row(1, 0, 5)), ledger(1, 1, Row(0, 7, 10), Row(1, 5, 10)),
+    ]  # fmt: skip
+    found = account(slices, [restore(0, 0), restore(1, 4)], 10)
+    assert (found.missed, found.duplicated, found.redone, found.consumed) == (0, 0, 4, 20)
+    lost = account(slices, [restore(0, 0), restore(1, 6)], 10)  # resumed too far, as the data says
+    assert lost.duplicated == 2

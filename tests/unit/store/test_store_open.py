@@ -1,0 +1,143 @@
+"""Opening a database: fresh, old, damaged, foreign, on the wrong file system, full."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, inspect
+
+from phalanx.errors import NotSupported, StoreCorrupt, StoreUnavailable
+from phalanx.store import Store, migrate, open_store, sqlite_file
+from phalanx.store.tables import metadata
+from phalanx.testing.stores import add_job
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "db" / "phalanx.sqlite"
+
+
+def filled(path: Path, num_jobs: int = 40) -> bytes:
+    store = open_store(path)
+    for _ in range(num_jobs):
+        store.transact(add_job)
+    store.close()
+    return path.read_bytes()
+
+
+def test_text_in_place_of_a_database_is_refused_and_kept(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_text("not a database")
+    with pytest.raises(StoreCorrupt, match="not a database of this platform"):
+        open_store(path)
+    assert path.read_text() == "not a database"
+
+
+def test_a_damaged_page_is_refused_and_kept(path: Path) -> None:
+    good = filled(path)
+    bad = good[:8192] + b"\xff" * 8192 + good[16384:]
+    path.write_bytes(bad)
+    with pytest.raises(StoreCorrupt, match="is damaged") as caught:
+        open_store(path)
+    assert caught.value.hint == sqlite_file.RESCUE
+    assert path.read_bytes() == bad
+    path.write_bytes(good)
+    open_store(path).close()  # the damage was the only fault
+
+
+def test_a_truncated_file_is_refused(path: Path) -> None:
+    path.write_bytes(filled(path)[: 4096 * 3 + 100])
+    with pytest.raises(StoreCorrupt):
+        open_store(path)
+
+
+def test_tables_of_somebody_else_are_refused(path: Path) -> None:
+    path.parent.mkdir()
+    with sqlite3.connect(path) as conn:
+        conn.execute("CREATE TABLE theirs (x)")
+    conn.close()
+    with pytest.raises(StoreCorrupt, match="not those of this platform"):
+        open_store(path)
+
+
+def test_a_later_schema_is_refused(path: Path) -> None:
+    filled(path, 1)
+    with sqlite3.connect(path) as conn:
+        conn.execute("UPDATE alembic_version SET version_num = '9999'")
+    conn.close()
+    with pytest.raises(StoreCorrupt, match="'9999'"):
+        open_store(path)
+
+
+def test_migrations_and_tables_agree(tmp_path: Path) -> None:
+    """What Alembic builds step by step is what a fresh database gets at once."""
+    by_steps = create_engine(f"sqlite:///{tmp_path}/steps.sqlite")
+    at_once = create_engine(f"sqlite:///{tmp_path}/once.sqlite")
+    migrate.upgrade(by_steps, None)
+    migrate.to_head(at_once)
+    assert migrate.stored_revision(by_steps) == migrate.HEAD == migrate.stored_revision(at_once)
+    one, other = inspect(by_steps), inspect(at_once)
+    for table in metadata.tables:
+        for look in ("get_columns", "get_indexes", "get_pk_constraint", "get_unique_constraints"):
+            found, wanted = getattr(one, look)(table), getattr(other, look)(table)
+            assert _plain(found) == _plain(wanted), (table, look)
+    with by_steps.connect() as a, at_once.connect() as b:
+        counted = "SELECT name, value FROM counters ORDER BY name"
+        assert a.exec_driver_sql(counted).all() == b.exec_driver_sql(counted).all()
+    by_steps.dispose()
+    at_once.dispose()
+
+
+def _plain(found: object) -> object:
+    if isinstance(found, list):
+        return sorted((_plain(one) for one in found), key=repr)
+    if isinstance(found, dict):
+        return {key: repr(one) for key, one in found.items() if key not in ("name", "comment")} | (
+            {"column": found["name"]} if "type" in found else {}
+        )
+    return found
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "cifs", "9p"])
+def test_network_file_systems_are_refused(path: Path, kind: str) -> None:
+    mounts = f"/dev/sda / ext4 rw 0 0\nserver:/x {path.parent} {kind} rw 0 0\n"
+    with pytest.raises(NotSupported, match=kind):
+        sqlite_file.check(path, mounts)
+    sqlite_file.check(path, mounts.replace(kind, "ext4"))
+
+
+def test_the_innermost_mount_decides(tmp_path: Path) -> None:
+    mounts = f"s:/x / nfs rw 0 0\n/dev/sda {tmp_path} ext4 rw 0 0\n"
+    assert sqlite_file.file_system(tmp_path / "deep" / "er", mounts) == "ext4"
+    assert sqlite_file.file_system(Path("/elsewhere"), mounts) == "nfs"
+    assert sqlite_file.file_system(Path(f"{tmp_path}-other"), mounts) == "nfs"
+
+
+def test_a_full_disk_loses_nothing(path: Path) -> None:
+    store = open_store(path)
+    for _ in range(5):
+        store.transact(add_job)
+    with store._engine.connect() as conn:
+        conn.exec_driver_sql("PRAGMA max_page_count = 1")  # no page more than there are
+        conn.rollback()
+    with pytest.raises(StoreUnavailable, match="full"):
+        fill(store)
+    with store._engine.connect() as conn:
+        conn.exec_driver_sql("PRAGMA max_page_count = 100000")
+        conn.rollback()
+    before = store.view(lambda tx: add_count(tx))
+    assert store.transact(add_job) == before + 1
+    store.close()
+
+
+def fill(store: Store) -> None:
+    for _ in range(500):
+        store.transact(add_job)
+
+
+def add_count(tx) -> int:
+    return tx.conn.exec_driver_sql("SELECT count(*) FROM jobs").scalar_one()
