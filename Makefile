@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -q
 DEFAULT := not extras and not proof
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up test test-fast test-extras proof bench bench-train check format docs clean
+.PHONY: help install demo up test test-fast test-extras proof bench bench-scheduler bench-train check format docs clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -51,6 +51,9 @@ bench: $(STAMP) ## launch and recovery times, against torchrun
 
 bench-train: $(STAMP) ## median training step, against raw DDP (ARGS=--quick)
 	@$(BIN)/python -W ignore bench/train.py $(ARGS)
+
+bench-scheduler: $(STAMP) ## the planner against its goals; ARGS='--traces FOLDER' or ARGS=--quick
+	@$(BIN)/python bench/scheduler/run.py $(ARGS)
 
 check: $(STAMP) ## style, types, the floors of the house, documentation
 	@$(BIN)/ruff check .

@@ -136,8 +136,9 @@ def _facts(view: JobView) -> list[tuple[str, Any]]:
 
 def _restarts(view: JobView) -> str:
     lines = [str(view.restarts)]
+    after = "no step came after it" if view.is_terminal else "under way"
     for one in view.lineage.restarts if view.lineage else []:
-        lost = f"{format_duration(one.lost_s)} lost" if one.lost_s is not None else "under way"
+        lost = after if one.lost_s is None else f"{format_duration(one.lost_s)} lost"
         lines.append(f"attempt {one.attempt}, generation {one.generation}: {one.message}; {lost}")
     return "\n".join(lines)
 

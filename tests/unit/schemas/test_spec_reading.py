@@ -113,8 +113,8 @@ def test_every_field_that_is_not_built_yet_is_refused_by_name():
     assert refused == {
         "class", "framework", "env_compat", "image", "resources.nodes", "resources.cpus",
         "resources.memory", "resources.shm", "resources.accelerator",
-        "resources.accelerator_memory", "roles", "data", "placement", "checkpoint.every", "stall", "secrets", "mounts", "budget", "depends_on", "array",
-        "schedule",
+        "resources.accelerator_memory", "roles", "data", "placement", "checkpoint.every", "stall",
+        "secrets", "mounts", "budget", "depends_on", "array", "schedule",
     }  # fmt: skip
 
 

@@ -1,0 +1,7 @@
+"""What holds for every test."""
+
+import signal
+
+# A shell that starts the suite in the background has it ignore Ctrl-C, and so would every program that
+# a test starts and interrupts. A handler here is the default again in whatever is executed.
+signal.signal(signal.SIGINT, signal.default_int_handler)
