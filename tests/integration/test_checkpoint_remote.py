@@ -245,6 +245,7 @@ def upload(store, path):
 # -- one checkpoint ------------------------------------------------------------------------------
 
 
+@pytest.mark.proof  # this server stalls at times, for minutes: see the fault test
 @needs_s3
 def test_a_checkpoint_goes_to_s3_and_comes_back(server, s3, tmp_path):
     store = s3(server[0], tmp_path.name)
@@ -258,6 +259,7 @@ def test_a_checkpoint_goes_to_s3_and_comes_back(server, s3, tmp_path):
     assert checkpoint.verify(again).commit == 1
 
 
+@pytest.mark.proof  # this server stalls at times, for minutes: see the fault test
 @needs_s3
 @pytest.mark.parametrize("conditions", ["kept", "ignored"])
 def test_the_manifest_is_never_replaced(server, gate, s3, tmp_path, conditions):
@@ -275,8 +277,8 @@ def test_the_manifest_is_never_replaced(server, gate, s3, tmp_path, conditions):
         assert store.get(theirs) == b"theirs"
 
 
+@pytest.mark.proof  # this server stalls at times, for minutes: see the fault test
 @needs_s3
-@pytest.mark.proof
 def test_broken_connections_cost_time_and_nothing_else(gate, s3, tmp_path):
     # At times this server lets a repeated request hang until the client's time-out (2 min) and a new
     # attempt gets it through, so this is too long for every run; why it hangs is not known.
@@ -289,6 +291,7 @@ def test_broken_connections_cost_time_and_nothing_else(gate, s3, tmp_path):
     assert len(gate.used) == 4 and content(again) == content(path)
 
 
+@pytest.mark.proof  # this server stalls at times, for minutes: see the fault test
 @needs_s3
 def test_without_another_try_a_broken_connection_ends_the_upload(gate, s3, tmp_path, monkeypatch):
     monkeypatch.setattr(
@@ -304,6 +307,7 @@ def test_without_another_try_a_broken_connection_ends_the_upload(gate, s3, tmp_p
         upload(hasty, save(near(tmp_path), 1))
 
 
+@pytest.mark.proof  # this server stalls at times, for minutes: see the fault test
 @needs_s3
 def test_wrong_credentials_are_said_and_not_shown(server, s3, tmp_path):
     with pytest.raises(PermissionDenied) as refused:
@@ -496,8 +500,8 @@ def test_an_uploader_killed_at_any_moment_loses_nothing(tmp_path):
     _kill_many(far_folder(tmp_path), f"file://{tmp_path}/far", 1, tmp_path, 5)
 
 
+@pytest.mark.proof  # this server stalls at times, for minutes: see the fault test
 @needs_s3
-@pytest.mark.proof
 def test_an_uploader_killed_sixty_times_loses_nothing(server, s3, tmp_path):
     store = s3(server[0], tmp_path.name)
     _kill_many(store, f"s3://bucket/{tmp_path.name}", server[0], tmp_path, 60)

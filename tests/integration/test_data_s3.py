@@ -31,6 +31,7 @@ from phalanx.train.readers.verifying import verify
 pytest.importorskip("obstore")
 RCLONE = shutil.which("rclone", path=str(Path(sys.executable).parent)) or shutil.which("rclone")
 pytestmark = [
+    pytest.mark.proof,  # the S3 server of these tests stalls at times, for minutes
     pytest.mark.integration,
     pytest.mark.skipif(RCLONE is None, reason="rclone is not installed"),
 ]
