@@ -4,8 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := server,train,data,examples,dev
-# Real processes share the machine with the test that watches them, so these run one after another.
-SERIAL := tests/e2e
+# Real processes share the machine with the test that watches them. Those of whole jobs mostly wait for one
+# another, so two files run side by side; those of the training library compare ranks, and run alone.
+ALONE := tests/e2e/training
+PROCESSES := tests/e2e
 PYTEST := $(BIN)/python -m pytest -q
 DEFAULT := not extras and not proof
 
@@ -34,13 +36,19 @@ up: $(STAMP) ## start the platform in the foreground
 	@$(BIN)/phalanx up
 
 test: $(STAMP) ## every test that needs nothing but this checkout
-	@$(PYTEST) -n 2 --dist worksteal -m "$(DEFAULT)" --ignore=$(SERIAL)
-	@$(PYTEST) -m "$(DEFAULT)" $(SERIAL)
+	@$(PYTEST) -n 2 --dist worksteal -m "$(DEFAULT)" --ignore=$(PROCESSES)
+	@$(PYTEST) -n 2 --dist loadfile -m "$(DEFAULT)" $(PROCESSES) --ignore=$(ALONE)
+	@$(PYTEST) -m "$(DEFAULT)" $(ALONE)
 
 test-fast: $(STAMP) ## the unit tests only
-	@$(PYTEST) -n 2 --dist worksteal -m unit --ignore=$(SERIAL)
+	@$(PYTEST) -n 2 --dist worksteal -m unit --ignore=$(PROCESSES)
 
-test-extras: $(STAMP) ## tests of optional parts: PostgreSQL
+RAY := $(VENV)/.ray
+$(RAY): $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]' \
+	  && touch $(RAY) || echo "Ray is not installed; its tests skip"
+
+test-extras: $(STAMP) $(RAY) ## tests of optional parts: PostgreSQL, Ray
 	@$(PYTEST) -m "extras and not proof" || test $$? -eq 5
 
 proof: $(STAMP) ## kill counts and full matrices: long; the output goes to docs/proof/

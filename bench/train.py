@@ -4,8 +4,9 @@ Every variant lives in the same processes, with a model, an optimizer, a loader 
 They take turns in short blocks, A/B/B/A, so that whatever the machine does hits all alike; each block
 begins with two steps that do not count. Reported are the medians over all ranks' steps of one variant
 and the median of the rounds' ratios to raw DDP, with a bootstrap confidence interval over rounds.
-Lightning Fabric and Accelerate take part where they are installed (`pip install lightning-fabric
-accelerate`, in any folder named by PYTHONPATH). `run.log` and `should_stop` are timed by themselves.
+Lightning Fabric and Accelerate take part where they are installed (`pip install 'phalanx[bench]'`).
+`run.log` and `should_stop` are timed by themselves. A long measurement may be taken in parts: `--save FILE`
+keeps the samples of one, `--pool FILE...` reports on all of them together.
 
 The step is that of the issue's claim: 20 to 30 ms of real work, sized when it starts (`--step-ms`).
 """
@@ -261,6 +262,19 @@ def report(args, results, out):
         Path(out).write_text(json.dumps({"summary": summary, "calls": results[0]["calls"]}))
 
 
+def pooled(files):
+    """Results of several measurements as one: every rank's blocks, one after the other."""
+    parts = [json.loads(Path(file).read_text()) for file in files]
+    first = parts[0]
+    for part in parts[1:]:
+        if (part["ranks"], part["variants"]) != (first["ranks"], first["variants"]):
+            sys.exit("these measurements differ in ranks or variants")
+        for mine, more in zip(first["results"], part["results"], strict=True):
+            for name, rows in more["blocks"].items():
+                mine["blocks"][name] += rows
+    return first
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=2)
@@ -269,7 +283,14 @@ def main():
     parser.add_argument("--step-ms", type=float, default=25.0, dest="step_ms")
     parser.add_argument("--only", nargs="*", default=[], help="variants beside raw")
     parser.add_argument("--json", help="write the figures there too")
+    parser.add_argument("--save", help="write the samples there, for --pool")
+    parser.add_argument("--pool", nargs="+", help="measure nothing; report on saved samples")
     args = parser.parse_args()
+    if args.pool:
+        whole = pooled(args.pool)
+        args.ranks, args.variants = whole["ranks"], whole["variants"]
+        report(args, whole["results"], args.json)
+        return
     if args.quick:
         args.steps = 200
     missing = {
@@ -302,6 +323,9 @@ def main():
         results = [
             json.loads(Path(f"{out}/r{rank}.json").read_text()) for rank in range(args.ranks)
         ]
+    if args.save:
+        whole = {"ranks": args.ranks, "variants": args.variants, "results": results}
+        Path(args.save).write_text(json.dumps(whole))
     with contextlib.suppress(BrokenPipeError):
         report(args, results, args.json)
 

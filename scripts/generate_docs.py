@@ -3,6 +3,8 @@
 docs/reference/cli.md                  from the command line itself
 docs/reference/spec.md                 from the model of the job spec
 docs/reference/job-spec.schema.json    its JSON schema
+docs/reference/pool-file.md            from the models of the pool file and the project file,
+docs/reference/project-file.md         with pool-file.schema.json and project-file.schema.json
 docs/reference/states.md               from the transition table
 docs/reference/errors.md               from the exception tree and the exit codes
 """
@@ -27,6 +29,8 @@ from phalanx.core.jobs.model import HOLDING, TERMINAL, JobState, StopGoal
 from phalanx.core.reasons import Cause, ReasonCode
 from phalanx.core.recovery import DEFAULT_BUDGETS
 from phalanx.kit.units import format_duration
+from phalanx.schemas.pools import PoolFile, pool_json_schema
+from phalanx.schemas.projects import ProjectFile, project_json_schema
 from phalanx.schemas.spec import JobSpec, check_supported, json_schema, validate_spec
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
@@ -104,9 +108,9 @@ def cli_page() -> str:
 
 _SAMPLES: dict[str, Any] = {
     "class": "x", "framework": "jax", "env_compat": ["slurm"], "image": "x",
-    "resources": {"nodes": "2..4", "cpus": "4+", "memory": "1GB", "shm": "1GB", "accelerator": "x",
-                  "accelerator_memory": "1GB"},
-    "roles": {"a": {}}, "data": {"a": "b"}, "placement": {"required": "rack"},
+    "resources": {"nodes": "2+", "cpus": "4+", "memory": "1GB..2GB", "shm": "1GB",
+                  "accelerator_memory": "1GB..2GB"},
+    "roles": {"a": {}}, "data": {"a": "b"},
     "checkpoint": {"every": "auto", "store": "s3://x/y"}, "stall": {}, "secrets": ["X"],
     "mounts": ["x:/y"], "budget": {"usd": 1}, "depends_on": [1], "array": "0-1",
     "schedule": {"cron": "0 0 * * *"},
@@ -183,6 +187,32 @@ def spec_page() -> str:
         table(["cause", "restarts", "counted within", "first wait"], budgets),
     ]
     return page("Job spec", intro, table(["field", "default", "meaning"], rows), *defaults)
+
+
+# -- pools and projects --------------------------------------------------------------------------
+
+
+def pool_page() -> str:
+    intro = (
+        "What `phalanx pools apply -f FILE` reads, version 1. What a pool says holds for each of its "
+        "nodes that does not say otherwise; `cpus` and `memory` that nobody says are the machine's. "
+        "Nodes with other slots, slot types, prices, taints or selected labels count as other kinds, "
+        "and a gang keeps to one kind where it can. The JSON schema is "
+        "[pool-file.schema.json](pool-file.schema.json); "
+        "[how to use it](../how-to/pools-and-projects.md)."
+    )
+    rows = list(_rows(PoolFile, "", {}))
+    return page("Pool file", intro, table(["field", "default", "meaning"], rows))
+
+
+def project_page() -> str:
+    intro = (
+        "What `phalanx projects apply -f FILE` reads, version 1. The JSON schema is "
+        "[project-file.schema.json](project-file.schema.json); "
+        "[how to use it](../how-to/pools-and-projects.md)."
+    )
+    rows = list(_rows(ProjectFile, "", {}))
+    return page("Project file", intro, table(["field", "default", "meaning"], rows))
 
 
 # -- states --------------------------------------------------------------------------------------
@@ -263,14 +293,18 @@ def errors_page() -> str:
     )
 
 
-def schema_file() -> str:
-    return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
+def as_text(schema: dict[str, Any]) -> str:
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
 PAGES: dict[str, Callable[[], str]] = {
     "cli.md": cli_page,
     "spec.md": spec_page,
-    "job-spec.schema.json": schema_file,
+    "job-spec.schema.json": lambda: as_text(json_schema()),
+    "pool-file.md": pool_page,
+    "pool-file.schema.json": lambda: as_text(pool_json_schema()),
+    "project-file.md": project_page,
+    "project-file.schema.json": lambda: as_text(project_json_schema()),
     "states.md": states_page,
     "errors.md": errors_page,
 }

@@ -11,7 +11,11 @@ import typer.main
 import yaml
 
 from phalanx.cli.app import app
+from phalanx.schemas.pools import read_pools
+from phalanx.schemas.projects import check_tree, read_projects
+from phalanx.schemas.ray_pools import RayPool, read_pool
 from phalanx.schemas.spec import JobSpec, validate_spec
+from phalanx.services.estate import EXECUTORS
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,7 +95,15 @@ def test_every_example_spec_is_valid():
     specs = sorted((ROOT / "examples").rglob("*.yaml"))
     assert specs
     for path in specs:
-        assert isinstance(validate_spec(yaml.safe_load(path.read_text())), JobSpec), path
+        data = yaml.safe_load(path.read_text())
+        if "pools" in data:
+            assert read_pools(data, EXECUTORS).pools, path
+        elif "projects" in data:
+            assert check_tree(read_projects(data).projects) == [], path
+        elif "executor" in data:
+            assert isinstance(read_pool(path), RayPool), path
+        else:
+            assert isinstance(validate_spec(data), JobSpec), path
 
 
 def test_nothing_speaks_of_this_machine():

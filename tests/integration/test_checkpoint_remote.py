@@ -40,6 +40,9 @@ pytestmark = pytest.mark.integration
 
 KEY, SECRET = "testkey", "testsecret-nobody-may-print"
 HANG_GUARD_S = 90.0
+# Never "0s": rclone then drops its directories in a loop without a pause, which takes a core and all
+# but stops every request.
+FRESH = ("--dir-cache-time", "1ms")
 BIG = 9 << 20  # more than one part of a multipart upload
 
 
@@ -86,8 +89,7 @@ def server(tmp_path_factory):
         port = probe.getsockname()[1]
     child = subprocess.Popen(
         [str(RCLONE), "serve", "s3", "--addr", f"127.0.0.1:{port}", "--config", "/dev/null",
-         "--auth-key", f"{KEY},{SECRET}", "--vfs-cache-mode", "off", "--dir-cache-time", "0s",
-         str(root)],
+         "--auth-key", f"{KEY},{SECRET}", "--vfs-cache-mode", "off", *FRESH, str(root)],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
@@ -245,7 +247,6 @@ def upload(store, path):
 # -- one checkpoint ------------------------------------------------------------------------------
 
 
-@pytest.mark.proof  # this server stalls at times, for minutes: see the fault test
 @needs_s3
 def test_a_checkpoint_goes_to_s3_and_comes_back(server, s3, tmp_path):
     store = s3(server[0], tmp_path.name)
@@ -259,7 +260,6 @@ def test_a_checkpoint_goes_to_s3_and_comes_back(server, s3, tmp_path):
     assert checkpoint.verify(again).commit == 1
 
 
-@pytest.mark.proof  # this server stalls at times, for minutes: see the fault test
 @needs_s3
 @pytest.mark.parametrize("conditions", ["kept", "ignored"])
 def test_the_manifest_is_never_replaced(server, gate, s3, tmp_path, conditions):
@@ -277,11 +277,8 @@ def test_the_manifest_is_never_replaced(server, gate, s3, tmp_path, conditions):
         assert store.get(theirs) == b"theirs"
 
 
-@pytest.mark.proof  # this server stalls at times, for minutes: see the fault test
 @needs_s3
 def test_broken_connections_cost_time_and_nothing_else(gate, s3, tmp_path):
-    # At times this server lets a repeated request hang until the client's time-out (2 min) and a new
-    # attempt gets it through, so this is too long for every run; why it hangs is not known.
     path = save(near(tmp_path), 1, big=2 << 20)
     gate.faults = ["upload", "upload", "silence"]
     patient = s3(gate.server_address[1], tmp_path.name, attempts=8, pause=lambda _: None)
@@ -291,7 +288,6 @@ def test_broken_connections_cost_time_and_nothing_else(gate, s3, tmp_path):
     assert len(gate.used) == 4 and content(again) == content(path)
 
 
-@pytest.mark.proof  # this server stalls at times, for minutes: see the fault test
 @needs_s3
 def test_without_another_try_a_broken_connection_ends_the_upload(gate, s3, tmp_path, monkeypatch):
     monkeypatch.setattr(
@@ -307,7 +303,6 @@ def test_without_another_try_a_broken_connection_ends_the_upload(gate, s3, tmp_p
         upload(hasty, save(near(tmp_path), 1))
 
 
-@pytest.mark.proof  # this server stalls at times, for minutes: see the fault test
 @needs_s3
 def test_wrong_credentials_are_said_and_not_shown(server, s3, tmp_path):
     with pytest.raises(PermissionDenied) as refused:
@@ -500,7 +495,7 @@ def test_an_uploader_killed_at_any_moment_loses_nothing(tmp_path):
     _kill_many(far_folder(tmp_path), f"file://{tmp_path}/far", 1, tmp_path, 5)
 
 
-@pytest.mark.proof  # this server stalls at times, for minutes: see the fault test
+@pytest.mark.proof
 @needs_s3
 def test_an_uploader_killed_sixty_times_loses_nothing(server, s3, tmp_path):
     store = s3(server[0], tmp_path.name)

@@ -18,6 +18,7 @@ from phalanx.checkpoint import tensorfile
 from phalanx.core.checkpoints import FileEntry, Keep
 from phalanx.errors import CheckpointCorrupt
 from phalanx.train import export, opening, sharding, tree
+from phalanx.train.resuming import Resumption
 from phalanx.train.staging import Direct, Staging
 
 pytestmark = pytest.mark.integration
@@ -35,8 +36,17 @@ def content(path):
     return opening.materialised(state), rng
 
 
+WIDE = 12_000  # a state of 25 MB: the parts of three ranks have several chunks
+
+
+def holds(model, fill):
+    """Whether a model is, bit for bit, what it was after `set(fill)`."""
+    expected = trained(fill, model[0].in_features)[0].state_dict()
+    return all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
+
+
 def same(state, fill):
-    model, opt = trained(fill)
+    model, opt = trained(fill, state["models"][0]["0.weight"].shape[1])
     assert all(torch.equal(state["models"][0][k], v) for k, v in model.state_dict().items())
     for at, values in opt.state_dict()["state"].items():
         for name, value in values.items():
@@ -134,13 +144,13 @@ def test_every_rank_writes_its_part_and_all_open_the_whole(tmp_path):
 
 
 class Slow:
-    """A disk on which nothing is written before `go` is set."""
+    """A disk on which no file is begun before `go` is set."""
 
     def __init__(self, go):
         self._go, self._disk = go, checkpoint.LocalDisk()
 
     def __getattr__(self, name):
-        if name == "write":
+        if name == "create":
             assert self._go.wait(60)
         return getattr(self._disk, name)
 
@@ -220,7 +230,60 @@ def test_a_bad_byte_anywhere_sends_all_ranks_to_the_checkpoint_before(tmp_path):
     opened = ThreadGang(tmp_path, 3, local)
     assert [one.path for one in opened.open()] == [older.path] * 3
     (record,) = opened.reports[0].records
-    assert record["k"] == "quarantined" or "could not read" in record["message"]
+    assert record["k"] == "quarantined" and "digest" in record["why"]
+    assert all(holds(model, 1) for model, _ in opened.pairs)
+
+
+def rot(path):
+    file = path / "shard-00001/state.tensors"
+    broken = bytearray(file.read_bytes())
+    broken[-100] ^= 1
+    file.write_bytes(broken)
+
+
+def test_the_only_checkpoint_is_checked_before_anything_is_overwritten(tmp_path):
+    saved = ThreadGang(tmp_path, 2, local, width=WIDE)
+    saved.set(1)
+    saved.save(1)
+    assert all(saved.wait())
+    rot(checkpoint.list_checkpoints(tmp_path)[0].path)
+    gang = ThreadGang(tmp_path, 2, local, width=WIDE)
+    gang.set(50)
+    assert gang.open() == [None, None]
+    assert all(holds(model, 50) for model, _ in gang.pairs)
+
+
+def test_when_no_checkpoint_can_be_read_to_its_end_the_start_fails_and_the_next_begins_anew(
+    tmp_path,
+):
+    saved = ThreadGang(tmp_path, 2, local, width=WIDE)
+    for step in (1, 2):
+        saved.save(step)
+        assert all(saved.wait())
+    for one in checkpoint.list_checkpoints(tmp_path):
+        rot(one.path)
+    gang = ThreadGang(tmp_path, 2, local, width=WIDE)
+    with pytest.raises(CheckpointCorrupt, match="no other checkpoint"):
+        gang.open()
+    assert ThreadGang(tmp_path, 2, local, width=WIDE).open() == [None, None]
+
+
+def test_without_the_vote_half_overwritten_weights_would_be_trained_on(tmp_path):
+    """The negative control of reading in place."""
+
+    class Content(Resumption):
+        def settle(self):
+            return True
+
+    saved = ThreadGang(tmp_path, 2, local, width=WIDE)
+    for step in (1, 2):
+        saved.set(step)
+        saved.save(step)
+        assert all(saved.wait())
+    rot(checkpoint.list_checkpoints(tmp_path)[0].path)
+    gang = ThreadGang(tmp_path, 2, local, width=WIDE, resumption=Content)
+    gang.open()
+    assert not all(holds(model, 1) for model, _ in gang.pairs)
 
 
 class Killing:
@@ -279,30 +342,37 @@ def kill_at_every(tmp_path, stride):
 
 
 @pytest.mark.proof
-def test_500_corruptions_are_all_found_and_the_one_before_is_used(tmp_path):
-    corruptions(tmp_path, 500)
+@pytest.mark.parametrize("part", range(10))
+def test_500_corruptions_are_all_found_and_the_one_before_is_used(tmp_path, part):
+    corruptions(tmp_path, 40, WIDE, part)
+    corruptions(tmp_path, 10, 130, part)
 
 
 def test_corruptions_are_all_found_and_the_one_before_is_used(tmp_path):
-    corruptions(tmp_path, 12)
+    corruptions(tmp_path, 3, WIDE)
+    corruptions(tmp_path, 6, 130)
 
 
-def corruptions(tmp_path, count):
-    gang = ThreadGang(tmp_path / "good", 3, local)
+def corruptions(tmp_path, count, width, seed=0):
+    good = tmp_path / f"good-{width}"
+    gang = ThreadGang(good, 3, local, width=width)
     for step in (1, 2):
         gang.set(step)
         gang.save(step)
         assert all(gang.wait())
-    rng = random.Random(count)
+    rng = random.Random(f"{seed}-{width}")
     for number in range(count):
         store = tmp_path / str(number)
-        shutil.copytree(tmp_path / "good", store)
+        shutil.copytree(good, store, copy_function=os.link)
         newest, older = checkpoint.list_checkpoints(store)
         files = sorted(path for path in newest.path.rglob("*") if path.is_file())
         damage(rng, rng.choice(files), files, older.path, newest.path)
-        opened = ThreadGang(store, 2, local).open()
+        again = ThreadGang(store, 2, local, width=width)
+        opened = again.open()
         assert [one.path for one in opened] == [older.path] * 2
         assert same(opening.materialised(opened[1].state), 1)
+        assert all(holds(model, 1) for model, _ in again.pairs)
+        assert again.reports[0].records[0]["k"] == "quarantined"
         shutil.rmtree(store)
 
 
@@ -326,6 +396,7 @@ def damage(rng, file, files, older, newest):
     else:
         file.unlink()
         return
+    file.unlink()  # its bytes are shared with other copies
     file.write_bytes(data)
 
 

@@ -3,10 +3,12 @@
 import errno
 import os
 import random
+import shutil
 import signal
 
 import pytest
 
+from integration.thread_gang import ThreadGang
 from phalanx import checkpoint
 from phalanx.checkpoint import tensorfile
 from phalanx.core.checkpoints import Best, Keep, Manifest, Position, checkpoint_name
@@ -267,3 +269,38 @@ def test_the_digest_falls_back_to_the_standard_library(tmp_path):
     assert digest_of(b"abc", like=slow.text) == slow.text
     with pytest.raises(ValueError, match="md5"):
         digest_of(b"abc", like="md5:00")
+
+
+class Forgetful(checkpoint.LocalDisk):
+    """A server that answers `done` and forgets: the rename, what a file held, or how long it was."""
+
+    def __init__(self, what):
+        self.what = what
+
+    def rename(self, source, target):
+        if self.what == "rename":
+            return
+        super().rename(source, target)
+        if self.what == "manifest":
+            (target / "MANIFEST.json").write_bytes(b"")
+        elif self.what == "file":
+            os.truncate(next(one for one in target.rglob("*") if one.suffix == ".tensors"), 10)
+        elif self.what == "all":
+            shutil.rmtree(target)
+
+
+@pytest.mark.parametrize("what", ["rename", "manifest", "file", "all"])
+def test_a_server_that_forgets_what_it_confirmed_is_a_failed_save(tmp_path, what):
+    gang = ThreadGang(tmp_path, 2, lambda rank: Forgetful(what))
+    gang.save(1)
+    assert gang.wait() == [False, False]
+    assert "could not be saved" in gang.reports[0].records[0]["message"]
+    assert checkpoint.newest_valid(tmp_path) is None
+
+
+def test_without_reading_it_back_the_loss_would_be_a_success(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint.Draft, "_see", lambda draft, content: None)
+    gang = ThreadGang(tmp_path, 2, lambda rank: Forgetful("rename"))
+    gang.save(1)
+    assert gang.wait() == [True, True]
+    assert checkpoint.newest_valid(tmp_path) is None

@@ -55,6 +55,12 @@ def test_what_people_see(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert not (folder / "INDEX.json").exists()
     assert command.main(["verify", str(folder), "--index", str(tmp_path / "elsewhere")]) == 0
     assert "all files are as indexed" in capsys.readouterr().out
+    ranks = ["--ranks", "4", "--batch-size", "1", "--index", str(tmp_path / "elsewhere")]
+    assert command.main(["verify", str(folder), *ranks]) == 0
+    assert "4 ranks of 1 to 2 samples (largest 1.33x the mean)" in capsys.readouterr().out
+    assert command.main(["verify", str(folder), *ranks, "--json"]) == 0
+    about = json.loads(capsys.readouterr().out)
+    assert about["ranks"] == [2, 2, 1, 1] and about["skew"]["classes"]["largest_to_mean"] == 1.0
     (folder / "a/2.png").unlink()
     assert command.main(["verify", str(folder), "--index", str(tmp_path / "elsewhere")]) == 100
     assert "a/2.png: is missing" in capsys.readouterr().out

@@ -245,6 +245,19 @@ def test_a_memory_is_kept_and_found_however_long(tmp_path):
     assert list_checkpoints(tmp_path / "store") == []
 
 
+def test_after_a_kill_by_the_kernel_the_next_generation_halves_once(tmp_path):
+    """No rank could write it down; where one did, it is not done again."""
+    info = RankInfo(attempt=2, generation=3, restart_cause="oom")
+    file = MemoryFile(tmp_path / "store", info, Solo(), Told())
+    assert file.open() == Memory(halvings=1, halved_in=(2, 2)) == file.open()
+    file.keep(Memory(halvings=3, halved_in=(2, 2)))
+    assert file.open().halvings == 3
+    calm = MemoryFile(tmp_path / "store", RankInfo(attempt=2, generation=4), Solo(), Told())
+    assert calm.open().halvings == 3
+    crashed = RankInfo(attempt=2, generation=4, restart_cause="rank_crash")
+    assert MemoryFile(tmp_path / "store", crashed, Solo(), Told()).open().halvings == 3
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 9}', "\x00\xff"])
 def test_a_memory_that_cannot_be_read_is_none_and_says_so(tmp_path, text):
     file, told = keeper(tmp_path)

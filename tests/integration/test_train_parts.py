@@ -13,11 +13,8 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
     Dataset,
-    IterableDataset,
-    SequentialSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
@@ -27,12 +24,11 @@ from phalanx.core import reports
 from phalanx.core.batches import Plan
 from phalanx.errors import (
     CheckpointCorrupt,
-    NotSupported,
     RestoreMismatch,
     SpecInvalid,
     TrainingError,
 )
-from phalanx.train import context, data, failure, randomness, restoring, tree
+from phalanx.train import context, data, failure, ordering, randomness, restoring, tree
 from phalanx.train.report import CHUNK_BYTES, Journal, NoReport, ReportFile
 
 pytestmark = pytest.mark.integration
@@ -269,27 +265,8 @@ def test_loading_does_not_disturb_the_global_generators():
 
 def test_a_users_sampler_is_drawn_under_the_seed_of_the_pass():
     sampler = WeightedRandomSampler([0.1] * 22 + [9.0], 23)
-    order = data.EpochOrder(sampler, 23, seed=1)
+    order = ordering.EpochOrder(sampler, 23, seed=1)
     assert order(0).tolist() == order(0).tolist() != order(1).tolist()
-
-
-def test_loaders_that_have_no_positions_are_refused():
-    class Stream(IterableDataset):
-        def __iter__(self):
-            yield 1
-
-    batches = BatchSampler(SequentialSampler(range(23)), 2, False)
-    with pytest.raises(NotSupported, match="IterableDataset"):
-        data.batch_size_of(DataLoader(Stream()))
-    with pytest.raises(NotSupported, match="without batches"):
-        data.batch_size_of(DataLoader(Augmented(), batch_size=None))
-
-    class Own(BatchSampler):
-        pass
-
-    own = Own(batches.sampler, 2, False)
-    with pytest.raises(NotSupported, match="batch_sampler"):
-        data.batch_size_of(DataLoader(Augmented(), batch_sampler=own))
 
 
 def test_evaluation_gives_every_sample_once_and_may_be_repeated():
@@ -414,7 +391,8 @@ def test_plain_torchrun_gives_ranks_and_no_platform():
         ("1h30m", context.Every(seconds=5400)),
         ("500 steps", context.Every(steps=500)),
         ("1 epoch", context.Every(epochs=1)),
-        ("auto", context.Every(seconds=600)),
+        ("", context.Every(seconds=600)),
+        ("auto", context.Every(seconds=60, auto=True)),
     ],
 )
 def test_how_often_to_save(text, every):

@@ -7,7 +7,9 @@ from torch import nn
 
 from phalanx.core.checkpoints import Position
 from phalanx.kit.clock import SystemClock
+from phalanx.train import opening, restoring
 from phalanx.train.context import RankInfo
+from phalanx.train.resuming import Resumption
 from phalanx.train.saving import CheckpointDirectory, Moment
 from phalanx.train.staging import Staging
 
@@ -43,6 +45,9 @@ class ThreadChannel:
     def broadcast(self, text):
         return self.meeting.exchange(self.rank, text)[0]
 
+    def spread(self, text):
+        return self.broadcast(text)
+
     def total(self, values):
         return [sum(one) for one in zip(*self.meeting.exchange(self.rank, values), strict=True)]
 
@@ -63,9 +68,9 @@ class Notes:
         pass
 
 
-def trained(fill):
+def trained(fill, width=130):
     """A model and its optimizer, equal on all ranks, with tensors large enough to be cut."""
-    model = nn.Sequential(nn.Linear(130, 257), nn.Linear(257, 3))
+    model = nn.Sequential(nn.Linear(width, 257), nn.Linear(257, 3))
     opt = torch.optim.AdamW(model.parameters())
     with torch.no_grad():
         for at, one in enumerate(model.parameters()):
@@ -77,10 +82,13 @@ def trained(fill):
 class ThreadGang:
     """`world` savers over one directory; `disks` is called with a rank."""
 
-    def __init__(self, store, world, disks, keep=None, staging=Staging):
+    def __init__(self, store, world, disks, keep=None, staging=Staging, resumption=Resumption,
+                 width=130):  # fmt: skip
+        self.width = width
+        self.resumption = resumption
         self.world, self.reports = world, [Notes() for _ in range(world)]
         meeting = Meeting(world)
-        self.pairs = [trained(0) for _ in range(world)]
+        self.pairs = [trained(0, width) for _ in range(world)]
         self.savers = []
         for rank in range(world):
             options = {"keep": keep} if keep else {}
@@ -95,10 +103,13 @@ class ThreadGang:
 
     def everywhere(self, work):
         """`work(rank)` in a thread for each rank; the results in rank order."""
-        results = [None] * self.world
+        results, errors = [None] * self.world, []
 
         def run(rank):
-            results[rank] = work(rank)
+            try:
+                results[rank] = work(rank)
+            except Exception as error:
+                errors.append(error)
 
         threads = [threading.Thread(target=run, args=(rank,)) for rank in range(self.world)]
         for one in threads:
@@ -106,11 +117,13 @@ class ThreadGang:
         for one in threads:
             one.join(GUARD_S)
             assert not one.is_alive(), "hangs"
+        if errors:
+            raise errors[0]
         return results
 
     def set(self, fill):
         for model, opt in self.pairs:
-            fresh, state = trained(fill)
+            fresh, state = trained(fill, self.width)
             model.load_state_dict(fresh.state_dict())
             opt.load_state_dict(state.state_dict())
 
@@ -130,4 +143,15 @@ class ThreadGang:
         return [saver.wait() for saver in self.savers]
 
     def open(self):
-        return self.everywhere(lambda rank: self.savers[rank].open())
+        """Resume on every rank, models in place; what each resumed from."""
+
+        def resume(rank):
+            model = self.pairs[rank][0]
+            resumption = self.resumption(self.savers[rank])
+            resumption.open()
+            resumption.put(lambda one: restoring.model(model, one.state["models"][0], "test"))
+            resumption.put(lambda one: opening.materialised(one.state["optimizers"]))
+            resumption.settle()
+            return resumption.restored
+
+        return self.everywhere(resume)

@@ -129,6 +129,10 @@ def one_event(draw: st.DrawFn, job: Job, now: int) -> e.JobEvent:
         "waited": lambda: e.BackoffElapsed(),
         "long": lambda: e.DurationExceeded(),
         "overdue": lambda: e.StopOverdue(attempt),
+        "stalled": lambda: e.RanksStalled(attempt, generation, rank, draw(failures(rank, now))),
+        "asked": lambda: e.StacksRequested(),
+        "captured": lambda: e.StacksCaptured(attempt, generation, rank, draw(st.integers(0, 3))),
+        "unanswered": lambda: e.StacksOverdue(attempt, generation),
     }  # fmt: skip
     usual = ["placed", "ready", "started", "started", "ended", "ended", "failed", "waited"]
     leaving = ["released", "released", "lost"]

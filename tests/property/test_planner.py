@@ -14,6 +14,7 @@ from phalanx.core.scheduling import Held, Project, Terms, Waiting, World, plan, 
 from phalanx.core.scheduling.slots import mask_of
 from phalanx.errors import InvariantBroken
 from phalanx.sim import audit
+from phalanx.sim.watch import Watch
 
 pytestmark = pytest.mark.unit
 
@@ -63,7 +64,7 @@ class Stream:
     def __init__(self, seed: int, projects: tuple[Project, ...]) -> None:
         self.rng = random.Random(seed)
         self.world = World(make_nodes(), projects, terms=Terms(min_run_s=60.0))
-        self.watch = audit.Watch()
+        self.watch = Watch()
         self.now = 0
         self.submitted: list[Waiting] = []
 
@@ -92,8 +93,8 @@ class Stream:
     def step(self) -> None:
         world = self.world
         decided = plan_pass(world, self.now)
-        audit.check_rebuild(world)
         self.watch.check_plan(world, decided, self.now)
+        self.watch.check_deeply(world, decided, self.now, lambda again: plan_pass(again, self.now))
         assert plan(world.snapshot(), self.now) == decided
         world.holes = {hole.job: hole for hole in decided.holes if hole.victims}
         for preemption in decided.preemptions:
@@ -139,7 +140,9 @@ def test_random_streams_keep_every_promise(data: st.DataObject, seed: int, quota
     held = stream.world.held
     for project in PROJECTS if quotas else ():
         if project.max_slots is not None:
-            used = sum(h.num_slots for h in held.values() if h.project == project.name)
+            used = sum(
+                h.num_slots for h in held.values() if h.project == project.name and not h.stopping
+            )
             assert used <= project.max_slots
 
 

@@ -128,7 +128,7 @@ def test_equal_shares_never_a_ragged_rest() -> None:
 def test_the_command_line_answers_what_if(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--jobs", "60", "--nodes", "4", "--policy", "fifo-skip"]
     assert main([*words, "--what-if", "nodes=+2"]) == 0
-    assert "fifo-skip [nodes=6]" in capsys.readouterr().out
+    assert "fifo-skip [nodes=+2]" in capsys.readouterr().out
     assert main(["--policy", "magic"]) == 1
     assert "unknown policy 'magic'" in capsys.readouterr().err
 

@@ -110,19 +110,25 @@ def verify(path: Path) -> Manifest:
     return manifest
 
 
-def verify_share(path: Path, manifest: Manifest, place: tuple[int, int]) -> None:
+def verify_share(
+    path: Path,
+    manifest: Manifest,
+    place: tuple[int, int],
+    read: Mapping[str, VerifiedFile] | None = None,
+) -> None:
     """Compare the digests of one reader's part of a checkpoint; `place` is (reader, number of readers).
 
-    All readers together check every byte once. Raises CheckpointCorrupt.
+    All readers together check every byte once; what this one has read through `read` (by the path in
+    the manifest) it need not read again. Raises CheckpointCorrupt.
     """
     reader, readers = place
-    units: list[Callable[[], None]] = []
+    units: list[tuple[VerifiedFile, int]] = []
     for entry in manifest.files:
-        file = VerifiedFile(path, entry)
+        file = (read or {}).get(entry.path) or VerifiedFile(path, entry)
         file.check_size()
-        units += [partial(file.check, at) for at in range(file.num_chunks)]
+        units += [(file, at) for at in range(file.num_chunks)]
     mine = units[len(units) * reader // readers : len(units) * (reader + 1) // readers]
-    in_threads(mine)
+    in_threads([partial(file.check, at) for file, at in mine if not file.has_checked(at)])
 
 
 def newest_valid(store: Path) -> Stored | None:

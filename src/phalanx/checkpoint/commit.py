@@ -1,13 +1,15 @@
 """The commit protocol: a checkpoint is absent or whole, whatever is killed and when.
 
 Write into `<name>.tmp/`, sync every file, write and sync the manifest, sync the directories, rename,
-sync the parent. Until the rename there is only debris; after it, only a whole checkpoint. A name is
-never used twice.
+sync the parent, and read the manifest back under its final name: on a network file system a rename can
+be answered and yet not be there. Until the rename there is only debris; after it, only a whole
+checkpoint. A name is never used twice.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from phalanx.core.checkpoints import FileEntry, Manifest
 
 MANIFEST = "MANIFEST.json"
 DEBRIS = ".tmp"
+_COPY_BYTES = 1 << 20
 
 
 class Draft:
@@ -47,6 +50,11 @@ class Draft:
         """Write one file of any content. Raises OSError."""
         return self._add(path, [data])
 
+    def add_file(self, path: str, source: Path) -> FileEntry:
+        """Copy a file of any size. Raises OSError."""
+        with source.open("rb") as file:
+            return self._add(path, iter(lambda: file.read(_COPY_BYTES), b""))
+
     def adopt(self, entry: FileEntry) -> None:
         """Take in a file that another process wrote and synced with `write_shard`.
 
@@ -67,15 +75,36 @@ class Draft:
         return entry
 
     def commit(self, manifest: Manifest) -> Path:
-        """Make it real; returns its final directory. Raises OSError."""
-        tensorfile.write_pieces(self.disk, self.root, MANIFEST, [sealed(manifest)])
+        """Make it real; returns its final directory.
+
+        Raises OSError, also when what was committed is not to be seen where it should be.
+        """
+        content = sealed(manifest)
+        tensorfile.write_pieces(self.disk, self.root, MANIFEST, [content])
         for directory in sorted(self._dirs):
             self.disk.sync_dir(directory)
         self.disk.sync_dir(self.root)
         final = self.store / self.name
         self.disk.rename(self.root, final)
         self.disk.sync_dir(self.store)
+        self._see(content)
         return final
+
+    def _see(self, content: bytes) -> None:
+        """The manifest and the sizes of all files, looked up anew from the directory above."""
+        store = os.open(self.store, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fd = os.open(f"{self.name}/{MANIFEST}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=store)
+            with os.fdopen(fd, "rb") as file:
+                if file.read() != content:
+                    raise OSError(errno.EIO, f"{self.name}: its manifest does not read as written")
+            for entry in self._files:
+                size = os.stat(f"{self.name}/{entry.path}", dir_fd=store).st_size
+                if size != entry.size_bytes:
+                    text = f"{self.name}/{entry.path}: {size} bytes of {entry.size_bytes}"
+                    raise OSError(errno.EIO, text)
+        finally:
+            os.close(store)
 
     def abandon(self) -> None:
         """Remove what was written."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from phalanx.checkpoint.digest import CHUNK_BYTES, Digest, digest_of_file, is_tree, root_of
@@ -13,7 +16,8 @@ from phalanx.errors import CheckpointCorrupt
 
 _BLOCK_BYTES = 1 << 20
 _MAX_THREADS = 4
-_THREADS_FROM = 4  # chunks: fewer are read before a thread has started
+_THREADS_FROM = 2  # chunks
+_MAX_VIEWS = 512  # the kernel takes 1024 at a time
 
 
 class VerifiedFile:
@@ -29,6 +33,9 @@ class VerifiedFile:
         self._entry = entry
         self._in_chunks = is_tree(entry.digest)
         self._whole_checked = False
+        self._lock = threading.Lock()
+        self._checked: set[int] = set()
+        self._kept: tuple[int, memoryview] | None = None
         if self._in_chunks:
             self._algorithm = entry.digest.partition(":")[0].removesuffix("-tree")
             self._check_entry()
@@ -48,6 +55,15 @@ class VerifiedFile:
         """How many parts can be checked one by one."""
         return len(self._entry.chunks) if self._in_chunks else 1
 
+    @property
+    def checks_while_reading(self) -> bool:
+        """Whether what `read_into` hands out is all that it had to check."""
+        return self._in_chunks
+
+    def has_checked(self, chunk: int) -> bool:
+        """Whether this reader has read that chunk, and found it good."""
+        return chunk in self._checked
+
     def check_size(self) -> None:
         """Raises CheckpointCorrupt when the file is missing, shorter or longer than it was."""
         try:
@@ -64,7 +80,8 @@ class VerifiedFile:
             self._check_whole()
             return
         scratch = memoryview(bytearray(min(_BLOCK_BYTES, self.size_bytes)))
-        self._read_chunk(chunk, None, scratch)
+        with self._opened() as fd:
+            self._read_chunk(fd, chunk, None, scratch)
 
     def read_into(self, at: int, into: memoryview) -> None:
         """Fill `into` with what begins at byte `at`, with several threads when it is much.
@@ -78,29 +95,77 @@ class VerifiedFile:
             return
         if not self._in_chunks:
             self._check_whole()
-            self._read(at, into)
+            with self._opened() as fd:
+                self._read(fd, at, into)
             return
         first, last = at // CHUNK_BYTES, (at + into.nbytes - 1) // CHUNK_BYTES
+        with self._opened() as fd:
 
-        def read(chunk: int) -> Callable[[], None]:
-            return lambda: self._part(chunk, at, into)
+            def read(chunk: int) -> Callable[[], None]:
+                return lambda: self._part(fd, chunk, at, into)
 
-        in_threads([read(chunk) for chunk in range(first, last + 1)])
+            in_threads([read(chunk) for chunk in range(first, last + 1)])
 
-    def _part(self, chunk: int, at: int, into: memoryview) -> None:
+    def read_scattered(self, wanted: Iterable[tuple[int, memoryview]]) -> None:
+        """Fill many places, each with what begins at its byte; every chunk is read once.
+
+        Raises CheckpointCorrupt; some places may then be filled, and with wrong bytes.
+        """
+        if not self._in_chunks:
+            for at, into in wanted:
+                self.read_into(at, into)
+            return
+        places: dict[int, list[tuple[int, memoryview]]] = {}
+        end = 0
+        for at, into in sorted(wanted, key=lambda one: one[0]):
+            into = into.cast("B")
+            if at < end or at + into.nbytes > self.size_bytes:  # twice the same, or too far
+                self.read_into(at, into)
+                continue
+            end = at + into.nbytes
+            while into:
+                size = min(into.nbytes, CHUNK_BYTES - at % CHUNK_BYTES)
+                places.setdefault(at // CHUNK_BYTES, []).append((at, into[:size]))
+                at, into = at + size, into[size:]
+        with self._opened() as fd:
+            in_threads([partial(self._scatter, fd, *one) for one in places.items()])
+
+    def _scatter(self, fd: int, chunk: int, places: Sequence[tuple[int, memoryview]]) -> None:
+        digest = Digest(self._algorithm)
+        for at, block in _in_blocks(places, *self._bounds(chunk)):
+            self._read_views(fd, at, block)
+            for view in block:
+                digest.update(view)
+        self._compare(chunk, digest)
+
+    def _part(self, fd: int, chunk: int, at: int, into: memoryview) -> None:
         start, end = self._bounds(chunk)
         lo, hi = max(start, at), min(end, at + into.nbytes)
         if (lo, hi) == (start, end):
-            self._read_chunk(chunk, into[start - at : end - at], None)
+            self._read_chunk(fd, chunk, into[start - at : end - at], None)
             return
-        whole = memoryview(bytearray(end - start))
-        self._read_chunk(chunk, whole, None)
+        whole = self._kept_chunk(fd, chunk)
         into[lo - at : hi - at] = whole[lo - start : hi - start]
+
+    def _kept_chunk(self, fd: int, chunk: int) -> memoryview:
+        """All of a chunk that is wanted in parts. One is kept: what follows in the file wants the rest."""
+        kept = self._kept
+        if kept is not None and kept[0] == chunk:
+            return kept[1]
+        start, end = self._bounds(chunk)
+        whole = memoryview(bytearray(end - start))
+        self._read_chunk(fd, chunk, whole, None)
+        with self._lock:
+            if self._kept is None or self._kept[0] <= chunk:
+                self._kept = (chunk, whole)
+        return whole
 
     def _bounds(self, chunk: int) -> tuple[int, int]:
         return chunk * CHUNK_BYTES, min((chunk + 1) * CHUNK_BYTES, self.size_bytes)
 
-    def _read_chunk(self, chunk: int, into: memoryview | None, scratch: memoryview | None) -> None:
+    def _read_chunk(
+        self, fd: int, chunk: int, into: memoryview | None, scratch: memoryview | None
+    ) -> None:
         """Read into `into`, or over and over into `scratch`; the digest must match either way."""
         start, end = self._bounds(chunk)
         digest = Digest(self._algorithm)
@@ -111,11 +176,16 @@ class VerifiedFile:
             else:
                 assert scratch is not None
                 block = scratch[:size]
-            self._read(at, block)
+            self._read(fd, at, block)
             digest.update(block)
+        self._compare(chunk, digest)
+
+    def _compare(self, chunk: int, digest: Digest) -> None:
         if digest.hexdigest != self._entry.chunks[chunk]:
+            start, end = self._bounds(chunk)
             text = f"{self.path}: bytes {start} to {end} do not match their digest"
             raise CheckpointCorrupt(text)
+        self._checked.add(chunk)
 
     def _check_whole(self) -> None:
         if self._whole_checked:
@@ -129,20 +199,64 @@ class VerifiedFile:
             raise CheckpointCorrupt(f"{self.path}: the bytes do not match their digest")
         self._whole_checked = True
 
-    def _read(self, at: int, into: memoryview) -> None:
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                while into:
-                    got = os.preadv(fd, [into], at)
-                    if got == 0:
-                        raise CheckpointCorrupt(f"{self.path}: it ends at byte {at}")
-                    at, into = at + got, into[got:]
-            finally:
-                os.close(fd)
         except OSError as error:
-            text = f"{self.path}: cannot be read: {error.strerror or error}"
-            raise CheckpointCorrupt(text) from error
+            raise self._unreadable(error) from error
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _read(self, fd: int, at: int, into: memoryview) -> None:
+        self._read_views(fd, at, [into])
+
+    def _read_views(self, fd: int, at: int, views: Sequence[memoryview]) -> None:
+        try:
+            while views:
+                got = os.preadv(fd, views, at)
+                if got == 0:
+                    raise CheckpointCorrupt(f"{self.path}: it ends at byte {at}")
+                at, views = at + got, _behind(views, got)
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: OSError) -> CheckpointCorrupt:
+        return CheckpointCorrupt(f"{self.path}: cannot be read: {error.strerror or error}")
+
+
+def _behind(views: Sequence[memoryview], size: int) -> Sequence[memoryview]:
+    """What is left of memory in several places after `size` bytes of it."""
+    for at, view in enumerate(views):
+        if size < view.nbytes:
+            return [view[size:], *views[at + 1 :]]
+        size -= view.nbytes
+    return []
+
+
+def _in_blocks(
+    places: Sequence[tuple[int, memoryview]], start: int, end: int
+) -> Iterator[tuple[int, list[memoryview]]]:
+    """(first byte, memory for what follows) until `end`; memory of no use lies where nobody asked.
+
+    Blocks are small enough to be in the processor's cache when they are digested.
+    """
+    block: list[memoryview] = []
+    begin = at = start
+    for place, view in [*places, (end, memoryview(b""))]:
+        room = memoryview(bytearray(place - at))
+        for piece in (room, view):
+            while piece:
+                size = min(piece.nbytes, begin + _BLOCK_BYTES - at)
+                block.append(piece[:size])
+                at, piece = at + size, piece[size:]
+                if at == begin + _BLOCK_BYTES or len(block) == _MAX_VIEWS:
+                    yield begin, block
+                    begin, block = at, []
+    if block:
+        yield begin, block
 
 
 def in_threads(work: Sequence[Callable[[], None]]) -> None:

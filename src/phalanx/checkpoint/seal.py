@@ -98,7 +98,12 @@ class Seal(Protocol):
 
 
 class Unsealed:
-    """Files as they are."""
+    """Files as they are; `hint` says to people how a key would be named here."""
+
+    def __init__(
+        self, hint: str = "name the key under checkpoint.encryption in the job's spec"
+    ) -> None:
+        self._hint = hint
 
     def wrap(self, place: str, pieces: Iterable[Any]) -> Iterable[Any]:
         """The same."""
@@ -113,7 +118,7 @@ class Unsealed:
         if manifest.encryption is not None:
             raise PermissionDenied(
                 f"{manifest.name} is encrypted with key {manifest.encryption.get('key')}",
-                "name the key under checkpoint.encryption in the job's spec",
+                self._hint,
             )
         return VerifiedFile
 

@@ -24,15 +24,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from phalanx.checkpoint.blocks import BLOCK_BYTES, Behind, blocks_of
 from phalanx.checkpoint.digest import TreeDigest, digest_of
-from phalanx.checkpoint.disk import Disk
+from phalanx.checkpoint.disk import PAGE_BYTES, Disk
 from phalanx.core.checkpoints import FileEntry
 from phalanx.errors import CheckpointCorrupt
 
 MAGIC = b"PHXTENS1"
 ALIGN = 64
 _HEAD = struct.Struct("<8sQ")
-_BLOCK_BYTES = 1 << 20
 _LARGEST_HEADER = 1 << 30
 
 
@@ -81,6 +81,9 @@ def lay_out(tree: Any, blobs: Sequence[Blob]) -> Iterator[Any]:
         rows.append(row)
         at += blob.size_bytes + _padding(blob.size_bytes)
     header = json.dumps({"tree": tree, "tensors": rows}, separators=(",", ":")).encode()
+    if at >= BLOCK_BYTES:
+        # Blanks, so that tensors staged in one room begin a page in the file where they do in memory.
+        header += b" " * (-(_HEAD.size + len(header)) % PAGE_BYTES)
     lead = _HEAD.pack(MAGIC, len(header)) + header
     yield lead + b"\0" * _padding(len(lead))
     for blob in blobs:
@@ -95,14 +98,12 @@ def write_pieces(disk: Disk, root: Path, path: str, pieces: Iterable[Any]) -> Fi
     digest, size = TreeDigest(), 0
     fd = disk.create(root / path)
     try:
-        for piece in pieces:
-            view = memoryview(piece).cast("B")
-            # Block by block, so that the second to read a block finds it in the processor's cache.
-            for at in range(0, view.nbytes, _BLOCK_BYTES):
-                block = view[at : at + _BLOCK_BYTES]
+        with Behind(disk, fd) as behind:
+            for block in blocks_of(pieces):
                 digest.update(block)
-                disk.write(fd, block)
-            size += view.nbytes
+                behind.write(block)
+                size += block.nbytes
+            behind.finish()
         disk.sync(fd)
     finally:
         disk.close(fd)

@@ -8,8 +8,22 @@ from typing import Annotated
 import typer
 
 from phalanx import __version__
-from phalanx.cli import checkpoints, jobs, logs, metrics, platform, pools, programs, submit
+from phalanx.cli import (
+    checkpoints,
+    jobs,
+    logs,
+    metrics,
+    platform,
+    programs,
+    secrets,
+    stacks,
+    submit,
+    why,
+)
 from phalanx.cli.caller import Caller
+from phalanx.cli.nodes import nodes_app
+from phalanx.cli.pools import pools_app
+from phalanx.cli.projects import projects_app
 from phalanx.cli.session import Session
 from phalanx.cli.spec import spec_app
 
@@ -59,20 +73,21 @@ for _verb, _panel in (
     (submit.submit, _TRAIN),
     (jobs.ps, _LOOK),
     (jobs.show, _LOOK),
-    (jobs.why, _LOOK),
+    (why.why, _LOOK),
     (logs.logs, _LOOK),
     (metrics.metrics, _LOOK),
+    (stacks.stacks, _LOOK),
     (checkpoints.checkpoints, _LOOK),
     (jobs.wait, _STEER),
     (jobs.stop, _STEER),
     (jobs.pause, _STEER),
     (jobs.resume, _STEER),
-    (pools.pools, _PLATFORM),
-    (pools.nodes, _PLATFORM),
+    (secrets.secrets, _PLATFORM),
     (platform.up, _PLATFORM),
     (platform.doctor, _PLATFORM),
 ):
     app.command(rich_help_panel=_panel)(_verb)
 for _program, _panel in ((programs.data, _TRAIN), (programs.simulate, _PLATFORM)):
     app.command(rich_help_panel=_panel, context_settings=programs.PASSED_ON)(_program)
-app.add_typer(spec_app, name="spec", rich_help_panel=_PLATFORM)
+for _group in (pools_app, nodes_app, projects_app, spec_app):
+    app.add_typer(_group, rich_help_panel=_PLATFORM)

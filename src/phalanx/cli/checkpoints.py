@@ -1,19 +1,23 @@
-"""The verb checkpoints: those of a job, or those in a folder without any server."""
+"""The verb checkpoints: of a job, in a folder, or in an object store; most of it without any server."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from phalanx.cli import output
+from phalanx.cli.checkpoint_places import VALID, Place, copies_of, place_of
 from phalanx.cli.options import AsJson
 from phalanx.cli.session import Session, job_number
-from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, PlatformError, UserError
+from phalanx.errors import CheckpointCorrupt, UserError
 from phalanx.kit.units import format_size
+
+if TYPE_CHECKING:
+    from phalanx.checkpoint.seal import Seal
 
 _ACTIONS = ("list", "show", "verify", "rm", "scrub", "export")
 
@@ -23,50 +27,76 @@ def checkpoints(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="JOB | list PATH | show PATH | verify PATH... | rm PATH... | scrub PATH..."
-            " | export PATH OUT",
-            help="A job of the platform; or what to do with a folder of checkpoints, offline.",
+            metavar="JOB | list WHERE | show WHERE | verify WHERE... | rm WHERE... | scrub WHERE..."
+            " | export WHERE OUT",
+            help="WHERE is a path, j-12, j-12/step-…, or a URL such as s3://bucket/prefix.",
         ),
     ],
     force: Annotated[
         bool, typer.Option("--force", help="rm: even the last valid checkpoint of a folder.")
     ] = False,
+    key_env: Annotated[
+        str | None, typer.Option("--key-env", help="The variable that holds an encryption key.")
+    ] = None,
+    key_file: Annotated[
+        Path | None, typer.Option("--key-file", help="The file that holds an encryption key.")
+    ] = None,
     json: AsJson = False,
 ) -> None:
-    """List the checkpoints of a job; or list, show, verify, remove, scrub and export those of a folder.
+    """List the checkpoints of a job; or list, show, verify, remove, scrub and export any.
 
-    `scrub` sets aside what no longer matches its digests. `export` writes the weights to OUT, for example
-    model.safetensors.
+    `verify` reads every byte, and with a key also decrypts. `scrub` sets aside what no longer matches its
+    digests. `export` writes the weights to OUT, for example model.safetensors. Where WHERE is no single
+    checkpoint, `show` and `export` take the newest.
     """
     show = output.as_json if json else None
-    action, paths = words[0], [Path(word) for word in words[1:]]
+    action, rest = words[0], words[1:]
     if action not in _ACTIONS:
-        if paths:
+        if rest:
             raise UserError(
                 f"unknown action {action!r}", f"one of {', '.join(_ACTIONS)}, or one JOB"
             )
         _of_job(ctx.obj, action, show)
         return
-    if not paths:
+    if not rest:
         raise UserError(f"checkpoints {action}: no path was given")
+    if action == "export" and len(rest) != 2:
+        raise UserError("checkpoints export takes a checkpoint and where to write it")
+    seal = _seal(ctx.obj, key_env, key_file)
+    places = [place_of(word, ctx.obj) for word in (rest[:1] if action == "export" else rest)]
     if action == "list":
-        _list(paths[0], show)
+        _list(places[0], show)
     elif action == "show":
-        _show(paths[0], show)
+        _show(places[0], show)
     elif action == "verify":
-        _verify(paths, show)
+        _verify(places, seal, show)
     elif action == "scrub":
-        _scrub(paths, show)
+        _scrub(places, show)
     elif action == "export":
-        _export(words[1:])
+        _export(places[0], rest[1], key_env, key_file)
     else:
-        _remove(paths, "any" if force else "spare")
+        for place in places:
+            place.remove(spare_last=not force)
+            print(f"removed {place.where}")
+
+
+def _seal(session: Session, key_env: str | None, key_file: Path | None) -> Seal | None:
+    from phalanx.checkpoint.seal import Sealing, keys_from
+
+    if key_env is not None and key_file is not None:
+        raise UserError("give either --key-env or --key-file")
+    try:
+        keys = keys_from(session.caller.env, key_env, key_file)
+    except ValueError as error:
+        raise UserError(f"the key: {error}") from None
+    return Sealing(keys) if keys else None
 
 
 def _of_job(session: Session, job: str, show: Any) -> None:
     num = job_number(job)
     with session.client() as client:
         found = client.checkpoints(num)
+        view = client.job(num)
     if show is not None:
         show(found)
         return
@@ -88,46 +118,41 @@ def _of_job(session: Session, job: str, show: Any) -> None:
         ),
         "no checkpoints yet",
     )
+    if copies := copies_of(view):
+        output.note(f"copies: phalanx checkpoints list {copies}")
 
 
-def _list(path: Path, show: Any) -> None:
-    from phalanx.checkpoint import scan
-
-    if not path.is_dir():
-        raise CheckpointNotFound(f"{path}: no such folder")
-    listing = scan(path)
-    rows = [(_row(one.path, one.manifest), "sound") for one in listing.good]
+def _list(place: Place, show: Any) -> None:
+    found = place.contents()
     if show is not None:
         show(
             {
-                "good": [one.manifest.to_json() for one in listing.good],
-                "bad": {str(where): why for where, why in listing.bad.items()},
-                "debris": [str(where) for where in listing.debris],
-                "quarantined": [str(where) for where in listing.quarantined],
+                "good": [manifest.to_json() for _, manifest in found.good],
+                "bad": dict(found.bad),
+                "debris": found.debris,
+                "quarantined": found.quarantined,
             }
         )
         return
-    lines: list[tuple[Any, ...]] = [(*row, state) for row, state in rows]
-    lines += [("", "", "", "", str(where), f"bad: {why}") for where, why in listing.bad.items()]
-    lines += [("", "", "", "", str(where), "quarantined") for where in listing.quarantined]
-    lines += [("", "", "", "", str(where), "never finished") for where in listing.debris]
+    lines: list[tuple[Any, ...]] = [(*_row(where, one), "sound") for where, one in found.good]
+    lines += [("", "", "", "", where, f"bad: {why}") for where, why in found.bad.items()]
+    lines += [("", "", "", "", where, "quarantined") for where in found.quarantined]
+    lines += [("", "", "", "", where, "never finished") for where in found.debris]
     output.table(
         ("STEP", "EPOCH", "GENERATION", "SIZE", "PATH", "STATE"),
         lines,
-        f"{path}: no checkpoints here",
+        f"{place.where}: no checkpoints here",
     )
 
 
-def _row(path: Path, manifest: Any) -> tuple[Any, ...]:
+def _row(where: str, manifest: Any) -> tuple[Any, ...]:
     size = sum(entry.size_bytes for entry in manifest.files)
     generation = f"{manifest.attempt}.{manifest.generation}"
-    return (manifest.step, manifest.epoch, generation, format_size(size), str(path))
+    return (manifest.step, manifest.epoch, generation, format_size(size), where)
 
 
-def _show(path: Path, show: Any) -> None:
-    from phalanx.checkpoint import read_manifest
-
-    manifest = read_manifest(path)
+def _show(place: Place, show: Any) -> None:
+    manifest = place.manifest()
     if show is not None:
         show(manifest.to_json())
         return
@@ -144,78 +169,45 @@ def _short(value: Any) -> Any:
     return value
 
 
-def _verify(paths: list[Path], show: Any) -> None:
+def _verify(places: list[Place], seal: Seal | None, show: Any) -> None:
     """Every digest of every checkpoint; a folder of checkpoints stands for all in it."""
-    from phalanx.checkpoint import scan, verify
-
     found: dict[str, str] = {}
-    for path in paths:
-        inside = sorted({*(one.path for one in scan(path).good), *scan(path).bad})
-        for one in inside or [path]:
-            try:
-                verify(one)
-                found[str(one)] = "valid"
-            except CheckpointCorrupt as error:
-                found[str(one)] = error.message
+    for place in places:
+        found |= place.verdicts(seal)
     if show is not None:
         show(found)
     else:
         for where, verdict in found.items():
-            print(f"{where}: {verdict}" if verdict == "valid" else verdict)
-    bad = sum(verdict != "valid" for verdict in found.values())
-    if bad:
-        raise CheckpointCorrupt(f"{bad} of {len(found)} checkpoints cannot be used")
+            print(f"{where}: {verdict}" if verdict == VALID else verdict)
+    _judge(found, "cannot be used")
 
 
-def _scrub(paths: list[Path], show: Any) -> None:
+def _scrub(places: list[Place], show: Any) -> None:
     """Verify all in these folders; what is bad is set aside, so that nothing resumes from it."""
-    from phalanx.checkpoint import scrub
-    from phalanx.kit.ids import random_hex
-
     found: dict[str, str] = {}
-    for path in paths:
-        if not path.is_dir():
-            raise CheckpointNotFound(f"{path}: no such folder")
-        result = scrub(path, random_hex(8))
-        found |= {str(one): "valid" for one in result.valid}
-        found |= {str(result.set_aside[one]): why for one, why in result.bad.items()}
+    for place in places:
+        verdicts = place.scrub()
+        found |= verdicts
+        if show is None:
+            for where, verdict in verdicts.items():
+                print(f"{where}: {'' if verdict == VALID else place.fate + ': '}{verdict}")
     if show is not None:
         show(found)
-    else:
-        for where, verdict in found.items():
-            print(f"{where}: {verdict}" if verdict == "valid" else f"{where}: set aside: {verdict}")
-    bad = sum(verdict != "valid" for verdict in found.values())
+    _judge(found, " or ".join(sorted({f"were {place.fate.partition(',')[0]}" for place in places})))
+
+
+def _judge(found: dict[str, str], what: str) -> None:
+    bad = sum(verdict != VALID for verdict in found.values())
     if bad:
-        raise CheckpointCorrupt(f"{bad} of {len(found)} checkpoints were set aside")
+        raise CheckpointCorrupt(f"{bad} of {len(found)} checkpoints {what}")
 
 
-def _export(words: list[str]) -> None:
+def _export(place: Place, out: str, key_env: str | None, key_file: Path | None) -> None:
     """Needs torch, so it is a program of its own."""
-    if len(words) != 2:
-        raise UserError("checkpoints export takes a checkpoint and where to write it")
-    command = [sys.executable, "-m", "phalanx.train.export", *words]
-    code = subprocess.run(command, check=False).returncode
+    key = ["--key-env", key_env] if key_env is not None else []
+    key += ["--key-file", str(key_file)] if key_file is not None else []
+    with place.at_hand() as path:
+        command = [sys.executable, "-m", "phalanx.train.export", str(path), out, *key]
+        code = subprocess.run(command, check=False).returncode
     if code:
         raise typer.Exit(code)
-
-
-def _remove(paths: list[Path], which: str) -> None:
-    from phalanx.checkpoint import list_checkpoints, read_manifest, remove
-
-    for path in paths:
-        try:
-            read_manifest(path)
-        except CheckpointCorrupt:
-            pass  # nobody can use it: it may go
-        else:
-            others = [one for one in list_checkpoints(path.parent) if one.path.name != path.name]
-            if which == "spare" and not others:
-                raise UserError(
-                    f"{path} is the last valid checkpoint in its folder",
-                    "add --force when it is not needed",
-                )
-        try:
-            remove(path)
-        except OSError as error:
-            raise PlatformError(f"{path}: cannot be removed: {error.strerror}") from error
-        print(f"removed {path}")

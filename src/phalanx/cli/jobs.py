@@ -1,4 +1,4 @@
-"""Verbs on jobs: ps, show, why, stop, pause, resume, wait."""
+"""Verbs on jobs: ps, show, stop, pause, resume, wait."""
 
 from __future__ import annotations
 
@@ -165,37 +165,6 @@ def _indent(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.rstrip().splitlines())
 
 
-def why(ctx: typer.Context, job: JobName, json: AsJson = False) -> None:
-    """Say why a job is where it is: what it waits for, or what ended it."""
-    session: Session = ctx.obj
-    with session.client() as client:
-        view = client.job(job_number(job))
-        pools = client.pools() if view.state == "queued" else []
-    if json:
-        output.as_json(
-            {
-                "state": view.state,
-                "reason": view.reason.model_dump(mode="json"),
-                "stays": view.stays and view.stays.model_dump(mode="json"),
-                "failure": view.failure and view.failure.model_dump(mode="json"),
-            }
-        )
-        return
-    print(f"{view.label} is {view.state}: {_reason(view)}")
-    for pool in pools:
-        holders = ", ".join(f"j-{num}" for num in pool.jobs) or "nobody"
-        print(
-            f"  pool {pool.name}: {pool.num_free} of {pool.num_slots} slots free; held by {holders}"
-        )
-    if view.failure is not None and view.failure.traceback:
-        print(_indent(view.failure.traceback))
-    if view.state == "failed":
-        rank = "" if view.failure is None or view.failure.rank is None else view.failure.rank
-        print(
-            f"  its output: phalanx logs {view.label}" + (f" --rank {rank}" if rank != "" else "")
-        )
-
-
 Grace = Annotated[
     str | None,
     typer.Option("--grace", help="Time to save and leave, as in 30s; 0 kills at once."),
@@ -283,4 +252,4 @@ def _wait_for(client: PhalanxClient, num: int, deadline: float | None) -> JobVie
         after = client.events(num, after=after, wait_s=min(left_s, _WAIT_S)).cursor
 
 
-__all__ = ["pause", "ps", "resume", "settle", "show", "stop", "wait", "why"]
+__all__ = ["pause", "ps", "resume", "settle", "show", "stop", "wait"]

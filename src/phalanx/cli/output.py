@@ -96,6 +96,9 @@ def notice(event: EventView) -> str | None:
         return f"warning: {event.data.get('message', '')}"
     if event.kind == "checkpoint_quarantined":
         return f"warning: a bad checkpoint was set aside: {event.data.get('message', '')}"
+    if event.kind == "stacks":
+        ranks = ", ".join(str(one["rank"]) for one in event.data.get("ranks", []))
+        return f"stacks of ranks {ranks} were kept: phalanx stacks JOB --kept"
     if event.kind == "restored" and event.data.get("path"):
         exact = "" if event.data.get("exact", True) else ", not exactly"
         return f"resumed from step {event.data.get('step')}{exact}"

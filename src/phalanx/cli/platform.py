@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,13 +24,31 @@ def up(
     ] = 0,
     slots: Annotated[
         int | None,
-        typer.Option("--slots", min=1, help="Slots of the local pool; default: max(4, cores)."),
+        typer.Option(
+            "--slots",
+            min=0,
+            help="Slots of the local pool; default: max(4, cores). 0, with other pools: none.",
+        ),
+    ] = None,
+    pool: Annotated[
+        list[Path] | None,
+        typer.Option("--pool", help="A file with another pool, such as a Ray cluster; repeatable."),
+    ] = None,
+    host: Annotated[
+        str, typer.Option("--host", help="Interface; other machines need 0.0.0.0.")
+    ] = "127.0.0.1",
+    advertise: Annotated[
+        str | None,
+        typer.Option("--advertise", help="URL by which other machines reach this server."),
     ] = None,
     keep_warm: Annotated[
         int, typer.Option("--keep-warm", min=0, max=1, help="Spare warm supervisors.")
     ] = 1,
 ) -> None:
-    """Start the platform in the foreground: API, scheduler, pages; Ctrl-C ends it, jobs go on."""
+    """Start the platform in the foreground: API, scheduler, pages; Ctrl-C ends it, jobs go on.
+
+    A pool file is kept: later starts of this home connect to it again.
+    """
     session: Session = ctx.obj
     if session.url is not None:
         raise UserError("`up` starts a platform on this machine; leave --url out")
@@ -38,6 +57,11 @@ def up(
     words += ["--port", str(port), "--keep-warm", str(keep_warm)]
     if slots is not None:
         words += ["--slots", str(slots)]
+    for file in pool or ():
+        words += ["--pool", str(file.absolute())]
+    words += ["--host", host]
+    if advertise is not None:
+        words += ["--advertise", advertise]
     sys.stdout.flush()
     os.execv(sys.executable, words)
 

@@ -29,5 +29,5 @@ def data(ctx: typer.Context) -> None:
 
 
 def simulate(ctx: typer.Context) -> None:
-    """Replay a trace or made-up jobs under scheduling policies, and compare them."""
-    _become("phalanx.sim", ctx.args)
+    """Replay past jobs, a trace or made-up jobs under scheduling policies, and compare them."""
+    _become("phalanx.sim", ["--home", str(ctx.obj.home), *ctx.args])

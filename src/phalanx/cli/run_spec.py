@@ -21,13 +21,13 @@ class RunFlags:
 
     module: str | None = None
     ranks_per_node: int | None = None
-    nodes: int | None = None
+    nodes: int | str | None = None
     name: str | None = None
     project: str | None = None
     env: Mapping[str, str] | None = None
     checkpoint_every: str | None = None
     max_duration: str | None = None
-    priority: int | None = None
+    priority: int | str | None = None
     pool: Sequence[str] = ()
     cold: bool = False
     warm_imports: Sequence[str] = ()

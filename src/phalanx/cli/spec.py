@@ -9,7 +9,9 @@ import typer
 
 from phalanx.cli import output
 
-spec_app = typer.Typer(no_args_is_help=True, help="The job spec: its JSON schema, and a check.")
+spec_app = typer.Typer(
+    name="spec", no_args_is_help=True, help="The job spec: its JSON schema, and a check."
+)
 
 
 @spec_app.command()

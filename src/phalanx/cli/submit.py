@@ -37,7 +37,9 @@ def run(  # noqa: PLR0913 (one parameter for each flag)
     ranks: Annotated[
         int | None, typer.Option("-n", "--ranks", min=1, help="Ranks on each node.")
     ] = None,
-    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes.")] = None,
+    nodes: Annotated[
+        str | None, typer.Option("--nodes", help="Nodes; 2..4 makes the job elastic.")
+    ] = None,
     module: Annotated[
         str | None, typer.Option("-m", "--module", help="A Python module instead of a script.")
     ] = None,
@@ -57,7 +59,8 @@ def run(  # noqa: PLR0913 (one parameter for each flag)
         str | None, typer.Option("--max-duration", help="The job fails after this long.")
     ] = None,
     priority: Annotated[
-        int | None, typer.Option("--priority", help="0 to 100, higher first.")
+        str | None,
+        typer.Option("--priority", help="0 to 100, higher first; or low, normal, high, urgent."),
     ] = None,
     no_warm: Annotated[bool, typer.Option("--no-warm", help="Start every rank cold.")] = False,
     warm_import: Annotated[
@@ -88,7 +91,7 @@ def run(  # noqa: PLR0913 (one parameter for each flag)
         env=values,
         checkpoint_every=every,
         max_duration=max_duration,
-        priority=priority,
+        priority=int(priority) if priority is not None and priority.isdigit() else priority,
         pool=pool or (),
         cold=no_warm,
         warm_imports=warm_import or (),

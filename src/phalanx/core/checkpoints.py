@@ -12,7 +12,18 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 SCHEMA = 2
+_OBJECT_STORES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "file")
 _NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{8})")
+
+
+COMPRESSIONS = ("none", "zstd")
+
+
+def compression(text: str) -> str:
+    """One of COMPRESSIONS. Raises ValueError."""
+    if text not in COMPRESSIONS:
+        raise ValueError(f"must be one of {', '.join(COMPRESSIONS)}")
+    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +68,8 @@ class Manifest:
     """Everything known of one committed checkpoint. `parent` is the name it continues from.
 
     `commit` grows by one along a lineage, whatever the step does. `metrics` are the values most
-    recently logged when it was taken; `created_at` is integer microseconds UTC.
+    recently logged when it was taken; `data` tells the training data apart (`num_samples` of an epoch,
+    `fingerprint`); `created_at` is integer microseconds UTC.
     """
 
     name: str
@@ -81,6 +93,7 @@ class Manifest:
     threads: int = 1
     device: str = "cpu"
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
     encryption: Mapping[str, str] | None = None
     schema: int = SCHEMA
 
@@ -214,6 +227,16 @@ class Keep:
             )
         except TypeError as error:
             raise ValueError(f"keep.best: {error}") from error
+
+
+def far_prefix(url: str) -> str:
+    """An object store's prefix as it is used, without a slash at its end. Raises ValueError."""
+    scheme, _, rest = url.partition("://")
+    if scheme not in _OBJECT_STORES or not rest.strip("/"):
+        raise ValueError("must be an object store's prefix, for example s3://bucket/prefix")
+    if "@" in rest or "?" in rest:
+        raise ValueError("credentials and options come from the ranks' environment, not from here")
+    return url.rstrip("/")
 
 
 def lineages(manifests: Mapping[str, Manifest]) -> list[Manifest]:

@@ -37,7 +37,10 @@ _COLLATERAL_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStor
 
 @dataclass(frozen=True, slots=True)
 class RankExit:
-    """How one rank ended. `signal` is set for a death by signal, `exit_code` otherwise."""
+    """How one rank ended. `signal` is set for a death by signal, `exit_code` otherwise.
+
+    `out_of_memory`: the kernel killed it for want of memory.
+    """
 
     rank: int
     at: int
@@ -46,6 +49,7 @@ class RankExit:
     exception: str | None = None
     message: str = ""
     traceback: str = ""
+    out_of_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,8 @@ def is_collateral(exit: RankExit) -> bool:
 
 def classify(exit: RankExit, *, stepped: bool) -> Cause:
     """The cause of one rank's failure. `stepped`: some optimizer step was completed before it."""
-    if exit.exception in _OOM_TYPES or any(word in exit.message for word in _OOM_WORDS):
+    said = exit.exception in _OOM_TYPES or any(word in exit.message for word in _OOM_WORDS)
+    if said or exit.out_of_memory:
         return Cause.OOM
     if exit.exception in _DIVERGED_TYPES:
         return Cause.DIVERGED
@@ -94,6 +99,8 @@ def is_final(failure: Failure) -> bool:
 
 def describe(exit: RankExit, signal_name: str | None = None) -> str:
     """One line: which rank, and what happened to it."""
+    if exit.out_of_memory:
+        return f"rank {exit.rank} was killed by the kernel: its memory group is full"
     if exit.signal is not None:
         return f"rank {exit.rank} was killed by {signal_name or f'signal {exit.signal}'}"
     if exit.exception:

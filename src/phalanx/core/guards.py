@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -59,16 +59,19 @@ class SpikeDetector:
         """Take one value; says whether it is a spike."""
         if not math.isfinite(value):
             return True
-        if len(self._values) == self._values.maxlen and self._jumps(value):
+        if value > self.above:
             return True
         self._values.append(value)
         return False
 
-    def _jumps(self, value: float) -> bool:
+    @property
+    def above(self) -> float:
+        """Values above this are spikes; infinite while too few are known."""
+        if len(self._values) != self._values.maxlen:
+            return math.inf
         middle = _median(self._values)
         spread = 1.4826 * _median(abs(one - middle) for one in self._values)
-        above = value - middle
-        return above > self._deviations * spread and above > (self._ratio - 1.0) * abs(middle)
+        return middle + max(self._deviations * spread, (self._ratio - 1.0) * abs(middle))
 
 
 def _median(values: Iterable[float]) -> float:
@@ -102,12 +105,55 @@ class Undo:
 
 
 @dataclass(frozen=True, slots=True)
+class Suspect:
+    """A step whose loss jumped, to be computed a second time from the same batch and weights.
+
+    `seen` has each rank's loss of it, bit by bit (`float.hex`; empty where a rank logged none), `above`
+    is what counted as a jump.
+    """
+
+    total_passes: int
+    lo: int
+    hi: int
+    step: int
+    above: float
+    seen: tuple[str, ...]
+
+    def skip(self) -> Skip:
+        """Passing it over."""
+        return Skip(self.total_passes, self.lo, self.hi, self.step, "spike")
+
+    def verdict(self, again: Sequence[str]) -> tuple[Origin, tuple[int, ...]]:
+        """Whose fault it was, and of which ranks, from what each rank computed the second time.
+
+        The same bits: the data's. Other bits and no jump: a machine's. Another jump with other bits is
+        not told apart: the batch looks bad, and so does the machine, or the resume was not exact.
+        """
+        pairs = list(zip(self.seen, again, strict=False))
+        others = tuple(rank for rank, (one, two) in enumerate(pairs) if one != two)
+        if len(again) == len(self.seen) and not others:
+            return Origin.DATA, tuple(r for r, one in enumerate(again) if self._jumps(one))
+        jumps = tuple(rank for rank, value in enumerate(again) if self._jumps(value))
+        return (Origin.UNKNOWN, jumps) if jumps else (Origin.HARDWARE, others)
+
+    def _jumps(self, value: str) -> bool:
+        number = float.fromhex(value) if value else 0.0
+        return not math.isfinite(number) or number > self.above
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
-    """What generations of a job have learned; `halvings` counts how often memory was too small."""
+    """What generations of a job have learned.
+
+    `halvings` counts how often memory was too small, last in the generation `halved_in`, which is
+    (attempt, generation). `suspect` is a step that the next generation judges.
+    """
 
     skips: tuple[Skip, ...] = ()
     halvings: int = 0
     undo: Undo | None = None
+    suspect: Suspect | None = None
+    halved_in: tuple[int, int] | None = None
 
     def skipping(self, skip: Skip) -> Memory:
         """With one more batch to pass over."""
@@ -132,11 +178,13 @@ class Memory:
         if body.get("schema") != SCHEMA:
             raise ValueError(f"guards schema {body.get('schema')!r}, expected {SCHEMA}")
         try:
-            undo = body["undo"]
+            undo, suspect, halved = body["undo"], body.get("suspect"), body.get("halved_in")
             return cls(
                 tuple(Skip(**one) for one in body["skips"]),
                 int(body["halvings"]),
                 Undo(**undo) if undo is not None else None,
+                Suspect(**{**suspect, "seen": tuple(suspect["seen"])}) if suspect else None,
+                (int(halved[0]), int(halved[1])) if halved else None,
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a guards file: {error}") from error

@@ -10,10 +10,13 @@ class Node:
     """One machine of a pool as the planner sees it.
 
     `splittable` nodes may host several node ranks of one gang: a laptop pretends to be several nodes.
+    `labels` are what jobs select nodes by.
     `domains` are (level, name) pairs from the widest to the narrowest, such as
     `(("block", "b1"), ("rack", "r7"))`. `taints` keep away jobs that do not tolerate them. `closed`
     says why nothing may start here (drained, quarantined, lost); empty means open.
-    `hazard_per_hour` is the expected number of reclaims of a spot node in an hour.
+    `leaves_at` is when the node's own cluster takes it away, where that has been announced: what runs
+    there has to save and leave before. `hazard_per_hour` is the expected number of reclaims of a spot
+    node in an hour.
     """
 
     id: str
@@ -32,6 +35,28 @@ class Node:
     hazard_per_hour: float = 0.0
     taints: tuple[str, ...] = ()
     closed: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
+    leaves_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a job wants of its nodes beyond the shape of its gang, and of the planner.
+
+    `required` and `preferred` name levels of the pools' topology; what is preferred is insisted on
+    for `patience_s` seconds of waiting. `selector` are labels that every node must have, `tolerates`
+    taints that it may have. `preemptible` False: no other job may push it aside.
+    """
+
+    memory_per_node_bytes: int = 0
+    slot_type: str = ""
+    device_memory_bytes: int = 0
+    required: str | None = None
+    preferred: str | None = None
+    patience_s: float = 600.0
+    selector: tuple[tuple[str, str], ...] = ()
+    tolerates: tuple[str, ...] = ()
+    preemptible: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,10 +31,13 @@ class GangEnvironment:
     checkpoint_every: str | None = None
     checkpoint_keep: Mapping[str, object] | None = None
     checkpoint_async: bool = True
+    checkpoint_compress: str | None = None
     checkpoint_store: str | None = None
     checkpoint_key_env: str | None = None
     checkpoint_key_file: str | None = None
     training: Mapping[str, object] | None = None
+    restart_cause: str = ""
+    job_started_at: int | None = None
     resume_path: str | None = None
     user_env: Mapping[str, str] = field(default_factory=dict)
 
@@ -126,15 +129,20 @@ def _phalanx(gang: GangEnvironment, files: RankFiles) -> dict[str, str]:
         "PHALANX_REFERENCE_WORLD": str(gang.reference_world),
         "PHALANX_GRACE_S": f"{gang.grace_s:g}",
     }
+    if gang.restart_cause:
+        env["PHALANX_RESTART_CAUSE"] = gang.restart_cause
     if gang.checkpoint_every is not None:
         env["PHALANX_CHECKPOINT_EVERY"] = gang.checkpoint_every
     if gang.checkpoint_keep is not None:
         env["PHALANX_CHECKPOINT_KEEP"] = json.dumps(gang.checkpoint_keep, sort_keys=True)
+    if gang.job_started_at is not None:
+        env["PHALANX_JOB_STARTED_AT"] = str(gang.job_started_at)
     if not gang.checkpoint_async:
         env["PHALANX_CHECKPOINT_ASYNC"] = "0"
     if gang.training is not None:
         env["PHALANX_TRAINING"] = json.dumps(gang.training, sort_keys=True)
     given = {
+        "PHALANX_CHECKPOINT_COMPRESS": gang.checkpoint_compress,
         "PHALANX_CHECKPOINT_STORE": gang.checkpoint_store,
         "PHALANX_CHECKPOINT_KEY_ENV": gang.checkpoint_key_env,
         "PHALANX_CHECKPOINT_KEY_FILE": gang.checkpoint_key_file,

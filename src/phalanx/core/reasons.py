@@ -47,6 +47,9 @@ class ReasonCode(StrEnum):
     WAITING_FOR_TOPOLOGY = "waiting_for_topology"
     WAITING_FOR_VICTIMS = "waiting_for_victims"
     UNPLACEABLE = "unplaceable"
+    RESIZED = "resized"
+    MOVED = "moved"
+    NODE_DRAINED = "node_drained"
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,11 @@ DEFAULT_BUDGETS: Mapping[Cause, Budget] = {
     Cause.PREEMPTED: Budget(first_wait_s=0.0),
     Cause.STALLED: Budget(count=3, per_s=3600.0),
     Cause.START_FAILED: Budget(count=3, per_s=3600.0, first_wait_s=5.0),
-    Cause.OOM: Budget(count=1),
+    # Down to a sixteenth of the micro-batch.
+    Cause.OOM: Budget(count=4),
     Cause.USER_ERROR: Budget(count=0),
-    Cause.DIVERGED: Budget(count=1),
+    # One bad batch may cost two: the second time tells data from hardware.
+    Cause.DIVERGED: Budget(count=4),
 }
 
 

@@ -34,9 +34,12 @@ Every record is an object with `k`, its kind, and `t`, the rank's wall clock in 
     {"k": "quarantined", "path": …, "moved_to": …, "why": …}      a checkpoint failed verification
     {"k": "stopped", "saved": true, "step": …}                    left at a stop request
     {"k": "done", "step": …}                                      the script's loop came to its end
-    {"k": "guard", "step": …, "what": "non_finite", "origin": "data" | "hardware" | "unknown",
-     "action": "skip" | "rollback" | "stop" | "applied"}          a step was refused (rank 0)
+    {"k": "guard", "step": …, "what": "non_finite" | "spike", "origin": "data" | "hardware" | "unknown",
+     "action": "skip" | "rollback" | "stop" | "applied",
+     "ranks": […]}                                                a step was refused (rank 0), and
+                                                                  which ranks are at fault
     {"k": "stragglers", "scores": […], "ranks": […]}              compute times compared (rank 0)
+    {"k": "shares", "shares": […], "compute_s": […]}              batches are split anew (rank 0)
     {"k": "warn", "message": …}                                   worth showing to the user
 
 `epoch` in `data`, `ledger`, `step`, `checkpoint` and `restored` counts passes over the training data,
@@ -90,6 +93,13 @@ def committed_length(head: bytes) -> int:
     if version != PROTOCOL:
         raise ValueError(f"report protocol {version}, expected {PROTOCOL}")
     return int(length)
+
+
+def writer_pid(head: bytes) -> int | None:
+    """The process that writes the file; None while the header has not been set up."""
+    if len(head) < _HEAD.size or head[:8] != MAGIC:
+        return None
+    return int(_HEAD.unpack_from(head)[2])
 
 
 def decode(chunk: bytes) -> Iterator[tuple[int, dict[str, Any]]]:

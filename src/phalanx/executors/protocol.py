@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
-from phalanx.core.placement import Node
+from phalanx.core.placement import GangShape, Node, Placement
 from phalanx.schemas.supervision import Assignment, ExitRecord
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisorRef:
-    """Which supervisor: at most one exists per (job, attempt, node rank)."""
+    """Which supervisor: at most one exists per (job, attempt, node rank).
+
+    `pool` says whom to ask where there are several executors; it is no part of the name.
+    """
 
     job: int
     attempt: int
     node_rank: int
+    pool: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,4 +58,33 @@ class Executor(Protocol):
 
     def poll(self, refs: Sequence[SupervisorRef]) -> Sequence[SupervisorStatus]:
         """The state of these supervisors. One that was never started, or is forgotten, is not alive."""
+        ...
+
+
+@runtime_checkable
+class GangReserver(Protocol):
+    """An executor that holds a whole gang's resources in one piece before its supervisors start."""
+
+    def reserve(self, placement: Placement, gang: Sequence[Assignment]) -> None:
+        """Hold exactly this placement, all of it or nothing; `poll` gives it back with the last one.
+
+        Raises LaunchFailed when it cannot be had, and ExecutorUnavailable when that is not known.
+        """
+        ...
+
+
+@runtime_checkable
+class Scales(Protocol):
+    """An executor whose pool can grow: its cluster has an autoscaler."""
+
+    @property
+    def pools(self) -> Sequence[str]:
+        """Pools that can grow."""
+        ...
+
+    def want(self, pool: str, gangs: Sequence[GangShape]) -> None:
+        """Be large enough for these gangs together, those that run included, and no larger.
+
+        None takes the wish back. Raises ExecutorUnavailable.
+        """
         ...

@@ -88,20 +88,40 @@ def _sweep(parent: Path, prefix: str) -> None:
             ControlGroup(left).remove()
 
 
-def _own_group(proc: Path) -> Path | None:
-    """The folder of the caller's version 2 group."""
+def oom_kills(proc: Path = Path("/proc/self")) -> int | None:
+    """How often the kernel has killed in the caller's memory group, or below it, for want of memory.
+
+    None where the system does not count. Groups of version 2 count what is below them, those of
+    version 1 only themselves.
+    """
+    group, file = _own_group(proc), "memory.events"
+    if group is None or not (group / file).exists():
+        group, file = _own_group(proc, "memory"), "memory.oom_control"
+    if group is None:
+        return None
+    try:
+        rows = dict(line.split() for line in (group / file).read_text().splitlines())
+        return int(rows["oom_kill"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _own_group(proc: Path, controller: str = "") -> Path | None:
+    """The folder of the caller's version 2 group, or of a version 1 controller's."""
     try:
         mounts = (proc / "mountinfo").read_text().splitlines()
         groups = (proc / "cgroup").read_text().splitlines()
     except OSError:
         return None
-    own = next((line[3:] for line in groups if line.startswith("0::")), None)
+    kind = f"{'cgroup' if controller else 'cgroup2'} "
+    rows = (line.split(":", 2) for line in groups if line.count(":") >= 2)
+    own = next((row[2] for row in rows if controller in row[1].split(",")), None)
     if own is None:
         return None
     for line in mounts:
         # "<id> <parent> <device> <root> <mount point> … - <type> …": proc_pid_mountinfo(5)
         left, _, right = line.partition(" - ")
-        if right.startswith("cgroup2 "):
+        if right.startswith(kind) and controller in ("", *right.split()[2].split(",")):
             root, point = left.split()[3:5]
             below = own if root == "/" else own.removeprefix(root)
             return Path(point) / below.lstrip("/")

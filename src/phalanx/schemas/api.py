@@ -144,6 +144,49 @@ class RestartView(View):
     lost_s: float | None = None  # from the failure to the next completed step
 
 
+class RankStacksView(View):
+    """Where one rank was. `place`: the innermost line of its own script; None where it did not say."""
+
+    rank: int
+    node_rank: int
+    place: str | None = None
+    text: str = ""  # stacks of all its threads, as faulthandler writes them
+    why: str = ""  # why there are none
+
+
+class StacksCapture(View):
+    """All ranks at one moment. `elsewhere`: ranks that the others are likely to wait for."""
+
+    attempt: int
+    generation: int
+    request: int  # 0: taken unasked, because the ranks made no step
+    at: At
+    ranks: list[RankStacksView]
+    elsewhere: list[int] = Field(default_factory=list)
+
+    @property
+    def answers(self) -> tuple[int, int, int]:
+        """(attempt, generation, request) that it belongs to."""
+        return self.attempt, self.generation, self.request
+
+
+class StacksView(View):
+    """What is kept of a job, oldest first; `attempt` and `generation` are the live ones."""
+
+    captures: list[StacksCapture]
+    attempt: int | None = None
+    generation: int | None = None
+    world_size: int
+
+
+class StacksAsked(View):
+    """The ranks were asked; their answers will carry this request's number."""
+
+    attempt: int
+    generation: int
+    request: int
+
+
 class LineageView(View):
     """What the lineage of the weights consumed. None where the script reported no positions."""
 
@@ -297,13 +340,22 @@ class StopRequest(Ask):
 
 
 class PoolView(View):
-    """A pool and how full it is."""
+    """A pool and how full it is. `num_closed`: nodes on which nothing may start."""
 
     name: str
     num_nodes: int
     num_slots: int
     num_free: int
     jobs: list[int]
+    executor: str = "local"
+    num_closed: int = 0
+    slot_types: list[str] = Field(default_factory=list)
+    levels: list[str] = Field(default_factory=list)
+    price: float | None = None  # US dollars for the dearest slot and hour
+    spot: bool = False
+    num_waiting: int = 0  # jobs that may run here and wait
+    applied_at: At | None = None  # None: the machine itself, from no pool file
+    spec: dict[str, Any] | None = None  # its part of the pool file, for a single pool
 
 
 class NodeView(View):
@@ -317,6 +369,18 @@ class NodeView(View):
     num_cpus: int
     memory_bytes: int
     jobs: list[int]
+    state: str = "open"  # open, drained or quarantined
+    reason: str = ""
+    topology: dict[str, str] = Field(default_factory=dict)
+    labels: dict[str, str] = Field(default_factory=dict)
+    taints: list[str] = Field(default_factory=list)
+    slot_type: str = ""
+    device_memory_bytes: int = 0
+    interconnect: str = ""
+    bandwidth_gbps: float = 0.0
+    price: float = 0.0
+    reclaims_per_hour: float = 0.0
+    kept_for: list[int] = Field(default_factory=list)  # jobs that others leave it for
 
 
 class InfoView(View):

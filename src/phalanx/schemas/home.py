@@ -58,6 +58,10 @@ class HomeLayout:
         """The default checkpoint store: `<checkpoints_dir>/<project>/<job label>/step-…`."""
         return self.root / "checkpoints"
 
+    def secrets_dir(self, project: str) -> Path:
+        """A project's secrets, one file of mode 0600 each."""
+        return self.root / "secrets" / project
+
     def job_dir(self, num: int) -> Path:
         """Everything of one job but its checkpoints."""
         return self.root / "jobs" / job_label(num)

@@ -218,7 +218,12 @@ def _cron(value: str) -> str:
 
 
 def _when(value: Any) -> Any:
-    return value if value == "auto" else write_duration(_duration(value))
+    if value in ("auto", "never"):
+        return value
+    duration_s = _duration(value)
+    if duration_s <= 0:
+        raise ValueError("must be longer than nothing; write never for no limit")
+    return write_duration(duration_s)
 
 
 Duration = Annotated[
@@ -278,8 +283,10 @@ Indices = Annotated[
     Shown({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]}),
 ]
 Cron = Annotated[str, Field(strict=True), AfterValidator(_cron)]
-DurationOrAuto = Annotated[
-    str, PlainValidator(_when), Shown({"type": ["string", "number"], "examples": ["auto", "5m"]})
+StallAfter = Annotated[
+    str,
+    PlainValidator(_when),
+    Shown({"type": ["string", "number"], "examples": ["auto", "5m", "never"]}),
 ]
 WholeFromZero = Annotated[int, Field(strict=True, ge=0)]
 WholeFromOne = Annotated[int, Field(strict=True, ge=1)]

@@ -6,16 +6,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
+from phalanx.core.checkpoints import far_prefix
 from phalanx.core.jobs.model import JobTerms
-from phalanx.core.placement import GangShape
+from phalanx.core.placement import Demand, GangShape
 from phalanx.core.reasons import Cause
 from phalanx.core.recovery import DEFAULT_BUDGETS, Budget, RecoveryPolicy
+from phalanx.kit.units import parse_duration
 from phalanx.schemas.spec_fields import (
     Command,
     CountRange,
     Cron,
     Duration,
-    DurationOrAuto,
     Indices,
     Interval,
     Jobs,
@@ -24,6 +25,7 @@ from phalanx.schemas.spec_fields import (
     Range,
     Section,
     SizeRange,
+    StallAfter,
     Text,
     Variable,
     WholeFromOne,
@@ -34,7 +36,6 @@ from phalanx.schemas.spec_training import Training
 SPEC_SCHEMA: Literal[1] = 1
 _ONE = Range(1, 1)
 _DAY_S = 86400.0
-_OBJECT_STORES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "file")
 # Laid over the environment of every rank; a spec that sets them would be ignored silently.
 _OURS = frozenset(
     {
@@ -94,6 +95,15 @@ class PlacementWish(Section):
     preferred: Name | None = Field(
         default=None, description="The gang should lie inside one of these."
     )
+    patience: Duration = Field(
+        default=600.0, description="How long to wait for what is preferred before doing without."
+    )
+    selector: dict[Name, Text] = Field(
+        default_factory=dict, description="Labels that every node must have."
+    )
+    tolerate: Names = Field(
+        default_factory=list, description="Taints of nodes that the job may run on all the same."
+    )
 
 
 class BestCheckpoints(Section):
@@ -134,15 +144,6 @@ class CheckpointKey(Section):
         return self
 
 
-def _object_store(url: str) -> str:
-    scheme, _, rest = url.partition("://")
-    if scheme not in _OBJECT_STORES or not rest.strip("/"):
-        raise ValueError("must be an object store's prefix, for example s3://bucket/prefix")
-    if "@" in rest or "?" in rest:
-        raise ValueError("credentials and options come from the ranks' environment, not from here")
-    return url.rstrip("/")
-
-
 class Checkpointing(Section):
     """When checkpoints are made, which of them stay, and where."""
 
@@ -155,7 +156,10 @@ class Checkpointing(Section):
         alias="async",
         description="Training goes on while a checkpoint is written from a copy of the state.",
     )
-    store: Annotated[str, Field(strict=True), AfterValidator(_object_store)] | None = Field(
+    compress: Literal["none", "zstd"] = Field(
+        default="none", description="Makes the files smaller, at the cost of processor time."
+    )
+    store: Annotated[str, Field(strict=True), AfterValidator(far_prefix)] | None = Field(
         default=None,
         description="An object store that gets copies, `s3://bucket/prefix`; absent: none.",
     )
@@ -239,11 +243,21 @@ class Recovery(Section):
 
 
 class Stall(Section):
-    """When a job that makes no step counts as stalled."""
+    """When a job that makes no step counts as stalled: stacks of all ranks are kept, then it restarts."""
 
-    after: DurationOrAuto = Field(
-        default="auto", description="auto: a multiple of the usual step time."
+    after: StallAfter = Field(
+        default="auto",
+        description="A duration; auto: 20 usual steps and at least 5m; never.",
     )
+
+    @property
+    def after_s(self) -> str:
+        """`auto`, `never`, or seconds, as supervisors read it."""
+        return (
+            self.after
+            if self.after in ("auto", "never")
+            else format(parse_duration(self.after), "g")
+        )
 
 
 class Warm(Section):
@@ -285,6 +299,25 @@ class Schedule(Section):
     """When the job is started again and again."""
 
     cron: Cron = Field(description="minute hour day month weekday.")
+
+
+def _stall(value: Any) -> Any:
+    # Null stands in specs that were stored before there was a default.
+    if value is None:
+        return {}
+    return {"after": value} if isinstance(value, str | int | float) else value
+
+
+PRIORITIES = {"low": 25, "normal": 50, "high": 75, "urgent": 95}
+
+
+def _priority(value: Any) -> Any:
+    if not isinstance(value, str) or value.isdigit():
+        return value
+    if value not in PRIORITIES:
+        named = ", ".join(f"{name} ({number})" for name, number in PRIORITIES.items())
+        raise ValueError(f"write a number from 0 to 100, or one of {named}")
+    return PRIORITIES[value]
 
 
 def _warm(value: Any) -> Any:
@@ -334,8 +367,11 @@ class JobSpec(Section):
     pool: Names = Field(
         default_factory=list, description="Pools in order of preference; absent: any that fits."
     )
-    priority: Annotated[int, Field(strict=True, ge=0, le=100)] = Field(
-        default=50, description="0 to 100, higher first."
+    priority: Annotated[int, Field(strict=True, ge=0, le=100), BeforeValidator(_priority)] = Field(
+        default=50, description="0 to 100, higher first; or low, normal, high, urgent."
+    )
+    preemptible: Annotated[bool, Field(strict=True)] = Field(
+        default=True, description="false: no other job may push it aside."
     )
     max_duration: Duration | None = Field(
         default=None, description="The job fails after this long."
@@ -346,12 +382,17 @@ class JobSpec(Section):
         default_factory=Training, description="Precision, batch and guards of `phalanx.train`."
     )
     recovery: Recovery = Field(default_factory=Recovery, description="Restarts.")
-    stall: Stall | None = Field(default=None, description="Detection of jobs that hang.")
+    stall: Annotated[Stall, BeforeValidator(_stall)] = Field(
+        default_factory=Stall, description="Detection of jobs that hang; `stall: 10m` is short."
+    )
     warm: Annotated[Warm, BeforeValidator(_warm)] = Field(
         default_factory=Warm, description="Fast start; `warm: false` turns it off."
     )
     env: dict[Variable, Text] = Field(default_factory=dict, description="Environment variables.")
-    secrets: list[Variable] = Field(default_factory=list, description="Secrets, by name.")
+    secrets: list[Variable] = Field(
+        default_factory=list,
+        description="Variables of the ranks whose values `phalanx secrets` keeps.",
+    )
     mounts: list[Annotated[Mount, BeforeValidator(_mount)]] = Field(
         default_factory=list, description="File systems and buckets."
     )
@@ -367,6 +408,14 @@ class JobSpec(Section):
         if taken:
             raise ValueError(f"{', '.join(taken)}: set by the platform for every rank; remove it")
         return env
+
+    @field_validator("secrets")
+    @classmethod
+    def _secrets_not_ours(cls, secrets: list[str]) -> list[str]:
+        ours = sorted(n for n in secrets if n in _OURS or n.startswith(_OUR_PREFIXES))
+        if ours:
+            raise ValueError(f"Phalanx sets {', '.join(ours)} itself")
+        return secrets
 
     @field_validator("grace")
     @classmethod
@@ -387,6 +436,9 @@ class JobSpec(Section):
         """The gang, with the top of the range where the number of nodes is one."""
         need = self.resources
         nodes = need.nodes.high or need.nodes.low
+        if self.framework == "ray":
+            # One process on each node starts the raylet; the script says how many workers it wants.
+            return GangShape(nodes, need.slots_per_node, 1)
         return GangShape(nodes, need.slots_per_node, need.slots_per_node // need.slots_per_rank)
 
     @property
@@ -401,6 +453,24 @@ class JobSpec(Section):
             policy=self.recovery.to_core(),
             grace_s=self.grace,
             max_duration_s=self.max_duration,
+            min_nodes=None if self.resources.nodes.is_number else self.resources.nodes.low,
+        )
+
+    def to_demand(self) -> Demand:
+        """What the planner must know of it beyond the gang's shape."""
+        need, wish = self.resources, self.placement
+        return Demand(
+            memory_per_node_bytes=0 if need.memory is None else need.memory.low,
+            slot_type=need.accelerator or "",
+            device_memory_bytes=0
+            if need.accelerator_memory is None
+            else need.accelerator_memory.low,
+            required=wish.required,
+            preferred=wish.preferred,
+            patience_s=wish.patience,
+            selector=tuple(sorted(wish.selector.items())),
+            tolerates=tuple(sorted(wish.tolerate)),
+            preemptible=self.preemptible,
         )
 
     def keep_json(self) -> dict[str, object]:

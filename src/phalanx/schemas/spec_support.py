@@ -8,11 +8,19 @@ from typing import Any
 from phalanx.errors import Problem
 from phalanx.schemas.spec_models import JobSpec
 
-LIVE_FRAMEWORKS = ("torch", "none")
+LIVE_FRAMEWORKS = ("torch", "ray", "none")
 
 
-def _elastic(spec: JobSpec) -> str | None:
-    return None if spec.resources.nodes.is_number else "a range of nodes"
+def _endless(spec: JobSpec) -> bool:
+    return spec.resources.nodes.high is None
+
+
+def _capped(field: str) -> Callable[[JobSpec], bool]:
+    def capped(spec: JobSpec) -> bool:
+        size = getattr(spec.resources, field)
+        return size is not None and size.high is not None and not size.is_number
+
+    return capped
 
 
 def _cpu_range(spec: JobSpec) -> str | None:
@@ -34,37 +42,24 @@ def _given(*path: str) -> Callable[[JobSpec], Any]:
     return value
 
 
-def _wish(spec: JobSpec) -> Any:
-    return spec.placement.required or spec.placement.preferred
-
-
-def _auto(spec: JobSpec) -> Any:
-    return spec.checkpoint.every == "auto"
-
-
 # Path, what makes it count as used, what is not there yet, what to write instead.
 _NOT_YET: tuple[tuple[str, Callable[[JobSpec], Any], str, str], ...] = (
     ("class", _given("job_class"), "job classes", "remove it"),
-    ("framework", _framework, "this framework", "write torch or none"),
+    ("framework", _framework, "this framework", "write torch, ray or none"),
     ("env_compat", _given("env_compat"), "other launchers' variables", "remove it"),
     ("image", _given("image"), "container images", "remove it"),
-    ("resources.nodes", _elastic, "elastic jobs", "write one number"),
+    ("resources.nodes", _endless, "ranges without an upper end", "write one, as in 2..4"),
     ("resources.cpus", _cpu_range, "ranges of CPUs", "write one number"),
-    ("resources.memory", _given("resources", "memory"), "memory requests", "remove it"),
+    ("resources.memory", _capped("memory"), "upper limits", "write the least amount only"),
     ("resources.shm", _given("resources", "shm"), "shared memory requests", "remove it"),
-    ("resources.accelerator", _given("resources", "accelerator"), "accelerators", "remove it"),
     (
         "resources.accelerator_memory",
-        _given("resources", "accelerator_memory"),
-        "accelerators",
-        "remove it",
+        _capped("accelerator_memory"),
+        "upper limits",
+        "write the least amount only",
     ),
     ("roles", _given("roles"), "gangs of several shapes", "use `run` and `resources`"),
     ("data", _given("data"), "staged inputs", "let the script read its data itself"),
-    ("placement", _wish, "topology", "remove it"),
-    ("checkpoint.every", _auto, "auto", "write a duration, `500 steps` or `1 epoch`"),
-    ("stall", _given("stall"), "stall detection", "remove it"),
-    ("secrets", _given("secrets"), "stored secrets", "use `phalanx run --env NAME`"),
     ("mounts", _given("mounts"), "mounts", "remove it"),
     ("budget", _given("budget"), "cost limits", "remove it or use `max_duration`"),
     ("depends_on", _given("depends_on"), "dependencies", "use `phalanx wait` in between"),

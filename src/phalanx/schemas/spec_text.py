@@ -63,7 +63,7 @@ def validate_spec(data: Mapping[str, Any], under: str = "") -> JobSpec:
         raise SpecInvalid(problems) from None
 
 
-def read_yaml(text: str, origin: str) -> dict[str, Any]:
+def read_yaml(text: str, origin: str, noun: str = "a job spec") -> dict[str, Any]:
     """The mapping in a YAML text. Raises SpecInvalid naming `origin`, the line and the column."""
     try:
         data = yaml.load(text, Loader=_Loader)
@@ -75,7 +75,7 @@ def read_yaml(text: str, origin: str) -> dict[str, Any]:
         raise SpecInvalid([Problem(origin, f"not valid YAML: {error}")]) from None
     if not isinstance(data, dict):
         found = "an empty file" if data is None else f"a {type(data).__name__}"
-        said = f"a job spec is a mapping that begins with `schema: 1`, this is {found}"
+        said = f"{noun} is a mapping that begins with `schema: 1`, this is {found}"
         raise SpecInvalid([Problem(origin, said)])
     return {str(key): value for key, value in data.items()}
 

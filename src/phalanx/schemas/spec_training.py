@@ -18,8 +18,33 @@ def _off(value: Any) -> Any:
 
 
 NonFinite = Annotated[Literal["off", "skip", "rollback", "stop"], BeforeValidator(_off)]
-Spike = Annotated[Literal["off", "rollback", "stop"], BeforeValidator(_off)]
+Spike = Annotated[Literal["off", "skip", "rollback", "stop"], BeforeValidator(_off)]
 Switch = Annotated[bool, Field(strict=True)]
+
+
+Method = Annotated[
+    Literal["none", "fp16", "bf16", "powersgd", "topk", "randomk", "auto"],
+    BeforeValidator(lambda value: "none" if value is False else value),
+]
+
+
+class GradientCompression(Section):
+    """How replicas send their gradients to one another."""
+
+    method: Method = Field(description="What travels in place of the gradients.")
+    rank: WholeFromOne | None = Field(default=None, description="Columns that powersgd sends.")
+    fraction: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="Part of each tensor's elements that topk and randomk send."
+    )
+    start_step: WholeFromZero | None = Field(
+        default=None, description="Steps before this one send everything."
+    )
+    error_feedback: Switch | None = Field(
+        default=None, description="Add what was not sent to the next step's gradient."
+    )
+    candidates: list[Literal["none", "fp16", "bf16", "powersgd", "topk", "randomk"]] | None = Field(
+        default=None, description="What auto tries, the most faithful first."
+    )
 
 
 class Training(Section):
@@ -64,6 +89,20 @@ class Training(Section):
 
     straggler_window: WholeFromZero | None = Field(
         default=None, description="Steps between comparisons of ranks' compute times; 0: never."
+    )
+
+    compression: GradientCompression | Method | None = Field(
+        default=None, description="How replicas send gradients: a method, or one with its settings."
+    )
+    batch_shares: (
+        Literal["even", "auto"]
+        | Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)]
+        | None
+    ) = Field(
+        default=None, description="Each rank's part of a batch: even, auto (by speed), or a list."
+    )
+    data_changed: Literal["refuse", "allow"] | None = Field(
+        default=None, description="What to do about a resume on other data."
     )
 
     def given(self) -> dict[str, Any]:

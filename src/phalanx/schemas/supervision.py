@@ -47,10 +47,13 @@ class GangFacts(Message):
     checkpoint_every: str | None = None
     checkpoint_keep: dict[str, object] | None = None
     checkpoint_async: bool = True
+    checkpoint_compress: str | None = None
     checkpoint_store: str | None = None
     checkpoint_key_env: str | None = None
     checkpoint_key_file: str | None = None
     training: dict[str, object] | None = None
+    job_started_at: int | None = None  # its first attempt; microseconds UTC
+    stall_after: str = "never"  # never, auto, or seconds without a step
 
 
 class Assignment(Message):
@@ -60,7 +63,8 @@ class Assignment(Message):
     modules, come from `workdir`, the attempt's own copy of the code; ranks run in `cwd`, which is the
     caller's directory for `phalanx run` and `workdir` otherwise. `env` is the complete environment of
     the ranks before the rank variables are laid over it. `server_file`, where present, names the file
-    from which a new address of the control plane is read when the old one stops answering.
+    from which a new address of the control plane is read when the old one stops answering. Of `secrets`
+    only the names travel; the supervisor reads the values from `secrets_dir` when it starts.
     """
 
     protocol: int = PROTOCOL
@@ -72,11 +76,14 @@ class Assignment(Message):
     command: list[str] | str
     setup: str | None = None
     env: dict[str, str]
+    secrets: list[str] = Field(default_factory=list)
+    secrets_dir: str | None = None
     warm: WarmStart = Field(default_factory=WarmStart)
     cpus: int  # CPUs that this node's ranks share
     server_url: str
     server_file: str | None = None
     token: str
+    code: str | None = None  # digest of the archive, for nodes that do not see the home
     contact_lost_after_s: float = 480.0  # 0.8 × fence_after: alone for longer, ranks are stopped
 
 
@@ -209,6 +216,47 @@ class WarningReport(Message):
     at: int
 
 
+class GuardReport(Message):
+    """A guard refused a step. `ranks` are at fault, as far as is known."""
+
+    kind: Literal["guard"] = "guard"
+    seq: int
+    generation: int
+    step: int
+    what: str  # non_finite, spike
+    origin: str  # data, hardware, unknown
+    action: str  # skip, rollback, stop, applied
+    ranks: list[int] = Field(default_factory=list)
+
+
+class RankStacks(Message):
+    """Where one rank is: the stacks of its threads, or why there are none."""
+
+    rank: int
+    text: str = ""
+    why: str = ""
+
+
+class StacksReport(Message):
+    """Stacks of this node's ranks. `request` answers that number of the orders; 0: ranks hang."""
+
+    kind: Literal["stacks"] = "stacks"
+    seq: int
+    generation: int
+    request: int
+    at: int
+    ranks: list[RankStacks]
+
+
+class RanksStalledReport(Message):
+    """This node's ranks run and make no step; their stacks were put before. Nothing was ended."""
+
+    kind: Literal["ranks_stalled"] = "ranks_stalled"
+    seq: int
+    generation: int
+    failure: FailureReport
+
+
 class LedgerRow(Message):
     """Positions [lo, hi) of an epoch's order that this node's ranks consumed in one generation.
 
@@ -279,6 +327,9 @@ Report = Annotated[
     | QuarantinedReport
     | CheckpointRemovedReport
     | WarningReport
+    | GuardReport
+    | StacksReport
+    | RanksStalledReport
     | LedgerReport
     | MetricsReport
     | LogReport
@@ -318,7 +369,7 @@ class Orders(Message):
     """`core.jobs.desired.Desired` on the wire, with a version to compare.
 
     `grace_left_s` is what remains of a STOP's grace at the moment of the answer: durations survive
-    clocks that disagree.
+    clocks that disagree. `stacks` numbers the newest request for the running ranks' stacks.
     """
 
     version: str
@@ -329,6 +380,8 @@ class Orders(Message):
     resume_path: str | None = None
     restarts: int = 0
     grace_left_s: float = 0.0
+    stacks: int = 0
+    after: str = ""
 
     @classmethod
     def from_core(cls, orders: Desired, now: int) -> Orders:
@@ -336,6 +389,7 @@ class Orders(Message):
         left_s = 0.0 if orders.deadline_at is None else max(0.0, (orders.deadline_at - now) / 1e6)
         version = (
             f"{orders.action.value}:{orders.generation}:{orders.master_port}:{orders.deadline_at}"
+            f":{orders.stacks}"
         )
         return cls(
             version=version,
@@ -346,6 +400,8 @@ class Orders(Message):
             resume_path=orders.resume_path,
             restarts=orders.restarts,
             grace_left_s=left_s,
+            stacks=orders.stacks,
+            after=orders.after,
         )
 
 

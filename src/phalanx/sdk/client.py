@@ -11,6 +11,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from phalanx.schemas import api
 from phalanx.sdk.answers import raise_for, unreachable
+from phalanx.sdk.estate import EstateCalls
 
 M = TypeVar("M", bound=BaseModel)
 _ANSWER_S = 30.0
@@ -18,7 +19,7 @@ _UPLOAD_S = 600.0
 _V1 = "/api/v1"
 
 
-class PhalanxClient:
+class PhalanxClient(EstateCalls):
     """A client of one server. Every method raises ServerUnavailable when none answers.
 
     `transport` takes the place of the network in tests. Not safe for several threads.
@@ -69,14 +70,6 @@ class PhalanxClient:
         """Say that a client is here; an embedded server stays for it."""
         body = api.HelloRequest(client=client)
         return self._post(f"{_V1}/clients/hello", body, api.HelloResponse)
-
-    def pools(self) -> list[api.PoolView]:
-        """Pools and what is free in them."""
-        return TypeAdapter(list[api.PoolView]).validate_json(self._bytes(f"{_V1}/pools"))
-
-    def nodes(self) -> list[api.NodeView]:
-        """Nodes and what is free on them."""
-        return TypeAdapter(list[api.NodeView]).validate_json(self._bytes(f"{_V1}/nodes"))
 
     # -- code --------------------------------------------------------------------------------------
 
@@ -171,6 +164,19 @@ class PhalanxClient:
         content = self._bytes(f"{_V1}/jobs/{num}/checkpoints")
         return TypeAdapter(list[api.CheckpointView]).validate_json(content)
 
+    def ask_stacks(self, num: int) -> api.StacksAsked:
+        """Have every rank write down where it is. Raises Conflict where none runs."""
+        return self._post(f"{_V1}/jobs/{num}/stacks", None, api.StacksAsked)
+
+    def stacks(
+        self, num: int, *, asked: api.StacksAsked | None = None, wait_s: float = 0.0
+    ) -> api.StacksView:
+        """Stacks that are kept; waits up to `wait_s` for all answers to what was asked."""
+        params: dict[str, Any] = {"wait_s": wait_s}
+        if asked is not None:
+            params |= asked.model_dump()
+        return self._get(f"{_V1}/jobs/{num}/stacks", api.StacksView, params, wait_s)
+
     def stop(
         self, num: int, *, goal: Literal["cancel", "pause"] = "cancel", grace_s: float | None = None
     ) -> api.JobView:
@@ -213,6 +219,9 @@ class PhalanxClient:
         response = self._send("POST", path, content=content, headers=headers, params=params)
         raise_for(response)
         return model.model_validate_json(response.content)
+
+    def _delete(self, path: str) -> None:
+        raise_for(self._send("DELETE", path))
 
     def _send(self, method: str, path: str, **rest: Any) -> httpx.Response:
         try:

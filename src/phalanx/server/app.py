@@ -27,6 +27,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import math
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -39,6 +40,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 import phalanx
+from phalanx.core.scheduling import Terms
 from phalanx.errors import NotFound, PlatformError, Problem, SpecInvalid
 from phalanx.executors.protocol import Executor
 from phalanx.kit.clock import Clock, SystemClock
@@ -50,9 +52,10 @@ from phalanx.server.loops.runner import run_loop
 from phalanx.server.loops.steps import all_loops
 from phalanx.server.notifier import Notifier
 from phalanx.server.observe.exposition import Exposition
-from phalanx.server.routers import jobs, metrics, platform, supervisors, telemetry
-from phalanx.server.settings import Settings, base_environment
+from phalanx.server.routers import estate, jobs, metrics, platform, supervisors, telemetry
+from phalanx.server.settings import SchedulerSettings, Settings, base_environment
 from phalanx.server.web import pages
+from phalanx.services.picture import Policy
 from phalanx.services.platform import Platform
 from phalanx.store import Store, open_store, outbox
 
@@ -70,6 +73,21 @@ class StopCause(StrEnum):
 
 def _nothing() -> None:
     """The callback of who does not care."""
+
+
+def policy_of(settings: SchedulerSettings) -> Policy:
+    """The planner's knobs as they are set. Without a hysteresis peers are never put aside."""
+    hysteresis = settings.peer_hysteresis
+    terms = Terms(
+        hysteresis=math.inf if hysteresis is None else hysteresis,
+        min_run_s=settings.min_run_s,
+        guard_after_s=settings.guard_after_s,
+        guard_quantum_s=settings.guard_quantum_s,
+        hole_ttl_s=settings.hole_ttl_s,
+        resize_cooldown_s=settings.resize_cooldown_s,
+        urgent_priority=settings.urgent_priority,
+    )
+    return Policy(terms, settings.usage_half_life_s)
 
 
 def build_context(
@@ -92,6 +110,7 @@ def build_context(
             signing_key=hashlib.sha256(b"supervisors:" + token.encode()).digest(),
             base_env=base_environment(),
             contact_lost_after_s=settings.contact_lost_after_s,
+            policy=policy_of(settings.scheduler),
         ),
         clock=clock,
         settings=settings,
@@ -109,7 +128,7 @@ def create_app(context: Context) -> FastAPI:
     app = FastAPI(title="Phalanx", version=phalanx.__version__, redoc_url=None)
     app.state.context = context
     app.state.exposition = Exposition(context.platform)
-    for one in (jobs, telemetry, metrics, platform, supervisors, pages):
+    for one in (jobs, telemetry, metrics, estate, platform, supervisors, pages):
         app.include_router(one.router)
     app.add_exception_handler(PlatformError, _platform_error)
     app.add_exception_handler(RequestValidationError, _not_valid)

@@ -18,6 +18,7 @@ from phalanx.server.context import Context
 COOKIE = "phalanx_session"
 # Supervisors show their own token, which the service checks; the others say nothing worth hiding.
 _OPEN = frozenset({"/healthz", "/login", "/api/v1/supervisors/sync", "/openapi.json", "/docs"})
+_OPEN_BELOW = "/api/v1/supervisors/code/"
 _CODE = "/api/v1/code/"
 
 
@@ -55,7 +56,7 @@ class Gate:
             await error_response(error)(scope, receive, send)
             return
         presence = self._context.presence
-        client = scope["path"] not in _OPEN
+        client = not _is_open(scope["path"])
         presence.num_open += client
         try:
             await self._app(scope, receive, send)
@@ -74,7 +75,7 @@ class Gate:
         size = headers.get("content-length", "0")
         if not path.startswith(_CODE) and (not size.isdigit() or int(size) > limit):
             raise UserError(f"the request is larger than {format_size(limit)}")
-        if path not in _OPEN and not self._known(scope, headers):
+        if not _is_open(path) and not self._known(scope, headers):
             raise PermissionDenied(
                 "the token is missing or wrong", "send `Authorization: Bearer TOKEN`"
             )
@@ -89,6 +90,11 @@ class Gate:
 
     def _is_token(self, shown: str) -> bool:
         return hmac.compare_digest(shown.encode(), self._context.token.encode())
+
+
+def _is_open(path: str) -> bool:
+    """Whether a path asks for no client's token: it checks another one, or hides nothing."""
+    return path in _OPEN or path.startswith(_OPEN_BELOW)
 
 
 def host_name(header: str) -> str:

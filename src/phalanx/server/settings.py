@@ -34,8 +34,47 @@ class LoopSettings(Section):
     dispatcher_tick_s: float = Field(default=2.0, gt=0, description="Outbox.")
     timers_tick_s: float = Field(default=5.0, gt=0, description="Back-offs and time limits.")
     poll_tick_s: float = Field(default=0.5, gt=0, description="Supervisors' processes.")
+    draining_tick_s: float = Field(
+        default=1.0, gt=0, description="Nodes that their own cluster takes away."
+    )
     leaving_tick_s: float = Field(
         default=0.02, gt=0, description="The same while a supervisor is on its way out."
+    )
+
+
+class SchedulerSettings(Section):
+    """How the planner decides. Durations in seconds."""
+
+    guard_after_s: float = Field(
+        default=7 * 86_400.0,
+        gt=0,
+        description="Whose waits together last longer goes first in its priority.",
+    )
+    guard_quantum_s: float = Field(
+        default=6 * 3600.0, ge=0, description="After that start it is safe from its peers so long."
+    )
+    peer_hysteresis: float | None = Field(
+        default=None,
+        gt=1,
+        description="A waiting job this many times more urgent than a running one of the same "
+        "priority takes its place; absent: never.",
+    )
+    min_run_s: float = Field(
+        default=300.0, ge=0, description="A fresh start is safe from its peers for so long."
+    )
+    hole_ttl_s: float = Field(
+        default=900.0,
+        gt=0,
+        description="How long slots that others left stay with whom they left for.",
+    )
+    resize_cooldown_s: float = Field(
+        default=600.0, ge=0, description="An elastic job keeps its size at least so long."
+    )
+    urgent_priority: int | None = Field(
+        default=None, ge=0, le=100, description="From here on priority stands above guarantees."
+    )
+    usage_half_life_s: float = Field(
+        default=7 * 86_400.0, gt=0, description="What a project used counts half after so long."
     )
 
 
@@ -62,6 +101,7 @@ class Settings(BaseSettings):
     database: DatabaseSettings = DatabaseSettings()
     loops: LoopSettings = LoopSettings()
     api: ApiSettings = ApiSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
     idle_exit_s: float | None = Field(
         default=None, description="Leave after this long without a client and without a live job."
     )

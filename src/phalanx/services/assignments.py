@@ -52,8 +52,6 @@ def _assignment(
     platform: Platform, stored: StoredJob, spec: JobSpec, gang: GangFacts, node_rank: int, cpus: int
 ) -> Assignment:
     home, num = platform.home, stored.job.num
-    if spec.run is None:
-        raise InvariantBroken(f"job {num} was accepted without a command")
     workdir = str(code_dir(home, num, gang.attempt))
     return Assignment(
         gang=gang,
@@ -61,16 +59,31 @@ def _assignment(
         node_dir=str(home.node_dir(num, gang.attempt, node_rank)),
         workdir=workdir,
         cwd=_cwd(stored, workdir),
-        command=spec.run,
+        command=_command(spec, cpus),
         setup=spec.setup,
         env=_environment(platform, stored, spec),
+        secrets=list(spec.secrets),
+        secrets_dir=str(home.secrets_dir(stored.facts.project)) if spec.secrets else None,
         warm=WarmStart(enabled=spec.warm.enabled, imports=list(spec.warm.imports)),
         cpus=cpus,
         server_url=platform.server_url,
         server_file=str(home.server_file),
         token=platform.supervisor_token(num, gang.attempt),
+        code=stored.facts.code_digest,
         contact_lost_after_s=platform.contact_lost_after_s,
     )
+
+
+def _command(spec: JobSpec, cpus: int) -> list[str] | str:
+    """What each rank runs: for `framework: ray`, the program that makes the gang a Ray cluster."""
+    if spec.run is None:
+        raise InvariantBroken("a job was accepted without a command")
+    run: list[str] | str = spec.run
+    if spec.framework != "ray":
+        return run
+    room = max(cpus, spec.resources.slots_per_node)
+    words = ["python", "-m", "phalanx.train.raygang", "--cpus", str(room)]
+    return [*words, "--shell", "--", run] if isinstance(run, str) else [*words, "--", *run]
 
 
 def _cwd(stored: StoredJob, workdir: str) -> str:
@@ -94,7 +107,7 @@ def _gang(platform: Platform, stored: StoredJob, attempt: Attempt, spec: JobSpec
         project=stored.facts.project,
         attempt=attempt.num,
         framework=stored.facts.framework,
-        num_nodes=shape.nodes,
+        num_nodes=len(attempt.placement.shares),
         ranks_per_node=shape.ranks_per_node,
         reference_world=shape.world_size,
         grace_s=stored.job.terms.grace_s,
@@ -102,8 +115,13 @@ def _gang(platform: Platform, stored: StoredJob, attempt: Attempt, spec: JobSpec
         checkpoint_every=spec.checkpoint.every,
         checkpoint_keep=spec.keep_json(),
         checkpoint_async=spec.checkpoint.in_background,
+        checkpoint_compress=None
+        if spec.checkpoint.compress == "none"
+        else spec.checkpoint.compress,
         checkpoint_store=_store(spec, stored.facts.project, num),
         checkpoint_key_env=key.key_env if key is not None else None,
         checkpoint_key_file=key.key_file if key is not None else None,
         training=spec.training.given() or None,
+        job_started_at=stored.job.started_at,
+        stall_after=spec.stall.after_s,
     )

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from phalanx.core.jobs.events import JobEvent, LaunchFailed
 from phalanx.core.jobs.model import Attempt, JobState
+from phalanx.core.placement import Node
 from phalanx.errors import ExecutorUnavailable, LeaseLost, PlatformError
 from phalanx.errors import LaunchFailed as CouldNotLaunch
-from phalanx.executors.protocol import SupervisorRef
+from phalanx.executors.protocol import GangReserver, SupervisorRef
 from phalanx.kit.backoff import backoff_s
 from phalanx.services import code
 from phalanx.services.assignments import assignments, code_dir
@@ -51,8 +52,7 @@ def dispatch_step(platform: Platform, who: Dispatcher, now: int, limit: int = 16
         )
 
     if platform.store.view(lambda tx: _is_due(tx, now)):
-        for command in platform.store.transact(take):
-            _execute(platform, command, now)
+        _execute(platform, platform.store.transact(take), now)
     return platform.store.view(outbox.next_at)
 
 
@@ -61,28 +61,68 @@ def _is_due(tx: Tx, now: int) -> bool:
     return at is not None and at <= now
 
 
-def _execute(platform: Platform, command: LeasedCommand, now: int) -> None:
-    try:
-        if command.kind == "launch_attempt":
-            events = _launch(platform, command)
-        else:
-            events = _kill(platform, command)
-    except ExecutorUnavailable as error:
-        _try_later(platform, command, error, now)
-        return
-    _finish(platform, command, events, now)
+def _execute(platform: Platform, commands: list[LeasedCommand], now: int) -> None:
+    """Execute a batch: one look at its jobs, one transaction before the effects, one after them."""
+    nums = list(dict.fromkeys(command.job for command in commands))
+    found = platform.store.view(lambda tx: jobs.load_many(tx, nums))
+    stored = {one.job.num: one for one in found}
+    _expect(platform, [c for c in commands if _is_launch(c, stored[c.job])], stored)
+    done: list[tuple[LeasedCommand, list[JobEvent]]] = []
+    nodes: dict[str, Node] = {}
+    for command in commands:
+        try:
+            if command.kind == "launch_attempt":
+                nodes = nodes or {node.id: node for node in platform.cluster()}
+                events = _launch(platform, command, stored[command.job], nodes)
+            else:
+                events = _kill(platform, command, stored[command.job])
+        except ExecutorUnavailable as error:
+            _try_later(platform, command, error, now)
+            continue
+        done.append((command, events))
+    _finish(platform, done, now)
 
 
-def _finish(platform: Platform, command: LeasedCommand, events: list[JobEvent], now: int) -> None:
+def _is_launch(command: LeasedCommand, stored: StoredJob) -> bool:
+    """Whether the command still starts something.
+
+    A job that was stopped before its launch starts nothing: polling then finds every node gone.
+    """
+    live = _live_attempt(stored, command) is not None
+    return command.kind == "launch_attempt" and live and stored.job.state is not JobState.STOPPING
+
+
+def _expect(
+    platform: Platform, commands: list[LeasedCommand], stored: dict[int, StoredJob]
+) -> None:
+    fresh = []
+    for command in commands:
+        attempt = _live_attempt(stored[command.job], command)
+        assert attempt is not None
+        hashed = token_hash(platform.supervisor_token(command.job, attempt.num))
+        fresh.append((command.job, attempt.num, len(attempt.nodes), hashed))
+    if fresh:
+        platform.store.transact(lambda tx: supervisors.expect(tx, fresh))
+
+
+def _finish(platform: Platform, done: list[tuple[LeasedCommand, list[JobEvent]]], now: int) -> None:
     def work(tx: Tx) -> None:
-        outbox.finish(tx, command, now)
-        commit_events(tx, command.job, events, now, "dispatcher")
+        outbox.finish(tx, [command for command, _ in done], now)
+        for command, events in done:
+            if events:
+                commit_events(tx, command.job, events, now, "dispatcher")
         tx.touched.topics.add(LEAVING)
 
+    if not done:
+        return
     try:
         platform.store.transact(work)
     except LeaseLost as error:
-        _LOG.warning("%s; its new owner stores the result", error)
+        if len(done) > 1:
+            for one in done:
+                _finish(platform, [one], now)
+        else:
+            _LOG.warning("%s; its new owner stores the result", error)
 
 
 def _try_later(platform: Platform, command: LeasedCommand, error: PlatformError, now: int) -> None:
@@ -103,23 +143,21 @@ def _live_attempt(stored: StoredJob, command: LeasedCommand) -> Attempt | None:
 # -- launch --------------------------------------------------------------------------------------
 
 
-def _launch(platform: Platform, command: LeasedCommand) -> list[JobEvent]:
+def _launch(
+    platform: Platform, command: LeasedCommand, stored: StoredJob, nodes: dict[str, Node]
+) -> list[JobEvent]:
     """Start one supervisor per node rank; LaunchFailed for those that could not be."""
-    stored = platform.store.view(lambda tx: jobs.load(tx, command.job))
     attempt = _live_attempt(stored, command)
-    # A job that was stopped before its launch starts nothing: polling then finds every node gone.
-    if attempt is None or stored.job.state is JobState.STOPPING:
+    if attempt is None or not _is_launch(command, stored):
         return []
-    hashed = token_hash(platform.supervisor_token(command.job, attempt.num))
-    platform.store.transact(
-        lambda tx: supervisors.expect(tx, command.job, attempt.num, len(attempt.nodes), hashed)
-    )
     started = 0
     try:
         target = code_dir(platform.home, command.job, attempt.num)
         code.unpack(platform.home, stored.facts.code_digest, target)
-        nodes = {node.id: node for node in platform.executor.inventory()}
-        for node, assignment in assignments(platform, stored, attempt, nodes):
+        placed = assignments(platform, stored, attempt, nodes)
+        if isinstance(platform.executor, GangReserver):
+            platform.executor.reserve(attempt.placement, [assignment for _, assignment in placed])
+        for node, assignment in placed:
             platform.executor.start(node, assignment)
             started += 1
     except CouldNotLaunch as error:
@@ -136,10 +174,11 @@ def _not_launched(attempt: Attempt, started: int, message: str) -> list[JobEvent
 # -- kill ----------------------------------------------------------------------------------------
 
 
-def _kill(platform: Platform, command: LeasedCommand) -> list[JobEvent]:
+def _kill(platform: Platform, command: LeasedCommand, stored: StoredJob) -> list[JobEvent]:
     """Kill the attempt's supervisors; polling confirms that they are gone."""
-    stored = platform.store.view(lambda tx: jobs.load(tx, command.job))
     attempt = _live_attempt(stored, command)
-    for node_rank in range(0 if attempt is None else len(attempt.nodes)):
-        platform.executor.stop(SupervisorRef(command.job, command.attempt, node_rank))
+    if attempt is not None:
+        for node_rank in range(len(attempt.nodes)):
+            pool = attempt.placement.pool
+            platform.executor.stop(SupervisorRef(command.job, command.attempt, node_rank, pool))
     return []

@@ -7,8 +7,10 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from phalanx.core.placement import Node
 from phalanx.executors.protocol import Executor
 from phalanx.schemas.home import HomeLayout
+from phalanx.services.picture import Picture, Policy
 from phalanx.store.database import Store
 
 
@@ -28,6 +30,17 @@ class Platform:
     signing_key: bytes
     base_env: Mapping[str, str] = field(default_factory=dict)
     contact_lost_after_s: float = 480.0
+    policy: Policy = Policy()
+    picture: Picture = field(default_factory=Picture, compare=False)
+
+    def __post_init__(self) -> None:
+        """What this process stores need not be read back for the next plan."""
+        self.store.on_commit(self.picture.remember)
+
+    def cluster(self) -> tuple[Node, ...]:
+        """The nodes as jobs see them now. Raises ExecutorUnavailable."""
+        real = tuple(self.executor.inventory())
+        return self.store.view(lambda tx: self.picture.nodes(tx, real))
 
     def supervisor_token(self, job: int, attempt: int) -> str:
         """The secret by which the supervisors of one attempt are known."""

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from phalanx.core.jobs.events import JobEvent, NodeLost, NodeReleased
-from phalanx.core.jobs.model import HOLDING, Job, JobState, NodePhase
+from phalanx.core.jobs.model import Job, JobState, NodePhase
 from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
-from phalanx.services.commit import commit_events
+from phalanx.services.commit import commit_many
+from phalanx.services.picture import Picture
 from phalanx.services.platform import Platform
 from phalanx.services.reports import ended_event
 from phalanx.store import jobs, outbox, supervisors
@@ -30,19 +31,21 @@ class Watched:
 
 def poll_step(platform: Platform, now: int) -> Watched:
     """Ask the executor and store what it confirms. Raises ExecutorUnavailable."""
-    watched = platform.store.view(watch)
+    watched = platform.store.view(lambda tx: watch(tx, platform.picture))
     if not watched.refs:
+        # Nobody to ask for; but the executor may get ready for the next job in the meantime.
+        platform.executor.poll(())
         return watched
     gone = [status for status in platform.executor.poll(watched.refs) if not status.alive]
     if gone:
-        platform.store.transact(lambda tx: _note_gone(tx, gone, now))
-        return platform.store.view(watch)
+        platform.store.transact(lambda tx: _note_gone(tx, platform.picture, gone, now))
+        return platform.store.view(lambda tx: watch(tx, platform.picture))
     return watched
 
 
-def watch(tx: Tx) -> Watched:
+def watch(tx: Tx, picture: Picture) -> Watched:
     """Every supervisor that has been launched and is not known to be gone."""
-    holding = [stored.job for stored in jobs.in_states(tx, HOLDING)]
+    holding = [stored.job for stored in picture.jobs(tx)[1]]
     live = [(job.num, job.attempt.num) for job in holding if job.attempt is not None]
     launched = outbox.launched(tx, live)
     said = {
@@ -51,7 +54,7 @@ def watch(tx: Tx) -> Watched:
         if row.released_at is not None
     }
     refs = [
-        SupervisorRef(job.num, job.attempt.num, rank)
+        SupervisorRef(job.num, job.attempt.num, rank, job.attempt.placement.pool)
         for job in holding
         if job.attempt is not None and (job.num, job.attempt.num) in launched
         for rank, node in enumerate(job.attempt.nodes)
@@ -61,16 +64,35 @@ def watch(tx: Tx) -> Watched:
     return Watched(tuple(refs), leaving)
 
 
-def _note_gone(tx: Tx, gone: Sequence[SupervisorStatus], now: int) -> None:
+def _note_gone(tx: Tx, picture: Picture, gone: Sequence[SupervisorStatus], now: int) -> None:
+    """First what the dead wrote down before their end, then that they are gone."""
+    refs = [status.ref for status in gone]
+    # Before anything is written: what is read behind that may never be committed.
+    known = {one.job.num: one for one in picture.jobs(tx)[1]}
+    found = supervisors.of_attempts(tx, [(ref.job, ref.attempt) for ref in refs])
+    rows = {(row.job, row.attempt, row.node_rank): row for row in found}
+    ended: dict[int, list[JobEvent]] = {}
     for status in gone:
         ref = status.ref
-        row = supervisors.find(tx, ref.job, ref.attempt, ref.node_rank)
+        row = rows.get((ref.job, ref.attempt, ref.node_rank))
         if status.exit is not None and status.exit.ended is not None:
             offset = 0 if row is None or row.clock_offset_us is None else row.clock_offset_us
-            ended = ended_event(status.exit.ended, ref.attempt, ref.node_rank, offset)
-            commit_events(tx, ref.job, [ended], now, "executor")
-        job = jobs.load(tx, ref.job).job
-        commit_events(tx, ref.job, [_gone(job, status, row)], now, "executor")
+            last = ended_event(status.exit.ended, ref.attempt, ref.node_rank, offset)
+            ended.setdefault(ref.job, []).append(last)
+    commit_many(tx, list(ended.items()), now, "executor")
+    known |= {one.job.num: one for one in jobs.load_many(tx, list(ended))}
+    left: dict[int, list[JobEvent]] = {}
+    for status in gone:
+        ref = status.ref
+        if ref.job not in known:
+            continue
+        before = left.setdefault(ref.job, [])
+        # The first node that is lost ends the attempt; the others then only leave.
+        event = _gone(known[ref.job].job, status, rows.get((ref.job, ref.attempt, ref.node_rank)))
+        if isinstance(event, NodeLost) and any(isinstance(one, NodeLost) for one in before):
+            event = NodeReleased(ref.attempt, ref.node_rank)
+        before.append(event)
+    commit_many(tx, list(left.items()), now, "executor", known=known)
 
 
 def _gone(job: Job, status: SupervisorStatus, row: SupervisorRow | None) -> JobEvent:

@@ -15,7 +15,7 @@ from phalanx.core.reasons import Cause
 from phalanx.errors import UserError
 from phalanx.schemas import supervision as wire
 from phalanx.services.commit import LEAVING, Note
-from phalanx.store import lineage, supervisors, telemetry
+from phalanx.store import jobs, lineage, supervisors, telemetry
 from phalanx.store.database import Tx
 from phalanx.store.lineage import LedgerSlice
 from phalanx.store.telemetry import LogSegment, Point
@@ -154,6 +154,34 @@ def _warning(inbox: Inbox, report: wire.WarningReport) -> None:
     inbox.events.append(Note("warned", inbox.attempt, report.generation, data))
 
 
+def _guard(inbox: Inbox, report: wire.GuardReport) -> None:
+    data = report.model_dump(exclude={"kind", "seq", "generation"})
+    job = jobs.load(inbox.tx, inbox.job).job
+    if job.attempt is not None:
+        per_node, shares = job.terms.shape.ranks_per_node, job.attempt.placement.shares
+        ranks = [rank for rank in report.ranks if rank // per_node < len(shares)]
+        data["nodes"] = [shares[rank // per_node].node for rank in ranks]
+    inbox.events.append(Note("guarded", inbox.attempt, report.generation, data))
+
+
+def _stacks(inbox: Inbox, report: wire.StacksReport) -> None:
+    rows = [one.model_dump() for one in report.ranks]
+    data = {
+        "request": report.request, "node_rank": inbox.node_rank, "at": inbox.ours(report.at),
+        "ranks": rows,
+    }  # fmt: skip
+    inbox.events.append(Note("stacks", inbox.attempt, report.generation, data))
+    inbox.events.append(
+        e.StacksCaptured(inbox.attempt, report.generation, inbox.node_rank, report.request)
+    )
+
+
+def _ranks_stalled(inbox: Inbox, report: wire.RanksStalledReport) -> None:
+    failure = failure_of(report.failure, inbox.node_rank, inbox.offset_us)
+    inbox.events.append(e.RanksStalled(inbox.attempt, report.generation, inbox.node_rank, failure))
+    _note_failure(inbox, report.generation, failure)
+
+
 def _ledger(inbox: Inbox, report: wire.LedgerReport) -> None:
     rows = merge(Row(row.epoch, row.lo, row.hi, getattr(row, "times", 1)) for row in report.rows)
     lineage.put_ledger(
@@ -226,6 +254,9 @@ _READERS: Mapping[type, Callable[[Inbox, Any], None]] = {
     wire.QuarantinedReport: _quarantined,
     wire.CheckpointRemovedReport: _removed,
     wire.WarningReport: _warning,
+    wire.GuardReport: _guard,
+    wire.StacksReport: _stacks,
+    wire.RanksStalledReport: _ranks_stalled,
     wire.LedgerReport: _ledger,
     wire.MetricsReport: _metrics,
     wire.LogReport: _log,

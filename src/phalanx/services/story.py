@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from phalanx.core.codec import decode
-from phalanx.core.jobs.events import JobEvent, LaunchFailed, NodeLost, RankFailed, RanksEnded
-from phalanx.core.jobs.model import Job
+from phalanx.core.jobs.events import (
+    JobEvent,
+    LaunchFailed,
+    NodeLost,
+    RankFailed,
+    RanksEnded,
+    RanksStalled,
+    StopRequested,
+)
+from phalanx.core.jobs.model import Job, StopGoal
 from phalanx.core.ledger import GenerationLedger, LedgerSummary, Point, Row, audit, merge
 from phalanx.schemas.api import LineageView, RestartView, at_of, at_or_none
 from phalanx.store import events, lineage
@@ -14,7 +22,14 @@ from phalanx.store.database import Tx
 from phalanx.store.events import StoredEvent
 from phalanx.store.lineage import GenerationRow, LedgerSlice, RestoreRow
 
-_ENDINGS = ("rank_failed", "ranks_ended", "node_lost", "launch_failed")
+_ENDINGS = (
+    "rank_failed", "ranks_stalled", "ranks_ended", "node_lost", "launch_failed", "stop_requested",
+)  # fmt: skip
+_FAILED: dict[str, type[RankFailed] | type[RanksStalled] | type[RanksEnded]] = {
+    "rank_failed": RankFailed,
+    "ranks_stalled": RanksStalled,
+    "ranks_ended": RanksEnded,
+}
 
 
 def lineage_view(tx: Tx, job: Job) -> LineageView:
@@ -87,12 +102,14 @@ def restarts_of(story: Sequence[StoredEvent], rows: Sequence[GenerationRow]) -> 
 
 def _failure(line: StoredEvent) -> tuple[str, str, int] | None:
     """(cause, message, at) of an event that ended a generation."""
-    if line.kind == "rank_failed" or (
-        line.kind == "ranks_ended" and line.data.get("failure") is not None
-    ):
-        kind: type[JobEvent] = RankFailed if line.kind == "rank_failed" else RanksEnded
-        event = decode(kind, line.data)
-        failure = event.failure if isinstance(event, RankFailed | RanksEnded) else None
+    if line.kind == "stop_requested":
+        # Evictions and moves; whom a user stops or pauses has not been interrupted.
+        asked = decode(StopRequested, line.data)
+        if asked.goal is not StopGoal.REQUEUE:
+            return None
+        return asked.reason.code.value, asked.reason.message, line.at
+    if line.kind in _FAILED and line.data.get("failure") is not None:
+        failure = decode(_FAILED[line.kind], line.data).failure
         if failure is None or failure.collateral:
             return None
         return failure.cause.value, failure.message, min(failure.at, line.at)
@@ -101,7 +118,7 @@ def _failure(line: StoredEvent) -> tuple[str, str, int] | None:
         "queued",
         "failed",
     ):
-        kind = NodeLost if line.kind == "node_lost" else LaunchFailed
+        kind: type[JobEvent] = NodeLost if line.kind == "node_lost" else LaunchFailed
         lost = decode(kind, line.data)
         cause = "node_lost" if line.kind == "node_lost" else "start_failed"
         return cause, getattr(lost, "message", ""), line.at

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from phalanx.core.jobs.events import Submitted
-from phalanx.core.placement import Node
-from phalanx.core.scheduling.planner import fits_ever
 from phalanx.errors import NotFound, Problem, SpecInvalid, UserError
+from phalanx.launch import secret_files
 from phalanx.schemas.api import SubmitRequest
+from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.spec import JobSpec, check_supported, resolved, validate_spec
 from phalanx.services import code
 from phalanx.services.commit import commit_new
+from phalanx.services.fitting import facts_of, misfits, over_project
 from phalanx.services.platform import Platform
-from phalanx.store import jobs
+from phalanx.store import estate, jobs
 from phalanx.store.database import Tx
-from phalanx.store.jobs import JobFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,13 @@ class Accepted:
 def check(platform: Platform, request: SubmitRequest) -> Accepted:
     """What a dry run does. Raises SpecInvalid with every problem found."""
     spec = validate_spec(request.spec)
-    problems = check_supported(spec) or _misfits(spec, platform.executor.inventory())
+    problems = check_supported(spec)
+    if not problems:
+        projects = platform.store.view(estate.projects_now)
+        problems = over_project(spec, projects) or [
+            *misfits(spec, platform.cluster()),
+            *_no_secrets(spec, platform.home),
+        ]
     if problems:
         raise SpecInvalid(problems)
     return Accepted(spec, resolved(spec))
@@ -49,16 +54,10 @@ def submit(platform: Platform, request: SubmitRequest, now: int) -> tuple[int, A
             f"PUT it to /api/v1/code/{request.code} first",
         )
     runs = request.kind == "run"
-    facts = JobFacts(
-        project=spec.project,
-        name=spec.name,
+    facts = replace(
+        facts_of(spec),
         owner=request.owner,
-        labels=dict(spec.labels),
-        framework=spec.framework,
         kind=request.kind,
-        priority=spec.priority,
-        pools=tuple(spec.pool),
-        cpus_per_node=spec.cpus_per_node,
         spec=accepted.resolved,
         code_digest=request.code,
         caller_cwd=request.caller_cwd if runs else None,
@@ -74,36 +73,8 @@ def submit(platform: Platform, request: SubmitRequest, now: int) -> tuple[int, A
     return platform.store.transact(work), accepted
 
 
-def _misfits(spec: JobSpec, nodes: Sequence[Node]) -> list[Problem]:
-    """Why the gang could never be placed, even if nothing else ran."""
-    pools = sorted({node.pool for node in nodes})
-    unknown = [pool for pool in spec.pool if pool not in pools]
-    if unknown:
-        known = ", ".join(pools) or "none"
-        said = f"there is no such pool; there is {known}"
-        return [Problem("pool", said, ", ".join(unknown))]
-    usable = tuple(node for node in nodes if not spec.pool or node.pool in spec.pool)
-    if fits_ever(spec.shape, spec.cpus_per_node, usable):
-        return []
-    return [_largest(spec, usable)]
-
-
-def _largest(spec: JobSpec, nodes: Sequence[Node]) -> Problem:
-    shape, cpus = spec.shape, spec.cpus_per_node
-    where = f"of pool {', '.join(spec.pool)}" if spec.pool else "of any pool"
-    most_cpus = max((node.num_cpus for node in nodes), default=0)
-    if cpus > most_cpus:
-        return Problem("resources.cpus", f"the largest node {where} has {most_cpus}", str(cpus))
-    wide = [node for node in nodes if node.num_cpus >= cpus]
-    most_slots = max((node.num_slots for node in wide), default=0)
-    if shape.slots_per_node > most_slots:
-        said = f"more than any node has: the largest {where} has {most_slots} slots"
-        return Problem("resources.slots_per_node", said, str(shape.slots_per_node))
-    by_pool: dict[str, int] = {}
-    for node in wide:
-        room = node.num_slots // shape.slots_per_node if node.splittable else 1
-        enough = node.num_slots >= shape.slots_per_node
-        by_pool[node.pool] = by_pool.get(node.pool, 0) + (room if enough else 0)
-    most = max(by_pool.values(), default=0)
-    said = f"at most {most} × {shape.slots_per_node} slots fit in one pool, even an empty one"
-    return Problem("resources.nodes", said, str(shape.nodes))
+def _no_secrets(spec: JobSpec, home: HomeLayout) -> list[Problem]:
+    """The secrets that the spec names and its project does not have."""
+    known = secret_files.names(home.secrets_dir(spec.project))
+    said = f"project {spec.project} has no such secret; `phalanx secrets set NAME` keeps one"
+    return [Problem("secrets", said, name) for name in spec.secrets if name not in known]

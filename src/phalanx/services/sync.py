@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hmac
 from dataclasses import dataclass
+from pathlib import Path
 
 from phalanx.core.jobs.desired import desired
 from phalanx.errors import PermissionDenied, UserError
 from phalanx.schemas.supervision import PROTOCOL, Orders, SyncRequest, SyncResponse
+from phalanx.services import code
 from phalanx.services.clocks import estimate_offset
 from phalanx.services.commit import commit_events, job_topic
 from phalanx.services.platform import Platform, token_hash
@@ -58,6 +60,25 @@ def orders_for(platform: Platform, request: SyncRequest, now: int) -> Orders:
     """What this supervisor should be doing at `now`."""
     job = platform.store.view(lambda tx: jobs.load(tx, request.job)).job
     return Orders.from_core(desired(job, request.attempt, request.node_rank), now)
+
+
+def supervisor_code(
+    platform: Platform, asked: tuple[int, int, int], digest: str, token: str
+) -> Path:
+    """Where the archive lies that this supervisor (job, attempt, node rank) may have.
+
+    Raises PermissionDenied for anybody but a supervisor of the job whose code that is.
+    """
+
+    def look(tx: Tx) -> tuple[SupervisorRow | None, str | None]:
+        stored = jobs.find(tx, asked[0])
+        return supervisors.find(tx, *asked), None if stored is None else stored.facts.code_digest
+
+    known, own = platform.store.view(look)
+    _authenticate(known, token)
+    if own != digest:
+        raise PermissionDenied("this is not the code of that job")
+    return code.archive_path(platform.home, digest)
 
 
 def sync_topic(request: SyncRequest) -> str:

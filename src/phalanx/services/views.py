@@ -9,7 +9,6 @@ from typing import Literal, cast
 from phalanx.core.failures import Failure
 from phalanx.core.instruments import INSTRUMENTS, is_part
 from phalanx.core.jobs.model import TERMINAL, Attempt, JobState
-from phalanx.core.placement import Node
 from phalanx.core.reasons import Reason
 from phalanx.kit.ids import job_label
 from phalanx.schemas import api
@@ -81,50 +80,6 @@ def best_path(rows: Sequence[lineage.CheckpointRow], spec: object) -> str | None
     return None if best is None else best.path
 
 
-def list_pools(platform: Platform) -> list[api.PoolView]:
-    """Pools with what is free in them. Raises ExecutorUnavailable."""
-    by_pool: dict[str, list[api.NodeView]] = {}
-    for node in list_nodes(platform):
-        by_pool.setdefault(node.pool, []).append(node)
-    return [
-        api.PoolView(
-            name=name,
-            num_nodes=len(nodes),
-            num_slots=sum(node.num_slots for node in nodes),
-            num_free=sum(node.num_free for node in nodes),
-            jobs=sorted({num for node in nodes for num in node.jobs}),
-        )
-        for name, nodes in by_pool.items()
-    ]
-
-
-def list_nodes(platform: Platform) -> list[api.NodeView]:
-    """Nodes with what is free on them. Raises ExecutorUnavailable."""
-    nodes = platform.executor.inventory()
-    _, holding = platform.store.view(jobs.waiting_and_holding)
-    return [_node(node, holding) for node in nodes]
-
-
-def _node(node: Node, holding: Sequence[StoredJob]) -> api.NodeView:
-    held, nums = 0, set[int]()
-    for stored in holding:
-        attempt = stored.job.attempt
-        for share in () if attempt is None else attempt.placement.shares:
-            if share.node == node.id:
-                held += len(share.slots)
-                nums.add(stored.job.num)
-    return api.NodeView(
-        id=node.id,
-        pool=node.pool,
-        address=node.address,
-        num_slots=node.num_slots,
-        num_free=node.num_slots - held,
-        num_cpus=node.num_cpus,
-        memory_bytes=node.memory_bytes,
-        jobs=sorted(nums),
-    )
-
-
 # -- one job -------------------------------------------------------------------------------------
 
 
@@ -170,8 +125,8 @@ def _brief(tx: Tx, stored: StoredJob) -> api.JobView:
         generation=None if attempt is None else attempt.generation,
         restarts=job.restarts,
         pool=None if attempt is None else attempt.placement.pool,
-        num_slots=job.terms.shape.num_slots,
-        world_size=job.terms.shape.world_size,
+        num_slots=job.terms.shape.num_slots if attempt is None else attempt.num_slots,
+        world_size=world_size(stored),
         submitted_at=at_of(job.submitted_at),
         started_at=at_or_none(job.started_at),
         ended_at=at_or_none(job.ended_at),
@@ -179,6 +134,14 @@ def _brief(tx: Tx, stored: StoredJob) -> api.JobView:
         failure=_failure(_worst(stored)),
         progress=_position(stored, rows),
     )
+
+
+def world_size(stored: StoredJob) -> int:
+    """Ranks of the live attempt, which an elastic job may have fewer of; else of the whole gang."""
+    shape, attempt = stored.job.terms.shape, stored.job.attempt
+    if attempt is None:
+        return shape.world_size
+    return len(attempt.placement.shares) * shape.ranks_per_node
 
 
 def _worst(stored: StoredJob) -> Failure | None:

@@ -1,6 +1,6 @@
-"""`python -m phalanx.sim`: replay a trace, or generated jobs, under one or more policies.
+"""`python -m phalanx.sim`: replay a trace, past jobs, or generated jobs under one or more policies.
 
-Prints one table, or JSON with `--json`. Exit code 1 with one line for a bad request.
+Prints tables, or JSON with `--json`. Exit code 1 with one line for a bad request.
 """
 
 from __future__ import annotations
@@ -8,23 +8,24 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from phalanx.core.placement import Node
 from phalanx.errors import PlatformError, UserError
-from phalanx.sim import traces, workloads
+from phalanx.kit.clock import SystemClock
+from phalanx.kit.units import parse_duration
+from phalanx.sim import history, plots, traces, workloads
 from phalanx.sim.catalog import POLICIES
 from phalanx.sim.costs import Costs
-from phalanx.sim.engine import Setup, simulate
 from phalanx.sim.jobs import TraceJob
-from phalanx.sim.report import Figures, figures
+from phalanx.sim.report import Figures, ProjectRow
+from phalanx.sim.scenario import Outcome, Scenario, changed, run, whole, with_project
 
-_FORMATS = ("philly", "llm", "tiresias", "swf")
 _COLUMNS = (
     ("policy", "policy", "{}"),
     ("jobs", "num_done", "{}"),
+    ("failed", "num_failed", "{}"),
     ("mean delay h", "delay_h", "{:.3f}"),
     ("p50", "delay_p50_h", "{:.3f}"),
     ("p99", "delay_p99_h", "{:.2f}"),
@@ -32,30 +33,59 @@ _COLUMNS = (
     ("gangs >= 8", "gang_delay_h", "{:.2f}"),
     ("makespan h", "makespan_h", "{:.1f}"),
     ("useful %", "useful", "{:.1%}"),
+    ("fragmented %", "fragmented", "{:.1%}"),
     ("evictions", "preemptions", "{}"),
     ("lost GPU h", "lost_h", "{:.0f}"),
     ("slowed gangs %", "slowed_percent", "{:.1f}"),
     ("pass p99 ms", "pass_p99_ms", "{:.1f}"),
 )
+_COST_COLUMNS = (("cost", "cost", "{:.0f}"), ("per useful GPU h", "cost_per_useful_h", "{:.2f}"))
+_PROJECT_COLUMNS = (
+    ("project", "project", "{}"),
+    ("jobs", "num_jobs", "{}"),
+    ("mean wait h", "wait_h", "{:.3f}"),
+    ("p99", "wait_p99_h", "{:.2f}"),
+    ("mean delay h", "delay_h", "{:.3f}"),
+    ("GPU h", "slot_h", "{:.0f}"),
+    ("share", "share", "{:.1%}"),
+    ("cost", "cost", "{:.0f}"),
+)
+FORMATS = ("philly", "llm", "tiresias", "sia", "openb", "swf", "phalanx")
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(prog="phalanx simulate", description=__doc__.splitlines()[0])
-    made.add_argument("--trace", type=Path, help="a trace file; absent: generated jobs")
-    made.add_argument("--format", choices=_FORMATS, default="philly")
-    made.add_argument("--policy", default="phalanx,fifo-skip", help="comma list, or `all`")
-    made.add_argument("--nodes", type=int, default=16)
-    made.add_argument("--slots-per-node", type=int, default=8)
-    made.add_argument("--rack", type=int, default=16, help="nodes in a rack")
-    made.add_argument("--jobs", type=int, default=1000, help="how many generated or read")
-    made.add_argument("--load", type=float, default=0.9, help="wanted share of the slots")
-    made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--kill", action="store_true", help="victims do not save first")
-    made.add_argument(
+    jobs = made.add_argument_group("which jobs (absent: generated ones)")
+    jobs.add_argument("--trace", type=Path, help="a trace file")
+    jobs.add_argument("--format", choices=FORMATS, default="philly")
+    jobs.add_argument("--past", action="store_true", help="the past jobs of this home")
+    jobs.add_argument("--home", type=Path, default=Path.home() / ".phalanx")
+    jobs.add_argument("--since", default="30d", help="how far back past jobs go")
+    jobs.add_argument("--save-trace", type=Path, help="write the jobs, to replay them elsewhere")
+    jobs.add_argument("--jobs", type=int, default=1000, help="how many generated or read")
+    jobs.add_argument(
+        "--load", type=float, default=0.9, help="generated: wanted share of the slots"
+    )
+    jobs.add_argument("--seed", type=int, default=0)
+    where = made.add_argument_group("on what")
+    where.add_argument("--nodes", type=int, default=16)
+    where.add_argument("--slots-per-node", type=int, default=8)
+    where.add_argument("--rack", type=int, default=16, help="nodes in a rack")
+    where.add_argument("--topology", type=Path, help="nodes with host, core, agg, tor columns")
+    where.add_argument("--quota", action="append", default=[], metavar="PROJECT=SLOTS")
+    where.add_argument("--guarantee", action="append", default=[], metavar="PROJECT=SLOTS")
+    where.add_argument("--price", type=float, default=0.0, help="of one slot for an hour")
+    where.add_argument("--failures", type=float, default=0.0, help="1: the published rates")
+    where.add_argument("--kill", action="store_true", help="victims do not save first")
+    how = made.add_argument_group("compared how")
+    how.add_argument("--policy", default="phalanx,fifo-skip", help="comma list, or `all`")
+    how.add_argument(
         "--what-if", action="append", default=[], metavar="nodes=+4", help="also with this change"
     )
-    made.add_argument("--json", action="store_true")
+    how.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the comparison")
+    how.add_argument("--audit", action="store_true", help="check every promise at every pass")
+    how.add_argument("--json", action="store_true")
     return made
 
 
@@ -63,84 +93,123 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run; gives the exit code."""
     asked = parser().parse_args(arguments)
     try:
-        rows = run(asked)
+        outcomes = compare(asked)
+        if asked.plot is not None:
+            _write(asked.plot, plots.svg(outcomes))
     except PlatformError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        hint = f"\n  {error.hint}" if error.hint else ""
+        print(f"error: {error.message}{hint}", file=sys.stderr)  # noqa: T201
         return error.exit_code
-    text = json.dumps([asdict(row) for row in rows], indent=1) if asked.json else table(rows)
-    print(text)  # noqa: T201
+    print(_json(outcomes) if asked.json else _tables(outcomes, asked.price > 0))  # noqa: T201
     return 0
 
 
-def run(asked: argparse.Namespace) -> list[Figures]:
-    """One row for every policy and every what-if."""
+def compare(asked: argparse.Namespace) -> list[Outcome]:
+    """One outcome for every policy and every what-if. Raises UserError for a bad request."""
     names = list(POLICIES) if asked.policy == "all" else asked.policy.split(",")
-    unknown = [name for name in names if name not in POLICIES]
-    if unknown:
-        raise UserError(f"unknown policy {unknown[0]!r}; there are {', '.join(POLICIES)}")
+    base = _scenario(asked)
+    plain = [changed(base, f"policy={name}") for name in names]
+    scenarios = [replace(scenario, label="") for scenario in plain]
+    for text in asked.what_if:
+        # A change of policy is one more row, not one for every policy.
+        wanted = plain[:1] if "policy=" in text else plain
+        scenarios += [changed(scenario, text) for scenario in wanted]
+    jobs = _jobs(asked, base)
+    if asked.save_trace is not None:
+        history.save(asked.save_trace, jobs)
+    return [run(scenario, jobs, 1 if asked.audit else 0) for scenario in scenarios]
+
+
+def _scenario(asked: argparse.Namespace) -> Scenario:
     if asked.nodes < 1 or asked.slots_per_node < 1 or asked.rack < 1 or asked.jobs < 1:
         raise UserError("--nodes, --slots-per-node, --rack and --jobs must be at least 1")
-    jobs = _jobs(asked)
-    rows = []
-    for label, num_nodes in [("", asked.nodes), *_what_if(asked)]:
-        nodes = traces.grid_nodes(num_nodes, asked.slots_per_node, asked.rack)
-        _check(jobs, nodes)
-        setup = Setup(nodes, costs=Costs(graceful=not asked.kill))
-        for name in names:
-            row = figures(simulate(jobs, setup, POLICIES[name]()))
-            rows.append(replace(row, policy=f"{row.policy}{label}"))
-    return rows
+    if not asked.load > 0 or asked.price < 0 or asked.failures < 0:
+        raise UserError("--load must be above 0; --price and --failures must not be negative")
+    made = Scenario(
+        num_nodes=asked.nodes,
+        slots_per_node=asked.slots_per_node,
+        rack=asked.rack,
+        price=asked.price,
+        failures=asked.failures,
+        costs=Costs(graceful=not asked.kill),
+        seed=asked.seed,
+        topology=tuple(traces.lingjun_nodes(asked.topology, asked.slots_per_node))
+        if asked.topology is not None
+        else (),
+    )
+    for option, field in (("quota", "max_slots"), ("guarantee", "guaranteed_slots")):
+        for text in getattr(asked, option):
+            name, equals, value = text.partition("=")
+            if not equals:
+                raise UserError(f"--{option} {text}: write for example vision=64")
+            made = with_project(made, name, **{field: whole(value, 0, f"{option}.{name}")})
+    return made
 
 
-def _what_if(asked: argparse.Namespace) -> list[tuple[str, int]]:
-    found = []
-    for text in asked.what_if:
-        key, _, value = text.partition("=")
-        try:
-            change = int(value)
-        except ValueError:
-            raise UserError(f"--what-if {text}: write for example nodes=+4 or nodes=20") from None
-        if key != "nodes":
-            raise UserError(f"--what-if {text}: only nodes can be changed")
-        total = asked.nodes + change if value[0] in "+-" else change
-        if total < 1:
-            raise UserError(f"--what-if {text}: leaves no node")
-        found.append((f" [nodes={total}]", total))
-    return found
-
-
-def _jobs(asked: argparse.Namespace) -> list[TraceJob]:
+def _jobs(asked: argparse.Namespace, base: Scenario) -> list[TraceJob]:
     size = asked.slots_per_node
+    if asked.past and asked.trace is not None:
+        raise UserError("--past and --trace exclude one another")
+    if asked.past:
+        return history.past_jobs(asked.home, SystemClock().now() - _ago_us(asked.since))
     if asked.trace is None:
         wanted = asked.load * asked.nodes * size
         return workloads.research(asked.jobs, wanted, size, asked.seed)
-    if asked.format == "philly":
-        found = traces.philly(asked.trace, 0.0, float("inf"), size, seed=asked.seed)
-    elif asked.format == "llm":
-        found = traces.llm_mix(asked.trace, size)
-    elif asked.format == "tiresias":
-        found = traces.tiresias(asked.trace, size)
-    else:
-        found = traces.swf(asked.trace, size)
-    return found[: asked.jobs]
+    readers: dict[str, Callable[[], list[TraceJob]]] = {
+        "philly": lambda: traces.philly(asked.trace, 0.0, float("inf"), size, seed=asked.seed),
+        "llm": lambda: traces.llm_mix(asked.trace, size),
+        "tiresias": lambda: traces.tiresias(asked.trace, size),
+        "sia": lambda: traces.sia(asked.trace, size),
+        "openb": lambda: traces.openb(asked.trace, size),
+        "swf": lambda: traces.swf(asked.trace, size),
+        "phalanx": lambda: history.read(asked.trace),
+    }
+    found = readers[asked.format]()[: asked.jobs]
+    if not found:
+        raise UserError(f"{asked.trace} has no job that can be replayed")
+    return found
 
 
-def _check(jobs: Sequence[TraceJob], nodes: Sequence[Node]) -> None:
-    total = sum(node.num_slots for node in nodes)
-    for job in jobs:
-        if job.num_slots > total or job.shape.nodes > len(nodes):
-            raise UserError(
-                f"job {job.num} needs {job.shape.nodes} × {job.shape.slots_per_node} slots; "
-                f"the cluster has {len(nodes)} nodes with {total}",
-                "more --nodes, or another trace",
-            )
+def _ago_us(text: str) -> int:
+    try:
+        return int(parse_duration(text) * 1e6)
+    except ValueError as error:
+        raise UserError(f"--since: {error}") from None
 
 
-def table(rows: Sequence[Figures]) -> str:
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise UserError(f"--plot {path}: {error.strerror}") from None
+
+
+def _json(outcomes: Sequence[Outcome]) -> str:
+    rows = [
+        asdict(one.figures) | {"projects": [asdict(row) for row in one.projects]}
+        for one in outcomes
+    ]
+    return json.dumps(rows, indent=1)
+
+
+def _tables(outcomes: Sequence[Outcome], priced: bool) -> str:
+    columns = (*_COLUMNS, *_COST_COLUMNS) if priced else _COLUMNS
+    parts = [table([one.figures for one in outcomes], columns)]
+    for one in outcomes:
+        if len(one.projects) > 1:
+            parts.append(f"\n{one.figures.policy}")
+            parts.append(table(one.projects, _PROJECT_COLUMNS))
+    return "\n".join(parts)
+
+
+def table(
+    rows: Sequence[Figures] | Sequence[ProjectRow],
+    columns: Sequence[tuple[str, str, str]] = _COLUMNS,
+) -> str:
     """The rows as aligned text."""
-    cells = [[title for title, _, _ in _COLUMNS]]
-    cells += [[form.format(getattr(row, name)) for _, name, form in _COLUMNS] for row in rows]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(_COLUMNS))]
+    cells = [[title for title, _, _ in columns]]
+    cells += [[form.format(getattr(row, name)) for _, name, form in columns] for row in rows]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
     lines = []
     for line in cells:
         first, *rest = zip(line, widths, strict=True)

@@ -1,7 +1,8 @@
 """The discrete-event cluster: events in time order, a planning pass when something changed.
 
 Passes happen on a grid (`pass_s`), as a control loop's ticks do, and at once when a victim has left a
-hole. Policies see the world that the production planner sees; nothing else decides.
+hole. Policies see the world that the production planner sees; nothing else decides. Every job lives
+in the production job machine (`lives`), which alone says whether it may come back after a failure.
 """
 
 from __future__ import annotations
@@ -9,114 +10,23 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import replace
 
-from phalanx.core.placement import Node, Placement
-from phalanx.core.scheduling import Held, Plan, Project, Terms, World
+from phalanx.core.jobs import Job, JobState
+from phalanx.core.jobs.model import Outcome
+from phalanx.core.placement import Placement
+from phalanx.core.reasons import Reason, ReasonCode
+from phalanx.core.scheduling import Held, Plan, World
 from phalanx.core.scheduling.estimates import History, KindKey, size_class
-from phalanx.sim import audit
-from phalanx.sim.costs import Costs, num_domains, slow_down
+from phalanx.errors import InvariantBroken
+from phalanx.sim.costs import num_domains, slow_down
 from phalanx.sim.jobs import US, TraceJob
+from phalanx.sim.lives import Lives
+from phalanx.sim.run import Crash, Outage, Policy, Result, Run, Setup, Tally, Truth
+from phalanx.sim.timeline import Timeline
+from phalanx.sim.watch import ALL, SAFETY, Watch
 
-
-class Truth(Protocol):
-    """What only an oracle may ask: the ideal seconds that a job still needs."""
-
-    def remaining_s(self, num: int) -> float:
-        """Seconds of undisturbed run left."""
-        ...
-
-
-class Policy(Protocol):
-    """The seam behind which the production planner and its peers sit."""
-
-    name: str
-
-    def plan(self, world: World, now: int, truth: Truth) -> Plan:
-        """One pass."""
-        ...
-
-
-@dataclass(slots=True)
-class Run:
-    """A job's life so far, in seconds of virtual time."""
-
-    job: TraceJob
-    left_s: float
-    first_start_s: float | None = None
-    end_s: float | None = None
-    at_s: float = 0.0
-    overhead_left_s: float = 0.0
-    factor: float = 1.0
-    version: int = 0
-    starts: int = 0
-    preemptions: int = 0
-    failures: int = 0
-    resizes: int = 0
-    attained_slot_s: float = 0.0
-    slots: int = 0
-    scattered: bool = False
-    saved_left_s: float = 0.0
-    saved_at_s: float = 0.0
-    stopping: bool = False
-    waited_s: float = 0.0
-    queued_s: float = 0.0
-
-
-@dataclass(slots=True)
-class Tally:
-    """Slot-seconds by what they were spent on, and what the passes cost."""
-
-    useful: float = 0.0
-    lost: float = 0.0
-    overhead: float = 0.0
-    slowed: float = 0.0
-    scattered: float = 0.0
-    gang: float = 0.0
-    avoidable: float = 0.0
-    lost_to_failures: float = 0.0
-    pass_s: list[float] = field(default_factory=list)
-    needless: int = 0
-    by_project: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Outage:
-    """A node goes away at `at_s` for `for_s`; `notice_s` is the warning given before."""
-
-    at_s: float
-    node: str
-    for_s: float
-    notice_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """Everything a run depends on besides the jobs and the policy."""
-
-    nodes: Sequence[Node]
-    projects: Sequence[Project] = ()
-    terms: Terms = field(default_factory=Terms)
-    costs: Costs = field(default_factory=Costs)
-    outages: Sequence[Outage] = ()
-    pass_s: float = 60.0
-    recheck_s: float = 300.0
-    audit_every: int = 0
-    until_s: float | None = None
-
-
-@dataclass(slots=True)
-class Result:
-    """A finished run."""
-
-    policy: str
-    runs: dict[int, Run]
-    tally: Tally
-    setup: Setup
-    end_s: float
-    num_passes: int
-    wall_s: float
+PLANNER = "phalanx"
 
 
 def simulate(jobs: Sequence[TraceJob], setup: Setup, policy: Policy) -> Result:
@@ -138,13 +48,18 @@ class _Cluster:
         self.now_s = 0.0
         self.num_passes = 0
         self.next_pass: float | None = None
-        self.watch = audit.Watch()
+        self.watch = Watch(ALL if policy.name == PLANNER else SAFETY)
+        self.lives = Lives(self.costs.stop_s(), deliveries=setup.deliveries)
+        self.timeline = Timeline(setup.sample_s)
+        self.past_s = 0.0
         for job in jobs:
             self._at(job.submit_s, "submit", job.num)
         for i, outage in enumerate(setup.outages):
             self._at(outage.at_s - outage.notice_s, "notice", i)
             self._at(outage.at_s, "down", i)
             self._at(outage.at_s + outage.for_s, "up", i)
+        for i, crash in enumerate(setup.crashes):
+            self._at(crash.at_s, "crash", i)
 
     # -- truth for oracles -------------------------------------------------------------------------
 
@@ -179,9 +94,20 @@ class _Cluster:
                 break
         for num in list(self.world.held):
             self._advance(self.runs[num])
+        if self.setup.audit_every:
+            self.watch.check_end(self.world, self.tally, self.runs.values())
         wall_s = time.perf_counter() - began
         return Result(
-            self.policy.name, self.runs, self.tally, self.setup, self.now_s, self.num_passes, wall_s
+            self.policy.name,
+            self.runs,
+            self.tally,
+            self.setup,
+            self.now_s,
+            self.num_passes,
+            wall_s,
+            self.lives,
+            self.timeline,
+            self.watch,
         )
 
     def _to_come(self) -> bool:
@@ -200,20 +126,35 @@ class _Cluster:
         now = int(self.now_s * US)
         if not self.costs.graceful:
             self._report_saves()
-        began = time.perf_counter()
+        if self.world.projects:
+            self._age_use()
+        if self.timeline.is_due(self.now_s):
+            self.timeline.note(self.now_s, self.world, self._useful_so_far())
+        began = time.process_time()
         plan = self.policy.plan(self.world, now, self)
-        self.tally.pass_s.append(time.perf_counter() - began)
+        self.tally.pass_s.append(time.process_time() - began)
         self.num_passes += 1
         every = self.setup.audit_every
-        if every and self.num_passes % every == 0:
-            audit.check_rebuild(self.world)
         if every:
             self.watch.check_plan(self.world, plan, now)
+        if every and self.num_passes % every == 0:
+            self.watch.check_deeply(
+                self.world, plan, now, lambda world: self.policy.plan(world, now, self)
+            )
         self._apply(plan)
         again = self.setup.recheck_s
         if self.world.waiting and self.world.held:
             at_s = self.now_s + again
             self.next_pass = at_s if self.next_pass is None else min(self.next_pass, at_s)
+
+    def _age_use(self) -> None:
+        """What each project used lately: an average that forgets, as the control plane keeps it."""
+        keep = 0.5 ** ((self.now_s - self.past_s) / self.setup.half_life_s)
+        self.past_s = self.now_s
+        for name, project in self.world.projects.items():
+            used = self.world.used.get(name, 0)
+            past = keep * project.past_slots + (1.0 - keep) * used
+            self.world.projects[name] = replace(project, past_slots=past)
 
     def _report_saves(self) -> None:
         for num, held in list(self.world.held.items()):
@@ -227,17 +168,24 @@ class _Cluster:
     def _apply(self, plan: Plan) -> None:
         self.world.holes = {hole.job: hole for hole in plan.holes if hole.victims}
         for preemption in plan.preemptions:
-            self._ask_to_leave(preemption.job)
+            self._ask_to_leave(preemption.job, preemption.reason)
         for resize in plan.resizes:
-            self._resize(resize.job, resize.placement)
+            self._resize(resize.job, resize.placement, resize.reason)
         for start in plan.starts:
             self._start(start.job, start.placement)
+        if plan.resizes and self.world.holes:
+            # Whoever the nodes were given up for starts as soon as they are free.
+            self._at(self.now_s + self.costs.stop_s(), "given", 0)
+
+    def _on_given(self, _: int, __: int) -> None:
+        self.next_pass = self.now_s
 
     # -- what happens --------------------------------------------------------------------------------
 
     def _on_submit(self, num: int, _: int) -> None:
         run = self.runs[num]
         run.queued_s = self.now_s
+        self.lives.submitted(run.job, self.now_s)
         self.world.submit(run.job.waiting())
         self._ask_pass()
 
@@ -246,6 +194,9 @@ class _Cluster:
         if run.version != version:
             return
         self._advance(run)
+        job = self.lives.left(num, Outcome.SUCCEEDED, self._step(run), self.now_s)
+        if job.state is not JobState.SUCCEEDED:
+            raise InvariantBroken(f"j-{num} ended and is {job.state}")
         run.end_s = self.now_s
         held = self.world.release(num)
         if held is not None:
@@ -258,7 +209,7 @@ class _Cluster:
         if run.version != version:
             return
         self._advance(run)
-        self._requeue(num)
+        self._requeue(num, self.lives.left(num, Outcome.STOPPED, self._step(run), self.now_s))
         hole = any(num in hole.victims for hole in self.world.holes.values())
         if hole:
             self.next_pass = self.now_s
@@ -272,7 +223,8 @@ class _Cluster:
         self._close(outage.node, "spot node is about to be reclaimed")
         if outage.notice_s >= self.costs.stop_s():
             for num in self._on_node(outage.node):
-                self._ask_to_leave(num)
+                reason = Reason(ReasonCode.NODE_LOST, f"{outage.node} is about to be reclaimed")
+                self._ask_to_leave(num, reason)
         self._ask_pass()
 
     def _on_down(self, i: int, _: int) -> None:
@@ -280,18 +232,66 @@ class _Cluster:
         for num in self._on_node(node):
             run = self.runs[num]
             self._advance(run)
-            lost = min(run.saved_left_s - run.left_s, run.job.duration_s)
-            self._lose(run, max(lost, 0.0))
-            self.tally.lost_to_failures += max(lost, 0.0) * run.slots * run.factor
-            run.failures += 1
-            run.preemptions -= 1
-            self._requeue(num)
+            step = self._step(run)
+            shares = self.world.held[num].placement.shares
+            ranks = [rank for rank, share in enumerate(shares) if share.node == node]
+            self._fall_back(run)
+            run.preemptions -= run.stopping
+            most = len(self.lives.jobs[num].attempt.nodes)  # type: ignore[union-attr]
+            gone = [rank for rank in ranks if rank < most] or [0]
+            self._requeue(num, self.lives.lost(num, gone, step, self.now_s))
         self._close(node, "lost")
         self._ask_pass()
 
     def _on_up(self, i: int, _: int) -> None:
         self._close(self.setup.outages[i].node, "")
         self._ask_pass()
+
+    def _on_crash(self, i: int, _: int) -> None:
+        """A rank dies: the next generation starts in place, or the job has used up its budget."""
+        crash = self.setup.crashes[i]
+        index = self.world.index
+        node = index.num_of[crash.node]
+        holders = self.world.on_node[node].items()
+        num = next((num for num, mask in holders if mask >> crash.slot & 1), None)
+        if num is None or self.runs[num].stopping:
+            return
+        run = self.runs[num]
+        self._advance(run)
+        if self.lives.jobs[num].state is not JobState.RUNNING:
+            return
+        step = self._step(run)
+        self._fall_back(run)
+        job = self.lives.crashed(num, crash.cause, step, self.now_s)
+        if job.attempt is None:
+            self._requeue(num, job)
+            self._ask_pass()
+            return
+        wait_s = 0.0 if job.not_before is None else job.not_before / US - self.now_s
+        if job.not_before is not None:
+            self.lives.back_off_over(num, job.not_before / US)
+        self._place(run, self.world.held[num].placement, wait_s + self.costs.restart_s)
+
+    def _fall_back(self, run: Run) -> None:
+        """Work since the last checkpoint is gone."""
+        lost_s = min(max(run.saved_left_s - run.left_s, 0.0), run.job.duration_s)
+        self._lose(run, lost_s)
+        self.tally.lost_to_failures += lost_s * run.job.num_slots
+        run.failures += 1
+
+    def _step(self, run: Run) -> int:
+        """Steps are seconds of undisturbed work."""
+        return int(run.job.duration_s - run.left_s)
+
+    def _useful_so_far(self) -> float:
+        """Useful slot-seconds up to now, those of running jobs among them."""
+        total = self.tally.useful
+        for num in self.world.held:
+            run = self.runs[num]
+            if not run.stopping:
+                gone = max(self.now_s - run.at_s - run.overhead_left_s, 0.0)
+                total += run.job.num_slots * gone / run.factor
+        return total
 
     def _on_node(self, node: str) -> list[int]:
         return list(self.world.on_node[self.world.index.num_of[node]])
@@ -307,7 +307,8 @@ class _Cluster:
         again = run.starts > 0
         waited_s = self.now_s - run.queued_s
         guard = self.setup.terms
-        protected = waited_s > guard.guard_after_s
+        delayed_s = run.waited_s + waited_s
+        protected = delayed_s > guard.guard_after_s
         held = Held(
             num,
             placement,
@@ -323,8 +324,10 @@ class _Cluster:
             protected_until=int((self.now_s + guard.guard_quantum_s) * US) if protected else 0,
             min_nodes=job.min_nodes,
             max_nodes=None if job.min_nodes is None else job.shape.nodes,
+            delayed_s=delayed_s,
         )
         self.world.start(num, placement, held)
+        self.lives.placed(num, placement, self.now_s)
         self.world.history.observe_wait(job.num_slots, waited_s)
         run.waited_s += waited_s
         run.first_start_s = self.now_s if run.first_start_s is None else run.first_start_s
@@ -336,10 +339,11 @@ class _Cluster:
         index, job = self.world.index, run.job
         run.at_s = self.now_s
         run.overhead_left_s = overhead_s
+        run.up_s = self.now_s + overhead_s
         run.saved_left_s, run.saved_at_s = run.left_s, self.now_s
         run.slots = sum(len(share.slots) for share in placement.shares)
         factor = slow_down(index, job, placement) if self.costs.slowdown else 1.0
-        run.factor = factor * job.num_slots / max(run.slots, 1)
+        run.factor = factor / job.speed(len(placement.shares), run.slots)
         run.scattered = num_domains(index, placement) > 1
         run.version += 1
         self._at(self.now_s + overhead_s + run.left_s * run.factor, "finish", job.num, run.version)
@@ -348,6 +352,10 @@ class _Cluster:
         gone = self.now_s - run.at_s
         run.at_s = self.now_s
         run.attained_slot_s += gone * run.slots
+        self.tally.held += gone * run.slots
+        if run.up_s is not None and self.now_s >= run.up_s:
+            self.lives.up(run.job.num, run.up_s)
+            run.up_s = None
         projects = self.tally.by_project
         projects[run.job.project] = projects.get(run.job.project, 0.0) + gone * run.slots
         if run.stopping:
@@ -371,8 +379,10 @@ class _Cluster:
             num = (self.now_s - run.saved_at_s) // every
             run.saved_at_s += num * every
             run.saved_left_s = run.left_s + (self.now_s - run.saved_at_s) / run.factor
+            step = int(run.job.duration_s - run.saved_left_s)
+            self.lives.saved(run.job.num, step, run.saved_at_s)
 
-    def _ask_to_leave(self, num: int) -> None:
+    def _ask_to_leave(self, num: int, reason: Reason) -> None:
         run = self.runs[num]
         held = self.world.held.get(num)
         if held is None or run.stopping:
@@ -385,6 +395,7 @@ class _Cluster:
             run.saved_left_s = run.left_s
         else:
             self._lose(run, max(run.saved_left_s - run.left_s, 0.0))
+        self.lives.asked_to_stop(num, reason, self.costs.stop_s(), self.now_s)
         self.world.update(replace(held, stopping=True))
         self._at(self.now_s + self.costs.stop_s(), "left", num, run.version)
 
@@ -393,25 +404,36 @@ class _Cluster:
         self.tally.lost += lost_s * run.job.num_slots
         self.tally.useful -= lost_s * run.job.num_slots
 
-    def _requeue(self, num: int) -> None:
+    def _requeue(self, num: int, job: Job) -> None:
+        """Its slots are free; the machine says whether it queues again."""
         run = self.runs[num]
         self.world.release(num)
         run.version += 1
         run.stopping = False
+        run.up_s = None
+        if job.is_terminal:
+            run.failed_s = self.now_s
+            return
         run.queued_s = self.now_s
-        waiting = run.job.waiting()
-        self.world.submit(
-            replace(
-                waiting,
-                queued_at=int(self.now_s * US),
-                attained_slot_s=run.attained_slot_s,
-            )
+        back = replace(
+            run.job.waiting(),
+            queued_at=int(self.now_s * US),
+            attained_slot_s=run.attained_slot_s,
+            not_before=job.not_before,
+            delayed_s=run.waited_s,
         )
+        self.world.submit(back)
+        if job.not_before is not None:
+            self._at(job.not_before / US, "ripe", num)
 
-    def _resize(self, num: int, placement: Placement) -> None:
+    def _on_ripe(self, num: int, _: int) -> None:
+        self._ask_pass()
+
+    def _resize(self, num: int, placement: Placement, reason: Reason) -> None:
         run, held = self.runs[num], self.world.held[num]
         self._advance(run)
         run.resizes += 1
+        self.lives.resized(num, placement, reason, self._step(run), self.now_s)
         now = int(self.now_s * US)
         self.world.release(num)
         self.world.hold(
@@ -424,3 +446,16 @@ class _Cluster:
             )
         )
         self._place(run, placement, self.costs.resize_s)
+
+
+__all__ = [
+    "Crash",
+    "Outage",
+    "Policy",
+    "Result",
+    "Run",
+    "Setup",
+    "Tally",
+    "Truth",
+    "simulate",
+]

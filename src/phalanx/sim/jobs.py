@@ -15,7 +15,8 @@ class TraceJob:
     """One job: `duration_s` is its run on a good placement at full size, start-up not counted.
 
     `sensitivity` is how much a scattered placement slows it. `label` is for reports only. `limit_s` is
-    what its user declared. `checkpoint_s` 0: it never saves on its own.
+    what its user declared. `checkpoint_s` 0: it never saves on its own. `speeds` of an elastic job: its
+    speed on 1, 2, 3… shares beside that at full size; empty means in proportion to the slots.
     """
 
     num: int
@@ -32,6 +33,13 @@ class TraceJob:
     checkpoint_s: float = 1800.0
     required: str | None = None
     pools: tuple[str, ...] = ()
+    speeds: tuple[float, ...] = ()
+
+    def speed(self, num_shares: int, num_slots: int) -> float:
+        """How fast it goes on so many shares or slots; 1 at full size."""
+        if self.speeds:
+            return self.speeds[min(num_shares, len(self.speeds)) - 1]
+        return max(num_slots, 1) / self.num_slots
 
     @property
     def num_slots(self) -> int:
@@ -52,6 +60,7 @@ class TraceJob:
             min_nodes=self.min_nodes,
             sensitivity=self.sensitivity,
             required=self.required,
+            speeds=self.speeds,
         )
 
 

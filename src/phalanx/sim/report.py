@@ -36,6 +36,52 @@ class Figures:
     pass_p50_ms: float
     pass_p99_ms: float
     wall_s: float
+    num_failed: int = 0
+    lost_to_failures_h: float = 0.0
+    lost_to_failures: float = 0.0
+    useful_under_load: float = 0.0
+    fragmented: float = 0.0
+    cost: float = 0.0
+    cost_per_useful_h: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectRow:
+    """What one project got: waits in hours, slot-hours, and its part of the cost by use."""
+
+    project: str
+    num_jobs: int
+    wait_h: float
+    wait_p99_h: float
+    delay_h: float
+    slot_h: float
+    share: float
+    cost: float
+
+
+def project_rows(result: Result, price: float = 0.0) -> tuple[ProjectRow, ...]:
+    """One row a project, by name."""
+    by_name: dict[str, list[Run]] = {}
+    for run in result.runs.values():
+        by_name.setdefault(run.job.project, []).append(run)
+    total = sum(result.tally.by_project.values())
+    rows = []
+    for name, runs in sorted(by_name.items()):
+        slot_h = result.tally.by_project.get(name, 0.0) / HOUR
+        waits = [run.waited_s / HOUR for run in runs]
+        rows.append(
+            ProjectRow(
+                name,
+                len(runs),
+                mean(waits),
+                quantile(waits, 0.99),
+                mean(delay_s(result, run) / HOUR for run in runs),
+                slot_h,
+                slot_h * HOUR / max(total, 1.0),
+                slot_h * price,
+            )
+        )
+    return tuple(rows)
 
 
 def delay_s(result: Result, run: Run) -> float:
@@ -64,8 +110,8 @@ def delays_h(result: Result, chosen: Callable[[Run], bool] = lambda run: True) -
     return [delay_s(result, run) / HOUR for run in result.runs.values() if chosen(run)]
 
 
-def figures(result: Result, gang_slots: int = 8) -> Figures:
-    """The usual row."""
+def figures(result: Result, gang_slots: int = 8, price: float = 0.0) -> Figures:
+    """The usual row. `price` is that of one slot for an hour."""
     runs = list(result.runs.values())
     done = [run for run in runs if run.end_s is not None]
     delays = delays_h(result)
@@ -99,4 +145,18 @@ def figures(result: Result, gang_slots: int = 8) -> Figures:
         1e3 * quantile(tally.pass_s, 0.5),
         1e3 * quantile(tally.pass_s, 0.99),
         result.wall_s,
+        sum(run.failed_s is not None for run in runs),
+        tally.lost_to_failures / HOUR,
+        tally.lost_to_failures / max(tally.held, 1.0),
+        useful_under_load(result),
+        mean(sample.fragmented for sample in result.timeline.samples),
+        capacity / HOUR * price,
+        capacity * price / max(tally.useful, 1.0),
     )
+
+
+def useful_under_load(result: Result) -> float:
+    """Useful slot time as a part of capacity while jobs arrive: the first tenth is left out."""
+    times = [run.job.submit_s for run in result.runs.values()]
+    first, last = min(times, default=0.0), max(times, default=0.0)
+    return result.timeline.useful_between(first + 0.1 * (last - first), last)

@@ -110,6 +110,60 @@ def tiresias(path: Path, node_size: int = 8) -> list[TraceJob]:
     return jobs
 
 
+# Hours on one slot of each application of the Sia workloads, by the size classes of their paper (small
+# 0-1, medium 1-10, large 10-100 GPU-hours); the traces themselves say nothing of run times.
+_SIA_HOURS = {"cifar10": 0.6, "ncf": 0.4, "bert": 4.0, "deepspeech2": 5.0, "yolov3": 28.0}
+_SIA_OTHER = 60.0
+
+
+def sia_hours(application: str) -> float:
+    """Hours on one slot that an application of the Sia workloads is taken to need."""
+    return _SIA_HOURS.get(application, _SIA_OTHER)
+
+
+def sia(path: Path, node_size: int = 4) -> list[TraceJob]:
+    """Columns time, application, num_replicas; rigid at the size their users asked for."""
+    jobs: list[TraceJob] = []
+    for line, row in _rows(path, ("time", "application", "num_replicas")):
+        slots = int(_number(path, line, row, "num_replicas"))
+        name = row["application"]
+        hours = sia_hours(name)
+        jobs.append(
+            TraceJob(
+                len(jobs) + 1,
+                _number(path, line, row, "time"),
+                hours * 3600.0 / slots**0.8,
+                gang_of(slots, node_size),
+                kind=name,
+                label=name,
+            )
+        )
+    return jobs
+
+
+def openb(path: Path, node_size: int = 8, longest_s: float = float("inf")) -> list[TraceJob]:
+    """Pods of the openb trace that ask for whole devices; shared devices and CPU pods are left out."""
+    jobs: list[TraceJob] = []
+    needed = ("num_gpu", "gpu_milli", "creation_time", "deletion_time", "qos")
+    for line, row in _rows(path, needed):
+        slots = int(_number(path, line, row, "num_gpu"))
+        if slots < 1 or _number(path, line, row, "gpu_milli") < 1000:
+            continue
+        at_s = _number(path, line, row, "creation_time")
+        lasts_s = max(_number(path, line, row, "deletion_time") - at_s, 1.0)
+        jobs.append(
+            TraceJob(
+                len(jobs) + 1,
+                at_s,
+                min(lasts_s, longest_s),
+                gang_of(slots, node_size),
+                kind=row["qos"],
+                priority=60 if row["qos"] == "LS" else 50,
+            )
+        )
+    return sorted(jobs, key=lambda job: job.submit_s)
+
+
 def swf(path: Path, node_size: int = 8, longest_s: float = float("inf")) -> list[TraceJob]:
     """The standard workload format: 18 fields a line, `;` begins a comment.
 
@@ -153,6 +207,24 @@ def lingjun_nodes(path: Path, num_slots: int = 8) -> list[Node]:
         agg = f"{row['core']}/{row['agg']}"
         domains = (("core", row["core"]), ("agg", agg), ("rack", f"{agg}/{row['tor']}"))
         nodes.append(Node(row["host"], "lingjun", row["host"], num_slots, 96, 0, domains=domains))
+    return nodes
+
+
+def openb_nodes(path: Path) -> list[Node]:
+    """Nodes of the openb trace: slot types, CPUs and memory; no topology."""
+    nodes = []
+    for line, row in _rows(path, ("sn", "cpu_milli", "memory_mib", "gpu", "model")):
+        nodes.append(
+            Node(
+                row["sn"],
+                "openb",
+                row["sn"],
+                int(_number(path, line, row, "gpu")),
+                int(_number(path, line, row, "cpu_milli")) // 1000,
+                int(_number(path, line, row, "memory_mib")) << 20,
+                slot_type=row["model"],
+            )
+        )
     return nodes
 
 

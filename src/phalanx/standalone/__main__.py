@@ -19,6 +19,9 @@ def _parser() -> argparse.ArgumentParser:
         "--detached", action="store_true", help="started by a verb, not by a person"
     )
     parser.add_argument("--idle-exit-s", type=float, default=None, help="default: stay for ever")
+    parser.add_argument("--host", default="127.0.0.1", help="interface; default: loopback")
+    parser.add_argument("--advertise", default=None, help="URL for other machines")
+    parser.add_argument("--pool", action="append", default=[], type=Path, help="pool file")
     parser.add_argument("--keep-warm", type=int, default=0, choices=(0, 1))
     return parser
 
@@ -37,6 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 detached=options.detached,
                 idle_exit_s=options.idle_exit_s,
                 keep_warm=options.keep_warm,
+                host=options.host,
+                advertise=options.advertise,
+                pools=tuple(options.pool),
             )
         )
     except PlatformError as error:

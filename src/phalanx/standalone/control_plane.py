@@ -14,12 +14,15 @@ from pathlib import Path
 from phalanx import __version__
 from phalanx.errors import ServerError
 from phalanx.executors import local
+from phalanx.executors.protocol import Executor
+from phalanx.executors.routing import RoutedExecutor
 from phalanx.kit.clock import Clock, SystemClock
 from phalanx.launch.durable import write_file
 from phalanx.launch.identity import this_process
 from phalanx.schemas.home import HomeLayout, ServerFile
 from phalanx.server.app import serve
 from phalanx.server.settings import Settings
+from phalanx.standalone import pools
 from phalanx.standalone.home import HomeLock, prepare_home, read_token, rotate_log
 
 HOST = "127.0.0.1"
@@ -30,7 +33,11 @@ _MIN_SLOTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What the command line says. `port` 0: any free one. `num_slots` None: max(4, cores)."""
+    """What the command line says. `port` 0: any free one. `num_slots` None: max(4, cores).
+
+    `advertise` is the URL under which other machines reach the server; None: `host` and the port.
+    `pools` are pool files to take in; those taken in before stay.
+    """
 
     root: Path
     port: int = 0
@@ -38,6 +45,9 @@ class Setup:
     detached: bool = False
     idle_exit_s: float | None = None
     keep_warm: int = 0
+    host: str = HOST
+    advertise: str | None = None
+    pools: tuple[Path, ...] = ()
 
 
 def default_slots() -> int:
@@ -45,19 +55,19 @@ def default_slots() -> int:
     return max(_MIN_SLOTS, len(os.sched_getaffinity(0)))
 
 
-def bind(port: int) -> socket.socket:
-    """A socket bound to `port` of the loopback interface.
+def bind(port: int, host: str = HOST) -> socket.socket:
+    """A socket bound to `port` of an interface, the loopback one by default.
 
     Raises ServerError when the port is taken or not ours to use.
     """
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        sock.bind((HOST, port))
+        sock.bind((host, port))
     except (OSError, OverflowError) as error:
         sock.close()
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            said = f"port {port} of {HOST} is in use"
+            said = f"port {port} of {host} is in use"
         elif isinstance(error, OSError) and error.errno == errno.EACCES:
             said = f"port {port} may not be used by this user"
         else:
@@ -98,6 +108,22 @@ def _publisher(home: HomeLayout, url: str, token: str, detached: bool) -> Callab
     return publish
 
 
+def _reachable(host: str) -> str:
+    return HOST if host in ("", "0.0.0.0") else host
+
+
+def _executor(home: HomeLayout, setup: Setup, clock: Clock) -> Executor:
+    """This machine's pool, and those of the pool files. Raises ServerError, SpecInvalid."""
+    others = pools.build_all(home, setup.pools)
+    num_slots = default_slots() if setup.num_slots is None else setup.num_slots
+    if num_slots < (0 if others else 1):
+        raise ServerError("--slots must be at least 1")
+    if num_slots == 0:
+        return RoutedExecutor(others)
+    here = local.build(home=home, num_slots=num_slots, clock=clock, keep_warm=setup.keep_warm)
+    return RoutedExecutor({local.POOL: here, **others}, shared=here) if others else here
+
+
 def run(setup: Setup) -> int:
     """Serve until told to stop; returns the exit code.
 
@@ -105,17 +131,12 @@ def run(setup: Setup) -> int:
     """
     clock = SystemClock()
     home = prepare_home(setup.root)
-    with _held(home, clock), bind(setup.port) as sock:
+    with _held(home, clock), bind(setup.port, setup.host) as sock:
         rotate_log(home.server_log)
         home.server_file.unlink(missing_ok=True)
         token = read_token(home)
-        url = f"http://{HOST}:{sock.getsockname()[1]}"
-        num_slots = default_slots() if setup.num_slots is None else setup.num_slots
-        if num_slots < 1:
-            raise ServerError("--slots must be at least 1")
-        executor = local.build(
-            home=home, num_slots=num_slots, clock=clock, keep_warm=setup.keep_warm
-        )
+        url = setup.advertise or f"http://{_reachable(setup.host)}:{sock.getsockname()[1]}"
+        executor = _executor(home, setup, clock)
         settings = Settings()
         if setup.idle_exit_s is not None:
             settings = settings.model_copy(update={"idle_exit_s": setup.idle_exit_s})

@@ -30,10 +30,14 @@ _DAMAGE = ("malformed", "not a database", "disk image", "no such table", "no suc
 
 @dataclass(slots=True)
 class Touched:
-    """What one transaction changed: who waits for it is woken after the commit."""
+    """What one transaction changed: who waits for it is woken after the commit.
+
+    `rows` are values by key as they now stand, for caches that would otherwise read them again.
+    """
 
     jobs: set[int] = field(default_factory=set)
     topics: set[str] = field(default_factory=set)
+    rows: dict[int, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

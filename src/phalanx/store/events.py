@@ -1,6 +1,6 @@
 """The event log: append-only, numbered per job and in one global feed.
 
-A kind is the event class's name in snake case. Notes (`warned`, `restored`) are part of a job's story
+A kind is the event class's name in snake case. Notes (`warned`, `restored`, …) are part of a job's story
 but not of its machine: `rebuild` skips them. Old versions of an event are read through `UPCASTERS`.
 """
 
@@ -20,7 +20,7 @@ from phalanx.store.database import Tx, take_numbers
 from phalanx.store.tables import events
 
 EVENT_VERSION = 1
-NOTES = frozenset({"warned", "restored"})
+NOTES = frozenset({"warned", "restored", "stacks", "guarded"})
 
 
 def kind_of(event_type: type) -> str:
@@ -109,6 +109,12 @@ def feed(tx: Tx, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
     """All jobs' events behind a feed number, in the order of their commits."""
     query = select(events).where(events.c.feed > after).order_by(events.c.feed).limit(limit)
     return [_stored(row) for row in tx.conn.execute(query).mappings()]
+
+
+def jobs_behind(tx: Tx, after: int) -> list[int]:
+    """The jobs that events behind a feed number are about."""
+    query = select(events.c.job).where(events.c.feed > after).distinct()
+    return [int(num) for num in tx.conn.execute(query).scalars()]
 
 
 def last_feed(tx: Tx) -> int:

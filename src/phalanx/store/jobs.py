@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from sqlalchemy import and_, func, select
+from sqlalchemy import and_, bindparam, func, or_, select
 
 from phalanx.core.codec import decode, encode
 from phalanx.core.jobs.model import HOLDING, TERMINAL, Job, JobState
+from phalanx.core.placement import Demand
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.errors import NotFound, StaleRow
 from phalanx.kit.ids import job_label
 from phalanx.store.database import Tx, take_numbers
 from phalanx.store.tables import jobs
+
+_BATCH = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ class JobFacts:
     code_digest: str | None
     caller_cwd: str | None
     caller_env: Mapping[str, str] | None
+    demand: Demand = Demand()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +62,19 @@ class JobFilter:
     labels: tuple[tuple[str, str], ...] = ()
 
 
-def new_num(tx: Tx) -> int:
-    """The number of the next job."""
-    return take_numbers(tx, "job")
+def new_num(tx: Tx, count: int = 1) -> int:
+    """The number of the next job, the first of `count`."""
+    return take_numbers(tx, "job", count)
 
 
-def insert(tx: Tx, job: Job, facts: JobFacts, wake_at: int | None) -> None:
-    """Add a job; its first event has number 1."""
-    row = {
+def insert(tx: Tx, fresh: Sequence[tuple[Job, JobFacts, int | None]]) -> None:
+    """Add jobs, each with when its timers want a look; their first events have number 1."""
+    if fresh:
+        tx.conn.execute(jobs.insert(), [_fresh_row(*one) for one in fresh])
+
+
+def _fresh_row(job: Job, facts: JobFacts, wake_at: int | None) -> dict[str, Any]:
+    return {
         "num": job.num,
         "version": 1,
         "last_seq": 1,
@@ -82,11 +91,11 @@ def insert(tx: Tx, job: Job, facts: JobFacts, wake_at: int | None) -> None:
         "code_digest": facts.code_digest,
         "caller_cwd": facts.caller_cwd,
         "caller_env": None if facts.caller_env is None else dict(facts.caller_env),
+        "demand": encode(facts.demand),
         "num_slots": job.terms.shape.num_slots,
         "submitted_at": job.submitted_at,
         **_changing(job, wake_at),
     }
-    tx.conn.execute(jobs.insert(), row)
 
 
 def save(tx: Tx, stored: StoredJob, job: Job, wake_at: int | None, num_events: int) -> None:
@@ -102,6 +111,23 @@ def save(tx: Tx, stored: StoredJob, job: Job, wake_at: int | None, num_events: i
     )
     if tx.conn.execute(update).rowcount != 1:
         raise StaleRow(f"{job_label(job.num)} changed since it was read")
+
+
+def save_many(tx: Tx, changed: Sequence[tuple[StoredJob, Job, int | None, int]]) -> None:
+    """`save` for many jobs, each (before, after, wake_at, num_events), in two statements."""
+    quiet = {"stays_code": None, "stays_message": None}
+    groups: dict[bool, list[dict[str, Any]]] = {}
+    for stored, job, wake_at, num_events in changed:
+        row = {"_num": job.num, "_version": stored.version, **_changing(job, wake_at)}
+        row |= {"version": stored.version + 1, "last_seq": stored.last_seq + num_events}
+        queued = job.state is JobState.QUEUED
+        groups.setdefault(queued, []).append(row if queued else row | quiet)
+    for rows in groups.values():
+        update = jobs.update().where(
+            jobs.c.num == bindparam("_num"), jobs.c.version == bindparam("_version")
+        )
+        if tx.conn.execute(update, rows).rowcount != len(rows):
+            raise StaleRow("a job of the batch changed since it was read")
 
 
 def set_stays(tx: Tx, num: int, reason: Reason) -> None:
@@ -123,6 +149,7 @@ def _changing(job: Job, wake_at: int | None) -> dict[str, Any]:
         "restarts": job.restarts,
         "started_at": job.started_at,
         "ended_at": job.ended_at,
+        "attained_slot_s": job.attained_slot_s,
         "wake_at": wake_at,
     }
 
@@ -196,6 +223,86 @@ def page(tx: Tx, wanted: JobFilter, *, before: int | None, limit: int) -> list[S
     return [_stored(row) for row in tx.conn.execute(query.limit(limit)).mappings()]
 
 
+def versions(
+    tx: Tx, states: Iterable[JobState], among: Sequence[int] | None = None
+) -> dict[int, int]:
+    """The number and version of every job in one of `states`: enough to see what has changed.
+
+    `among`: only of these jobs.
+    """
+    wanted = [state.value for state in states]
+    query = select(jobs.c.num, jobs.c.version).where(jobs.c.state.in_(wanted)).order_by(jobs.c.num)
+    if among is None:
+        return {num: version for num, version in tx.conn.execute(query)}
+    found: dict[int, int] = {}
+    for start in range(0, len(among), _BATCH):
+        few = query.where(jobs.c.num.in_(among[start : start + _BATCH]))
+        found |= {num: version for num, version in tx.conn.execute(few)}
+    return found
+
+
+def load_many(tx: Tx, nums: Sequence[int]) -> list[StoredJob]:
+    """These jobs, as far as they are there; by number within a page of those asked for."""
+    found: list[StoredJob] = []
+    for start in range(0, len(nums), _BATCH):
+        some = jobs.c.num.in_(nums[start : start + _BATCH])
+        query = select(jobs).where(some).order_by(jobs.c.num)
+        found += [_stored(row) for row in tx.conn.execute(query).mappings()]
+    return found
+
+
+def say_stays(tx: Tx, reasons: Sequence[tuple[int, Reason]]) -> None:
+    """`set_stays` for many jobs in one statement."""
+    if not reasons:
+        return
+    update = (
+        jobs.update()
+        .where(jobs.c.num == bindparam("_num"), jobs.c.state == JobState.QUEUED.value)
+        .values(stays_code=bindparam("_code"), stays_message=bindparam("_message"))
+    )
+    rows = [
+        {"_num": num, "_code": reason.code.value, "_message": reason.message}
+        for num, reason in reasons
+    ]
+    tx.conn.execute(update, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What is left to learn from a job that is over."""
+
+    num: int
+    project: str
+    name: str
+    owner: str
+    state: str
+    num_slots: int
+    attained_slot_s: float
+    submitted_at: int
+    started_at: int | None
+    ended_at: int
+
+
+def finished_after(tx: Tx, at: int, num: int, *, limit: int) -> list[Finished]:
+    """Jobs that ended behind (at, num), in the order of their ends."""
+    columns = [jobs.c[field.name] for field in fields(Finished)]
+    later = or_(jobs.c.ended_at > at, and_(jobs.c.ended_at == at, jobs.c.num > num))
+    query = select(*columns).where(later).order_by(jobs.c.ended_at, jobs.c.num).limit(limit)
+    return [Finished(**row) for row in tx.conn.execute(query).mappings()]
+
+
+def last_finished(tx: Tx, *, limit: int) -> list[Finished]:
+    """The newest jobs that ended, in the order of their ends."""
+    columns = [jobs.c[field.name] for field in fields(Finished)]
+    query = (
+        select(*columns)
+        .where(jobs.c.ended_at.is_not(None))
+        .order_by(jobs.c.ended_at.desc(), jobs.c.num.desc())
+        .limit(limit)
+    )
+    return [Finished(**row) for row in tx.conn.execute(query).mappings()][::-1]
+
+
 def waiting_and_holding(tx: Tx) -> tuple[list[StoredJob], list[StoredJob]]:
     """What the planner looks at: queued jobs, and those that hold slots."""
     both: Sequence[StoredJob] = in_states(tx, (JobState.QUEUED, *HOLDING))
@@ -218,6 +325,7 @@ def _stored(row: Mapping[Any, Any]) -> StoredJob:
         code_digest=row["code_digest"],
         caller_cwd=row["caller_cwd"],
         caller_env=row["caller_env"],
+        demand=Demand() if row["demand"] is None else decode(Demand, row["demand"]),
     )
     stays = None
     if row["stays_code"] is not None:

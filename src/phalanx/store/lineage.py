@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,3 +201,26 @@ def count_checkpoints(tx: Tx, job: int, state: str) -> int:
     """How many of a job's checkpoints are in a state."""
     query = select(func.count()).where(checkpoints.c.job == job, checkpoints.c.state == state)
     return int(tx.conn.execute(query).scalar_one())
+
+
+def last_saves(tx: Tx, nums: Sequence[int]) -> dict[int, tuple[int, float | None]]:
+    """When each of these jobs last saved, and how long that took; left out where it never did."""
+    if not nums:
+        return {}
+    newest = (
+        select(func.max(checkpoints.c.id))
+        .where(checkpoints.c.job.in_(nums), checkpoints.c.state == "valid")
+        .group_by(checkpoints.c.job)
+    )
+    query = select(checkpoints.c.job, checkpoints.c.created_at, checkpoints.c.took_s).where(
+        checkpoints.c.id.in_(newest)
+    )
+    return {job: (at, took_s) for job, at, took_s in tx.conn.execute(query)}
+
+
+def restoring(tx: Tx, nums: Sequence[int]) -> set[int]:
+    """Which of these jobs ever said where they take up: their scripts save when they are asked to."""
+    if not nums:
+        return set()
+    query = select(restores.c.job).where(restores.c.job.in_(nums)).distinct()
+    return set(tx.conn.execute(query).scalars())

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, or_, select
+from sqlalchemy import bindparam, func, or_, select
 
 from phalanx.core.codec import encode
 from phalanx.core.jobs.commands import JobCommand
@@ -36,6 +36,11 @@ class LeasedCommand:
 
 def add(tx: Tx, num: int, fresh: Sequence[JobCommand], now: int) -> None:
     """Store commands of one job, to be executed in this order."""
+    add_many(tx, [(num, one) for one in fresh], now)
+
+
+def add_many(tx: Tx, fresh: Sequence[tuple[int, JobCommand]], now: int) -> None:
+    """Store commands of many jobs, to be executed in this order."""
     if not fresh:
         return
     first = take_numbers(tx, "command", len(fresh))
@@ -44,7 +49,7 @@ def add(tx: Tx, num: int, fresh: Sequence[JobCommand], now: int) -> None:
             "id": first + index, "job": num, "attempt": one.attempt, "kind": kind_of(type(one)),
             "data": encode(one), "created_at": now, "not_before": now, "tries": 0,
         }
-        for index, one in enumerate(fresh)
+        for index, (num, one) in enumerate(fresh)
     ]  # fmt: skip
     tx.conn.execute(commands.insert(), rows)
     tx.touched.topics.add(TOPIC)
@@ -80,9 +85,23 @@ def lease(
     ]
 
 
-def finish(tx: Tx, command: LeasedCommand, now: int) -> None:
-    """Mark a command done. Raises LeaseLost when somebody else took it over."""
-    _guarded(tx, command, {"done_at": now, "error": None})
+def finish(tx: Tx, done: Sequence[LeasedCommand], now: int) -> None:
+    """Mark commands done. Raises LeaseLost when somebody else took one of them over."""
+    if not done:
+        return
+    update = (
+        commands.update()
+        .where(
+            commands.c.id == bindparam("_id"),
+            commands.c.lease_token == bindparam("_token"),
+            commands.c.done_at.is_(None),
+        )
+        .values(done_at=now, error=None)
+    )
+    rows = [{"_id": one.id, "_token": one.token} for one in done]
+    if tx.conn.execute(update, rows).rowcount != len(rows):
+        names = ", ".join(f"{one.id} of job {one.job}" for one in done)
+        raise LeaseLost(f"command {names} was taken over")
 
 
 def retry(tx: Tx, command: LeasedCommand, *, not_before: int, error: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from phalanx.store.database import Tx
 from phalanx.store.tables import supervisors
@@ -36,16 +36,21 @@ class SupervisorRow:
     released_at: int | None
 
 
-def expect(tx: Tx, job: int, attempt: int, num_nodes: int, token_hash: str) -> None:
-    """Make rows for an attempt that is about to be launched; those that exist stay as they are."""
-    known = {row.node_rank for row in of_attempt(tx, job, attempt)}
+def expect(tx: Tx, attempts: Sequence[tuple[int, int, int, str]]) -> None:
+    """Make rows for attempts that are about to be launched; those that exist stay as they are.
+
+    Each is (job, attempt, number of nodes, hash of its supervisors' token).
+    """
+    live = [(job, attempt) for job, attempt, _, _ in attempts]
+    known = {(row.job, row.attempt, row.node_rank) for row in of_attempts(tx, live)}
     fresh = [
         {
             "job": job, "attempt": attempt, "node_rank": rank, "token_hash": token_hash,
             "last_seq": 0, "generation": 0, "phase": "", "pids": [],
         }
+        for job, attempt, num_nodes, token_hash in attempts
         for rank in range(num_nodes)
-        if rank not in known
+        if (job, attempt, rank) not in known
     ]  # fmt: skip
     if fresh:
         tx.conn.execute(supervisors.insert(), fresh)
@@ -76,6 +81,24 @@ def of_attempts(tx: Tx, live: Sequence[tuple[int, int]]) -> list[SupervisorRow]:
     wanted = set(live)
     rows = (_row(row) for row in tx.conn.execute(query).mappings())
     return [row for row in rows if (row.job, row.attempt) in wanted]
+
+
+def epochs_of(tx: Tx, live: Sequence[tuple[int, int]]) -> dict[int, tuple[int, int]]:
+    """Epochs done and planned of each of several (job, attempt), by the slowest of its nodes."""
+    if not live:
+        return {}
+    here = supervisors.c
+    query = (
+        select(here.job, here.attempt, func.min(here.epoch), func.max(here.num_epochs))
+        .where(here.job.in_([job for job, _ in live]), here.num_epochs.is_not(None))
+        .group_by(here.job, here.attempt)
+    )
+    wanted = set(live)
+    return {
+        job: (done, planned)
+        for job, attempt, done, planned in tx.conn.execute(query)
+        if (job, attempt) in wanted and done is not None
+    }
 
 
 def update(tx: Tx, job: int, attempt: int, node_rank: int, **changes: Any) -> None:

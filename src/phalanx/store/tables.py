@@ -19,6 +19,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    text,
 )
 
 metadata = MetaData(
@@ -71,9 +72,13 @@ jobs = Table(
     # Why the planner left it waiting; overwritten in place, not an event.
     Column("stays_code", String(32)),
     Column("stays_message", Text),
+    # What the planner wants to know beside the shape (core.placement.Demand); NULL: nothing special.
+    Column("demand", JSON),
+    Column("attained_slot_s", Float, nullable=False, server_default=text("0")),
     Index(None, "state"),
     Index(None, "project", "submitted_at"),
     Index(None, "wake_at"),
+    Index(None, "ended_at"),
 )
 
 events = Table(
@@ -110,6 +115,53 @@ commands = Table(
     Column("error", Text),
     Index(None, "done_at", "not_before"),
     Index(None, "job", "attempt"),
+)
+
+pools = Table(
+    "pools",
+    metadata,
+    Column("name", String(128), primary_key=True),
+    Column("body", JSON, nullable=False),  # schemas.pools.PoolSpec
+    Column("applied_at", BigInteger, nullable=False),
+    Column("applied_by", String(128), nullable=False),
+)
+
+projects = Table(
+    "projects",
+    metadata,
+    Column("name", String(128), primary_key=True),
+    Column("body", JSON, nullable=False),  # schemas.projects.ProjectSpec
+    Column("applied_at", BigInteger, nullable=False),
+    Column("applied_by", String(128), nullable=False),
+)
+
+node_marks = Table(
+    "node_marks",
+    metadata,
+    Column("node", String(256), primary_key=True),
+    Column("state", String(16), nullable=False),  # drained | quarantined
+    Column("reason", Text, nullable=False),
+    Column("at", BigInteger, nullable=False),
+    Column("actor", String(128), nullable=False),
+)
+
+holes = Table(
+    "holes",
+    metadata,
+    _key("job"),  # whose start it waits for
+    Column("kind", String(16), nullable=False),  # eviction | move
+    Column("body", JSON, nullable=False),  # core.scheduling.snapshot.Hole
+    Column("placement", JSON),  # of a move: where the job itself goes
+    Column("created_at", BigInteger, nullable=False),
+)
+
+project_usage = Table(
+    "project_usage",
+    metadata,
+    Column("project", String(128), primary_key=True),
+    Column("average_slots", Float, nullable=False),  # decayed, up to `at`
+    Column("held_slots", Integer, nullable=False),  # since `at`
+    Column("at", BigInteger, nullable=False),
 )
 
 leases = Table(

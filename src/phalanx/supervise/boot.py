@@ -73,6 +73,9 @@ def stand_by(env: Mapping[str, str], imports: Sequence[str], stdin: BinaryIO) ->
 def _settle(
     data: dict[str, Any], guard: GuardProcess, spare: WarmProcess | None, tag: str
 ) -> Ground:
+    if data.get("secrets"):
+        # In memory alone: the assignment on disk holds their names.
+        data["env"] = {**data["env"], **_secrets(data)}
     record = SupervisorRecord(this_process(), ProcessName.of(guard.process.pid), tag)
     record.write(Path(data["node_dir"]))
     env: dict[str, str] = {"PYTHONUNBUFFERED": "1", **data["env"]}
@@ -100,6 +103,16 @@ def _settle(
         # What a set-up installs must not be imported before it has run.
         warm = warm_up(guard)
     return Ground(data, command, guard, warm, {TAG_VARIABLE: tag}, warm_up)
+
+
+def _secrets(data: dict[str, Any]) -> dict[str, str]:
+    from phalanx.errors import NotFound
+    from phalanx.launch import secret_files
+
+    try:
+        return secret_files.read(Path(data["secrets_dir"]), data["secrets"])
+    except NotFound as error:
+        sys.exit(error.message)
 
 
 def _wants_warm(data: dict[str, Any]) -> bool:

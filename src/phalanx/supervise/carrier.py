@@ -46,6 +46,8 @@ class Carrier:
 
     def load(self) -> bool:
         """Queue the next batch unless one is in flight; says whether anything was queued."""
+        for cargo in self._cargos:
+            self._trim(cargo)
         if self._outbox.bulk_in_flight:
             return False
         left, loaded = LOG_BYTES, False
@@ -86,6 +88,22 @@ class Carrier:
         stream.num_sent += len(data)
         stream.num_dropped_sent = lost
         return len(data)
+
+    def _trim(self, cargo: Cargo) -> None:
+        """Files that were carried away do not fill the disk, however long a generation lasts."""
+        for stream in cargo.streams:
+            stream.trim()
+        generation = cargo.generation
+        for rank in generation.metrics.trim(generation.records.tails):
+            self._warn_left_out(cargo, rank)
+
+    def _warn_left_out(self, cargo: Cargo, rank: int) -> None:
+        number, at = cargo.generation.number, self._clock.now()
+        if (rank, "metrics") not in cargo.warned:
+            cargo.warned.add((rank, "metrics"))
+            said = f"metrics of rank {rank} were left out: nobody has fetched them for too long"
+            self._outbox.put(lambda seq: WarningReport(
+                seq=seq, generation=number, rank=rank, message=said, at=at))  # fmt: skip
 
     def _load_metrics(self, cargo: Cargo) -> bool:
         points: list[MetricPoint] = cargo.generation.metrics.take(NUM_POINTS)

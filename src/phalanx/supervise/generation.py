@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from phalanx.core.failures import Failure, RankExit, classify, describe, is_collateral
 from phalanx.core.jobs.model import Outcome
 from phalanx.core.ranks import GangEnvironment, RankFiles, rank_environment
 from phalanx.core.reasons import Cause
+from phalanx.core.stalls import StallWatch
 from phalanx.kit.clock import Clock
+from phalanx.launch.cgroup import oom_kills
 from phalanx.launch.command import PythonCommand
 from phalanx.schemas.supervision import (
     Assignment,
@@ -26,10 +28,11 @@ from phalanx.supervise.postmortem import signal_name
 from phalanx.supervise.processes import Launch, Processes
 from phalanx.supervise.rank import LocalRank
 from phalanx.supervise.records import GenerationRecords, MetricTail, Put
+from phalanx.supervise.stalls import Vigil, patience_of
 
 # How long to look for the death that caused a collateral one.
 SETTLE_S = 0.15
-_SIGTERM = 15
+_SIGKILL, _SIGTERM = 9, 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +64,18 @@ class Generation:
             for local in range(gang.ranks_per_node)
         ]
         files = {one.rank: one.report_file for one in self.ranks}
-        self.records = GenerationRecords(self.number, files, around.put)
+        patience = patience_of(around.assignment.gang.stall_after)
+        watch = StallWatch(patience, around.clock.monotonic())
+        self.records = GenerationRecords(self.number, files, around.put, watch)
+        self.vigil = Vigil(
+            (node, self.number), self.ranks, watch, around.loop, around.clock, around.put,
+            lambda: self.ending or self.failure is not None,
+        )  # fmt: skip
         self.metrics = MetricTail(files)
         self.failure: FailureReport | None = None
         self.stop_delivered = False
         self._ended_from_above = False
+        self._oom_kills = oom_kills()
         self._announced = False
         self._killing = False
         self._killed = False
@@ -165,6 +175,7 @@ class Generation:
         if not exits:
             return
         first = min(exits, key=lambda exit: (is_collateral(exit), exit.at, exit.rank))
+        first = replace(first, out_of_memory=self._was_oom_killed(first))
         stepped = self.records.step is not None or self._orders.restarts > 0
         self._report_failure(
             Failure(
@@ -180,6 +191,12 @@ class Generation:
                 traceback=first.traceback,
             )
         )
+
+    def _was_oom_killed(self, exit: RankExit) -> bool:
+        now = oom_kills()
+        if exit.signal != _SIGKILL or now is None or self._oom_kills is None:
+            return False
+        return now > self._oom_kills
 
     def fail(
         self, message: str, cause: Cause, rank: int | None = None, traceback: str = ""
@@ -310,6 +327,7 @@ def gang_environment(assignment: Assignment, orders: Orders) -> GangEnvironment:
         attempt=gang.attempt,
         generation=orders.generation,
         restarts=orders.restarts,
+        restart_cause=orders.after,
         framework=gang.framework,
         num_nodes=gang.num_nodes,
         ranks_per_node=gang.ranks_per_node,
@@ -322,10 +340,12 @@ def gang_environment(assignment: Assignment, orders: Orders) -> GangEnvironment:
         checkpoint_every=gang.checkpoint_every,
         checkpoint_keep=gang.checkpoint_keep,
         checkpoint_async=gang.checkpoint_async,
+        checkpoint_compress=gang.checkpoint_compress,
         checkpoint_store=gang.checkpoint_store,
         checkpoint_key_env=gang.checkpoint_key_env,
         checkpoint_key_file=gang.checkpoint_key_file,
         training=gang.training,
+        job_started_at=gang.job_started_at,
         resume_path=orders.resume_path,
         user_env=env,
     )

@@ -121,6 +121,7 @@ class Supervisor:
         elif action is Action.RUN:
             if not self._leaving:
                 self._run(orders)
+                self._show_stacks(orders)
         elif action is Action.END and self._is_due(number):
             if self._current is None:
                 self._report_ended(number, Outcome.FAILED, None)
@@ -130,7 +131,13 @@ class Supervisor:
             if self._current is None:
                 self._report_ended(number, Outcome.STOPPED, None)
             else:
+                self._show_stacks(orders)
                 self._current.stop(orders.grace_left_s)
+
+    def _show_stacks(self, orders: Orders) -> None:
+        current = self._current
+        if current is not None and current.number == orders.generation:
+            current.vigil.asked(orders.stacks)
 
     def _is_due(self, number: int) -> bool:
         """Whether an order to end `number` still means anything here."""
@@ -234,6 +241,7 @@ class Supervisor:
         current = self._current
         if current is not None:
             current.records.read()
+            current.vigil.look()
             self._link.heartbeat = current.records.heartbeat()
         self._load()
         now = self._clock.monotonic()

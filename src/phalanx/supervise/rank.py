@@ -10,13 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from phalanx.core import stacks
 from phalanx.core.failures import RankExit
 from phalanx.launch import linux
 from phalanx.launch.capture import Capture, open_append, read_available
+from phalanx.launch.space import Trimmed
 from phalanx.supervise.eventloop import EventLoop
 from phalanx.supervise.postmortem import rank_exit
 
 _MAX_READS = 64
+LOG_KEPT_BYTES = 64 << 20
 STREAMS = ("out", "err")
 Opener = Callable[[Path], tuple[int, Callable[[bytes], int]]]
 
@@ -49,6 +52,13 @@ class Stream:
     pipe: int | None = None
     num_sent: int = 0
     num_dropped_sent: int = 0
+    trimmed: Trimmed = field(default_factory=Trimmed)
+
+    def trim(self) -> None:
+        """Let go of the file's beginning: what was carried away, but for the last `LOG_KEPT_BYTES`."""
+        end = min(self.num_sent, self.capture.num_written - LOG_KEPT_BYTES)
+        if end - self.trimmed.begin >= LOG_KEPT_BYTES // 4:
+            self.trimmed.up_to(self.path, end)
 
     def drain(self, loop: EventLoop) -> None:
         """Take what can be read now; closes the pipe at its end.
@@ -121,6 +131,11 @@ class LocalRank:
     def report_file(self) -> Path:
         """What it reports through."""
         return self.folder / f"{self.stem}.report"
+
+    @property
+    def stacks_file(self) -> Path:
+        """Where it writes its stacks when it is asked for them."""
+        return self.report_file.with_suffix(stacks.SUFFIX)
 
     @property
     def error_file(self) -> Path:

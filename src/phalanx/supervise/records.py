@@ -11,9 +11,12 @@ from typing import Any
 
 from phalanx.core import reports
 from phalanx.core.ledger import Row, merge
+from phalanx.core.stalls import StallWatch
+from phalanx.launch.space import Trimmed
 from phalanx.schemas.supervision import (
     CheckpointRemovedReport,
     CheckpointReport,
+    GuardReport,
     Heartbeat,
     LedgerReport,
     LedgerRow,
@@ -25,6 +28,9 @@ from phalanx.schemas.supervision import (
 )
 
 _READ_BYTES = 1 << 20
+# Of a report file this much is kept after it was read, and this much at most until it is.
+TRIM_BYTES = 4 << 20
+BACKLOG_BYTES = 256 << 20
 Record = dict[str, Any]
 Put = Callable[[Callable[[int], Report]], object]
 
@@ -37,6 +43,15 @@ class RecordTail:
         self._descriptor: int | None = None
         self._position = 0
         self._broken = False
+
+    @property
+    def end(self) -> int:
+        """Where in the file the first record begins that was not read."""
+        return reports.HEADER_BYTES + self._position
+
+    def skip_to(self, other: RecordTail) -> None:
+        """Pass over everything that another reader of the same file has read."""
+        self._position = max(self._position, other._position)
 
     def read(self) -> list[Record]:
         """Records that were committed since the last call, about a megabyte of them at most.
@@ -80,8 +95,11 @@ class RecordTail:
 class GenerationRecords:
     """All ranks of this node in one generation, read for everything but metrics."""
 
-    def __init__(self, generation: int, files: dict[int, Path], put: Put) -> None:
+    def __init__(
+        self, generation: int, files: dict[int, Path], put: Put, watch: StallWatch
+    ) -> None:
         self._generation = generation
+        self._watch = watch
         self._tails = {rank: RecordTail(path) for rank, path in files.items()}
         self._put = put
         self.step: int | None = None
@@ -104,6 +122,11 @@ class GenerationRecords:
                     # Written by a user's process: what cannot be understood is passed over.
                     with contextlib.suppress(KeyError, TypeError, ValueError):
                         self._take(rank, record)
+
+    @property
+    def tails(self) -> dict[int, RecordTail]:
+        """Its readers, by rank."""
+        return self._tails
 
     def close(self) -> None:
         """Give descriptors back."""
@@ -139,6 +162,7 @@ class GenerationRecords:
         if kind == "step":
             self.step = max(self.step or 0, int(record["step"]))
             self.epoch = int(record["epoch"])
+            self._watch.stepped(int(record["t"]))
         elif kind == "ledger":
             row = Row(int(record["epoch"]), int(record["lo"]), int(record["hi"]))
             self._fresh_rows.append(row)
@@ -146,10 +170,13 @@ class GenerationRecords:
             self._look_for_divergence(rank, record)
         elif kind == "phase":
             self.phase = str(record["name"])
+            self._watch.turned()
         elif kind == "done":
             self.done.add(rank)
+            self._watch.ended()
         elif kind == "stopped":
             self.stopped.add(rank)
+            self._watch.ended()
         else:
             self._announce(rank, kind, record)
 
@@ -173,6 +200,8 @@ class GenerationRecords:
             gone = str(record["path"])
             self._once(kind, gone, lambda seq: CheckpointRemovedReport(
                 seq=seq, generation=self._generation, path=gone))  # fmt: skip
+        elif kind == "guard":
+            self._put(self._guard(record))
         elif kind == "warn":
             said = str(record["message"])
             self._warn_once(kind, said, rank, said, int(record["t"]))
@@ -193,6 +222,17 @@ class GenerationRecords:
         if (kind, what) not in self._said and len(self._said) < 10_000:
             self._said.add((kind, what))
             self._put(make)
+
+    def _guard(self, record: Record) -> Callable[[int], Report]:
+        fields: dict[str, Any] = {
+            "generation": self._generation,
+            "step": int(record["step"]),
+            "what": str(record["what"]),
+            "origin": str(record["origin"]),
+            "action": str(record["action"]),
+            "ranks": [int(rank) for rank in record.get("ranks", [])],
+        }
+        return lambda seq: GuardReport(seq=seq, **fields)
 
     def _checkpoint(self, record: Record) -> Callable[[int], Report]:
         fields: dict[str, Any] = {
@@ -224,8 +264,27 @@ class MetricTail:
     """The same files, read for metrics alone, and only as fast as they are carried away."""
 
     def __init__(self, files: dict[int, Path]) -> None:
+        self._files = files
         self._tails = {rank: RecordTail(path) for rank, path in files.items()}
         self._waiting: list[MetricPoint] = []
+        self._trimmed = {rank: Trimmed(reports.HEADER_BYTES) for rank in files}
+
+    def trim(self, read: dict[int, RecordTail]) -> list[int]:
+        """Let go of what this and the readers in `read` have behind them; a file stays bounded.
+
+        Metrics that nobody fetches for so long that `BACKLOG_BYTES` wait are passed over. Returns the
+        ranks to which that happened.
+        """
+        lost: list[int] = []
+        for rank, tail in self._tails.items():
+            if read[rank].end - tail.end > BACKLOG_BYTES:
+                tail.skip_to(read[rank])
+                lost.append(rank)
+            end = min(tail.end, read[rank].end)
+            if end - self._trimmed[rank].begin < TRIM_BYTES:
+                continue
+            self._trimmed[rank].up_to(self._files[rank], end)
+        return lost
 
     def take(self, limit: int) -> list[MetricPoint]:
         """Up to `limit` points that were not taken before."""

@@ -56,7 +56,7 @@ def add_job(tx: Tx, **changes: object) -> int:
     """Insert a job with its first event."""
     event = Submitted(jobs.new_num(tx), _TERMS)
     job = create(event, NOW)
-    jobs.insert(tx, job, facts(**changes), None)
+    jobs.insert(tx, [(job, facts(**changes), None)])
     events.append(tx, [entry(job, event, 1)])
     return job.num
 
@@ -113,6 +113,18 @@ class StoreContract:
         with pytest.raises(StaleRow):
             store._once(lambda tx: jobs.save(tx, old, old.job, None, 1))
         assert store.view(lambda tx: jobs.load(tx, num)).job.state is JobState.CANCELLED
+
+    def test_a_batch_with_a_row_that_changed_meanwhile_stores_nothing(self, store: Store) -> None:
+        nums = [store.transact(add_job) for _ in range(3)]
+        old = store.view(lambda tx: jobs.load_many(tx, nums))
+        batch = [(one, one.job, None, 1) for one in old]
+        store.transact(lambda tx: jobs.save_many(tx, batch))
+        fresh = store.view(lambda tx: jobs.load_many(tx, nums))
+        assert [one.version for one in fresh] == [2, 2, 2]
+        store.transact(lambda tx: cancel(tx, nums[1]))
+        with pytest.raises(StaleRow):
+            store._once(lambda tx: jobs.save_many(tx, [(one, one.job, None, 1) for one in fresh]))
+        assert [one.version for one in store.view(lambda tx: jobs.load_many(tx, nums))] == [2, 3, 2]
 
     def test_work_on_a_stale_row_is_done_again(self, store: Store) -> None:
         num = store.transact(add_job)
@@ -192,7 +204,7 @@ class StoreContract:
         taken = self._lease(store, "a", NOW)
         assert [one.kind for one in taken] == ["launch_attempt", "kill_attempt"]
         assert self._lease(store, "b", NOW + 99) == []
-        store.transact(lambda tx: outbox.finish(tx, taken[0], NOW))
+        store.transact(lambda tx: outbox.finish(tx, [taken[0]], NOW))
         assert store.view(lambda tx: outbox.launched(tx, [(1, 1), (2, 1)])) == {(1, 1)}
 
     def test_a_command_of_a_dead_owner_is_taken_over_and_its_result_refused(
@@ -203,8 +215,8 @@ class StoreContract:
         (new,) = self._lease(store, "b", NOW + 100)
         assert new.tries == 2
         with pytest.raises(LeaseLost):
-            store.transact(lambda tx: outbox.finish(tx, old, NOW))
-        store.transact(lambda tx: outbox.finish(tx, new, NOW))
+            store.transact(lambda tx: outbox.finish(tx, [old], NOW))
+        store.transact(lambda tx: outbox.finish(tx, [new], NOW))
         assert store.view(outbox.next_at) is None
 
     def test_a_command_given_back_waits_for_its_time(self, store: Store) -> None:

@@ -33,9 +33,15 @@ def init(  # noqa: PLR0913 - one keyword for each wish, none of them positional
     clip: float | None = None,
     checkpoint_dir: str | Path | None = None,
     checkpoint_every: str | None = None,
+    checkpoint_keep: Mapping[str, Any] | None = None,
+    checkpoint_compress: str | None = None,
+    checkpoint_store: str | None = None,
+    checkpoint_key_env: str | None = None,
+    checkpoint_key_file: str | Path | None = None,
     ddp: Mapping[str, Any] | None = None,
-    strategy: str = "ddp",
+    strategy: str | Mapping[str, int] = "ddp",
     fsdp: Mapping[str, Any] | None = None,
+    tp_plan: Mapping[str, Any] | None = None,
     precision: str = "fp32",
     sync_batchnorm: bool = False,
     activation_checkpointing: bool | Sequence[str] = False,
@@ -46,24 +52,37 @@ def init(  # noqa: PLR0913 - one keyword for each wish, none of them positional
     on_spike: str = "off",
     deterministic: bool = False,
     straggler_window: int = 0,
+    compression: str | Mapping[str, Any] = "none",
+    batch_shares: str | Sequence[float] = "even",
+    data_changed: str = "refuse",
 ) -> Run:
     """Start the run of this process: environment, process groups, device, signals, reports.
 
     `seed` decides weights, order of the data and every sample's randomness. `exact` makes a resume
     at the same world size bit-identical. An optimizer step takes `accumulate` micro-batches; `clip`
-    bounds the norm of its gradients. `checkpoint_dir` and `checkpoint_every` (`10m`, `500 steps`,
-    `1 epoch`) only count where the launcher names no directory; with neither, nothing is saved.
+    bounds the norm of its gradients. What begins with `checkpoint_` only counts where the launcher names
+    no directory; with none from either, nothing is saved. `checkpoint_every` is `10m`, `500 steps`,
+    `1 epoch` or `auto`, `checkpoint_keep` says which stay (`{"last": 3}`), `checkpoint_compress="zstd"`
+    makes them smaller, `checkpoint_store` is a prefix
+    of an object store that gets copies, such as `s3://bucket/run-7`, and the key that encrypts them is
+    named by a variable (`checkpoint_key_env`) or a file (`checkpoint_key_file`).
     `ddp` holds further arguments of DistributedDataParallel. With `strategy="fsdp"` every rank holds a
-    shard of each parameter instead; `fsdp` holds further arguments of `fully_shard`.
+    shard of each parameter instead; `fsdp` holds further arguments of `fully_shard`. A mapping of sizes
+    combines replicas, shards and tensor parallel ranks: `{"fsdp": 2, "tp": 2}`; `tp_plan` says how which
+    modules are split (`{"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}`).
 
     `precision` is `fp32`, `bf16` or `fp16`, which needs `run.backward(loss)`. `sync_batchnorm` takes
     batch norms' statistics over all ranks. `activation_checkpointing` computes blocks' activations a
     second time instead of keeping them: True, or names of module classes. A rank gets at most
     `max_micro_batch` samples at once. `on_resize="scale_batch"` lets the global batch follow the world
     size, and the learning rate follow the batch over `warmup_steps` steps. `on_non_finite` (`off`,
-    `skip`, `rollback`, `stop`) guards gradients, `on_spike` (`off`, `rollback`, `stop`) the value logged
+    `skip`, `rollback`, `stop`) guards gradients, `on_spike` (the same words) the value logged
     as `loss`. `deterministic` allows only kernels that always give the same sums.
+    `compression` (`fp16`, `bf16`, `powersgd`, `topk`, `randomk`, `auto`, or a mapping with `method` and
+    its settings) has replicas send less of their gradients.
     Ranks' compute times are compared every `straggler_window` steps; 0 never does.
+    Batches are split over the ranks evenly, by `batch_shares=[2, 1, 1]`, or, with `"auto"`, by measured
+    speed. A resume on other data ends in an error unless `data_changed="allow"`.
 
     Raises SpecInvalid when an argument or the environment makes no sense.
     """
@@ -72,7 +91,7 @@ def init(  # noqa: PLR0913 - one keyword for each wish, none of them positional
     options = start.check(
         {
             "seed": seed, "exact": exact, "accumulate": accumulate, "clip": clip, "ddp": ddp or {},
-            "strategy": strategy, "fsdp": fsdp or {},
+            "strategy": strategy, "fsdp": fsdp or {}, "tp_plan": tp_plan or {},
         },
         {
             "precision": precision, "sync_batchnorm": sync_batchnorm,
@@ -80,6 +99,14 @@ def init(  # noqa: PLR0913 - one keyword for each wish, none of them positional
             "max_micro_batch": max_micro_batch, "on_resize": on_resize,
             "warmup_steps": warmup_steps, "on_non_finite": on_non_finite, "on_spike": on_spike,
             "deterministic": deterministic, "straggler_window": straggler_window,
+            "batch_shares": batch_shares, "data_changed": data_changed, "compression": compression,
         },
     )  # fmt: skip
-    return start.start(options, checkpoint_dir=checkpoint_dir, checkpoint_every=checkpoint_every)
+    return start.start(
+        options,
+        checkpoints={
+            "dir": checkpoint_dir, "every": checkpoint_every, "keep": checkpoint_keep,
+            "compress": checkpoint_compress, "store": checkpoint_store, "key_env": checkpoint_key_env,
+            "key_file": checkpoint_key_file,
+        },
+    )  # fmt: skip

@@ -11,14 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from phalanx.core.guards import Origin, Policy, Skip, Undo, origin
+from phalanx.core.guards import Memory, Origin, Policy, Skip, Undo, origin
 from phalanx.core.learning_rate import Ramp
 from phalanx.errors import Diverged, DivergedForGood
 from phalanx.train import randomness, restoring
@@ -27,17 +27,44 @@ from phalanx.train.loop import Loop
 from phalanx.train.memory import Keeper
 from phalanx.train.precision import Scale
 from phalanx.train.report import Report
+from phalanx.train.witness import NoWitness, Sums, Witness
 
 
 def gradient_norm(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
     """The norm of all gradients together, for `whole` and for clipping."""
-    return nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])
+    kinds: dict[Any, list[torch.Tensor]] = {}
+    for one in parameters:
+        if one.grad is not None:
+            mesh = getattr(one.grad, "device_mesh", None)
+            kinds.setdefault(mesh, []).append(one.grad)
+    if len(kinds) < 2:
+        return nn.utils.get_total_norm([one for row in kinds.values() for one in row])
+    # Tensors of different meshes do not mix: each kind's norm is put together from its own ranks.
+    norms = [_full(nn.utils.get_total_norm(row)) for row in kinds.values()]
+    together: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return together
 
 
 def whole(norm: torch.Tensor) -> float:
     """The number; the norm of sharded gradients is put together from all ranks."""
+    return float(_full(norm))
+
+
+def _full(norm: torch.Tensor) -> torch.Tensor:
     full = getattr(norm, "full_tensor", None)
-    return float(norm if full is None else full())
+    found: torch.Tensor = norm if full is None else full()
+    return found
+
+
+def clip(parameters: Iterable[torch.Tensor], most: float, norm: torch.Tensor) -> None:
+    """Scale gradients of this norm so that it is at most `most`, as torch does."""
+    gradients = [one.grad for one in parameters if one.grad is not None]
+    if len({getattr(one, "device_mesh", None) for one in gradients}) < 2:
+        nn.utils.clip_grads_with_norm_(parameters, most, norm)
+        return
+    factor = min(1.0, most / (whole(norm) + 1e-6))
+    for one in gradients:
+        getattr(one, "to_local", lambda grad=one: grad)().mul_(factor)
 
 
 def fingerprint(parameters: Iterable[torch.Tensor]) -> int:
@@ -116,11 +143,13 @@ class Applier:
         self._trial = Trial()
         self._scaled_fp16 = bool(scale.state_dict())
         self.guards = policy is not Policy.OFF
+        self.witness: Witness = Sums(around.channel) if self.guards else NoWitness()
 
     # -- the step --------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """The first micro-batch of a step is about to be given out."""
+        self.witness.begin()
         if self.guards:
             self._before.take(self.models)
 
@@ -136,9 +165,10 @@ class Applier:
                 self._refuse(parameters)
                 return None
             if self._clip is not None:
-                nn.utils.clip_grads_with_norm_(parameters, self._clip, norm)
+                clip(parameters, self._clip, norm)
         if self._trial.prints and not self._loop.committed:
-            self._tell("applied", Origin.HARDWARE)
+            self.witness.end()
+            self.tell("applied", Origin.HARDWARE, self.witness.blamed())
         with self._rate(optimizer):
             return step()
 
@@ -179,6 +209,7 @@ class Applier:
             trial.refused = True
             return
         trial.prints.append(fingerprint(parameters))
+        self.witness.end()
         # What another optimizer has applied in this step already cannot be made undone.
         trial.undo = not self._loop.committed
         if len(trial.prints) == 1 and self._loop.repeat():
@@ -186,18 +217,30 @@ class Applier:
         trial.refused = True
         blame = Origin.UNKNOWN
         if len(trial.prints) == 2:
-            blame = origin(*trial.prints)
-        self._tell(str(self._policy), blame)
+            blame = self._agreed(origin(*trial.prints))
+        self.tell(str(self._policy), blame, self.witness.blamed())
         if self._policy is not Policy.SKIP:
             trial.leave = self._leaving(blame)
 
-    def _tell(self, action: str, blame: Origin) -> None:
+    def _agreed(self, mine: Origin) -> Origin:
+        """Of sharded gradients every rank has seen its own part: one that differs is enough."""
+        others = self._channel.total([float(mine is Origin.HARDWARE)])[0]
+        return Origin.HARDWARE if others else Origin.DATA
+
+    def tell(
+        self, action: str, blame: Origin, ranks: Sequence[int],
+        what: str = "non_finite", step: int | None = None,
+    ) -> None:  # fmt: skip
+        """Report what the guard found and does; `ranks` are at fault, as far as is known."""
         if not self._is_main:
             return
-        step = self._loop.step + 1
-        self._report.write("guard", step=step, what="non_finite", origin=str(blame), action=action)
+        step = self._loop.step + 1 if step is None else step
         self._report.write(
-            "warn", message=f"step {step}: gradients were not finite ({_BLAME[blame]}): {action}"
+            "guard", step=step, what=what, origin=str(blame), action=action, ranks=list(ranks)
+        )
+        who = f", rank {', '.join(str(rank) for rank in ranks)}" if ranks else ""
+        self._report.write(
+            "warn", message=f"step {step}: {_WHAT[what]} ({_BLAME[blame]}{who}): {action}"
         )
 
     def _leaving(self, blame: Origin) -> Callable[[], None]:
@@ -208,6 +251,9 @@ class Applier:
         def leave() -> None:
             if self._policy is Policy.STOP or interval is None or not self._keeper.keeps:
                 raise DivergedForGood(text, "on_non_finite='skip' or 'rollback' would go on")
+            if blame is Origin.HARDWARE:
+                # Nothing is wrong with the batch: another generation computes it once more.
+                raise Diverged(f"{text}; the next generation computes this batch again")
             self.roll_back(Skip(*interval, step, "non_finite"), None, text)
 
         return leave
@@ -217,18 +263,29 @@ class Applier:
 
         Raises Diverged, or DivergedForGood where that could not be written down.
         """
-        problem = ""
-        if self._is_main:
-            memory = self._loop.memory.skipping(skip)
-            try:
-                self._keeper.keep(type(memory)(memory.skips, memory.halvings, undo))
-            except OSError as error:
-                problem = f"{error}"[:500]
-        # Nobody leaves before it is written: the first to leave ends everybody.
-        problem = self._channel.broadcast(problem)
+        memory = replace(self._loop.memory.skipping(skip), undo=undo, suspect=None)
+        self.leave_with(memory, f"{text}; the next generation passes this batch over")
+
+    def leave_with(self, memory: Memory, text: str) -> None:
+        """End this generation and leave `memory` to the next one. Every rank comes here.
+
+        Raises Diverged, or DivergedForGood where that could not be written down.
+        """
+        problem = self.remember(memory)
         if problem:
             raise DivergedForGood(f"{text}; rolling back is not possible: {problem}")
-        raise Diverged(f"{text}; the next generation passes this batch over")
+        raise Diverged(text)
+
+    def remember(self, memory: Memory) -> str:
+        """Have rank 0 write `memory` down; returns what went wrong, on all ranks. Collective."""
+        problem = ""
+        if self._is_main:
+            try:
+                self._keeper.keep(memory)
+            except OSError as error:
+                problem = f"{error}"[:500]
+        # Nobody goes on before it is written: the first to leave ends everybody.
+        return self._channel.broadcast(problem)
 
     def step_over(self) -> None:
         """A step, or a try, is finished and the user's own lines have run."""
@@ -248,6 +305,7 @@ class Applier:
         return self._keeper.keeps
 
 
+_WHAT = {"non_finite": "gradients were not finite", "spike": "the loss jumped"}
 _BLAME = {
     Origin.UNKNOWN: "not computed again",
     Origin.DATA: "the same again from the same batch: data or model",

@@ -15,15 +15,16 @@ from phalanx.core import learning_rate
 from phalanx.core.batches import Plan
 from phalanx.core.guards import Policy, num_pieces
 from phalanx.core.learning_rate import Ramp
-from phalanx.train import norm, precision, recompute
+from phalanx.train import norm, precision, recompute, shares
 from phalanx.train.applying import Applier, Around
 from phalanx.train.divergence import SpikeGuard
 from phalanx.train.early_stop import EarlyStopping
 from phalanx.train.memory import Forgetful, Keeper, MemoryFile, watch_memory
+from phalanx.train.report import NoReport
 from phalanx.train.stragglers import ComputeTimes, NoStragglers, Stragglers
 
 if TYPE_CHECKING:
-    from phalanx.train.run import Parts
+    from phalanx.train.parts import Parts
 
 
 class Care:
@@ -50,7 +51,6 @@ class Care:
             tuning.on_non_finite, mean_over_tokens,
         )  # fmt: skip
         loop.keeps_batches = self._applier.guards
-        loop.on_step_over = self._applier.step_over
         if tuning.on_spike is not Policy.OFF:
             spikes = SpikeGuard(loop, self._applier, channel, tuning.on_spike, place)
             loop.on_values, loop.wishes = spikes.observe, spikes.wishes
@@ -58,10 +58,16 @@ class Care:
         if tuning.deterministic:
             make_deterministic()
         self._stragglers: Stragglers = NoStragglers()
-        if tuning.straggler_window and info.world_size > 1:
+        told = parts.report if info.is_main else NoReport()
+        self.shares = shares.shares_for(tuning.batch_shares, info.world_size, told)
+        window = tuning.straggler_window
+        if tuning.batch_shares == shares.AUTO:
+            window = window or shares.MEASURED_STEPS
+        if window and info.world_size > 1:
             where = (info.rank, info.world_size)
-            window = tuning.straggler_window
-            self._stragglers = ComputeTimes(window, where, channel, parts.report)
+            self._stragglers = ComputeTimes(
+                window, where, channel, parts.report, self.shares.observe
+            )
         self.began, self.stepped = self._stragglers.began, self._stragglers.stepped
         self._link: norm.Link | None = None
         if tuning.sync_batchnorm and info.world_size > 1:
@@ -70,6 +76,7 @@ class Care:
         self.finish: Callable[[Iterable[torch.Tensor]], None] = self._applier.finish
         self.scaled: Callable[[torch.Tensor], torch.Tensor] = self._applier.scale.scaled
         self.begin_step: Callable[[], None] = self._applier.begin
+        self.step_over: Callable[[], None] = self._applier.step_over
 
     # -- before training -------------------------------------------------------------------------
 
@@ -82,6 +89,7 @@ class Care:
     def adapt(self, model: nn.Module) -> None:
         """Convert a model before it becomes a replica; its parameters stay the same objects."""
         self._applier.models.append(model)
+        self._applier.witness.watch(model)
         self._stragglers.watch(model)
         if self._link is not None:
             norm.synchronize(model, self._link)
@@ -99,9 +107,14 @@ class Care:
 
     @property
     def batch_world(self) -> int:
-        """The number of ranks that the loader's batch size is multiplied by."""
-        info = self._parts.info
-        return info.reference_world if self._tuning.on_resize == "keep_batch" else info.world_size
+        """The number of places that the loader's batch size is multiplied by."""
+        if self._tuning.on_resize == "keep_batch":
+            return self._reference_places
+        return self._parts.layout.num_places
+
+    @property
+    def _reference_places(self) -> int:
+        return max(1, self._parts.info.reference_world // self._parts.layout.tp)
 
     def pieces(self, local_batch: int) -> int:
         """In how many pieces a micro-batch is given out, from the largest rank's part of it."""
@@ -115,7 +128,7 @@ class Care:
         """Set the learning rate's factor for this batch, and warm up where it is a new one."""
         if self._tuning.on_resize == "keep_batch":
             return
-        base = plan.step_batch // self.batch_world * self._parts.info.reference_world
+        base = plan.step_batch // self.batch_world * self._reference_places
         end = learning_rate.factor(base, plan.step_batch)
         ramp = self._applier.ramp
         self._applier.ramp = ramp.towards(end, self._parts.loop.step, self._tuning.warmup_steps)
@@ -134,15 +147,22 @@ class Care:
         """Whether the step in hand changed anything."""
         return self._applier.applied
 
+    @property
+    def loss_scale(self) -> float:
+        """What losses are multiplied by just now."""
+        return self._applier.scale.factor
+
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        return {"scale": self._applier.scale.state_dict(), "ramp": self._applier.ramp.to_json()}
+        return {"scale": self._applier.scale.state_dict(), "ramp": self._applier.ramp.to_json(),
+                "shares": self.shares.state_dict()}  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Put it back; checkpoints of earlier versions have none."""
         if state:
             self._applier.scale.load_state_dict(state["scale"])
             self._applier.ramp = Ramp.from_json(state["ramp"])
+            self.shares.load_state_dict(state.get("shares", {}))
 
     # -- memory ----------------------------------------------------------------------------------
 
@@ -151,10 +171,16 @@ class Care:
         loop = self._parts.loop
         if loop.plan is None or loop.plan.pieces >= self._largest_share(loop.plan):
             return
-        self._keeper.keep(replace(loop.memory, halvings=loop.memory.halvings + 1))
+        info = self._parts.info
+        smaller = replace(
+            loop.memory,
+            halvings=loop.memory.halvings + 1,
+            halved_in=(info.attempt, info.generation),
+        )
+        self._keeper.keep(smaller)
 
     def _largest_share(self, plan: Plan) -> int:
-        return -(-plan.micro_batch // self._parts.info.world_size)
+        return plan.largest_share(self._parts.layout.num_places)
 
 
 def make_deterministic() -> None:

@@ -9,35 +9,42 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from phalanx.checkpoint.seal import Key, keys_from
-from phalanx.core.checkpoints import Keep
-from phalanx.errors import Problem, SpecInvalid
+from phalanx.core import meshes
+from phalanx.core.cadence import FIRST_S
+from phalanx.core.checkpoints import COMPRESSIONS, Keep, compression, far_prefix
+from phalanx.errors import Problem, SpecInvalid, UserError
 from phalanx.kit.units import parse_duration
 
 DEFAULT_EVERY_S = 600.0
 DEFAULT_GRACE_S = 30.0
-STRATEGIES = ("ddp", "fsdp")
 _COUNTED = re.compile(r"(\d+)\s*(steps?|epochs?)")
 
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """How often to save: after `seconds`, every `steps` steps or every `epochs` passes."""
+    """How often to save: after `seconds`, every `steps` steps or every `epochs` passes.
+
+    With `auto`, `seconds` is the time to the first save; `core.cadence` says when the next ones are due.
+    """
 
     seconds: float | None = None
     steps: int | None = None
     epochs: int | None = None
+    auto: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Every:
         """From `10m`, `500 steps`, `1 epoch` or `auto`. Raises ValueError."""
         text = text.strip()
-        if text in ("", "auto"):
+        if text == "auto":
+            return cls(seconds=FIRST_S, auto=True)
+        if not text:
             return cls(seconds=DEFAULT_EVERY_S)
         if counted := _COUNTED.fullmatch(text):
             count = int(counted[1])
@@ -75,10 +82,14 @@ class RankInfo:
     every: Every = field(default_factory=lambda: Every(seconds=DEFAULT_EVERY_S))
     keep: Keep = field(default_factory=Keep)
     save_async: bool = True
+    compress: str = "none"
     checkpoint_store: str | None = None
     keys: tuple[Key, ...] = ()
-    strategy: str | None = None
+    strategy: str | Mapping[str, int] | None = None
     grace_s: float = DEFAULT_GRACE_S
+    restart_cause: str | None = None
+    restarts: int = 0
+    job_started_at: int | None = None
     training: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -118,6 +129,14 @@ class _Reader:
         if text and text not in names:
             self.problems.append(Problem(key, f"must be one of {', '.join(names)}", text))
         return text or None
+
+    def strategy(self, key: str) -> str | Mapping[str, int] | None:
+        text = self.env.get(key, "")
+        try:
+            return meshes.parse_sizes(text) if text else None
+        except ValueError as error:
+            self.problems.append(Problem(key, str(error), text))
+            return None
 
     def path(self, key: str) -> Path | None:
         text = self.env.get(key, "")
@@ -165,6 +184,14 @@ class _Reader:
             return default
 
 
+def keys(variable: str | None, file: Path | None) -> tuple[Key, ...]:
+    """The keys in a variable of this process, or in a file. Raises UserError."""
+    try:
+        return keys_from(os.environ, variable, file)  # noqa: TID251
+    except ValueError as error:
+        raise UserError(f"the key: {error}") from None
+
+
 def read(environ: Mapping[str, str] | None = None) -> RankInfo:
     """The rank's place and files. Raises SpecInvalid naming each variable that makes no sense."""
     env = os.environ if environ is None else environ  # noqa: TID251
@@ -191,11 +218,15 @@ def read(environ: Mapping[str, str] | None = None) -> RankInfo:
         error_file=get.path("TORCHELASTIC_ERROR_FILE"),
         every=get.every("PHALANX_CHECKPOINT_EVERY"),
         keep=get.keep("PHALANX_CHECKPOINT_KEEP"),
-        strategy=get.one_of("PHALANX_STRATEGY", STRATEGIES),
+        strategy=get.strategy("PHALANX_STRATEGY"),
         save_async=get.switch("PHALANX_CHECKPOINT_ASYNC", default="1"),
+        compress=get.one_of("PHALANX_CHECKPOINT_COMPRESS", COMPRESSIONS) or "none",
         checkpoint_store=env.get("PHALANX_CHECKPOINT_STORE") or None,
         keys=get.keys(),
         grace_s=get.seconds("PHALANX_GRACE_S", DEFAULT_GRACE_S),
+        restart_cause=env.get("PHALANX_RESTART_CAUSE") or None,
+        restarts=get.number("TORCHELASTIC_RESTART_COUNT", 0),
+        job_started_at=get.number("PHALANX_JOB_STARTED_AT", 0) or None,
         training=get.mapping("PHALANX_TRAINING"),
     )
     if not 0 <= info.rank < info.world_size:
@@ -205,3 +236,41 @@ def read(environ: Mapping[str, str] | None = None) -> RankInfo:
     if get.problems:
         raise SpecInvalid(get.problems, "the launcher sets these variables")
     return info
+
+
+def with_checkpoints(
+    info: RankInfo, given: Mapping[str, Any], environ: Mapping[str, str] | None = None
+) -> RankInfo:
+    """What the launcher says stands; the script's `checkpoint_…` arguments count where it names no folder.
+
+    Raises SpecInvalid naming each argument that makes no sense.
+    """
+    given = {key: value for key, value in given.items() if value is not None}
+    if info.checkpoint_dir is not None or not given:
+        return info
+    env = os.environ if environ is None else environ  # noqa: TID251
+    read_as: dict[str, tuple[str, Callable[[Any], Any]]] = {
+        "dir": ("checkpoint_dir", Path),
+        "every": ("every", Every.parse),
+        "keep": ("keep", Keep.from_json),
+        "compress": ("compress", compression),
+        "store": ("checkpoint_store", far_prefix),
+        "key_env": ("keys", lambda name: keys_from(env, name, None)),
+        "key_file": ("keys", lambda file: keys_from(env, None, Path(file))),
+    }
+    found: dict[str, Any] = {}
+    problems: list[Problem] = []
+    for key, value in given.items():
+        name, reader = read_as[key]
+        try:
+            found[name] = reader(value)
+        except (ValueError, TypeError, AttributeError) as error:
+            problems.append(Problem(f"checkpoint_{key}", str(error), str(value)))
+    if "dir" not in given and given.keys() - {"every"}:
+        said = "is needed: copies and keys are for what is saved there"
+        problems.append(Problem("checkpoint_dir", said))
+    if {"key_env", "key_file"} <= given.keys():
+        problems.append(Problem("checkpoint_key_env", "give either it or checkpoint_key_file"))
+    if problems:
+        raise SpecInvalid(problems, "these are arguments of phalanx.train.init")
+    return replace(info, **found)

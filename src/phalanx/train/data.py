@@ -8,28 +8,34 @@ and nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
     Dataset,
-    DistributedSampler,
     IterableDataset,
-    RandomSampler,
     Sampler,
-    SequentialSampler,
     Subset,
     TensorDataset,
     default_collate,
 )
 
 from phalanx.core.batches import Plan, Share, cut
-from phalanx.errors import NotSupported
 from phalanx.train import randomness
+from phalanx.train.ordering import Agree, Order, alone, cuts_by_size, order_digest, order_of
+from phalanx.train.streaming import (
+    Mark,
+    Marked,
+    MarkingCollate,
+    StreamDataset,
+    checked,
+    length_of,
+)
 
-_ORDER, _SAMPLE, _BATCH, _WORKERS = 1, 2, 3, 4
+_SAMPLE, _BATCH, _WORKERS = 2, 3, 4
 EVALUATION_PASS = (1 << 63) - 1
 
 Key = tuple[int, int]
@@ -86,80 +92,29 @@ class FixedDataset(Dataset[Any]):
         return self.dataset[key[1]]
 
 
-class EpochOrder:
-    """Every pass's order of the data set's indices, a function of (seed, pass) alone."""
-
-    def __init__(self, sampler: Any, num_samples: int, seed: int) -> None:
-        self._sampler = sampler
-        self._num_samples = num_samples
-        self._seed = seed
-        if type(sampler) is SequentialSampler:
-            self._draw: Callable[[int], torch.Tensor] = self._sequential
-        elif _is_plain_shuffle(sampler):
-            self._draw = self._shuffled
-        else:
-            self._draw = self._sampled
-            self._num_samples = len(sampler)
-
-    def __len__(self) -> int:
-        return self._num_samples
-
-    def __call__(self, total_passes: int) -> torch.Tensor:
-        """The indices of one pass, in order."""
-        return self._draw(total_passes)
-
-    def _sequential(self, total_passes: int) -> torch.Tensor:
-        return torch.arange(self._num_samples)
-
-    def _shuffled(self, total_passes: int) -> torch.Tensor:
-        generator = torch.Generator()
-        generator.manual_seed(randomness.mix(self._seed, _ORDER, total_passes))
-        return torch.randperm(self._num_samples, generator=generator)
-
-    def _sampled(self, total_passes: int) -> torch.Tensor:
-        seed = randomness.mix(self._seed, _ORDER, total_passes)
-        with randomness.undisturbed():
-            randomness.seed_sample(seed)
-            generator = getattr(self._sampler, "generator", None)
-            if isinstance(generator, torch.Generator):
-                generator.manual_seed(seed)
-            set_epoch = getattr(self._sampler, "set_epoch", None)
-            if callable(set_epoch):
-                set_epoch(total_passes)
-            order = torch.tensor([int(index) for index in self._sampler])
-        if len(order) != self._num_samples:
-            raise NotSupported(
-                f"{type(self._sampler).__name__} gave {len(order)} indices, its length is"
-                f" {self._num_samples}",
-                "a sampler's length must hold for every epoch",
-            )
-        return order
-
-
-def _is_plain_shuffle(sampler: Any) -> bool:
-    if isinstance(sampler, DistributedSampler):
-        return bool(sampler.shuffle)
-    return (
-        type(sampler) is RandomSampler
-        and not sampler.replacement
-        and sampler.num_samples == len(sampler.data_source)
-    )
-
-
 class ShareSampler(Sampler[list[Key]]):
     """This rank's part of each global batch, from where it was last pointed to."""
 
     def __init__(
-        self, order: EpochOrder, plan: Plan, rank: int, world_size: int, skips: Skips
-    ) -> None:
+        self, order: Order, plan: Plan, place: tuple[int, int], skips: Skips = no_skips,
+        agree: Agree = alone, parts: Callable[[], tuple[int, ...]] = tuple,
+    ) -> None:  # fmt: skip
+        """`place` is (rank, world size)."""
         self.plan = plan
-        self._order, self._skips = order, skips
-        self._rank, self._world_size = rank, world_size
+        self._order, self._skips, self._agree, self._parts = order, skips, agree, parts
+        self._rank, self._world_size = place
         self._at = (0, 0)
 
     def point_to(self, total_passes: int, start: int) -> None:
-        """Where the next iteration begins."""
+        """Where the next iteration begins. Collective; raises RankDesync and NotSupported."""
         self._at = (total_passes, start)
+        bounds = self._order.bounds(total_passes)
+        sizes = (hi - lo for lo, hi in pairwise((0, *bounds)))
+        largest = max(sizes, default=self.plan.micro_batch)
+        self.plan = replace(self.plan, bounds=bounds, micro_batch=largest, parts=self._parts())
+        if self._order.captured:
+            values = self._order(total_passes)
+            self._agree("the order that the sampler gives", order_digest(values, bounds))
 
     def shares(self) -> Iterator[Share]:
         """The shares of the next iteration, in step with its batches."""
@@ -170,26 +125,42 @@ class ShareSampler(Sampler[list[Key]]):
         total_passes = self._at[0]
         order = self._order(total_passes)
         for share in self.shares():
-            yield [(total_passes, index) for index in order[share.lo : share.hi].tolist()]
+            yield [(total_passes, index) for index in _indices(order, share.lo, share.hi)]
 
     def __len__(self) -> int:
         return self.plan.num_micro_batches
 
 
-class EvaluationSampler(Sampler[list[Key]]):
-    """A contiguous part of the data set per rank, in batches of the loader's size."""
+def _indices(order: Sequence[int] | torch.Tensor, lo: int, hi: int) -> list[int]:
+    part = order[lo:hi]
+    return part.tolist() if isinstance(part, torch.Tensor) else list(part)
 
-    def __init__(self, order: EpochOrder, batch_size: int, rank: int, world_size: int) -> None:
-        self._order, self._batch_size = order, batch_size
-        self._lo, self._hi = cut(0, len(order), rank, world_size)
+
+class EvaluationSampler(Sampler[list[Key]]):
+    """A contiguous part of the data set per rank, in batches of the loader's size.
+
+    Of a batch sampler's batches, a contiguous part of those.
+    """
+
+    def __init__(self, order: Order, batch_size: int, rank: int, world_size: int) -> None:
+        bounds = order.bounds(0)
+        edges = (0, *bounds)
+        if bounds:
+            first, end = cut(0, len(bounds), rank, world_size)
+            self._cuts = list(pairwise(edges[first : end + 1]))
+        else:
+            lo, hi = cut(0, len(order), rank, world_size)
+            starts = range(lo, hi, batch_size)
+            self._cuts = [(at, min(at + batch_size, hi)) for at in starts]
+        self._order = order
 
     def __iter__(self) -> Iterator[list[Key]]:
-        indices = self._order(0)[self._lo : self._hi].tolist()
-        for at in range(0, len(indices), self._batch_size):
-            yield [(EVALUATION_PASS, index) for index in indices[at : at + self._batch_size]]
+        order = self._order(0)
+        for lo, hi in self._cuts:
+            yield [(EVALUATION_PASS, index) for index in _indices(order, lo, hi)]
 
     def __len__(self) -> int:
-        return -(-(self._hi - self._lo) // self._batch_size)
+        return len(self._cuts)
 
 
 class Course(Protocol):
@@ -222,15 +193,27 @@ class PositionedLoader:
     """The training loader: iterating it moves the run through its data."""
 
     def __init__(
-        self, loader: DataLoader[Any], sampler: ShareSampler, course: Course, seed: int,
-        device: torch.device,
+        self, loader: DataLoader[Any], dataset: Dataset[Any], sampler: ShareSampler,
+        course: Course, seed: int, device: torch.device,
     ) -> None:  # fmt: skip
         self.plan = sampler.plan
         self.original = loader
         self._course = course
         self._device = device
         self._sampler = sampler
-        self._inner = _rebuilt(loader, self._sampler, seed)
+        self._dataset = dataset
+        self._mark: Mark | None = None
+        self._inner = _rebuilt(loader, dataset, sampler, seed)
+
+    @property
+    def stream_state(self) -> str | None:
+        """Where a data set that tells its state was at the last batch, for a checkpoint."""
+        return None if self._mark is None else self._mark.to_json()
+
+    def take_up(self, stream_state: str | None) -> None:
+        """Have the first pass begin near what `stream_state` said in an earlier generation."""
+        if stream_state is not None and isinstance(self._dataset, StreamDataset):
+            self._dataset.resume = Mark.from_json(stream_state)
 
     def __len__(self) -> int:
         """Micro-batches of a whole pass."""
@@ -250,7 +233,10 @@ class PositionedLoader:
         step: list[tuple[Share, Any]] = []
         for share in self._sampler.shares():
             self._course.boundary()
-            batch = to_device(fetch(), self._device)
+            found = fetch()
+            if type(found) is Marked:
+                self._mark, found = found.mark, found.batch
+            batch = to_device(found, self._device)
             if self._course.keeps_batches:
                 step.append((share, batch))
             self._course.begin(share)
@@ -277,10 +263,11 @@ class EvaluationLoader:
         """`place` is (rank, world size)."""
         self.original = loader
         self._device = device
-        size = batch_size_of(loader)
-        order = EpochOrder(loader.sampler, len(loader.dataset), seed)  # type: ignore[arg-type]
+        dataset = seeded(loader, seed)
+        order = order_of(loader, len(dataset), seed)  # type: ignore[arg-type]
+        size = (loader.batch_size or 0) if cuts_by_size(loader) else 0
         self._sampler = EvaluationSampler(order, size, *place)
-        self._inner = _rebuilt(loader, self._sampler, seed)
+        self._inner = _rebuilt(loader, dataset, self._sampler, seed)
 
     def __len__(self) -> int:
         """Batches on this rank."""
@@ -294,39 +281,35 @@ class EvaluationLoader:
     def __iter__(self) -> Iterator[Any]:
         fetch = _fetcher(self._inner)
         for _ in range(len(self._sampler)):
-            yield to_device(fetch(), self._device)
-
-
-def batch_size_of(loader: DataLoader[Any]) -> int:
-    """The loader's batch size. Raises NotSupported for loaders that cannot be cut by position."""
-    if isinstance(loader.dataset, IterableDataset):
-        raise NotSupported(
-            "a loader over an IterableDataset has no positions to resume at",
-            "use a map-style data set (with __len__ and __getitem__)",
-        )
-    if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
-        raise NotSupported(
-            "a loader with its own batch_sampler, or without batches, cannot be cut by position",
-            "give DataLoader a batch_size and, if need be, a sampler",
-        )
-    return loader.batch_size
+            found = fetch()
+            yield to_device(found.batch if type(found) is Marked else found, self._device)
 
 
 def positioned(  # noqa: PLR0913 - all that a plan is made of, by keyword
     loader: DataLoader[Any], course: Course, *, seed: int, place: tuple[int, int],
     reference_world: int, accumulate: int, device: torch.device,
     pieces: Callable[[int], int] = lambda local_batch: 1, skips: Skips = no_skips,
+    agree: Agree = alone, parts: Callable[[], tuple[int, ...]] = tuple,
+    num_samples: int | None = None,
 ) -> PositionedLoader:  # fmt: skip
-    """The user's training loader with a position. Raises NotSupported where there can be none.
+    """The user's training loader with a position. Collective; raises NotSupported, RankDesync.
 
-    `pieces` says in how many a micro-batch is given out, from what the largest rank would get.
+    `pieces` says in how many a micro-batch is given out, from what the largest rank would get; `parts`
+    are asked for at every pass. `num_samples` is an iterable's length where it is known already.
     """
-    micro_batch = batch_size_of(loader) * reference_world
-    order = EpochOrder(loader.sampler, len(loader.dataset), seed)  # type: ignore[arg-type]
-    in_pieces = pieces(-(-micro_batch // place[1]))
-    plan = Plan(len(order), micro_batch, accumulate, loader.drop_last, in_pieces)
-    sampler = ShareSampler(order, plan, *place, skips)
-    return PositionedLoader(loader, sampler, course, seed, device)
+    dataset = seeded(loader, seed, num_samples)
+    if isinstance(dataset, StreamDataset):
+        agree("what the iterable data set yields", f"{len(dataset)} {checked(dataset)}")
+    order = order_of(loader, len(dataset), seed)  # type: ignore[arg-type]
+    bounds = order.bounds(0)
+    if cuts_by_size(loader):
+        micro_batch = (loader.batch_size or 0) * reference_world
+    else:
+        micro_batch = max((hi - lo for lo, hi in pairwise((0, *bounds))), default=1)
+    plan = Plan(len(order), micro_batch, accumulate, loader.drop_last, bounds=bounds, parts=parts())
+    plan = replace(plan, pieces=pieces(plan.largest_share(place[1])))
+    sampler = ShareSampler(order, plan, place, skips, agree, parts)
+    return PositionedLoader(loader, dataset, sampler, course, seed, device)
 
 
 def draws_nothing(dataset: Any) -> bool:
@@ -339,11 +322,23 @@ def draws_nothing(dataset: Any) -> bool:
     return type(dataset) is TensorDataset or getattr(dataset, "draws_nothing", False) is True
 
 
-def _rebuilt(loader: DataLoader[Any], sampler: Sampler[list[Key]], seed: int) -> DataLoader[Any]:
+def seeded(loader: DataLoader[Any], seed: int, num_samples: int | None = None) -> Dataset[Any]:
+    """The loader's data set, asked for samples by (pass, position or index)."""
+    if isinstance(loader.dataset, IterableDataset):
+        cuts_by_size(loader)
+        length = length_of(loader.dataset) if num_samples is None else num_samples
+        return StreamDataset(loader.dataset, length, seed, not draws_nothing(loader.dataset))
     if draws_nothing(loader.dataset):
-        dataset: Dataset[Any] = FixedDataset(loader.dataset)
-    else:
-        dataset = SeededDataset(loader.dataset, seed)
+        return FixedDataset(loader.dataset)
+    return SeededDataset(loader.dataset, seed)
+
+
+def _rebuilt(
+    loader: DataLoader[Any], dataset: Dataset[Any], sampler: Sampler[list[Key]], seed: int
+) -> DataLoader[Any]:
+    collate: Any = loader.collate_fn
+    if isinstance(dataset, StreamDataset):
+        collate = MarkingCollate(collate)
     generator = torch.Generator()
     generator.manual_seed(randomness.mix(seed, _WORKERS))
     many = loader.num_workers > 0
@@ -351,7 +346,7 @@ def _rebuilt(loader: DataLoader[Any], sampler: Sampler[list[Key]], seed: int) ->
         dataset,
         batch_sampler=sampler,
         num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
+        collate_fn=collate,
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
         worker_init_fn=loader.worker_init_fn,

@@ -18,10 +18,11 @@ from typing import Any
 
 from phalanx import checkpoint
 from phalanx.checkpoint import tensorfile
+from phalanx.checkpoint.seal import Key, Sealing, Unsealed
 from phalanx.core.checkpoints import Manifest, checkpoint_name
 from phalanx.errors import PlatformError, UserError
 from phalanx.kit.ids import random_hex
-from phalanx.train import tree
+from phalanx.train import context, tree
 from phalanx.train.opening import read_state, shard_file
 from phalanx.train.sharding import StoredTensor
 
@@ -39,9 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("out", type=Path, help="NAME.safetensors, or a directory")
     parser.add_argument("--model", type=int, default=0, help="which prepared model, from 0")
     parser.add_argument("--dtype", default=None, help="convert floating point weights: bfloat16 …")
+    parser.add_argument("--key-env", default=None, help="variable with the encryption key")
+    parser.add_argument("--key-file", type=Path, default=None, help="file with it")
     wanted = parser.parse_args(argv)
     try:
-        weights, manifest = weights_of(wanted.checkpoint, wanted.model)
+        keys = context.keys(wanted.key_env, wanted.key_file)
+        weights, manifest = weights_of(wanted.checkpoint, wanted.model, keys)
         if wanted.out.suffix == ".safetensors":
             write_safetensors(wanted.out, weights, manifest, wanted.dtype)
             made = wanted.out
@@ -54,13 +58,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def weights_of(path: Path, model: int = 0) -> tuple[dict[str, StoredTensor], Manifest]:
+def weights_of(
+    path: Path, model: int = 0, keys: Sequence[Key] = ()
+) -> tuple[dict[str, StoredTensor], Manifest]:
     """The named weights and buffers of one model of a verified checkpoint, still in their files.
 
-    Raises CheckpointNotFound, CheckpointCorrupt or UserError.
+    Raises CheckpointNotFound, CheckpointCorrupt, PermissionDenied (no key, the wrong one) or UserError.
     """
     manifest = checkpoint.verify(path)
-    state, _ = read_state(path, manifest)
+    seal = Sealing(keys) if keys else Unsealed("give --key-env or --key-file")
+    state, _ = read_state(path, manifest, seal.opener(manifest))
     if not 0 <= model < len(state["models"]):
         raise UserError(f"{path} holds {len(state['models'])} models, there is no number {model}")
     found = state["models"][model]
@@ -121,7 +128,14 @@ def write_weights_only(
     state, blobs = tree.flatten({"models": [tensors]})
     draft.add_tensors(shard_file(0), {"state": state, "rng": ""}, blobs)
     mine = replace(
-        manifest, name=name, files=draft.files, why="weights", parent=None, world_size=1, mesh={}
+        manifest,
+        name=name,
+        files=draft.files,
+        why="weights",
+        parent=None,
+        world_size=1,
+        mesh={},
+        encryption=None,
     )
     return draft.commit(mine)
 

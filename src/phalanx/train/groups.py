@@ -23,6 +23,7 @@ from phalanx.train.context import RankInfo
 START_TIMEOUT = datetime.timedelta(minutes=60)
 STEP_TIMEOUT = datetime.timedelta(minutes=10)
 _TEXT_BYTES = 4096
+_PART_CHARS = 1000
 _LISTEN_S = 60.0
 _LOOK_EVERY_S = 0.005
 _LET_GO_S = 2.0
@@ -37,6 +38,10 @@ class Channel(Protocol):
 
     def broadcast(self, text: str) -> str:
         """Rank 0's text, at most 4 KB in UTF-8."""
+        ...
+
+    def spread(self, text: str) -> str:
+        """Rank 0's text of any length."""
         ...
 
     def total(self, values: Sequence[float]) -> list[float]:
@@ -56,6 +61,10 @@ class Solo:
         return [mine]
 
     def broadcast(self, text: str) -> str:
+        """One's own."""
+        return text
+
+    def spread(self, text: str) -> str:
         """One's own."""
         return text
 
@@ -121,6 +130,12 @@ class GroupChannel:
         dist.broadcast(row, src=0, group=self._group)
         got = row.numpy().tobytes()
         return got[2 : 2 + int.from_bytes(got[:2], "little")].decode()
+
+    def spread(self, text: str) -> str:
+        """Rank 0's text of any length."""
+        num = int(self.broadcast(str(-(-len(text) // _PART_CHARS))))
+        cuts = range(0, num * _PART_CHARS, _PART_CHARS)
+        return "".join(self.broadcast(text[at : at + _PART_CHARS]) for at in cuts)
 
     def total(self, values: Sequence[float]) -> list[float]:
         """Sums over all ranks, in double precision."""

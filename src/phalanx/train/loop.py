@@ -17,7 +17,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from phalanx.core import control
+from phalanx.core import cadence, control
 from phalanx.core.batches import Plan, Share
 from phalanx.core.checkpoints import Position
 from phalanx.core.guards import Memory
@@ -71,7 +71,9 @@ class Loop:
         self.position = Position()
         self.agreed = 0
         self.stopping = False
+        self.speaks = True
         self.plan: Plan | None = None
+        self.data: dict[str, Any] = {}
         self.num_epochs: int | None = None
         self.journal = Journal(report)
         self.timing: Timing = NoTiming()
@@ -282,7 +284,8 @@ class Loop:
 
     def _report_step(self) -> None:
         epoch = self.position.total_passes
-        for lo, hi in self._slices:
+        # Ranks that share samples have used them once between them.
+        for lo, hi in self._slices if self.speaks else ():
             self._report.write("ledger", step=self.step, epoch=epoch, lo=lo, hi=hi)
         self._slices.clear()
         self._report.write("step", step=self.step, epoch=epoch, consumed=self.position.consumed)
@@ -330,14 +333,27 @@ class Loop:
             rng=self._rng_at_end or randomness.capture(),
             global_batch=self.plan.step_batch if self.plan is not None else None,
             metrics=self.journal.latest,
+            data=self.data,
         )
         section = self.timing.enter(STALL)
+        began = self._clock.monotonic()
         done = self._saver.save(self.state, moment)
+        now = self._clock.monotonic()
         self.timing.enter(section)
         if done:
             self._saved_step = self.step
-        self._next_save_at = self._clock.monotonic() + (self._info.every.seconds or 0.0)
+        self._next_save_at = now + self._interval_s(now - began)
         return done
+
+    def _interval_s(self, stall_s: float) -> float:
+        """Until the next save that time asks for, after one for which training stood for `stall_s`."""
+        every, info = self._info.every, self._info
+        if not every.auto:
+            return every.seconds or 0.0
+        began_at = info.job_started_at
+        run_s = 0.0 if began_at is None else (self._clock.now() - began_at) / 1e6
+        between_s = cadence.mean_time_between_failures_s(info.restarts, run_s)
+        return cadence.interval_s(stall_s, self._saver.estimate_s, between_s)
 
     def _leave(self) -> None:
         """Save if there is time, say so, and end the script: all ranks at the same step."""

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -22,8 +23,6 @@ from phalanx.kit.ids import random_hex
 from phalanx.train.context import RankInfo
 from phalanx.train.groups import Channel
 from phalanx.train.report import Report
-
-_PART = 1000
 
 
 class Keeper(Protocol):
@@ -72,8 +71,10 @@ class MemoryFile:
             memory = self._read()
             if memory.undo is not None:
                 memory = self._undo(memory)
+            if self._died_silently(memory):
+                memory = self._halve(memory)
             text = json.dumps(memory.to_json(), separators=(",", ":"))
-        return Memory.from_json(json.loads(_spread(self._channel, text)))
+        return Memory.from_json(json.loads(self._channel.spread(text)))
 
     def _read(self) -> Memory:
         try:
@@ -83,6 +84,20 @@ class MemoryFile:
         except (OSError, ValueError, AttributeError) as error:
             self._report.write("warn", message=f"{self._path} is not read: {error}")
             return Memory()
+
+    def _died_silently(self, memory: Memory) -> bool:
+        """Whether the kernel ended the generation before for its memory: no rank could write it down."""
+        before = (self._info.attempt, self._info.generation - 1)
+        return self._info.restart_cause == Cause.OOM.value and memory.halved_in != before
+
+    def _halve(self, memory: Memory) -> Memory:
+        before = (self._info.attempt, self._info.generation - 1)
+        smaller = replace(memory, halvings=memory.halvings + 1, halved_in=before)
+        try:
+            self.keep(smaller)
+        except OSError as error:
+            self._report.write("warn", message=f"{self._path}: {error}")
+        return smaller
 
     def _undo(self, memory: Memory) -> Memory:
         assert memory.undo is not None
@@ -97,7 +112,7 @@ class MemoryFile:
                 continue
             why = f"it holds step {memory.undo.step}, which was rolled back"
             self._report.write("quarantined", path=str(one.path), moved_to=str(moved), why=why)
-        done = Memory(memory.skips, memory.halvings)
+        done = replace(memory, undo=None)
         try:
             self.keep(done)
         except OSError as error:
@@ -121,13 +136,6 @@ class MemoryFile:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def _spread(channel: Channel, text: str) -> str:
-    """Rank 0's text on every rank, in parts that a broadcast can carry."""
-    num = int(channel.broadcast(str(-(-len(text) // _PART))))
-    parts = [channel.broadcast(text[at * _PART : (at + 1) * _PART]) for at in range(num)]
-    return "".join(parts)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from phalanx import checkpoint
-from phalanx.checkpoint import tensorfile
+from phalanx.checkpoint import packing, tensorfile
 from phalanx.core.checkpoints import FileEntry, Manifest
 from phalanx.errors import CheckpointCorrupt
 from phalanx.train import sharding, tree
 
 STATE = "state.tensors"
-_LATER = ("models", "optimizers")
+_LATER = ("models", "optimizers", "compression")
 
 Opener = Callable[[Path, FileEntry], tensorfile.Bytes]
 
@@ -35,10 +35,18 @@ class Restored:
     state: Mapping[str, Any]
     rng: tuple[bytes, ...]
     differs: str | None
+    read: Mapping[str, checkpoint.VerifiedFile] | None = None
+    """Its files, where they are checked while they are read; None where all was checked before."""
 
     def rng_of(self, rank: int) -> bytes | None:
         """The generators of this rank, if there was such a rank."""
         return self.rng[rank] if rank < len(self.rng) else None
+
+
+def section(restored: Restored, name: str, at: int) -> Any:
+    """What was saved of the `at`-th of some objects; None when there were fewer."""
+    rows = restored.state.get(name, ())
+    return rows[at] if at < len(rows) else None
 
 
 def shard_file(rank: int) -> str:
@@ -61,7 +69,7 @@ def read_state(
     heads: list[Any] = []
     files: list[tuple[tensorfile.Bytes, Sequence[tensorfile.Row]]] = []
     for name in names:
-        source = opener(path, entries[name])
+        source = packing.opened(opener(path, entries[name]), str(path / name))
         head, rows = tensorfile.read_header(source, str(path / name))
         heads.append(head)
         files.append((source, rows))

@@ -59,6 +59,11 @@ def _like(value: Mapping[Any, Any], made: dict[Any, Any]) -> Any:
 class Scale(Protocol):
     """What multiplies a loss before the backward pass and divides its gradients after it."""
 
+    @property
+    def factor(self) -> float:
+        """What it multiplies by just now."""
+        ...
+
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss to call `backward` on."""
         ...
@@ -86,6 +91,8 @@ class Scale(Protocol):
 
 class NoScale:
     """fp32 and bf16 need none."""
+
+    factor = 1.0
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss itself."""
@@ -121,6 +128,11 @@ class LossScale:
         self._tracker = 0
         self._done: set[int] = set()
         self._stepped = self._overflow = self._used = False
+
+    @property
+    def factor(self) -> float:
+        """The scale."""
+        return self.scale
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss times the scale."""

@@ -42,7 +42,8 @@ class ReportFile:
     """Appends to a mapped file. On a full disk records are dropped and counted.
 
     The blocks behind the mapping are allocated before they are touched: writing into a hole of a full
-    disk would be a SIGBUS.
+    disk would be a SIGBUS. Only the header and the chunk at the end are mapped, and only that chunk is
+    ever allocated: the supervisor gives back the blocks of what it has read.
     """
 
     def __init__(self, path: Path, *, now: Callable[[], int]) -> None:
@@ -51,8 +52,10 @@ class ReportFile:
         self._lock = threading.Lock()  # checkpoints are written, and reported, by another thread
         self._now = now
         self._size = 0
+        self._window_at = 0
         self._committed = 0
         self._retry_after = 0
+        self._head: mmap.mmap | None = None
         self._map: mmap.mmap | None = None
         self._fd = -1
         try:
@@ -60,19 +63,22 @@ class ReportFile:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError:
             return
-        if self._grow(reports.HEADER_BYTES):
-            self._put(0, reports.header(os.getpid()))
+        if self._grow(0, reports.HEADER_BYTES):
+            with contextlib.suppress(OSError, ValueError):
+                self._head = mmap.mmap(self._fd, mmap.PAGESIZE)
+                self._head[: reports.HEADER_BYTES] = reports.header(os.getpid())
 
-    def _grow(self, need: int) -> bool:
-        size = -(-need // CHUNK_BYTES) * CHUNK_BYTES
+    def _grow(self, start: int, need: int) -> bool:
+        """Map from the chunk that holds `start` to the one that ends behind `need`."""
+        begin, size = start // CHUNK_BYTES * CHUNK_BYTES, -(-need // CHUNK_BYTES) * CHUNK_BYTES
         try:
-            os.posix_fallocate(self._fd, 0, size)
-            fresh = mmap.mmap(self._fd, size)
+            os.posix_fallocate(self._fd, self._size, size - self._size)
+            fresh = mmap.mmap(self._fd, size - begin, offset=begin)
         except (OSError, ValueError):
             return False
         if self._map is not None:
             self._map.close()
-        self._map, self._size = fresh, size
+        self._map, self._size, self._window_at = fresh, size, begin
         return True
 
     def write(self, kind: str, **fields: Any) -> None:
@@ -100,22 +106,22 @@ class ReportFile:
             return False
         start = reports.HEADER_BYTES + self._committed
         end = start + len(body)
-        if self._fd < 0 or (end > self._size and not self._grow(end)):
+        if self._fd < 0 or (end > self._size and not self._grow(start, end)):
             return False
-        self._put(start, body)
+        if self._map is None or self._head is None:
+            return False
+        self._map[start - self._window_at : end - self._window_at] = body
         self._committed += len(body)
-        self._put(reports.LENGTH_OFFSET, reports.pack_length(self._committed))
+        at = reports.LENGTH_OFFSET
+        self._head[at : at + 8] = reports.pack_length(self._committed)
         return True
-
-    def _put(self, at: int, data: bytes) -> None:
-        if self._map is not None:
-            self._map[at : at + len(data)] = data
 
     def close(self) -> None:
         """Unmap and close; the records stay."""
-        if self._map is not None:
-            self._map.close()
-            self._map = None
+        for one in (self._map, self._head):
+            if one is not None:
+                one.close()
+        self._map = self._head = None
         if self._fd >= 0:
             with contextlib.suppress(OSError):
                 os.close(self._fd)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from phalanx.errors import RestoreMismatch
-from phalanx.train.sharding import StoredTensor
+from phalanx.train.sharding import Filling, StoredTensor
 from phalanx.train.tree import cloned
 
 _SHOWN = 6
@@ -27,7 +27,11 @@ def model(target: nn.Module, saved: Mapping[str, Any], where: str) -> None:
         if isinstance(tensor, torch.Tensor) and isinstance(other, torch.Tensor | StoredTensor):
             problems += _unlike(name, tensor, other)
     _refuse(problems, "the model", where)
-    target.load_state_dict({name: _fresh(one, live.get(name)) for name, one in saved.items()})
+    # What was read into the model's own memory is not copied again: torch sees that it is there.
+    filling = Filling()
+    placed = {name: _placed(one, live.get(name), None, filling) for name, one in saved.items()}
+    filling.run()
+    target.load_state_dict(placed)
 
 
 def optimizer_state(target: Optimizer) -> dict[str, Any]:
@@ -61,10 +65,12 @@ def optimizer(target: Optimizer, saved: Mapping[str, Any], where: str) -> None:
     _refuse(problems, "the optimizer", where)
     saved = saved["state"]
     owners = dict(enumerate(parameters_of(target)))
+    filling = Filling()
     state = {
-        number: {name: _fresh(one, owners.get(number)) for name, one in values.items()}
+        number: _placed_state(values, owners.get(number), target, filling)
         for number, values in saved["state"].items()
     }
+    filling.run()
     rest = {key: cloned(one) for key, one in saved.items() if key != "state"}
     target.load_state_dict({"state": state, **rest})
 
@@ -82,9 +88,27 @@ def anything(target: Any, saved: Any, name: str, where: str) -> None:
         raise RestoreMismatch(f"{name} does not fit {where}: {error}", _HINT) from error
 
 
-def _fresh(saved: Any, live: Any) -> Any:
-    """A copy of its own; a tensor in a file is read, laid out over the ranks as `live` is."""
-    return saved.read_like(live) if isinstance(saved, StoredTensor) else cloned(saved)
+def _placed_state(
+    saved: Mapping[str, Any], owner: torch.Tensor | None, target: Optimizer, filling: Filling
+) -> dict[str, Any]:
+    """One parameter's state: where the optimizer has it already, else laid out as the parameter is."""
+    held = target.state.get(owner, {}) if owner is not None else {}
+    return {name: _placed(one, held.get(name), owner, filling) for name, one in saved.items()}
+
+
+def _placed(saved: Any, held: Any, like: torch.Tensor | None, filling: Filling) -> Any:
+    """What was saved, sharing no tensor with its source; all there once `filling` was run.
+
+    A tensor in a file goes straight into `held`, where that is such a tensor already; else into new
+    memory, laid out over the ranks as `like` is.
+    """
+    if not isinstance(saved, StoredTensor):
+        return cloned(saved)
+    if not isinstance(held, torch.Tensor):
+        return saved.read_like(like, filling)
+    if tuple(held.shape) == saved.shape and held.dtype == saved.dtype:
+        return saved.read_onto(held, filling)
+    return saved.read_like(held, filling)
 
 
 def _unlike(name: str, live: torch.Tensor, saved: torch.Tensor | StoredTensor) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,50 +12,28 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from phalanx.core.batches import Share
+from phalanx.core.batches import Plan, Share
 from phalanx.errors import RestoreMismatch
-from phalanx.train import communication, data, randomness, replica, restoring, strategies
+from phalanx.train import (
+    communication,
+    data,
+    fingerprint,
+    ordering,
+    parallel,
+    randomness,
+    replica,
+    restoring,
+)
 from phalanx.train.agreement import Agreement, Alone, DelayedReduction, SharedPage
 from phalanx.train.care import Care
-from phalanx.train.context import RankInfo
+from phalanx.train.compression import Compressors, Now
 from phalanx.train.early_stop import EarlyStopping
-from phalanx.train.groups import Connection
-from phalanx.train.loop import Loop, StopSignal
-from phalanx.train.opening import Restored
-from phalanx.train.report import Report
-from phalanx.train.saving import Saver
+from phalanx.train.opening import Restored, section
+from phalanx.train.parts import Parts
+from phalanx.train.resuming import Resumption
 from phalanx.train.stepping import ClearGate, ScheduleGate, adopt_model, adopt_optimizer
-from phalanx.train.tuning import Tuning
 
 _RANKS = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """How to train, as `init` was told."""
-
-    seed: int = 0
-    exact: bool = True
-    accumulate: int = 1
-    clip: float | None = None
-    ddp: Mapping[str, Any] = field(default_factory=dict)
-    strategy: str = "ddp"
-    fsdp: Mapping[str, Any] = field(default_factory=dict)
-    tuning: Tuning = field(default_factory=Tuning)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What a run is made of; each has a null twin."""
-
-    info: RankInfo
-    options: Options
-    connection: Connection
-    report: Report
-    saver: Saver
-    stop: StopSignal
-    loop: Loop
-    device: torch.device
 
 
 class Run:
@@ -79,21 +56,25 @@ class Run:
         self._schedules: list[ScheduleGate] = []
         self._clears: list[ClearGate] = []
         self._tracked: dict[str, Any] = {}
-        self._restored: Restored | None = None
+        self._resumption = Resumption(parts.saver)
         self._opened = self._closed = self._reported_done = False
         self._tokens: float | None = None
         self._where = "the checkpoint"
-        self._strategy = strategies.chosen(
-            parts.options.strategy, self.world_size, parts.options.fsdp
-        )
+        self._stream: data.PositionedLoader | None = None
+        self._place = parts.layout.place(self.rank)
+        self._strategy = parallel.chosen(parts.layout, parts.options.tp_plan, parts.options.fsdp)
         parts.saver.watch(self._models, self._optimizers, self._strategy.name)
         loop = parts.loop
         loop.state = self._state_tree
+        loop.speaks = parts.layout.speaks(self.rank)
         loop.on_ready, loop.on_share = self._ready, self._start_share
         loop.on_commit, loop.on_pass_end = self._committed, self._pass_ended
-        loop.on_first_step = parts.connection.settle
+        loop.on_first_step = self._first_step
         loop.on_try = self._spent
         self._care = Care(parts, self._scale, self._mean_over_tokens)
+        loop.on_step_over = self._step_over
+        now = Now(lambda: loop.step, lambda: self._care.loss_scale, parts.report)
+        self._compressors = Compressors(parts.options.tuning.compression, parts.options.seed, now)
         atexit.register(self._close)
 
     # -- setting up ------------------------------------------------------------------------------
@@ -107,6 +88,7 @@ class Run:
         """
         self._open()
         done = [self._prepare_one(thing) for thing in things]
+        self._settle()
         return done[0] if len(done) == 1 else tuple(done)
 
     def _prepare_one(self, thing: Any) -> Any:
@@ -127,9 +109,16 @@ class Run:
         model.to(self.device)
         self._care.adapt(model)
         prepared = self._strategy.wrap(model, self.device, self._options)
-        saved = self._section("models", len(self._models))
-        if saved is not None:
-            restoring.model(model, saved, self._where)
+        at = len(self._models)
+        compressor = self._compressors.watch(prepared)
+
+        def place(restored: Restored) -> None:
+            if (saved := section(restored, "models", at)) is not None:
+                restoring.model(model, saved, self._where)
+            if saved := section(restored, "compression", at):
+                compressor.load_state_dict(saved)
+
+        self._resumption.put(place)
         self._models.append(prepared)
         self._loop.timing.watch(communication.reducer_probe(prepared, self.device))
         self._strategy.watch(self._scale, prepared)
@@ -137,24 +126,33 @@ class Run:
             self._clears.append(adopt_model(prepared, self._loop))
         if self.world_size > 1 and len(self._models) == 1:
             # The same start for every rank's weights, but not the same dropout.
-            randomness.seed_everything(randomness.mix(self._options.seed, _RANKS, self.rank))
+            # Ranks that share samples share their randomness, too.
+            randomness.seed_everything(randomness.mix(self._options.seed, _RANKS, self._place[0]))
         return prepared
 
     def _prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
         self._strategy.adopt(optimizer)
-        saved = self._section("optimizers", len(self._optimizers))
-        if saved is not None:
-            restoring.optimizer(optimizer, saved, self._where)
+        at = len(self._optimizers)
+
+        def place(restored: Restored) -> None:
+            if (saved := section(restored, "optimizers", at)) is not None:
+                restoring.optimizer(optimizer, saved, self._where)
+
+        self._resumption.put(place)
         self._optimizers.append(optimizer)
         self._clears.append(adopt_optimizer(optimizer, self._loop, self._care.apply))
         return optimizer
 
     def _prepare_scheduler(self, scheduler: LRScheduler) -> LRScheduler:
         gate = ScheduleGate(scheduler)
-        saved = self._section("schedulers", len(self._schedules))
-        if saved is not None:
-            restoring.anything(scheduler, saved["state"], "the scheduler", self._where)
-            gate.due = saved["due"]
+        at = len(self._schedules)
+
+        def place(restored: Restored) -> None:
+            if (saved := section(restored, "schedulers", at)) is not None:
+                restoring.anything(scheduler, saved["state"], "the scheduler", self._where)
+                gate.due = saved["due"]
+
+        self._resumption.put(place)
         self._schedules.append(gate)
         return scheduler
 
@@ -166,16 +164,21 @@ class Run:
             loader,
             self._loop,
             seed=self._options.seed,
-            place=(self.rank, self.world_size),
+            place=self._place,
             reference_world=self._care.batch_world,
             accumulate=self._options.accumulate,
             device=self.device,
             pieces=self._care.pieces,
             skips=self._care.skips,
+            agree=ordering.agreement_over(self._parts.connection.channel),
+            parts=self._care.shares.parts,
+            num_samples=self._known_length(),
         )
         self._loop.plan = prepared.plan
+        self._stream = prepared
+        self._loop.data = self._describe(loader.dataset, prepared.plan)
         self._care.follow(prepared.plan)
-        self._check_data()
+        self._resumption.put(self._check_data)
         return prepared
 
     def eval_loader(self, loader: DataLoader[Any]) -> data.EvaluationLoader:
@@ -183,23 +186,27 @@ class Run:
 
         Every sample is on exactly one rank; ranks may have different numbers of batches.
         """
-        place = (self.rank, self.world_size)
-        return data.EvaluationLoader(loader, place, self._options.seed, self.device)
+        return data.EvaluationLoader(loader, self._place, self._options.seed, self.device)
 
     def track(self, **objects: Any) -> None:
         """Save and restore anything else that has `state_dict` and `load_state_dict`."""
         self._open()
-        saved = self._restored.state["tracked"] if self._restored is not None else {}
-        for name, thing in objects.items():
-            self._tracked[name] = thing
-            if name in saved:
-                restoring.anything(thing, saved[name], f"run.track({name}=…)", self._where)
+        self._tracked.update(objects)
+
+        def place(restored: Restored) -> None:
+            saved = restored.state["tracked"]
+            for name, thing in objects.items():
+                if name in saved:
+                    restoring.anything(thing, saved[name], f"run.track({name}=…)", self._where)
+
+        self._resumption.put(place)
 
     # -- the loop --------------------------------------------------------------------------------
 
     def epochs(self, num: int) -> Iterator[int]:
         """Epochs 0 to `num` - 1, beginning with the one that was interrupted; saves at the end."""
         self._open()
+        self._settle()
         self._loop.num_epochs = num
         for epoch in range(self._loop.position.epoch, num):
             self._loop.start_epoch(epoch)
@@ -265,8 +272,10 @@ class Run:
         return top / bottom if bottom else 0.0
 
     def all_reduce_sum(self, *values: float | torch.Tensor) -> list[float]:
-        """The sum of each value over all ranks."""
-        return self._parts.connection.channel.total([float(value) for value in values])
+        """The sum of each value over all ranks; of those that share samples, the first one counts."""
+        speaks = self._parts.layout.speaks(self.rank)
+        mine = [float(value) if speaks else 0.0 for value in values]
+        return self._parts.connection.channel.total(mine)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The module that was given to `prepare`."""
@@ -291,19 +300,20 @@ class Run:
 
     def _ready(self) -> Agreement:
         """Training begins: nothing of the checkpoint may be left over."""
-        if self._restored is not None:
+        restored = self._resumption.restored
+        if restored is not None:
             held: dict[str, list[Any]] = {
                 "models": self._models,
                 "optimizers": self._optimizers,
                 "schedulers": self._schedules,
             }
             for name, live in held.items():
-                saved = len(self._restored.state[name])
+                saved = len(restored.state[name])
                 if saved != len(live):
                     raise RestoreMismatch(
                         f"{self._where} holds {saved} {name}, the script prepared {len(live)}"
                     )
-            self._restored = None
+            self._resumption.restored = None
         return self._agreement()
 
     def _agreement(self) -> Agreement:
@@ -317,7 +327,8 @@ class Run:
                 page = SharedPage(path, self._info.local_rank, self._info.local_world_size)
             except OSError as error:
                 self._report.write("warn", message=f"{path}: {error}; control by collectives")
-        if self.all_reduce_sum(0.0 if page is not None else 1.0)[0] == 0 and page is not None:
+        without = self._parts.connection.channel.total([0.0 if page is not None else 1.0])[0]
+        if without == 0 and page is not None:
             return page
         return DelayedReduction(self._parts.connection.private_group())
 
@@ -335,13 +346,21 @@ class Run:
         for model in self._models:
             for parameter in model.parameters():
                 if parameter.grad is not None and total:
-                    parameter.grad.mul_(self.world_size / total)
+                    parameter.grad.mul_(self._place[1] / total)
 
     def _committed(self) -> None:
         for gate in self._schedules:
             gate.due = gate.due or self._care.applied
         self._care.stepped()
         self._spent()
+
+    def _first_step(self) -> None:
+        self._parts.connection.settle()
+        self._parts.saver.warm(self._state_tree)
+
+    def _step_over(self) -> None:
+        self._compressors.settle(self._care.applied and not self._loop.repeats)
+        self._care.step_over()
 
     def _spent(self) -> None:
         for clear in self._clears:
@@ -364,8 +383,10 @@ class Run:
             "tracked": {name: thing.state_dict() for name, thing in self._tracked.items()},
             "state": self.state,
             "care": self._care.state_dict(),
+            "compression": self._compressors.state_dict(),
             "seed": self._options.seed,
             "num_samples": plan.num_samples if plan is not None else None,
+            "stream": self._stream.stream_state if self._stream is not None else None,
         }
 
     def _open(self) -> None:
@@ -373,15 +394,19 @@ class Run:
             return
         self._opened = True
         self._care.open()
-        restored = self._parts.saver.open()
-        if restored is None:
-            return
-        self._restored = restored
+        self._resumption.open()
+        own = dict(self.state)
+        self._resumption.put(lambda restored: self._take_up(restored, own))
+
+    def _take_up(self, restored: Restored, own: Mapping[str, Any]) -> None:
+        """All that is not in objects of the script; `own` is what it had put into `state`."""
         manifest, saved = restored.manifest, restored.state
         self._where = f"checkpoint {manifest.name}"
         self._loop.step, self._loop.position = manifest.step, manifest.position
-        self._loop.resume_rng = restored.rng_of(self.rank) or self._fresh_rng(manifest.step)
-        self.state.update(saved["state"])
+        speaker = self._parts.layout.speaker(self.rank)
+        self._loop.resume_rng = restored.rng_of(speaker) or self._fresh_rng(manifest.step)
+        self.state.clear()
+        self.state.update({**own, **saved["state"]})
         self._care.load_state_dict(saved.get("care", {}))
         if saved["seed"] != self._options.seed:
             raise RestoreMismatch(
@@ -389,7 +414,13 @@ class Run:
                 f" {self._options.seed}",
                 "its position means nothing in another order of the data; use the same seed",
             )
-        if self.is_main:
+
+    def _settle(self) -> None:
+        """All ranks agree on what was restored, or restore an older one. Collective."""
+        if self._resumption.settle() and self.is_main:
+            restored = self._resumption.restored
+            assert restored is not None
+            manifest = restored.manifest
             self._report.write(
                 "restored", path=str(restored.path), name=manifest.name, step=manifest.step,
                 epoch=manifest.position.total_passes, position=manifest.position.consumed,
@@ -399,23 +430,32 @@ class Run:
     def _fresh_rng(self, step: int) -> bytes:
         """Generators for a rank that the checkpoint does not know."""
         with randomness.undisturbed():
-            randomness.seed_sample(randomness.mix(self._options.seed, _RANKS, self.rank, step))
+            randomness.seed_sample(randomness.mix(self._options.seed, _RANKS, self._place[0], step))
             return randomness.capture()
 
-    def _section(self, name: str, at: int) -> Any:
-        if self._restored is None:
-            return None
-        rows = self._restored.state[name]
-        return rows[at] if at < len(rows) else None
+    def _known_length(self) -> int | None:
+        """An iterable's length as the checkpoint has it: nobody reads the data through again."""
+        restored = self._resumption.restored
+        return None if restored is None else restored.state.get("num_samples")
 
-    def _check_data(self) -> None:
-        if self._restored is None or self._loop.plan is None:
+    def _describe(self, dataset: Any, plan: Plan) -> dict[str, Any]:
+        """What a checkpoint says of the data. Collective; raises RankDesync."""
+        found = fingerprint.fingerprint_of(dataset)
+        agree = ordering.agreement_over(self._parts.connection.channel)
+        agree("the fingerprint of the data set", str(found))
+        return {"num_samples": plan.num_samples, "fingerprint": found}
+
+    def _check_data(self, restored: Restored) -> None:
+        manifest, saved = restored.manifest, restored.state
+        before = {"num_samples": saved["num_samples"], **manifest.data}
+        if self._options.tuning.data_changed == fingerprint.REFUSE:
+            fingerprint.require_same(before, self._loop.data, self._where)
+        elif found := fingerprint.changes(before, self._loop.data):
+            message = f"other data than in {self._where}, as allowed: {'; '.join(found)}"
+            self._report.write("warn", message=message)
             return
-        saved, live = self._restored.state["num_samples"], self._loop.plan.num_samples
-        if saved is not None and saved != live:
-            raise RestoreMismatch(
-                f"{self._where} was written for {saved} samples per epoch, the data set has {live}"
-            )
+        if self._stream is not None:
+            self._stream.take_up(saved.get("stream"))
 
     # -- the end ---------------------------------------------------------------------------------
 

@@ -29,15 +29,15 @@ from phalanx.core.checkpoints import (
     Position,
     best_of,
     checkpoint_name,
-    lineages,
 )
-from phalanx.errors import CheckpointCorrupt, CheckpointNotFound
+from phalanx.errors import TrainingError
 from phalanx.kit.clock import Clock
 from phalanx.kit.ids import random_hex
 from phalanx.train import sharding, tree
+from phalanx.train.choosing import Choice
 from phalanx.train.context import RankInfo
 from phalanx.train.groups import Channel
-from phalanx.train.opening import Restored, device_text, read_state, shard_file
+from phalanx.train.opening import Restored, device_text, shard_file
 from phalanx.train.report import Report
 from phalanx.train.staging import Direct, Staging
 from phalanx.train.vault import Vault
@@ -56,6 +56,7 @@ class Moment:
     rng: bytes
     global_batch: int | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Saver(Protocol):
@@ -78,7 +79,15 @@ class Saver(Protocol):
         ...
 
     def open(self) -> Restored | None:
-        """The newest valid checkpoint, agreed on by all ranks."""
+        """The newest checkpoint not tried yet, agreed on by all ranks; not all of it need be valid."""
+        ...
+
+    def accept(self, restored: Restored, problem: str) -> bool:
+        """All has been read from it, with or without a problem: whether it was valid, for all ranks."""
+        ...
+
+    def warm(self, state: Callable[[], Any]) -> None:
+        """The first step is done: make ready for saves of such a state. Never fails."""
         ...
 
     def save(self, state: Callable[[], Any], moment: Moment) -> bool:
@@ -112,6 +121,13 @@ class NoCheckpoints:
     def open(self) -> Restored | None:
         """Nothing."""
         return None
+
+    def accept(self, restored: Restored, problem: str) -> bool:
+        """Nothing."""
+        return True
+
+    def warm(self, state: Callable[[], Any]) -> None:
+        """Nothing."""
 
     def save(self, state: Callable[[], Any], moment: Moment) -> bool:
         """Nothing."""
@@ -169,7 +185,9 @@ class CheckpointDirectory:
         self._strategy = "single"
         self._whole = False
         self._thread: threading.Thread | None = None
+        self._warming: threading.Thread | None = None
         self._outcome = Outcome.FAILED
+        self._choice = Choice(store, info, channel, report, disk)
         self._parent: str | None = None
         self._commit = 0
         self._durations: list[float] = []
@@ -198,79 +216,32 @@ class CheckpointDirectory:
         return float(found[0].metrics[best.metric]) if found else None
 
     def open(self) -> Restored | None:
-        """The newest valid checkpoint of the head's lineage; bad ones are set aside and reported.
+        """The next checkpoint to try; see `choosing`."""
+        restored = self._choice.open(self.vault)
+        self._commit = max(self._commit, self._choice.newest_commit)
+        return restored
 
-        Rank 0 chooses, everybody reads and verifies, and all must have succeeded.
-        """
-        candidates = self._candidates() if self._info.is_main else []
-        while True:
-            path = self._channel.broadcast(self._next(candidates))
-            if not path:
-                return None
-            restored, why = self._read(Path(path))
-            failed = self._channel.total([0.0 if restored else 1.0])[0]
-            if restored is not None and failed == 0:
-                self._parent = restored.manifest.name
-                self._commit = max(self._commit, restored.manifest.commit)
-                self.vault.tier.committed()
-                return restored
-            if not self._info.is_main:
-                continue
-            if restored is None:
-                self._set_aside(Path(path), why)
-                if self.vault.tier.has_another(Path(path)):
-                    candidates.insert(0, Path(path))
-            else:
-                message = f"{path}: {failed:.0f} ranks could not read it; an older one is tried"
-                self._report.write("warn", message=message)
+    def accept(self, restored: Restored, problem: str) -> bool:
+        """Go on from it, where every rank could read all it needs. Collective."""
+        if not self._choice.accept(restored, problem, self.vault):
+            return False
+        self._parent = restored.manifest.name
+        self._commit = max(self._commit, restored.manifest.commit)
+        self.vault.tier.committed()
+        return True
 
-    def _next(self, candidates: list[Path]) -> str:
-        """The first that is here, or comes from the object store; empty when there is none."""
-        while candidates:
-            path = candidates.pop(0)
-            if self.vault.tier.bring(path):
-                return str(path)
-        return ""
-
-    def _candidates(self) -> list[Path]:
+    def warm(self, state: Callable[[], Any]) -> None:
+        """Have the memory that saves in the background copy to, from a thread."""
+        if isinstance(self._staging, Direct):
+            return
         try:
-            listing = checkpoint.scan(self._store)
-            checkpoint.clean_debris(self._store, self._disk)
-        except OSError as error:
-            self._report.write("warn", message=f"{self._store}: {error}")
-            return []
-        for path, why in listing.bad.items():
-            self._set_aside(path, why)
-        known = self.vault.known(listing, self._report)
-        self._commit = max((one.commit for one in known.values()), default=0)
-        return [self._store / one.name for one in lineages(known)]
-
-    def _set_aside(self, path: Path, why: str) -> None:
-        try:
-            moved = checkpoint.quarantine(path, random_hex(8), self._disk)
-        except OSError:
-            moved = path
-        self._report.write("quarantined", path=str(path), moved_to=str(moved), why=why)
-
-    def _read(self, path: Path) -> tuple[Restored | None, str]:
-        try:
-            manifest = checkpoint.read_manifest(path)
-            checkpoint.verify_share(path, manifest, (self._info.rank, self._info.world_size))
-            state, rng = read_state(path, manifest, self.vault.seal.opener(manifest))
-        except (CheckpointCorrupt, CheckpointNotFound) as error:
-            return None, error.message
-        return Restored(path, manifest, state, rng, self._differs(manifest)), ""
-
-    def _differs(self, manifest: Manifest) -> str | None:
-        """What makes a resume on this machine not bit-identical, if anything."""
-        mine = {
-            "world size": (manifest.world_size, self._info.world_size),
-            "torch": (manifest.versions.get("torch"), torch.__version__),
-            "threads": (manifest.threads, torch.get_num_threads()),
-            "device": (manifest.device, device_text()),
-        }
-        found = [f"{name} {was} is now {now}" for name, (was, now) in mine.items() if was != now]
-        return "; ".join(found) or None
+            pieces = self._pieces(state())[1]
+        except TrainingError:
+            return  # the first save will say it
+        self._warming = threading.Thread(
+            target=self._staging.warm, args=(pieces,), name="phalanx-staging", daemon=True
+        )
+        self._warming.start()
 
     def save(self, state: Callable[[], Any], moment: Moment) -> bool:
         """Take this rank's part of the state, and write it: at once where training ends after it.
@@ -283,6 +254,7 @@ class CheckpointDirectory:
             if self._outcome is Outcome.DISAGREED:
                 self._outcome = self._write(self._take(state(), moment, self._direct))
             return self._outcome is Outcome.COMMITTED
+        self._warmed()
         image = self._take(state(), moment, self._staging)
         self._thread = threading.Thread(
             target=self._write_behind, args=(image,), name="phalanx-checkpoint", daemon=True
@@ -297,27 +269,35 @@ class CheckpointDirectory:
             self._thread = None
         return self._outcome is Outcome.COMMITTED
 
+    def _warmed(self) -> None:
+        if self._warming is not None:
+            self._warming.join()
+            self._warming = None
+
     def close(self) -> None:
         """Wait, and have the group's threads let go of what they were given."""
         self.wait()
+        self._warmed()
         self.vault.finish(self._last_why, self._info.grace_s)
         self._channel.settle()
 
-    def _take(self, state: Mapping[str, Any], moment: Moment, into: Direct | Staging) -> Image:
-        began = self._clock.monotonic()
+    def _pieces(self, state: Mapping[str, Any]) -> tuple[Any, Sequence[sharding.Piece], str]:
+        """The state as a tree, what of its tensors this rank writes, and what they look like."""
         body, leaves = tree.collect(state)
         common: frozenset[int] = frozenset()
         if not self._whole:
             common = sharding.replicated(self._models, self._optimizers)
         place = (self._info.rank, self._info.world_size)
         pieces = sharding.pieces_of(leaves, common, place)
+        return body, pieces, sharding.signature(leaves, common)
+
+    def _take(self, state: Mapping[str, Any], moment: Moment, into: Direct | Staging) -> Image:
+        began = self._clock.monotonic()
+        body, pieces, signature = self._pieces(state)
         head: dict[str, Any] = {"rng": moment.rng.hex()}
         if self._info.is_main:
             head["state"] = body
-        return Image(
-            moment, dict(moment.metrics), head, into.take(pieces),
-            sharding.signature(leaves, common), began,
-        )  # fmt: skip
+        return Image(moment, dict(moment.metrics), head, into.take(pieces), signature, began)
 
     def _write_behind(self, image: Image) -> None:
         self._outcome = self._write(image)
@@ -370,7 +350,8 @@ class CheckpointDirectory:
             entry = checkpoint.write_shard(
                 self._disk, self._store / (name + ".tmp"), path,
                 self.vault.seal.wrap(
-                    f"{name}/{path}", tensorfile.lay_out(image.head, image.blobs)
+                    f"{name}/{path}",
+                    self.vault.packing.wrap(tensorfile.lay_out(image.head, image.blobs)),
                 ),
             )  # fmt: skip
         except (OSError, MemoryError) as error:
@@ -428,7 +409,7 @@ class CheckpointDirectory:
             why=moment.why,
             files=draft.files,
             job=info.job,
-            mesh={"shard" if self._strategy == "fsdp" else "replicate": info.world_size},
+            mesh=_mesh(self._strategy, info.world_size),
             strategy=self._strategy if info.world_size > 1 else "single",
             code={"script": Path(sys.argv[0]).name},
             versions={
@@ -439,6 +420,7 @@ class CheckpointDirectory:
             threads=torch.get_num_threads(),
             device=device_text(),
             metrics=image.metrics,
+            data=dict(moment.data),
         )
 
     def _let_go(self, keep: Keep) -> None:
@@ -453,3 +435,11 @@ class CheckpointDirectory:
         except OSError as error:
             message = f"old checkpoints could not be deleted: {error}"
             self._report.write("warn", message=message)
+
+
+def _mesh(strategy: str, world_size: int) -> dict[str, int]:
+    """How the ranks were laid out, as a manifest says it."""
+    if "=" in strategy:
+        pairs = (part.split("=") for part in strategy.split(","))
+        return {name: int(size) for name, size in pairs}
+    return {"shard" if strategy == "fsdp" else "replicate": world_size}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,12 +21,14 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.optim import Optimizer
 
 from phalanx.checkpoint.digest import canonical, digest_of
+from phalanx.checkpoint.reading import VerifiedFile
 from phalanx.checkpoint.tensorfile import Bytes, Part, Row
 from phalanx.errors import CheckpointCorrupt, NotSupported
 from phalanx.train.tree import dtype_name, dtype_of
 
 CUT_FROM_BYTES = 64 << 10
 _HUGE_FROM_BYTES = 4 << 20
+_HELD_BYTES = 64 << 20  # of memory that is only passed through
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,8 @@ def _cut(leaf: torch.Tensor, common: frozenset[int]) -> bool:
 
 
 def _held(number: int, leaf: DTensor) -> list[Piece]:
+    if not _first_copy(leaf):
+        return []
     where: Sequence[int] = leaf.device_mesh.get_coordinate() or []
     for at, placement in zip(where, leaf.placements, strict=True):
         if placement.is_partial():
@@ -108,6 +112,15 @@ def _held(number: int, leaf: DTensor) -> list[Piece]:
     if not local.numel():
         return []
     return [Piece(local.reshape(shape), Part(number, tuple(leaf.shape), start))]
+
+
+def _first_copy(leaf: DTensor) -> bool:
+    """Whether no lower rank holds the same: a tensor may be laid out over a part of the mesh only."""
+    mesh = leaf.device_mesh
+    root = mesh._get_root_mesh()
+    mine = set(mesh.mesh_dim_names or ())
+    where = zip(root.get_coordinate() or (), root.mesh_dim_names or (), strict=False)
+    return all(at == 0 for at, name in where if name not in mine)
 
 
 def _size(leaf: torch.Tensor) -> int:
@@ -136,9 +149,45 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer(room, dtype=dtype, count=num).reshape(tuple(shape))
 
 
+class Filling:
+    """Many reads, done together by `run`: every chunk of a file passes once, whoever wants parts of it."""
+
+    def __init__(self) -> None:
+        self._wanted: dict[int, tuple[Bytes, list[tuple[int, memoryview]]]] = {}
+        self._after: list[Callable[[], object]] = []
+        self._held_bytes = 0
+
+    def want(self, source: Bytes, at: int, into: memoryview) -> None:
+        """Have `into` filled with what begins at byte `at` of `source`."""
+        if into.nbytes:
+            self._wanted.setdefault(id(source), (source, []))[1].append((at, into))
+
+    def then(self, action: Callable[[], object], held: torch.Tensor) -> None:
+        """Do something with `held` once it is filled: soon, when much memory waits for it."""
+        self._after.append(action)
+        self._held_bytes += _size(held)
+        if self._held_bytes > _HELD_BYTES:
+            self.run()
+
+    def run(self) -> None:
+        """Read all that is wanted. Raises CheckpointCorrupt; memory may be half filled then."""
+        for source, wanted in self._wanted.values():
+            if isinstance(source, VerifiedFile):
+                source.read_scattered(wanted)
+            else:
+                for at, into in wanted:
+                    source.read_into(at, into)
+        for action in self._after:
+            action()
+        self._wanted, self._after, self._held_bytes = {}, [], 0
+
+
 @dataclass(slots=True)
 class StoredTensor:
-    """A tensor that lies in one or several files; read when and where somebody needs it."""
+    """A tensor that lies in one or several files; read when and where somebody needs it.
+
+    What is read as part of a `Filling` is there after its `run`.
+    """
 
     where: str
     shape: tuple[int, ...]
@@ -149,22 +198,51 @@ class StoredTensor:
         """The whole tensor, in memory of its own. Raises CheckpointCorrupt."""
         return self.read_box(self.shape, (0,) * len(self.shape))
 
-    def read_like(self, live: Any) -> torch.Tensor:
-        """The tensor, laid out over the ranks as `live` is if that has the same shape.
+    def read_box(self, shape: Sequence[int], start: Sequence[int]) -> torch.Tensor:
+        """One box of it, in memory of its own. Raises CheckpointCorrupt."""
+        filling = Filling()
+        target = self._box(shape, start, filling)
+        filling.run()
+        return target
+
+    def read_like(self, live: Any, filling: Filling) -> torch.Tensor:
+        """The tensor in new memory, laid out over the ranks as `live` is if that has the same shape.
 
         Raises CheckpointCorrupt.
         """
         if not isinstance(live, DTensor) or tuple(live.shape) != self.shape:
-            return self.read()
-        local = self.read_box(*box_of(live)).to(live.device)
+            return self._box(self.shape, (0,) * len(self.shape), filling)
+        local = self._box(*box_of(live), filling)
+        if live.device.type != "cpu":
+            filling.run()
         return DTensor.from_local(
-            local, live.device_mesh, live.placements, run_check=False,
+            local.to(live.device), live.device_mesh, live.placements, run_check=False,
             shape=live.shape, stride=live.stride(),
         )  # fmt: skip
 
-    def read_box(self, shape: Sequence[int], start: Sequence[int]) -> torch.Tensor:
-        """One box of it, in memory of its own. Raises CheckpointCorrupt."""
+    def read_onto(self, live: torch.Tensor, filling: Filling) -> torch.Tensor:
+        """`live` with what was saved in it: read straight into its memory where that lies in order.
+
+        `live` has the same shape and dtype. Raises CheckpointCorrupt.
+        """
+        local = (live.to_local() if isinstance(live, DTensor) else live).detach()
+        shape, start = box_of(live)
+        plain = local.device.type == "cpu" and local.is_contiguous() and not local.is_neg()
+        if plain and tuple(local.shape) == shape:
+            self._fill(local, shape, start, filling)
+        else:
+            box = self._box(shape, start, filling)
+            filling.then(lambda: local.copy_(box.reshape(local.shape)), box)
+        return live
+
+    def _box(self, shape: Sequence[int], start: Sequence[int], filling: Filling) -> torch.Tensor:
         target = empty(shape, self.dtype)
+        self._fill(target, shape, start, filling)
+        return target
+
+    def _fill(
+        self, target: torch.Tensor, shape: Sequence[int], start: Sequence[int], filling: Filling
+    ) -> None:
         missing = target.numel()
         for source, row in self.parts:
             overlap = _overlap(row.part.start, row.shape, start, shape)
@@ -172,27 +250,28 @@ class StoredTensor:
                 continue
             at, size = overlap
             inside = tuple(slice(a - s, a - s + n) for a, s, n in zip(at, start, size, strict=True))
-            self._fill(target[inside] if inside else target, source, row, at, size)
+            self._fill_part(target[inside] if inside else target, source, row, overlap, filling)
             missing -= math.prod(size)
         if missing:
             raise CheckpointCorrupt(f"{self.where}: parts of a tensor are missing or overlap")
-        return target
 
-    def _fill(
-        self, target: torch.Tensor, source: Bytes, row: Row, at: Sequence[int], size: Sequence[int]
-    ) -> None:
+    def _fill_part(
+        self, target: torch.Tensor, source: Bytes, row: Row,
+        overlap: tuple[Sequence[int], Sequence[int]], filling: Filling,
+    ) -> None:  # fmt: skip
+        at, size = overlap
         whole_rows = tuple(size[1:]) == tuple(row.shape[1:])
         if whole_rows and target.is_contiguous():
             stride = math.prod(row.shape[1:]) * self.dtype.itemsize
             first = (at[0] - row.part.start[0]) * stride if size else 0
-            source.read_into(row.at + first, _bytes_of(target))
+            filling.want(source, row.at + first, _bytes_of(target))
             return
         saved = empty(row.shape, self.dtype)
-        source.read_into(row.at, _bytes_of(saved))
         inside = tuple(
             slice(a - s, a - s + n) for a, s, n in zip(at, row.part.start, size, strict=True)
         )
-        target.copy_(saved[inside])
+        filling.want(source, row.at, _bytes_of(saved))
+        filling.then(lambda: target.copy_(saved[inside]), saved)
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -13,13 +13,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
-SIGNAL = signal.SIGUSR1
+from phalanx.core import stacks
+
+SIGNAL = signal.SIGUSR1  # what `supervise.stacks` sends
 _open: list[IO[Any]] = []
 
 
 def stacks_file(report_file: Path) -> Path:
     """Where the rank with this report file writes its stacks."""
-    return report_file.with_suffix(".stacks")
+    return report_file.with_suffix(stacks.SUFFIX)
 
 
 def listen(report_file: Path | None) -> None:

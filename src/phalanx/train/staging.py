@@ -5,6 +5,7 @@ The memory is kept from save to save: touching new pages costs several times as 
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 
 import torch
@@ -14,6 +15,7 @@ from phalanx.train.sharding import Piece, empty
 from phalanx.train.tree import blob_of
 
 _ALIGN = 64
+_WARMED_BYTES = 32 << 20  # at a time: others want to run in between
 
 
 class Direct:
@@ -33,17 +35,28 @@ class Staging:
         self._copies: list[torch.Tensor] = []
         self._blobs: list[Blob] = []
 
+    def warm(self, pieces: Sequence[Piece]) -> None:
+        """Have the memory for copies of `pieces`, so that the first save finds it; copies nothing.
+
+        Meant for a thread: new memory costs many times what copying into it does.
+        """
+        self._lay_out(pieces)
+        room = self._room.numpy()
+        for at in range(0, room.size, _WARMED_BYTES):
+            room[at : at + _WARMED_BYTES : mmap.PAGESIZE] = 0
+
     def take(self, pieces: Sequence[Piece]) -> list[Blob]:
         """Copy; the bytes stay as they are until the next call."""
-        layout = [(piece.tensor.dtype, tuple(piece.tensor.shape), piece.part) for piece in pieces]
-        if layout != self._layout:
-            self._lay_out(pieces)
-            self._layout = layout
+        self._lay_out(pieces)
         for copy, piece in zip(self._copies, pieces, strict=True):
             copy.copy_(piece.tensor)
         return self._blobs
 
     def _lay_out(self, pieces: Sequence[Piece]) -> None:
+        layout = [(piece.tensor.dtype, tuple(piece.tensor.shape), piece.part) for piece in pieces]
+        if layout == self._layout:
+            return
+        self._layout = layout
         sizes = [piece.tensor.numel() * piece.tensor.element_size() for piece in pieces]
         room = sum(size + -size % _ALIGN for size in sizes)
         self._copies, self._blobs = [], []

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from phalanx.checkpoint import Disk, LocalDisk
+from phalanx.core import meshes
+from phalanx.core.meshes import Layout
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.kit.clock import SystemClock
-from phalanx.train import context, failure, randomness, stacks, strategies
-from phalanx.train.context import Every, RankInfo
+from phalanx.train import context, failure, randomness, stacks
+from phalanx.train.context import RankInfo
 from phalanx.train.devices import measured
 from phalanx.train.groups import Connection
 from phalanx.train.loop import Loop, StopSignal
+from phalanx.train.parts import Options, Parts
 from phalanx.train.report import NoReport, Report, ReportFile
-from phalanx.train.run import Options, Parts, Run
+from phalanx.train.run import Run
 from phalanx.train.saving import CheckpointDirectory, NoCheckpoints, Saver
 from phalanx.train.staging import Direct, Staging
 from phalanx.train.tuning import tuned
@@ -28,17 +30,17 @@ from phalanx.train.vault import vault_for
 def start(
     options: Options,
     *,
-    checkpoint_dir: str | Path | None = None,
-    checkpoint_every: str | None = None,
+    checkpoints: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
     disk: Disk | None = None,
 ) -> Run:
     """Build every part and meet the other ranks; see `phalanx.train.init`."""
-    info = _with_arguments(context.read(environ), checkpoint_dir, checkpoint_every)
+    info = context.with_checkpoints(context.read(environ), checkpoints or {}, environ)
     if info.training:
         options = replace(options, **_from_spec(options, info.training))
     if info.strategy is not None:
         options = replace(options, strategy=info.strategy)
+    layout = _laid_out(options, info.world_size)
     failure.install(info.error_file)
     clock = SystemClock()
     stop = StopSignal(clock)
@@ -71,6 +73,7 @@ def start(
             stop=stop,
             loop=loop,
             device=device,
+            layout=layout,
         )
     )
 
@@ -85,12 +88,35 @@ def check(options: dict[str, Any], tuning: Mapping[str, Any]) -> Options:
         problems.append(Problem("clip", "must be a norm above 0, or None", str(options["clip"])))
     if not isinstance(options["seed"], int):
         problems.append(Problem("seed", "must be a whole number", str(options["seed"])))
-    strategy = options.get("strategy", "ddp")
-    if strategy not in strategies.NAMES:
-        problems.append(Problem("strategy", "must be ddp or fsdp", str(strategy)))
+    try:
+        options["strategy"] = meshes.parse_sizes(options.get("strategy", "ddp"))
+    except ValueError as error:
+        problems.append(Problem("strategy", str(error)))
     if problems:
         raise SpecInvalid(problems, "these are arguments of phalanx.train.init")
     return Options(**options, tuning=tuned(tuning, {}))
+
+
+def _laid_out(options: Options, world_size: int) -> Layout:
+    """How the ranks are laid out. Raises SpecInvalid for wishes that do not go together."""
+    problems = []
+    layout = Layout(dp=world_size)
+    try:
+        layout = meshes.layout(options.strategy, world_size)
+    except ValueError as error:
+        problems.append(Problem("strategy", str(error)))
+    method = options.tuning.compression.method
+    if method != "none" and layout.dp != world_size:
+        problems.append(
+            Problem("compression", "works between whole replicas: strategy ddp", method)
+        )
+    if options.tuning.sync_batchnorm and layout.tp > 1:
+        problems.append(Problem("sync_batchnorm", "does not go together with tp"))
+    if options.tuning.batch_shares != "even" and layout.tp > 1:
+        problems.append(Problem("batch_shares", "does not go together with tp"))
+    if problems:
+        raise SpecInvalid(problems, "these are arguments of phalanx.train.init")
+    return layout
 
 
 def _from_spec(options: Options, training: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,18 +132,6 @@ def _from_spec(options: Options, training: Mapping[str, Any]) -> dict[str, Any]:
         "accumulate": checked.accumulate, "clip": checked.clip, "strategy": checked.strategy,
         "tuning": tuning,
     }  # fmt: skip
-
-
-def _with_arguments(info: RankInfo, directory: str | Path | None, every: str | None) -> RankInfo:
-    """What the launcher says stands; the script's arguments fill in where it says nothing."""
-    if directory is not None and info.checkpoint_dir is None:
-        info = replace(info, checkpoint_dir=Path(directory))
-        if every is not None:
-            try:
-                info = replace(info, every=Every.parse(every))
-            except ValueError as error:
-                raise SpecInvalid([Problem("checkpoint_every", str(error), every)]) from error
-    return info
 
 
 def _device(info: RankInfo) -> torch.device:

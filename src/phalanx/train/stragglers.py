@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -52,9 +53,11 @@ class ComputeTimes:
     """Compares the medians of the last `window` steps over all ranks; rank 0 reports."""
 
     def __init__(
-        self, window: int, place: tuple[int, int], channel: Channel, report: Report
-    ) -> None:
-        """`place` is (rank, world size)."""
+        self, window: int, place: tuple[int, int], channel: Channel, report: Report,
+        listen: Callable[[Sequence[float]], None] = lambda compute_s: None,
+    ) -> None:  # fmt: skip
+        """`place` is (rank, world size); `listen` gets every window's times on all ranks."""
+        self._listen = listen
         self._window, self._channel, self._report = window, channel, report
         self._rank, self._world_size = place
         self._watch = StragglerWatch()
@@ -91,6 +94,7 @@ class ComputeTimes:
         row[self._rank] = statistics.median(self._steps_s)
         self._steps_s.clear()
         times = self._channel.total(row)
+        self._listen(times)
         if self._rank == 0:
             self._tell(times)
 

@@ -6,7 +6,7 @@ do not depend on it: `sharding` finds any part of any tensor again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -17,9 +17,6 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.optim import Optimizer
 
 from phalanx.train import replica
-from phalanx.train.context import STRATEGIES
-
-NAMES = STRATEGIES
 
 
 class Strategy(Protocol):
@@ -120,7 +117,7 @@ class Shards:
     Blocks are the members of every `nn.ModuleList`, and the model itself.
     """
 
-    name = "fsdp"
+    name: str = "fsdp"
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         """`options` are further arguments of `fully_shard`."""
@@ -137,15 +134,16 @@ class Shards:
             for tensor in [*model.parameters(), *model.buffers()]:
                 dist.broadcast(tensor, src=0)
         mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-        for block in _blocks(model):
+        for block in blocks(model):
             fully_shard(block, mesh=mesh, **self._options)
         fully_shard(model, mesh=mesh, **self._options)
-        self._moved.update(
-            {before[name]: parameter for name, parameter in model.named_parameters()}
-        )
+        self._remember(before, model)
+        return model
+
+    def _remember(self, before: Mapping[str, nn.Parameter], model: nn.Module) -> None:
+        self._moved.update({before[name]: new for name, new in model.named_parameters()})
         for optimizer in self._optimizers:
             self._repoint(optimizer)
-        return model
 
     def adopt(self, optimizer: Optimizer) -> None:
         """Point an optimizer to the parameters that `wrap` put in place of those it was made for."""
@@ -179,18 +177,8 @@ class Shards:
         return any(isinstance(model, FSDPModule) for model in models)
 
 
-def chosen(name: str, world_size: int, options: Mapping[str, Any]) -> Strategy:
-    """The strategy of this name; one rank needs none. `options` are FSDP's."""
-    if world_size == 1:
-        return Alone()
-    makers: dict[str, Callable[[], Strategy]] = {
-        "ddp": Replicas,
-        "fsdp": lambda: Shards(options),
-    }
-    return makers[name]()
-
-
-def _blocks(model: nn.Module) -> list[nn.Module]:
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """What is gathered at once: the members of every `nn.ModuleList`."""
     found = []
     for module in model.modules():
         if isinstance(module, nn.ModuleList):

@@ -9,6 +9,7 @@ from typing import Any
 from phalanx.core.guards import Policy
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.kit.nearest import nearest
+from phalanx.train.compression.settings import Compression
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 RESIZES = ("keep_batch", "scale_batch")
@@ -28,6 +29,9 @@ class Tuning:
     on_spike: Policy = Policy.OFF
     deterministic: bool = False
     straggler_window: int = 0
+    compression: Compression = Compression()
+    batch_shares: str | tuple[float, ...] = "even"
+    data_changed: str = "refuse"
 
 
 def tuned(values: Mapping[str, Any], over: Mapping[str, Any]) -> Tuning:
@@ -84,6 +88,17 @@ def _blocks(value: Any) -> bool | tuple[str, ...]:
     return tuple(value)
 
 
+def _shares(value: Any) -> str | tuple[float, ...]:
+    if value in ("even", "auto"):
+        return str(value)
+    numbers = isinstance(value, list | tuple) and all(
+        isinstance(one, int | float) and not isinstance(one, bool) and one > 0 for one in value
+    )
+    if not numbers or not value:
+        raise ValueError("must be even, auto or a list of one number above 0 for each rank")
+    return tuple(float(one) for one in value)
+
+
 def _policy(*allowed: str) -> Any:
     check = _one_of(*allowed)
     # YAML reads a bare `off` as false.
@@ -102,7 +117,10 @@ _CHECKS: Mapping[str, Any] = {
     "on_resize": _one_of(*RESIZES),
     "warmup_steps": _whole(0),
     "on_non_finite": _policy("off", "skip", "rollback", "stop"),
-    "on_spike": _policy("off", "rollback", "stop"),
+    "on_spike": _policy("off", "skip", "rollback", "stop"),
     "deterministic": _switch,
     "straggler_window": _whole(0),
+    "compression": Compression.parse,
+    "batch_shares": _shares,
+    "data_changed": _one_of("refuse", "allow"),
 }

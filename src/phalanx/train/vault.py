@@ -1,4 +1,4 @@
-"""What a run's checkpoints have beyond their folder: copies in an object store, and encryption."""
+"""What a run's checkpoints have beyond their folder: far copies, encryption, compression."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from phalanx.checkpoint import Listing
+from phalanx.checkpoint.packing import Packing, Unpacked, packing
 from phalanx.checkpoint.remote_tier import FarTier, OneTier, Tier, both
 from phalanx.checkpoint.seal import Seal, Sealing, Unsealed
 from phalanx.core.checkpoints import Manifest
@@ -24,6 +25,7 @@ class Vault:
 
     tier: Tier = field(default_factory=OneTier)
     seal: Seal = field(default_factory=Unsealed)
+    packing: Packing = field(default_factory=Unpacked)
 
     def known(self, listing: Listing, report: Report) -> dict[str, Manifest]:
         """Checkpoints of both tiers, by name.
@@ -63,4 +65,4 @@ def vault_for(info: RankInfo, report: Report) -> Vault:
             info.keep,
             lambda kind, said: report.write(kind, **said),
         )
-    return Vault(tier, seal)
+    return Vault(tier, seal, packing(info.compress))

@@ -34,9 +34,9 @@ def loaded(job):
     return [json.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp"])
-def test_killed_between_and_in_saves_the_weights_are_bit_identical(gang, name):
-    extra = strategy(name)
+@pytest.mark.parametrize(("name", "compress"), [("ddp", "none"), ("fsdp", "zstd")])
+def test_killed_between_and_in_saves_the_weights_are_bit_identical(gang, name, compress):
+    extra = {**strategy(name), "PHALANX_CHECKPOINT_COMPRESS": compress}
     whole = trained(gang, extra=extra)
     job = gang(every="4 steps", extra=extra).start()
     for step in (4, 16):

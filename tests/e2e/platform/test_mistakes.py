@@ -159,12 +159,12 @@ def test_full_disk_warns_and_loses_nothing(tmp_path: Path):
         set -e
         mount -t tmpfs -o size=2500k,mode=700 tmpfs {home}
         {BIN}/phalanx run -n 2 --checkpoint-every 1s {Path(__file__).with_name("training.py")} \
-            -- --epochs 20 --step-s 0.02 > {tmp_path}/log 2>&1 &
+            -- --epochs 12 --step-s 0.02 > {tmp_path}/log 2>&1 &
         follower=$!
         until [ -s {out}.steps ] || ! kill -0 $follower; do sleep 0.1; done
         until grep -q 'nothing is lost' {tmp_path}/log || ! kill -0 $follower; do
-            head -c 100k /dev/zero >> {home}/ballast 2>/dev/null || true
-            sleep 0.2
+            head -c 200k /dev/zero >> {home}/ballast 2>/dev/null || true
+            sleep 0.1
         done
         mount -o remount,size=64m {home}
         wait $follower

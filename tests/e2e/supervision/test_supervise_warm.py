@@ -276,6 +276,7 @@ TRAIN = """
             model(batch).sum().backward()
             optimizer.step()
         print("trained", method, flush=True)
+        dist.barrier()  # the first to leave ends the others, who have to have said it by then
         dist.destroy_process_group()
         if method is None:
             os.kill(os.getpid(), 9)

@@ -3,8 +3,10 @@
 import argparse
 import hashlib
 import json
+import os
 import resource
 import sys
+import threading
 import time
 
 import torch
@@ -61,11 +63,16 @@ class Net(nn.Module):
 def digest(model, opt):
     sha = hashlib.sha256()
     for tensor in model.state_dict().values():
-        sha.update(tensor.numpy().tobytes())
+        sha.update(full(tensor).numpy().tobytes())
     for state in opt.state_dict()["state"].values():
         for name in sorted(state):
-            sha.update(torch.as_tensor(state[name]).numpy().tobytes())
+            sha.update(full(torch.as_tensor(state[name])).numpy().tobytes())
     return sha.hexdigest()
+
+
+def full(tensor):
+    """The whole of a tensor that may be sharded over the ranks. Collective."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def arguments():
@@ -80,7 +87,11 @@ def arguments():
     parser.add_argument("--poison", type=int, default=-1)
     parser.add_argument("--leave-out", type=int, default=-1)
     parser.add_argument("--glitch-at", type=int, default=-1)
+    parser.add_argument("--glitches", type=int, default=1)
+    parser.add_argument("--jump-at", type=int, default=-1)
     parser.add_argument("--spike", type=int, default=-1)
+    parser.add_argument("--switch-to", type=int, default=0)
+    parser.add_argument("--hang-at", type=int, default=-1)
     parser.add_argument("--slow-ms", type=int, default=0)
     parser.add_argument("--raise-at", type=int, default=-1)
     parser.add_argument("--memory-at", type=int, default=-1)
@@ -96,15 +107,26 @@ def limit_memory(spare_mb):
     resource.setrlimit(resource.RLIMIT_AS, (used + spare_mb * 2**20, resource.RLIM_INFINITY))
 
 
-def main():  # noqa: C901, PLR0912 - one script with every fault in its place
+def first_generation():
+    return os.environ.get("PHALANX_GENERATION") == "0"
+
+
+def wait_for_ever():
+    """The others are in a collective that this rank never enters."""
+    threading.Event().wait()
+
+
+def main():  # noqa: C901, PLR0912, PLR0915 - one script with every fault in its place
     args = arguments()
+    if args.switch_to and not first_generation():
+        args.init["max_micro_batch"] = args.switch_to
     run = pt.init(seed=3, ddp={"bucket_cap_mb": 0.005}, **args.init)
     model = Net(args.norm, args.dropout)
     opt = torch.optim.AdamW(model.parameters(), lr=1e-2)
     sched = torch.optim.lr_scheduler.OneCycleLR(opt, 0.05, total_steps=10_000)
     loader = DataLoader(Noisy(args.samples, args.poison), batch_size=args.batch_size, shuffle=True)
     model, opt, sched, loader = run.prepare(model, opt, sched, loader)
-    glitched, losses, calls, rates, applied = False, [], 0, [], []
+    glitched, losses, calls, rates, applied = 0, [], 0, [], []
     opt.register_step_pre_hook(lambda one, *_: applied.append(one.param_groups[0]["lr"]))
     for epoch in run.epochs(args.epochs):
         for at, x, y in loader:
@@ -113,16 +135,26 @@ def main():  # noqa: C901, PLR0912 - one script with every fault in its place
             if calls == args.leave_out:
                 continue
             if step == args.memory_at and run.rank == 1 and args.memory_mb:
+                # At every try of that step: only a smaller micro-batch gets past it.
                 limit_memory(args.memory_mb)
-            if step == args.raise_at and run.rank == 1:
+            if (
+                step == args.raise_at
+                and run.rank == 1
+                and (first_generation() or not args.switch_to)
+            ):
                 raise ValueError("this rank had enough")
+            if step == args.hang_at and run.rank == 1 and first_generation():
+                wait_for_ever()
             loss = functional.cross_entropy(model(x), y)
             if args.memory_at >= 0:
                 # 64 megabytes per sample: address space, never touched, so it costs no time.
                 torch.empty(len(x), 16_000_000)
-            if step == args.glitch_at and run.rank == 1 and not glitched:
-                glitched = True
-                loss = loss * float("inf")
+            if step == args.glitch_at and run.rank == 1 and glitched < args.glitches:
+                # A machine that computes wrongly: other wrong bits each time, in one generation only.
+                glitched += first_generation()
+                loss = loss * (float("inf"), float("nan"))[glitched - 1] if glitched else loss
+            if step == args.jump_at and run.rank == 1 and first_generation():
+                loss = loss + loss * 1e4
             if epoch == 2 and args.spike in at.tolist():
                 loss = loss + 1e4
             if run.rank == 2:
@@ -142,7 +174,8 @@ def main():  # noqa: C901, PLR0912 - one script with every fault in its place
             losses.append(loss.item())
     result = {"digest": digest(run.unwrap(model), opt), "step": run.step, "losses": losses,
               "lr": sched.get_last_lr(), "calls": calls, "rates": rates,
-              "weights": [p.double().norm().item() for p in run.unwrap(model).parameters()]}  # fmt: skip
+              "weights": [full(p.detach()).double().norm().item()
+                          for p in run.unwrap(model).parameters()]}  # fmt: skip
     if run.is_main:
         result["scale"] = run._care.state_dict()["scale"]
         with open(f"{args.out}.json", "w") as file:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import random
+import signal
 import sys
 import threading
 
@@ -45,14 +46,27 @@ class Net(nn.Module):
         return self.layers(x)
 
 
+class Tally:
+    """State of the script's own, kept by `run.track`: one number for each step."""
+
+    def __init__(self):
+        self.rows = []
+
+    def state_dict(self):
+        return {"rows": list(self.rows)}
+
+    def load_state_dict(self, state):
+        self.rows = list(state["rows"])
+
+
 def digest(model, opt):
     """SHA-256 of every parameter, buffer and optimizer tensor."""
     sha = hashlib.sha256()
     for tensor in model.state_dict().values():
-        sha.update(tensor.numpy().tobytes())
+        sha.update(full(tensor).numpy().tobytes())
     for state in opt.state_dict()["state"].values():
         for name in sorted(state):
-            sha.update(torch.as_tensor(state[name]).numpy().tobytes())
+            sha.update(full(torch.as_tensor(state[name])).numpy().tobytes())
     return sha.hexdigest()
 
 
@@ -72,6 +86,7 @@ def arguments():
     parser.add_argument("--bucket-mb", type=float, default=0.005)
     parser.add_argument("--raise-at", type=int, default=0)
     parser.add_argument("--chatter", action="store_true")
+    parser.add_argument("--note-signals", action="store_true")
     return parser.parse_args()
 
 
@@ -85,6 +100,10 @@ def without(cure):
         data.randomness.seed_sample = lambda seed: None
     elif cure == "rng-after-fetch":
         loop.Loop._take_up_rng = lambda self: setattr(self, "resume_rng", None)
+    elif cure == "residuals":
+        from phalanx.train.compression import memory
+
+        memory.Residuals.load_state_dict = lambda self, state, parameters: None
     elif cure == "own-group":
         groups.Connection.private_group = lambda self: torch.distributed.group.WORLD
 
@@ -109,10 +128,41 @@ def talk(run):
     return thread
 
 
+PHASES = (
+    ("save", "saving.py"), ("save", "staging.py"), ("agreement", "agreement.py"),
+    ("collective", "distributed_c10d.py"), ("optimizer", "optim"), ("backward", "autograd"),
+    ("data", "dataloader.py"), ("forward", "functional.py"), ("forward", "modules"),
+)  # fmt: skip
+
+
+def note_signals(out):
+    """Write down in which part of a step each SIGTERM arrives, then do what the library does."""
+    inner = signal.getsignal(signal.SIGTERM)
+
+    def noting(number, frame):
+        inner(number, frame)
+        files = []
+        while frame is not None:
+            files.append(frame.f_code.co_filename)
+            frame = frame.f_back
+        found = [phase for phase, part in PHASES if any(part in file for file in files)]
+        with open(f"{out}.phases", "a") as file:
+            file.write((found or ["between"])[0] + "\n")
+
+    signal.signal(signal.SIGTERM, noting)
+
+
+def full(tensor):
+    """The whole of a tensor that may be sharded over the ranks. Collective."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
 def main():
     args = arguments()
     without(args.break_cure)
     run = pt.init(seed=3, accumulate=args.accumulate, ddp={"bucket_cap_mb": args.bucket_mb})
+    if args.note_signals:
+        note_signals(args.out)
     model = Net(args.width)
     opt = torch.optim.AdamW(model.parameters(), lr=1e-2)
     sched = torch.optim.lr_scheduler.OneCycleLR(opt, 0.05, total_steps=10_000)
@@ -123,6 +173,8 @@ def main():
     model, opt, sched, loader = run.prepare(model, opt, sched, loader)
     seen = open(f"{args.out}.r{run.rank}.seen", "a")  # noqa: SIM115
     run.state.setdefault("epochs_seen", [])
+    tally = Tally()
+    run.track(tally=tally)
     talking = None
     for epoch in run.epochs(args.epochs):
         for at, x, y in loader:
@@ -131,11 +183,12 @@ def main():
             if args.pattern == "before":
                 opt.zero_grad()
             loss = functional.cross_entropy(model(x), y)
-            loss.backward()
+            run.backward(loss)
             opt.step()
             sched.step()
             if args.pattern == "after":
                 opt.zero_grad()
+            tally.rows.append(run.step)
             run.log(loss=loss, jitter=random.random())
             print(
                 epoch,
@@ -154,9 +207,9 @@ def main():
     seen.close()
     if talking is not None:
         talking.join()
+    found = digest(run.unwrap(model), opt)
     if run.is_main:
-        inner = run.unwrap(model)
-        result = {"digest": digest(inner, opt), "step": run.step, "state": run.state,
+        result = {"digest": found, "step": run.step, "state": run.state, "tally": tally.rows,
                   "lr": sched.get_last_lr(), "pid": os.getpid()}  # fmt: skip
         with open(f"{args.out}.json", "w") as file:
             json.dump(result, file)

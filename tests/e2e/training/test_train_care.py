@@ -131,6 +131,7 @@ def test_a_poisoned_batch_is_skipped_as_if_it_had_never_been(care, extra):
     job = care(*args, init={"on_non_finite": "skip"}, extra=extra).start().finish()
     (found,) = job.records(kind="guard")
     assert found["origin"] == "data" and found["action"] == "skip"
+    assert len(found["ranks"]) == 1  # whose batch it was
     left_out = care(*ONE, "--leave-out", str(found["step"]), name="left").start().finish()
     assert job.result["digest"] == left_out.result["digest"]
     assert job.result["lr"] == left_out.result["lr"]
@@ -150,6 +151,8 @@ def test_a_fault_that_does_not_come_again_is_the_machines_and_costs_nothing(care
     job = care(*ONE, "--glitch-at", "7", init=init).start().finish()
     (found,) = job.records(kind="guard")
     assert (found["step"], found["origin"], found["action"]) == (7, "hardware", "applied")
+    assert found["ranks"] == [1]
+    assert "hardware, rank 1" in job.records(kind="warn")[0]["message"]
     assert job.result["digest"] == plain.result["digest"]
     assert job.result["calls"] == plain.result["calls"] + 1
 
@@ -168,12 +171,50 @@ def test_rolling_back_skips_the_batch_in_the_next_generation(care):
     assert job.result["digest"] == skipped.result["digest"]
 
 
-def test_a_loss_that_jumps_is_rolled_back_and_its_checkpoints_set_aside(care):
+@pytest.mark.proof
+def test_wrong_bits_that_change_are_the_machines_and_the_batch_is_not_passed_over(care):
+    init = {"on_non_finite": "rollback"}
+    plain = care(*ONE, init=init, name="plain").start().finish()
+    job = care(*ONE, "--glitch-at", "7", "--glitches", "2", init=init, every="2 steps").start()
+    ended(job)
+    (found,) = job.records(kind="guard")
+    assert (found["origin"], found["ranks"]) == ("hardware", [1])
+    assert "computes this batch again" in said(job, 0)
+    job.start().finish()
+    assert not (job.store / MEMORY_FILE).exists()
+    assert job.result["digest"] == plain.result["digest"]
+
+
+@pytest.mark.proof
+def test_a_jump_that_does_not_come_again_is_the_machines_and_nothing_is_passed_over(care):
+    args = ("--epochs", "3")
+    init = {"on_spike": "rollback"}
+    job = care(*args, "--jump-at", "40", init=init, every="2 steps", extra=SYNC_SAVES).start()
+    ended(job)
+    assert "computes it once more" in said(job, 0)
+    assert memory(job)["suspect"]["step"] == 40 and not memory(job)["skips"]
+    job.start().finish()
+    (found,) = job.records(kind="guard")
+    assert (found["step"], found["what"], found["origin"]) == (40, "spike", "hardware")
+    assert (found["ranks"], found["action"]) == ([1], "applied")
+    assert memory(job)["suspect"] is None and not memory(job)["skips"]
+    plain = care(*args, init=init, name="plain").start().finish()
+    assert job.result["digest"] == plain.result["digest"]
+    # The control: without the guard the wrong step is trained on.
+    off = care(*args, "--jump-at", "40", name="off").start().finish()
+    assert off.result["digest"] != plain.result["digest"]
+
+
+def test_a_loss_that_jumps_again_is_passed_over_and_its_checkpoints_set_aside(care):
     args = ("--epochs", "3", "--spike", "7")
     init = {"on_spike": "rollback"}
     job = care(*args, init=init, every="2 steps", extra=SYNC_SAVES).start()
     ended(job)
     assert "the loss jumped" in said(job, 0)
+    ended(job.start())
+    (found,) = job.records(kind="guard")
+    assert (found["what"], found["origin"], found["action"]) == ("spike", "data", "rollback")
+    assert len(found["ranks"]) == 1
     job.start().finish()
     (skip,) = memory(job)["skips"]
     assert skip["step"] > 34 and memory(job)["undo"] is None

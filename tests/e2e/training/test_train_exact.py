@@ -45,6 +45,7 @@ def test_killed_at_random_moments_the_weights_are_bit_identical(
     assert job.result["digest"] == expected["digest"]
     assert job.result["state"] == expected["state"]
     assert job.result["lr"] == expected["lr"]
+    assert job.result["tally"] == expected["tally"]
     assert job.records(kind="restored")[0]["exact"] is True
     assert exactly_once(job).redone > 0
 

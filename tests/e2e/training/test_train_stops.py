@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections import Counter
 
 import pytest
 
@@ -12,13 +13,15 @@ pytestmark = pytest.mark.e2e
 GRACE_S = 60.0
 
 
-def stop_somewhere(gang, seed):
+def stop_somewhere(gang, seed, strategy="ddp", world=3):
     """One round: where the signal lands, in which rank and when, is drawn from the seed."""
     rng = random.Random(seed)
     args = ("--epochs", "400", "--workers", str(rng.choice([0, 0, 2])),
-            "--accumulate", str(rng.choice([1, 3])))  # fmt: skip
+            "--accumulate", str(rng.choice([1, 3])), "--note-signals")  # fmt: skip
     extra = rng.choice([{}, {"PHALANX_CONTROL_FILE": ""}, {"PHALANX_CHECKPOINT_ASYNC": "0"}])
-    job = gang(*args, name=f"stop{seed}", every=f"{rng.choice([1, 3, 1000])} steps", extra=extra)
+    extra = {**extra, "PHALANX_STRATEGY": strategy}
+    job = gang(*args, name=f"stop{seed}", every=f"{rng.choice([1, 3, 1000])} steps", extra=extra,
+               world=world)  # fmt: skip
     job.start()
     # From here on every rank has the signal in its hands; many have not met the others yet.
     job.wait_for(lambda: all(reports(job, rank)
@@ -43,7 +46,10 @@ def stop_somewhere(gang, seed):
             if one.manifest.step == stopped[0]["step"]]  # fmt: skip
     assert len(same) == 1
     assert not checkpoint.scan(job.store).debris
-    return stopped[0]["step"]
+    noted = job.root / "out.phases"
+    phases = noted.read_text().split() if noted.exists() else []
+    # Ranks that had not come to write it down yet were still meeting the others.
+    return stopped[0]["step"], phases + ["start"] * (len(told) - len(phases))
 
 
 def reports(job, rank):
@@ -55,8 +61,15 @@ def test_a_stop_at_a_random_moment(gang, seed):
     stop_somewhere(gang, seed)
 
 
+# (strategy, ranks) of each twentieth part of two hundred stops.
+PARTS = [("ddp", 3)] * 4 + [("fsdp", 3)] * 3 + [("ddp", 4)] * 2 + [("fsdp", 4)]
+
+
 @pytest.mark.proof
 @pytest.mark.parametrize("part", range(10))
 def test_two_hundred_stops_at_random_moments(gang, part):
-    steps = [stop_somewhere(gang, 1000 + part * 20 + at) for at in range(20)]
-    assert len(set(steps)) > 5
+    strategy, world = PARTS[part]
+    rounds = [stop_somewhere(gang, 1000 + part * 20 + at, strategy, world) for at in range(20)]
+    assert len({step for step, _ in rounds}) > 5
+    landed = Counter(phase for _, phases in rounds for phase in phases)
+    print(f"{strategy} at {world} ranks, signals by phase: {dict(sorted(landed.items()))}")

@@ -1,5 +1,6 @@
 """Guards, learning rates and pieces as pure decisions."""
 
+import json
 import math
 import random
 
@@ -14,6 +15,7 @@ from phalanx.core.guards import (
     Origin,
     Skip,
     SpikeDetector,
+    Suspect,
     Undo,
     num_pieces,
     origin,
@@ -56,8 +58,33 @@ def test_a_flat_loss_may_wobble():
 
 
 def test_a_memory_survives_its_file():
-    memory = Memory((Skip(1, 24, 36, 9, "spike"),), 2, Undo(1, 3, 9))
-    assert Memory.from_json(memory.to_json()) == memory
+    suspect = Suspect(1, 24, 36, 9, 2.5, ((1.0).hex(), "", math.nan.hex()))
+    memory = Memory((Skip(1, 24, 36, 9, "spike"),), 2, Undo(1, 3, 9), suspect, (1, 3))
+    assert Memory.from_json(json.loads(json.dumps(memory.to_json()))) == memory
+
+
+def test_the_memory_of_the_first_release_is_still_read():
+    body = {"schema": 1, "skips": [], "halvings": 1, "undo": None}
+    assert Memory.from_json(body) == Memory(halvings=1)
+
+
+@pytest.mark.parametrize(
+    ("again", "found"),
+    [
+        ((1.0, 9.0, 1.5), (Origin.DATA, (1,))),
+        ((1.0, 1.1, 1.5), (Origin.HARDWARE, (1,))),
+        ((1.0, 8.9, 1.5), (Origin.UNKNOWN, (1,))),
+        ((1.0, math.nan, 1.5), (Origin.UNKNOWN, (1,))),
+        ((1.0, 1.2), (Origin.HARDWARE, (1,))),  # another world size, where it did not come again
+    ],
+)
+def test_computing_a_jump_again_tells_data_from_hardware(again, found):
+    suspect = Suspect(1, 24, 36, 9, 3.0, tuple(one.hex() for one in (1.0, 9.0, 1.5)))
+    assert suspect.verdict([one.hex() for one in again]) == found
+
+
+def test_a_memory_counts_pieces_and_holds_each_skip_once():
+    memory = Memory((Skip(1, 24, 36, 9, "spike"),), 2)
     assert memory.skipping(memory.skips[0]) == memory and memory.pieces == 4
     assert memory.intervals(1) == ((24, 36),) and memory.intervals(0) == ()
     for broken in ({}, {"schema": 1}, {"schema": 2, "skips": [], "halvings": 0, "undo": None}):

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from phalanx.launch import linux
-from phalanx.launch.cgroup import ControlGroup, NoGroup, make_group
+from phalanx.launch.cgroup import ControlGroup, NoGroup, make_group, oom_kills
 
 pytestmark = pytest.mark.unit
 
@@ -67,3 +67,22 @@ def test_killing_a_group_kills_what_escaped_its_parent():
     assert entry is None or entry.gone
     group.remove()
     assert not group.path.exists()
+
+
+def test_kills_for_memory_are_counted_in_either_version(tmp_path):
+    assert oom_kills(tmp_path) is None
+    root, old = tmp_path / "root", tmp_path / "old"
+    for folder in (root / "user", old / "user"):
+        folder.mkdir(parents=True)
+    mounts = (
+        "29 24 0:26 / {} rw - cgroup2 cgroup2 rw\n30 24 0:27 / {} rw - cgroup cgroup rw,memory\n"
+    )
+    (tmp_path / "mountinfo").write_text(mounts.format(root, old))
+    (tmp_path / "cgroup").write_text("4:cpu,memory:/user\n1:name=systemd:/x\n0::/user\n")
+    assert oom_kills(tmp_path) is None
+    (old / "user" / "memory.oom_control").write_text(
+        "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"
+    )
+    assert oom_kills(tmp_path) == 3
+    (root / "user" / "memory.events").write_text("low 0\nhigh 0\nmax 9\noom 2\noom_kill 2\n")
+    assert oom_kills(tmp_path) == 2

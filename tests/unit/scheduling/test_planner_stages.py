@@ -106,12 +106,44 @@ class TestOrder:
         for _ in range(200):
             history.observe(KindKey("", "short", 2), 300.0)
             history.observe(KindKey("", "long", 2), 300_000.0)
-        now = 13 * HOUR
+        now = 8 * 24 * HOUR
         asks = (job(1, 1, 4, kind="long"), job(2, 1, 4, kind="short", queued_at=now))
         guarded = Snapshot(nodes(1), (), asks, history=history)
         assert started(plan(guarded, now)) == [1]
-        off = replace(guarded, terms=Terms(guard_after_s=1e12))
+        off = replace(guarded, terms=Terms(guard_after_s=1e12, steepness=1.0))
         assert started(plan(off, now)) == [2]
+
+    def test_an_eviction_does_not_make_a_wait_forgotten(self) -> None:
+        history = History()
+        for _ in range(200):
+            history.observe(KindKey("", "short", 2), 300.0)
+            history.observe(KindKey("", "long", 2), 300_000.0)
+        now = 2 * HOUR
+        back = job(1, 1, 4, kind="long", queued_at=HOUR, delayed_s=200 * 3600.0)
+        fresh = job(2, 1, 4, kind="short", queued_at=now)
+        asked = Snapshot(nodes(1), (), (back, fresh), history=history)
+        assert started(plan(asked, now)) == [1]
+        forgotten = replace(asked, waiting=(replace(back, delayed_s=0.0), fresh))
+        assert started(plan(forgotten, now)) == [2]
+
+    def test_a_running_job_keeps_what_its_waits_earned(self) -> None:
+        short, now = job(2, 1, 4, queued_at=10 * HOUR), 10 * HOUR
+        where = plan(Snapshot(nodes(1), (), (job(1, 1, 4),)), 0).starts[0].placement
+        long = Held(1, where, priority=50, started_at=0, attained_slot_s=1e5)
+        asked = Snapshot(nodes(1), (long,), (short,))
+        assert [p.job for p in plan(asked, now).preemptions] == [1]
+        patient = replace(asked, held=(replace(long, delayed_s=400 * 3600.0),))
+        assert plan(patient, now).preemptions == ()
+
+    def test_two_that_starve_do_not_take_turns(self) -> None:
+        terms, now = Terms(guard_after_s=3600.0, steepness=1.0, steep_s=1e9), 10 * HOUR
+        where = plan(Snapshot(nodes(1), (), (job(1, 1, 4),)), 0).starts[0].placement
+        long = Held(1, where, priority=50, started_at=0, attained_slot_s=0.0)
+        starving = job(2, 1, 4, attained_slot_s=1e7, delayed_s=7200.0, queued_at=now)
+        asked = Snapshot(nodes(1), (long,), (starving,), terms=terms)
+        assert [p.job for p in plan(asked, now).preemptions] == [1]
+        both = replace(asked, held=(replace(long, delayed_s=7200.0),))
+        assert plan(both, now).preemptions == ()
 
     def test_without_history_the_index_falls_with_attained_service(self) -> None:
         history, key = History(), KindKey("", "", 0)

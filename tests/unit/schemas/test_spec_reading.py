@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.core.placement import Demand
 from phalanx.core.reasons import Cause
 from phalanx.core.recovery import DEFAULT_BUDGETS, Budget
 from phalanx.errors import SpecInvalid
@@ -53,8 +54,8 @@ class: production
 framework: jax
 env_compat: [slurm]
 image: example.org/train:1
-resources: {nodes: 2..4, slots_per_node: 8, accelerator: H100, accelerator_memory: 80GB,
-            cpus: 16.., memory: 800GB, shm: 64GB}
+resources: {nodes: 2+, slots_per_node: 8, accelerator: H100, accelerator_memory: 40GB..80GB,
+            cpus: 16.., memory: 800GB..900GB, shm: 64GB}
 roles: {server: {nodes: 1, run: python ps.py, resources: {cpus: 8}}}
 data: {train: "s3://data/cifar"}
 placement: {required: rack, preferred: node}
@@ -91,6 +92,36 @@ def test_every_live_field_is_read_and_supported():
     assert spec.labels["cost-center"] == "42"
 
 
+def test_what_the_planner_wants_to_know():
+    spec = load_spec(
+        """
+run: python train.py
+resources: {nodes: 2..4, slots_per_node: 8, accelerator: H100, accelerator_memory: 80GB, memory: 1TB}
+placement: {required: pod, preferred: rack, patience: 5m, selector: {disk: nvme}, tolerate: spot}
+priority: high
+preemptible: false
+"""
+    )
+    assert check_supported(spec) == []
+    assert spec.priority == 75
+    terms = spec.to_terms()
+    assert (terms.min_nodes, terms.shape.nodes) == (2, 4)
+    assert spec.to_demand() == Demand(
+        memory_per_node_bytes=10**12,
+        slot_type="H100",
+        device_memory_bytes=80 * 10**9,
+        required="pod",
+        preferred="rack",
+        patience_s=300.0,
+        selector=(("disk", "nvme"),),
+        tolerates=("spot",),
+        preemptible=False,
+    )
+    assert load_spec("run: x").to_terms().min_nodes is None
+    assert load_spec("run: x").to_demand() == Demand()
+    assert "urgent (95)" in problems("{run: x, priority: hihg}")["priority"]
+
+
 def test_a_budget_is_laid_over_the_default_of_its_cause():
     policy = load_spec(LIVE).to_terms().policy
     assert policy.budget(Cause.RANK_CRASH) == Budget(5, 3600.0)
@@ -112,9 +143,8 @@ def test_every_field_that_is_not_built_yet_is_refused_by_name():
     refused = {one.path for one in check_supported(load_spec(EVERYTHING))}
     assert refused == {
         "class", "framework", "env_compat", "image", "resources.nodes", "resources.cpus",
-        "resources.memory", "resources.shm", "resources.accelerator",
-        "resources.accelerator_memory", "roles", "data", "placement", "checkpoint.every", "stall",
-        "secrets", "mounts", "budget", "depends_on", "array", "schedule",
+        "resources.memory", "resources.shm", "resources.accelerator_memory", "roles", "data",
+        "mounts", "budget", "depends_on", "array", "schedule",
     }  # fmt: skip
 
 
@@ -123,7 +153,7 @@ def test_no_field_is_neither_live_nor_refused():
     live = {
         "schema", "name", "project", "labels", "run", "setup", "framework", "workdir", "resources",
         "pool", "priority", "max_duration", "grace", "checkpoint", "recovery", "warm", "env",
-        "training",
+        "training", "secrets", "stall", "placement", "preemptible",
     }  # fmt: skip
     refused = {one.path.partition(".")[0] for one in check_supported(load_spec(EVERYTHING))}
     known = {field.alias or name for name, field in JobSpec.model_fields.items()}

@@ -18,7 +18,7 @@ def test_only_what_is_given_travels():
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("precision", "fp8"), ("on_spike", "skip"), ("max_micro_batch", 0), ("clip", -1), ("x", 1)],
+    [("precision", "fp8"), ("on_spike", "leap"), ("max_micro_batch", 0), ("clip", -1), ("x", 1)],
 )
 def test_what_makes_no_sense_is_refused_at_submit(key, value):
     with pytest.raises(SpecInvalid, match=f"training.{key}"):

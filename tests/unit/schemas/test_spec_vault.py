@@ -3,7 +3,7 @@
 import pydantic
 import pytest
 
-from phalanx.schemas.spec_models import Checkpointing
+from phalanx.schemas.spec_models import Checkpointing, JobSpec
 
 pytestmark = pytest.mark.unit
 
@@ -26,3 +26,10 @@ def test_a_key_is_named_and_never_written_down():
     for bad in ({}, {"key_env": "A", "key_file": "/k"}, {"key": "00"}):
         with pytest.raises(pydantic.ValidationError):
             Checkpointing(encryption=bad)
+
+
+def test_secrets_are_names_and_never_ours():
+    assert JobSpec(run="x", secrets=["AWS_SECRET_ACCESS_KEY"]).secrets == ["AWS_SECRET_ACCESS_KEY"]
+    for bad in ("PHALANX_REPORT_FILE", "RANK", "a=b"):
+        with pytest.raises(pydantic.ValidationError):
+            JobSpec(run="x", secrets=[bad])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, inspect
 
+from phalanx.core.placement import Demand
 from phalanx.errors import NotSupported, StoreCorrupt, StoreUnavailable
-from phalanx.store import Store, migrate, open_store, sqlite_file
+from phalanx.store import Store, jobs, migrate, open_store, planning, sqlite_file
 from phalanx.store.tables import metadata
 from phalanx.testing.stores import add_job
 
@@ -141,3 +143,49 @@ def fill(store: Store) -> None:
 
 def add_count(tx) -> int:
     return tx.conn.exec_driver_sql("SELECT count(*) FROM jobs").scalar_one()
+
+
+def test_a_database_of_the_first_release_is_brought_up_to_date(path: Path) -> None:
+    """Its jobs are read as before; what later columns say of them is that nothing is known."""
+    add_old_job(path)
+    store = open_store(path)
+    stored = store.view(lambda tx: jobs.load(tx, 1))
+    assert (stored.job.num, stored.facts.demand) == (1, Demand())
+    assert (stored.job.queued_at, stored.job.attained_slot_s) == (None, 0.0)
+    assert store.transact(add_job) == 2
+    assert store.view(planning.holes_now) == {}
+    store.close()
+
+
+def add_old_job(path: Path) -> None:
+    """A database at the first revision with one job as that release wrote it."""
+    from alembic import command
+    from alembic.config import Config
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrate.__file__).parent / "migrations"))
+    engine = create_engine(f"sqlite:///{path}")
+    with engine.begin() as conn:
+        config.attributes["connection"] = conn
+        command.upgrade(config, "0001")
+    fresh = path.with_name("fresh.sqlite")
+    made = open_store(fresh)
+    made.transact(add_job)
+    made.close()
+    new = {"demand", "attained_slot_s"}
+    with sqlite3.connect(fresh) as source, sqlite3.connect(path) as target:
+        source.row_factory = sqlite3.Row
+        row = dict(source.execute("SELECT * FROM jobs").fetchone())
+        snapshot = json.loads(row["snapshot"])
+        for name in ("queued_at", "attained_slot_s"):
+            del snapshot[name]
+        del snapshot["terms"]["min_nodes"]
+        kept = {key: value for key, value in row.items() if key not in new}
+        kept["snapshot"] = json.dumps(snapshot)
+        marks = ", ".join("?" for _ in kept)
+        target.execute(f"INSERT INTO jobs ({', '.join(kept)}) VALUES ({marks})", [*kept.values()])
+        target.execute("UPDATE counters SET value = 1 WHERE name = 'job'")
+    source.close()
+    target.close()
+    engine.dispose()

@@ -20,7 +20,11 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """One supervisor's orders. `master_*` and `resume_path` are set for RUN, the deadline for STOP."""
+    """One supervisor's orders. `master_*` and `resume_path` are set for RUN, the deadline for STOP.
+
+    `stacks` is the number of the newest request for the running ranks' stacks; 0: there was none.
+    `after` is the cause that ended the attempt's generation before, where there was one.
+    """
 
     action: Action
     generation: int = 0
@@ -29,6 +33,8 @@ class Desired:
     resume_path: str | None = None
     restarts: int = 0
     deadline_at: int | None = None
+    stacks: int = 0
+    after: str = ""
 
 
 def desired(job: Job, attempt_num: int, node_rank: int) -> Desired:
@@ -52,7 +58,15 @@ def desired(job: Job, attempt_num: int, node_rank: int) -> Desired:
         master_port=attempt.nodes[0].port or 0,
         resume_path=job.progress.checkpoint_path,
         restarts=job.restarts,
+        stacks=attempt.stacks,
+        after=_ended_by(job, attempt),
     )
+
+
+def _ended_by(job: Job, attempt: Attempt) -> str:
+    if attempt.generation == 0 or job.last_failure is None:
+        return ""
+    return job.last_failure.cause.value
 
 
 def _stopping(job: Job, attempt: Attempt, phase: NodePhase) -> Desired:
@@ -60,4 +74,9 @@ def _stopping(job: Job, attempt: Attempt, phase: NodePhase) -> Desired:
         return Desired(Action.RELEASE, attempt.generation)
     if attempt.failures:
         return Desired(Action.END, attempt.generation)
-    return Desired(Action.STOP, attempt.generation, deadline_at=job.stop_deadline_at)
+    return Desired(
+        Action.STOP,
+        attempt.generation,
+        deadline_at=job.stop_deadline_at,
+        stacks=attempt.stacks,
+    )

@@ -64,6 +64,39 @@ class RankFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class RanksStalled:
+    """The ranks of one node run and make no step. Its stacks are there; other nodes' are not yet."""
+
+    attempt: int
+    generation: int
+    node_rank: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class StacksRequested:
+    """Somebody wants to see where every rank is."""
+
+
+@dataclass(frozen=True, slots=True)
+class StacksCaptured:
+    """One node has sent its ranks' stacks for a request."""
+
+    attempt: int
+    generation: int
+    node_rank: int
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class StacksOverdue:
+    """Not every node of a gang that hangs has sent its stacks in time."""
+
+    attempt: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class RanksEnded:
     """Every rank of one node is gone. `step` is the last one completed; `port` is a fresh one."""
 
@@ -119,11 +152,16 @@ class CheckpointQuarantined:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """Somebody wants the job's ranks gone. `grace_s` None takes the spec's; 0 kills at once."""
+    """Somebody wants the job's ranks gone. `grace_s` None takes the spec's; 0 kills at once.
+
+    An eviction names the job that gets the slots, and the slot-seconds it was expected to cost.
+    """
 
     goal: StopGoal
     reason: Reason = Reason(ReasonCode.CANCEL_REQUESTED)
     grace_s: float | None = None
+    beneficiary: int | None = None
+    price_slot_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +203,10 @@ JobEvent = (
     | BackoffElapsed
     | DurationExceeded
     | StopOverdue
+    | RanksStalled
+    | StacksRequested
+    | StacksCaptured
+    | StacksOverdue
 )
 
 EVENT_TYPES: tuple[type[JobEvent], ...] = (
@@ -184,4 +226,8 @@ EVENT_TYPES: tuple[type[JobEvent], ...] = (
     BackoffElapsed,
     DurationExceeded,
     StopOverdue,
+    RanksStalled,
+    StacksRequested,
+    StacksCaptured,
+    StacksOverdue,
 )

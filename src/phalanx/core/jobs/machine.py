@@ -12,6 +12,7 @@ from typing import Any
 
 from phalanx.core.failures import Failure
 from phalanx.core.jobs import events as e
+from phalanx.core.jobs import stalling
 from phalanx.core.jobs.commands import JobCommand, KillAttempt, LaunchAttempt
 from phalanx.core.jobs.model import (
     HOLDING,
@@ -73,12 +74,14 @@ def _placed(job: Job, event: e.AttemptPlaced, now: int) -> Decision:
     _check_shape(job, event.placement)
     nodes = tuple(NodeStatus() for _ in event.placement.shares)
     where = ", ".join(dict.fromkeys(share.node for share in event.placement.shares))
+    waited_s = (now - (job.submitted_at if job.queued_at is None else job.queued_at)) / 1_000_000
     job = replace(
         job,
         state=JobState.STARTING,
+        waited_s=job.waited_s + max(waited_s, 0.0),
         reason=Reason(ReasonCode.PLACED, f"on {where}"),
         attempts=event.attempt,
-        attempt=Attempt(event.attempt, event.placement, nodes),
+        attempt=Attempt(event.attempt, event.placement, nodes, placed_at=now),
         goal=None,
         not_before=None,
     )
@@ -88,7 +91,8 @@ def _placed(job: Job, event: e.AttemptPlaced, now: int) -> Decision:
 def _check_shape(job: Job, placement: Placement) -> None:
     shape = job.terms.shape
     sizes = [len(share.slots) for share in placement.shares]
-    if sizes != [shape.slots_per_node] * shape.nodes:
+    least = shape.nodes if job.terms.min_nodes is None else job.terms.min_nodes
+    if set(sizes) != {shape.slots_per_node} or not least <= len(sizes) <= shape.nodes:
         raise InvariantBroken(f"job {job.num}: placement {sizes} does not hold the gang {shape}")
 
 
@@ -204,8 +208,9 @@ def _open_next(job: Job) -> Job:
     attempt = _live(job)
     nodes = tuple(NodeStatus(NodePhase.READY, node.port) for node in attempt.nodes)
     attempt = replace(
-        attempt, generation=attempt.generation + 1, nodes=nodes, failures=(), opened=True
-    )
+        attempt, generation=attempt.generation + 1, nodes=nodes, failures=(), opened=True,
+        stacks=0, stall=None, stall_until=None, stacks_of=(),
+    )  # fmt: skip
     return replace(job, attempt=attempt, not_before=None)
 
 
@@ -213,6 +218,45 @@ def _backoff_elapsed(job: Job, event: e.BackoffElapsed, now: int) -> Decision:
     if job.not_before is None or now < job.not_before:
         return Decision(job, ignored="no wait is over")
     return Decision(_open_next(job))
+
+
+# -- a generation hangs --------------------------------------------------------------------------
+
+
+def _stalled(job: Job, event: e.RanksStalled, now: int) -> Decision:
+    return _after_stacks(job, stalling.stalled(job, _live(job), event, now))
+
+
+def _captured(job: Job, event: e.StacksCaptured, now: int) -> Decision:
+    return _after_stacks(job, stalling.captured(_live(job), event))
+
+
+def _after_stacks(job: Job, attempt: Attempt | str) -> Decision:
+    """End a generation that hangs as soon as every node's stacks are there."""
+    if isinstance(attempt, str):
+        return Decision(job, ignored=attempt)
+    job = replace(job, attempt=attempt)
+    failure = stalling.verdict(attempt)
+    return Decision(job if failure is None else _give_up_waiting(job, failure))
+
+
+def _stacks_overdue(job: Job, event: e.StacksOverdue, now: int) -> Decision:
+    attempt = _live(job)
+    if attempt.stall is None or attempt.failures or now < (attempt.stall_until or 0):
+        return Decision(job, ignored="nothing waits for stacks")
+    return Decision(_give_up_waiting(job, attempt.stall))
+
+
+def _give_up_waiting(job: Job, failure: Failure) -> Job:
+    job = _note_failure(job, failure)
+    return replace(job, state=JobState.RECOVERING) if job.state is JobState.RUNNING else job
+
+
+def _stacks_requested(job: Job, event: e.StacksRequested, now: int) -> Decision:
+    attempt = stalling.ask(_live(job))
+    if isinstance(attempt, str):
+        return Decision(job, ignored=attempt)
+    return Decision(replace(job, attempt=attempt))
 
 
 # -- nodes go away -------------------------------------------------------------------------------
@@ -256,12 +300,14 @@ def _lose_attempt(job: Job, event: e.NodeReleased | e.NodeLost | e.LaunchFailed,
 def _release(job: Job, now: int) -> Job:
     """Nothing of the attempt is left: the slots are free and the job takes its next state."""
     attempt, goal = _live(job), job.goal
-    job = replace(job, attempt=None, goal=None, stop_deadline_at=now)
+    held_s = 0.0 if attempt.placed_at is None else (now - attempt.placed_at) / _US
+    attained = job.attained_slot_s + attempt.num_slots * held_s
+    job = replace(job, attempt=None, goal=None, stop_deadline_at=now, attained_slot_s=attained)
     if attempt.finished:
         done = Reason(ReasonCode.COMPLETED, "every rank finished")
         return replace(job, state=JobState.SUCCEEDED, reason=done, ended_at=now)
     if goal is StopGoal.REQUEUE:
-        return replace(job, state=JobState.QUEUED)
+        return replace(job, state=JobState.QUEUED, queued_at=now)
     if goal is StopGoal.PAUSE:
         return replace(job, state=JobState.PAUSED, not_before=None)
     if goal is StopGoal.CANCEL:
@@ -319,7 +365,7 @@ def _stop_idle(job: Job, event: e.StopRequested, now: int) -> Decision:
 
 def _resumed(job: Job, event: e.Resumed, now: int) -> Decision:
     back = Reason(ReasonCode.RESUME_REQUESTED)
-    return Decision(replace(job, state=JobState.QUEUED, reason=back))
+    return Decision(replace(job, state=JobState.QUEUED, reason=back, queued_at=now))
 
 
 def _too_long(job: Job, event: e.DurationExceeded, now: int) -> Decision:
@@ -362,6 +408,7 @@ def _table() -> dict[tuple[JobState, type], Handler]:
     ours = (
         e.NodeReady, e.LaunchFailed, e.RanksStarted, e.RankFailed, e.RanksEnded, e.NodeReleased,
         e.NodeLost, e.CheckpointCommitted, e.CheckpointQuarantined, e.StopOverdue,
+        e.RanksStalled, e.StacksRequested, e.StacksCaptured, e.StacksOverdue,
     )  # fmt: skip
     for kind in ours:
         for state in set(JobState) - HOLDING:
@@ -384,10 +431,15 @@ def _table() -> dict[tuple[JobState, type], Handler]:
         table[state, e.DurationExceeded] = _too_long
         table[state, e.StopOverdue] = _ignore("the job is not stopping")
         table[state, e.AttemptPlaced] = _ignore("the job holds a placement")
+        table[state, e.RanksStalled] = _stalled
+        table[state, e.StacksRequested] = _stacks_requested
+        table[state, e.StacksCaptured] = _captured
+        table[state, e.StacksOverdue] = _stacks_overdue
     table[JobState.STOPPING, e.StopRequested] = _stop_again
     table[JobState.STOPPING, e.BackoffElapsed] = _ignore("the job is stopping")
     table[JobState.STOPPING, e.DurationExceeded] = _ignore("the job is stopping")
     table[JobState.STOPPING, e.StopOverdue] = _overdue
+    table[JobState.STOPPING, e.StacksOverdue] = _ignore("the job is stopping")
     table[JobState.QUEUED, e.AttemptPlaced] = _placed
     table[JobState.PAUSED, e.AttemptPlaced] = _ignore("the job is paused")
     table[JobState.PAUSED, e.Resumed] = _resumed
@@ -428,7 +480,7 @@ def _stale(job: Job, event: e.JobEvent) -> str | None:
 
 def create(event: e.Submitted, now: int) -> Job:
     """The job that a submission makes."""
-    return Job(num=event.num, terms=event.terms, submitted_at=now)
+    return Job(num=event.num, terms=event.terms, submitted_at=now, queued_at=now)
 
 
 def rebuild(log: Iterable[tuple[e.JobEvent, int]]) -> Job:

@@ -71,7 +71,12 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One placement of the gang. Generations count from 0 within it."""
+    """One placement of the gang. Generations count from 0 within it.
+
+    `stacks` counts the generation's requests for stacks. `stall` is set from the moment a generation
+    is found to hang until `stall_until`, while the nodes in `stacks_of` are no longer waited for.
+    `placed_at` is None only for attempts that an earlier release placed.
+    """
 
     num: int
     placement: Placement
@@ -80,6 +85,11 @@ class Attempt:
     opened: bool = False
     finished: bool = False
     failures: tuple[Failure, ...] = ()
+    stacks: int = 0
+    stall: Failure | None = None
+    stall_until: int | None = None
+    stacks_of: tuple[int, ...] = ()
+    placed_at: int | None = None
 
     def with_node(self, node_rank: int, **changes: object) -> Attempt:
         """The same attempt with one node's status changed."""
@@ -96,6 +106,11 @@ class Attempt:
         """What ended the current generation, as far as is known."""
         return first_failure(self.failures)
 
+    @property
+    def num_slots(self) -> int:
+        """Slots that it holds."""
+        return sum(len(share.slots) for share in self.placement.shares)
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -109,17 +124,25 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class JobTerms:
-    """What the job machine must know of a spec; fixed at submit."""
+    """What the job machine must know of a spec; fixed at submit.
+
+    `shape` is the gang at its full size; `min_nodes` below `shape.nodes` makes it elastic.
+    """
 
     shape: GangShape
     policy: RecoveryPolicy = field(default_factory=RecoveryPolicy)
     grace_s: float = 30.0
     max_duration_s: float | None = None
+    min_nodes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job's whole present state; rebuilt by folding its events."""
+    """A job's whole present state; rebuilt by folding its events.
+
+    `queued_at` is when it last entered the queue; `attained_slot_s` is the service of the attempts
+    that are over, `waited_s` all the time it spent in the queue before its placements.
+    """
 
     num: int
     terms: JobTerms
@@ -137,6 +160,9 @@ class Job:
     last_failure: Failure | None = None
     started_at: int | None = None
     ended_at: int | None = None
+    queued_at: int | None = None
+    attained_slot_s: float = 0.0
+    waited_s: float = 0.0
 
     @property
     def is_terminal(self) -> bool:

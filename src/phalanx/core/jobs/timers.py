@@ -18,6 +18,9 @@ def _alarms(job: Job) -> list[tuple[int, e.JobEvent]]:
     limit = job.terms.max_duration_s
     if limit is not None and job.started_at is not None and job.state in _ACTIVE:
         alarms.append((job.started_at + round(limit * _US), e.DurationExceeded()))
+    live = job.attempt if job.state in _ACTIVE else None
+    if live is not None and live.stall_until is not None and not live.failures:
+        alarms.append((live.stall_until, e.StacksOverdue(live.num, live.generation)))
     if job.state is JobState.STOPPING and job.attempt is not None:
         deadline_at = job.stop_deadline_at or 0
         alarms.append((deadline_at + _SLACK, e.StopOverdue(job.attempt.num)))

@@ -1,14 +1,14 @@
 """The planner: `plan(snapshot, now) -> Plan`, pure and deterministic.
 
 One stage a file: `entitlement`, `order` and `estimates`, `topology`, `reservations`, `preemption`,
-`elastic`, `explain`; `planner` runs them. `world` and `slots` are the incremental indexes. What lives
-here takes time as an argument, reads nothing, and returns decisions; applying them is others' work.
+`moves`, `elastic`, `explain`; `planner` runs them. `world` and `slots` are the incremental indexes. What
+lives here takes time as an argument, reads nothing, and returns decisions; applying them is others' work.
 """
 
 from phalanx.core.scheduling.outcome import Migration, Plan, Preemption, Resize, Start
 from phalanx.core.scheduling.planner import fits_ever, plan, plan_pass
 from phalanx.core.scheduling.snapshot import Held, Hole, Project, Snapshot, Terms, Waiting
-from phalanx.core.scheduling.why import Why, why
+from phalanx.core.scheduling.why import Victim, Why, why, why_victim
 from phalanx.core.scheduling.world import World
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Snapshot",
     "Start",
     "Terms",
+    "Victim",
     "Waiting",
     "Why",
     "World",
@@ -29,4 +30,5 @@ __all__ = [
     "plan",
     "plan_pass",
     "why",
+    "why_victim",
 ]

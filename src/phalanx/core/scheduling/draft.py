@@ -43,8 +43,11 @@ class Draft:
     blocked: list[tuple[Line, int]] = field(default_factory=list)
     reasons: dict[int, Reason] = field(default_factory=dict)
     excess: dict[str, frozenset[int]] = field(default_factory=dict)
+    prices: dict[int, float] = field(default_factory=dict)
+    ready: dict[tuple[int, int, int], int] = field(default_factory=dict)
     no_room: set[Ask] = field(default_factory=set)
     no_victims: set[tuple[str, int, Ask]] = field(default_factory=set)
+    sizes: dict[int, int] = field(default_factory=dict)
     steps: int = 0
     mark: int = 0
 
@@ -110,7 +113,8 @@ class Draft:
         job = self.world.waiting[num]
         shape = job.shape
         least = shape.nodes if job.min_nodes is None else max(1, job.min_nodes)
-        for nodes in range(shape.nodes, least - 1, -1):
+        most = max(least, min(shape.nodes, self.sizes.get(num, shape.nodes)))
+        for nodes in range(most, least - 1, -1):
             self.steps += 1
             size = replace(shape, nodes=nodes)
             takings = place(self.index, line.ask, line.groups, size)

@@ -35,7 +35,8 @@ def held_urgency(held: Held, attained_bin: int, history: History, terms: Terms) 
     kind = KindKey(held.project, held.kind, size_class(slots))
     index = history.index(kind, attained_bin)
     attained = EDGES[attained_bin]
-    return _blend(index, slots, attained, held.remaining_s, held.max_duration_s, terms)
+    base = _blend(index, slots, attained, held.remaining_s, held.max_duration_s, terms)
+    return aged(base, held.delayed_s, terms)
 
 
 def bin_ends_at(held: Held, attained_bin: int) -> int:
@@ -65,8 +66,9 @@ def _blend(
 
 
 def aged(base: float, wait_s: float, terms: Terms) -> float:
-    """Urgency now: a wait of `age_s` doubles it."""
-    return base * (1.0 + wait_s / terms.age_s)
+    """Urgency after waits of this length in all: linear at first, then ever steeper."""
+    steep = float((wait_s / terms.steep_s) ** terms.steepness)
+    return base * (1.0 + wait_s / terms.age_s + steep)
 
 
 def is_guarded(since: int, now: int, terms: Terms) -> bool:

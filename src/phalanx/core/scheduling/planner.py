@@ -59,6 +59,7 @@ def _run(world: World, now: int) -> Plan:
     draft = Draft(
         world, now, standings(world.projects, world.used, world.demand, capacity), dict(world.used)
     )
+    draft.sizes = elastic.sizes(draft)
     honour_holes(draft)
     _serve_lines(draft)
     if draft.blocked and draft.blocks:

@@ -10,10 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from phalanx.core.reasons import Reason, ReasonCode
+from phalanx.core.scheduling import moves
 from phalanx.core.scheduling.draft import Draft
 from phalanx.core.scheduling.entitlement import Tier
 from phalanx.core.scheduling.order import is_guarded
 from phalanx.core.scheduling.outcome import Preemption
+from phalanx.core.scheduling.prices import lost_work, price
 from phalanx.core.scheduling.slots import NodeGroup
 from phalanx.core.scheduling.snapshot import US, Held, Hole, Waiting
 from phalanx.core.scheduling.topology import spread
@@ -28,20 +30,6 @@ class Claim:
     tier: Tier
     urgency: float
     guarded: bool
-
-
-def price(draft: Draft, held: Held) -> float:
-    """Slot-seconds that stopping this job is expected to cost."""
-    pause_s = held.restart_s + (held.save_s or 0.0)
-    return held.num_slots * pause_s + lost_work(draft, held)
-
-
-def lost_work(draft: Draft, held: Held) -> float:
-    """Slot-seconds of work that stopping this job throws away; none where it saves on request."""
-    if held.save_s is not None:
-        return 0.0
-    saved = held.saved_at if held.saved_at is not None else held.started_at
-    return held.num_slots * (draft.now - (draft.now if saved is None else saved)) / US
 
 
 def candidates(draft: Draft, claim: Claim) -> dict[int, float]:
@@ -77,7 +65,11 @@ def may_evict(draft: Draft, claim: Claim, held: Held, score: float) -> bool:
         return held.priority < job.priority
     if (now - held.started_at) / US < terms.min_run_s:
         return False
-    if not claim.guarded:
+    if claim.guarded:
+        # Two that starve must not take turns.
+        if held.delayed_s > terms.guard_after_s / 2:
+            return False
+    else:
         if score * terms.hysteresis >= claim.urgency:
             return False
         # Never throw away much of what the claim itself is expected to need.
@@ -142,6 +134,22 @@ def make_room(draft: Draft, line: Line, since: int, num: int) -> bool:
         job, draft.tier(job), draft.urgency(line, since), is_guarded(since, draft.now, draft.terms)
     )
     prices = candidates(draft, claim)
+    best = _best(draft, line, job, prices)
+    if best is None and moves.may_help(draft, line, job):
+        prices = {**moves.candidates(draft, job), **prices}
+        best = _best(draft, line, job, prices)
+        if best is not None and not moves.pays(draft, line, job, best):
+            best = None
+    if best is None:
+        draft.no_victims.add(key)
+        return False
+    _commit(draft, job, best[1], best[2], prices)
+    return True
+
+
+def _best(
+    draft: Draft, line: Line, job: Waiting, prices: dict[int, float]
+) -> tuple[float, list[int], list[int]] | None:
     best: tuple[float, list[int], list[int]] | None = None
     for group in line.groups:
         chosen = _cheapest(draft, group, job, prices)
@@ -150,11 +158,7 @@ def make_room(draft: Draft, line: Line, since: int, num: int) -> bool:
             cost = sum(prices[v] for v in victims)
             if best is None or cost < best[0]:
                 best = (cost, [offer.node for offer in chosen], victims)
-    if best is None:
-        draft.no_victims.add(key)
-        return False
-    _commit(draft, job, best[1], best[2], prices)
-    return True
+    return best
 
 
 def _cheapest(

@@ -62,13 +62,22 @@ def _soonest(draft: Draft, group: NodeGroup, job: Waiting) -> tuple[int, list[in
 
 def _ready_at(draft: Draft, node: int, need: int) -> int | None:
     """When this node will have room for a share; a time beyond all times if nobody knows."""
-    index, world = draft.index, draft.world
+    index = draft.index
     if index.nodes[node].num_slots < need:
         return None
     free = index.free[node].bit_count()
     if free >= need:
         return draft.now
+    key = (node, need, free)
+    known = draft.ready.get(key)
+    if known is None:
+        known = draft.ready[key] = _comes_free(draft, node, need, free)
+    return known
+
+
+def _comes_free(draft: Draft, node: int, need: int, free: int) -> int:
     ends = []
+    world = draft.world
     for job, mask in world.on_node[node].items():
         end = world.end_of(job, draft.now)
         ends.append((_UNKNOWN if end is None else end, mask.bit_count()))

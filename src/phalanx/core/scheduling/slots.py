@@ -26,6 +26,7 @@ class GroupKey:
     taints: tuple[str, ...]
     price: float
     hazard: float
+    labels: tuple[tuple[str, str], ...] = ()
 
 
 class NodeGroup:
@@ -224,6 +225,7 @@ def _group_key(node: Node) -> GroupKey:
         node.taints,
         node.price_per_slot_hour,
         node.hazard_per_hour,
+        node.labels,
     )
 
 

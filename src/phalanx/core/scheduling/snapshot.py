@@ -18,6 +18,9 @@ class Waiting:
     further parts of the same gang with other shapes; their shares follow those of `shape`. `kind` is
     what the learned durations go by (template, user, script). `queued_at` is when it last entered the
     queue. `required` names the topology level that must hold the whole gang ("node" is always one).
+    `selector` are labels that every node of it must have. `delayed_s` is what it waited before its
+    earlier starts: an eviction does not make a wait forgotten.
+    `speeds` of an elastic job are what it does on 1, 2, 3… nodes; empty: not measured.
     `sensitivity` is the slow-down that communication suffers outside the narrowest domain.
     """
 
@@ -42,11 +45,19 @@ class Waiting:
     slot_type: str = ""
     device_memory_bytes: int = 0
     tolerates: tuple[str, ...] = ()
+    selector: tuple[tuple[str, str], ...] = ()
+    delayed_s: float = 0.0
+    speeds: tuple[float, ...] = ()
 
     @property
     def since(self) -> int:
         """When it last entered the queue."""
         return self.submitted_at if self.queued_at is None else self.queued_at
+
+    @property
+    def owed_since(self) -> int:
+        """When it would have entered the queue, had it waited its whole delay at a stretch."""
+        return self.since - int(self.delayed_s * US)
 
     @property
     def num_slots(self) -> int:
@@ -61,7 +72,8 @@ class Held:
     Without `started_at` nothing is known and the job is never chosen as a victim. `attained_slot_s`
     counts what it had before this start. `saved_at` is its last durable checkpoint; `save_s` is what a
     requested save takes, None when the job does not save on request. `stopping`: it was asked to
-    leave, and holds its slots until it has left. `min_nodes` and `max_nodes` are set on elastic jobs.
+    leave, and holds its slots until it has left. `delayed_s` is what it waited before all its starts,
+    this one included. `min_nodes` and `max_nodes` are set on elastic jobs.
     """
 
     job: int
@@ -84,6 +96,8 @@ class Held:
     cpus_per_node: int = 0
     memory_per_node_bytes: int = 0
     resized_at: int | None = None
+    delayed_s: float = 0.0
+    speeds: tuple[float, ...] = ()
 
     @property
     def num_slots(self) -> int:
@@ -135,29 +149,36 @@ class Terms:
     """The knobs of the planner; every one has a default that is safe without any history.
 
     `hysteresis`: a waiting job must be this many times more urgent than a victim of equal priority
-    (infinite: never). `min_run_s` protects a fresh start. `guard_after_s`: who waits longer goes first
-    in its class, gets a reservation, and is safe from its peers for `guard_quantum_s`.
-    `age_s`: the wait that doubles a job's urgency. `size_exponent` 1.0 orders by work per slot-second,
-    lower values help gangs. `hero_fraction` of a pool's slots: larger jobs are never victims of their
-    own priority. `lost_per_need`: a victim may lose at most this part of the work that the claim needs.
-    `step_budget` ends the search for victims in a pass once so many jobs and nodes were
-    looked at.
+    (infinite: never). `min_run_s` protects a fresh start. `guard_after_s`: who has waited longer in
+    all goes first in its class, gets a reservation, and is safe from its peers for `guard_quantum_s`.
+    `age_s`: the wait that doubles a job's urgency; from about `steep_s` on, all waits taken together,
+    urgency grows with this power of it (`steepness`), and a running job keeps what its waits earned:
+    a long job is put off again and again only up to a point. `size_exponent` 1.0 orders by work per
+    slot-second, lower values help gangs. `hero_fraction` of a pool's slots: larger jobs are never
+    victims of their own priority. `lost_per_need`: a victim may lose at most this part of the work
+    that the claim needs. Who has run for `move_after_s` may be asked to move aside for a gang that
+    gains more slot-seconds in `move_gain_s` than all the moves cost (0: nobody moves). `step_budget`
+    ends the search for victims in a pass once so many jobs and nodes were looked at.
     """
 
     hysteresis: float = 1.5
     min_run_s: float = 300.0
-    guard_after_s: float = 12 * 3600.0
+    guard_after_s: float = 7 * 86_400.0
     guard_quantum_s: float = 6 * 3600.0
     age_s: float = 86_400.0
+    steep_s: float = 3 * 86_400.0
+    steepness: float = 8.0
     size_exponent: float = 0.5
     hero_fraction: float = 0.03
     hero_slots: int = 16
-    num_reservations: int = 1
+    num_reservations: int = 4
     reserve_after_s: float = 0.0
     hole_ttl_s: float = 900.0
     preemption_budget: int = 16
     step_budget: int = 6000
     lost_per_need: float = 0.1
+    move_after_s: float = 3600.0
+    move_gain_s: float = 900.0
     resize_cooldown_s: float = 600.0
     urgent_priority: int | None = None
 

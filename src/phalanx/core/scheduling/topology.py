@@ -27,6 +27,7 @@ class Ask:
     device_memory_bytes: int
     tolerates: tuple[str, ...]
     required: str | None
+    selector: tuple[tuple[str, str], ...] = ()
 
 
 def ask_of(job: Waiting) -> Ask:
@@ -41,6 +42,7 @@ def ask_of(job: Waiting) -> Ask:
         job.device_memory_bytes,
         job.tolerates,
         job.required,
+        job.selector,
     )
 
 
@@ -56,6 +58,7 @@ def suitable(index: SlotIndex, ask: Ask) -> list[NodeGroup]:
         and (not ask.slot_type or group.key.slot_type == ask.slot_type)
         and group.key.device_memory_bytes >= ask.device_memory_bytes
         and set(group.key.taints) <= set(ask.tolerates)
+        and set(ask.selector) <= set(group.key.labels)
         and (ask.required in (None, "node") or ask.required in group.levels)
     ]
     return sorted(fit, key=lambda g: (order[g.key.pool], g.key.price * (1 + g.key.hazard), g.size))

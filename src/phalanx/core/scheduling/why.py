@@ -1,24 +1,40 @@
-"""Why a job waits: what binds it, its position, when it may start, and what would start it now.
+"""Why a job waits, what would start it now, and why a victim was chosen and what that costs.
 
-The forecast runs the production planner forward on expected ends, and the counterfactuals plan again
-with one thing changed: both say what would really happen, not what a formula supposes.
+The forecast runs the production planner forward and the counterfactuals plan again with one thing
+changed: both say what would really happen, not what a formula supposes. `why` and `why_victim` are all
+that a caller needs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
-from phalanx.core.placement import GangShape, Placement
+from phalanx.core.placement import GangShape
 from phalanx.core.reasons import Reason, ReasonCode
+from phalanx.core.scheduling.constraints import Constraint, constraints
 from phalanx.core.scheduling.draft import Draft
 from phalanx.core.scheduling.entitlement import standings
-from phalanx.core.scheduling.estimates import KindKey, size_class
-from phalanx.core.scheduling.order import expected_end, expected_s
-from phalanx.core.scheduling.planner import plan, plan_pass
-from phalanx.core.scheduling.snapshot import US, Held, Snapshot, Waiting
+from phalanx.core.scheduling.forecast import NUM_SCENARIOS, Eta, eta
+from phalanx.core.scheduling.outcome import Plan
+from phalanx.core.scheduling.planner import plan_pass
+from phalanx.core.scheduling.prices import lost_work, price
+from phalanx.core.scheduling.snapshot import Held, Project, Snapshot, Waiting
 from phalanx.core.scheduling.world import World
 
-_MAX_PASSES = 400
+
+class ChangeKind(StrEnum):
+    """What a counterfactual changes."""
+
+    SIZE = "size"
+    POOL = "pool"
+    PRIORITY = "priority"
+    TOPOLOGY = "topology"
+    RESOURCES = "resources"
+    QUOTA = "quota"
+    NODES = "nodes"
+    LIMIT = "limit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +43,31 @@ class Change:
 
     text: str
     by_preemption: bool
+    kind: ChangeKind = ChangeKind.SIZE
+    victims: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A job that leaves for another: for whom, why it and not another, and what that costs.
+
+    `lost_slot_s` is work thrown away, `price_slot_s` that plus the time to save and to start again.
+    """
+
+    job: int
+    beneficiary: int
+    price_slot_s: float
+    lost_slot_s: float
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """The whole answer. `position` counts from 1; ETAs are microseconds UTC, None if unknown."""
+    """The whole answer. `position` counts from 1; ETAs are microseconds UTC, None if unknown.
+
+    `reason` is the line that the plan gives; `constraints` is everything that binds; `victims` are
+    those that make room for this job now.
+    """
 
     reason: Reason
     position: int
@@ -39,24 +75,73 @@ class Why:
     eta_p50_at: int | None
     eta_p90_at: int | None
     changes: tuple[Change, ...]
+    constraints: tuple[Constraint, ...] = ()
+    victims: tuple[Victim, ...] = ()
 
 
-def why(snapshot: Snapshot, num: int, now: int) -> Why | None:
-    """Explain one waiting job; None if it does not wait."""
+def why(snapshot: Snapshot, num: int, now: int, num_scenarios: int = NUM_SCENARIOS) -> Why | None:
+    """Explain one waiting job; None if it does not wait.
+
+    Costs one plan for the reason, up to two dozen for the changes, and `num_scenarios` runs of the
+    planner for the ETA.
+    """
     job = next((w for w in snapshot.waiting if w.num == num), None)
     if job is None:
         return None
-    decided = plan(snapshot, now)
-    reasons = dict(decided.stays)
-    reason = reasons.get(num, Reason(ReasonCode.PLACED, "starts at the next pass"))
+    world = World.of(snapshot)
+    decided = plan_pass(world, now)
+    reason = dict(decided.stays).get(num, Reason(ReasonCode.PLACED, "starts at the next pass"))
+    starts_now = any(start.job == num for start in decided.starts)
+    when = Eta(now, now) if starts_now else eta(snapshot, num, now, num_scenarios)
     return Why(
         reason,
         position(snapshot, num, now),
         len(snapshot.waiting),
-        forecast(snapshot, num, now, 0.5),
-        forecast(snapshot, num, now, 0.9),
-        counterfactuals(snapshot, job, now),
+        when.p50_at,
+        when.p90_at,
+        () if starts_now else counterfactuals(snapshot, job, now),
+        () if starts_now else constraints(world, decided, job, now),
+        _victims_for(world, decided, num, now),
     )
+
+
+def why_victim(snapshot: Snapshot, num: int, now: int) -> Victim | None:
+    """Why a running job is leaving, or would be asked to now; None if it is nobody's victim."""
+    world = World.of(snapshot)
+    held = world.held.get(num)
+    if held is None:
+        return None
+    for hole in snapshot.holes:
+        if num in hole.victims:
+            return _victim(world, held, hole.job, now)
+    for hole in plan_pass(world, now).holes:
+        if num in hole.victims:
+            return _victim(world, held, hole.job, now)
+    return None
+
+
+def _victims_for(world: World, decided: Plan, num: int, now: int) -> tuple[Victim, ...]:
+    hole = next((h for h in decided.holes if h.job == num), None)
+    if hole is None:
+        return ()
+    return tuple(_victim(world, world.held[v], num, now) for v in hole.victims if v in world.held)
+
+
+def _victim(world: World, held: Held, beneficiary: int, now: int) -> Victim:
+    draft = Draft(world, now, {}, dict(world.used))
+    cost, lost = price(draft, held), lost_work(draft, held)
+    owner = world.waiting.get(beneficiary)
+    wants = f" ({owner.num_slots} slots, priority {owner.priority})" if owner is not None else ""
+    saves = (
+        f"it saves first ({held.save_s:.0f} s)"
+        if held.save_s is not None
+        else f"it loses {lost / 3600:.2f} slot-hours since its last checkpoint"
+    )
+    text = (
+        f"makes room for j-{beneficiary}{wants}: of the jobs that would free a whole domain, it and "
+        f"its fellows cost least; {saves}, {cost / 3600:.2f} slot-hours in all"
+    )
+    return Victim(held.job, beneficiary, cost, lost, text)
 
 
 def position(snapshot: Snapshot, num: int, now: int) -> int:
@@ -76,95 +161,179 @@ def position(snapshot: Snapshot, num: int, now: int) -> int:
     return order.index(num) + 1 if num in order else len(order) + 1
 
 
-def forecast(snapshot: Snapshot, num: int, now: int, quantile: float) -> int | None:
-    """When the job starts if everything takes its time at this quantile; None if nobody knows."""
-    world = World.of(snapshot)
-    ends: dict[int, int] = {}
-    for held in world.held.values():
-        end = expected_end(held, world.history, now, quantile)
-        if end is not None:
-            ends[held.job] = end
-    at = now
-    for _ in range(_MAX_PASSES):
-        decided = plan_pass(world, at)
-        for preemption in decided.preemptions:
-            ends[preemption.job] = at + int((world.held[preemption.job].save_s or 0.0) * US)
-            world.update(replace(world.held[preemption.job], stopping=True))
-        world.holes = {hole.job: hole for hole in decided.holes if hole.victims}
-        for start in decided.starts:
-            if start.job == num:
-                return at
-            job = world.waiting[start.job]
-            kind = KindKey(job.project, job.kind, size_class(job.num_slots))
-            lasts_s = expected_s(job, kind, world.history, quantile)
-            world.start(job.num, start.placement, _as_held(job, at))
-            if lasts_s is not None:
-                ends[job.num] = at + int(lasts_s * US) + 1
-        later = [t for t in (*ends.values(), decided.wake_at or 0) if t > at]
-        if not later:
-            return None
-        at = min(later)
-        for gone in [job for job, end in ends.items() if end <= at]:
-            world.release(gone)
-            del ends[gone]
-    return None
+# -- what would start it -----------------------------------------------------------------------------
 
 
-def _as_held(job: Waiting, now: int) -> Held:
-    return Held(
-        job.num,
-        Placement("", ()),
-        project=job.project,
-        priority=job.priority,
-        kind=job.kind,
-        started_at=now,
-        attained_slot_s=job.attained_slot_s,
-        max_duration_s=job.max_duration_s,
-        cpus_per_node=job.cpus_per_node,
-        memory_per_node_bytes=job.memory_per_node_bytes,
-    )
+class _Trial:
+    """Plans again and again on one world with the job replaced by a changed one."""
+
+    def __init__(self, snapshot: Snapshot, job: Waiting, now: int) -> None:
+        self.world = World.of(snapshot)
+        self.world.ripen(now)
+        self.job, self.now = job, now
+        self.hole = self.world.holes.get(job.num)
+
+    def outcome(self, changed: Waiting) -> tuple[bool, tuple[int, ...]] | None:
+        """None if it would still wait; else whether victims leave first, and which."""
+        world = self.world
+        world.withdraw(changed.num)
+        world.submit(replace(changed, not_before=None))
+        try:
+            decided = plan_pass(world, self.now)
+        finally:
+            world.withdraw(changed.num)
+            world.submit(self.job)
+            if self.hole is not None:
+                world.holes[changed.num] = self.hole
+        if any(start.job == changed.num for start in decided.starts):
+            return False, ()
+        hole = next((h for h in decided.holes if h.job == changed.num and h.victims), None)
+        return None if hole is None else (True, hole.victims)
+
+    def change(self, kind: ChangeKind, text: str, changed: Waiting) -> Change | None:
+        """The change, if it would help."""
+        found = self.outcome(changed)
+        return None if found is None else Change(f"starts now {text}", found[0], kind, found[1])
 
 
 def counterfactuals(snapshot: Snapshot, job: Waiting, now: int) -> tuple[Change, ...]:
-    """What would start this job now: a smaller gang, another pool, a higher priority."""
-    found = []
-    for text, changed in (*_smaller(job), *_elsewhere(snapshot, job)):
-        verdict = _outcome(snapshot, changed, now)
-        if verdict is not None:
-            found.append(Change(f"starts now with {text}", verdict == "hole"))
-            if "slots" in text:
-                break
-    for priority in range((job.priority // 10 + 1) * 10, 101, 10):
-        verdict = _outcome(snapshot, replace(job, priority=priority), now)
-        if verdict is not None:
-            found.append(Change(f"starts now at priority {priority}", verdict == "hole"))
-            break
-    return tuple(found)
+    """What would start this job now, one change at a time: the least of each kind that helps."""
+    trial = _Trial(snapshot, job, now)
+    if trial.outcome(job) is not None:
+        return ()  # it is on its way as it is
+    finders: tuple[Callable[[], Change | None], ...] = (
+        lambda: _smaller(trial, job),
+        lambda: _elsewhere(trial, snapshot, job),
+        lambda: _first(trial, _higher(job)),
+        lambda: _first(trial, _looser(job)),
+        lambda: _quota(snapshot, job, now),
+        lambda: _reopened(snapshot, job, now),
+        lambda: _first(trial, _shorter(job)),
+    )
+    return tuple(change for change in (find() for find in finders) if change is not None)
 
 
-def _outcome(snapshot: Snapshot, changed: Waiting, now: int) -> str | None:
-    others = tuple(w for w in snapshot.waiting if w.num != changed.num)
-    decided = plan(replace(snapshot, waiting=(*others, changed)), now)
-    if any(start.job == changed.num for start in decided.starts):
-        return "start"
-    if any(p.beneficiary == changed.num for p in decided.preemptions):
-        return "hole"
+_Idea = tuple[ChangeKind, str, Waiting]
+
+
+def _first(trial: _Trial, ideas: Iterator[_Idea]) -> Change | None:
+    for idea in ideas:
+        found = trial.change(*idea)
+        if found is not None:
+            return found
     return None
 
 
-def _elsewhere(snapshot: Snapshot, job: Waiting) -> list[tuple[str, Waiting]]:
-    pools = dict.fromkeys(node.pool for node in snapshot.nodes)
-    if not job.pools:
-        return []
-    return [(f"pool {p}", replace(job, pools=(p,))) for p in pools if p not in job.pools]
+def _smaller(trial: _Trial, job: Waiting) -> Change | None:
+    """The largest smaller gang that starts, found by halving: what fits small fits smaller."""
+    sizes = _sizes(job)
+    low, high, best = 0, len(sizes) - 1, None
+    while low <= high:
+        middle = (low + high) // 2
+        text, shape = sizes[middle]
+        smaller = replace(job, shape=shape, roles=(), min_nodes=None)
+        found = trial.change(ChangeKind.SIZE, f"with {text}", smaller)
+        if found is None:
+            low = middle + 1
+        else:
+            best, high = found, middle - 1
+    return best
 
 
-def _smaller(job: Waiting) -> list[tuple[str, Waiting]]:
+def _sizes(job: Waiting) -> list[tuple[str, GangShape]]:
     shape, found = job.shape, []
-    for nodes in range(shape.nodes - 1, 0, -1):
+    least = job.min_nodes or shape.nodes
+    for nodes in range(least - 1, 0, -1):
         smaller = GangShape(nodes, shape.slots_per_node, shape.ranks_per_node)
-        found.append((f"{nodes * shape.slots_per_node} slots on {nodes} nodes", smaller))
+        plural = "node" if nodes == 1 else "nodes"
+        found.append((f"{nodes * shape.slots_per_node} slots on {nodes} {plural}", smaller))
     for slots in range(shape.slots_per_node - 1, 0, -1):
         found.append((f"{slots} slots on 1 node", GangShape(1, slots, slots)))
-    step = max(1, len(found) // 8)
-    return [(text, replace(job, shape=smaller, roles=())) for text, smaller in found[::step]]
+    return found
+
+
+def _elsewhere(trial: _Trial, snapshot: Snapshot, job: Waiting) -> Change | None:
+    if not job.pools:
+        return None
+    others = [p for p in dict.fromkeys(n.pool for n in snapshot.nodes) if p not in job.pools]
+    kind = ChangeKind.POOL
+    ideas = [(kind, f"in pool {pool}", replace(job, pools=(pool,))) for pool in others]
+    ideas += [
+        (kind, f"in pool {pool} with any slot type", replace(job, pools=(pool,), slot_type=""))
+        for pool in others
+        if job.slot_type
+    ]
+    return _first(trial, iter(ideas))
+
+
+def _higher(job: Waiting) -> Iterator[_Idea]:
+    for priority in range((job.priority // 10 + 1) * 10, 101, 10):
+        changed = replace(job, priority=priority)
+        yield ChangeKind.PRIORITY, f"at priority {priority}", changed
+
+
+def _looser(job: Waiting) -> Iterator[_Idea]:
+    if job.required is not None:
+        changed = replace(job, required=None)
+        yield ChangeKind.TOPOLOGY, f"without `required: {job.required}`", changed
+    if job.cpus_per_node:
+        changed = replace(job, cpus_per_node=0)
+        yield ChangeKind.RESOURCES, f"with fewer than {job.cpus_per_node} CPUs a node", changed
+    if job.memory_per_node_bytes:
+        changed = replace(job, memory_per_node_bytes=0)
+        memory = f"{job.memory_per_node_bytes / (1 << 30):.0f} GB"
+        yield ChangeKind.RESOURCES, f"with less than {memory} of memory a node", changed
+    if job.slot_type:
+        changed = replace(job, slot_type="")
+        yield ChangeKind.RESOURCES, f"with any slot type instead of {job.slot_type}", changed
+
+
+def _shorter(job: Waiting) -> Iterator[_Idea]:
+    """A declared limit lets a job use slots that are kept for a later start."""
+    for limit_s, text in ((8 * 3600.0, "8 h"), (3600.0, "1 h"), (900.0, "15 min")):
+        if job.max_duration_s is None or job.max_duration_s > limit_s:
+            changed = replace(job, max_duration_s=limit_s)
+            yield ChangeKind.LIMIT, f"with `max_duration` of at most {text}", changed
+
+
+def _quota(snapshot: Snapshot, job: Waiting, now: int) -> Change | None:
+    """With its project's limit raised by just what the gang needs."""
+    used = sum(held.num_slots for held in snapshot.held if held.project == job.project)
+    wanted = used + job.num_slots
+
+    def raised(project: Project) -> Project:
+        most = project.max_slots
+        if project.name != job.project or most is None or most >= wanted:
+            return project
+        return replace(project, max_slots=wanted)
+
+    projects = tuple(raised(project) for project in snapshot.projects)
+    if projects == snapshot.projects:
+        return None
+    trial = _Trial(replace(snapshot, projects=projects), job, now)
+    text = f"if project {job.project} might hold {wanted} slots"
+    return trial.change(ChangeKind.QUOTA, text, job)
+
+
+def _reopened(snapshot: Snapshot, job: Waiting, now: int) -> Change | None:
+    """With the nodes back that are drained or lost."""
+    closed = [node.id for node in snapshot.nodes if node.closed]
+    if not closed:
+        return None
+    nodes = tuple(replace(node, closed="") for node in snapshot.nodes)
+    trial = _Trial(replace(snapshot, nodes=nodes), job, now)
+    names = ", ".join(closed[:4]) + (f" and {len(closed) - 4} more" if len(closed) > 4 else "")
+    return trial.change(ChangeKind.NODES, f"if {names} took jobs again", job)
+
+
+__all__ = [
+    "Change",
+    "ChangeKind",
+    "Constraint",
+    "Victim",
+    "Why",
+    "counterfactuals",
+    "position",
+    "why",
+    "why_victim",
+]

@@ -69,6 +69,7 @@ def _typical(job: Waiting) -> Waiting:
         attained_slot_s=EDGES[bin_of(job.attained_slot_s)],
         remaining_s=upper(job.remaining_s),
         max_duration_s=upper(job.max_duration_s),
+        delayed_s=0.0,
     )
 
 
@@ -177,7 +178,7 @@ class World:
         if self.deferred.pop(num, None) is not None:
             return
         line = self.line_of.pop(num)
-        del line.jobs[bisect_left(line.jobs, (job.since, num))]
+        del line.jobs[bisect_left(line.jobs, (job.owed_since, num))]
         if not line.jobs:
             del self.lines[line.key]
 
@@ -193,7 +194,7 @@ class World:
         line = self.lines.get(key)
         if line is None:
             line = self.lines[key] = Line(key, job, self.groups_for(ask_of(job)))
-        insort(line.jobs, (job.since, job.num))
+        insort(line.jobs, (job.owed_since, job.num))
         self.line_of[job.num] = line
 
     # -- what runs -------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.executors.local.executor import LocalExecutor
+from phalanx.executors.local.executor import POOL, LocalExecutor
 from phalanx.kit.clock import Clock
 from phalanx.schemas.home import HomeLayout
 
@@ -27,4 +27,4 @@ def build(
     return executor
 
 
-__all__ = ["LocalExecutor", "build"]
+__all__ = ["POOL", "LocalExecutor", "build"]

@@ -112,7 +112,7 @@ class LocalExecutor:
             self._reap()
         statuses = [self._status(ref) for ref in refs]
         # A spare that warms up takes CPU time that a starting job needs more.
-        if statuses and not any(one.alive and self._is_young(one.ref) for one in statuses):
+        if not any(one.alive and self._is_young(one.ref) for one in statuses):
             self._spare.keep()
         return statuses
 

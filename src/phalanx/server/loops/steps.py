@@ -7,19 +7,27 @@ from phalanx.server.context import Context
 from phalanx.server.loops.runner import Loop
 from phalanx.services.commit import LEAVING, QUEUE, TIMERS
 from phalanx.services.dispatch import Dispatcher, dispatch_step
+from phalanx.services.draining import draining_step
 from phalanx.services.polling import poll_step
+from phalanx.services.scaling import scaling_step
 from phalanx.services.scheduling import scheduling_step
 from phalanx.services.timers import timers_step
 from phalanx.store import outbox
 
 
 def all_loops(context: Context) -> tuple[Loop, ...]:
-    """Scheduler, dispatcher, timers and polling."""
+    """Scheduler, dispatcher, timers, polling and draining."""
     platform, ticks = context.platform, context.settings.loops
     who = Dispatcher(owner="embedded", token=random_hex(16))
 
     def schedule(now: int) -> int | None:
-        return scheduling_step(platform, now).wake_at
+        step = scheduling_step(platform, now)
+        scaling_step(platform)
+        return step.wake_at
+
+    def drain(now: int) -> int | None:
+        draining_step(platform, now)
+        return None
 
     def dispatch(now: int) -> int | None:
         return dispatch_step(platform, who, now)
@@ -36,4 +44,5 @@ def all_loops(context: Context) -> tuple[Loop, ...]:
         Loop("dispatcher", dispatch, (outbox.TOPIC,), ticks.dispatcher_tick_s),
         Loop("timers", fire, (TIMERS,), ticks.timers_tick_s),
         Loop("polling", poll, (LEAVING,), ticks.poll_tick_s),
+        Loop("draining", drain, (), ticks.draining_tick_s),
     )

@@ -23,7 +23,7 @@ from phalanx.kit.ids import job_label
 from phalanx.schemas.api import PoolView
 from phalanx.server.observe.fleet import Fleet
 from phalanx.server.observe.training import ACCURACIES, LOSSES, MAX_RANKS, JobSeries, RankSeries
-from phalanx.services import observation, views
+from phalanx.services import inventory, observation, views
 from phalanx.services.observation import Cursors, LiveJob, Present
 from phalanx.services.platform import Platform
 
@@ -49,7 +49,7 @@ class Exposition:
         with self._lock:
             there = observation.present(self._platform)
             self._catch_up(there)
-            pools = views.list_pools(self._platform)
+            pools = inventory.list_pools(self._platform)
             families = [*self._platform_families(there, pools, now), *self._training(there)]
         return generate_latest(_Families(families))
 
@@ -132,7 +132,7 @@ class Exposition:
         shown: list[tuple[list[str], RankSeries]] = []
         num_ranks = 0
         for one in there.live:
-            num_ranks += one.stored.job.terms.shape.world_size
+            num_ranks += views.world_size(one.stored)
             series = self._jobs.get(one.stored.job.num, JobSeries())
             for rank, values in sorted(series.ranks.items()):
                 if len(shown) < MAX_RANKS:

@@ -10,7 +10,7 @@ from phalanx.core.jobs.model import JobState, StopGoal
 from phalanx.errors import UserError
 from phalanx.schemas import api
 from phalanx.server.context import Here, in_thread
-from phalanx.services import requests, views
+from phalanx.services import requests, stacks, views
 from phalanx.services.commit import job_topic
 from phalanx.services.submit import check, submit
 from phalanx.store.jobs import JobFilter
@@ -88,6 +88,36 @@ async def get_events(
 def get_checkpoints(here: Here, num: int) -> list[api.CheckpointView]:
     """The job's checkpoints, oldest first."""
     return views.list_checkpoints(here.platform, num)
+
+
+@router.post("/{num}/stacks")
+def post_stacks(here: Here, num: int) -> api.StacksAsked:
+    """Have every rank write down where it is; the answers appear under the same address."""
+    return stacks.ask_stacks(here.platform, num, here.clock.now(), "user")
+
+
+@router.get("/{num}/stacks")
+async def get_stacks(
+    here: Here,
+    num: int,
+    attempt: int = 0,
+    generation: int = 0,
+    request: int = 0,
+    wait_s: Annotated[float, Query(ge=0)] = 0.0,
+) -> api.StacksView:
+    """What is kept; waits up to `wait_s` seconds until every rank has answered a request."""
+
+    async def look() -> api.StacksView:
+        return await in_thread(lambda: stacks.read_stacks(here.platform, num))
+
+    asked = (attempt, generation, request)
+
+    def whole(view: api.StacksView) -> bool:
+        found = [one for one in view.captures if one.answers == asked]
+        over = (view.attempt, view.generation) != (attempt, generation)
+        return over or any(len(one.ranks) >= view.world_size for one in found)
+
+    return await here.poll_until((job_topic(num),), wait_s, look, whole)
 
 
 @router.post("/{num}/stop")

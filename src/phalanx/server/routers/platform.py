@@ -1,4 +1,4 @@
-"""The platform itself: health, information, code, pools, nodes, clients."""
+"""The platform itself: health, information, code, clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import phalanx
 from phalanx.schemas import api
 from phalanx.schemas.api import at_of
 from phalanx.server.context import Context, Here, in_thread
-from phalanx.services import code, views
+from phalanx.services import code
 from phalanx.store import jobs
 
 router = APIRouter(tags=["platform"])
@@ -68,15 +68,3 @@ async def _receive(here: Context, digest: str, request: Request) -> None:
         await in_thread(upload.finish)
     finally:
         upload.abandon()
-
-
-@router.get("/api/v1/pools")
-def get_pools(here: Here) -> list[api.PoolView]:
-    """Pools and what is free in them."""
-    return views.list_pools(here.platform)
-
-
-@router.get("/api/v1/nodes")
-def get_nodes(here: Here) -> list[api.NodeView]:
-    """Nodes and what is free on them."""
-    return views.list_nodes(here.platform)

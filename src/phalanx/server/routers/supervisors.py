@@ -1,12 +1,15 @@
-"""The supervisors' one call."""
+"""The supervisors' call, and the code that nodes without the home fetch."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request
+from fastapi.responses import FileResponse
 
 from phalanx.schemas.supervision import Orders, SyncRequest, SyncResponse
 from phalanx.server.context import Here, in_thread
-from phalanx.services.sync import orders_for, supervisor_sync, sync_topic
+from phalanx.services.sync import orders_for, supervisor_code, supervisor_sync, sync_topic
 
 router = APIRouter(prefix="/api/v1/supervisors", tags=["supervisors"])
 
@@ -14,7 +17,7 @@ router = APIRouter(prefix="/api/v1/supervisors", tags=["supervisors"])
 @router.post("/sync")
 async def post_sync(here: Here, sync: SyncRequest, request: Request) -> SyncResponse:
     """Reports up, orders down; with `wait_s` it returns when the orders change."""
-    token = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+    token = _token(request)
     now = here.clock.now()
     synced = await in_thread(lambda: supervisor_sync(here.platform, sync, token, now))
     if synced.news or sync.wait_s <= 0:
@@ -27,3 +30,22 @@ async def post_sync(here: Here, sync: SyncRequest, request: Request) -> SyncResp
         (sync_topic(sync),), sync.wait_s, look, lambda found: found.version != sync.seen
     )
     return synced.response.model_copy(update={"orders": orders, "server_now": here.clock.now()})
+
+
+@router.get("/code/{digest}")
+async def get_code(
+    here: Here,
+    request: Request,
+    digest: Annotated[str, Path(pattern=r"^[0-9a-f]{64}$")],
+    job: int,
+    attempt: int,
+    node_rank: int,
+) -> FileResponse:
+    """The archive of a job's code, for a supervisor of its live attempt."""
+    asked = (job, attempt, node_rank)
+    path = await in_thread(lambda: supervisor_code(here.platform, asked, digest, _token(request)))
+    return FileResponse(path, media_type="application/x-tar")
+
+
+def _token(request: Request) -> str:
+    return request.headers.get("authorization", "").removeprefix("Bearer ").strip()

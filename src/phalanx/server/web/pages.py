@@ -15,7 +15,7 @@ from phalanx.schemas import api
 from phalanx.server.context import Here
 from phalanx.server.gate import COOKIE
 from phalanx.server.web.markup import Markup, curve, page, table, tag
-from phalanx.services import views
+from phalanx.services import inventory, views
 from phalanx.services.logs import LogQuery, read_logs
 from phalanx.services.metrics import read_metrics
 from phalanx.store.jobs import JobFilter
@@ -45,7 +45,7 @@ def get_front(here: Here, before: Annotated[int | None, Query()] = None) -> HTML
     found = views.list_jobs(here.platform, JobFilter(), before=before, limit=50)
     pools = ", ".join(
         f"{one.name}: {one.num_free} of {one.num_slots} slots free"
-        for one in views.list_pools(here.platform)
+        for one in inventory.list_pools(here.platform)
     )
     rows = [_row(one) for one in found.jobs]
     heads = ("job", "name", "state", "why", "step", "slots", "submitted")

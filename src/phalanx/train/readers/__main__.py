@@ -9,11 +9,13 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from phalanx.errors import NotFound, PlatformError
 from phalanx.kit.units import format_size, parse_size
 from phalanx.train.readers.cache import NodeCache
+from phalanx.train.readers.counting import rank_counts, skew
 from phalanx.train.readers.index import KINDS, Index
 from phalanx.train.readers.locating import load_index, locate, save_index
 from phalanx.train.readers.scanning import Progress, detect_kind, full_index, quiet
@@ -57,6 +59,10 @@ def _parser() -> argparse.ArgumentParser:
         one.add_argument(
             "--cache-size", default="20GB", type=_size, help="its bound (default 20GB)"
         )
+        one.add_argument("--ranks", type=_whole, help="count the samples of each of so many ranks")
+        one.add_argument(
+            "--batch-size", type=_whole, default=1, help="the loader's, for --ranks (default 1)"
+        )
         where = "directory for the index" if verb == "index" else "the index to compare with"
         one.add_argument("--out" if verb == "index" else "--index", dest="at", help=where)
     verbs.choices["index"].add_argument(
@@ -76,6 +82,13 @@ def _size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def _whole(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return number
+
+
 def _index(given: argparse.Namespace) -> int:
     with _cache(given) as cache:
         place = locate(given.path, cache)
@@ -86,11 +99,11 @@ def _index(given: argparse.Namespace) -> int:
         with _progress("indexing", sum(size for _, size in listing)) as progress:
             index = full_index(place.source, kind, place.names, progress)
         written = save_index(index, place, given.at)
-    about = _about(index) | {"index": written}
+    about = _about(index, given) | {"index": written}
     if given.json:
         _say(json.dumps(about, indent=1))
     else:
-        _say(_summary(index))
+        _say(_summary(index, given))
         _say(f"index: {written}")
     return 0
 
@@ -105,9 +118,9 @@ def _verify(given: argparse.Namespace) -> int:
             faults = verify(place.source, index, names=place.names, progress=progress)
     if given.json:
         rows = [{"file": f.file, "what": f.what, "message": f.message} for f in faults]
-        _say(json.dumps(_about(index) | {"ok": not faults, "faults": rows}, indent=1))
+        _say(json.dumps(_about(index, given) | {"ok": not faults, "faults": rows}, indent=1))
     else:
-        _say(_summary(index))
+        _say(_summary(index, given))
         _print_faults(faults)
     return _EXIT_FAULTS if faults else 0
 
@@ -120,7 +133,20 @@ def _print_faults(faults: Sequence[Fault]) -> None:
     _say(f"{len(faults)} faults" if faults else "all files are as indexed")
 
 
-def _about(index: Index) -> dict[str, Any]:
+def _per_rank(index: Index, given: argparse.Namespace) -> list[int]:
+    """Samples of each rank in one epoch, as the training library splits batches; text has bytes."""
+    if not given.ranks or index.kind == "text":
+        return []
+    return rank_counts(index.num_samples, given.batch_size * given.ranks, given.ranks)
+
+
+def _about(index: Index, given: argparse.Namespace) -> dict[str, Any]:
+    classes, ranks = class_counts(index), _per_rank(index, given)
+    spread = {}
+    if classes:
+        spread["classes"] = asdict(skew(list(classes.values())))
+    if ranks:
+        spread["ranks"] = asdict(skew(ranks))
     return {
         "schema": 1,
         "kind": index.kind,
@@ -128,7 +154,9 @@ def _about(index: Index) -> dict[str, Any]:
         "num_samples": index.num_samples,
         "total_bytes": index.total_bytes,
         "fingerprint": index.fingerprint(),
-        "classes": class_counts(index),
+        "classes": classes,
+        "ranks": ranks,
+        "skew": spread,
     }
 
 
@@ -140,7 +168,7 @@ def class_counts(index: Index) -> dict[str, int]:
     return {name: int((labels == number).sum()) for number, name in enumerate(index.classes)}
 
 
-def _summary(index: Index) -> str:
+def _summary(index: Index, given: argparse.Namespace) -> str:
     unit = "bytes of text" if index.kind == "text" else "samples"
     parts = [
         f"{index.kind}: {index.num_samples:,} {unit} in {index.num_files:,} files, "
@@ -148,9 +176,17 @@ def _summary(index: Index) -> str:
     ]
     counts = class_counts(index)
     if counts:
-        low, high = min(counts.values()), max(counts.values())
-        parts.append(f"{len(counts)} classes of {low:,} to {high:,} samples")
+        parts.append(_spread("classes", list(counts.values())))
+    if ranks := _per_rank(index, given):
+        parts.append(_spread("ranks", ranks))
     return "\n".join([*parts, f"fingerprint: {index.fingerprint()}"])
+
+
+def _spread(what: str, counts: Sequence[int]) -> str:
+    found = skew(counts)
+    text = f"{len(counts)} {what} of {found.smallest:,} to {found.largest:,} samples"
+    uneven = found.largest != found.smallest
+    return f"{text} (largest {found.largest_to_mean:.2f}x the mean)" if uneven else text
 
 
 @contextlib.contextmanager

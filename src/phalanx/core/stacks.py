@@ -1,0 +1,78 @@
+"""Stacks of ranks as faulthandler writes them: where each rank is, and which one is elsewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+SUFFIX = ".stacks"
+"""Of the file beside a rank's report file that its stacks are written to."""
+MAX_CHARS = 16_000
+"""What is kept of one rank's stacks."""
+_CURRENT = "Current thread "
+_HEAD = re.compile(r"^(?:Current thread|Thread) 0x")
+_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')
+# Where a frame is a library's, the line that matters is the caller's.
+_LIBRARY = re.compile(
+    r"/(?:site|dist)-packages/|/lib/python3[.\d]*/|<frozen |/phalanx/(?:train|kit|core)/"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One line of a stack."""
+
+    file: str
+    line: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.file.rsplit('/', 1)[-1]}:{self.line} in {self.name}"
+
+
+def main_thread(text: str) -> tuple[Frame, ...]:
+    """The stack, innermost first, of the thread that answered: the main one, unless that cannot."""
+    frames: list[Frame] = []
+    inside = False
+    for line in text.splitlines():
+        if _HEAD.match(line):
+            # Where no thread says that it is the current one, the last one is the oldest.
+            inside, frames = True, []
+            current = line.startswith(_CURRENT)
+        elif inside and (found := _FRAME.match(line)):
+            frames.append(Frame(found["file"], int(found["line"]), found["name"]))
+        elif inside and frames and current:
+            break
+    return tuple(frames)
+
+
+def place(text: str) -> Frame | None:
+    """The innermost line of the user's own code; of any code where there is none of his."""
+    frames = main_thread(text)
+    own = next((one for one in frames if not _LIBRARY.search(one.file)), None)
+    return own or (frames[0] if frames else None)
+
+
+def elsewhere(stacks: Mapping[int, str]) -> tuple[int, ...]:
+    """Ranks that are at another place than most: those the others are likely to wait for.
+
+    `stacks` are texts by rank; an empty one, of a rank that did not answer, is a place of its own.
+    Empty where no place has more than half of the ranks.
+    """
+    places = {rank: place(text) for rank, text in stacks.items()}
+    groups: dict[Frame | None, list[int]] = {}
+    for rank, where in places.items():
+        groups.setdefault(where, []).append(rank)
+    most = max(groups.values(), key=len, default=[])
+    if 2 * len(most) <= len(places):
+        return ()
+    return tuple(sorted(set(places) - set(most)))
+
+
+def shortened(text: str) -> str:
+    """At most `MAX_CHARS` of it; the end counts, where the main thread stands."""
+    text = text.strip("\n")
+    if len(text) <= MAX_CHARS:
+        return text
+    return "…\n" + text[-MAX_CHARS:].partition("\n")[2]

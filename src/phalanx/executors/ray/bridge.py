@@ -1,0 +1,170 @@
+"""The control plane's line to the driver process of one Ray cluster."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from phalanx.errors import ExecutorUnavailable, LaunchFailed
+from phalanx.kit.backoff import backoff_s
+
+_LOG = logging.getLogger(__name__)
+CONNECT_S = 60.0
+_ANSWER_S = 15.0
+_MAX_WAIT_S = 10.0
+_MAX_LOG_BYTES = 4 * 2**20
+
+
+@dataclass(slots=True)
+class _Call:
+    """One request on its way."""
+
+    done: threading.Event = field(default_factory=threading.Event)
+    answer: dict[str, Any] | None = None
+
+
+class Bridge:
+    """Keeps one driver process alive and asks it. Safe for several threads.
+
+    A driver that dies, because the head of the cluster is away, is started again with a growing wait;
+    until one answers, every call raises ExecutorUnavailable at once.
+    """
+
+    def __init__(self, told: Mapping[str, Any], log: Path) -> None:
+        """`told` is the driver's first line; `log` is where it and Ray write."""
+        self._told = dict(told)
+        self._log = log
+        self._ids = itertools.count(1)
+        self._lock = threading.Lock()
+        self._calls: dict[int, _Call] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ready = threading.Event()
+        self._closed = threading.Event()
+        self._trouble = "it has not answered yet"
+        threading.Thread(target=self._keep, name="ray-bridge", daemon=True).start()
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        """Whether the cluster answers within this time."""
+        return self._ready.wait(timeout_s)
+
+    def ask(self, op: str, answer_s: float = _ANSWER_S, **fields: Any) -> Any:
+        """One request. Raises LaunchFailed when the driver refuses, else ExecutorUnavailable."""
+        process = self._process
+        if process is None or not self._ready.is_set():
+            raise ExecutorUnavailable(f"the Ray cluster cannot be reached: {self._trouble}")
+        number, call = next(self._ids), _Call()
+        line = json.dumps({"id": number, "op": op, **fields}).encode() + b"\n"
+        self._calls[number] = call
+        try:
+            with self._lock:
+                assert process.stdin is not None
+                process.stdin.write(line)
+                process.stdin.flush()
+            if not call.done.wait(answer_s):
+                raise ExecutorUnavailable(f"the Ray cluster does not answer within {answer_s:g} s")
+        except OSError as error:
+            raise ExecutorUnavailable("the Ray driver has ended") from error
+        finally:
+            self._calls.pop(number, None)
+        return _unwrap(call.answer)
+
+    def close(self) -> None:
+        """End the driver. What runs in the cluster stays."""
+        self._closed.set()
+        process = self._process
+        if process is not None and process.stdin is not None:
+            process.stdin.close()
+            try:
+                process.wait(2.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        failures = 0
+        while not self._closed.is_set():
+            began = time.monotonic()
+            try:
+                self._live()
+            except (OSError, ValueError) as error:
+                self._trouble = str(error)
+            if self._closed.is_set():
+                return
+            failures = 1 if time.monotonic() - began > 60 else failures + 1
+            self._closed.wait(backoff_s(failures, first_s=0.5, max_s=_MAX_WAIT_S))
+
+    def _live(self) -> None:
+        """One driver from its start to its end."""
+        process = self._spawn()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(self._told).encode() + b"\n")
+        process.stdin.flush()
+        self._process = process
+        watchdog = threading.Timer(CONNECT_S, process.kill)
+        watchdog.daemon = True
+        watchdog.start()
+        for line in process.stdout:
+            watchdog.cancel()
+            self._take(json.loads(line))
+        watchdog.cancel()
+        self._ready.clear()
+        process.wait()
+        for call in list(self._calls.values()):
+            call.done.set()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        env = {
+            **os.environ,  # noqa: TID251 - a child of this program
+            "RAY_USAGE_STATS_ENABLED": "0",
+            # A driver that has lost the head is replaced by a fresh one instead of waiting.
+            "RAY_gcs_rpc_server_reconnect_timeout_s": "15",
+        }
+        if self._log.exists() and self._log.stat().st_size > _MAX_LOG_BYTES:
+            self._log.rename(self._log.with_name(f"{self._log.name}.1"))
+        with open(self._log, "ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "phalanx.executors.ray.driver"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=env,
+                cwd="/",
+                start_new_session=True,
+            )
+
+    def _take(self, answer: dict[str, Any]) -> None:
+        if answer["id"] == 0:
+            error = answer.get("error")
+            if error is None:
+                self._ready.set()
+            else:
+                self._trouble = error["message"]
+            return
+        call = self._calls.get(answer["id"])
+        if call is not None:
+            call.answer = answer
+            call.done.set()
+
+
+def _unwrap(answer: dict[str, Any] | None) -> Any:
+    if answer is None:
+        raise ExecutorUnavailable("the Ray driver ended before it answered")
+    error = answer.get("error")
+    if error is None:
+        return answer["ok"]
+    if error["kind"] == "refused":
+        raise LaunchFailed(error["message"])
+    raise ExecutorUnavailable(f"the Ray cluster: {error['message']}")

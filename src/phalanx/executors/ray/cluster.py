@@ -1,0 +1,375 @@
+"""One Ray cluster as the driver uses it: placement groups, actors, and what became of them.
+
+Everything is looked up by name when it is not known, so a driver that was killed is no loss.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from phalanx.executors.ray import naming
+from phalanx.executors.ray.host import Host
+from phalanx.executors.ray.watching import Watching, look_at_ray
+
+# Ray's NodeDeathInfo: an announced end. The machine is gone or about to be, by somebody's decision.
+_ANNOUNCED = (1, 3, 4)
+_BEGIN_S = 90.0
+_REMOVE_S = 0.5
+_ASK_AGAIN_S = 1.0
+# A keeper that is gone while its actor lives: the actor has this long to hand in the exit record.
+_LAST_WORDS_S = 3.0
+Key = tuple[int, int, int]
+
+
+class Refused(Exception):
+    """It cannot be done, and nothing of it is left."""
+
+
+@dataclass(slots=True)
+class Tracked:
+    """One supervisor. `line` is an open connection to its keeper."""
+
+    handle: Any = None
+    future: Any = None
+    line: socket.socket | None = None
+    result: dict[str, Any] | None = None
+    refused_at: float | None = None
+    unknown_at: float | None = None
+    asked_at: float = field(default=-1e9)
+
+
+class Cluster:
+    """See the top of this file. Safe for several threads, as Ray's API is."""
+
+    def __init__(self, owner: str, actor_env: Mapping[str, Any]) -> None:
+        self._owner = owner
+        self._actor_env = dict(actor_env)
+        self._tracked: dict[Key, Tracked] = {}
+        self._watching = Watching(look_at_ray)
+
+    @classmethod
+    def connect(cls, address: str, owner: str, actor_env: Mapping[str, Any]) -> Cluster:
+        """Join a running cluster."""
+        import ray
+
+        ray.init(
+            address=address,
+            namespace=naming.namespace(owner),
+            log_to_driver=False,
+            logging_level="warning",
+        )
+        cluster = cls(owner, actor_env)
+        cluster._watching.start()
+        return cluster
+
+    def hello(self) -> dict[str, Any]:
+        """Who answers."""
+        import ray
+
+        return {"ray": ray.__version__}
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """Every living node; see `watching.Seen`."""
+        return [
+            {
+                "id": one.id,
+                "address": one.address,
+                "resources": one.resources,
+                "labels": one.labels,
+                "draining_deadline_ms": one.draining_deadline_ms,
+                "silent": one.silent,
+                "foreign": one.foreign,
+            }
+            for one in self._watching.nodes()
+            if one.alive
+        ]
+
+    # -- starting ----------------------------------------------------------------------------------
+
+    def reserve(
+        self, job: int, attempt: int, bundles: Sequence[Mapping[str, float]], nodes: Sequence[str],
+        wait_s: float,
+    ) -> None:  # fmt: skip
+        """Hold the whole gang: one group with a bundle on each of the nodes, and an actor in each.
+
+        Raises Refused when Ray does not give all of it in time; then nothing is held.
+        """
+        import ray
+
+        gone = [node for node in nodes if self._watching.raylet_is_gone(node)]
+        name = naming.group_name(self._owner, job, attempt)
+        try:
+            group = ray.util.get_placement_group(name)
+        except ValueError:
+            if gone:
+                raise Refused(f"the raylet of {gone[0][:12]} is gone") from None
+            group = ray.util.placement_group(
+                [dict(one) for one in bundles],
+                strategy="PACK",
+                name=name,
+                lifetime="detached",
+                bundle_label_selector=[{"ray.io/node-id": node} for node in nodes],
+            )
+        if not group.wait(wait_s):
+            self._remove_group(job, attempt)
+            raise Refused(f"Ray has not given all {len(nodes)} places within {wait_s:g} s")
+        for node_rank, bundle in enumerate(bundles):
+            self._host(group, job, attempt, node_rank, bundle)
+
+    def _host(
+        self, group: Any, job: int, attempt: int, node_rank: int, bundle: Mapping[str, float]
+    ) -> None:
+        """Create the actor of one bundle, holding all of it, without waiting for it."""
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        key = (job, attempt, node_rank)
+        tracked = self._tracked.setdefault(key, Tracked())
+        if tracked.handle is not None:
+            return
+        rest = {name: value for name, value in bundle.items() if name not in ("CPU", "GPU")}
+        tracked.handle = (
+            ray.remote(Host)
+            .options(
+                name=naming.host_name(*key),
+                lifetime="detached",
+                get_if_exists=True,
+                max_restarts=0,
+                num_cpus=bundle.get("CPU", 0),
+                num_gpus=bundle.get("GPU", 0),
+                resources=rest,
+                runtime_env=self._actor_env or None,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    placement_group=group,
+                    placement_group_bundle_index=node_rank,
+                    placement_group_capture_child_tasks=False,
+                ),
+            )
+            .remote()
+        )
+
+    def start(self, job: int, attempt: int, node_rank: int, text: str) -> dict[str, Any]:
+        """Have the actor start its supervisor; says where its keeper is.
+
+        Raises Refused, and then gives back what the whole attempt holds: it will not come about.
+        """
+        try:
+            return self._begin((job, attempt, node_rank), text)
+        except Refused:
+            self._remove_group(job, attempt)
+            raise
+
+    def _begin(self, key: Key, text: str) -> dict[str, Any]:
+        import ray
+
+        tracked = self._find(key)
+        if tracked.handle is None:
+            raise Refused("its actor is gone")
+        try:
+            begun: dict[str, Any] = ray.get(tracked.handle.begin.remote(text), timeout=_BEGIN_S)
+        except ray.exceptions.GetTimeoutError:
+            raise
+        except ray.exceptions.RayError as error:
+            raise Refused(f"its actor died: {_first_line(error)}") from error
+        if "error" in begun:
+            raise Refused(str(begun["error"]))
+        return begun
+
+    def _find(self, key: Key) -> Tracked:
+        import ray
+
+        tracked = self._tracked.setdefault(key, Tracked())
+        if tracked.handle is None:
+            with contextlib.suppress(ValueError):
+                tracked.handle = ray.get_actor(naming.host_name(*key))
+        return tracked
+
+    # -- ending ------------------------------------------------------------------------------------
+
+    def stop(self, job: int, attempt: int, node_rank: int) -> None:
+        """Kill the actor; its keeper ends the rest."""
+        import ray
+
+        tracked = self._find((job, attempt, node_rank))
+        if tracked.handle is not None:
+            ray.kill(tracked.handle, no_restart=True)
+
+    def _remove_group(self, job: int, attempt: int) -> bool:
+        """Give the resources back; says whether Ray has confirmed it."""
+        import ray
+
+        name = naming.group_name(self._owner, job, attempt)
+        try:
+            group = ray.util.get_placement_group(name)
+        except ValueError:
+            return True
+        ray.util.remove_placement_group(group)
+        until = time.monotonic() + _REMOVE_S
+        while time.monotonic() < until:
+            if ray.util.placement_group_table(group).get("state") == "REMOVED":
+                return True
+            time.sleep(0.005)
+        return False
+
+    # -- polling -----------------------------------------------------------------------------------
+
+    def poll(self, refs: Sequence[Mapping[str, Any]], fence_s: float) -> list[dict[str, Any]]:
+        """What became of these supervisors: `alive`, `message`, `exit`, in the same order.
+
+        Once all that are asked for of an attempt are gone, its group is removed before that is said.
+        """
+        found = [self._look(ref, fence_s) for ref in refs]
+        living = {
+            (ref["job"], ref["attempt"])
+            for ref, one in zip(refs, found, strict=True)
+            if one["alive"]
+        }
+        for pair in {(ref["job"], ref["attempt"]) for ref in refs} - living:
+            if not self._remove_group(*pair):
+                for ref, one in zip(refs, found, strict=True):
+                    if (ref["job"], ref["attempt"]) == pair:
+                        one.update(alive=True, message="its placement group is being removed")
+        return found
+
+    def _look(self, ref: Mapping[str, Any], fence_s: float) -> dict[str, Any]:
+        key: Key = (ref["job"], ref["attempt"], ref["node_rank"])
+        tracked = self._find(key)
+        keeper = ref["keeper"]
+        actor_gone = tracked.handle is None or self._ended(tracked)
+        if tracked.result is not None:
+            return dict(tracked.result)
+        heard = self._hear(tracked, keeper)
+        if heard == "gone":
+            return self._without_keeper(tracked, keeper, actor_gone)
+        if not actor_gone:
+            return _alive("")
+        if keeper is None:
+            return _gone(tracked, "its actor is gone")
+        if heard == "here":
+            return _alive("its keeper is ending what is left")
+        return self._fenced(tracked, keeper, fence_s)
+
+    def _ended(self, tracked: Tracked) -> bool:
+        """Whether the actor is gone; takes what it said before that."""
+        import ray
+
+        if tracked.result is not None:
+            return True
+        if tracked.future is None:
+            tracked.future = tracked.handle.watch.remote()
+        ready, _ = ray.wait([tracked.future], timeout=0)
+        if not ready:
+            return False
+        try:
+            said: dict[str, Any] = ray.get(tracked.future)
+        except ray.exceptions.RayError:
+            return True
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.kill(tracked.handle, no_restart=True)
+        tracked.result = {"alive": False, "exit": said["exit"], "message": ""}
+        _hang_up(tracked)
+        return True
+
+    def _hear(self, tracked: Tracked, keeper: Mapping[str, Any] | None) -> str:
+        """`here`, `gone` or `unknown`, from the line to the keeper."""
+        if keeper is None:
+            return "unknown"
+        if tracked.line is not None:
+            try:
+                if tracked.line.recv(64):
+                    return "here"
+            except BlockingIOError:
+                return "here"
+            except OSError:
+                pass
+            _hang_up(tracked)
+        if tracked.refused_at is not None:
+            return "gone"
+        now = time.monotonic()
+        if tracked.unknown_at is not None and now - tracked.asked_at < _ASK_AGAIN_S:
+            return "unknown"
+        tracked.asked_at = now
+        return self._call(tracked, keeper)
+
+    def _call(self, tracked: Tracked, keeper: Mapping[str, Any]) -> str:
+        try:
+            line = socket.create_connection((keeper["address"], keeper["port"]), timeout=1.0)
+        except ConnectionRefusedError:
+            tracked.refused_at = time.monotonic()
+            return "gone"
+        except OSError:
+            return "unknown"
+        try:
+            if line.recv(64).strip().decode() == keeper["word"]:
+                line.setblocking(False)
+                tracked.line, tracked.unknown_at = line, None
+                return "here"
+        except (OSError, UnicodeDecodeError):
+            line.close()
+            return "unknown"
+        # Somebody else got the port: the keeper is gone.
+        line.close()
+        tracked.refused_at = time.monotonic()
+        return "gone"
+
+    def _without_keeper(
+        self, tracked: Tracked, keeper: Mapping[str, Any] | None, actor_gone: bool
+    ) -> dict[str, Any]:
+        """Nothing is left on the node; what remains is to learn how it ended."""
+        assert keeper is not None
+        if not actor_gone and not self._watching.raylet_is_gone(keeper["node"]):
+            assert tracked.refused_at is not None
+            if time.monotonic() - tracked.refused_at < _LAST_WORDS_S:
+                return _alive("its exit record is on the way")
+            return _gone(tracked, "its supervisor ended without a word")
+        if self._watching.raylet_is_gone(keeper["node"]):
+            return _gone(tracked, f"the raylet of node {keeper['label']} died")
+        return _gone(tracked, "its actor was killed")
+
+    def _fenced(
+        self, tracked: Tracked, keeper: Mapping[str, Any], fence_s: float
+    ) -> dict[str, Any]:
+        """The actor is gone and the node does not answer: is it dead, or only cut off?"""
+        node = self._watching.node(keeper["node"])
+        if node is not None and not node.alive and node.death in _ANNOUNCED:
+            return _gone(tracked, f"node {keeper['label']} was taken away")
+        now = time.monotonic()
+        if tracked.unknown_at is None:
+            tracked.unknown_at = now
+        if now - tracked.unknown_at >= fence_s:
+            return _gone(tracked, f"node {keeper['label']} has not answered for {fence_s:g} s")
+        return _alive(f"node {keeper['label']} does not answer; it is fenced off first")
+
+    # -- the autoscaler ----------------------------------------------------------------------------
+
+    def demand(self, bundles: Sequence[Mapping[str, float]]) -> None:
+        """Ask Ray's autoscaler for room for these bundles; none takes every request back."""
+        from ray.autoscaler.sdk import request_resources
+
+        request_resources(bundles=[dict(one) for one in bundles])
+
+
+def _alive(message: str) -> dict[str, Any]:
+    return {"alive": True, "exit": None, "message": message}
+
+
+def _gone(tracked: Tracked, message: str) -> dict[str, Any]:
+    tracked.result = {"alive": False, "exit": None, "message": message}
+    _hang_up(tracked)
+    return dict(tracked.result)
+
+
+def _hang_up(tracked: Tracked) -> None:
+    line, tracked.line = tracked.line, None
+    if line is not None:
+        line.close()
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,85 @@
+"""The Ray driver of one pool: `python -m phalanx.executors.ray.driver`, a child of the control plane.
+
+A process of its own, because Ray ends drivers that cannot reach the head for long, and because Ray allows
+one cluster per process. It remembers nothing that it could not find again by name, so that it may be
+killed and started at any moment. Requests and answers are JSON lines on standard input and output::
+
+    {"id": 7, "op": "poll", …}   →   {"id": 7, "ok": …}
+                                 →   {"id": 7, "error": {"kind": "unavailable", "message": …}}
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, BinaryIO
+
+from phalanx.executors.ray.cluster import Cluster, Refused
+
+_THREADS = 16
+
+
+def serve(cluster: Cluster, requests: BinaryIO, answers: BinaryIO) -> None:
+    """Answer until end-of-file, each request on a thread of its own."""
+    lock = threading.Lock()
+    operations: dict[str, Callable[..., Any]] = {
+        "hello": cluster.hello,
+        "nodes": cluster.nodes,
+        "reserve": cluster.reserve,
+        "start": cluster.start,
+        "stop": cluster.stop,
+        "poll": cluster.poll,
+        "demand": cluster.demand,
+    }
+
+    def answer(request: dict[str, Any]) -> None:
+        body: dict[str, Any] = {"id": request.pop("id")}
+        try:
+            body["ok"] = operations[request.pop("op")](**request)
+        except Refused as error:
+            body["error"] = {"kind": "refused", "message": str(error)}
+        except Exception as error:
+            logging.exception("a request failed")
+            body["error"] = {"kind": "unavailable", "message": _said(error)}
+        with lock:
+            answers.write(json.dumps(body).encode() + b"\n")
+            answers.flush()
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for line in requests:
+            pool.submit(answer, json.loads(line))
+
+
+def _said(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def main() -> int:
+    """Returns 0 at end-of-file, 1 when the cluster cannot be reached."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    told = json.loads(sys.stdin.buffer.readline())
+    # Ray prints what it likes; answers go out on a descriptor of their own.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    try:
+        cluster = Cluster.connect(told["address"], told["owner"], told["actor_env"])
+    except Exception as error:
+        body = {"id": 0, "error": {"kind": "unavailable", "message": _said(error)}}
+        answers.write(json.dumps(body).encode() + b"\n")
+        answers.flush()
+        return 1
+    answers.write(json.dumps({"id": 0, "ok": cluster.hello()}).encode() + b"\n")
+    answers.flush()
+    serve(cluster, sys.stdin.buffer, answers)
+    # Detached actors stay; a clean goodbye would take Ray seconds.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

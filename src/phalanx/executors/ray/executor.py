@@ -1,0 +1,241 @@
+"""The pool that is a Ray cluster, as the control plane sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from phalanx import __version__
+from phalanx.core.placement import GangShape, Node, Placement
+from phalanx.errors import ExecutorUnavailable, LaunchFailed
+from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
+from phalanx.executors.ray.bridge import Bridge
+from phalanx.executors.ray.inventory import Inventory
+from phalanx.launch.durable import write_file
+from phalanx.schemas.home import HomeLayout
+from phalanx.schemas.ray_pools import RayPool
+from phalanx.schemas.supervision import Assignment, ExitRecord
+
+_NOTE = "ray.json"
+_BEGIN_S = 120.0
+_STARTS_AT_ONCE = 16
+
+
+class RayExecutor:
+    """The `Executor` of one Ray cluster. Safe for several threads.
+
+    What it must know of a supervisor after a crash lies in a note in the home, written once the
+    supervisor runs: where its keeper listens. Everything else is found in Ray by its name.
+    """
+
+    def __init__(self, home: HomeLayout, pool: RayPool, *, owner: str, log: Path) -> None:
+        """Does not wait for the cluster: until it answers, calls raise ExecutorUnavailable."""
+        self._home = home
+        self._pool = pool
+        self._owner = owner
+        told = {"address": pool.address, "owner": owner, "actor_env": pool.runtime_env}
+        self._bridge = Bridge(told, log)
+        self._inventory = Inventory(pool)
+        self._lock = threading.Lock()
+        self._reserved: set[tuple[int, int]] = set()
+        self._gone: set[SupervisorRef] = set()
+        self._beginning: dict[SupervisorRef, Future[dict[str, Any]]] = {}
+        self._threads = ThreadPoolExecutor(_STARTS_AT_ONCE, thread_name_prefix="ray-start")
+        self._wanted: tuple[GangShape, ...] = ()
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        """Whether the cluster answers within this time."""
+        return self._bridge.wait_ready(timeout_s)
+
+    def inventory(self) -> Sequence[Node]:
+        """The cluster's nodes that have slots. Raises ExecutorUnavailable."""
+        return self._inventory.read(self._bridge.ask("nodes"))
+
+    # -- starting ----------------------------------------------------------------------------------
+
+    def reserve(self, placement: Placement, gang: Sequence[Assignment]) -> None:
+        """See `GangReserver`: one placement group with exactly this placement."""
+        facts = gang[0].gang
+        if any(self._note(ref_of(one)) is not None for one in gang):
+            return  # begun by a control plane before this one: what is gone stays gone
+        nodes, bundles = [], []
+        for share, assignment in zip(placement.shares, gang, strict=True):
+            found = self._inventory.known(share.node)
+            if found is None:
+                raise LaunchFailed(f"node {share.node} is no longer there")
+            nodes.append(found.ray_id)
+            bundles.append(self._inventory.bundle(found, len(share.slots), assignment.cpus))
+        wait_s = self._pool.reserve_within
+        self._bridge.ask(
+            "reserve",
+            answer_s=wait_s + 15.0,
+            job=facts.job,
+            attempt=facts.attempt,
+            bundles=bundles,
+            nodes=nodes,
+            wait_s=wait_s,
+        )
+        with self._lock:
+            self._reserved.add((facts.job, facts.attempt))
+            # Side by side: `start` comes for one after the other, and each takes a second or more.
+            for one in gang:
+                self._beginning[ref_of(one)] = self._threads.submit(self._begin, one)
+
+    def start(self, node: Node, assignment: Assignment) -> None:
+        """See `Executor`. A gang of one node is reserved here where nobody has done it before."""
+        ref = ref_of(assignment)
+        if self._note(ref) is not None:
+            return
+        if (ref.job, ref.attempt) not in self._reserved and assignment.gang.num_nodes == 1:
+            slots = tuple(range(assignment.gang.ranks_per_node))
+            share = _share(node, slots)
+            self.reserve(Placement(node.pool, (share,)), [assignment])
+        with self._lock:
+            beginning = self._beginning.pop(ref, None)
+        begun = self._begin(assignment) if beginning is None else beginning.result()
+        self._write_note(ref, node, begun)
+
+    def _begin(self, assignment: Assignment) -> dict[str, Any]:
+        ref = ref_of(assignment)
+        begun: dict[str, Any] = self._bridge.ask(
+            "start",
+            answer_s=_BEGIN_S,
+            job=ref.job,
+            attempt=ref.attempt,
+            node_rank=ref.node_rank,
+            text=json.dumps(
+                {
+                    "assignment": self._outbound(assignment).model_dump(mode="json"),
+                    "root": f"{self._pool.root}/{self._owner}",
+                    "version": __version__,
+                }
+            ),
+        )
+        return begun
+
+    def _write_note(self, ref: SupervisorRef, node: Node, begun: Mapping[str, Any]) -> None:
+        found = self._inventory.known(node.id)
+        # Where it can be reached is the address by which Ray knows the node.
+        note = {
+            "address": node.address,
+            "port": begun["port"],
+            "word": begun["word"],
+            "node": "" if found is None else found.ray_id,
+            "label": node.id,
+        }
+        path = self._note_path(ref)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_file(path, json.dumps(note).encode())
+
+    def _outbound(self, assignment: Assignment) -> Assignment:
+        """The assignment as a node sees the world: other addresses, other paths."""
+        changes: dict[str, Any] = {}
+        if self._pool.server_url is not None:
+            changes |= {"server_url": self._pool.server_url, "server_file": None}
+        if self._pool.checkpoints is not None:
+            own = str(self._home.checkpoints_dir)
+            theirs = assignment.gang.checkpoint_dir.replace(own, self._pool.checkpoints, 1)
+            gang = assignment.gang.model_copy(update={"checkpoint_dir": theirs})
+            changes["gang"] = gang
+        return assignment.model_copy(update=changes)
+
+    # -- ending ------------------------------------------------------------------------------------
+
+    def stop(self, ref: SupervisorRef) -> None:
+        """See `Executor`."""
+        if ref not in self._gone:
+            self._bridge.ask("stop", job=ref.job, attempt=ref.attempt, node_rank=ref.node_rank)
+
+    def poll(self, refs: Sequence[SupervisorRef]) -> Sequence[SupervisorStatus]:
+        """See `Executor`. Nothing of an attempt is left in Ray once all its supervisors are gone."""
+        asked = [
+            {
+                "job": ref.job,
+                "attempt": ref.attempt,
+                "node_rank": ref.node_rank,
+                "keeper": self._note(ref),
+            }
+            for ref in refs
+        ]
+        answers = self._bridge.ask("poll", refs=asked, fence_s=self._pool.fence)
+        statuses = []
+        for ref, answer in zip(refs, answers, strict=True):
+            if not answer["alive"]:
+                self._bury(ref)
+            statuses.append(
+                SupervisorStatus(ref, answer["alive"], _record(answer["exit"]), answer["message"])
+            )
+        return statuses
+
+    def _bury(self, ref: SupervisorRef) -> None:
+        self._gone.add(ref)
+        with self._lock:
+            self._reserved.discard((ref.job, ref.attempt))
+            self._beginning.pop(ref, None)
+
+    # -- the autoscaler ----------------------------------------------------------------------------
+
+    @property
+    def pools(self) -> Sequence[str]:
+        """See `Scales`."""
+        return () if self._pool.scale is None else (self._pool.name,)
+
+    def want(self, pool: str, gangs: Sequence[GangShape]) -> None:
+        """See `Scales`."""
+        wanted = tuple(gangs)
+        if wanted == self._wanted:
+            return
+        bundles = [
+            self._inventory.asked(gang.slots_per_node) for gang in wanted for _ in range(gang.nodes)
+        ]
+        self._bridge.ask("demand", bundles=bundles)
+        self._wanted = wanted
+
+    def close(self) -> None:
+        """Let the driver go. Supervisors with work stay."""
+        with contextlib.suppress(ExecutorUnavailable):
+            self.want(self._pool.name, ())
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._bridge.close()
+
+    # -- notes -------------------------------------------------------------------------------------
+
+    def _note_path(self, ref: SupervisorRef) -> Path:
+        return self._home.node_dir(ref.job, ref.attempt, ref.node_rank) / _NOTE
+
+    def _note(self, ref: SupervisorRef) -> dict[str, Any] | None:
+        try:
+            note: dict[str, Any] = json.loads(self._note_path(ref).read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError) as error:
+            raise ExecutorUnavailable(f"the note of {ref} cannot be read: {error}") from error
+        return note
+
+
+def ref_of(assignment: Assignment) -> SupervisorRef:
+    """Which supervisor an assignment is for."""
+    gang = assignment.gang
+    return SupervisorRef(gang.job, gang.attempt, assignment.node_rank)
+
+
+def _share(node: Node, slots: tuple[int, ...]) -> Any:
+    from phalanx.core.placement import NodeShare
+
+    return NodeShare(node.id, node.address, slots)
+
+
+def _record(text: str | None) -> ExitRecord | None:
+    if text is None:
+        return None
+    try:
+        return ExitRecord.model_validate_json(text)
+    except ValidationError:
+        return None

@@ -1,0 +1,236 @@
+"""The actor that holds one supervisor on a Ray node, in the bundle of its node rank.
+
+It owns no rank: they are children of the supervisor, so restarts inside an attempt never touch Ray. When
+the actor goes, for whatever reason, its keeper ends the supervisor with everything below it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from phalanx import __version__
+from phalanx.executors.ray.node_files import CodeSource, CodeUnavailable, NodeFiles
+from phalanx.launch import linux
+from phalanx.launch.durable import write_file
+from phalanx.launch.identity import EXIT_NAME, LOG_NAME, SupervisorRecord
+
+_STARTED_WITHIN_S = 30.0
+_GIVE_BACK_S = 3600.0
+_SOURCE = str(Path(__file__).resolve().parents[3])
+_KEEPER = f"import sys; sys.path.insert(0, {_SOURCE!r}); from phalanx.executors.ray.keeper import main; sys.exit(main())"  # noqa: E501
+# What Ray puts into the environment of its own workers and a job must not inherit.
+_NOT_OURS = ("RAY_", "OMP_NUM_THREADS", "PYTHONBREAKPOINT")
+# What tells a process its accelerators; Ray sets them for the actor that was given some.
+_DEVICES = (
+    "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS",
+    "ONEAPI_DEVICE_SELECTOR", "ASCEND_RT_VISIBLE_DEVICES", "HABANA_VISIBLE_MODULES",
+)  # fmt: skip
+
+
+class Host:
+    """One supervisor. Methods are coroutines, so that any number of callers may wait for its end."""
+
+    def __init__(self) -> None:
+        self._begun: dict[str, Any] | None = None
+        self._lock = asyncio.Lock()
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self._node_dir: Path | None = None
+        self._over = asyncio.Event()
+        self._waiting: asyncio.Task[None] | None = None
+
+    async def begin(self, text: str) -> dict[str, Any]:
+        """Start the supervisor, unless it was started before; says where its keeper listens.
+
+        `text` is JSON: the assignment, the folder on this node, and the version it was made by. The
+        answer has `error` when nothing could be started and nothing is left.
+        """
+        async with self._lock:
+            if self._begun is None:
+                self._begun = await asyncio.to_thread(self._begin, json.loads(text))
+                self._waiting = asyncio.create_task(self._wait())
+            return self._begun
+
+    async def watch(self) -> dict[str, Any]:
+        """Returns when nothing of the supervisor is left, with the exit record that it wrote."""
+        keeper, node_dir = self._keeper, self._node_dir
+        if keeper is None or node_dir is None:
+            return {"exit": None, "message": "it was never started"}
+        await self._over.wait()
+        return {"exit": _read(node_dir / EXIT_NAME), "message": _tail(node_dir / LOG_NAME)}
+
+    async def _wait(self) -> None:
+        if self._keeper is not None and self._node_dir is not None:
+            await asyncio.to_thread(self._keeper.wait)
+            await asyncio.to_thread(self._sweep, self._node_dir)
+        self._over.set()
+        # A control plane takes the exit record and ends this actor within moments. One that never comes
+        # back must not leave the cluster's resources held for ever.
+        await asyncio.sleep(_GIVE_BACK_S)
+        _give_back()
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _begin(self, told: dict[str, Any]) -> dict[str, Any]:
+        if told["version"] != __version__:
+            said = f"this node has Phalanx {__version__}, the control plane {told['version']}"
+            return {"error": f"{said}: use one image for both"}
+        assignment: dict[str, Any] = told["assignment"]
+        files = NodeFiles(Path(told["root"]))
+        job, attempt = assignment["gang"]["job"], assignment["gang"]["attempt"]
+        node_rank = assignment["node_rank"]
+        self._node_dir = files.node_dir(job, attempt, node_rank)
+        try:
+            self._node_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            cached = files.bring(_source(assignment), files.code_dir(job, attempt, node_rank))
+            files.prune(time.time())  # noqa: TID251 - ages of files
+            place(assignment, self._node_dir, files.code_dir(job, attempt, node_rank))
+            path = self._node_dir / "assignment.json"
+            write_file(path, json.dumps(assignment).encode())
+            return {**self._start(path, self._node_dir), "cached": cached}
+        except (CodeUnavailable, OSError, ValueError) as error:
+            return {"error": str(error)}
+
+    def _start(self, assignment: Path, node_dir: Path) -> dict[str, Any]:
+        raylet = linux.entry(os.getppid())
+        if raylet is None:
+            return {"error": "the raylet of this node is gone"}
+        import ray
+
+        word, address = secrets.token_hex(8), str(ray.util.get_node_ip_address())
+        told = {
+            "word": word,
+            "address": _bindable(address),
+            "raylet_pid": raylet.pid,
+            "raylet_ticks": raylet.start_ticks,
+            "log": str(node_dir / LOG_NAME),
+            "argv": [sys.executable, "-m", "phalanx.supervise", "--assignment", str(assignment)],
+            "env": own_environment(),
+            "cwd": str(node_dir),
+        }
+        keeper = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _KEEPER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={},
+            cwd="/",
+            start_new_session=True,
+        )
+        assert keeper.stdin is not None
+        assert keeper.stdout is not None
+        self._keeper = keeper
+        # The pipe stays open for as long as this process lives: its end is the keeper's signal.
+        keeper.stdin.write(json.dumps(told).encode() + b"\n")
+        keeper.stdin.flush()
+        answer = json.loads(keeper.stdout.readline() or b'{"error": "the keeper left at once"}')
+        if "error" in answer:
+            keeper.kill()
+            return dict(answer)
+        return self._await_record(node_dir, keeper, {**answer, "word": word, "address": address})
+
+    def _await_record(
+        self, node_dir: Path, keeper: subprocess.Popen[bytes], begun: dict[str, Any]
+    ) -> dict[str, Any]:
+        deadline = time.monotonic() + _STARTED_WITHIN_S
+        while SupervisorRecord.read(node_dir) is None:
+            if keeper.poll() is not None:
+                return {"error": f"the supervisor left at once: {_tail(node_dir / LOG_NAME)}"}
+            if time.monotonic() > deadline:
+                keeper.kill()
+                self._sweep(node_dir)
+                return {"error": f"the supervisor has not begun within {_STARTED_WITHIN_S:g} s"}
+            time.sleep(0.005)
+        return {**begun, "node_dir": str(node_dir)}
+
+    def _sweep(self, node_dir: Path) -> None:
+        """The last line: whoever killed the keeper and the guard as well left something behind."""
+        record = SupervisorRecord.read(node_dir)
+        while record is not None and (left := linux.tagged(record.marker)):
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+
+
+def _give_back() -> None:
+    import ray
+
+    group = ray.util.get_current_placement_group()
+    if group is not None:
+        ray.util.remove_placement_group(group)
+
+
+def place(assignment: dict[str, Any], node_dir: Path, code: Path) -> None:
+    """Give an assignment this node's own folders, interpreter and accelerators."""
+    env = assignment["env"]
+    here = str(Path(sys.executable).parent)
+    rest = [part for part in env.get("PATH", os.defpath).split(os.pathsep) if part != here]
+    env["PATH"] = os.pathsep.join([here, *rest])
+    own = os.environ  # noqa: TID251 - what this node gives its processes
+    for name in ("HOME", "TMPDIR"):
+        if name in env and not os.path.isdir(env[name]):
+            env.pop(name)
+            if name in own:
+                env[name] = own[name]
+    env.update({name: own[name] for name in _DEVICES if name in own})
+    assignment["node_dir"] = str(node_dir)
+    if not os.path.isdir(assignment["cwd"]) or assignment["cwd"] == assignment["workdir"]:
+        assignment["cwd"] = str(code)
+    assignment["workdir"] = str(code)
+
+
+def own_environment() -> dict[str, str]:
+    """This worker's environment without what Ray put into it."""
+    own = os.environ  # noqa: TID251 - what this node gives its processes
+    return {name: value for name, value in own.items() if not name.startswith(_NOT_OURS)}
+
+
+def _source(assignment: dict[str, Any]) -> CodeSource | None:
+    digest = assignment.get("code")
+    if digest is None:
+        return None
+    gang = assignment["gang"]
+    return CodeSource(
+        url=assignment["server_url"],
+        digest=digest,
+        token=assignment["token"],
+        job=gang["job"],
+        attempt=gang["attempt"],
+        node_rank=assignment["node_rank"],
+    )
+
+
+def _bindable(address: str) -> str:
+    """The node's address; every address in a container whose own is another one."""
+    with socket.socket() as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return "0.0.0.0"
+    return address
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except OSError:
+        return None
+
+
+def _tail(path: Path) -> str:
+    try:
+        lines = path.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1] if lines else ""

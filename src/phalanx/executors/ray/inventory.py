@@ -1,0 +1,140 @@
+"""Ray's nodes as Phalanx nodes: slots, labels, topology, and why nothing may start on some."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.core.placement import Node
+from phalanx.schemas.ray_pools import RayPool
+
+_TYPE_LABEL = "ray.io/accelerator-type"
+_TYPE_PREFIX = "accelerator_type:"
+_SHORT = 8
+# A drain without a deadline: leave, and take the time that saving needs.
+_SOME_DAY = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A node of Ray behind one of ours.
+
+    `slot` is the resource that its slots are made of, `num_cpus` what Ray has of CPUs there: maybe none.
+    """
+
+    ray_id: str
+    node: Node
+    slot: str
+    num_cpus: int
+
+
+class Inventory:
+    """Translates, and remembers which of Ray's nodes is behind which name."""
+
+    def __init__(self, pool: RayPool) -> None:
+        self._pool = pool
+        self._known: dict[str, Known] = {}
+
+    def known(self, node_id: str) -> Known | None:
+        """The node that was once called so."""
+        return self._known.get(node_id)
+
+    def read(self, found: Sequence[Mapping[str, Any]]) -> tuple[Node, ...]:
+        """Nodes with slots, in a stable order."""
+        nodes: list[Known] = []
+        for one in sorted(found, key=lambda one: str(one["id"])):
+            known = self._translate(one)
+            if known is not None:
+                nodes.append(known)
+        self._known |= {known.node.id: known for known in nodes}
+        return (*(known.node for known in nodes), *self._possible(len(nodes)))
+
+    def _translate(self, one: Mapping[str, Any]) -> Known | None:
+        resources: Mapping[str, float] = one["resources"]
+        slot = self._slot(resources)
+        num_slots = int(resources.get(slot, 0))
+        if num_slots < 1:
+            return None
+        labels: Mapping[str, str] = one["labels"]
+        node = Node(
+            id=f"{self._pool.name}-{str(one['id'])[:_SHORT]}",
+            pool=self._pool.name,
+            address=str(one["address"]),
+            num_slots=num_slots,
+            num_cpus=max(1, int(resources.get("CPU", 1))),
+            memory_bytes=int(resources.get("memory", 0)),
+            slot_type=_slot_type(resources, labels),
+            domains=tuple(
+                (level, labels[label])
+                for level, label in self._pool.topology.items()
+                if label in labels
+            ),
+            closed=_closed(one, slot),
+            leaves_at=_leaves_at(one["draining_deadline_ms"]),
+        )
+        return Known(str(one["id"]), node, slot, int(resources.get("CPU", 0)))
+
+    def _slot(self, resources: Mapping[str, float]) -> str:
+        if self._pool.slot is not None:
+            return self._pool.slot
+        return next((name for name in ("GPU", "slot", "CPU") if name in resources), "CPU")
+
+    def _possible(self, num_there: int) -> tuple[Node, ...]:
+        """Nodes that the autoscaler could add: closed, so that nothing is placed on them."""
+        scale = self._pool.scale
+        if scale is None:
+            return ()
+        return tuple(
+            Node(
+                id=f"{self._pool.name}-future-{number}",
+                pool=self._pool.name,
+                address="",
+                num_slots=scale.slots,
+                num_cpus=scale.cpus,
+                memory_bytes=0,
+                closed="not started yet: Ray's autoscaler adds it for the job that is next",
+            )
+            for number in range(max(0, scale.max_nodes - num_there))
+        )
+
+    def bundle(self, known: Known, num_slots: int, cpus: int) -> dict[str, float]:
+        """What a share of `num_slots` slots holds in Ray: the slots and its part of the CPUs."""
+        if known.slot == "CPU":
+            return {"CPU": float(num_slots)}
+        part = min(cpus, known.num_cpus * num_slots // known.node.num_slots)
+        bundle = {known.slot: float(num_slots)}
+        return {**bundle, "CPU": float(part)} if part > 0 else bundle
+
+    def asked(self, num_slots: int) -> dict[str, float]:
+        """The same for a node that is not there yet."""
+        scale = self._pool.scale
+        slot = self._pool.slot or (scale.slot if scale is not None else "CPU")
+        bundle = {slot: float(num_slots)}
+        if slot != "CPU" and scale is not None:
+            bundle["CPU"] = float(scale.cpus * num_slots // max(1, scale.slots))
+        return bundle
+
+
+def _slot_type(resources: Mapping[str, float], labels: Mapping[str, str]) -> str:
+    if _TYPE_LABEL in labels:
+        return labels[_TYPE_LABEL]
+    names = (name for name in resources if name.startswith(_TYPE_PREFIX))
+    return next((name.removeprefix(_TYPE_PREFIX) for name in names), "")
+
+
+def _leaves_at(deadline_ms: int | None) -> int | None:
+    if deadline_ms is None:
+        return None
+    return deadline_ms * 1000 if deadline_ms > 0 else _SOME_DAY
+
+
+def _closed(one: Mapping[str, Any], slot: str) -> str:
+    if one["silent"]:
+        return "its raylet does not answer"
+    if one["draining_deadline_ms"] is not None:
+        return "Ray is draining it"
+    used = one["foreign"].get(slot, 0.0)
+    if used:
+        return f"{used:g} of its {slot} are used by others than Phalanx"
+    return ""

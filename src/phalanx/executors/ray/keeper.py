@@ -1,0 +1,140 @@
+"""The keeper: the process on a node that binds a supervisor to its Ray actor and to its raylet.
+
+It starts the supervisor and ends it, with everything below, as soon as the actor that started it is gone
+(end-of-file on standard input), or the raylet of the node is: neither needs Ray's help or notice. It
+leaves only when nothing of the attempt is left on this node, and until then it listens on a port. So a
+refused connection to that port means that everything is gone, and any program can find that out in a
+millisecond, long before Ray's health checks do.
+
+Started as `python -I -S`, with the standard library alone; everything it must know is one JSON line on
+standard input. It answers with one JSON line: the port and a word by which it is known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+from typing import Any
+
+from phalanx.launch import linux
+from phalanx.launch.cgroup import NoGroup
+from phalanx.launch.guard import spawn
+
+# How often the raylet is looked for: a fence must not depend on the actor noticing anything.
+LOOK_S = 0.2
+
+
+class Keeper:
+    """One supervisor and the ties that it hangs on."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        self._word: str = told["word"]
+        self._raylet = (int(told["raylet_pid"]), int(told["raylet_ticks"]))
+        self._server = socket.create_server((told["address"], 0), backlog=16)
+        self._server.setblocking(False)
+        self._guests: list[socket.socket] = []
+        self._pid = self._start(told)
+
+    def _start(self, told: dict[str, Any]) -> int:
+        stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        log = os.open(told["log"], flags, 0o600)
+        try:
+            return spawn(told["argv"], told["env"], told["cwd"], (stdin, log, log), NoGroup())
+        finally:
+            os.close(stdin)
+            os.close(log)
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._server.getsockname()[1])
+
+    def serve(self, wakeup: int) -> None:
+        """Until the supervisor has ended or has to."""
+        with selectors.DefaultSelector() as selector:
+            for one in (0, wakeup, self._server):
+                selector.register(one, selectors.EVENT_READ)
+            while not self._is_over():
+                ready = {key.fd for key, _ in selector.select(LOOK_S)}
+                if self._server.fileno() in ready:
+                    self._greet()
+                if wakeup in ready:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(wakeup, 4096)
+                if 0 in ready and not os.read(0, 4096):
+                    break
+        linux.kill_below(os.getpid(), frozenset(), self._reap)
+        self._reap()
+
+    def _is_over(self) -> bool:
+        self._reap()
+        one = linux.entry(self._raylet[0])
+        raylet_gone = one is None or one.gone or one.start_ticks != self._raylet[1]
+        return raylet_gone or not self._pid
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                self._pid = 0
+                return
+            if pid == 0:
+                return
+            if pid == self._pid:
+                self._pid = 0
+
+    def _greet(self) -> None:
+        """Say the word, and keep the line: its end is how the other side hears of ours."""
+        with contextlib.suppress(OSError):
+            guest, _ = self._server.accept()
+            guest.settimeout(1.0)
+            guest.sendall(f"{self._word}\n".encode())
+            self._guests = [*self._guests[-31:], guest]
+
+
+def main() -> int:
+    """Returns 0 when nothing is left."""
+    linux.load()
+    linux.become_subreaper()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    told = json.loads(_line())
+    try:
+        keeper = Keeper(told)
+    except OSError as error:
+        _answer({"error": f"{error.strerror}: {error.filename}"})
+        return 1
+    _answer({"port": keeper.port, "pid": os.getpid()})
+    keeper.serve(read)
+    return 0
+
+
+def _line() -> bytes:
+    """One line of standard input, and nothing behind it."""
+    data = b""
+    while not data.endswith(b"\n"):
+        chunk = os.read(0, 65536)
+        if not chunk:
+            sys.exit(1)
+        data += chunk
+    return data
+
+
+def _answer(body: dict[str, Any]) -> None:
+    os.write(1, json.dumps(body).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

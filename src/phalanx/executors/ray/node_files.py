@@ -1,0 +1,140 @@
+"""What lies on a Ray node: attempts, and code kept under its digest."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import http.client
+import os
+import shutil
+import tarfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from phalanx.kit.ids import job_label
+
+NUM_ARCHIVES = 16
+_OLD_S = 7 * 86400.0
+_TIMEOUT_S = 60.0
+
+
+class CodeUnavailable(OSError):
+    """The code of a job could not be brought to this node."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodeSource:
+    """Where an archive comes from: the control plane, shown the supervisor's token."""
+
+    url: str
+    digest: str
+    token: str
+    job: int
+    attempt: int
+    node_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFiles:
+    """Paths under the folder of one home on a node. Everything has mode 0700."""
+
+    root: Path
+
+    def node_dir(self, job: int, attempt: int, node_rank: int) -> Path:
+        """Exit record, spool and logs of one supervisor."""
+        return self.root / "jobs" / job_label(job) / f"a{attempt:03d}" / f"n{node_rank}"
+
+    def code_dir(self, job: int, attempt: int, node_rank: int) -> Path:
+        """The supervisor's own copy of the code."""
+        return self.node_dir(job, attempt, node_rank) / "code"
+
+    def prune(self, now_s: float) -> None:
+        """Let attempts go that ended long ago, and archives beyond the newest few."""
+        for folder in self.root.glob("jobs/j-*/a*"):
+            with contextlib.suppress(OSError):
+                if now_s - folder.stat().st_mtime > _OLD_S:
+                    shutil.rmtree(folder, ignore_errors=True)
+        archives = sorted(self.root.glob("code/*.tar"), key=_used_at, reverse=True)
+        for archive in archives[NUM_ARCHIVES:]:
+            archive.unlink(missing_ok=True)
+
+    def bring(self, source: CodeSource | None, target: Path) -> bool:
+        """Unpack the code into `target`; says whether the archive lay here already.
+
+        Without a source the folder is empty. Raises CodeUnavailable.
+        """
+        partial = target.with_name("code.tmp")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(mode=0o700, parents=True)
+        cached = True
+        if source is not None:
+            archive = self.root / "code" / f"{source.digest}.tar"
+            archive.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _locked(archive.with_suffix(".lock")):
+                cached = archive.is_file()
+                if not cached:
+                    fetch(source, archive)
+                os.utime(archive)
+            try:
+                with tarfile.open(archive) as opened:
+                    opened.extractall(partial, filter="data")
+            except (tarfile.TarError, OSError, EOFError) as error:
+                raise CodeUnavailable(f"the code cannot be unpacked: {error}") from error
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+        return cached
+
+
+def _used_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process of this node fetches; the others find the archive there."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def fetch(source: CodeSource, archive: Path) -> None:
+    """Download an archive, verify it, and put it in place. Raises CodeUnavailable."""
+    parts = urlsplit(source.url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "127.0.0.1", parts.port, timeout=_TIMEOUT_S)
+    path = (
+        f"/api/v1/supervisors/code/{source.digest}"
+        f"?job={source.job}&attempt={source.attempt}&node_rank={source.node_rank}"
+    )
+    partial = archive.with_name(f".{archive.name}.{os.getpid()}.{time.monotonic_ns()}")
+    digest = hashlib.sha256()
+    try:
+        connection.request("GET", path, headers={"Authorization": f"Bearer {source.token}"})
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise CodeUnavailable(f"the control plane gives no code: {answer.read(300)!r}")
+        with open(partial, "xb") as file:
+            while chunk := answer.read(1 << 20):
+                digest.update(chunk)
+                file.write(chunk)
+        if digest.hexdigest() != source.digest:
+            raise CodeUnavailable("the code that arrived is not what its digest says")
+        partial.rename(archive)
+    except CodeUnavailable:
+        raise
+    except (OSError, http.client.HTTPException) as error:
+        said = f"the code cannot be fetched from {source.url}: {error}"
+        raise CodeUnavailable(said) from error
+    finally:
+        partial.unlink(missing_ok=True)
+        connection.close()

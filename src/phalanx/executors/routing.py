@@ -1,0 +1,102 @@
+"""Several pools behind one executor: who is asked follows from the pool."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from phalanx.core.placement import GangShape, Node, Placement
+from phalanx.errors import ExecutorUnavailable, LaunchFailed
+from phalanx.executors.protocol import (
+    Executor,
+    GangReserver,
+    Scales,
+    SupervisorRef,
+    SupervisorStatus,
+)
+from phalanx.schemas.supervision import Assignment
+
+_LOG = logging.getLogger(__name__)
+
+
+class RoutedExecutor:
+    """The `Executor` of all pools. One that cannot be asked never holds up the others.
+
+    Pools without an executor of their own are parts of `shared`, this machine, where there is one.
+    """
+
+    def __init__(self, pools: Mapping[str, Executor], shared: Executor | None = None) -> None:
+        self._pools, self._shared = dict(pools), shared
+        self._last: dict[str, tuple[Node, ...]] = {}
+        self._troubled: set[str] = set()
+
+    @property
+    def pools(self) -> Sequence[str]:
+        """See `Scales`."""
+        return [name for name, one in self._pools.items() if isinstance(one, Scales)]
+
+    def inventory(self) -> Sequence[Node]:
+        """Nodes of all pools; those of a pool that cannot be asked are closed, as last known."""
+        nodes: list[Node] = []
+        for name, executor in self._pools.items():
+            try:
+                self._last[name] = tuple(executor.inventory())
+                nodes += self._last[name]
+                self._troubled.discard(name)
+            except ExecutorUnavailable as error:
+                self._note(name, error)
+                nodes += [replace(node, closed=error.message) for node in self._last.get(name, ())]
+        return nodes
+
+    def reserve(self, placement: Placement, gang: Sequence[Assignment]) -> None:
+        """See `GangReserver`; nothing where the pool's executor needs no reservation."""
+        executor = self._of(placement.pool)
+        if isinstance(executor, GangReserver):
+            executor.reserve(placement, gang)
+
+    def start(self, node: Node, assignment: Assignment) -> None:
+        """See `Executor`."""
+        self._of(node.pool).start(node, assignment)
+
+    def stop(self, ref: SupervisorRef) -> None:
+        """See `Executor`."""
+        executor = self._pools.get(ref.pool, self._shared)
+        if executor is not None:
+            executor.stop(ref)
+
+    def poll(self, refs: Sequence[SupervisorRef]) -> Sequence[SupervisorStatus]:
+        """See `Executor`. Where a pool cannot be asked, its supervisors count as alive: nothing is known.
+
+        A pool that was taken away from this control plane leaves its supervisors alive as well.
+        """
+        found: dict[SupervisorRef, SupervisorStatus] = {}
+        for name in dict.fromkeys(ref.pool for ref in refs):
+            asked = [ref for ref in refs if ref.pool == name]
+            executor = self._pools.get(name, self._shared)
+            try:
+                if executor is None:
+                    raise ExecutorUnavailable(f"this control plane has no pool {name!r}")
+                found |= {one.ref: one for one in executor.poll(asked)}
+                self._troubled.discard(name)
+            except ExecutorUnavailable as error:
+                self._note(name, error)
+                found |= {ref: SupervisorStatus(ref, True, None, error.message) for ref in asked}
+        return [found[ref] for ref in refs]
+
+    def want(self, pool: str, gangs: Sequence[GangShape]) -> None:
+        """See `Scales`."""
+        executor: object = self._pools.get(pool)
+        if isinstance(executor, Scales):
+            executor.want(pool, gangs)
+
+    def _of(self, pool: str) -> Executor:
+        executor = self._pools.get(pool, self._shared)
+        if executor is None:
+            raise LaunchFailed(f"there is no pool {pool!r} any more")
+        return executor
+
+    def _note(self, name: str, error: ExecutorUnavailable) -> None:
+        if name not in self._troubled:
+            self._troubled.add(name)
+            _LOG.warning("pool %s: %s", name, error.message)

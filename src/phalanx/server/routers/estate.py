@@ -1,0 +1,94 @@
+"""Pools, nodes and projects: what jobs run on, and who may have how much of it."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from phalanx.schemas import api, estate
+from phalanx.server.context import Here
+from phalanx.services import estate as services
+from phalanx.services import explaining, inventory
+
+router = APIRouter(prefix="/api/v1", tags=["estate"])
+_ACTOR = "user"
+
+
+@router.get("/pools")
+def get_pools(here: Here) -> list[api.PoolView]:
+    """Pools and what is free in them."""
+    return inventory.list_pools(here.platform)
+
+
+@router.post("/pools/apply")
+def post_pools(here: Here, request: estate.ApplyRequest) -> estate.ApplyResponse:
+    """Add or replace the pools of a pool file, all or none; repeating it changes nothing."""
+    return services.apply_pools(here.platform, request.file, here.clock.now(), _ACTOR)
+
+
+@router.get("/pools/{name}")
+def get_pool(here: Here, name: str) -> api.PoolView:
+    """One pool with its part of the pool file."""
+    return inventory.show_pool(here.platform, name)
+
+
+@router.delete("/pools/{name}", status_code=204)
+def delete_pool(here: Here, name: str) -> Response:
+    """Forget a pool in which nothing runs."""
+    services.remove_pool(here.platform, name)
+    return Response(status_code=204)
+
+
+@router.get("/nodes")
+def get_nodes(here: Here, pool: str | None = None) -> list[api.NodeView]:
+    """Nodes and what is free on them."""
+    return inventory.list_nodes(here.platform, pool)
+
+
+@router.get("/nodes/{name}")
+def get_node(here: Here, name: str) -> api.NodeView:
+    """One node."""
+    return inventory.show_node(here.platform, name)
+
+
+@router.post("/nodes/{name}/drain")
+def post_drain(here: Here, name: str, request: estate.DrainRequest) -> estate.DrainResponse:
+    """Let nothing start on a node any more; may be repeated."""
+    return services.drain(here.platform, name, request, here.clock.now(), _ACTOR)
+
+
+@router.post("/nodes/{name}/undrain")
+def post_undrain(here: Here, name: str) -> api.NodeView:
+    """Let jobs start on a node again; may be repeated."""
+    services.undrain(here.platform, name)
+    return inventory.show_node(here.platform, name)
+
+
+@router.get("/projects")
+def get_projects(here: Here) -> list[estate.ProjectView]:
+    """Projects, their limits and what they hold."""
+    return inventory.list_projects(here.platform, here.clock.now())
+
+
+@router.post("/projects/apply")
+def post_projects(here: Here, request: estate.ApplyRequest) -> estate.ApplyResponse:
+    """Add or replace the projects of a project file, all or none."""
+    return services.apply_projects(here.platform, request.file, here.clock.now(), _ACTOR)
+
+
+@router.get("/projects/{name}")
+def get_project(here: Here, name: str) -> estate.ProjectView:
+    """One project with its part of the project file."""
+    return inventory.show_project(here.platform, name, here.clock.now())
+
+
+@router.delete("/projects/{name}", status_code=204)
+def delete_project(here: Here, name: str) -> Response:
+    """Forget a project's limits; its jobs go on."""
+    services.remove_project(here.platform, name)
+    return Response(status_code=204)
+
+
+@router.get("/jobs/{num}/why")
+def get_why(here: Here, num: int) -> estate.WhyView:
+    """Why a job is where it is: what binds it, when it may start, what would start it now."""
+    return explaining.why_view(here.platform, num, here.clock.now())

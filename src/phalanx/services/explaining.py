@@ -1,0 +1,109 @@
+"""Why a job waits, leaves or left: the planner's own answers, asked again, with the job's story."""
+
+from __future__ import annotations
+
+from phalanx.core.jobs.events import StopRequested
+from phalanx.core.jobs.model import JobState, StopGoal
+from phalanx.core.scheduling import Why, why
+from phalanx.core.scheduling.why import Victim, why_victim
+from phalanx.kit.ids import job_label
+from phalanx.schemas.api import ReasonView, RestartView, at_of, at_or_none
+from phalanx.schemas.estate import (
+    ConstraintView,
+    CounterfactualView,
+    EvictionView,
+    VictimView,
+    WhyView,
+)
+from phalanx.services.platform import Platform
+from phalanx.services.scheduling import sight_of
+from phalanx.services.story import lineage_view
+from phalanx.store import events, jobs
+from phalanx.store.database import Tx
+from phalanx.store.events import StoredEvent
+
+
+def why_view(platform: Platform, num: int, now: int) -> WhyView:
+    """Why a job is where it is. Raises NotFound, ExecutorUnavailable."""
+    stored = platform.store.view(lambda tx: jobs.load(tx, num))
+    view = WhyView(
+        num=num,
+        label=job_label(num),
+        state=stored.job.state.value,
+        reason=ReasonView(code=stored.job.reason.code.value, message=stored.job.reason.message),
+        evictions=platform.store.view(lambda tx: evictions_of(tx, num)),
+    )
+    if stored.job.state is JobState.QUEUED:
+        return _waiting(platform, view, num, now)
+    if stored.job.holds_slots:
+        victim = why_victim(sight_of(platform, now).snapshot, num, now)
+        return view.model_copy(update={"leaves_for": None if victim is None else _victim(victim)})
+    return view
+
+
+def _waiting(platform: Platform, view: WhyView, num: int, now: int) -> WhyView:
+    sight = sight_of(platform, now)
+    held_back = sight.held_back.get(num)
+    if held_back is not None:
+        reason = ReasonView(code=held_back.code.value, message=held_back.message)
+        return view.model_copy(update={"reason": reason})
+    found = why(sight.snapshot, num, now)
+    return view if found is None else view.model_copy(update=_answer(found))
+
+
+def _answer(found: Why) -> dict[str, object]:
+    return {
+        "reason": ReasonView(code=found.reason.code.value, message=found.reason.message),
+        "position": found.position,
+        "num_waiting": found.num_waiting,
+        "eta_p50_at": at_or_none(found.eta_p50_at),
+        "eta_p90_at": at_or_none(found.eta_p90_at),
+        "constraints": [
+            ConstraintView(
+                binding=one.binding.value, text=one.text, need=one.need, have=one.have,
+                unit=one.unit, names=list(one.names),
+            )
+            for one in found.constraints
+        ],
+        "changes": [
+            CounterfactualView(
+                kind=one.kind.value, text=one.text, by_preemption=one.by_preemption,
+                victims=list(one.victims),
+            )
+            for one in found.changes
+        ],
+        "victims": [_victim(one) for one in found.victims],
+    }  # fmt: skip
+
+
+def _victim(one: Victim) -> VictimView:
+    return VictimView(
+        job=one.job,
+        beneficiary=one.beneficiary,
+        price_slot_s=one.price_slot_s,
+        lost_slot_s=one.lost_slot_s,
+        text=one.text,
+    )
+
+
+def evictions_of(tx: Tx, num: int) -> list[EvictionView]:
+    """Every time this job was asked to leave and come back, with what that cost so far."""
+    asked = events.of_job(tx, num, limit=100_000, kinds=(events.kind_of(StopRequested),))
+    leaving = [one for one in asked if one.data.get("goal") == StopGoal.REQUEUE.value]
+    if not leaving:
+        return []
+    restarts = lineage_view(tx, jobs.load(tx, num).job).restarts
+    by_attempt = {one.attempt: one for one in restarts}
+    return [_eviction(one, by_attempt.get(one.attempt or 0)) for one in leaving]
+
+
+def _eviction(one: StoredEvent, cost: RestartView | None) -> EvictionView:
+    return EvictionView(
+        at=at_of(one.at),
+        code=one.reason_code,
+        text=one.reason_message,
+        beneficiary=one.data.get("beneficiary"),
+        price_slot_s=one.data.get("price_slot_s"),
+        next_step_at=None if cost is None else cost.next_step_at,
+        lost_s=None if cost is None else cost.lost_s,
+    )

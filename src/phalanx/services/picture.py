@@ -1,0 +1,282 @@
+"""The planner's picture of the platform: the stored state as a snapshot, decoded only where it changed.
+
+Nothing here is the truth: a control plane that starts anew builds the same picture from the store.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from phalanx.core.jobs.model import HOLDING, JobState
+from phalanx.core.placement import Node
+from phalanx.core.reasons import Reason
+from phalanx.core.scheduling import Plan, Snapshot, Terms, Waiting, World, plan, plan_pass
+from phalanx.core.scheduling.estimates import History, KindKey, size_class
+from phalanx.core.scheduling.topology import Ask, ask_of
+from phalanx.schemas.pools import Machine, PoolSpec
+from phalanx.schemas.projects import ProjectSpec
+from phalanx.services import standing
+from phalanx.services.living import follow
+from phalanx.services.standing import kind_of
+from phalanx.store import estate, events, jobs, lineage, planning, supervisors
+from phalanx.store.database import Touched, Tx
+from phalanx.store.jobs import Finished, StoredJob
+from phalanx.store.planning import StoredHole, Usage
+
+_US = 1_000_000
+_PAGE = 5000
+# How many finished jobs a control plane that starts learns from.
+LEARNED_AT_START = 20_000
+# The executor's own name for this machine, whose slots the stored pools share out.
+LOCAL = "local"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How this platform plans. `half_life_s`: what a project used counts half after so long."""
+
+    terms: Terms = Terms()
+    half_life_s: float = 7 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What the planner sees at one moment, and what the services know beside it.
+
+    `held_back` are queued jobs that the planner is not shown, with the reason why; `usage` is what
+    has to be written down because projects hold other numbers of slots than before.
+    """
+
+    nodes: tuple[Node, ...]
+    snapshot: Snapshot
+    held_back: Mapping[int, Reason]
+    holes: Mapping[int, StoredHole]
+    attempts: Mapping[int, int]
+    versions: Mapping[int, int]
+    usage: Mapping[str, Usage]
+
+
+@dataclass
+class Picture:
+    """Caches keyed by what was stored when: versions of jobs, stamps of pools, ends of jobs."""
+
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _jobs: dict[int, StoredJob] = field(default_factory=dict)
+    _feed: int | None = None
+    _world: World | None = None
+    _history: History = field(default_factory=History)
+    _learned: tuple[int, int] | None = None
+    _pools: tuple[object, tuple[PoolSpec, ...]] = ((), ())
+    _nodes: tuple[object, tuple[Node, ...]] = ((), ())
+    _fits: dict[Ask, bool] = field(default_factory=dict)
+    _asked: dict[int, tuple[int, StoredHole | None, Waiting]] = field(default_factory=dict)
+    _said: dict[int, tuple[int | None, Reason]] = field(default_factory=dict)
+
+    def sight(self, tx: Tx, real: Sequence[Node], policy: Policy, now: int) -> Sight:
+        """Everything a plan may depend on. `real` are the executor's own nodes."""
+        with self._lock:
+            nodes = self.nodes(tx, real)
+            waiting, holding = self.jobs(tx)
+            self.learn(tx)
+            holes = planning.holes_now(tx)
+            projects = {one.name: ProjectSpec(**one.body) for one in estate.projects_now(tx)}
+            known = planning.usage_now(tx)
+            facts = self._facts(tx, holding)
+            held_back = standing.over_running(waiting, holding, projects, set(holes))
+            shown = [one for one in waiting if one.job.num not in held_back]
+            wishes = {key for one in shown for key, _ in one.facts.demand.selector}
+            snapshot = Snapshot(
+                nodes=tuple(_only(node, wishes) for node in nodes),
+                held=tuple(
+                    standing.held(one, facts, holes.get(one.job.num), policy.terms, now)
+                    for one in holding
+                ),
+                waiting=tuple(
+                    self._waiting(one, holes.get(one.job.num), nodes, now) for one in shown
+                ),
+                projects=tuple(
+                    one.to_core(standing.past_slots(known.get(name), policy.half_life_s, now))
+                    for name, one in projects.items()
+                ),
+                holes=tuple(hole.hole for hole in holes.values()),
+                history=self._history,
+                terms=policy.terms,
+            )
+            attempts = {
+                one.job.num: one.job.attempt.num for one in holding if one.job.attempt is not None
+            }
+            versions = {one.job.num: one.version for one in waiting}
+            usage = standing.changed_usage(known, holding, policy.half_life_s, now)
+            return Sight(nodes, snapshot, held_back, holes, attempts, versions, usage)
+
+    def jobs(self, tx: Tx) -> tuple[list[StoredJob], list[StoredJob]]:
+        """Queued jobs and those that hold slots, by number; only those that changed are decoded."""
+        with self._lock:
+            feed = events.last_feed(tx)
+            if self._feed is None or feed > self._feed:
+                self._catch_up(tx, self._feed)
+                self._feed = feed
+            both = [self._jobs[num] for num in sorted(self._jobs)]
+        waiting = [one for one in both if one.job.state is JobState.QUEUED]
+        return waiting, [one for one in both if one.job.state is not JobState.QUEUED]
+
+    def _catch_up(self, tx: Tx, since: int | None) -> None:
+        """Read the jobs that events behind `since` were about, unless they are known as they are."""
+        if since is None:
+            live = jobs.versions(tx, (JobState.QUEUED, *HOLDING))
+            told = live.keys() | self._jobs.keys()
+        else:
+            told = set(events.jobs_behind(tx, since))
+            live = jobs.versions(tx, (JobState.QUEUED, *HOLDING), sorted(told))
+        for num in told - live.keys():
+            self._forget(num)
+        stale = [
+            num
+            for num, version in live.items()
+            if num not in self._jobs or self._jobs[num].version != version
+        ]
+        for one in jobs.load_many(tx, stale):
+            self._jobs[one.job.num] = one
+
+    def _forget(self, num: int) -> None:
+        self._jobs.pop(num, None)
+        self._asked.pop(num, None)
+
+    def plan(self, snapshot: Snapshot, now: int) -> Plan:
+        """Plan on the indexes of the last pass, brought up to date."""
+        with self._lock:
+            self._world = follow(self._world, snapshot)
+            return plan_pass(self._world, now)
+
+    def remember(self, touched: Touched) -> None:
+        """Jobs as this process has just stored them. A row of another version is read again."""
+        with self._lock:
+            for num, row in touched.rows.items():
+                if not isinstance(row, StoredJob):
+                    continue
+                if row.job.state is JobState.QUEUED or row.job.holds_slots:
+                    self._jobs[num] = row
+                else:
+                    self._forget(num)
+
+    def nodes(self, tx: Tx, real: Sequence[Node]) -> tuple[Node, ...]:
+        """The executor's nodes, or those of the pool file that they play; with marks as `closed`."""
+        with self._lock:
+            stamps = estate.pool_stamps(tx)
+            if self._pools[0] != stamps:
+                found = tuple(PoolSpec(**one.body) for one in estate.pools_now(tx))
+                self._pools = (stamps, found)
+            marks = estate.marks(tx)
+            key = (stamps, tuple(real), tuple(marks.items()))
+            if self._nodes[0] != key:
+                self._nodes = (key, _laid_out(self._pools[1], real, marks))
+                self._fits.clear()
+            return self._nodes[1]
+
+    def learn(self, tx: Tx) -> History:
+        """Durations and waits of jobs that ended since the last look."""
+        with self._lock:
+            if self._learned is None:
+                self._learned = (0, 0)
+                self._observe(jobs.last_finished(tx, limit=LEARNED_AT_START))
+            while page := jobs.finished_after(tx, *self._learned, limit=_PAGE):
+                self._observe(page)
+            return self._history
+
+    def unsaid(
+        self, stays: Sequence[tuple[int, Reason]], versions: Mapping[int, int]
+    ) -> list[tuple[int, Reason]]:
+        """Reasons that differ from what was last written down for the same version of the job."""
+        with self._lock:
+            return [
+                (num, reason)
+                for num, reason in stays
+                if self._said.get(num) != (versions.get(num), reason)
+            ]
+
+    def said(self, stays: Sequence[tuple[int, Reason]], versions: Mapping[int, int]) -> None:
+        """These reasons have been written down."""
+        with self._lock:
+            for num, reason in stays:
+                self._said[num] = (versions.get(num), reason)
+            for num in self._said.keys() - versions.keys():
+                del self._said[num]
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _facts(self, tx: Tx, holding: Sequence[StoredJob]) -> standing.Facts:
+        nums = [one.job.num for one in holding]
+        live = [
+            (one.job.num, one.job.attempt.num) for one in holding if one.job.attempt is not None
+        ]
+        return standing.Facts(
+            lineage.last_saves(tx, nums),
+            lineage.restoring(tx, nums),
+            supervisors.epochs_of(tx, live),
+        )
+
+    def _waiting(
+        self, stored: StoredJob, hole: StoredHole | None, nodes: tuple[Node, ...], now: int
+    ) -> Waiting:
+        known = self._asked.get(stored.job.num)
+        if known is None or known[:2] != (stored.version, hole):
+            known = (stored.version, hole, standing.waiting(stored, hole))
+            self._asked[stored.job.num] = known
+        job = known[2]
+        demand = stored.facts.demand
+        if demand.preferred is None or now - job.since >= demand.patience_s * _US:
+            return job
+        patient = replace(job, required=demand.preferred)
+        return patient if self._ever(patient, nodes) else job
+
+    def _ever(self, job: Waiting, nodes: tuple[Node, ...]) -> bool:
+        ask = ask_of(job)
+        known = self._fits.get(ask)
+        if known is None:
+            known = self._fits[ask] = fits_ever(job, nodes)
+        return known
+
+    def _observe(self, ended: Sequence[Finished]) -> None:
+        for one in ended:
+            self._learned = (one.ended_at, one.num)
+            if one.started_at is not None:
+                self._history.observe_wait(one.num_slots, (one.started_at - one.submitted_at) / _US)
+            # A cancelled job says nothing about how long its like would have run.
+            if one.state != JobState.CANCELLED and one.attained_slot_s > 0:
+                kind = kind_of(one.owner, one.name)
+                key = KindKey(one.project, kind, size_class(one.num_slots))
+                self._history.observe(key, one.attained_slot_s)
+
+
+def fits_ever(job: Waiting, nodes: Sequence[Node]) -> bool:
+    """Whether the gang could start if nothing else ran and no node were closed."""
+    empty = tuple(replace(node, closed="") for node in nodes)
+    least = job.shape.nodes if job.min_nodes is None else job.min_nodes
+    alone = replace(job, shape=replace(job.shape, nodes=least), min_nodes=None, not_before=None)
+    return bool(plan(Snapshot(empty, (), (alone,)), job.submitted_at).starts)
+
+
+def _only(node: Node, wishes: set[str]) -> Node:
+    """A node without labels that nobody selects by: they would make kinds of nodes without need."""
+    if not node.labels:
+        return node
+    return replace(node, labels=tuple(label for label in node.labels if label[0] in wishes))
+
+
+def _laid_out(
+    pools: Sequence[PoolSpec], real: Sequence[Node], marks: Mapping[str, estate.NodeMark]
+) -> tuple[Node, ...]:
+    nodes = tuple(real)
+    here = [node for node in real if node.pool == LOCAL]
+    if pools and here:
+        machine = Machine(here[0].address, here[0].num_cpus, here[0].memory_bytes)
+        elsewhere = (node for node in real if node.pool != LOCAL)
+        nodes = (*(node for pool in pools for node in pool.to_core(machine)), *elsewhere)
+    return tuple(
+        replace(node, closed=f"{marks[node.id].state}: {marks[node.id].reason}")
+        if node.id in marks
+        else node
+        for node in nodes
+    )

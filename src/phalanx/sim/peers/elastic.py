@@ -1,0 +1,143 @@
+"""Elastic peers: slots are divided anew every round by measured speeds, as Sia and Pollux do.
+
+Both know the true speed curve of every job and no durations. Each round gives slots one by one to the
+job whose fairness-powered speed gains most (Sia's objective with p = -0.5, Pollux's with p = -1; both
+are concave for such curves, so that this is their optimum), a change of size is discounted by what
+the restart costs a job of that age, and nobody more than doubles in a round. What one gives up another
+has at once, without waiting for a save: generous to the peers.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+from phalanx.core.placement import NodeShare, Placement
+from phalanx.core.reasons import Reason, ReasonCode
+from phalanx.core.scheduling import Held, Plan, Resize, Start, Waiting, World
+from phalanx.core.scheduling.elastic import speed
+from phalanx.core.scheduling.snapshot import US
+from phalanx.sim.engine import Truth
+
+_WHY = Reason(ReasonCode.PLACED, "a new division of the slots")
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    num: int
+    least: int
+    most: int
+    now: int
+    age_s: float
+    speeds: tuple[float, ...]
+
+
+@dataclass(slots=True)
+class GoodputShares:
+    """One division a round. `power` below zero: the lower, the more even the speed-ups."""
+
+    name: str
+    power: float
+    restart_s: float = 60.0
+
+    def plan(self, world: World, now: int, truth: Truth) -> Plan:
+        """Sizes for all, then shrinks, then growth and starts on what is free."""
+        jobs = [_of_held(world.held[num], now) for num in sorted(world.elastic)]
+        lines = [(since, num) for line in world.lines.values() for since, num in line.jobs]
+        jobs += [_of_waiting(world.waiting[num]) for _, num in sorted(lines)]
+        total = sum(group.num_nodes * group.size for group in world.index.groups)
+        return _carried_out(world, jobs, self._sizes(jobs, total))
+
+    def _sizes(self, jobs: list[_Job], total: int) -> dict[int, int]:
+        found: dict[int, int] = {}
+        heap: list[tuple[float, int, _Job]] = []
+        for job in jobs:
+            if total >= job.least:
+                found[job.num], total = job.least, total - job.least
+                heapq.heappush(heap, (-self._gain(job, job.least), job.num, job))
+        while heap and total > 0:
+            gain, num, job = heapq.heappop(heap)
+            top = min(job.most, max(2 * job.now, job.least) if job.now else job.most)
+            if gain >= 0 or found[num] >= top:
+                continue
+            found[num], total = found[num] + 1, total - 1
+            heapq.heappush(heap, (-self._gain(job, found[num]), num, job))
+        return {job.num: self._settled(job, found) for job in jobs if job.num in found}
+
+    def _gain(self, job: _Job, nodes: int) -> float:
+        return self._value(job, nodes + 1) - self._value(job, nodes)
+
+    def _value(self, job: _Job, nodes: int) -> float:
+        ratio = speed(job.speeds, nodes) / speed(job.speeds, 1)
+        return float(-(ratio**self.power))
+
+    def _settled(self, job: _Job, found: dict[int, int]) -> int:
+        """The new size only where it still pays after the restart."""
+        wanted = found[job.num]
+        if job.now == 0 or wanted <= job.now:
+            return wanted
+        keeps = max(job.age_s - self.restart_s, 0.0) / (job.age_s + self.restart_s)
+        faster = speed(job.speeds, wanted) / speed(job.speeds, job.now)
+        return wanted if faster * keeps > 1.05 else job.now
+
+
+def _of_held(held: Held, now: int) -> _Job:
+    age_s = (now - (held.started_at or now)) / US
+    most = held.max_nodes or len(held.placement.shares)
+    now_at = len(held.placement.shares)
+    return _Job(held.job, held.min_nodes or 1, most, now_at, age_s, held.speeds)
+
+
+def _of_waiting(job: Waiting) -> _Job:
+    least = job.min_nodes or job.shape.nodes
+    return _Job(job.num, least, job.shape.nodes, 0, 0.0, job.speeds)
+
+
+def _carried_out(world: World, jobs: list[_Job], sizes: dict[int, int]) -> Plan:
+    index = world.index
+    free = [
+        (i, slot)
+        for i, mask in enumerate(index.free)
+        for slot in range(index.nodes[i].num_slots)
+        if mask >> slot & 1 and not index.nodes[i].closed
+    ]
+    resizes, starts = [], []
+    for job in jobs:
+        size = sizes.get(job.num, job.now)
+        if 0 < size < job.now:
+            held = world.held[job.num]
+            kept = replace_shares(held.placement, held.placement.shares[:size])
+            for share in held.placement.shares[size:]:
+                free += [(index.num_of[share.node], slot) for slot in share.slots]
+            resizes.append(Resize(job.num, kept, _WHY))
+    free.sort()
+    for job in sorted(jobs, key=lambda one: one.now == 0):
+        more = sizes.get(job.num, 0) - job.now
+        if more <= 0 or len(free) < more:
+            continue
+        fresh = tuple(
+            NodeShare(index.nodes[i].id, index.nodes[i].address, (slot,)) for i, slot in free[:more]
+        )
+        del free[:more]
+        if job.now:
+            held = world.held[job.num]
+            wider = replace_shares(held.placement, held.placement.shares + fresh)
+            resizes.append(Resize(job.num, wider, _WHY))
+        else:
+            starts.append(Start(job.num, Placement(index.nodes[0].pool, fresh)))
+    return Plan(tuple(starts), (), resizes=tuple(resizes))
+
+
+def replace_shares(placement: Placement, shares: tuple[NodeShare, ...]) -> Placement:
+    """The placement with other shares."""
+    return Placement(placement.pool, shares)
+
+
+def sia_like() -> GoodputShares:
+    """Sia's fairness power."""
+    return GoodputShares("sia-like", -0.5)
+
+
+def pollux_like() -> GoodputShares:
+    """Pollux's fairness power."""
+    return GoodputShares("pollux-like", -1.0)

@@ -1,0 +1,189 @@
+"""What a user asks of a replay: a cluster, quotas, a price and a policy; and one thing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from phalanx.core.placement import Node
+from phalanx.core.scheduling import Project
+from phalanx.errors import UserError
+from phalanx.sim import faults, traces
+from phalanx.sim.catalog import POLICIES
+from phalanx.sim.costs import Costs
+from phalanx.sim.engine import Result, Setup, simulate
+from phalanx.sim.jobs import TraceJob
+from phalanx.sim.report import Figures, ProjectRow, figures, project_rows
+
+_EXAMPLE = "write for example nodes=+4, policy=las, quota.vision=64 or price=1.90"
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One column of a comparison. `price` is that of one slot for an hour, whether used or not."""
+
+    policy: str = "phalanx"
+    num_nodes: int = 16
+    slots_per_node: int = 8
+    rack: int = 16
+    projects: tuple[Project, ...] = ()
+    price: float = 0.0
+    failures: float = 0.0
+    costs: Costs = Costs()
+    seed: int = 0
+    topology: tuple[Node, ...] = ()
+    label: str = ""
+
+    def nodes(self) -> list[Node]:
+        """The nodes: those of a topology file, else a grid."""
+        if self.topology:
+            return list(self.topology[: self.num_nodes])
+        return traces.grid_nodes(self.num_nodes, self.slots_per_node, self.rack)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A scenario that was run, with its figures."""
+
+    scenario: Scenario
+    figures: Figures
+    projects: tuple[ProjectRow, ...]
+    result: Result
+
+
+def run(scenario: Scenario, jobs: Sequence[TraceJob], audit_every: int = 0) -> Outcome:
+    """Replay the jobs. Raises UserError for jobs that the cluster could never hold."""
+    nodes = scenario.nodes()
+    check_fit(jobs, nodes, scenario.projects)
+    span_s = max((job.submit_s + job.duration_s for job in jobs), default=0.0) * 1.5
+    rates = faults.PUBLISHED.times(scenario.failures)
+    outages, crashes = faults.draw(rates, nodes, span_s, scenario.seed)
+    setup = Setup(
+        nodes,
+        scenario.projects,
+        costs=scenario.costs,
+        outages=outages,
+        crashes=crashes,
+        audit_every=audit_every,
+        sample_s=max(span_s / 1500.0, 60.0),
+    )
+    result = simulate(jobs, setup, POLICIES[scenario.policy]())
+    row = figures(result, price=scenario.price)
+    named = replace(row, policy=f"{scenario.policy}{scenario.label}")
+    return Outcome(scenario, named, project_rows(result, scenario.price), result)
+
+
+def check_fit(
+    jobs: Sequence[TraceJob], nodes: Sequence[Node], projects: Sequence[Project] = ()
+) -> None:
+    """Refuse jobs that can never run, naming the first. Raises UserError."""
+    total = sum(node.num_slots for node in nodes)
+    widest = max((node.num_slots for node in nodes), default=0)
+    limits = {p.name: p.max_slots for p in projects if p.max_slots is not None}
+    for job in jobs:
+        least = (job.min_nodes or job.shape.nodes) * job.shape.slots_per_node
+        fits = least <= total and job.shape.slots_per_node <= widest
+        if not fits or (job.min_nodes or job.shape.nodes) > len(nodes):
+            raise UserError(
+                f"job {job.num} needs {job.shape.nodes} × {job.shape.slots_per_node} slots; "
+                f"the cluster has {len(nodes)} nodes with {total}",
+                "more --nodes, or another trace",
+            )
+        if least > limits.get(job.project, least):
+            raise UserError(
+                f"job {job.num} needs {least} slots; project {job.project} may hold "
+                f"{limits[job.project]}",
+                f"a higher quota.{job.project}",
+            )
+
+
+def changed(scenario: Scenario, text: str) -> Scenario:
+    """The scenario with the changes of `--what-if`: `key=value`, several behind commas.
+
+    Raises UserError that says what can be changed.
+    """
+    made = scenario
+    for part in text.split(","):
+        key, equals, value = part.strip().partition("=")
+        if not equals or not value:
+            raise UserError(f"--what-if {text}: {_EXAMPLE}")
+        noun, _, name = key.partition(".")
+        change = _CHANGES.get(noun)
+        if change is None or bool(name) != (noun in _PER_PROJECT):
+            raise UserError(f"--what-if {text}: {key!r} cannot be changed; {_EXAMPLE}")
+        made = change(made, name, value)
+    return replace(made, label=f" [{text}]")
+
+
+def with_project(scenario: Scenario, name: str, **more: object) -> Scenario:
+    """The scenario with one project changed, or added."""
+    known = {project.name: project for project in scenario.projects}
+    project = replace(known.get(name, Project(name)), **more)  # type: ignore[arg-type]
+    return replace(scenario, projects=tuple((known | {name: project}).values()))
+
+
+def whole(text: str, now: int, what: str) -> int:
+    """A count, or a difference to `now` with a sign before it. Raises UserError."""
+    try:
+        value = int(text)
+    except ValueError:
+        raise UserError(f"{what}={text} is no whole number; {_EXAMPLE}") from None
+    value = now + value if text[0] in "+-" else value
+    if value < 1:
+        raise UserError(f"{what}={text}: leaves none")
+    return value
+
+
+def _number(text: str, what: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise UserError(f"{what}={text} is no number; {_EXAMPLE}") from None
+    if not 0 <= value < 1e12:
+        raise UserError(f"{what}={text} must not be negative")
+    return value
+
+
+def _nodes(scenario: Scenario, _: str, value: str) -> Scenario:
+    return replace(scenario, num_nodes=whole(value, scenario.num_nodes, "nodes"))
+
+
+def _policy(scenario: Scenario, _: str, value: str) -> Scenario:
+    if value not in POLICIES:
+        raise UserError(f"unknown policy {value!r}; there are {', '.join(POLICIES)}")
+    return replace(scenario, policy=value)
+
+
+def _price(scenario: Scenario, _: str, value: str) -> Scenario:
+    return replace(scenario, price=_number(value, "price"))
+
+
+def _failures(scenario: Scenario, _: str, value: str) -> Scenario:
+    return replace(scenario, failures=_number(value, "failures"))
+
+
+def _quota(scenario: Scenario, name: str, value: str) -> Scenario:
+    known = next((p.max_slots for p in scenario.projects if p.name == name), None)
+    return with_project(scenario, name, max_slots=whole(value, known or 0, f"quota.{name}"))
+
+
+def _guarantee(scenario: Scenario, name: str, value: str) -> Scenario:
+    known = next((p.guaranteed_slots for p in scenario.projects if p.name == name), 0)
+    slots = whole(value, known, f"guarantee.{name}")
+    return with_project(scenario, name, guaranteed_slots=slots)
+
+
+def _weight(scenario: Scenario, name: str, value: str) -> Scenario:
+    return with_project(scenario, name, weight=_number(value, f"weight.{name}"))
+
+
+_PER_PROJECT = frozenset({"quota", "guarantee", "weight"})
+_CHANGES: dict[str, Callable[[Scenario, str, str], Scenario]] = {
+    "nodes": _nodes,
+    "policy": _policy,
+    "price": _price,
+    "failures": _failures,
+    "quota": _quota,
+    "guarantee": _guarantee,
+    "weight": _weight,
+}

@@ -1,0 +1,89 @@
+"""What the planner must find again after a crash: holes that were cut, and what projects have used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import select
+
+from phalanx.core.codec import decode, encode
+from phalanx.core.placement import Placement
+from phalanx.core.scheduling import Hole
+from phalanx.store.database import Tx
+from phalanx.store.tables import holes, project_usage
+
+EVICTION = "eviction"
+MOVE = "move"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredHole:
+    """A hole and why it is there.
+
+    `eviction`: other jobs leave it for its owner. `move`: its owner itself leaves and comes back at
+    `placement`, at another place or in another size.
+    """
+
+    hole: Hole
+    kind: str
+    placement: Placement | None
+    created_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """A project's decayed average of slots up to `at`, and what it has held since."""
+
+    project: str
+    average_slots: float
+    held_slots: int
+    at: int
+
+
+def holes_now(tx: Tx) -> dict[int, StoredHole]:
+    """Every hole, by its owner."""
+    found = {}
+    for row in tx.conn.execute(select(holes).order_by(holes.c.job)).mappings():
+        placement = None if row["placement"] is None else decode(Placement, row["placement"])
+        hole = decode(Hole, row["body"])
+        found[row["job"]] = StoredHole(hole, row["kind"], placement, row["created_at"])
+    return found
+
+
+def put_hole(tx: Tx, one: StoredHole) -> None:
+    """Keep a hole; it replaces an earlier one of the same owner."""
+    remove_holes(tx, [one.hole.job])
+    placement = None if one.placement is None else encode(one.placement)
+    row = {"job": one.hole.job, "kind": one.kind, "body": encode(one.hole)}
+    tx.conn.execute(holes.insert(), {**row, "placement": placement, "created_at": one.created_at})
+
+
+def remove_holes(tx: Tx, owners: Iterable[int]) -> None:
+    """Forget the holes of these jobs."""
+    gone = list(owners)
+    if gone:
+        tx.conn.execute(holes.delete().where(holes.c.job.in_(gone)))
+
+
+def usage_now(tx: Tx) -> dict[str, Usage]:
+    """What every project that ever held slots has used."""
+    query = select(project_usage).order_by(project_usage.c.project)
+    return {row["project"]: Usage(**row) for row in tx.conn.execute(query).mappings()}
+
+
+def put_usage(tx: Tx, rows: Mapping[str, Usage]) -> None:
+    """Write these projects' usage."""
+    if not rows:
+        return
+    tx.conn.execute(project_usage.delete().where(project_usage.c.project.in_(list(rows))))
+    tx.conn.execute(
+        project_usage.insert(),
+        [
+            {
+                "project": one.project, "average_slots": one.average_slots,
+                "held_slots": one.held_slots, "at": one.at,
+            }
+            for one in rows.values()
+        ],
+    )  # fmt: skip

@@ -1,0 +1,90 @@
+"""Ranks of one gang meet at rank 0, are told the head's address, and hear how the script ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from phalanx.errors import TrainingError
+
+MEET_S = 180.0
+_AGAIN_S = 0.1
+
+
+class Table:
+    """Rank 0's side: one line to each other rank."""
+
+    def __init__(self, port: int, num_others: int) -> None:
+        self._server = socket.create_server(("", port), backlog=max(1, num_others))
+        self._num_others = num_others
+        self._lines: list[socket.socket] = []
+
+    def gather(self, message: dict[str, Any], wait_s: float = MEET_S) -> None:
+        """Wait for every other rank and tell it `message`. Raises TrainingError when one stays away."""
+        deadline = time.monotonic() + wait_s
+        while len(self._lines) < self._num_others:
+            self._server.settimeout(max(0.01, deadline - time.monotonic()))
+            try:
+                line, _ = self._server.accept()
+            except TimeoutError:
+                missing = self._num_others - len(self._lines)
+                raise TrainingError(f"{missing} nodes have not come within {wait_s:g} s") from None
+            line.sendall(json.dumps(message).encode() + b"\n")
+            self._lines.append(line)
+
+    def watch(self, take: Callable[[dict[str, Any]], None], lost: threading.Event) -> None:
+        """Take what the ranks pass on; set `lost` when one leaves before it was told to."""
+        for line in self._lines:
+            threading.Thread(target=_until_end, args=(line, take, lost), daemon=True).start()
+
+    def close(self, code: int) -> None:
+        """Tell everybody how the script ended."""
+        for line in self._lines:
+            with contextlib.suppress(OSError):
+                line.sendall(json.dumps({"over": code}).encode() + b"\n")
+        self._server.close()
+
+
+def _until_end(
+    line: socket.socket, take: Callable[[dict[str, Any]], None], lost: threading.Event
+) -> None:
+    with contextlib.suppress(OSError, ValueError), line.makefile("rb") as file:
+        for one in file:
+            take(json.loads(one))
+    lost.set()
+
+
+class Seat:
+    """Another rank's side."""
+
+    def __init__(self, address: str, port: int, wait_s: float = MEET_S) -> None:
+        """Raises TrainingError when rank 0 cannot be reached in time."""
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                self._line = socket.create_connection((address, port), timeout=5.0)
+                break
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise TrainingError(f"the head at {address}:{port} is away: {error}") from error
+                time.sleep(_AGAIN_S)
+        self._line.settimeout(None)
+        self._file = self._line.makefile("rb")
+
+    def tell(self, body: dict[str, Any]) -> None:
+        """Pass something on to rank 0, as far as it is there."""
+        with contextlib.suppress(OSError):
+            self._line.sendall(json.dumps(body).encode() + b"\n")
+
+    def hear(self) -> dict[str, Any] | None:
+        """The next message; None when rank 0 has gone without one."""
+        try:
+            line = self._file.readline()
+        except OSError:
+            return None
+        return json.loads(line) if line.endswith(b"\n") else None

@@ -1,0 +1,141 @@
+"""What runs inside the processes of a Ray script: its reports become metrics, its runs resumable.
+
+Nothing of Ray is imported before the script does it: functions are replaced right after the import.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import math
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+SOCKET_VARIABLE = "PHALANX_RAY_REPORTS"
+STORE_VARIABLE = "PHALANX_RAY_STORE"
+Patch = Callable[[ModuleType], None]
+
+
+def install() -> None:
+    """The set-up hook of every Ray worker of the script, and of the script's own process."""
+    patches: dict[str, Patch] = {"ray.train": _train, "ray.tune": _tune}
+    if _variable(STORE_VARIABLE):
+        patches |= {"ray.train.constants": _store, "ray.train.v2.api.config": _run_name}
+    for name in [name for name in patches if name in sys.modules]:
+        patches.pop(name)(sys.modules[name])
+    sys.meta_path.insert(0, _AfterImport(patches))
+
+
+def _variable(name: str) -> str:
+    return os.environ.get(name, "")  # noqa: TID251 - runs in the processes of Ray's workers
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Runs a patch when a module has been imported."""
+
+    def __init__(self, patches: dict[str, Patch]) -> None:
+        self._patches = patches
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        patch = self._patches.pop(name, None)
+        if patch is None:
+            return None
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            _follow(spec.loader, patch)
+        return spec
+
+
+def _follow(loader: Any, patch: Patch) -> None:
+    """Have `patch` run behind `loader.exec_module`, which belongs to this one module."""
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        patch(module)
+
+    loader.exec_module = exec_module
+
+
+# -- reports -------------------------------------------------------------------------------------
+
+
+def _train(module: ModuleType) -> None:
+    told = [0]
+
+    def tell(metrics: Mapping[str, Any]) -> None:
+        if module.get_context().get_world_rank() == 0:
+            told[0] += 1
+            send(told[0], metrics, "")
+
+    module.report = _reporting(module.report, tell)  # type: ignore[attr-defined]
+
+
+def _tune(module: ModuleType) -> None:
+    told: dict[str, int] = {}
+
+    def tell(metrics: Mapping[str, Any]) -> None:
+        trial = str(module.get_context().get_trial_id())
+        told[trial] = told.get(trial, 0) + 1
+        send(told[trial], metrics, f"{trial}/")
+
+    module.report = _reporting(module.report, tell)  # type: ignore[attr-defined]
+
+
+def _reporting(
+    report: Callable[..., Any], tell: Callable[[Mapping[str, Any]], None]
+) -> Callable[..., Any]:
+    """The same function, which also tells. What goes wrong with telling stays here."""
+
+    @functools.wraps(report)
+    def reporting(metrics: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        result = report(metrics, *args, **kwargs)
+        try:
+            tell(metrics)
+        except Exception as error:
+            print(f"phalanx: a report was not told: {error}", file=sys.stderr)  # noqa: T201
+        return result
+
+    return reporting
+
+
+def send(step: int, metrics: Mapping[str, Any], prefix: str) -> None:
+    """Give the numbers among `metrics` to the rank of this node."""
+    path = _variable(SOCKET_VARIABLE)
+    values = {f"{prefix}{name}": _number(value) for name, value in metrics.items()}
+    body = {"step": step, "v": {k: v for k, v in values.items() if v is not None}}
+    if path:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.sendto(json.dumps(body).encode(), path)
+
+
+def _number(value: Any) -> float | str | None:
+    """A number as report files hold it; None for what is none."""
+    if hasattr(value, "item"):
+        value = value.item()
+    if not isinstance(value, int | float):
+        return None
+    number = float(value)
+    return number if math.isfinite(number) else str(number)
+
+
+# -- resuming ------------------------------------------------------------------------------------
+
+
+def _store(module: ModuleType) -> None:
+    """Results of a script that names no folder lie with the job's checkpoints."""
+    module.DEFAULT_STORAGE_PATH = _variable(STORE_VARIABLE)  # type: ignore[attr-defined]
+
+
+def _run_name(module: ModuleType) -> None:
+    """A run that the script does not name has the same name in every attempt, so that it resumes."""
+    module.date_str = lambda *_args, **_kwargs: _variable("PHALANX_JOB")  # type: ignore[attr-defined]

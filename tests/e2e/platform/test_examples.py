@@ -1,0 +1,90 @@
+"""Every example spec runs as it stands, and shows what it is there to show."""
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from e2e.platform.harness import BIN, Platform
+
+pytestmark = [pytest.mark.e2e, pytest.mark.extras]
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+
+
+def follow(platform: Platform, spec: str) -> tuple[str, str]:
+    """Run one to its end; returns its label and what it printed."""
+    done = platform.run("submit", EXAMPLES / spec, "--follow")
+    return platform.jobs()[0].label, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["fsdp", "bf16", "guards"])
+def test_strategies(platform: Platform, name: str):
+    job, text = follow(platform, f"strategies/{name}.yaml")
+    view = platform.show(job)
+    assert view.state == "succeeded"
+    assert (view.lineage.missed, view.lineage.duplicated) == (0, 0)
+    manifest = json.loads(platform.run("checkpoints", "show", job, "--json").stdout)
+    assert manifest["strategy"] == ("fsdp" if name == "fsdp" else "ddp")
+    if name != "guards":  # its last batch may be the poisoned one
+        assert "loss nan" not in text
+
+
+@pytest.mark.parametrize("name", ["stream", "shares"])
+def test_data(platform: Platform, name: str):
+    job, _ = follow(platform, f"data/{name}.yaml")
+    view = platform.show(job)
+    assert view.state == "succeeded"
+    assert (view.lineage.missed, view.lineage.duplicated) == (0, 0)
+    manifest = json.loads(platform.run("checkpoints", "show", job, "--json").stdout)
+    assert manifest["data"] == {"num_samples": 600, "fingerprint": "readings:v1"}
+
+
+def test_which_checkpoints_stay(platform: Platform):
+    job, _ = follow(platform, "checkpoints/keep.yaml")
+    made = json.loads(platform.run("checkpoints", job, "--json").stdout)
+    kept = [one for one in made if one["state"] == "valid"]
+    assert {100, 200} <= {one["step"] for one in kept}
+    assert min(one["metrics"]["loss"] for one in kept if "loss" in one["metrics"]) == min(
+        one["metrics"]["loss"] for one in made if "loss" in one["metrics"]
+    )
+    newest = max(made, key=lambda one: one["step"])
+    assert newest["state"] == "valid"
+    assert len(kept) < len(made)
+    here = json.loads(platform.run("checkpoints", "list", job, "--json").stdout)["good"]
+    assert {one["step"] for one in here} == {one["step"] for one in kept}
+
+
+def test_a_model_for_other_programs(platform: Platform, tmp_path: Path):
+    job, _ = follow(platform, "checkpoints/auto.yaml")
+    out = tmp_path / "model.safetensors"
+    platform.run("checkpoints", "export", job, out)
+    data = out.read_bytes()
+    (size,) = struct.unpack_from("<Q", data)
+    names = set(json.loads(data[8 : 8 + size])) - {"__metadata__"}
+    assert names == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_folders_of_any_framework_are_checkpoints(platform: Platform):
+    job, text = follow(platform, "frameworks/linear.yaml")
+    assert "round 12: accuracy 0.9" in text
+    view = platform.show(job)
+    assert (view.progress.step, view.progress.checkpoint_step) == (12, 12)
+    found = json.loads(platform.run("checkpoints", job, "--json").stdout)
+    valid = [one for one in found if one["state"] == "valid"]
+    assert 2 <= len(valid) <= 3
+    assert max(one["metrics"]["accuracy"] for one in valid) == max(
+        one["metrics"]["accuracy"] for one in found
+    )
+    assert platform.run("checkpoints", "verify", job).stdout.count(": valid") == len(valid)
+
+
+def test_alone_with_copies_elsewhere(platform: Platform, tmp_path: Path):
+    pytest.importorskip("obstore")
+    import subprocess
+
+    script = EXAMPLES / "checkpoints" / "train.py"
+    words = ["--dir", tmp_path / "near", "--store", f"file://{tmp_path}/far", "--epochs", "1"]
+    subprocess.run([BIN / "python", script, *map(str, words)], check=True, timeout=120)
+    verified = platform.run("checkpoints", "verify", f"file://{tmp_path}/far").stdout
+    assert verified.count(": valid") == 2

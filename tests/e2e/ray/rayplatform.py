@@ -1,0 +1,71 @@
+"""A platform whose only pool is a Ray cluster of this machine."""
+
+import json
+import subprocess
+import sys
+
+import yaml
+
+from e2e.platform.harness import BIN, Platform, wait_for
+from e2e.ray.raylets import Raylets
+
+
+class RayPlatform(Platform):
+    """`phalanx up --slots 0 --pool FILE` in front of raylets."""
+
+    def __init__(self, root, raylets: Raylets, **pool):
+        super().__init__(root)
+        self.raylets = raylets
+        self.file = root / "pool.yaml"
+        self.pool = {
+            "schema": 1, "name": "ray", "executor": "ray", "address": raylets.address,
+            "root": str(root / "nodes"), **pool,
+        }  # fmt: skip
+
+    def up(self):
+        self.file.write_text(yaml.safe_dump(self.pool))
+        with (self.root / "up.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [BIN / "phalanx", "up", "--slots", "0", "--pool", self.file],
+                env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        wait_for("the control plane", self._answers)
+        self.wait_nodes(len(self.raylets.nodes))
+
+    def wait_nodes(self, count):
+        """Wait until so many nodes take jobs."""
+
+        def open_nodes():
+            with self.client() as client:
+                return sum(node.num_slots > 0 for node in client.nodes()) >= count
+
+        wait_for(f"{count} nodes", open_nodes)
+
+    def raylet_of(self, job, node_rank):
+        """The raylet on which a node rank runs."""
+        name = self.show(job).nodes[node_rank].node
+        return self.raylets.of(name.removeprefix("ray-"))
+
+    def in_ray(self):
+        """Groups and actors of this home that Ray still knows, asked by another driver."""
+        owner = (self.home / "pools" / "owner").read_text().strip()
+        script = (
+            "import json, ray, sys\n"
+            "ray.init(address=sys.argv[1], namespace='phalanx-' + sys.argv[2],"
+            " log_to_driver=False, logging_level='error')\n"
+            "groups = [g['name'] for g in ray.util.placement_group_table().values()"
+            " if g['state'] != 'REMOVED' and sys.argv[2] in g['name']]\n"
+            "print(json.dumps([groups, ray.util.list_named_actors()]))\n"
+        )
+        asked = [sys.executable, "-c", script, self.raylets.address, owner]
+        done = subprocess.run(asked, capture_output=True, text=True, check=True, cwd="/")
+        return json.loads(done.stdout.splitlines()[-1])
+
+
+def step_times(out):
+    """Wall-clock times of all completed steps of the probe."""
+    try:
+        return [float(line.split()[0]) for line in open(f"{out}.steps").read().splitlines()]
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,77 @@
+"""What Ray's autoscaler is asked for: room for the gang that is next, and for no other."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from e2e.platform.harness import wait_for
+from e2e.ray.raylets import Raylets
+from e2e.ray.rayplatform import RayPlatform
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.extras, pytest.mark.e2e]
+
+# Where the autoscaler reads it: a driver of its own prints the request again and again.
+READER = """
+import json, ray, sys, time
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="error")
+from ray._private.ray_constants import AUTOSCALER_RESOURCE_REQUEST_CHANNEL as CHANNEL
+from ray.experimental.internal_kv import _internal_kv_get
+print("ready", flush=True)
+for _ in sys.stdin:
+    print((_internal_kv_get(CHANNEL) or b"[]").decode(), flush=True)
+"""
+
+
+class Requests:
+    """The standing request, as the autoscaler sees it."""
+
+    def __init__(self, address):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", READER, address],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/",
+        )  # fmt: skip
+        assert self.process.stdout.readline() == "ready\n"
+
+    def now(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        asked = json.loads(self.process.stdout.readline())
+        return [one.get("resources", one) for one in asked]
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait(30)
+        self.process.stdout.close()
+
+
+def test_the_next_gang_and_no_other_is_asked_for(tmp_path):
+    raylets = Raylets()
+    platform = RayPlatform(
+        tmp_path, raylets, scale={"max_nodes": 4, "slots": 1, "cpus": 1, "slot": "slot"}
+    )
+    try:
+        platform.up()
+        platform.wait_nodes(4)  # none is there, four could be
+        requests = Requests(raylets.address)
+        assert requests.now() == []
+        job = {"framework": "none", "run": "sleep 600", "pool": "ray"}
+        two = platform.submit({**job, "resources": {"nodes": 2}, "priority": 90})
+        three = platform.submit({**job, "resources": {"nodes": 3}, "priority": 10})
+        bundle = {"slot": 1.0, "CPU": 1.0}
+        wait_for("the first request", lambda: requests.now() == [bundle] * 2)
+        assert platform.show(three).state == "queued"
+        for _ in range(2):  # what the autoscaler does then
+            raylets.add(1)
+        platform.wait_state(two, "running")
+        # Now the other one is next: its three nodes beside the two that are in use.
+        wait_for("the second request", lambda: requests.now() == [bundle] * 5)
+        platform.run("stop", three)
+        wait_for("the end of it", lambda: requests.now() == [])
+        assert platform.show(two).state == "running"
+        requests.close()
+    finally:
+        platform.down()
+        raylets.close()

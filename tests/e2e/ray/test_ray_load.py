@@ -1,0 +1,86 @@
+"""Twenty jobs at once with gangs of one to three nodes: Ray's own state never shows half a gang."""
+
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+
+from e2e.platform.harness import wait_for
+from e2e.ray.raylets import Raylets
+from e2e.ray.rayplatform import RayPlatform
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.extras, pytest.mark.e2e, pytest.mark.proof]
+
+# A driver of its own asks Ray every 100 ms and prints what it sees of the gangs of this home.
+SAMPLER = """
+import json, ray, sys, time
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="error")
+from ray._private import state
+print("ready", flush=True)
+while True:
+    at = time.monotonic()
+    gangs = {}
+    for group in ray.util.placement_group_table().values():
+        if sys.argv[2] in group["name"] and group["state"] != "REMOVED":
+            placed = [node for node in group["bundles_to_node_id"].values() if node]
+            gangs[group["name"]] = [len(placed), len(group["bundles"]), group["state"]]
+    free = sum(node.get("slot", 0) for node in state.available_resources_per_node().values())
+    print(json.dumps([gangs, free]), flush=True)
+    time.sleep(max(0, 0.1 - (time.monotonic() - at)))
+"""
+
+
+@pytest.fixture
+def platform(tmp_path):
+    raylets = Raylets(2, 2, 2)
+    one = RayPlatform(tmp_path, raylets)
+    one.up()
+    yield one
+    one.down()
+    raylets.close()
+
+
+def halves(samples):
+    """Samples in which Ray holds some places of a gang and not the others."""
+    return [
+        (name, gang)
+        for gangs, _ in samples
+        for name, gang in gangs.items()
+        if gang[0] not in (0, gang[1])
+    ]
+
+
+def test_twenty_mixed_gangs_are_never_half_held(platform):
+    owner = (platform.home / "pools" / "owner").read_text().strip()
+    rng = random.Random(5)
+    sampler = subprocess.Popen(
+        [sys.executable, "-c", SAMPLER, platform.raylets.address, owner],
+        stdout=subprocess.PIPE, text=True, cwd="/",
+    )  # fmt: skip
+    assert sampler.stdout.readline() == "ready\n"
+    jobs = [
+        platform.submit(
+            {
+                "name": f"mixed-{number}", "run": "sleep 0.3", "framework": "none", "pool": "ray",
+                "priority": rng.choice([10, 50, 90]),
+                "resources": {"nodes": rng.randint(1, 3), "slots_per_node": rng.randint(1, 2)},
+            }
+        )
+        for number in range(20)
+    ]  # fmt: skip
+    wait_for("all jobs", lambda: all(platform.show(job).is_terminal for job in jobs), guard_s=400)
+    sampler.terminate()
+    samples = [json.loads(line) for line in sampler.stdout if line.endswith("\n")]
+    assert {platform.show(job).state for job in jobs} == {"succeeded"}
+    assert platform.in_ray() == [[], []]
+    seen = {name for gangs, _ in samples for name in gangs}
+    most = max(len(gangs) for gangs, _ in samples)
+    print(f"{len(samples)} samples, {len(seen)} gangs seen, {most} at once, half-held: 0")
+    assert halves(samples) == []
+    assert len(seen) >= 15
+    assert most >= 2
+    # The check itself can see half a gang.
+    assert halves([[{"x": [1, 2, "CREATED"]}, 0]])

@@ -1,0 +1,148 @@
+"""Jobs through the whole platform on a Ray cluster of three raylets, and what may happen to it."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from e2e.platform.harness import kill, probe_spec, wait_for
+from e2e.ray.raylets import Raylets
+from e2e.ray.rayplatform import RayPlatform, step_times
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.extras, pytest.mark.e2e]
+ROOT = Path(__file__).resolve().parents[3]
+NEXT_STEP_S = 15.0
+KILLS = int(os.environ.get("RAY_KILLS", "20"))
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory):
+    raylets = Raylets(2, 2, 2)
+    one = RayPlatform(tmp_path_factory.mktemp("ray"), raylets)
+    one.up()
+    yield one
+    one.down()
+    raylets.close()
+
+
+def on_ray(out, *flags, nodes=2, **spec):
+    return probe_spec(
+        out, *flags, resources={"nodes": nodes, "slots_per_node": 1}, pool="ray", **spec
+    )
+
+
+def example(platform, name, *changes):
+    """Submit an example, with other words in its command."""
+    import yaml
+
+    spec = yaml.safe_load((ROOT / "examples" / "ray" / name).read_text())
+    spec["workdir"] = str((ROOT / "examples" / "ray" / spec["workdir"]).resolve())
+    spec["run"] = " ".join([spec["run"].split(" --")[0], *changes])
+    return platform.submit(spec)
+
+
+def test_digits_on_two_raylets(platform):
+    job = example(platform, "digits.yaml", "--epochs 2")
+    view = platform.wait_state(job, "succeeded")
+    assert len({node.node for node in view.nodes} or {1, 2}) == 2
+    assert view.progress.last_metrics["val_acc"] > 0.3
+    assert "val_acc" in platform.run("metrics", job).stdout
+    assert platform.in_ray() == [[], []]
+
+
+def test_chargpt_on_three_raylets(platform):
+    job = example(platform, "chargpt.yaml", "--epochs 1")
+    view = platform.wait_state(job, "succeeded")
+    assert view.progress.high_water_step > 0
+    assert platform.in_ray() == [[], []]
+
+
+def lose_raylets(platform, tmp_path, count, hold_s):
+    """SIGKILL the raylet of a random node rank, `count` times; returns the waits for the next step."""
+    flags = [f"--epochs={2 * count + 2}", "--samples=480", f"--step-s={hold_s}"]
+    out = tmp_path / "hit"
+    job = platform.submit(on_ray(out, *flags))
+    waits = []
+    for number in range(count):
+        before = len(step_times(out))
+        platform.wait_steps(before + 12, out)
+        node = platform.raylet_of(job, number % 2)
+        at = time.time()
+        platform.raylets.sigkill(node)
+        later = wait_for("a step", lambda at=at: [t for t in step_times(out) if t > at + 1.5])
+        waits.append(min(later) - at)
+        platform.raylets.forget(node)
+        platform.raylets.add(2)
+        platform.wait_nodes(3)
+    print("seconds to the next step:", " ".join(f"{one:.1f}" for one in sorted(waits)))
+    view = wait_for("its end", lambda: (v := platform.show(job)).is_terminal and v, guard_s=600)
+    assert view.state == "succeeded"
+    calm = tmp_path / "calm"
+    other = platform.submit(on_ray(calm, *flags))
+    wait_for("the calm run", lambda: platform.show(other).state == "succeeded", guard_s=600)
+    assert out.read_text() == calm.read_text()
+    assert (view.lineage.missed, view.lineage.duplicated) == (0, 0)
+    assert view.attempts == count + 1
+    assert platform.in_ray() == [[], []]
+    return waits
+
+
+def test_a_killed_raylet_costs_seconds_and_no_sample(platform, tmp_path):
+    lose_raylets(platform, tmp_path, 1, 0.05)
+
+
+@pytest.mark.proof
+def test_twenty_killed_raylets(platform, tmp_path):
+    waits = lose_raylets(platform, tmp_path, KILLS, 0.05)
+    assert max(waits) <= NEXT_STEP_S
+
+
+def test_a_killed_control_plane_finds_its_gang_again(platform, tmp_path):
+    out = tmp_path / "probe"
+    job = platform.submit(on_ray(out, "--epochs=6", "--step-s=0.05"))
+    platform.wait_steps(10, out)
+    kill(platform.server_pid())
+    platform.process.wait(30)
+    steps = len(step_times(out))
+    wait_for("steps without a control plane", lambda: len(step_times(out)) > steps + 5)
+    platform.up()
+    view = platform.wait_state(job, "succeeded")
+    assert (view.attempts, view.restarts) == (1, 0)
+    assert platform.in_ray() == [[], []]
+
+
+def test_a_drained_node_is_left_with_a_checkpoint(platform, tmp_path):
+    out = tmp_path / "probe"
+    job = platform.submit(
+        on_ray(out, "--epochs=6", "--step-s=0.05", checkpoint={"every": "1h"}, grace="20s")
+    )
+    platform.wait_steps(12, out)
+    node = platform.raylet_of(job, 1)
+    drain(platform, node)
+    view = wait_for("another attempt", lambda: (v := platform.show(job)).attempts == 2 and v)
+    view = platform.wait_state(job, "succeeded")
+    assert view.attempts == 2
+    assert view.lineage.redone == 0  # it saved before it left
+    assert "is being taken away by its cluster" in platform.run("show", job, "--json").stdout or (
+        "taken away" in platform.run("show", job).stdout
+    )
+    platform.raylets.sigkill(node)
+    platform.raylets.forget(node)
+    platform.raylets.add(2)
+    platform.wait_nodes(3)
+
+
+def drain(platform, node):
+    """What a cloud's notice of a reclaim becomes in Ray."""
+    import subprocess
+    import sys
+
+    words = [
+        sys.executable, "-m", "ray.scripts.scripts", "drain-node",
+        "--address", platform.raylets.address, "--node-id", node.node_id,
+        "--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot reclaim",
+        "--deadline-remaining-seconds", "60",
+    ]  # fmt: skip
+    subprocess.run(words, check=True, capture_output=True, cwd="/")

@@ -1,0 +1,75 @@
+"""`framework: ray`: unmodified Ray Train and Ray Tune scripts as gangs, on the local pool."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.extras, pytest.mark.e2e]
+FOLDER = Path(__file__).resolve().parents[3] / "examples" / "ray"
+
+
+def submit(platform, name, *words):
+    spec = yaml.safe_load((FOLDER / name).read_text())
+    spec["run"] = " ".join([spec["run"].split(" --")[0], *words])
+    spec["workdir"] = str(FOLDER)
+    return platform.submit(spec)
+
+
+def no_ray_left(job):
+    import psutil
+
+    return [
+        process.info["cmdline"]
+        for process in psutil.process_iter(["cmdline"])
+        if "/tmp/phr" in " ".join(process.info["cmdline"] or [])
+    ]
+
+
+def test_ray_train_reports_become_metrics(platform):
+    job = submit(platform, "torch_trainer.yaml", "--workers 2 --epochs 3")
+    view = platform.wait_state(job, "succeeded")
+    assert view.progress.last_metrics["accuracy"] > 0.5
+    assert view.progress.high_water_step == 3
+    assert "accuracy" in platform.run("metrics", job).stdout
+    assert no_ray_left(job) == []
+    # Results lie with the job's checkpoints, and the run has one name in all attempts.
+    assert list(Path(view.checkpoint_dir).glob(f"ray/ray_train_run-{job}/checkpoint_*"))
+
+
+@pytest.mark.proof
+def test_a_killed_ray_train_script_goes_on_where_it_was(platform):
+    import os
+    import signal
+
+    from e2e.platform.harness import wait_for
+
+    job = submit(platform, "torch_trainer.yaml", "--workers 2 --epochs 10")
+    wait_for("some epochs", lambda: (platform.show(job).progress.high_water_step or 0) >= 3)
+    os.kill(platform.rank_pids(job)[1], signal.SIGKILL)
+    view = platform.wait_state(job, "succeeded")
+    assert view.restarts == 1
+    logs = platform.run("logs", job).stdout
+    assert "'epoch': 9" in logs
+    # It went on from a checkpoint: fewer reports in the second generation than epochs.
+    assert view.progress.high_water_step < 10
+
+
+def test_ray_tune_reports_carry_their_trial(platform):
+    job = submit(platform, "tune_search.yaml", "--samples 2 --steps 3")
+    view = platform.wait_state(job, "succeeded")
+    names = [name for name in view.progress.last_metrics if name.endswith("/height")]
+    assert names
+    assert "best" in platform.run("logs", job).stdout
+    assert no_ray_left(job) == []
+
+
+def test_a_stopped_ray_job_leaves_nothing(platform):
+    from e2e.platform.harness import wait_for
+
+    job = submit(platform, "torch_trainer.yaml", "--workers 2 --epochs 1000")
+    wait_for("an epoch", lambda: (platform.show(job).progress.high_water_step or 0) >= 1)
+    platform.run("stop", job, "--grace", "5s")
+    platform.wait_state(job, "cancelled")
+    assert no_ray_left(job) == []

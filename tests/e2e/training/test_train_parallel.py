@@ -1,0 +1,95 @@
+"""Tensor parallel layers, alone and inside shards or replicas: exact resume, and any layout loads any."""
+
+import itertools
+import random
+
+import pytest
+
+from e2e.training.gang import HERE
+
+pytestmark = pytest.mark.e2e
+
+AT_ONCE = {"PHALANX_CHECKPOINT_ASYNC": "0"}
+SAMPLES = 96
+
+
+@pytest.fixture
+def parallel(gang):
+    def make(strategy, *args, **options):
+        job = gang("--strategy", strategy, *args, **options)
+        job.script = HERE / "parallel_job.py"
+        return job
+
+    return make
+
+
+def survives(parallel, strategy, args, world, kills, reference=None):
+    whole = parallel(strategy, *args, name="whole", world=world).start().finish()
+    job = parallel(strategy, *args, name="killed", world=world, every="3 steps", extra=AT_ONCE)
+    rng = random.Random(2)
+    job.start()
+    for step in kills:
+        job.wait_for_step(step, rank=rng.randrange(world))
+        job.kill(rng.randrange(world))
+        job.start()
+    job.finish()
+    assert job.result["digest"] == whole.result["digest"]
+    assert job.records(kind="restored")[0]["exact"] is True
+    summary = job.ledger(SAMPLES, (2, 0))
+    assert (summary.missed, summary.duplicated) == (0, 0)
+    return whole
+
+
+def close(one, two):
+    for name, values in one["weights"].items():
+        assert values == pytest.approx(two["weights"][name], rel=1e-3, abs=2e-5), name
+
+
+@pytest.mark.parametrize(
+    ("strategy", "world", "args"),
+    [
+        ("fsdp=2,tp=2", 4, ()),
+        ("tp", 4, ("--accumulate", "2", "--plan", "sequence")),
+    ],
+)
+def test_killed_and_resumed_the_weights_are_bit_identical(parallel, strategy, world, args):
+    survives(parallel, strategy, args, world, (5, 9) if not args else (3, 5))
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(
+    ("strategy", "world", "accumulate", "precision", "plan"),
+    [
+        (*layout, accumulate, precision, plan)
+        for layout, accumulate, precision, plan in itertools.product(
+            [("tp", 3), ("tp", 4), ("fsdp=2,tp=2", 4), ("dp=2,tp=2", 4), ("dp=2,fsdp=2", 4)],
+            [1, 3], ["fp32", "bf16", "fp16"], ["plain", "sequence"],
+        )
+        if plan == "plain" or layout not in (("dp=2,fsdp=2", 4), ("tp", 3))
+    ],
+)  # fmt: skip
+def test_matrix_of_layouts(parallel, strategy, world, accumulate, precision, plan):
+    args = ("--accumulate", str(accumulate), "--precision", precision, "--plan", plan)
+    survives(parallel, strategy, args, world, (2, 3))
+
+
+def test_every_layout_trains_the_same_weights_and_loads_the_others(parallel):
+    args = ("--dropout", "0")
+    plain = parallel("ddp", *args, name="plain", world=2).start().finish()
+    grid = parallel("fsdp=2,tp=2", *args, name="grid", world=4, reference=4).start().finish()
+    close(grid.result, plain.result)
+    assert grid.result["held"] < 0.4 * plain.result["held"]
+    moved = parallel("tp=2", *args, name="moved", world=2, reference=4, extra=AT_ONCE)
+    moved.every = "3 steps"
+    moved.start().wait_for_step(7)
+    moved.kill(0)
+    moved.args = ("--strategy", "fsdp", *args)
+    moved.world, moved.reference = 2, 2
+    moved.start().finish()
+    close(moved.result, plain.result)
+
+
+def test_a_plan_that_fits_nothing_is_named(parallel):
+    job = parallel("tp", "--plan", "none", world=2).start()
+    assert job.wait() == [1, 1]
+    assert "tp_plan: is needed with tp" in job.output()

@@ -1,0 +1,171 @@
+"""Several executors behind one platform: routing, nodes that leave, growth, and code for far nodes."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from integration.rig import URL, Rig
+from integration.test_control_job_life import launch
+from phalanx.core.placement import GangShape, Node, NodeShare, Placement
+from phalanx.errors import ExecutorUnavailable, LaunchFailed
+from phalanx.executors.protocol import SupervisorRef
+from phalanx.executors.routing import RoutedExecutor
+from phalanx.schemas.api import SubmitRequest
+from phalanx.services.draining import draining_step
+from phalanx.services.scaling import scaling_step
+from phalanx.testing.executors import FakeExecutor
+
+pytestmark = pytest.mark.integration
+HERE = Node("local", "local", "127.0.0.1", 4, 4, 8 << 30, splittable=True)
+FAR = Node("far-1", "far", "10.0.0.1", 4, 4, 8 << 30)
+
+
+class FarExecutor(FakeExecutor):
+    """A pool that holds gangs in one piece and can grow; may be out of reach."""
+
+    def __init__(self) -> None:
+        super().__init__(nodes=(FAR,))
+        self.away = False
+        self.reserved: list[Placement] = []
+        self.wanted: list[tuple[GangShape, ...]] = []
+        self.pools = ("far",)
+
+    def inventory(self):
+        if self.away:
+            raise ExecutorUnavailable("the cluster cannot be reached")
+        return super().inventory()
+
+    def poll(self, refs):
+        if self.away:
+            raise ExecutorUnavailable("the cluster cannot be reached")
+        return super().poll(refs)
+
+    def reserve(self, placement, gang) -> None:
+        self.reserved.append(placement)
+
+    def want(self, pool, gangs) -> None:
+        self.wanted.append(tuple(gangs))
+
+
+@pytest.fixture
+def pools():
+    return FakeExecutor(nodes=(HERE,)), FarExecutor()
+
+
+@pytest.fixture
+def routed(pools):
+    return RoutedExecutor({"local": pools[0], "far": pools[1]})
+
+
+def test_each_supervisor_is_asked_for_at_its_own_pool(pools, routed):
+    here, far = pools
+    far.alive.add(SupervisorRef(1, 1, 0))
+    refs = [SupervisorRef(1, 1, 0, "far"), SupervisorRef(2, 1, 0, "local")]
+    assert [one.alive for one in routed.poll(refs)] == [True, False]
+    routed.stop(refs[0])
+    assert (here.stopped, far.stopped) == ([], [refs[0]])
+
+
+def test_a_pool_out_of_reach_closes_its_nodes_and_kills_nobody(pools, routed):
+    routed.inventory()
+    pools[1].away = True
+    nodes = {node.id: node.closed for node in routed.inventory()}
+    assert nodes == {"local": "", "far-1": "the cluster cannot be reached"}
+    refs = [SupervisorRef(1, 1, 0, "far"), SupervisorRef(2, 1, 0, "local")]
+    assert [one.alive for one in routed.poll(refs)] == [True, False]
+    pools[1].away = False
+    assert [node.closed for node in routed.inventory()] == ["", ""]
+
+
+def test_only_pools_that_need_it_are_asked_to_reserve(pools, routed):
+    routed.reserve(Placement("local", (NodeShare("local", "127.0.0.1", (0,)),)), [])
+    far = Placement("far", (NodeShare("far-1", "10.0.0.1", (0,)),))
+    routed.reserve(far, [])
+    assert pools[1].reserved == [far]
+    with pytest.raises(LaunchFailed, match="no pool 'gone'"):
+        routed.reserve(Placement("gone", ()), [])
+
+
+def test_a_job_that_waits_for_a_closed_node_is_not_refused(rig: Rig) -> None:
+    rig.executor.nodes = (replace(HERE, closed="being looked at"),)
+    num = rig.submit()
+    rig.turn()
+    assert rig.job(num).state == "queued"
+    rig.executor.nodes = (HERE,)
+    rig.turn()
+    assert rig.job(num).state == "starting"
+
+
+def test_a_leaving_node_is_left_in_time(rig: Rig) -> None:
+    num = rig.submit(grace="30s")
+    supervisor = launch(rig, num)
+    assert draining_step(rig.platform, rig.clock.now()) == ()
+    leaves_at = rig.clock.now() + 12_000_000
+    rig.executor.nodes = (replace(HERE, leaves_at=leaves_at, closed="being drained"),)
+    assert draining_step(rig.platform, rig.clock.now()) == (num,)
+    orders = supervisor.sync().orders
+    assert orders.action == "stop"
+    assert orders.grace_left_s == pytest.approx(10.0)  # two seconds are left for the rest
+    view = rig.job(num)
+    assert (view.state, view.reason.code) == ("stopping", "preempted")
+    assert "taken away" in view.reason.message
+    assert draining_step(rig.platform, rig.clock.now()) == ()
+    rig.check_log(num)
+
+
+def test_only_the_gang_that_is_next_makes_a_pool_grow(rig: Rig) -> None:
+    far = FarExecutor()
+    far.nodes = (FAR, *(replace(FAR, id=f"future-{n}", closed="not started") for n in range(3)))
+    object.__setattr__(rig.platform, "executor", far)
+    wide = {"nodes": 2, "slots_per_node": 4}
+    first = rig.client.submit(SubmitRequest(spec=_spec("first", wide, 60), owner="ada")).job
+    rig.client.submit(SubmitRequest(spec=_spec("second", wide, 50), owner="ada"))
+    rig.turn()
+    scaling_step(rig.platform)
+    assert far.wanted[-1] == (GangShape(2, 4, 4),)
+    assert first is not None
+    rig.client.stop(first.num)
+    far.nodes = (*far.nodes, replace(FAR, id="far-2"))
+    rig.turn()
+    scaling_step(rig.platform)
+    assert far.wanted[-1] == ()  # the second one runs; nobody waits
+
+
+def _spec(name: str, resources: dict, priority: int) -> dict:
+    return {
+        "schema": 1, "name": name, "run": ["true"], "resources": resources, "priority": priority,
+    }  # fmt: skip
+
+
+def test_code_is_given_to_the_supervisors_of_its_job_only(rig: Rig) -> None:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("train.py"))
+    body = archive.getvalue()
+    digest = hashlib.sha256(body).hexdigest()
+    rig.platform.home.code_dir.mkdir(parents=True, exist_ok=True)
+    (rig.platform.home.code_dir / f"{digest}.tar").write_bytes(body)
+    request = SubmitRequest(spec=_spec("x", {"nodes": 1}, 50), owner="ada", code=digest)
+    view = rig.client.submit(request).job
+    assert view is not None
+    rig.turn()
+    supervisor = rig.supervisor(view.num)
+    assert supervisor.assignment.code == digest
+
+    def get(wanted: str, token: str) -> httpx.Response:
+        with httpx.Client(base_url=URL, transport=rig.transport) as http:
+            return http.get(
+                f"/api/v1/supervisors/code/{wanted}",
+                params={"job": view.num, "attempt": 1, "node_rank": 0},
+                headers={"Authorization": f"Bearer {token}"},
+            )
+
+    assert get(digest, supervisor.token).content == body
+    assert get(digest, "nonsense").status_code == 403
+    assert get("0" * 64, supervisor.token).status_code == 403

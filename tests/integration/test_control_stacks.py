@@ -1,0 +1,100 @@
+"""Stacks asked for and kept, over several nodes; guards' verdicts with the nodes they name."""
+
+import pytest
+
+from phalanx.core.jobs.desired import Action
+from phalanx.errors import Conflict, NotFound
+from phalanx.schemas import supervision as wire
+
+pytestmark = pytest.mark.integration
+HERE = 'Current thread 0x1 (most recent call first):\n  File "/x/train.py", line {} in main\n'
+
+
+@pytest.fixture
+def nodes(rig):
+    num = rig.submit(resources={"nodes": 2, "slots_per_node": 1})
+    rig.turn()
+    found = [rig.supervisor(num, node_rank) for node_rank in (0, 1)]
+    for one in found:
+        one.ready()
+    for one in found:
+        one.started(pids=(1,))
+    return found
+
+
+def stacks(node, request, rank, line):
+    return wire.StacksReport(
+        seq=node.next_seq(), generation=0, request=request, at=node.now(),
+        ranks=[wire.RankStacks(rank=rank, text=HERE.format(line))],
+    )  # fmt: skip
+
+
+def test_every_node_is_asked_and_their_answers_are_one(rig, nodes):
+    asked = rig.client.ask_stacks(1)
+    assert (asked.attempt, asked.generation, asked.request) == (1, 0, 1)
+    orders = [one.sync().orders for one in nodes]
+    assert [(one.action, one.stacks) for one in orders] == [(Action.RUN, 1)] * 2
+    nodes[0].sync(stacks(nodes[0], 1, 0, 40))
+    nodes[1].sync(stacks(nodes[1], 1, 1, 40))
+    view = rig.client.stacks(1, asked=asked, wait_s=5)
+    (found,) = view.captures
+    assert [(one.rank, one.node_rank, one.place) for one in found.ranks] == [
+        (0, 0, "train.py:40 in main"), (1, 1, "train.py:40 in main"),
+    ]  # fmt: skip
+    assert rig.job(1).state == "running" and rig.job(1).restarts == 0
+    rig.check_log(1)
+
+
+def test_a_stall_ends_nothing_before_the_other_node_has_answered(rig, nodes):
+    failure = nodes[0].failure("no step for 5s", cause="stalled", rank=0)
+    stalled = wire.RanksStalledReport(seq=0, generation=0, failure=failure)
+    orders = (
+        nodes[0]
+        .sync(stacks(nodes[0], 0, 0, 33), stalled.model_copy(update={"seq": nodes[0].next_seq()}))
+        .orders
+    )
+    assert orders.action is Action.RUN and nodes[1].sync().orders.stacks == 1
+    nodes[1].sync(stacks(nodes[1], 1, 1, 40))
+    assert [one.sync().orders.action for one in nodes] == [Action.END] * 2
+    view = rig.job(1)
+    assert (view.state, view.reason.code) == ("recovering", "stalled")
+    (found,) = rig.client.stacks(1).captures
+    assert [one.place for one in found.ranks] == ["train.py:33 in main", "train.py:40 in main"]
+    for one in nodes:
+        one.ended(0, "failed")
+    view = rig.job(1)
+    assert view.restarts == 1 and nodes[0].sync().orders.generation == 1
+    assert nodes[0].sync().orders.after == "stalled"
+    assert [one.cause for one in view.lineage.restarts] == ["stalled"]
+    rig.check_log(1)
+
+
+def test_a_node_that_keeps_silent_is_waited_for_ten_seconds(rig, nodes):
+    failure = nodes[0].failure("no step for 5s", cause="stalled", rank=0)
+    nodes[0].sync(
+        wire.RanksStalledReport(seq=nodes[0].next_seq(), generation=0, failure=failure)
+    )  # fmt: skip
+    rig.turn(9.0)
+    assert rig.job(1).state == "running"
+    rig.turn(2.0)
+    assert rig.job(1).state == "recovering"
+
+
+def test_where_nothing_runs_nobody_is_asked(rig):
+    with pytest.raises(NotFound):
+        rig.client.ask_stacks(7)
+    rig.submit()
+    with pytest.raises(Conflict, match="no rank of j-1 runs"):
+        rig.client.ask_stacks(1)
+    assert rig.client.stacks(1).captures == []
+
+
+def test_a_guards_verdict_names_the_nodes_of_its_ranks(rig, nodes):
+    report = wire.GuardReport(
+        seq=nodes[0].next_seq(), generation=0, step=7, what="spike", origin="hardware",
+        action="applied", ranks=[1],
+    )  # fmt: skip
+    nodes[0].sync(report)
+    (found,) = [one for one in rig.client.story(1) if one.kind == "guarded"]
+    assert found.data["origin"] == "hardware" and len(found.data["nodes"]) == 1
+    rig.check_log(1)

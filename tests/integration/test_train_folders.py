@@ -1,0 +1,75 @@
+"""Folders as checkpoints: committed whole, verified, kept by the same rules."""
+
+import pytest
+
+from phalanx import checkpoint
+from phalanx.errors import SpecInvalid, UserError
+from phalanx.train import folders
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch):
+    for name in ("RANK", "PHALANX_CHECKPOINT_DIR", "PHALANX_REPORT_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def state(tmp_path, text: str):
+    folder = tmp_path / "state"
+    (folder / "deep").mkdir(parents=True, exist_ok=True)
+    (folder / "a.bin").write_bytes(text.encode() * 100_000)
+    (folder / "deep" / "b.txt").write_text(text)
+    return folder
+
+
+def test_saved_and_found_again(tmp_path):
+    store = tmp_path / "store"
+    assert folders.newest(store) is None
+    for step in (3, 7):
+        folders.save(state(tmp_path, f"at {step}"), step=step, checkpoint_dir=store)
+    path, step = folders.newest(store)
+    assert (step, (path / "deep" / "b.txt").read_text()) == (7, "at 7")
+    manifest = checkpoint.verify(path)
+    assert (manifest.commit, manifest.strategy) == (2, "folder")
+    assert checkpoint.read_manifest(store / manifest.parent).step == 3
+
+
+def test_one_changed_byte_and_the_one_before_is_taken(tmp_path):
+    store = tmp_path / "store"
+    for step in (3, 7):
+        folders.save(state(tmp_path, f"at {step}"), step=step, checkpoint_dir=store)
+    path, _ = folders.newest(store)
+    data = bytearray((path / "a.bin").read_bytes())
+    data[1234] ^= 1
+    (path / "a.bin").write_bytes(data)
+    assert folders.newest(store)[1] == 3
+    assert len(checkpoint.scan(store).quarantined) == 1
+
+
+def test_kept_by_the_rules_of_the_job(tmp_path, monkeypatch):
+    store = tmp_path / "store"
+    monkeypatch.setenv("PHALANX_CHECKPOINT_DIR", str(store))
+    keep = '{"last": 1, "best": {"metric": "acc"}, "every": 10}'
+    monkeypatch.setenv("PHALANX_CHECKPOINT_KEEP", keep)
+    for step, acc in ((8, 0.1), (9, 0.9), (10, 0.2), (11, 0.3), (12, 0.4)):
+        folders.save(state(tmp_path, str(step)), step=step, metrics={"acc": acc})
+    steps = [one.manifest.step for one in checkpoint.list_checkpoints(store)]
+    assert sorted(steps) == [9, 10, 12]
+
+
+def test_only_rank_0_saves(tmp_path, monkeypatch):
+    for name, value in {
+        "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    assert folders.save(state(tmp_path, "x"), step=1, checkpoint_dir=tmp_path / "store") is None
+
+
+def test_nothing_to_save_and_nowhere_to_save_it(tmp_path):
+    assert folders.save(state(tmp_path, "x"), step=1) is None
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="no files"):
+        folders.save(tmp_path / "empty", step=1, checkpoint_dir=tmp_path / "store")
+    with pytest.raises((SpecInvalid, ValueError)):
+        folders.save(state(tmp_path, "x"), step=-1, checkpoint_dir=tmp_path / "store")

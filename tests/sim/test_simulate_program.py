@@ -1,0 +1,215 @@
+"""`phalanx simulate`: past jobs, traces, what-ifs, prices, quotas, failures and the picture."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from phalanx.core.jobs import events as e
+from phalanx.core.jobs.model import JobTerms, Outcome
+from phalanx.core.placement import GangShape, NodeShare, Placement
+from phalanx.schemas.home import HomeLayout
+from phalanx.services.commit import commit_events, commit_new
+from phalanx.sim import calibration, faults, history, traces, workloads
+from phalanx.sim.__main__ import main
+from phalanx.sim.engine import Setup
+from phalanx.store.database import Tx, open_store
+from phalanx.store.jobs import JobFacts
+
+pytestmark = pytest.mark.unit
+
+US = 1_000_000
+BEGAN = 1_700_000_000 * US
+SMALL = ["--jobs", "60", "--nodes", "4", "--policy", "phalanx"]
+
+
+def facts(name: str, project: str) -> JobFacts:
+    spec = {"checkpoint": {"every": "5m"}}
+    return JobFacts(project, name, "me", {}, "none", "submit", 50, (), 0, spec, None, None, None)
+
+
+def a_life(tx: Tx, num: int, at: int, lasts_s: int) -> None:
+    """Submitted, placed, run, and finished: with the events that a control plane stores."""
+    commit_new(
+        tx, e.Submitted(num, JobTerms(GangShape(1, 2, 2))), facts(f"j{num}", "vision"), at, "user"
+    )
+    placement = Placement("p", (NodeShare("n0", "h", (0, 1)),))
+    end = at + lasts_s * US
+    commit_events(tx, num, [e.AttemptPlaced(1, placement)], at, "t")
+    commit_events(tx, num, [e.NodeReady(1, 0, 1), e.RanksStarted(1, 0, 0)], at, "t")
+    done = e.RanksEnded(1, 0, 0, Outcome.SUCCEEDED, 1, 10)
+    commit_events(tx, num, [done, e.NodeReleased(1, 0)], end, "t")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    file = HomeLayout(tmp_path).database_file
+    file.parent.mkdir(parents=True)
+    store = open_store(file)
+
+    def work(tx: Tx) -> None:
+        for num in range(1, 4):
+            a_life(tx, num, BEGAN + num * 100 * US, 600)
+        never = e.Submitted(4, JobTerms(GangShape(1, 2, 2)))
+        commit_new(tx, never, facts("j4", "vision"), BEGAN, "user")
+
+    store.transact(work)
+    store.close()
+    return tmp_path
+
+
+class TestPastJobs:
+    def test_they_are_read_as_they_ran(self, home: Path) -> None:
+        found = history.past_jobs(home, 0)
+        assert [(job.submit_s, job.duration_s) for job in found] == [
+            (0.0, 600.0), (100.0, 600.0), (200.0, 600.0),
+        ]  # fmt: skip
+        assert {(job.project, job.num_slots, job.checkpoint_s) for job in found} == {
+            ("vision", 2, 300.0)
+        }
+
+    def test_a_saved_trace_is_the_same_and_carries_no_commands(
+        self, home: Path, tmp_path: Path
+    ) -> None:
+        found, path = history.past_jobs(home, 0), tmp_path / "jobs.jsonl"
+        history.save(path, found)
+        assert history.read(path) == found
+        assert "run" not in path.read_text()
+
+    def test_the_program_replays_them(self, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        words = ["--past", "--home", str(home), "--since", "5000d", "--nodes", "1"]
+        assert main([*words, "--policy", "phalanx", "--json"]) == 0
+        (row,) = json.loads(capsys.readouterr().out)
+        assert (row["num_jobs"], row["num_done"]) == (3, 3)
+        assert [one["project"] for one in row["projects"]] == ["vision"]
+
+    def test_a_missing_home_and_an_empty_span_are_one_line(
+        self, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["--past", "--home", str(tmp_path / "nowhere")]) != 0
+        assert "no Phalanx home" in capsys.readouterr().err
+        assert main(["--past", "--home", str(home), "--since", "1s"]) == 1
+        assert "--since 90d" in capsys.readouterr().err
+
+    def test_a_bad_trace_names_its_line(self, tmp_path: Path) -> None:
+        path = tmp_path / "t.jsonl"
+        path.write_text('{"phalanx_trace": 1}\n{"num": 1}\n')
+        with pytest.raises(Exception, match="line 2"):
+            history.read(path)
+        path.write_text("x\n")
+        with pytest.raises(Exception, match="no Phalanx trace"):
+            history.read(path)
+
+
+class TestProgram:
+    def test_what_ifs_prices_and_quotas_make_rows(self, capsys: pytest.CaptureFixture[str]) -> None:
+        words = [*SMALL, "--price", "2", "--quota", "team-0=16", "--guarantee", "team-1=8"]
+        words += ["--what-if", "nodes=+2,price=1", "--what-if", "policy=fifo", "--json"]
+        assert main([*words, "--what-if", "quota.team-0=32"]) == 0
+        rows = json.loads(capsys.readouterr().out)
+        assert [row["policy"] for row in rows] == [
+            "phalanx", "phalanx [nodes=+2,price=1]", "fifo [policy=fifo]",
+            "phalanx [quota.team-0=32]",
+        ]  # fmt: skip
+        span_h = rows[0]["makespan_h"]
+        assert rows[0]["cost"] == pytest.approx(span_h * 4 * 8 * 2.0)
+        assert rows[1]["cost"] == pytest.approx(rows[1]["makespan_h"] * 6 * 8 * 1.0)
+        assert rows[0]["num_done"] == 60
+
+    def test_the_example_runs(self, capsys: pytest.CaptureFixture[str]) -> None:
+        path = Path(__file__).resolve().parents[2] / "examples" / "simulate" / "jobs.jsonl"
+        words = ["--trace", str(path), "--format", "phalanx", "--nodes", "8", "--policy", "phalanx"]
+        assert main([*words, "--price", "2", "--what-if", "quota.team-0=64"]) == 0
+        assert "team-0" in capsys.readouterr().out
+
+    def test_more_nodes_shorten_the_queue(self, capsys: pytest.CaptureFixture[str]) -> None:
+        words = ["--jobs", "200", "--nodes", "4", "--load", "2", "--policy", "phalanx"]
+        assert main([*words, "--what-if", "nodes=+6", "--json"]) == 0
+        small, large = json.loads(capsys.readouterr().out)
+        assert large["delay_h"] < small["delay_h"]
+
+    def test_the_picture_is_a_picture(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = tmp_path / "x.svg"
+        assert main([*SMALL, "--plot", str(path)]) == 0
+        root = ElementTree.fromstring(path.read_text())
+        lines = [tag for tag in root.iter() if tag.tag.endswith("polyline")]
+        assert len(lines) == 3
+        assert main([*SMALL, "--plot", str(tmp_path / "no" / "x.svg")]) == 1
+        assert "--plot" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (["--what-if", "nodes=-9"], "leaves none"),
+            (["--what-if", "racks=2"], "cannot be changed"),
+            (["--what-if", "nodes"], "write for example"),
+            (["--what-if", "quota=2"], "cannot be changed"),
+            (["--what-if", "price=x"], "no number"),
+            (["--quota", "team-0=1"], "may hold 1"),
+            (["--load", "0"], "--load must be above 0"),
+            (["--past", "--trace", "x"], "exclude"),
+        ],
+    )
+    def test_mistakes_are_one_clear_line(
+        self, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main([*SMALL, *words]) == 1
+        assert said in capsys.readouterr().err
+
+    def test_failures_are_drawn_and_the_audit_runs(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main([*SMALL, "--failures", "300", "--audit", "--json"]) == 0
+        (row,) = json.loads(capsys.readouterr().out)
+        assert row["lost_to_failures_h"] > 0
+
+
+class TestFaults:
+    def test_the_rates_are_met(self) -> None:
+        nodes = traces.grid_nodes(100, 8)
+        outages, crashes = faults.draw(faults.PUBLISHED, nodes, 365 * 86_400.0, 1)
+        assert len(outages) == pytest.approx(6.5 / 1000 * 100 * 365, rel=0.2)
+        rate = faults.PUBLISHED.rank_per_slot_hour
+        assert len(crashes) == pytest.approx(rate * 800 * 365 * 24, rel=0.3)
+
+    def test_no_node_fails_while_it_is_repaired(self) -> None:
+        outages, _ = faults.draw(faults.PUBLISHED.times(2000), traces.grid_nodes(2), 1e6, 1)
+        for node in {one.node for one in outages}:
+            mine = [one for one in outages if one.node == node]
+            for before, after in pairwise(mine):
+                assert before.at_s + before.for_s <= after.at_s
+
+
+def test_more_readers(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("name,time,application,num_replicas,batch_size\na,5,bert,4,32\n")
+    (job,) = traces.sia(path)
+    assert (job.submit_s, job.num_slots, job.label) == (5.0, 4, "bert")
+    head = "num_gpu,gpu_milli,creation_time,deletion_time,qos\n"
+    path.write_text(head + "1,460,0,9,LS\n2,1000,10,110,BE\n0,0,0,5,BE\n")
+    (job,) = traces.openb(path)
+    assert (job.submit_s, job.duration_s, job.num_slots, job.priority) == (10.0, 100.0, 2, 50)
+    path.write_text("sn,cpu_milli,memory_mib,gpu,model\nn0,64000,1024,2,P100\n")
+    (node,) = traces.openb_nodes(path)
+    assert (node.num_slots, node.num_cpus, node.slot_type) == (2, 64, "P100")
+    assert workloads.research(3, 1.0)
+
+
+@pytest.mark.proof
+def test_start_times_are_neither_promised_too_early_nor_too_late() -> None:
+    """Of waiting jobs, about half start before the p50 they were told, and most before the p90."""
+    jobs = [job for job in workloads.training(260, 45.0, seed=12) if job.num_slots <= 16]
+    setup = Setup(traces.grid_nodes(4, 8, 4, 1), pass_s=300.0, recheck_s=1800.0)
+    asked = calibration.ask(jobs, setup, every=12)
+    known = [(a.started_at, a.p50_at, a.p90_at) for a in asked]
+    early = [start <= p50 for start, p50, _ in known if p50 is not None]
+    late = [start <= p90 for start, _, p90 in known if p90 is not None]
+    assert len(early) > 60
+    assert 0.35 <= sum(early) / len(early) <= 0.75
+    assert sum(late) / len(late) >= 0.8

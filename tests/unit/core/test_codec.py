@@ -1,0 +1,71 @@
+"""Plain data and back: whatever a job can be, whatever an older record lacks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import pytest
+
+from phalanx.core.codec import decode, encode
+from phalanx.core.jobs import create, decide
+from phalanx.core.jobs import events as e
+from phalanx.core.jobs.model import Job, JobTerms
+from phalanx.core.placement import GangShape, NodeShare, Placement
+
+pytestmark = pytest.mark.unit
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    num: int
+    weight: float = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    name: str
+    colour: Colour = Colour.RED
+    leaf: Leaf | None = None
+    leaves: tuple[Leaf, ...] = ()
+    pair: tuple[str, int] = ("a", 1)
+    words: tuple[str, ...] = ()
+    by_name: dict[str, Leaf] = field(default_factory=dict)
+    inner: Tree | None = None
+
+
+WHOLE = Tree(
+    "t", Colour.RED, Leaf(1), (Leaf(2), Leaf(3, 2.0)), ("b", 2), ("x",), {"k": Leaf(4)}, Tree("u")
+)
+
+
+def test_there_and_back() -> None:
+    assert decode(Tree, json.loads(json.dumps(encode(WHOLE)))) == WHOLE
+
+
+def test_a_job_in_mid_life() -> None:
+    job = create(e.Submitted(1, JobTerms(GangShape(2, 4, 4))), 5)
+    shares = tuple(NodeShare(f"n{i}", "h", (0, 1, 2, 3)) for i in range(2))
+    job = decide(job, e.AttemptPlaced(1, Placement("p", shares)), 7).job
+    assert decode(Job, json.loads(json.dumps(encode(job)))) == job
+
+
+def test_old_records_lack_fields_and_new_ones_have_more() -> None:
+    assert decode(Tree, {"name": "t", "unknown": 1}) == Tree("t")
+
+
+def test_whole_numbers_are_read_as_floats_where_those_are_meant() -> None:
+    found = decode(Leaf, {"num": 1, "weight": 2})
+    assert isinstance(found.weight, float)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="blue"):
+        decode(Tree, {"name": "t", "colour": "blue"})
+    with pytest.raises(TypeError):
+        decode(Tree, {})

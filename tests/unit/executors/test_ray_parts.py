@@ -1,0 +1,227 @@
+"""Parts of the Ray executor that need no Ray: pool files, inventory, files on a node, hooks."""
+
+import hashlib
+import http.server
+import sys
+import tarfile
+import threading
+
+import pytest
+
+from phalanx.errors import SpecInvalid
+from phalanx.executors.ray.inventory import Inventory
+from phalanx.executors.ray.node_files import CodeSource, CodeUnavailable, NodeFiles
+from phalanx.schemas.ray_pools import RayPool, read_pool
+
+pytestmark = pytest.mark.unit
+
+
+def pool(**fields):
+    return RayPool.model_validate({"name": "r", "executor": "ray", **fields})
+
+
+def seen(**fields):
+    return {
+        "id": "ab" * 28, "address": "10.0.0.7", "resources": {"CPU": 8.0, "GPU": 4.0, "memory": 1e9},
+        "labels": {}, "draining_deadline_ms": None, "silent": False, "foreign": {}, **fields,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name: x", "executor"),
+        ("[]", "must be a mapping"),
+        ("{name: x, executor: ray, adress: auto}", "adress"),
+        ("{name: x, executor: ray, address: 'ray://head:10001'}", "ray start --address"),
+        ("{name: x, executor: ray, fence: soon}", "fence"),
+    ],
+)
+def test_a_wrong_pool_file_says_what_is_wrong(tmp_path, text, said):
+    path = tmp_path / "pool.yaml"
+    path.write_text(text)
+    with pytest.raises(SpecInvalid) as raised:
+        read_pool(path)
+    assert said in " ".join(map(str, raised.value.problems))
+
+
+def test_slots_are_gpus_else_the_custom_resource_else_cpus():
+    inventory = Inventory(pool())
+    found = [
+        seen(id="a" * 56),
+        seen(id="b" * 56, resources={"CPU": 8.0, "slot": 2.0}),
+        seen(id="c" * 56, resources={"CPU": 3.0}),
+        seen(id="d" * 56, resources={"CPU": 0.0, "memory": 1e9}),
+    ]
+    nodes = inventory.read(found)
+    assert [(node.id, node.num_slots) for node in nodes] == [
+        ("r-aaaaaaaa", 4), ("r-bbbbbbbb", 2), ("r-cccccccc", 3),
+    ]  # fmt: skip
+    bundles = [inventory.bundle(inventory.known(node.id), 2, 100) for node in nodes]
+    assert bundles == [{"GPU": 2.0, "CPU": 4.0}, {"slot": 2.0, "CPU": 8.0}, {"CPU": 2.0}]
+
+
+def test_labels_become_topology_and_type():
+    labels = {"ray.io/availability-zone": "z1", "rack": "r7", "ray.io/accelerator-type": "H100"}
+    (node,) = Inventory(pool()).read([seen(labels=labels)])
+    assert node.domains == (("zone", "z1"), ("rack", "r7"))
+    assert node.slot_type == "H100"
+
+
+@pytest.mark.parametrize(
+    ("changes", "closed"),
+    [
+        ({}, ""),
+        ({"silent": True}, "its raylet does not answer"),
+        ({"draining_deadline_ms": 5000}, "Ray is draining it"),
+        ({"foreign": {"GPU": 2.0}}, "2 of its GPU are used by others than Phalanx"),
+        ({"foreign": {"CPU": 2.0}}, ""),
+    ],
+)
+def test_why_nothing_may_start(changes, closed):
+    (node,) = Inventory(pool()).read([seen(**changes)])
+    assert node.closed == closed
+    assert node.leaves_at == (5_000_000 if "draining_deadline_ms" in changes else None)
+
+
+def test_nodes_that_could_come_count_and_take_nothing():
+    scale = {"max_nodes": 3, "slots": 8, "cpus": 16}
+    inventory = Inventory(pool(scale=scale))
+    nodes = inventory.read([seen()])
+    assert [bool(node.closed) for node in nodes] == [False, True, True]
+    assert inventory.asked(4) == {"GPU": 4.0, "CPU": 8.0}
+
+
+# -- code on a node ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def archive(tmp_path):
+    (tmp_path / "train.py").write_text("print(1)")
+    path = tmp_path / "code.tar"
+    with tarfile.open(path, "w") as tar:
+        tar.add(tmp_path / "train.py", "train.py")
+    return path.read_bytes()
+
+
+@pytest.fixture
+def server(archive):
+    asked = []
+
+    class Answers(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append((self.path, self.headers["Authorization"]))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(archive)
+
+        def log_message(self, *args):
+            pass
+
+    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    made.asked = asked
+    threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+def source(server, digest, job=1):
+    return CodeSource(f"http://127.0.0.1:{server.server_port}", digest, "t", job, 1, 0)
+
+
+def test_code_is_fetched_once_and_given_to_each_attempt(tmp_path, server, archive):
+    files, digest = NodeFiles(tmp_path / "node"), hashlib.sha256(archive).hexdigest()
+    for job in (1, 2):
+        target = files.code_dir(job, 1, 0)
+        target.parent.mkdir(parents=True)
+        assert files.bring(source(server, digest, job), target) == (job == 2)
+        assert (target / "train.py").read_text() == "print(1)"
+    ((path, token),) = server.asked
+    assert path == f"/api/v1/supervisors/code/{digest}?job=1&attempt=1&node_rank=0"
+    assert token == "Bearer t"
+
+
+def test_code_that_is_not_what_its_digest_says_is_refused(tmp_path, server):
+    files = NodeFiles(tmp_path / "node")
+    target = files.code_dir(1, 1, 0)
+    target.parent.mkdir(parents=True)
+    with pytest.raises(CodeUnavailable, match="not what its digest says"):
+        files.bring(source(server, "0" * 64), target)
+    assert not list((tmp_path / "node" / "code").glob("*.tar"))
+    assert not target.exists()
+
+
+# -- hooks of framework: ray ---------------------------------------------------------------------
+
+
+def test_reports_are_told_and_stay_what_they_were(tmp_path, monkeypatch):
+    import socket
+
+    from phalanx.train.raygang import hooks
+
+    receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    receiver.bind(str(tmp_path / "s"))
+    package = tmp_path / "fake"
+    (package / "ray" / "train").mkdir(parents=True)
+    (package / "ray" / "__init__.py").touch()
+    (package / "ray" / "train" / "__init__.py").write_text(
+        "class Context:\n    def get_world_rank(self): return rank\n"
+        "rank = 0\nsaid = []\ndef get_context(): return Context()\n"
+        "def report(metrics, checkpoint=None):\n    said.append(metrics)\n    return 'back'\n"
+    )
+    monkeypatch.syspath_prepend(str(package))
+    monkeypatch.setenv(hooks.SOCKET_VARIABLE, str(tmp_path / "s"))
+    kept = {
+        name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "ray"
+    }
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    try:
+        hooks.install()
+        import ray.train
+
+        assert ray.train.report({"loss": 0.5, "note": "x", "bad": float("nan")}) == "back"
+        assert receiver.recv(1000) == b'{"step": 1, "v": {"loss": 0.5, "bad": "nan"}}'
+        ray.train.rank = 1  # other ranks report, and are not told twice
+        ray.train.report({"loss": 0.4})
+        receiver.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            receiver.recv(1000)
+        assert len(ray.train.said) == 2
+    finally:
+        for name in [name for name in sys.modules if name.split(".")[0] == "ray"]:
+            del sys.modules[name]
+        sys.modules.update(kept)
+        receiver.close()
+
+
+def test_a_gang_meets_and_ends_together():
+    from phalanx.train.raygang.gathering import Seat, Table
+
+    table = Table(0, 2)
+    port = table._server.getsockname()[1]
+    seats = []
+    joining = [
+        threading.Thread(target=lambda: seats.append(Seat("127.0.0.1", port))) for _ in range(2)
+    ]
+    for one in joining:
+        one.start()
+    table.gather({"head": "a:1"})
+    for one in joining:
+        one.join()
+    assert [seat.hear() for seat in seats] == [{"head": "a:1"}] * 2
+    lost, taken = threading.Event(), []
+    told = threading.Event()
+    table.watch(lambda body: (taken.append(body), told.set()), lost)
+    seats[1].tell({"step": 1})
+    assert told.wait(30)
+    assert taken == [{"step": 1}]
+    seats[0]._line.shutdown(2)
+    assert lost.wait(30)
+    table.close(0)
+    assert seats[1].hear() == {"over": 0}
+    for seat in seats:
+        seat._file.close()
+        seat._line.close()
+    for line in table._lines:
+        line.close()

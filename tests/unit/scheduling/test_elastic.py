@@ -1,0 +1,93 @@
+"""Elastic jobs: who gets which slot, who gives, and what a restart must be worth."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from phalanx.core.placement import GangShape, Node, NodeShare, Placement
+from phalanx.core.scheduling import Held, Plan, Project, Snapshot, Waiting, plan
+from phalanx.core.scheduling.elastic import speed
+
+pytestmark = pytest.mark.unit
+
+US = 1_000_000
+HOUR = 3600 * US
+STEEP = (1.0, 2.0, 3.0, 4.0)
+FLAT = (1.0, 1.1, 1.15, 1.18)
+
+
+def nodes(num: int = 4, size: int = 1) -> tuple[Node, ...]:
+    return tuple(
+        Node(f"n{i}", "p", "h", size, 8, 64, splittable=size > 1, domains=(("rack", "r"),))
+        for i in range(num)
+    )
+
+
+def held(num: int, where: tuple[int, ...], speeds: tuple[float, ...] = (), most: int = 4) -> Held:
+    shares = tuple(NodeShare(f"n{i}", "h", (0,)) for i in where)
+    return Held(
+        num, Placement("p", shares), priority=50, started_at=0, min_nodes=1, max_nodes=most,
+        speeds=speeds,
+    )  # fmt: skip
+
+
+def elastic(num: int, speeds: tuple[float, ...] = (), **more: object) -> Waiting:
+    job = Waiting(num, GangShape(4, 1, 1), 50, num, min_nodes=1, speeds=speeds)
+    return replace(job, **more)  # type: ignore[arg-type]
+
+
+def widths(decided: Plan) -> dict[int, int]:
+    found = {one.job: len(one.placement.shares) for one in decided.starts}
+    return found | {one.job: len(one.placement.shares) for one in decided.resizes}
+
+
+def test_two_equal_jobs_share_an_empty_cluster_from_the_start() -> None:
+    decided = plan(Snapshot(nodes(), (), (elastic(1), elastic(2))), HOUR)
+    assert widths(decided) == {1: 2, 2: 2}
+
+
+def test_slots_go_to_whoever_speeds_up_more() -> None:
+    decided = plan(Snapshot(nodes(), (), (elastic(1, FLAT), elastic(2, STEEP))), HOUR)
+    assert widths(decided) == {1: 1, 2: 3}
+
+
+def test_a_newcomer_gets_its_part_from_the_widest() -> None:
+    running = (held(8, (0, 1, 2, 3)),)
+    decided = plan(Snapshot(nodes(), running, (elastic(1),)), HOUR)
+    assert widths(decided) == {8: 2}
+    assert [hole.job for hole in decided.holes] == [1]
+    assert decided.preemptions == ()
+
+
+def test_a_rigid_newcomer_takes_them_down_to_their_least() -> None:
+    rigid = Waiting(1, GangShape(3, 1, 1), 50, 1)
+    decided = plan(Snapshot(nodes(), (held(8, (0, 1, 2, 3)),), (rigid,)), HOUR)
+    assert widths(decided) == {8: 1}
+
+
+def test_growth_must_be_worth_a_restart() -> None:
+    assert widths(plan(Snapshot(nodes(2), (held(8, (0,), FLAT),), ()), HOUR)) == {}
+    assert widths(plan(Snapshot(nodes(2), (held(8, (0,), STEEP),), ()), HOUR)) == {8: 2}
+
+
+def test_growth_keeps_within_the_projects_limit() -> None:
+    running = (replace(held(8, (0,)), project="a"),)
+    within = Snapshot(nodes(), running, (), (Project("a", max_slots=2),))
+    assert widths(plan(within, HOUR)) == {8: 2}
+    at_most = Snapshot(nodes(), running, (), (Project("a", max_slots=1),))
+    assert widths(plan(at_most, HOUR)) == {}
+
+
+def test_a_node_that_may_be_split_takes_several_shares() -> None:
+    decided = plan(Snapshot(nodes(1, 4), (held(8, (0,)),), ()), HOUR)
+    assert widths(decided) == {8: 4}
+    slots = [slot for share in decided.resizes[0].placement.shares for slot in share.slots]
+    assert sorted(slots) == [0, 1, 2, 3]
+
+
+def test_speeds_are_taken_as_measured_or_supposed() -> None:
+    assert speed(STEEP, 3) == 3.0
+    assert speed(STEEP, 9) == 4.0
+    assert 1.0 < speed((), 2) < 2.0
