@@ -55,6 +55,8 @@ def test_with_external_storage_the_job_does_not_notice(tmp_path):
         platform.raylets.close()
 
 
+# Fails at times: the job may be over before its raylets are lost, or wait long for the new ones.
+@pytest.mark.proof
 def test_without_it_the_job_recovers_on_the_cluster_that_comes_back(tmp_path):
     platform = platform_of(tmp_path, None)
     try:
