@@ -66,12 +66,14 @@ def _run(world: World, now: int) -> Plan:
         reservations.backfill(draft, draft.blocked)
     elastic.grow(draft)
     stays = explain.stays(draft)
+    started = {start.job for start in draft.starts}
     return Plan(
         tuple(draft.starts),
         stays,
         _wake_at(draft),
         tuple(draft.preemptions),
-        tuple(draft.holes),
+        # Who started elsewhere after all needs its hole no longer.
+        tuple(hole for hole in draft.holes if hole.job not in started),
         tuple(draft.resizes),
         tuple(draft.migrations),
         draft.steps,
