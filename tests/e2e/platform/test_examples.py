@@ -50,7 +50,6 @@ def test_which_checkpoints_stay(platform: Platform):
     )
     newest = max(made, key=lambda one: one["step"])
     assert newest["state"] == "valid"
-    assert len(kept) <= len(made)  # a fast machine keeps them all: the youngest second stays
     here = json.loads(platform.run("checkpoints", "list", job, "--json").stdout)["good"]
     assert {one["step"] for one in here} == {one["step"] for one in kept}
 
