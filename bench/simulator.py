@@ -1,6 +1,6 @@
 """What the simulator answers: a year with failures, useful time under load, honest ETAs.
 
-    python bench/simulator.py [--only year,load,eta,elastic] [--traces DIR] [--quick]
+    python bench/simulator.py [--only year,load,eta] [--traces DIR] [--quick]
 
 Prints a table of goals against what was measured.
 """
@@ -12,9 +12,9 @@ import datetime
 from dataclasses import replace
 from pathlib import Path
 
-from phalanx.sim import calibration, elastic_workload, faults, traces, workloads
+from phalanx.sim import calibration, faults, traces, workloads
 from phalanx.sim.catalog import POLICIES
-from phalanx.sim.engine import Result, Setup, simulate
+from phalanx.sim.engine import Setup, simulate
 from phalanx.sim.jobs import TraceJob
 from phalanx.sim.report import HOUR, figures, mean, quantile, useful_under_load
 
@@ -116,36 +116,7 @@ def eta(where: Path, quick: bool) -> None:
     goal("eta", "85-95 % start before p90", f"{p90:.1%}", 0.85 <= p90 <= 0.95)
 
 
-def elastic(where: Path, quick: bool) -> None:
-    """T5: the Sia workloads, elastic between one slot and the size of their curve."""
-    if not (where / "sia").exists():
-        print(f"elastic: skipped, no traces at {where}")
-        return
-    rows: dict[str, list[Result]] = {}
-    for number in (1,) if quick else (1, 2, 3):
-        jobs, setup = elastic_workload.sia(where / "sia", number)
-        for name in ("phalanx", "sia-like", "pollux-like", "las"):
-            rigid = name == "las"
-            mine = [elastic_workload.rigid(job) for job in jobs] if rigid else jobs
-            result = simulate(mine, setup, elastic_workload.POLICIES[name]())
-            rows.setdefault(name, []).append(result)
-            row = figures(result)
-            print(
-                f"T5 workload-{number} {name:12} JCT h {row.jct_h:.2f} makespan {row.makespan_h:.1f} "
-                f"restarts/job {elastic_workload.restarts(result):.2f} pass ms "
-                f"{row.pass_p50_ms:.2f}/{row.pass_p99_ms:.2f} ({result.wall_s:.0f} s)",
-                flush=True,
-            )
-    jct = {name: mean(figures(one).jct_h for one in found) for name, found in rows.items()}
-    again = mean(elastic_workload.restarts(one) for one in rows["phalanx"])
-    slow = max(figures(one).pass_p99_ms for one in rows["phalanx"])
-    ratio = jct["phalanx"] / jct["sia-like"]
-    goal("T5", "mean JCT <= Sia-like", f"{ratio:.2f} x", ratio <= 1.0)
-    goal("T5", "<= 3 restarts a job", f"{again:.2f}", again <= 3)
-    goal("T5", "pass p99 < 5 ms", f"{slow:.1f} ms", slow < 5)
-
-
-PARTS = {"year": year, "load": load, "eta": eta, "elastic": elastic}
+PARTS = {"year": year, "load": load, "eta": eta}
 
 
 def main() -> int:

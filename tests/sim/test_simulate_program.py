@@ -140,6 +140,9 @@ class TestProgram:
         root = ElementTree.fromstring(path.read_text())
         lines = [tag for tag in root.iter() if tag.tag.endswith("polyline")]
         assert len(lines) == 3
+        assert "cost by project" not in path.read_text()
+        assert main([*SMALL, "--price", "2", "--plot", str(path)]) == 0
+        assert "cost by project" in path.read_text()
         assert main([*SMALL, "--plot", str(tmp_path / "no" / "x.svg")]) == 1
         assert "--plot" in capsys.readouterr().err
 
@@ -154,6 +157,8 @@ class TestProgram:
             (["--quota", "team-0=1"], "may hold 1"),
             (["--load", "0"], "--load must be above 0"),
             (["--past", "--trace", "x"], "exclude"),
+            (["--prefer", "shelf"], "no level 'shelf'"),
+            (["--what-if", "prefer=rack,patience=x"], "not a duration"),
         ],
     )
     def test_mistakes_are_one_clear_line(
@@ -161,6 +166,14 @@ class TestProgram:
     ) -> None:
         assert main([*SMALL, *words]) == 1
         assert said in capsys.readouterr().err
+
+    def test_a_preferred_level_is_one_more_thing_to_change(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        words = [*SMALL, "--rack", "2", "--what-if", "prefer=rack,patience=1h", "--json"]
+        assert main(words) == 0
+        assert [row["num_done"] for row in json.loads(capsys.readouterr().out)] == [60, 60]
+        assert main([*SMALL, "--rack", "2", "--prefer", "rack", "--json"]) == 0
 
     def test_failures_are_drawn_and_the_audit_runs(
         self, capsys: pytest.CaptureFixture[str]

@@ -25,6 +25,10 @@ class Costs:
         """How long a victim holds its slots after it was asked to leave."""
         return self.save_s if self.graceful else 0.0
 
+    def stop_of(self, job: TraceJob) -> float:
+        """The same for one job, which may take its own time to save."""
+        return self.stop_s() if job.save_s is None or not self.graceful else job.save_s
+
 
 def slow_down(index: SlotIndex, job: TraceJob, placement: Placement) -> float:
     """Factor on the run time: 1 on a good placement.

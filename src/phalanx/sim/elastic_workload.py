@@ -20,7 +20,7 @@ from phalanx.sim.costs import Costs
 from phalanx.sim.engine import Policy, Result, Setup
 from phalanx.sim.jobs import TraceJob, gang_of
 from phalanx.sim.peers.elastic import pollux_like, sia_like
-from phalanx.sim.peers.preemptive import Preemptive, las_key
+from phalanx.sim.peers.preemptive import las
 from phalanx.sim.peers.production import Production
 
 _MOST = 16
@@ -29,7 +29,7 @@ POLICIES: Mapping[str, Callable[[], Policy]] = {
     "phalanx": Production,
     "sia-like": sia_like,
     "pollux-like": pollux_like,
-    "las": lambda: Preemptive("las", las_key),
+    "las": las,
 }
 """Who is compared on elastic jobs; `las` runs them rigid, at the size that was asked for."""
 

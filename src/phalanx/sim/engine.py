@@ -16,13 +16,23 @@ from phalanx.core.jobs import Job, JobState
 from phalanx.core.jobs.model import Outcome
 from phalanx.core.placement import Placement
 from phalanx.core.reasons import Reason, ReasonCode
-from phalanx.core.scheduling import Held, Plan, World
+from phalanx.core.scheduling import Held, Plan, Waiting, World
 from phalanx.core.scheduling.estimates import History, KindKey, size_class
 from phalanx.errors import InvariantBroken
 from phalanx.sim.costs import num_domains, slow_down
 from phalanx.sim.jobs import US, TraceJob
 from phalanx.sim.lives import Lives
-from phalanx.sim.run import Crash, Outage, Policy, Result, Run, Setup, Tally, Truth
+from phalanx.sim.run import (
+    Crash,
+    EmptyCluster,
+    Outage,
+    Policy,
+    Result,
+    Run,
+    Setup,
+    Tally,
+    Truth,
+)
 from phalanx.sim.timeline import Timeline
 from phalanx.sim.watch import ALL, SAFETY, Watch
 
@@ -42,6 +52,7 @@ class _Cluster:
         self.world = World(setup.nodes, setup.projects, History(), setup.terms)
         self.runs = {job.num: Run(job, max(job.duration_s, 1.0)) for job in jobs}
         self.tally = Tally()
+        self.levels = EmptyCluster(setup.nodes)
         self.largest_leaf = max((g.largest_leaf for g in self.world.index.groups), default=0)
         self.events: list[tuple[float, int, str, int, int]] = []
         self.seq = 0
@@ -186,7 +197,30 @@ class _Cluster:
         run = self.runs[num]
         run.queued_s = self.now_s
         self.lives.submitted(run.job, self.now_s)
-        self.world.submit(run.job.waiting())
+        self._enqueue(run, run.job.waiting())
+        self._ask_pass()
+
+    def _enqueue(self, run: Run, waiting: Waiting) -> None:
+        """Into the queue, where it insists on its preferred level for a while if that can hold it."""
+        job = run.job
+        if job.preferred is None or job.required is not None:
+            self.world.submit(waiting)
+            return
+        patient = replace(waiting, required=job.preferred)
+        if not self.levels.can_hold(patient):
+            self.world.submit(waiting)
+            return
+        self.world.submit(patient)
+        run.insisted += 1
+        self._at(self.now_s + job.patience_s, "relent", job.num, run.insisted)
+
+    def _on_relent(self, num: int, insisted: int) -> None:
+        job = self.world.waiting.get(num)
+        # Whoever has a hole by now got what it insisted on.
+        if job is None or num in self.world.holes or self.runs[num].insisted != insisted:
+            return
+        self.world.withdraw(num)
+        self.world.submit(replace(job, required=None))
         self._ask_pass()
 
     def _on_finish(self, num: int, version: int) -> None:
@@ -319,7 +353,7 @@ class _Cluster:
             attained_slot_s=run.attained_slot_s,
             max_duration_s=job.limit_s,
             saved_at=int(self.now_s * US),
-            save_s=self.costs.save_s if self.costs.graceful else None,
+            save_s=self.costs.stop_of(job) if self.costs.graceful else None,
             restart_s=self.costs.restart_s,
             protected_until=int((self.now_s + guard.guard_quantum_s) * US) if protected else 0,
             min_nodes=job.min_nodes,
@@ -395,9 +429,10 @@ class _Cluster:
             run.saved_left_s = run.left_s
         else:
             self._lose(run, max(run.saved_left_s - run.left_s, 0.0))
-        self.lives.asked_to_stop(num, reason, self.costs.stop_s(), self.now_s)
+        stop_s = self.costs.stop_of(run.job)
+        self.lives.asked_to_stop(num, reason, stop_s, self.now_s)
         self.world.update(replace(held, stopping=True))
-        self._at(self.now_s + self.costs.stop_s(), "left", num, run.version)
+        self._at(self.now_s + stop_s, "left", num, run.version)
 
     def _lose(self, run: Run, lost_s: float) -> None:
         run.left_s += lost_s
@@ -422,7 +457,7 @@ class _Cluster:
             not_before=job.not_before,
             delayed_s=run.waited_s,
         )
-        self.world.submit(back)
+        self._enqueue(run, back)
         if job.not_before is not None:
             self._at(job.not_before / US, "ripe", num)
 

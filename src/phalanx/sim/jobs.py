@@ -15,8 +15,10 @@ class TraceJob:
     """One job: `duration_s` is its run on a good placement at full size, start-up not counted.
 
     `sensitivity` is how much a scattered placement slows it. `label` is for reports only. `limit_s` is
-    what its user declared. `checkpoint_s` 0: it never saves on its own. `speeds` of an elastic job: its
+    what its user declared. `checkpoint_s` 0: it never saves on its own; `save_s` is what a requested save
+    takes, where that is not the same for all. `speeds` of an elastic job: its
     speed on 1, 2, 3… shares beside that at full size; empty means in proportion to the slots.
+    `preferred` names a topology level that it insists on for its first `patience_s` in the queue.
     """
 
     num: int
@@ -32,8 +34,11 @@ class TraceJob:
     limit_s: float | None = None
     checkpoint_s: float = 1800.0
     required: str | None = None
+    preferred: str | None = None
+    patience_s: float = 600.0
     pools: tuple[str, ...] = ()
     speeds: tuple[float, ...] = ()
+    save_s: float | None = None
 
     def speed(self, num_shares: int, num_slots: int) -> float:
         """How fast it goes on so many shares or slots; 1 at full size."""

@@ -1,4 +1,4 @@
-"""A comparison as one picture: load, queue, fragmentation over time, and waits by project.
+"""A comparison as one picture: load, queue, fragmentation over time; waits and costs by project.
 
 Written as SVG without any plotting library, because a replay should need nothing but Phalanx.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from html import escape
 
+from phalanx.sim.report import ProjectRow
 from phalanx.sim.scenario import Outcome
 from phalanx.sim.timeline import Sample
 
@@ -22,6 +23,10 @@ _PANELS: tuple[_Panel, ...] = (
     ("slots waited for", lambda s: float(s.queued_slots), None),
     ("free slots on broken nodes, %", lambda s: 100.0 * s.fragmented, 100.0),
 )
+_BARS: tuple[tuple[str, Callable[[ProjectRow], float]], ...] = (
+    ("mean wait by project, hours", lambda row: row.wait_h),
+    ("cost by project, of the slots it held", lambda row: row.cost),
+)
 
 
 def svg(outcomes: Sequence[Outcome]) -> str:
@@ -35,8 +40,12 @@ def svg(outcomes: Sequence[Outcome]) -> str:
     for title, value, ceiling in _PANELS:
         parts += _panel(outcomes, title, value, ceiling, top)
         top += _HEIGHT + _GAP
-    parts += _waits(outcomes, top)
-    top += _HEIGHT + _GAP
+    bars = [_BARS[0]]
+    if any(outcome.scenario.price > 0 for outcome in outcomes):
+        bars.append(_BARS[1])
+    for title, of in bars:
+        parts += _by_project(outcomes, title, of, top)
+        top += _HEIGHT + _GAP
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + 30:.0f}" '
         f'height="{top:.0f}" font-family="sans-serif" font-size="12">'
@@ -95,16 +104,18 @@ def _thinned(samples: Sequence[Sample]) -> Sequence[Sample]:
     return samples[::step]
 
 
-def _waits(outcomes: Sequence[Outcome], top: float) -> list[str]:
+def _by_project(
+    outcomes: Sequence[Outcome], title: str, of: Callable[[ProjectRow], float], top: float
+) -> list[str]:
     names = sorted({row.project for outcome in outcomes for row in outcome.projects})[:16]
-    most = max((r.wait_h for o in outcomes for r in o.projects), default=0.0) or 1.0
-    parts = _frame("mean wait by project, hours", top, most)
+    most = max((of(r) for o in outcomes for r in o.projects), default=0.0) or 1.0
+    parts = _frame(title, top, most)
     group = _WIDTH / max(len(names), 1)
     bar = group * 0.8 / max(len(outcomes), 1)
     for j, name in enumerate(names):
         for i, outcome in enumerate(outcomes):
-            wait_h = next((r.wait_h for r in outcome.projects if r.project == name), 0.0)
-            tall = (_HEIGHT - _TOP) * wait_h / most
+            value = next((of(r) for r in outcome.projects if r.project == name), 0.0)
+            tall = (_HEIGHT - _TOP) * value / most
             x, y = _LEFT + group * j + bar * i + group * 0.1, top + _HEIGHT - tall
             parts.append(
                 f'<rect x="{x:.1f}" y="{y:.1f}" width="{bar:.1f}" height="{tall:.1f}" '

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from phalanx.core.placement import Node
 from phalanx.core.reasons import Cause
-from phalanx.core.scheduling import Plan, Project, Terms, World
+from phalanx.core.scheduling import Plan, Project, Terms, Waiting, World
+from phalanx.core.scheduling.slots import SlotIndex
+from phalanx.core.scheduling.topology import Ask, ask_of, place, suitable
 from phalanx.sim.costs import Costs
 from phalanx.sim.jobs import TraceJob
 from phalanx.sim.lives import Lives
@@ -60,6 +62,7 @@ class Run:
     queued_s: float = 0.0
     up_s: float | None = None
     failed_s: float | None = None
+    insisted: int = 0
 
 
 @dataclass(slots=True)
@@ -121,6 +124,23 @@ class Setup:
     deliveries: int = 1
     sample_s: float = 3600.0
     half_life_s: float = 7 * 86_400.0
+
+
+class EmptyCluster:
+    """The nodes as if nothing ran on them: whether a level of their topology could hold a gang."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._index = SlotIndex(replace(node, closed="") for node in nodes)
+        self._known: dict[Ask, bool] = {}
+
+    def can_hold(self, job: Waiting) -> bool:
+        """Whether the job could start if it were alone."""
+        ask = ask_of(job)
+        known = self._known.get(ask)
+        if known is None:
+            groups = suitable(self._index, ask)
+            known = self._known[ask] = place(self._index, ask, groups, job.shape) is not None
+        return known
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from phalanx.core.placement import Node
 from phalanx.core.scheduling import Project
 from phalanx.errors import UserError
+from phalanx.kit.units import parse_duration
 from phalanx.sim import faults, traces
 from phalanx.sim.catalog import POLICIES
 from phalanx.sim.costs import Costs
@@ -20,7 +21,10 @@ _EXAMPLE = "write for example nodes=+4, policy=las, quota.vision=64 or price=1.9
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One column of a comparison. `price` is that of one slot for an hour, whether used or not."""
+    """One column of a comparison. `price` is that of one slot for an hour, whether used or not.
+
+    `prefer` names a topology level that every gang insists on for its first `patience_s` in the queue.
+    """
 
     policy: str = "phalanx"
     num_nodes: int = 16
@@ -33,6 +37,8 @@ class Scenario:
     seed: int = 0
     topology: tuple[Node, ...] = ()
     label: str = ""
+    prefer: str = ""
+    patience_s: float = 600.0
 
     def nodes(self) -> list[Node]:
         """The nodes: those of a topology file, else a grid."""
@@ -55,6 +61,7 @@ def run(scenario: Scenario, jobs: Sequence[TraceJob], audit_every: int = 0) -> O
     """Replay the jobs. Raises UserError for jobs that the cluster could never hold."""
     nodes = scenario.nodes()
     check_fit(jobs, nodes, scenario.projects)
+    jobs = _patient(jobs, nodes, scenario)
     span_s = max((job.submit_s + job.duration_s for job in jobs), default=0.0) * 1.5
     rates = faults.PUBLISHED.times(scenario.failures)
     outages, crashes = faults.draw(rates, nodes, span_s, scenario.seed)
@@ -71,6 +78,21 @@ def run(scenario: Scenario, jobs: Sequence[TraceJob], audit_every: int = 0) -> O
     row = figures(result, price=scenario.price)
     named = replace(row, policy=f"{scenario.policy}{scenario.label}")
     return Outcome(scenario, named, project_rows(result, scenario.price), result)
+
+
+def _patient(
+    jobs: Sequence[TraceJob], nodes: Sequence[Node], scenario: Scenario
+) -> Sequence[TraceJob]:
+    level, patience_s = scenario.prefer, scenario.patience_s
+    if not level:
+        return jobs
+    levels = dict.fromkeys(name for node in nodes for name, _ in node.domains)
+    if level not in levels:
+        raise UserError(f"the nodes have no level {level!r}", f"there is {', '.join(levels)}")
+    return [
+        replace(job, preferred=level, patience_s=patience_s) if job.shape.nodes > 1 else job
+        for job in jobs
+    ]
 
 
 def check_fit(
@@ -162,6 +184,17 @@ def _failures(scenario: Scenario, _: str, value: str) -> Scenario:
     return replace(scenario, failures=_number(value, "failures"))
 
 
+def _prefer(scenario: Scenario, _: str, value: str) -> Scenario:
+    return replace(scenario, prefer=value)
+
+
+def _patience(scenario: Scenario, _: str, value: str) -> Scenario:
+    try:
+        return replace(scenario, patience_s=parse_duration(value))
+    except ValueError as error:
+        raise UserError(f"patience={value}: {error}") from None
+
+
 def _quota(scenario: Scenario, name: str, value: str) -> Scenario:
     known = next((p.max_slots for p in scenario.projects if p.name == name), None)
     return with_project(scenario, name, max_slots=whole(value, known or 0, f"quota.{name}"))
@@ -183,6 +216,8 @@ _CHANGES: dict[str, Callable[[Scenario, str, str], Scenario]] = {
     "policy": _policy,
     "price": _price,
     "failures": _failures,
+    "prefer": _prefer,
+    "patience": _patience,
     "quota": _quota,
     "guarantee": _guarantee,
     "weight": _weight,

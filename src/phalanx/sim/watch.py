@@ -57,7 +57,7 @@ class Watch:
         audit.check_cost(world, plan)
         self._check_evictions(plan, now)
         self._check_holes_end(plan, now)
-        self._check_guarantees(world, plan, now)
+        self.check_guarantees(world, plan, now)
 
     def check_deeply(
         self, world: World, plan: Plan, now: int, again: Callable[[World], Plan]
@@ -95,7 +95,7 @@ class Watch:
                 f"the hole of j-{hole.job} is kept beyond its time",
             )
 
-    def _check_guarantees(self, world: World, plan: Plan, now: int) -> None:
+    def check_guarantees(self, world: World, plan: Plan, now: int) -> None:
         """5: a claim within a guarantee is met once borrowers have had time to leave."""
         if not world.projects:
             return

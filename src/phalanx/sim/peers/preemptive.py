@@ -1,26 +1,27 @@
 """Schedulers that order everybody, running or not, and let the best ones run.
 
-2D-LAS (Tiresias): queues by attained slot time, first in first out inside a queue. SRPT: least work
-left, by the truth; a bound, not a policy that anybody could run. Gittins: the learned index alone.
+2D-LAS (Tiresias): queues by attained slot time. SRPT: least work left, by the truth; a bound, not a
+policy that anybody could run. Gittins: the learned index alone. `rounds` has those that share by time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from phalanx.core.reasons import Reason, ReasonCode
-from phalanx.core.scheduling import Held, Hole, Plan, Preemption, Waiting, World
+from phalanx.core.scheduling import Held, Plan, Waiting, World
 from phalanx.core.scheduling.draft import Draft
 from phalanx.core.scheduling.estimates import bin_of
 from phalanx.core.scheduling.order import kind_key
 from phalanx.core.scheduling.planner import honour_holes
-from phalanx.core.scheduling.slots import Taking
 from phalanx.core.scheduling.snapshot import US
 from phalanx.sim.engine import Truth
 from phalanx.sim.peers.queues import best_fit, finish, new_draft
+from phalanx.sim.peers.victims import evict_for, who_is_in_the_way
 
-_QUEUES_SLOT_S = (3600.0, 36_000.0)
+AUTHORS_QUEUES_SLOT_S = (3250.0, 7200.0)
+"""Where a job leaves the first and the second queue in the code of Tiresias's authors."""
+_PAPER_QUEUES_SLOT_S = (3600.0, 36_000.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,35 +36,95 @@ class Active:
     held: Held | None
 
 
-Key = Callable[[Active, World, Truth], float]
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What an order may look at: everybody at one moment, and for oracles the truth."""
+
+    world: World
+    now: int
+    truth: Truth
+    everyone: Sequence[Active]
 
 
-def las_key(active: Active, world: World, truth: Truth) -> float:
-    """Queue by attained service, then age."""
-    queue = sum(active.attained_slot_s >= edge for edge in _QUEUES_SLOT_S)
-    return queue * 1e18 + active.submitted_at
+Order = Callable[[Scene], list[Active]]
+Key = Callable[[Active, Scene], float]
 
 
-def srpt_key(active: Active, world: World, truth: Truth) -> float:
+def by(key: Key) -> Order:
+    """Everybody by a key, lowest first; of equals, who runs, then who came first."""
+
+    def order(scene: Scene) -> list[Active]:
+        keyed = [(key(active, scene), active) for active in scene.everyone]
+        keyed.sort(key=lambda pair: (pair[0], pair[1].held is None, pair[1].num))
+        return [active for _, active in keyed]
+
+    return order
+
+
+def srpt_key(active: Active, scene: Scene) -> float:
     """True work left."""
-    return truth.remaining_s(active.num) * active.slots
+    return scene.truth.remaining_s(active.num) * active.slots
 
 
-def gittins_key(active: Active, world: World, truth: Truth) -> float:
+def gittins_key(active: Active, scene: Scene) -> float:
     """Learned index, best first."""
     if active.waiting is not None:
         kind = kind_key(active.waiting)
-        return -world.history.index(kind, bin_of(active.attained_slot_s))
+        return -scene.world.history.index(kind, bin_of(active.attained_slot_s))
     held = active.held
-    return 0.0 if held is None else -world.score_of(held, 0)
+    return 0.0 if held is None else -scene.world.score_of(held, 0)
+
+
+def las_key(active: Active, scene: Scene) -> float:
+    """2D-LAS: queue by attained service with the limits of the paper, then age."""
+    queue = sum(active.attained_slot_s >= edge for edge in _PAPER_QUEUES_SLOT_S)
+    return queue * 1e18 + active.submitted_at
+
+
+class LeastAttained:
+    """2D-LAS to the letter of its authors' simulator.
+
+    A job enters the first queue at its end and sinks to the end of the next one at each limit. In a
+    queue those that run stand before those that wait: nobody is evicted by his own queue, and a large
+    gang waits until nobody smaller does.
+    """
+
+    def __init__(self, limits_slot_s: Sequence[float] = AUTHORS_QUEUES_SLOT_S) -> None:
+        self._limits = tuple(limits_slot_s)
+        self._queues: list[list[int]] = [[] for _ in range(len(self._limits) + 1)]
+        self._queue_of: dict[int, int] = {}
+
+    def __call__(self, scene: Scene) -> list[Active]:
+        """The queues one after another."""
+        known = {active.num: active for active in scene.everyone}
+        leaving = {num for num, held in scene.world.held.items() if held.stopping}
+        for queue in self._queues:
+            alive = [num for num in queue if num in known or num in leaving]
+            # A stable sort: those that run first, otherwise as they stood.
+            queue[:] = sorted(alive, key=lambda num: num not in known or known[num].held is None)
+        self._queue_of = {n: i for i, queue in enumerate(self._queues) for n in queue}
+        fresh = [active for active in scene.everyone if active.num not in self._queue_of]
+        for active in sorted(fresh, key=lambda one: (one.submitted_at, one.num)):
+            self._queues[0].append(active.num)
+            self._queue_of[active.num] = 0
+        for num in sorted(known):
+            self._sink(known[num])
+        return [known[num] for queue in self._queues for num in queue if num in known]
+
+    def _sink(self, active: Active) -> None:
+        now_in = self._queue_of[active.num]
+        belongs = sum(active.attained_slot_s >= edge for edge in self._limits)
+        if active.held is not None and belongs > now_in:
+            self._queues[now_in].remove(active.num)
+            self._queues[belongs].append(active.num)
 
 
 class Preemptive:
     """Run the best set that fits; `min_run_s` protects fresh starts."""
 
-    def __init__(self, name: str, key: Key, min_run_s: float = 300.0) -> None:
+    def __init__(self, name: str, order: Order, min_run_s: float = 300.0) -> None:
         self.name = name
-        self._key = key
+        self._order = order
         self._min_run_s = min_run_s
         self._submitted: dict[int, int] = {}
 
@@ -71,42 +132,44 @@ class Preemptive:
         """Order everybody, choose, evict the others as far as the chosen need it, fill the rest."""
         draft = new_draft(world, now)
         honour_holes(draft)
-        ranked = self._rank(world, now, truth)
+        ranked = self._order(Scene(world, now, truth, self._everyone(world, now)))
         left = sum(node.num_slots for node in world.index.nodes if not node.closed)
         chosen: set[int] = set()
-        for _, active in ranked:
+        for active in ranked:
             if active.slots <= left:
                 chosen.add(active.num)
                 left -= active.slots
         victims = [
             a.held
-            for _, a in reversed(ranked)
+            for a in reversed(ranked)
             if a.held is not None and a.num not in chosen and self._may_stop(a.held, now)
         ]
-        owners = {hole.job for hole in draft.holes}
-        for _, active in ranked:
+        for active in ranked:
             job = active.waiting
-            if job is None or job.num not in chosen or job.num in draft.started | owners:
+            if job is None or job.num not in chosen or _is_served(draft, job):
                 continue
             takings = best_fit(world, job)
             if takings is not None:
                 draft.start(job, takings)
-            else:
-                self._make_room(draft, job, victims)
-        owners = {hole.job for hole in draft.holes}
-        failed: set[object] = set()
-        for _, active in ranked:
-            job = active.waiting
-            if job is None or job.num in draft.started | owners or job.shape in failed:
                 continue
-            takings = best_fit(world, job)
+            for held in evict_for(draft, job, victims, who_is_in_the_way):
+                victims.remove(held)
+        self._fill(draft, ranked)
+        return finish(draft)
+
+    def _fill(self, draft: Draft, ranked: list[Active]) -> None:
+        failed: set[object] = set()
+        for active in ranked:
+            job = active.waiting
+            if job is None or job.shape in failed or _is_served(draft, job):
+                continue
+            takings = best_fit(draft.world, job)
             if takings is None:
                 failed.add(job.shape)
             else:
                 draft.start(job, takings)
-        return finish(draft)
 
-    def _rank(self, world: World, now: int, truth: Truth) -> list[tuple[float, Active]]:
+    def _everyone(self, world: World, now: int) -> list[Active]:
         everyone = []
         for job in world.waiting.values():
             self._submitted.setdefault(job.num, job.submitted_at)
@@ -117,43 +180,21 @@ class Preemptive:
                 at = self._submitted.get(held.job, 0)
                 attained = held.attained(now)
                 everyone.append(Active(held.job, held.num_slots, attained, at, None, held))
-        keyed = [(self._key(active, world, truth), active) for active in everyone]
-        keyed.sort(key=lambda pair: (pair[0], pair[1].held is None, pair[1].num))
-        return keyed
+        return everyone
 
     def _may_stop(self, held: Held, now: int) -> bool:
         return (now - (held.started_at or 0)) / US >= self._min_run_s
 
-    def _make_room(self, draft: Draft, job: Waiting, victims: list[Held]) -> None:
-        """Take victims from the worst on until the gang fits; give up if it never does."""
-        world, index = draft.world, draft.index
-        if (
-            sum(g.num_free for g in index.groups) + sum(v.num_slots for v in victims)
-            < job.num_slots
-        ):
-            return
-        mark = index.mark()
-        taken: list[Held] = []
-        takings: list[Taking] | None = None
-        for held in victims:
-            for taking in index.takings(held.placement, 0, 0):
-                index.give(taking)
-            taken.append(held)
-            takings = best_fit(world, job)
-            if takings is not None:
-                break
-        index.rollback(mark)
-        if takings is None:
-            return
-        nodes = {index.nodes[t.node].id for t in takings}
-        useful = [h for h in taken if any(s.node in nodes for s in h.placement.shares)]
-        save_s = max((h.save_s or 0.0 for h in useful), default=0.0)
-        ready_at = draft.now + int(save_s * US)
-        names = tuple(index.nodes[t.node].id for t in takings)
-        hole = Hole(job.num, names, ready_at, ready_at + 900 * US, tuple(h.job for h in useful))
-        draft.holes.append(hole)
-        draft.block(hole, job.shape.slots_per_node)
-        reason = Reason(ReasonCode.PREEMPTED, f"j-{job.num} goes first")
-        for held in useful:
-            victims.remove(held)
-            draft.preemptions.append(Preemption(held.job, job.num, 0.0, reason))
+
+def _is_served(draft: Draft, job: Waiting) -> bool:
+    return job.num in draft.started or any(hole.job == job.num for hole in draft.holes)
+
+
+def las() -> Preemptive:
+    """2D-LAS that keeps the order of arrival in a queue."""
+    return Preemptive("las", by(las_key))
+
+
+def las_authors() -> Preemptive:
+    """2D-LAS with the queues of its authors' code."""
+    return Preemptive("las-authors", LeastAttained(), 0.0)

@@ -1,4 +1,4 @@
-"""Schedulers that never take anything back: FIFO, FIFO-skip, shortest job first, EASY."""
+"""Schedulers that never take anything back: FIFO, FIFO-skip, shortest job first."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from collections.abc import Callable
 from phalanx.core.scheduling import Plan, Waiting, World
 from phalanx.core.scheduling.draft import Draft
 from phalanx.core.scheduling.slots import SlotIndex, Taking, pick
-from phalanx.core.scheduling.snapshot import US
 from phalanx.core.scheduling.topology import ask_of, place
 from phalanx.sim.engine import Truth
 
 Placer = Callable[[World, Waiting], list[Taking] | None]
-_ROUND_LIMITS_S = (3600, 14_400, 43_200, 86_400, 259_200, 604_800, 2_592_000)
 
 
 def best_fit(world: World, job: Waiting) -> list[Taking] | None:
@@ -38,17 +36,6 @@ def first_fit(world: World, job: Waiting) -> list[Taking] | None:
         if not left:
             return takings
     return None
-
-
-def user_limits(seed: int = 0) -> Callable[[int, float], float]:
-    """Declared limits as people write them: too long, and round."""
-
-    def limit(num: int, duration_s: float) -> float:
-        rng = random.Random(seed * 1_000_003 + num)
-        guess = duration_s * 1.1 * 2.718281828 ** abs(rng.gauss(0.0, 1.2))
-        return float(next((x for x in _ROUND_LIMITS_S if x >= guess), _ROUND_LIMITS_S[-1]))
-
-    return limit
 
 
 class Fifo:
@@ -88,55 +75,6 @@ class Shortest:
 
         fill(draft, sorted(world.waiting.values(), key=work), best_fit, EVERYBODY)
         return finish(draft)
-
-
-class Easy:
-    """FIFO with one reservation for the head and backfill by declared limits."""
-
-    def __init__(self, name: str, placer: Placer = best_fit, seed: int = 0) -> None:
-        self.name = name
-        self._placer = placer
-        self._limit = user_limits(seed)
-        self._declared: dict[int, float] = {}
-
-    def plan(self, world: World, now: int, truth: Truth) -> Plan:
-        """Start the head; whoever is behind may start if it does not delay the head."""
-        draft = new_draft(world, now)
-        order = sorted(world.waiting.values(), key=lambda job: (job.since, job.num))
-        shadow: float | None = None
-        extra = 0
-        failed: set[object] = set()
-        for job in order:
-            limit = self._declared.get(job.num)
-            if limit is None:
-                limit = self._declared[job.num] = self._limit(job.num, truth.remaining_s(job.num))
-            late = shadow is not None and now + limit * US > shadow
-            if job.shape in failed or (late and job.num_slots > extra):
-                continue
-            takings = self._placer(world, job)
-            if takings is None:
-                failed.add(job.shape)
-                if shadow is None:
-                    shadow, extra = self._shadow(world, job, now)
-                continue
-            draft.start(job, takings)
-            extra -= job.num_slots if late else 0
-        return finish(draft)
-
-    def _shadow(self, world: World, head: Waiting, now: int) -> tuple[float, int]:
-        free = sum(group.num_free for group in world.index.groups)
-        ends = sorted(
-            (
-                max((held.started_at or 0) + self._declared[held.job] * US, now + 60 * US),
-                held.num_slots,
-            )
-            for held in world.held.values()
-        )
-        for end, slots in ends:
-            free += slots
-            if free >= head.num_slots:
-                return end, free - head.num_slots
-        return float("inf"), 0
 
 
 EVERYBODY = 1 << 30

@@ -1,0 +1,152 @@
+"""T1 and T2: a week of the Philly trace, its gangs over seven weeks, and its tenants with quotas."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import random
+from dataclasses import replace
+from pathlib import Path
+
+from bench.scheduler.table import KNOW_THE_TRUTH, Table, compare, run_one
+
+from phalanx.core.scheduling import Project
+from phalanx.sim import traces
+from phalanx.sim.catalog import POLICIES
+from phalanx.sim.costs import Costs
+from phalanx.sim.engine import Result, Setup
+from phalanx.sim.jobs import TraceJob
+from phalanx.sim.report import figures, mean
+
+DAY_S = 86_400.0
+# The time zero of the Philly trace.
+EPOCH = datetime.datetime(2017, 9, 4, 10, 30, 41, tzinfo=datetime.UTC)
+T1 = [
+    *("phalanx", "skip-first-fit", "fifo-skip", "easy", "conservative", "slurm-like", "kueue-like"),
+    *("kai-like", "sjf-predicted", "gandiva-like", "gavel-max-min", "las", "las-authors"),
+    *("themis-like", "srpt-oracle"),
+]
+T2 = ["phalanx", "fifo-skip", "easy", "kai-like", "gandiva-like", "gavel-max-min", "las"]
+T2 += ["las-authors", "srpt-oracle"]
+TENANTS = ["phalanx", "kueue-like", "kai-like", "slurm-like", "las"]
+
+
+def day(month: int, date: int) -> float:
+    return (datetime.datetime(2017, month, date, tzinfo=datetime.UTC) - EPOCH).total_seconds()
+
+
+def blind(jobs: list[TraceJob]) -> list[TraceJob]:
+    """Without quotas: tenants only lend their name to the learned history."""
+    return [replace(job, project="") for job in jobs]
+
+
+def shuffled(jobs: list[TraceJob], seed: int) -> list[TraceJob]:
+    """The same jobs with the days of the trace in the order of this seed; seed 0: as they were."""
+    if not seed:
+        return jobs
+    num_days = int(max(job.submit_s for job in jobs) // DAY_S) + 1
+    order = list(range(num_days))
+    random.Random(seed).shuffle(order)
+    place = {date: position for position, date in enumerate(order)}
+    moved = []
+    for job in jobs:
+        date = int(job.submit_s // DAY_S)
+        moved.append(replace(job, submit_s=job.submit_s + DAY_S * (place[date] - date)))
+    moved.sort(key=lambda job: (job.submit_s, job.num))
+    return [replace(job, num=num) for num, job in enumerate(moved, start=1)]
+
+
+def week(where: Path, seed: int) -> list[TraceJob]:
+    found = traces.philly(where / "philly.csv.gz", day(10, 9), day(10, 16), seed=seed)
+    return shuffled(found, seed)
+
+
+def t1(where: Path, seed: int, table: Table) -> None:
+    jobs = blind(week(where, seed))
+    setup = Setup(traces.grid_nodes(60, 8, 15, 4))
+    runs = compare("T1 Philly week", jobs, setup, T1).runs
+    rows = {name: figures(result) for name, result in runs.items()}
+    ours = rows["phalanx"]
+    rivals = [rows[n] for n in T1[1:] if n not in KNOW_THE_TRUTH]
+    best = min(rivals, key=lambda row: row.delay_h)
+    ratio = ours.delay_h / best.delay_h
+    table.at_most("T1", f"mean <= 0.75 x best peer ({best.policy})", ratio, 0.75)
+    table.at_most("T1", "p99 <= 0.6 x that peer", ours.delay_p99_h / best.delay_p99_h, 0.6)
+    table.at_most("T1", "gangs >= 8: mean <= 6 h", ours.gang_delay_h, 6.0, "h")
+    ratio = ours.delay_h / rows["srpt-oracle"].delay_h
+    table.at_most("T1", "<= 1.15 x SRPT oracle", ratio, 1.15)
+    rough = replace(setup, costs=Costs(graceful=False))
+    kill = compare("T1 without saving on request", jobs, rough, ["phalanx", "las", "phalanx-blind"])
+    lost = {name: figures(result).lost_h for name, result in kill.runs.items()}
+    ratio = lost["phalanx"] / max(lost["las"], 1.0)
+    table.at_most("T1", "kill mode: lost <= 0.5 x LAS", ratio, 0.5)
+
+
+def t2(where: Path, seed: int, table: Table) -> None:
+    path = where / "philly.csv.gz"
+    span = (day(9, 25), day(11, 13))
+    found = traces.philly(path, *span, min_slots=2, seed=seed, longest_s=864_000.0)
+    jobs = shuffled(blind(found), seed)
+    runs = compare("T2 gangs, 7 weeks", jobs, Setup(traces.grid_nodes(52, 8, 13, 4)), T2).runs
+    rows = {name: figures(result) for name, result in runs.items()}
+    ours = rows["phalanx"]
+    for peer in ("las", "las-authors"):
+        theirs = rows[peer]
+        table.at_most("T2", f"mean <= 0.5 x {peer}", ours.delay_h / theirs.delay_h, 0.5)
+        table.at_most("T2", f"p99 <= 1.3 x {peer}", ours.delay_p99_h / theirs.delay_p99_h, 1.3)
+        table.at_most("T2", f"max <= {peer}", ours.delay_max_h / theirs.delay_max_h, 1.0)
+    table.at_most("T2", "<= 3 evictions a job", ours.preemptions_per_job, 3.0, "")
+
+
+def tenants(where: Path, seed: int, table: Table) -> None:
+    """T1 with the quotas of its tenants, scaled to the cluster; rho is their time beside being alone."""
+    jobs = week(where, seed)
+    owned = quotas(where / "philly_vc_quota.csv", 60)
+    names = {job.project for job in jobs}
+    projects = [Project(name, guaranteed_slots=8 * owned.get(name, 0)) for name in sorted(names)]
+    setup = Setup(traces.grid_nodes(60, 8, 15, 4), projects)
+    found = compare("T1 with quotas", jobs, setup, TENANTS)
+    own = {
+        name: alone([job for job in jobs if job.project == name], owned[name])
+        for name in sorted(names & set(owned))
+    }
+    for policy, result in found.runs.items():
+        shared = times(result)
+        rho = {name: shared[name] / alone_h for name, alone_h in own.items()}
+        worst = max(rho, key=lambda name: rho[name])
+        owed = found.witnesses[policy].owed_s
+        print(
+            f"  {policy:20} worst rho {rho[worst]:.2f} (tenant {worst}); longest wait within a "
+            f"guarantee {owed / 60:.0f} min",
+            flush=True,
+        )
+        if policy == "phalanx":
+            table.at_most("T1q", "worst tenant rho <= 1.3", rho[worst], 1.3)
+            table.at_most("T1q", "guarantee met in 2 passes and a save (150 s)", owed, 150.0, "s")
+
+
+def quotas(path: Path, num_nodes: int) -> dict[str, int]:
+    """Whole nodes of each tenant, in the proportions of the file; what is left over is nobody's."""
+    with path.open() as file:
+        wanted = {row["vc"]: int(row["nodes"]) for row in csv.DictReader(file)}
+    total = sum(wanted.values())
+    return {name: max(1, nodes * num_nodes // total) for name, nodes in wanted.items()}
+
+
+def alone(jobs: list[TraceJob], num_nodes: int) -> float:
+    """Mean hours from submission to end on the tenant's own nodes (as many as its largest job needs)."""
+    nodes = max(num_nodes, max(job.shape.nodes for job in jobs))
+    mine = [replace(job, num=num) for num, job in enumerate(jobs, start=1)]
+    name = jobs[0].project
+    setup = Setup(traces.grid_nodes(nodes, 8, 15, 4))
+    result, _ = run_one(f"alone: {name} x{nodes}", mine, setup, POLICIES["phalanx"])
+    return times(result)[name]
+
+
+def times(result: Result) -> dict[str, float]:
+    """Mean hours from submission to end, by tenant."""
+    by_name: dict[str, list[float]] = {}
+    for run in result.runs.values():
+        took = (run.end_s or result.end_s) - run.job.submit_s
+        by_name.setdefault(run.job.project, []).append(took / 3600.0)
+    return {name: mean(values) for name, values in by_name.items()}

@@ -1,0 +1,217 @@
+"""Schedulers with queues that own quotas, lend them to one another and take them back.
+
+Kueue: the heads of all queues compete; a claim within its queue's quota may evict borrowers, and within
+a queue lower priorities; victims by priority, then the newest, put back in reverse if not needed.
+KAI: queues by how far they are served; reclaim up to the deserved quota, preemption inside a queue by
+priority, and consolidation, which moves jobs so that a gang finds its slots together. Neither knows when
+a job saved last. Both place like Phalanx (the smallest domain, best fit); without projects there is one
+queue that owns everything.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+from phalanx.core.scheduling import Held, Plan, Waiting, World
+from phalanx.core.scheduling.draft import Draft
+from phalanx.core.scheduling.planner import honour_holes
+from phalanx.sim.engine import Truth
+from phalanx.sim.peers.queues import best_fit, finish, new_draft
+from phalanx.sim.peers.victims import Spare, evict_for, filled_back, placed_again
+
+_MOST_TRIES = 16
+_Rank = Callable[["Quotas", Waiting], tuple[float, ...]]
+
+
+class Quotas:
+    """What every queue owns and may hold at most, and what it holds in this draft."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        world = draft.world
+        self.capacity = sum(group.num_nodes * group.size for group in world.index.groups)
+        self._owned = {p.name: p.guaranteed_slots for p in world.projects.values()}
+        self._most = {p.name: p.max_slots for p in world.projects.values()}
+
+    def owned(self, project: str) -> int:
+        """Slots of its own; a queue nobody declared owns everything, or nothing beside declared ones."""
+        return self._owned.get(project, 0 if self._owned else self.capacity)
+
+    def used(self, project: str) -> int:
+        """Slots it holds or has been promised."""
+        return self._draft.used.get(project, 0)
+
+    def is_within(self, job: Waiting) -> bool:
+        """Whether the queue owns what it would then hold."""
+        return self.used(job.project) + job.num_slots <= self.owned(job.project)
+
+    def is_allowed(self, job: Waiting) -> bool:
+        """Whether the queue's own limit leaves room."""
+        most = self._most.get(job.project)
+        return most is None or self.used(job.project) + job.num_slots <= most
+
+    def is_over(self, held: Held) -> bool:
+        """Whether its queue holds more than it owns."""
+        return self.used(held.project) > self.owned(held.project)
+
+    def served(self, project: str) -> float:
+        """Use by what it owns."""
+        return self.used(project) / max(self.owned(project), 1)
+
+
+def kueue_rank(quotas: Quotas, job: Waiting) -> tuple[float, ...]:
+    """Heads that need not borrow first, then priority, then arrival."""
+    return (float(not quotas.is_within(job)), -job.priority, job.since, job.num)
+
+
+def kai_rank(quotas: Quotas, job: Waiting) -> tuple[float, ...]:
+    """Queues below their quota first, the least served first; then priority and arrival."""
+    over = float(not quotas.is_within(job))
+    return (over, quotas.served(job.project), -job.priority, job.since, job.num)
+
+
+def _newest_first(held: Held) -> tuple[float, ...]:
+    return (held.priority, -(held.started_at or 0), held.job)
+
+
+class CohortQueues:
+    """Heads of queues compete until none of them can start; then blocked heads may evict."""
+
+    def __init__(self, name: str, rank: _Rank, spare: Spare) -> None:
+        self.name = name
+        self._rank = rank
+        self._spare = spare
+
+    def plan(self, world: World, now: int, truth: Truth) -> Plan:
+        """Admit, then take back what was lent, then preempt inside the queues."""
+        draft = new_draft(world, now)
+        honour_holes(draft)
+        quotas = Quotas(draft)
+        blocked = self._admit(draft, quotas)
+        self._after(draft, quotas, blocked)
+        return finish(draft)
+
+    def _admit(self, draft: Draft, quotas: Quotas) -> list[Waiting]:
+        queues = _queues(draft)
+        heads = [(self._rank(quotas, queue[-1]), name) for name, queue in queues.items()]
+        heapq.heapify(heads)
+        blocked: list[Waiting] = []
+        failed: set[object] = set()
+        while heads:
+            rank, name = heapq.heappop(heads)
+            job = queues[name][-1]
+            fresh = self._rank(quotas, job)
+            if fresh != rank:
+                heapq.heappush(heads, (fresh, name))
+                continue
+            queues[name].pop()
+            if quotas.is_allowed(job) and job.shape not in failed:
+                takings = best_fit(draft.world, job)
+                if takings is None:
+                    failed.add(job.shape)
+                    blocked.append(job)
+                else:
+                    draft.start(job, takings)
+            elif quotas.is_allowed(job):
+                blocked.append(job)
+            if queues[name]:
+                heapq.heappush(heads, (self._rank(quotas, queues[name][-1]), name))
+        return blocked
+
+    def _after(self, draft: Draft, quotas: Quotas, blocked: list[Waiting]) -> None:
+        """What is done for those that found no room."""
+        self._take_back(draft, quotas, blocked)
+
+    def _take_back(self, draft: Draft, quotas: Quotas, blocked: list[Waiting]) -> None:
+        tries = 0
+        hopeless: set[object] = set()
+        for job in blocked:
+            within = quotas.is_within(job)
+            key = (job.project, job.priority, job.shape, within)
+            if key in hopeless or tries >= _MOST_TRIES:
+                continue
+            victims = _victims(draft, quotas, job, within)
+            if not victims:
+                continue
+            tries += 1
+            if not evict_for(draft, job, victims, self._spare):
+                hopeless.add(key)
+
+
+def _queues(draft: Draft) -> dict[str, list[Waiting]]:
+    """The waiting jobs of each project, the first of them last."""
+    owners = {hole.job for hole in draft.holes} | draft.started
+    queues: dict[str, list[Waiting]] = {}
+    for job in draft.world.waiting.values():
+        if job.num not in owners and job.num not in draft.world.deferred:
+            queues.setdefault(job.project, []).append(job)
+    for queue in queues.values():
+        queue.sort(key=lambda job: (-job.priority, job.since, job.num), reverse=True)
+    return queues
+
+
+def _victims(draft: Draft, quotas: Quotas, job: Waiting, within: bool) -> list[Held]:
+    """Borrowers of other queues for a claim within quota, then lower priorities of the own queue."""
+    borrowed: list[Held] = []
+    own: list[Held] = []
+    left: dict[str, int] = {}
+    for held in sorted(draft.world.held.values(), key=_newest_first):
+        if held.stopping or held.job in draft.leaving or not held.preemptible:
+            continue
+        if held.project == job.project:
+            if held.priority < job.priority:
+                own.append(held)
+        elif within and quotas.is_over(held):
+            over = left.get(held.project, quotas.used(held.project) - quotas.owned(held.project))
+            if over > 0:
+                left[held.project] = over - held.num_slots
+                borrowed.append(held)
+    return borrowed + own
+
+
+class KaiQueues(CohortQueues):
+    """KAI's actions in its order: allocate, consolidate, reclaim, preempt."""
+
+    def _after(self, draft: Draft, quotas: Quotas, blocked: list[Waiting]) -> None:
+        served: set[int] = set()
+        tries = 0
+        hopeless: set[object] = set()
+        for job in blocked:
+            free = sum(group.num_free for group in draft.index.groups)
+            if free < job.num_slots or job.num_slots == 1 or job.shape in hopeless:
+                continue
+            tries += 1
+            if tries > _MOST_TRIES:
+                break
+            if evict_for(draft, job, _movable(draft, job), placed_again):
+                served.add(job.num)
+            else:
+                hopeless.add(job.shape)
+        self._take_back(draft, quotas, [job for job in blocked if job.num not in served])
+
+
+def _movable(draft: Draft, job: Waiting) -> list[Held]:
+    """Smaller jobs on one node each, the smallest first."""
+    found = [
+        held
+        for held in draft.world.held.values()
+        if held.preemptible
+        and not held.stopping
+        and held.job not in draft.leaving
+        and len(held.placement.shares) == 1
+        and 2 * held.num_slots <= job.num_slots
+        and held.save_s is not None
+        and draft.now - (held.started_at or 0) >= 3_600_000_000
+    ]
+    return sorted(found, key=lambda held: (held.num_slots, -(held.started_at or 0), held.job))
+
+
+def kueue_like() -> CohortQueues:
+    """Cohort with borrowing, `BestEffortFIFO`, reclaim from anybody who borrows."""
+    return CohortQueues("kueue-like", kueue_rank, filled_back)
+
+
+def kai_like() -> KaiQueues:
+    """Deserved quotas, consolidation and reclaim."""
+    return KaiQueues("kai-like", kai_rank, filled_back)

@@ -1,0 +1,76 @@
+"""Schedulers that share by time: whose turn it is, or whose share is the furthest behind.
+
+They have a round (a lease, a quantum) that protects who has just started. In the papers a suspension
+costs a moment; here it costs a save and a restart like everybody's, so Gandiva's quantum is half an
+hour and not a minute. No trace here has speeds by slot type: Gavel's programme over one type has its
+solution in closed form, the water level that fills the cluster.
+"""
+
+from __future__ import annotations
+
+from phalanx.core.scheduling.snapshot import US
+from phalanx.sim.peers.preemptive import Active, Preemptive, Scene, by
+
+_QUANTUM_S = 1800.0
+_LEASE_S = 1200.0
+_ROUND_S = 360.0
+
+
+def turn_key(active: Active, scene: Scene) -> float:
+    """Gandiva: in turn. Who has had a quantum queues anew, behind whoever waits already."""
+    if active.waiting is not None:
+        return float(active.waiting.since)
+    started = 0 if active.held is None else active.held.started_at or 0
+    return started + _QUANTUM_S * US
+
+
+def lateness_key(active: Active, scene: Scene) -> float:
+    """Themis: the worst ratio of the finish time expected here to that in a cluster alone first.
+
+    How many share the cluster is the same for all at one moment and left out. It knows true
+    durations, where the paper lets jobs report theirs.
+    """
+    left_s = scene.truth.remaining_s(active.num)
+    had_s = active.attained_slot_s / max(active.slots, 1)
+    in_all_s = (scene.now - active.submitted_at) / US + left_s
+    return -in_all_s / max(had_s + left_s, 1.0)
+
+
+def max_min(scene: Scene) -> list[Active]:
+    """Gavel with max-min fairness: target share of time over the share had, the highest first."""
+    capacity = sum(node.num_slots for node in scene.world.index.nodes if not node.closed)
+    level = water_level([active.slots for active in scene.everyone], capacity)
+
+    def key(active: Active, _: Scene) -> float:
+        target = min(1.0, level / active.slots)
+        here_s = max((scene.now - active.submitted_at) / US, 1.0)
+        had = active.attained_slot_s / active.slots / here_s
+        return -target / max(had, 1e-6)
+
+    return by(key)(scene)
+
+
+def water_level(sizes: list[int], capacity: int) -> float:
+    """The slots that everybody may have at most, so that together they fill `capacity`."""
+    left, num = float(capacity), len(sizes)
+    for size in sorted(sizes):
+        if size * num >= left:
+            return left / num
+        left -= size
+        num -= 1
+    return float(max(sizes, default=0))
+
+
+def gandiva_like() -> Preemptive:
+    """Time slices in turn."""
+    return Preemptive("gandiva-like", by(turn_key), _QUANTUM_S)
+
+
+def themis_like() -> Preemptive:
+    """Worst finish-time ratio first, with leases."""
+    return Preemptive("themis-like", by(lateness_key), _LEASE_S)
+
+
+def gavel_max_min() -> Preemptive:
+    """Max-min shares of time in rounds."""
+    return Preemptive("gavel-max-min", max_min, _ROUND_S)

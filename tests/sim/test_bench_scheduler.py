@@ -1,0 +1,35 @@
+"""`make bench-scheduler ARGS=--quick` runs every policy and prints one table."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from phalanx.sim.catalog import POLICIES
+
+pytestmark = pytest.mark.integration
+
+PROGRAM = Path(__file__).resolve().parents[2] / "bench" / "scheduler" / "run.py"
+
+
+def bench(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, PROGRAM, *words], capture_output=True, text=True)
+
+
+def test_the_quick_run_compares_every_policy() -> None:
+    done = bench("--quick")
+    assert done.returncode == 0, done.stderr
+    lines = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")]
+    assert set(POLICIES) <= set(lines)
+    assert "quick a storm: evictions in vain" in done.stdout
+
+
+def test_an_unknown_scenario_is_refused_and_a_missing_trace_is_said(tmp_path: Path) -> None:
+    assert "no scenario T77" in bench("--only", "T77").stderr
+    done = bench("--only", "T1,T6", "--traces", str(tmp_path / "nowhere"))
+    assert done.returncode == 0
+    assert "T1: skipped, no traces" in done.stdout
+    assert "T6: skipped, no traces" in done.stdout
