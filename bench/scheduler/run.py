@@ -18,6 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.scheduler.elastic import t5
+from bench.scheduler.live import accasim
 from bench.scheduler.llm import t3, t4, t7
 from bench.scheduler.packing import t6
 from bench.scheduler.philly import t1, t2, tenants
@@ -34,6 +35,7 @@ SCENARIOS: dict[str, Scenario] = {
     "T9": t9,
     "T8": t8,
     "T1": t1,
+    "T1a": accasim,
     "T1q": tenants,
     "T2": t2,
     "T3": t3,
@@ -43,7 +45,7 @@ SCENARIOS: dict[str, Scenario] = {
     "T7": t7,
 }
 SEEDED = {"T1", "T1q", "T2", "T6", "T7", "T8"}
-NEED_TRACES = {"T1", "T1q", "T2", "T3", "T4", "T5", "T6"}
+NEED_TRACES = {"T1", "T1a", "T1q", "T2", "T3", "T4", "T5", "T6"}
 
 
 def quick(table: Table) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from phalanx.sim import workloads
 from phalanx.sim.catalog import POLICIES
 
 pytestmark = pytest.mark.integration
 
-PROGRAM = Path(__file__).resolve().parents[2] / "bench" / "scheduler" / "run.py"
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = ROOT / "bench" / "scheduler" / "run.py"
 
 
 def bench(*words: str) -> subprocess.CompletedProcess[str]:
@@ -33,3 +36,15 @@ def test_an_unknown_scenario_is_refused_and_a_missing_trace_is_said(tmp_path: Pa
     assert done.returncode == 0
     assert "T1: skipped, no traces" in done.stdout
     assert "T6: skipped, no traces" in done.stdout
+
+
+@pytest.mark.extras
+@pytest.mark.filterwarnings("ignore")
+def test_easy_waits_as_long_as_in_a_third_party_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("accasim")
+    monkeypatch.syspath_prepend(str(ROOT))
+    live = importlib.import_module("bench.scheduler.live")
+    jobs = workloads.research(400, 1.3 * 64, seed=5)
+    ours, theirs = live.mean_waits([job for job in jobs if job.num_slots <= 64], 8)
+    assert theirs > 600.0
+    assert ours == pytest.approx(theirs, rel=0.05)
