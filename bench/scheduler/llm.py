@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from bench.scheduler.philly import blind
+from bench.scheduler.philly import blind, shuffled
 from bench.scheduler.table import Table, compare, run_one
 
 from phalanx.core.placement import Node
@@ -23,7 +23,7 @@ _PATIENCE_S = 3600.0
 
 
 def t3(where: Path, seed: int, table: Table) -> None:
-    jobs = blind(traces.llm_mix(where / "llm_synth_s0.csv"))
+    jobs = shuffled(blind(traces.llm_mix(where / "llm_synth_s0.csv")), seed)
     names = ["phalanx", "skip-first-fit", "fifo-skip", "easy", "kai-like", "las", "gavel-max-min"]
     runs = compare("T3 LLM mix", jobs, Setup(traces.grid_nodes(256, 8, 16, 8)), names).runs
     hero = {
@@ -44,7 +44,7 @@ def t4(where: Path, seed: int, table: Table) -> None:
     nodes = traces.lingjun_nodes(where / "lingjun_topology_847.csv")
     jobs = [
         replace(job, submit_s=job.submit_s / 3.3)
-        for job in blind(traces.llm_mix(where / "llm_synth_s0.csv"))
+        for job in shuffled(blind(traces.llm_mix(where / "llm_synth_s0.csv")), seed)
     ]
     setup = Setup(nodes)
     runs = dict(

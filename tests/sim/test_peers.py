@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import heapq
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from phalanx.core.scheduling import Project
-from phalanx.sim import traces
+from phalanx.sim import traces, workloads
 from phalanx.sim.catalog import POLICIES
 from phalanx.sim.costs import Costs
 from phalanx.sim.engine import Result, Setup, simulate
@@ -17,7 +19,7 @@ from phalanx.sim.jobs import TraceJob, gang_of
 from phalanx.sim.peers.backfill import Profile, user_limit
 from phalanx.sim.peers.production import Blind
 from phalanx.sim.peers.rounds import water_level
-from phalanx.sim.report import figures
+from phalanx.sim.report import figures, mean
 
 pytestmark = pytest.mark.unit
 
@@ -41,6 +43,40 @@ def start_of(result: Result, num: int) -> float:
     return found
 
 
+def easy_waits(jobs: list[TraceJob], free: int) -> list[float]:
+    """EASY by counting slots, with exact limits: an independent second opinion."""
+    waits: list[float] = []
+    ends: list[tuple[float, int]] = []
+    queue: list[TraceJob] = []
+    coming = list(jobs)
+    while coming or ends:
+        times = [ends[0][0]] if ends else []
+        now = min(times + ([coming[0].submit_s] if coming else []))
+        while ends and ends[0][0] <= now:
+            free += heapq.heappop(ends)[1]
+        while coming and coming[0].submit_s <= now:
+            queue.append(coming.pop(0))
+        shadow, extra, stay = math.inf, 0, []
+        for one in queue:
+            late = now + one.duration_s > shadow
+            if one.num_slots <= free and (not late or one.num_slots <= extra):
+                free -= one.num_slots
+                extra -= one.num_slots if late else 0
+                heapq.heappush(ends, (now + one.duration_s, one.num_slots))
+                waits.append(now - one.submit_s)
+                continue
+            if not stay:
+                extra = free - one.num_slots
+                for end, slots in sorted(ends):
+                    extra += slots
+                    if extra >= 0:
+                        shadow = end
+                        break
+            stay.append(one)
+        queue = stay
+    return waits
+
+
 class TestBackfill:
     def test_conservative_keeps_every_reservation_and_easy_only_that_of_the_head(self) -> None:
         jobs = [
@@ -54,6 +90,17 @@ class TestBackfill:
         assert start_of(easy, 3) == start_of(kept, 3)
         assert start_of(easy, 4) > 90_000.0
         assert start_of(kept, 4) < 4200.0
+
+    def test_easy_waits_as_long_as_one_written_from_its_definition(self) -> None:
+        found = workloads.research(250, 2.0 * 64, seed=9)
+        jobs = [
+            replace(one, shape=gang_of(one.num_slots, 64), limit_s=one.duration_s) for one in found
+        ]
+        one_node = traces.grid_nodes(1, 64, 1)
+        result = run("easy", jobs, 1, nodes=one_node, pass_s=0.0, audit_every=0)
+        ours = mean(done.waited_s for done in result.runs.values())
+        assert ours > HOUR / 3
+        assert ours == pytest.approx(mean(easy_waits(jobs, 64)), rel=0.01)
 
     def test_a_profile_finds_the_first_gap_that_is_long_enough(self) -> None:
         profile = Profile(0, 4, [(100, 4), (300, 8)])

@@ -216,8 +216,11 @@ class _Cluster:
 
     def _on_relent(self, num: int, insisted: int) -> None:
         job = self.world.waiting.get(num)
-        # Whoever has a hole by now got what it insisted on.
-        if job is None or num in self.world.holes or self.runs[num].insisted != insisted:
+        if job is None or self.runs[num].insisted != insisted:
+            return
+        if num in self.world.holes:
+            # It is about to get what it insists on; should that fail, it relents later.
+            self._at(self.now_s + self.setup.recheck_s, "relent", num, insisted)
             return
         self.world.withdraw(num)
         self.world.submit(replace(job, required=None))

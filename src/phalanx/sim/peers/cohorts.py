@@ -128,15 +128,18 @@ class CohortQueues:
         hopeless: set[object] = set()
         for job in blocked:
             within = quotas.is_within(job)
-            key = (job.project, job.priority, job.shape, within)
-            if key in hopeless or tries >= _MOST_TRIES:
+            whose = (job.project, job.priority, within)
+            if whose in hopeless or (whose, job.shape) in hopeless:
                 continue
             victims = _victims(draft, quotas, job, within)
             if not victims:
+                hopeless.add(whose)
                 continue
             tries += 1
             if not evict_for(draft, job, victims, self._spare):
-                hopeless.add(key)
+                hopeless.add((whose, job.shape))
+            if tries >= _MOST_TRIES:
+                return
 
 
 def _queues(draft: Draft) -> dict[str, list[Waiting]]:
