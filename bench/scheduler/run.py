@@ -3,9 +3,10 @@
     python bench/scheduler/run.py [--quick] [--only T1,T9] [--seeds 0,1,2] [--traces DIR]
 
 Runs the production planner and its peers in the same simulator on the same jobs; a peer runs where the
-scenario tells it from the others. Scenarios whose trace is absent say so; T7, T8 and T9 need none. All
-three seeds take about half an hour on two quiet cores. T6 has three orders of its own. A seed above 0 puts the days of a trace in another order and draws the sensitivity to placement anew; the
-measured figures of all seeds stand side by side, and a goal is met only if every seed meets it.
+scenario tells it from the others. Scenarios whose trace is absent say so; T7, T8 and T9 need none. A seed
+above 0 puts the days of a trace in another order and draws the sensitivity to placement anew; the
+measured figures of all seeds stand side by side, and a goal is met only if every seed meets it. T6 has
+three orders of its own.
 """
 
 from __future__ import annotations
