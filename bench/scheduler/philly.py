@@ -21,8 +21,9 @@ from phalanx.sim.report import figures, mean
 DAY_S = 86_400.0
 # The time zero of the Philly trace.
 EPOCH = datetime.datetime(2017, 9, 4, 10, 30, 41, tzinfo=datetime.UTC)
+# One queue and one priority: Kueue-like would be FIFO-skip to the letter, and runs with quotas below.
 T1 = [
-    *("phalanx", "skip-first-fit", "fifo-skip", "easy", "conservative", "slurm-like", "kueue-like"),
+    *("phalanx", "skip-first-fit", "fifo-skip", "easy", "conservative", "slurm-like"),
     *("kai-like", "sjf-predicted", "gandiva-like", "gavel-max-min", "las", "las-authors"),
     *("themis-like", "srpt-oracle"),
 ]
@@ -105,24 +106,23 @@ def tenants(where: Path, seed: int, table: Table) -> None:
     names = {job.project for job in jobs}
     projects = [Project(name, guaranteed_slots=8 * owned.get(name, 0)) for name in sorted(names)]
     setup = Setup(traces.grid_nodes(60, 8, 15, 4), projects)
-    found = compare("T1 with quotas", jobs, setup, TENANTS)
     own = {
         name: alone([job for job in jobs if job.project == name], owned[name])
         for name in sorted(names & set(owned))
     }
-    for policy, result in found.runs.items():
-        shared = times(result)
+    for policy in TENANTS:
+        found = compare("T1 with quotas", jobs, setup, [policy])
+        shared, owed_s = times(found.runs[policy]), found.witnesses[policy].owed_s
         rho = {name: shared[name] / alone_h for name, alone_h in own.items()}
         worst = max(rho, key=lambda name: rho[name])
-        owed = found.witnesses[policy].owed_s
         print(
             f"  {policy:20} worst rho {rho[worst]:.2f} (tenant {worst}); longest wait within a "
-            f"guarantee {owed / 60:.0f} min",
+            f"guarantee {owed_s / 60:.0f} min",
             flush=True,
         )
         if policy == "phalanx":
             table.at_most("T1q", "worst tenant rho <= 1.3", rho[worst], 1.3)
-            table.at_most("T1q", "guarantee met in 2 passes and a save (150 s)", owed, 150.0, "s")
+            table.at_most("T1q", "guarantee met in 2 passes and a save (150 s)", owed_s, 150.0, "s")
 
 
 def quotas(path: Path, num_nodes: int) -> dict[str, int]:
