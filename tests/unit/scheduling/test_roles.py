@@ -1,4 +1,4 @@
-"""Gangs of several shapes, and gangs whose shares lie on one splittable node: placed, evicted, waited for."""
+"""Gangs of several shapes, and gangs with several shares on one splittable node."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ FULL = (0, 1, 2, 3)
 
 def nodes(num: int, rack: int = 2, **more: object) -> tuple[Node, ...]:
     made = [
-        Node(f"n{i}", "p", "h", 4, 8, 100, domains=(("rack", f"r{i // rack}"),))
-        for i in range(num)
+        Node(f"n{i}", "p", "h", 4, 8, 100, domains=(("rack", f"r{i // rack}"),)) for i in range(num)
     ]
     return tuple(replace(node, **more) for node in made)  # type: ignore[arg-type]
 
@@ -99,9 +98,12 @@ class TestPreemption:
         ask = Waiting(1, GangShape(3, 4, 4), 50, 0)
         decided = plan(Snapshot(nodes(3, rack=3), (gang,), (ask,)), HOUR)
         assert evicted(decided) == {9}
-        assert plan(Snapshot(nodes(3, rack=3), (replace(gang, priority=90),), (ask,)), HOUR).holes[
-            0
-        ].victims == ()
+        assert (
+            plan(Snapshot(nodes(3, rack=3), (replace(gang, priority=90),), (ask,)), HOUR)
+            .holes[0]
+            .victims
+            == ()
+        )
 
     def test_nobody_leaves_for_roles_that_would_not_fit_together(self) -> None:
         busy = tuple(held(10 + i, {i: FULL}) for i in range(2))

@@ -67,6 +67,7 @@ class Draft:
     excess: dict[str, frozenset[int]] = field(default_factory=dict)
     prices: dict[int, float] = field(default_factory=dict)
     openings: dict[tuple[int, int], Openings] = field(default_factory=dict)
+    wide_kept: bool = False
     ending: list[tuple[int, int]] | None = None
     reach: dict[int, Reach] = field(default_factory=dict)
     peers: dict[int, Peers] = field(default_factory=dict)

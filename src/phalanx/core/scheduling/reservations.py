@@ -14,7 +14,7 @@ from phalanx.core.scheduling.draft import NEVER, Block, Draft
 from phalanx.core.scheduling.order import expected_s
 from phalanx.core.scheduling.slots import NodeGroup, SlotIndex, Taking
 from phalanx.core.scheduling.snapshot import US, Hole, Waiting
-from phalanx.core.scheduling.topology import place
+from phalanx.core.scheduling.topology import num_leaves, place
 from phalanx.core.scheduling.world import Line
 
 
@@ -29,13 +29,22 @@ def reserve(draft: Draft, line: Line, num: int) -> bool:
             found = _soonest(draft, group, job)
             if found is not None and (best is None or found[0] < best[0]):
                 best = found
-    if best is None:
+    if best is None or (_is_wide(draft, best[1]) and draft.wide_kept):
         return False
+    draft.wide_kept = draft.wide_kept or _is_wide(draft, best[1])
     ready_at = None if best[0] >= NEVER else best[0]
     hole = Hole(num, tuple(draft.index.nodes[n].id for n in best[1]), ready_at, draft.now)
     draft.holes.append(hole)
     draft.block(hole, *job.widths(len(hole.nodes)))
     return True
+
+
+def _is_wide(draft: Draft, nodes: list[int]) -> bool:
+    """Whether these nodes lie in more than one of the narrowest domains.
+
+    One gang as wide as that may keep nodes at a time: several would empty the cluster side by side.
+    """
+    return num_leaves(draft.index, nodes) > 1
 
 
 def _soonest(draft: Draft, group: NodeGroup, job: Waiting) -> tuple[int, list[int]] | None:
@@ -137,8 +146,8 @@ def _soonest_for_roles(draft: Draft, line: Line, job: Waiting) -> tuple[int, lis
 class Openings:
     """(when, node, shares) in order of time: room now, as running jobs end, and nobody knows when.
 
-    Worked out once in a pass, as far as somebody asks; nodes that the pass has disposed of since come
-    last.
+    Worked out once in a pass, as far as somebody asks. Nodes that the pass has disposed of since are
+    left out: what is kept for one gang is not promised to another.
     """
 
     def __init__(self, draft: Draft, group: NodeGroup, need: int) -> None:
@@ -152,7 +161,6 @@ class Openings:
     def __iter__(self) -> Iterator[tuple[int, int, int]]:
         journal = self.draft.index.journal
         gone = {taking.node for _, taking in journal[self.began :]}
-        late = []
         at = 0
         while True:
             if at == len(self.found):
@@ -162,12 +170,8 @@ class Openings:
                 self.found.append(one)
             one = self.found[at]
             at += 1
-            if one[1] in gone:
-                late.append(one)
-            else:
+            if one[1] not in gone:
                 yield one
-        for _, node, shares in late:
-            yield NEVER, node, shares
 
     def _search(self) -> Iterator[tuple[int, int, int]]:
         draft, index, need = self.draft, self.draft.index, self.need
@@ -189,12 +193,6 @@ class Openings:
                         yield at, node, after // need - before // need
                 elif before < need <= after:
                     yield at, node, 1
-        for node in sorted(free):
-            # The rest is kept for somebody else or was started in this very pass.
-            most = self.group.size // need if nodes[node].splittable else 1
-            left = most - min(free[node] // need, most)
-            if left:
-                yield NEVER, node, left
 
 
 def backfill(draft: Draft, lines: list[tuple[Line, int]]) -> None:
