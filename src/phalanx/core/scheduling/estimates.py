@@ -14,13 +14,13 @@ from itertools import pairwise
 from math import log1p
 
 _FIRST = 60.0
-_LAST = 5e7
-_NUM_BINS = 48
-_RATIO = (_LAST / _FIRST) ** (1 / (_NUM_BINS - 1))
+_RATIO = (5e7 / _FIRST) ** (1 / 47)
+# The last bin begins beyond a year on two hundred slots, or two months on a thousand.
+_NUM_BINS = 64
 EDGES: tuple[float, ...] = (0.0, *(_FIRST * _RATIO**i for i in range(_NUM_BINS)))
 """Borders of the service bins, in slot-seconds."""
 
-_PRIOR_WEIGHT = 20.0
+_PRIOR_PER_BIN = 20.0 / 48
 _OWN_WEIGHT = 20.0
 _ALL_WEIGHT = 0.5
 _REFRESH = 12.0
@@ -129,7 +129,7 @@ class History:
         everyone = self.counts.get("*")
         size = self.counts.get(key.size)
         own = self.counts.get(key)
-        weights = [_PRIOR_WEIGHT / _NUM_BINS] * _NUM_BINS
+        weights = [_PRIOR_PER_BIN] * _NUM_BINS
         for row, factor in ((everyone, _ALL_WEIGHT), (size, 1.0), (own, _OWN_WEIGHT)):
             if row is not None:
                 weights = [w + factor * n for w, n in zip(weights, row, strict=True)]
