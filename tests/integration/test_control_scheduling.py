@@ -244,6 +244,36 @@ class TestElastic:
         assert len(rig.job(elastic).nodes) == 2
 
 
+class TestBuiltInPool:
+    """No pool file: one machine plays every node of a gang."""
+
+    @pytest.fixture
+    def rig(self, tmp_path: Path) -> Iterator[Rig]:
+        with open_rig(tmp_path) as one:
+            yield one
+
+    def test_a_gang_of_several_nodes_evicts_and_is_evicted(self, rig: Rig) -> None:
+        low = [start(rig, **gang(slots=2, priority=20, name=f"low{i}")) for i in range(2)]
+        high = rig.submit(**gang(2, 2, priority=60))
+        rig.turn(60)
+        assert [rig.job(num).state for num in low] == ["stopping", "stopping"]
+        assert rig.job(high).stays.code == "waiting_for_victims"
+        for num in low:
+            leave(rig, num)
+        rig.turn(1)
+        assert rig.job(high).state == "starting"
+        assert [share.node for share in rig.job(high).nodes] == ["local", "local"]
+        run(rig, high)
+        top = rig.submit(**gang(slots=3, priority=90))
+        rig.turn(60)
+        assert rig.job(high).state == "stopping"
+        leave(rig, high)
+        rig.turn(1)
+        assert rig.job(top).state == "starting"
+        for num in (*low, high, top):
+            rig.check_log(num)
+
+
 class TestProjects:
     FILE = {  # noqa: RUF012
         "schema": 1,
@@ -284,6 +314,53 @@ class TestProjects:
         loans = [start(rig, **gang(project="other", priority=90, name=f"o{i}")) for i in range(4)]
         rig.client.apply_projects({"schema": 1, "projects": [{"name": "other"}]})
         owed = rig.submit(**gang(2, project="vision", priority=10))
+        rig.turn(60)
+        leaving = [num for num in loans if rig.job(num).state == "stopping"]
+        assert len(leaving) == 2
+        for num in leaving:
+            leave(rig, num)
+        rig.turn(1)
+        assert rig.job(owed).state == "starting"
+
+    TREE = {  # noqa: RUF012
+        "schema": 1,
+        "projects": [
+            {"name": "lab", "guaranteed_slots": 8, "max_slots": 8, "max_running": 2},
+            {"name": "robots", "guaranteed_slots": 4, "parent": "lab"},
+            {"name": "speech", "parent": "lab", "max_slots": 8},
+        ],
+    }
+
+    def test_the_quota_of_a_parent_binds_its_parts_together(self, rig: Rig) -> None:
+        unlimited = [{**one, "max_running": None} for one in self.TREE["projects"]]  # type: ignore[dict-item]
+        rig.client.apply_projects({"schema": 1, "projects": unlimited})
+        jobs = [rig.submit(**gang(project=name)) for name in ("robots", "speech", "speech")]
+        rig.turn()
+        assert [rig.job(num).state for num in jobs] == ["starting", "starting", "queued"]
+        said = rig.job(jobs[2]).stays
+        assert said.code == "waiting_for_quota"
+        assert "project lab, which speech is part of, holds 8 of at most 8" in said.message
+        told = rig.client.why(jobs[2])
+        assert any("if project speech might hold" not in one.text for one in told.changes)
+        assert any("project lab might hold 12 slots" in one.text for one in told.changes)
+        lab = rig.client.project("lab")
+        assert (lab.held_slots, lab.parts_slots) == (0, 8)
+        with pytest.raises(SpecInvalid, match="project lab, which speech is part of, may hold"):
+            rig.submit(**gang(3, project="speech"))
+
+    def test_max_running_of_a_parent_counts_all_its_parts(self, rig: Rig) -> None:
+        rig.client.apply_projects(self.TREE)
+        small = {"slots": 1}
+        jobs = [rig.submit(**gang(**small, project=n)) for n in ("robots", "speech", "speech")]
+        rig.turn()
+        assert [rig.job(num).state for num in jobs] == ["starting", "starting", "queued"]
+        assert "project lab runs" in rig.client.why(jobs[2]).reason.message
+
+    def test_a_part_claims_what_its_parent_is_guaranteed(self, rig: Rig) -> None:
+        rig.client.apply_projects({"schema": 1, "projects": [{"name": "other"}]})
+        loans = [start(rig, **gang(project="other", priority=90, name=f"o{i}")) for i in range(4)]
+        rig.client.apply_projects(self.TREE)
+        owed = rig.submit(**gang(2, project="speech", priority=10))
         rig.turn(60)
         leaving = [num for num in loans if rig.job(num).state == "stopping"]
         assert len(leaving) == 2

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from phalanx.core.placement import GangShape, Node, Placement
 from phalanx.core.scheduling import Held, Project, Terms, Waiting, World, plan, plan_pass
+from phalanx.core.scheduling.entitlement import rolled_up
+from phalanx.core.scheduling.estimates import EDGES, History, KindKey, bin_of, size_class
 from phalanx.core.scheduling.slots import mask_of
 from phalanx.errors import InvariantBroken
 from phalanx.sim import audit
@@ -22,6 +24,12 @@ US = 1_000_000
 PROJECTS = (
     Project("a", guaranteed_slots=8, weight=2.0),
     Project("b", guaranteed_slots=4, max_slots=12),
+    Project("c"),
+)
+TREE = (
+    Project("lab", guaranteed_slots=8, max_slots=14),
+    Project("a", guaranteed_slots=6, weight=2.0, parent="lab"),
+    Project("b", max_slots=12, parent="lab"),
     Project("c"),
 )
 
@@ -44,6 +52,8 @@ def make_nodes(num: int = 6) -> list[Node]:
 @st.composite
 def jobs(draw: st.DrawFn, num: int) -> Waiting:
     shape = GangShape(draw(st.integers(1, 4)), draw(st.integers(1, 4)), 1)
+    role = GangShape(draw(st.integers(1, 2)), draw(st.integers(1, 3)), 1)
+    roles = (role,) if draw(st.sampled_from([False, False, False, True])) else ()
     return Waiting(
         num,
         shape,
@@ -53,8 +63,9 @@ def jobs(draw: st.DrawFn, num: int) -> Waiting:
         pools=draw(st.sampled_from([(), ("main",), ("side", "main")])),
         cpus_per_node=draw(st.sampled_from([0, 0, 3])),
         max_duration_s=draw(st.sampled_from([None, 600.0, 36_000.0])),
-        min_nodes=1 if shape.nodes > 1 and draw(st.booleans()) else None,
+        min_nodes=1 if shape.nodes > 1 and not roles and draw(st.booleans()) else None,
         required=draw(st.sampled_from([None, None, "rack"])),
+        roles=roles,
     )
 
 
@@ -77,6 +88,10 @@ class Stream:
             num = rng.choice(running)
             held = world.release(num)
             world.release(num)
+            if kind == "end" and held is not None:
+                key = KindKey(held.project, held.kind, size_class(held.num_slots))
+                for _ in range(8):
+                    world.history.observe(key, held.attained(self.now))
             if kind == "left" and held is not None:
                 job = next(w for w in self.submitted if w.num == num)
                 back = replace(job, queued_at=self.now, attained_slot_s=held.attained(self.now))
@@ -125,10 +140,12 @@ def held_of(job: Waiting, now: int) -> Held:
 plan_placeholder = Placement("", ())
 
 
-@given(st.data(), st.integers(0, 2**16), st.booleans())
+@given(st.data(), st.integers(0, 2**16), st.sampled_from([(), PROJECTS, TREE]))
 @settings(max_examples=60, deadline=None)
-def test_random_streams_keep_every_promise(data: st.DataObject, seed: int, quotas: bool) -> None:
-    stream = Stream(seed, PROJECTS if quotas else ())
+def test_random_streams_keep_every_promise(
+    data: st.DataObject, seed: int, projects: tuple[Project, ...]
+) -> None:
+    stream = Stream(seed, projects)
     for num in range(1, data.draw(st.integers(4, 14)) + 1):
         job = data.draw(jobs(num))
         stream.submitted.append(job)
@@ -137,13 +154,14 @@ def test_random_streams_keep_every_promise(data: st.DataObject, seed: int, quota
         for _ in range(stream.rng.randrange(3)):
             stream.happen()
             stream.step()
-    held = stream.world.held
-    for project in PROJECTS if quotas else ():
-        if project.max_slots is not None:
-            used = sum(
-                h.num_slots for h in held.values() if h.project == project.name and not h.stopping
-            )
-            assert used <= project.max_slots
+    tree = {project.name: project for project in projects}
+    used: dict[str, int] = {}
+    for held in stream.world.held.values():
+        if not held.stopping:
+            used[held.project] = used.get(held.project, 0) + held.num_slots
+    for name, slots in rolled_up(tree, used).items():
+        limit = tree[name].max_slots if name in tree else None
+        assert limit is None or slots <= limit
 
 
 @given(st.data())
@@ -179,7 +197,8 @@ def test_nothing_that_fits_free_unreserved_slots_stays(data: st.DataObject) -> N
 def test_every_job_starts_in_the_end(data: st.DataObject) -> None:
     """Bounded wait: whatever could ever be placed gets its turn, with nothing ever ending early."""
     world = World(make_nodes(4))
-    waiting = [replace(data.draw(jobs(n)), pools=(), required=None) for n in range(1, 10)]
+    plain = {"pools": (), "required": None, "roles": ()}
+    waiting = [replace(data.draw(jobs(n)), **plain) for n in range(1, 10)]
     for job in waiting:
         world.submit(job)
     for round_ in range(40):
@@ -193,6 +212,26 @@ def test_every_job_starts_in_the_end(data: st.DataObject) -> None:
         if not world.waiting:
             return
     raise AssertionError(f"still waiting: {sorted(world.waiting)}")
+
+
+@given(st.lists(st.floats(1.0, 4e9), max_size=60), st.integers(0, len(EDGES) - 2))
+@settings(max_examples=40, deadline=None)
+def test_the_learned_index_is_the_best_rate_of_ends_at_any_horizon(
+    ended: list[float], spot: int
+) -> None:
+    history, key = History(), KindKey("", "k", 0)
+    for slot_s in ended:
+        history.observe(key, slot_s)
+    num_bins = len(EDGES) - 1
+    weights = [20.0 / 48] * num_bins
+    for slot_s in ended:
+        weights[bin_of(slot_s)] += 0.5 + 1.0 + 20.0
+    best = cost = ends = 0.0
+    for b in range(spot, num_bins):
+        ends += weights[b]
+        cost += sum(weights[b:]) * (EDGES[b + 1] - EDGES[b])
+        best = max(best, ends / cost)
+    assert history.index(key, spot) == pytest.approx(best, rel=1e-9)
 
 
 def test_the_audit_sees_a_corrupt_index() -> None:

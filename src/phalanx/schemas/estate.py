@@ -49,8 +49,9 @@ class DrainResponse(View):
 class ProjectView(View):
     """A tenant: its limits, and how things stand. Limits None: none.
 
-    `entitled_slots` is what it may count on now, `average_slots` what it has held on average, older
-    use counting less.
+    `held_slots` are its own, `parts_slots` those that the projects below it hold: its limits bind both
+    together. `entitled_slots` is what it may count on now, `average_slots` what it has held on
+    average, older use counting less.
     """
 
     name: str
@@ -62,6 +63,7 @@ class ProjectView(View):
     max_priority: int | None = None
     max_running: int | None = None
     held_slots: int = 0
+    parts_slots: int = 0
     num_running: int = 0
     num_waiting: int = 0
     waiting_slots: int = 0

@@ -125,6 +125,16 @@ def check_tree(projects: Iterable[ProjectSpec]) -> list[Problem]:
     return problems
 
 
+def lineage(projects: Mapping[str, ProjectSpec], name: str) -> tuple[ProjectSpec, ...]:
+    """A project and those it is part of, nearest first; nothing for a name that no file names."""
+    found: list[ProjectSpec] = []
+    here = projects.get(name)
+    while here is not None and here not in found:
+        found.append(here)
+        here = None if here.parent is None else projects.get(here.parent)
+    return tuple(found)
+
+
 def _is_own_ancestor(project: ProjectSpec, known: Mapping[str, ProjectSpec]) -> bool:
     seen = set[str]()
     here = project

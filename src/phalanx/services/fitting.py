@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from phalanx.core.placement import Demand, Node
 from phalanx.errors import Problem
 from phalanx.kit.units import format_size
-from phalanx.schemas.projects import ProjectSpec
+from phalanx.schemas.projects import ProjectSpec, lineage
 from phalanx.schemas.spec import JobSpec
 from phalanx.services.picture import fits_ever
 from phalanx.services.standing import asked
@@ -39,17 +39,20 @@ def facts_of(spec: JobSpec) -> JobFacts:
 
 def over_project(spec: JobSpec, projects: Sequence[Applied]) -> list[Problem]:
     """What the project's limits forbid for ever."""
-    mine = next((ProjectSpec(**one.body) for one in projects if one.name == spec.project), None)
-    if mine is None:
-        return []
+    known = {one.name: ProjectSpec(**one.body) for one in projects}
     problems = []
-    if mine.max_priority is not None and spec.priority > mine.max_priority:
-        said = f"project {mine.name} allows at most {mine.max_priority}"
-        problems.append(Problem("priority", said, str(spec.priority)))
     least = spec.resources.nodes.low * spec.resources.slots_per_node
-    if mine.quota is not None and least > mine.quota:
-        said = f"project {mine.name} may hold at most {mine.quota} slots, the job needs {least}"
-        problems.append(Problem("resources", said))
+    for one in lineage(known, spec.project):
+        part = "" if one.name == spec.project else f", which {spec.project} is part of,"
+        if one.max_priority is not None and spec.priority > one.max_priority:
+            said = f"project {one.name}{part} allows at most {one.max_priority}"
+            problems.append(Problem("priority", said, str(spec.priority)))
+        if one.quota is not None and least > one.quota:
+            said = (
+                f"project {one.name}{part} may hold at most {one.quota} slots, "
+                f"the job needs {least}"
+            )
+            problems.append(Problem("resources", said))
     return problems
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from phalanx.core.placement import Node
-from phalanx.core.scheduling.entitlement import entitlements
+from phalanx.core.scheduling.entitlement import entitlements, rolled_up
 from phalanx.errors import NotFound
 from phalanx.kit.nearest import nearest
 from phalanx.schemas import api
@@ -168,8 +168,10 @@ def list_projects(platform: Platform, now: int) -> list[ProjectView]:
         counted = _count(waiting, holding)
         specs = {name: ProjectSpec(**one.body) for name, one in applied.items()}
         half_life_s = platform.policy.half_life_s
+        tree = {name: spec.to_core() for name, spec in specs.items()}
+        below = rolled_up(tree, {name: one.held for name, one in counted.items()})
         entitled = entitlements(
-            {name: spec.to_core() for name, spec in specs.items()},
+            tree,
             {name: one.held + one.waiting_slots for name, one in counted.items()},
             num_slots,
         )
@@ -181,7 +183,7 @@ def list_projects(platform: Platform, now: int) -> list[ProjectView]:
                 entitled.get(name),
                 past_slots(usage.get(name), half_life_s, now),
                 applied[name].applied_at if name in applied else None,
-            )
+            ).model_copy(update={"parts_slots": below.get(name, 0) - _held(counted, name)})
             for name in sorted({*applied, *counted})
         ]
 
@@ -217,6 +219,10 @@ def _count(waiting: Sequence[StoredJob], holding: Sequence[StoredJob]) -> Mappin
         count.running += 1
         count.held += 0 if one.job.attempt is None else one.job.attempt.num_slots
     return counted
+
+
+def _held(counted: Mapping[str, _Count], name: str) -> int:
+    return counted[name].held if name in counted else 0
 
 
 def _project(

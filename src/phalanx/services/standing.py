@@ -12,7 +12,7 @@ from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import Held, Terms, Waiting
 from phalanx.core.scheduling.order import is_guarded
 from phalanx.errors import InvariantBroken
-from phalanx.schemas.projects import ProjectSpec
+from phalanx.schemas.projects import ProjectSpec, lineage
 from phalanx.store.jobs import JobFacts, StoredJob
 from phalanx.store.planning import MOVE, StoredHole, Usage
 
@@ -97,14 +97,20 @@ def over_running(
     projects: Mapping[str, ProjectSpec],
     owners: set[int],
 ) -> dict[int, Reason]:
-    """Queued jobs that their project's `max_running` keeps back for now, and what to say of them."""
+    """Queued jobs that a `max_running` keeps back for now, and what to say of them.
+
+    That of a project above binds the jobs of all its parts together.
+    """
     found: dict[int, Reason] = {}
-    for name, project in projects.items():
+    # The narrowest first: whom its own project keeps back takes no place of one above.
+    for name in sorted(projects, key=lambda one: (-len(lineage(projects, one)), one)):
+        project = projects[name]
         limit = project.max_running
         if limit is None:
             continue
-        running = sum(1 for one in holding if one.facts.project == name)
-        ours = [one for one in queued if one.facts.project == name]
+        inside = {part for part in projects if project in lineage(projects, part)}
+        running = sum(1 for one in holding if one.facts.project in inside)
+        ours = [one for one in queued if one.facts.project in inside and one.job.num not in found]
         ours.sort(key=lambda one: (one.job.num not in owners, -one.facts.priority, one.job.num))
         text = f"project {name} runs {running} jobs of at most {limit}"
         for one in ours[max(0, limit - running) :]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.core.placement import GangShape, Node
 from phalanx.core.scheduling import Hole, Plan, Waiting, World, fits_ever
-from phalanx.core.scheduling.entitlement import standings
+from phalanx.core.scheduling.entitlement import lineage, rolled_up, standings
 from phalanx.core.scheduling.order import expected_s, kind_key
 from phalanx.core.scheduling.slots import SlotIndex, Taking, mask_of, pick
 from phalanx.core.scheduling.snapshot import US
@@ -129,29 +129,33 @@ def check_limits(world: World, plan: Plan) -> None:
 
     Jobs that have been asked to leave count no longer: their slots are promised to others already.
     """
-    used = dict(world.used)
+    used = rolled_up(world.projects, world.used)
+
+    def count(project: str, slots: int) -> None:
+        for name in [one.name for one in lineage(world.projects, project)] or [project]:
+            used[name] = used.get(name, 0) + slots
+
     asked = {preemption.job for preemption in plan.preemptions}
     for num, held in world.held.items():
         if held.stopping or num in asked:
-            used[held.project] -= held.num_slots
+            count(held.project, -held.num_slots)
     for resize in plan.resizes:
         held = world.held[resize.job]
         grown = sum(len(share.slots) for share in resize.placement.shares) - held.num_slots
-        used[held.project] = used.get(held.project, 0) + max(grown, 0)
-        limit = world.projects[held.project].max_slots if held.project in world.projects else None
-        require(
-            grown <= 0 or limit is None or used[held.project] <= limit,
-            f"project {held.project} would grow to {used[held.project]} of at most {limit} slots",
-        )
+        count(held.project, max(grown, 0))
+        for one in lineage(world.projects, held.project) if grown > 0 else ():
+            require(
+                one.max_slots is None or used[one.name] <= one.max_slots,
+                f"project {one.name} would grow to {used[one.name]} of at most {one.max_slots} slots",
+            )
     for start in plan.starts:
         project = world.waiting[start.job].project
-        slots = sum(len(share.slots) for share in start.placement.shares)
-        used[project] = used.get(project, 0) + slots
-        limit = world.projects[project].max_slots if project in world.projects else None
-        require(
-            limit is None or used[project] <= limit,
-            f"project {project} would hold {used[project]} of at most {limit} slots",
-        )
+        count(project, sum(len(share.slots) for share in start.placement.shares))
+        for one in lineage(world.projects, project):
+            require(
+                one.max_slots is None or used[one.name] <= one.max_slots,
+                f"project {one.name} would hold {used[one.name]} of at most {one.max_slots} slots",
+            )
 
 
 # -- evictions ---------------------------------------------------------------------------------------
@@ -182,12 +186,20 @@ def check_holes(world: World, plan: Plan) -> None:
         require(hole.job not in started, f"j-{hole.job} starts and keeps a hole")
         if not hole.victims:
             continue
-        job = world.waiting[hole.job]
+        job, needs = world.waiting[hole.job], _needs(world, hole)
         leaving = {p.job for p in plan.preemptions} | set(hole.victims)
         leaving |= {num for num, held in world.held.items() if held.stopping}
         for name, room in _room_in(world, plan, hole, leaving).items():
-            need = job.shape.slots_per_node * hole.nodes.count(name)
-            require(room >= need, f"the hole of j-{job.num} on {name} cannot hold its share")
+            require(room >= needs[name], f"the hole of j-{job.num} on {name} cannot hold its share")
+
+
+def _needs(world: World, hole: Hole) -> dict[str, int]:
+    """Slots that the shares of a hole need on each of its nodes."""
+    needs: dict[str, int] = {}
+    widths = world.waiting[hole.job].widths(len(hole.nodes))
+    for name, width in zip(hole.nodes, widths, strict=True):
+        needs[name] = needs.get(name, 0) + width
+    return needs
 
 
 def _room_in(world: World, plan: Plan, hole: Hole, leaving: set[int]) -> dict[str, int]:
@@ -217,13 +229,10 @@ def check_minimal(world: World, plan: Plan) -> None:
         job = world.waiting[hole.job]
         if job.cpus_per_node or job.memory_per_node_bytes or len(victims) > 200:
             continue
-        others = _kept_on(world, plan, hole)
+        others, needs = _kept_on(world, plan, hole), _needs(world, hole)
         for victim in victims:
             room = _room_in(world, plan, hole, set(hole.victims) - {victim})
-            enough = all(
-                slots - others.get(name, 0) >= job.shape.slots_per_node * hole.nodes.count(name)
-                for name, slots in room.items()
-            )
+            enough = all(slots - others.get(name, 0) >= needs[name] for name, slots in room.items())
             require(not enough, f"j-{job.num} evicts j-{victim}, whose slots it does not need")
 
 
@@ -231,8 +240,7 @@ def _kept_on(world: World, plan: Plan, mine: Hole) -> dict[str, int]:
     kept: dict[str, int] = {}
     for hole in plan.holes:
         if hole is not mine:
-            for name in hole.nodes:
-                slots = world.waiting[hole.job].shape.slots_per_node
+            for name, slots in _needs(world, hole).items():
                 kept[name] = kept.get(name, 0) + slots
     return kept
 
@@ -247,7 +255,7 @@ def check_work_conserving(world: World, plan: Plan, now: int) -> None:
     owners = {hole.job for hole in plan.holes}
     capacity = sum(group.num_nodes * group.size for group in index.groups)
     known = standings(world.projects, world.used, world.demand, capacity)
-    used = dict(world.used)
+    own = dict(world.used)
     try:
         for start in plan.starts:
             job = world.waiting[start.job]
@@ -256,19 +264,20 @@ def check_work_conserving(world: World, plan: Plan, now: int) -> None:
             ):
                 index.take(taking)
                 slots = taking.mask.bit_count()
-                used[job.project] = used.get(job.project, 0) + slots
+                own[job.project] = own.get(job.project, 0) + slots
         _take_growth(world, plan)
         for hole in plan.holes:
             _close(world, hole)
             owner = world.waiting[hole.job]
-            used[owner.project] = used.get(owner.project, 0) + owner.num_slots
+            own[owner.project] = own.get(owner.project, 0) + owner.num_slots
+        used = rolled_up(world.projects, own)
         for line in world.lines.values():
             for _, num in line.jobs:
                 if num in started or num in owners:
                     continue
                 job = world.waiting[num]
                 standing = known.get(job.project)
-                if standing and standing.over_limit(used.get(job.project, 0), job.num_slots):
+                if standing and standing.over_limit(used, job.num_slots):
                     break
                 least = job.shape if job.min_nodes is None else _least(job)
                 fits = place(index, line.ask, line.groups, least)
@@ -295,8 +304,8 @@ def _take_growth(world: World, plan: Plan) -> None:
 
 
 def _close(world: World, hole: Hole) -> None:
-    index, need = world.index, world.waiting[hole.job].shape.slots_per_node
-    for name in hole.nodes:
+    index = world.index
+    for name, need in _needs(world, hole).items():
         node = index.num_of.get(name)
         if node is not None:
             free = index.free[node]
@@ -311,8 +320,7 @@ def check_backfill(world: World, plan: Plan, now: int) -> None:
     for hole in plan.holes:
         if hole.victims or hole.ready_at is None or hole.ready_at <= now:
             continue
-        job = world.waiting[hole.job]
-        for name in set(hole.nodes):
+        for name, need in _needs(world, hole).items():
             node = world.index.num_of[name]
             room = world.index.free[node].bit_count()
             for num, mask in world.on_node[node].items():
@@ -324,7 +332,6 @@ def check_backfill(world: World, plan: Plan, now: int) -> None:
                 for share in start.placement.shares:
                     if share.node == name and (end is None or end > hole.ready_at):
                         late += len(share.slots)
-            need = job.shape.slots_per_node * hole.nodes.count(name)
             require(
                 room - late >= need, f"a start on {name} delays the reservation of j-{hole.job}"
             )
@@ -401,6 +408,6 @@ def check_all_started(world: World, unstarted: Sequence[Waiting]) -> None:
         groups = world.groups_for(ask_of(job))
         empty = SlotIndex(world.index.nodes)
         possible = place(empty, ask_of(job), suitable(empty, ask_of(job)), job.shape) is not None
-        limit = world.projects[job.project].max_slots if job.project in world.projects else None
-        allowed = limit is None or job.num_slots <= limit
+        limits = [one.max_slots for one in lineage(world.projects, job.project)]
+        allowed = all(limit is None or job.num_slots <= limit for limit in limits)
         require(not (groups and possible and allowed), f"j-{job.num} could run and never started")

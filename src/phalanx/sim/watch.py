@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from phalanx.core.scheduling import Plan, Waiting, World
+from phalanx.core.scheduling.entitlement import lineage, rolled_up
 from phalanx.core.scheduling.snapshot import US
 from phalanx.core.scheduling.topology import ask_of, place
 from phalanx.sim import audit
@@ -100,14 +101,18 @@ class Watch:
         if not world.projects:
             return
         served = {start.job for start in plan.starts} | {h.job for h in plan.holes if h.victims}
-        owed = {}
+        owed, used = {}, rolled_up(world.projects, world.used)
         for num, job in world.waiting.items():
-            project = world.projects.get(job.project)
-            due = project is not None and num not in served and num not in world.deferred
-            if due and project is not None:
-                used = world.used.get(job.project, 0)
-                if used + job.num_slots <= project.guaranteed_slots:
-                    owed[num] = self.owed_since.get(num, now)
+            above = lineage(world.projects, job.project)
+            if not above or num in served or num in world.deferred:
+                continue
+            holds = used.get(job.project, 0) + job.num_slots
+            free = all(
+                one.max_slots is None or used.get(one.name, 0) + job.num_slots <= one.max_slots
+                for one in above
+            )
+            if free and holds <= above[0].guaranteed_slots:
+                owed[num] = self.owed_since.get(num, now)
         self.owed_since = owed
         for num, since in owed.items():
             waited_s = (now - since) / US

@@ -113,6 +113,16 @@ class TestOrder:
         off = replace(guarded, terms=Terms(guard_after_s=1e12, steepness=1.0))
         assert started(plan(off, now)) == [2]
 
+    def test_a_hero_that_has_run_for_long_is_not_overdue_for_ever(self) -> None:
+        history = History()
+        for _ in range(30):
+            history.observe(KindKey("", "", 2), 300.0)
+        long = held(8, {0: FULL}, attained_slot_s=6e7, priority=90)
+        decided = plan(Snapshot(nodes(1), (long,), (job(1, 1, 4),), history=history), HOUR)
+        (hole,) = decided.holes
+        assert hole.ready_at is not None
+        assert hole.ready_at > 2 * HOUR
+
     def test_an_eviction_does_not_make_a_wait_forgotten(self) -> None:
         history = History()
         for _ in range(200):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from phalanx.core.placement import Node
-from phalanx.core.scheduling.entitlement import standings
+from phalanx.core.scheduling.entitlement import rolled_up, standings
 from phalanx.core.scheduling.outcome import Plan
 from phalanx.core.scheduling.slots import NodeGroup, SlotIndex, Taking, pick
 from phalanx.core.scheduling.snapshot import US, Hole, Waiting
@@ -86,23 +86,25 @@ def _back_off(job: Waiting, now: int) -> list[Constraint]:
 def _quota(world: World, decided: Plan, job: Waiting) -> list[Constraint]:
     capacity = sum(group.num_nodes * group.size for group in world.index.groups)
     standing = standings(world.projects, world.used, world.demand, capacity).get(job.project)
-    if standing is None or standing.project.max_slots is None:
+    if standing is None:
         return []
-    used = world.used.get(job.project, 0) + sum(
-        len(share.slots)
-        for start in decided.starts
-        if world.waiting[start.job].project == job.project
-        for share in start.placement.shares
-    )
-    if not standing.over_limit(used, job.num_slots):
+    used = dict(world.used)
+    for start in decided.starts:
+        project = world.waiting[start.job].project
+        slots = sum(len(share.slots) for share in start.placement.shares)
+        used[project] = used.get(project, 0) + slots
+    used = rolled_up(world.projects, used)
+    limit = standing.over_limit(used, job.num_slots)
+    if limit is None or limit.max_slots is None:
         return []
-    most = standing.project.max_slots
+    holds, most = used.get(limit.name, 0), limit.max_slots
+    part = "" if limit.name == job.project else f", which {job.project} is part of,"
     text = (
-        f"project {job.project} holds {used} of at most {most} slots; {job.num_slots} more are "
-        f"{used + job.num_slots - most} too many"
+        f"project {limit.name}{part} holds {holds} of at most {most} slots; {job.num_slots} more "
+        f"are {holds + job.num_slots - most} too many"
     )
-    left = max(most - used, 0)
-    return [Constraint(Binding.QUOTA, text, job.num_slots, left, "slots", (job.project,))]
+    left = max(most - holds, 0)
+    return [Constraint(Binding.QUOTA, text, job.num_slots, left, "slots", (limit.name,))]
 
 
 def _no_such_nodes(index: SlotIndex, job: Waiting) -> Constraint:
@@ -184,11 +186,11 @@ def _kept_for_others(
         owner = world.waiting.get(hole.job)
         if hole.job == job.num or owner is None:
             continue
-        for name in hole.nodes:
+        for name, width in zip(hole.nodes, owner.widths(len(hole.nodes)), strict=True):
             node = index.num_of.get(name)
             if node is None:
                 continue
-            mask = pick(left[node], min(left[node].bit_count(), owner.shape.slots_per_node))
+            mask = pick(left[node], min(left[node].bit_count(), width))
             if mask:
                 left[node] &= ~mask
                 kept.append((hole, Taking(node, mask)))

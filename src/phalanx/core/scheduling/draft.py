@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from phalanx.core.reasons import Reason
 from phalanx.core.scheduling.entitlement import Standing, Tier
@@ -10,10 +11,30 @@ from phalanx.core.scheduling.order import aged, base_urgency, is_guarded
 from phalanx.core.scheduling.outcome import Migration, Preemption, Resize, Start
 from phalanx.core.scheduling.slots import SlotIndex, Taking, pick
 from phalanx.core.scheduling.snapshot import US, Hole, Terms, Waiting
-from phalanx.core.scheduling.topology import Ask, place
+from phalanx.core.scheduling.topology import place
 from phalanx.core.scheduling.world import Line, World
 
-Rank = tuple[int, int, int, int, float, int, int]
+if TYPE_CHECKING:
+    from phalanx.core.scheduling.reach import Peers, Reach
+    from phalanx.core.scheduling.reservations import Openings
+
+Rank = tuple[int, tuple[int, ...], int, int, float, int, int]
+NEVER = 1 << 62
+"""Later than any time that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Who wants room, and how strongly."""
+
+    job: Waiting
+    tier: Tier
+    urgency: float
+    guarded: bool
+
+    def need_slot_s(self, terms: Terms) -> float:
+        """Slot-seconds of work that its urgency says it needs."""
+        return float(self.job.num_slots ** (1.0 - terms.size_exponent) / self.urgency)
 
 
 @dataclass(slots=True)
@@ -26,7 +47,7 @@ class Block:
 
 @dataclass(slots=True)
 class Draft:
-    """The decisions of one pass, and what they leave."""
+    """The decisions of one pass, and what they leave. `used` counts for projects above as well."""
 
     world: World
     now: int
@@ -41,12 +62,17 @@ class Draft:
     holes: list[Hole] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
     blocked: list[tuple[Line, int]] = field(default_factory=list)
+    limited: list[tuple[Line, Reason]] = field(default_factory=list)
     reasons: dict[int, Reason] = field(default_factory=dict)
     excess: dict[str, frozenset[int]] = field(default_factory=dict)
     prices: dict[int, float] = field(default_factory=dict)
-    ready: dict[tuple[int, int, int], int] = field(default_factory=dict)
-    no_room: set[Ask] = field(default_factory=set)
-    no_victims: set[tuple[str, int, Ask]] = field(default_factory=set)
+    openings: dict[tuple[int, int], Openings] = field(default_factory=dict)
+    wide_kept: bool = False
+    ending: list[tuple[int, int]] | None = None
+    reach: dict[int, Reach] = field(default_factory=dict)
+    peers: dict[int, Peers] = field(default_factory=dict)
+    no_room: set[int] = field(default_factory=set)
+    no_victims: set[tuple[str, int, int]] = field(default_factory=set)
     sizes: dict[int, int] = field(default_factory=dict)
     steps: int = 0
     mark: int = 0
@@ -71,14 +97,18 @@ class Draft:
         standing = self.standings.get(job.project)
         if standing is None:
             return Tier.SHARED
-        return standing.tier(self.used.get(job.project, 0), job.num_slots)
+        return standing.tier(self.used, job.num_slots)
 
     def urgency(self, line: Line, since: int) -> float:
         """The index of a line's job, aged by its wait."""
         history = self.world.history
-        if line.base_version != history.version():
-            line.base = base_urgency(line.sample, line.kind, line.attained_bin, history, self.terms)
-            line.base_version = history.version()
+        if line.base_seen != history.num_observed:
+            line.base_seen, version = history.num_observed, history.version(line.kind)
+            if line.base_version != version:
+                line.base_version = version
+                line.base = base_urgency(
+                    line.sample, line.kind, line.attained_bin, history, self.terms
+                )
         return aged(line.base, (self.now - since) / US, self.terms)
 
     def rank(self, line: Line, position: int) -> Rank:
@@ -87,12 +117,21 @@ class Draft:
         job = line.sample
         tier = self.tier(job)
         standing = self.standings.get(job.project)
-        level = 0
+        level: tuple[int, ...] = ()
         if standing is not None and tier is not Tier.GUARANTEED:
-            level = standing.level(self.used.get(job.project, 0))
+            level = standing.level(self.used)
         if is_guarded(since, self.now, self.terms):
             return (tier, level, -job.priority, 0, 0.0, since, num)
         return (tier, level, -job.priority, 1, -self.urgency(line, since), since, num)
+
+    def ends(self) -> list[tuple[int, int]]:
+        """(expected end, job) of everybody who runs, the first to go first."""
+        if self.ending is None:
+            running, now = self.world.running, self.now
+            running.settle(now)
+            found = [(running.end_of(num, now), num) for num in self.world.held]
+            self.ending = sorted((NEVER if end is None else end, num) for end, num in found)
+        return self.ending
 
     # -- deciding --------------------------------------------------------------------------------
 
@@ -103,12 +142,27 @@ class Draft:
         self.starts.append(Start(job.num, self.index.placement(takings)))
         self.started.add(job.num)
         held = sum(taking.mask.bit_count() for taking in takings)
-        self.used[job.project] = self.used.get(job.project, 0) + held
+        self.use(job.project, held)
+
+    def use(self, project: str, slots: int) -> None:
+        """A project holds so many slots more, or less; so do those above it."""
+        standing = self.standings.get(project)
+        names = [project] if standing is None else [one.name for one in standing.lineage]
+        for name in names:
+            self.used[name] = self.used.get(name, 0) + slots
         self.excess.clear()
+
+    def leaves(self, num: int) -> None:
+        """A running job will be asked to leave."""
+        held = self.world.held[num]
+        self.leaving.add(num)
+        self.use(held.project, -held.num_slots)
+        for reach in self.reach.values():
+            reach.remove(self.world, num)
 
     def try_start(self, line: Line, num: int) -> bool:
         """Start this job of a line at full size, else at the largest size its range allows."""
-        if line.ask in self.no_room and line.sample.min_nodes is None:
+        if line.ask_num in self.no_room and line.sample.min_nodes is None:
             return False
         job = self.world.waiting[num]
         shape = job.shape
@@ -116,21 +170,25 @@ class Draft:
         most = max(least, min(shape.nodes, self.sizes.get(num, shape.nodes)))
         for nodes in range(most, least - 1, -1):
             self.steps += 1
-            size = replace(shape, nodes=nodes)
+            size = shape if nodes == shape.nodes else replace(shape, nodes=nodes)
             takings = place(self.index, line.ask, line.groups, size)
             if takings is not None:
                 self.start(job, takings)
                 return True
-        self.no_room.add(line.ask)
+        self.no_room.add(line.ask_num)
         return False
 
-    def block(self, hole: Hole, per_node: int) -> None:
-        """Keep a hole's slots from everybody else, as far as they are free."""
+    def block(self, hole: Hole, *widths: int) -> None:
+        """Keep a hole's slots from everybody else, as far as they are free.
+
+        `widths` are the slots of each of its shares, or one number for all.
+        """
         wanted: dict[int, int] = {}
-        for name in hole.nodes:
+        each = widths if len(widths) == len(hole.nodes) else widths[:1] * len(hole.nodes)
+        for name, width in zip(hole.nodes, each, strict=True):
             node = self.index.num_of.get(name)
             if node is not None:
-                wanted[node] = wanted.get(node, 0) + per_node
+                wanted[node] = wanted.get(node, 0) + width
         takings = []
         for node, slots in wanted.items():
             free = self.index.free[node]

@@ -164,7 +164,7 @@ def _commit(
     expires_at = ready_at + int(draft.terms.hole_ttl_s * US)
     hole = Hole(job.num, names, ready_at, expires_at, tuple(given))
     draft.holes.append(hole)
-    draft.block(hole, job.shape.slots_per_node)
+    draft.block(hole, *job.widths(len(hole.nodes)))
 
 
 def _elastic(draft: Draft) -> list[Held]:
@@ -215,7 +215,7 @@ def _grow(draft: Draft, held: Held, wanted: int) -> None:
         takings.append(taking)
     larger = Placement(held.placement.pool, shares + index.placement(takings).shares)
     more = sum(taking.mask.bit_count() for taking in takings)
-    draft.used[held.project] = draft.used.get(held.project, 0) + more
+    draft.use(held.project, more)
     text = f"grows from {len(shares)} to {len(larger.shares)} nodes that nobody else can use"
     draft.resizes.append(Resize(held.job, larger, Reason(ReasonCode.PLACED, text)))
     draft.leaving.add(held.job)
@@ -245,6 +245,5 @@ def _room_near(draft: Draft, held: Held, per_node: int) -> list[int]:
 def _allowed(draft: Draft, held: Held) -> int:
     """Slots that its project may still take."""
     standing = draft.standings.get(held.project)
-    if standing is None or standing.project.max_slots is None:
-        return 1 << 30
-    return max(standing.project.max_slots - draft.used.get(held.project, 0), 0)
+    left = None if standing is None else standing.left(draft.used)
+    return 1 << 30 if left is None else left

@@ -7,8 +7,8 @@ unused guarantee stays empty for it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from phalanx.core.scheduling.snapshot import Project
@@ -25,28 +25,85 @@ class Tier(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A project's position during one pass."""
+    """A project's position during one pass. `above` are the projects it is part of, nearest first.
+
+    What a project holds or is granted counts for every project above it too: `used` maps each name
+    to what it and its parts hold together.
+    """
 
     project: Project
     entitled: float
+    above: tuple[Project, ...] = ()
 
-    def tier(self, used: int, wanted: int) -> Tier:
-        """How a claim for `wanted` more slots stands, given what the project holds."""
-        if used + wanted <= self.project.guaranteed_slots:
+    @property
+    def lineage(self) -> tuple[Project, ...]:
+        """The project itself and those above it."""
+        return (self.project, *self.above)
+
+    def tier(self, used: Mapping[str, int], wanted: int) -> Tier:
+        """How a claim for `wanted` more slots stands, given what the projects hold."""
+        if self.is_guaranteed(used, wanted):
             return Tier.GUARANTEED
-        if used + wanted <= self.entitled:
+        if used.get(self.project.name, 0) + wanted <= self.entitled:
             return Tier.SHARED
         return Tier.BORROWED
 
-    def level(self, used: int) -> int:
-        """Use above guarantee by weight, in coarse steps, so that the shares grow side by side."""
-        over = max(0.0, used + self.project.past_slots - self.project.guaranteed_slots)
-        return int(over / max(self.project.weight, 1e-9))
+    def is_guaranteed(
+        self, used: Mapping[str, int], wanted: int, against: Collection[str] = ()
+    ) -> bool:
+        """Whether `wanted` more slots are within its guarantee, or one that it is part of.
 
-    def over_limit(self, used: int, wanted: int) -> bool:
-        """Whether the claim would break the project's own limit."""
-        limit = self.project.max_slots
-        return limit is not None and used + wanted > limit
+        `against` names projects that the other side is part of too: their guarantees settle nothing.
+        """
+        return any(
+            used.get(one.name, 0) + wanted <= one.guaranteed_slots
+            for one in self.lineage
+            if one.name not in against
+        )
+
+    def level(self, used: Mapping[str, int]) -> tuple[int, ...]:
+        """Use above guarantee by weight, the widest project first, so that shares grow side by side."""
+        return tuple(_over(one, used.get(one.name, 0)) for one in reversed(self.lineage))
+
+    def over_limit(self, used: Mapping[str, int], wanted: int) -> Project | None:
+        """The project whose limit such a claim would break: its own or one above; None if it fits."""
+        for one in self.lineage:
+            if one.max_slots is not None and used.get(one.name, 0) + wanted > one.max_slots:
+                return one
+        return None
+
+    def left(self, used: Mapping[str, int]) -> int | None:
+        """Slots that all its limits still allow; None if nothing limits it."""
+        limits = [
+            max(one.max_slots - used.get(one.name, 0), 0)
+            for one in self.lineage
+            if one.max_slots is not None
+        ]
+        return min(limits, default=None)
+
+
+def _over(project: Project, used: int) -> int:
+    over = max(0.0, used + project.past_slots - project.guaranteed_slots)
+    return int(over / max(project.weight, 1e-9))
+
+
+def lineage(projects: Mapping[str, Project], name: str) -> tuple[Project, ...]:
+    """A project and those it is part of, nearest first; nothing for a name that is not a project."""
+    found: list[Project] = []
+    here = projects.get(name)
+    while here is not None and here not in found:
+        found.append(here)
+        here = projects.get(here.parent)
+    return tuple(found)
+
+
+def rolled_up(projects: Mapping[str, Project], amounts: Mapping[str, int]) -> dict[str, int]:
+    """Amounts by project, those of its parts included."""
+    found = {name: amount for name, amount in amounts.items() if name not in projects}
+    for name, amount in amounts.items():
+        for one in lineage(projects, name):
+            found[one.name] = found.get(one.name, 0) + amount
+    return found
 
 
 def entitlements(
@@ -120,4 +177,12 @@ def standings(
         return {}
     total = {name: used.get(name, 0) + demand.get(name, 0) for name in {*used, *demand}}
     shares = entitlements(projects, total, capacity)
-    return {name: Standing(project, shares[name]) for name, project in projects.items()}
+    past = {name: project.past_slots for name, project in projects.items()}
+    for name, project in projects.items():
+        for one in lineage(projects, name)[1:]:
+            past[one.name] += project.past_slots
+    whole = {name: replace(project, past_slots=past[name]) for name, project in projects.items()}
+    return {
+        name: Standing(project, shares[name], lineage(whole, name)[1:])
+        for name, project in whole.items()
+    }

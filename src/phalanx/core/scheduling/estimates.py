@@ -10,23 +10,21 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import pairwise
 from math import log1p
-from typing import TypeVar
 
 _FIRST = 60.0
-_LAST = 5e7
-_NUM_BINS = 48
-_RATIO = (_LAST / _FIRST) ** (1 / (_NUM_BINS - 1))
+_RATIO = (5e7 / _FIRST) ** (1 / 47)
+# The last bin begins beyond a year on two hundred slots, or two months on a thousand.
+_NUM_BINS = 64
 EDGES: tuple[float, ...] = (0.0, *(_FIRST * _RATIO**i for i in range(_NUM_BINS)))
 """Borders of the service bins, in slot-seconds."""
 
-_PRIOR_WEIGHT = 20.0
+_PRIOR_PER_BIN = 20.0 / 48
 _OWN_WEIGHT = 20.0
+_ALL_WEIGHT = 0.5
 _REFRESH = 12.0
 _TRUSTED = 20
-
-_T = TypeVar("_T")
 
 
 def bin_of(slot_s: float) -> int:
@@ -50,23 +48,36 @@ class KindKey:
 
 @dataclass(slots=True)
 class _Table:
+    """What one kind's evidence says: the index and the total service by service bin."""
+
+    version: int
     index: list[float]
     tail: list[float]
+    totals: dict[tuple[int, float], float] = field(default_factory=dict)
+
+    def total(self, spot: int, quantile: float) -> float:
+        """Service in the end at this quantile, for who has got as far as this bin."""
+        known = self.totals.get((spot, quantile))
+        if known is None:
+            left = self.tail[spot] * (1.0 - quantile)
+            after = (b for b in range(spot, _NUM_BINS) if self.tail[b + 1] <= left)
+            known = self.totals[spot, quantile] = EDGES[next(after) + 1]
+        return known
 
 
 @dataclass(slots=True)
 class History:
     """How long finished jobs ran and how long jobs of each size waited.
 
-    The caller records; the planner only reads. Two histories with the same observations in the same
-    order answer alike.
+    The caller records; the planner only reads. What is known of a kind is worked out anew after every
+    twelfth more evidence on it, so that not all kinds change at once.
     """
 
     counts: dict[Hashable, list[float]] = field(default_factory=dict)
     num_observed: int = 0
     requeue_s: dict[int, float] = field(default_factory=dict)
+    _totals: dict[Hashable, float] = field(default_factory=dict, repr=False, compare=False)
     _tables: dict[KindKey, _Table] = field(default_factory=dict, repr=False, compare=False)
-    _fresh: int = field(default=-1, repr=False, compare=False)
 
     def observe(self, key: KindKey, slot_s: float) -> None:
         """A job of this kind ended by itself after so much service."""
@@ -76,6 +87,7 @@ class History:
             if row is None:
                 row = self.counts[name] = [0.0] * _NUM_BINS
             row[spot] += 1.0
+            self._totals[name] = self._totals.get(name, 0.0) + 1.0
         self.num_observed += 1
 
     def observe_wait(self, num_slots: int, wait_s: float) -> None:
@@ -87,9 +99,12 @@ class History:
         """Chance of an end per slot-second invested, at the best moment to stop investing."""
         return self._table(key).index[attained_bin]
 
-    def version(self) -> int:
-        """Changes when answers may change: after every twelfth more observations."""
-        return int(_REFRESH * log1p(self.num_observed))
+    def version(self, key: KindKey) -> int:
+        """Changes when answers about this kind may change: after every twelfth more evidence."""
+        totals = self._totals
+        evidence = _OWN_WEIGHT * totals.get(key, 0.0) + totals.get(key.size, 0.0)
+        evidence += _ALL_WEIGHT * totals.get("*", 0.0)
+        return 2 * int(_REFRESH * log1p(evidence)) + (self.num_observed >= _TRUSTED)
 
     def remaining_slot_s(
         self, key: KindKey, attained_slot_s: float, quantile: float
@@ -100,51 +115,46 @@ class History:
 
     def total_slot_s(self, key: KindKey, attained_slot_s: float, quantile: float) -> float | None:
         """Service it will have had in the end; the same throughout a service bin."""
-        own = self.counts.get(key)
-        known = self.counts.get("*") if own is None else own
-        if known is None or self.num_observed < _TRUSTED:
+        if self.num_observed < _TRUSTED:
             return None
-        spot = bin_of(attained_slot_s)
-        tail = self._table(key).tail
-        left = tail[spot] * (1.0 - quantile)
-        for b in range(spot, _NUM_BINS):
-            after = tail[b + 1] if b + 1 < _NUM_BINS else 0.0
-            if after <= left:
-                return EDGES[b + 1]
-        return 2 * _LAST
+        return self._table(key).total(bin_of(attained_slot_s), quantile)
 
     def _table(self, key: KindKey) -> _Table:
-        if self.version() != self._fresh:
-            self._tables.clear()
-            self._fresh = self.version()
-        table = self._tables.get(key)
-        if table is None:
-            table = self._tables[key] = _tabulate(self._weights(key))
+        version, table = self.version(key), self._tables.get(key)
+        if table is None or table.version != version:
+            table = self._tables[key] = _tabulate(self._weights(key), version)
         return table
 
     def _weights(self, key: KindKey) -> list[float]:
         everyone = self.counts.get("*")
         size = self.counts.get(key.size)
         own = self.counts.get(key)
-        weights = [_PRIOR_WEIGHT / _NUM_BINS] * _NUM_BINS
-        for row, factor in ((everyone, 0.5), (size, 1.0), (own, _OWN_WEIGHT)):
+        weights = [_PRIOR_PER_BIN] * _NUM_BINS
+        for row, factor in ((everyone, _ALL_WEIGHT), (size, 1.0), (own, _OWN_WEIGHT)):
             if row is not None:
                 weights = [w + factor * n for w, n in zip(weights, row, strict=True)]
         return weights
 
 
-def _tabulate(weights: list[float]) -> _Table:
-    widths = [hi - lo for lo, hi in zip(EDGES, (*EDGES[1:], 2 * _LAST), strict=False)][:_NUM_BINS]
-    tail = [0.0] * _NUM_BINS
+_WIDTHS = tuple(hi - lo for lo, hi in pairwise(EDGES))
+
+
+def _tabulate(weights: list[float], version: int) -> _Table:
+    """The best rate of ends from each bin on: from the last bin backwards, the stretch that starts
+    at a bin takes in the best stretches after it for as long as they better its rate."""
+    tail = [0.0] * (_NUM_BINS + 1)
+    index = [0.0] * _NUM_BINS
+    stretches: list[tuple[float, float, float]] = []
     total = 0.0
     for b in range(_NUM_BINS - 1, -1, -1):
-        total += weights[b]
-        tail[b] = total
-    after = [*tail[1:], 0.0]
-    spent = list(accumulate(t * w for t, w in zip(tail, widths, strict=True)))
-    index = []
-    for start, total in enumerate(tail):
-        before = spent[start - 1] if start else 0.0
-        rates = zip(after[start:], spent[start:], strict=True)
-        index.append(max((total - left) / (cost - before) for left, cost in rates))
-    return _Table(index, tail)
+        ends = weights[b]
+        tail[b] = total = total + ends
+        cost = total * _WIDTHS[b]
+        rate = ends / cost
+        while stretches and stretches[-1][0] > rate:
+            _, more_ends, more_cost = stretches.pop()
+            ends, cost = ends + more_ends, cost + more_cost
+            rate = ends / cost
+        stretches.append((rate, ends, cost))
+        index[b] = rate
+    return _Table(version, index, tail)

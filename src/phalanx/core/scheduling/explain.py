@@ -4,29 +4,26 @@ from __future__ import annotations
 
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling.draft import Draft
-from phalanx.core.scheduling.entitlement import Standing
+from phalanx.core.scheduling.outcome import Stays
 from phalanx.core.scheduling.slots import SlotIndex, Taking, pick
-from phalanx.core.scheduling.snapshot import US, Waiting
+from phalanx.core.scheduling.snapshot import US, Project, Waiting
 from phalanx.core.scheduling.topology import Ask
 from phalanx.core.scheduling.world import Line
 
 
-def stays(draft: Draft) -> tuple[tuple[int, Reason], ...]:
+def stays(draft: Draft) -> Stays:
     """A reason for every job that waits and was not started."""
     world, reasons = draft.world, draft.reasons
     for num, at in world.deferred.items():
         left_s = (at - draft.now) / US
         text = f"waits {left_s:.0f} s before its next attempt"
         reasons[num] = Reason(ReasonCode.WAITING_FOR_SLOTS, text)
-    for line, _ in draft.blocked:
-        reason = _blocked(draft, line)
-        for _, num in line.jobs:
-            if num not in draft.started:
-                reasons.setdefault(num, reason)
+    lines = [(reason, tuple(line.jobs)) for line, reason in draft.limited]
+    lines += [(_blocked(draft, line), tuple(line.jobs)) for line, _ in draft.blocked]
     for hole in draft.holes:
         if hole.victims:
             reasons[hole.job] = coming(draft, hole.job)
-    return tuple((num, reasons[num]) for num in sorted(reasons) if num not in draft.started)
+    return Stays(reasons, lines, frozenset(draft.started))
 
 
 def coming(draft: Draft, num: int) -> Reason:
@@ -40,13 +37,12 @@ def coming(draft: Draft, num: int) -> Reason:
     return Reason(ReasonCode.WAITING_FOR_VICTIMS, text)
 
 
-def over_limit(standing: Standing, used: int, job: Waiting) -> Reason:
-    """The project may not hold that much."""
-    project = standing.project
-    text = (
-        f"needs {job.num_slots} slots; project {project.name} holds {used} of at most "
-        f"{project.max_slots}"
-    )
+def over_limit(limit: Project, used: int, job: Waiting) -> Reason:
+    """The project, or one that it is part of, may not hold that much."""
+    whose = f"project {limit.name}"
+    if limit.name != job.project:
+        whose += f", which {job.project} is part of,"
+    text = f"needs {job.num_slots} slots; {whose} holds {used} of at most {limit.max_slots}"
     return Reason(ReasonCode.WAITING_FOR_QUOTA, text)
 
 
@@ -102,12 +98,11 @@ def _short(names: tuple[str, ...]) -> str:
     return ", ".join(known[:3]) + (f" and {len(known) - 3} more" if len(known) > 3 else "")
 
 
-def exactly(index: SlotIndex, ask: Ask, nodes: list[int]) -> list[Taking] | None:
+def exactly(index: SlotIndex, ask: Ask, nodes: list[int], widths: list[int]) -> list[Taking] | None:
     """The gang's shares on just these nodes, or None while one of them lacks room."""
-    per_node = ask.shape.slots_per_node
     left: dict[int, int] = {}
     takings = []
-    for node in nodes:
+    for node, per_node in zip(nodes, widths, strict=True):
         free = left.get(node, index.free[node])
         if free.bit_count() < per_node or index.cpus[node] < ask.cpus:
             return None

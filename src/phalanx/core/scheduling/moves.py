@@ -30,7 +30,7 @@ def may_help(draft: Draft, line: Line, job: Waiting) -> bool:
 def candidates(draft: Draft, job: Waiting) -> dict[int, float]:
     """Running jobs that could move aside for this one, with the price of each."""
     found: dict[int, float] = {}
-    for priority, ranked in draft.world.prey(draft.now).items():
+    for priority, ranked in sorted(draft.world.prey(draft.now).items()):
         if priority <= job.priority:
             for _, num in ranked:
                 held = draft.world.held[num]
@@ -50,21 +50,18 @@ def _may_move(draft: Draft, job: Waiting, held: Held) -> bool:
     return held.num_slots * _SMALLER <= job.num_slots and len(held.placement.shares) == 1
 
 
-def pays(
-    draft: Draft, line: Line, job: Waiting, chosen: tuple[float, list[int], list[int]]
-) -> bool:
+def pays(draft: Draft, job: Waiting, cost: float, nodes: list[int], victims: list[int]) -> bool:
     """Whether all who leave find room elsewhere at once, and the gain is worth their pauses."""
-    cost, nodes, victims = chosen
     if cost > job.num_slots * draft.terms.move_gain_s:
         return False
     index, mark = draft.index, draft.index.mark()
     world = draft.world
     try:
-        for node in nodes:
+        for node in dict.fromkeys(nodes):
             index.take(Taking(node, index.free[node], 0, 0))
         for victim in victims:
             held = world.held[victim]
-            takings = _elsewhere(draft, line, held)
+            takings = _elsewhere(draft, held)
             if takings is None:
                 return False
             for taking in takings:
@@ -74,7 +71,7 @@ def pays(
         index.rollback(mark)
 
 
-def _elsewhere(draft: Draft, line: Line, held: Held) -> list[Taking] | None:
+def _elsewhere(draft: Draft, held: Held) -> list[Taking] | None:
     """Room for it on the same kind of nodes, of which it holds one share."""
     index = draft.index
     home = index.num_of.get(held.placement.shares[0].node)

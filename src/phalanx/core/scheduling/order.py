@@ -29,14 +29,13 @@ def base_urgency(
     )
 
 
-def held_urgency(held: Held, attained_bin: int, history: History, terms: Terms) -> float:
-    """Urgency of a running job, to compare with those that wait; constant within a service bin."""
+def held_base(held: Held, attained_bin: int, history: History, terms: Terms) -> float:
+    """Urgency of a running job before its waits; constant within a service bin."""
     slots = held.num_slots
     kind = KindKey(held.project, held.kind, size_class(slots))
     index = history.index(kind, attained_bin)
     attained = EDGES[attained_bin]
-    base = _blend(index, slots, attained, held.remaining_s, held.max_duration_s, terms)
-    return aged(base, held.delayed_s, terms)
+    return _blend(index, slots, attained, held.remaining_s, held.max_duration_s, terms)
 
 
 def bin_ends_at(held: Held, attained_bin: int) -> int:
@@ -46,6 +45,11 @@ def bin_ends_at(held: Held, attained_bin: int) -> int:
     left = EDGES[attained_bin + 1] - held.attained_slot_s
     # Rounded down: asked a moment early nothing changes, a moment late the index would be stale.
     return held.started_at + int(left / held.num_slots * US)
+
+
+def base_of(slots: int, index: float, terms: Terms) -> float:
+    """Urgency of a job that nothing but its learned index tells of."""
+    return float(index * max(slots, 1) ** (1.0 - terms.size_exponent))
 
 
 def _blend(
@@ -62,11 +66,13 @@ def _blend(
     elif limit_s is not None:
         # It surely ends within its limit, so it is at least this urgent.
         index = max(index, 1.0 / max(limit_s * size - attained, 60.0))
-    return float(index * size ** (1.0 - terms.size_exponent))
+    return base_of(slots, index, terms)
 
 
 def aged(base: float, wait_s: float, terms: Terms) -> float:
     """Urgency after waits of this length in all: linear at first, then ever steeper."""
+    if wait_s == 0.0:
+        return base
     steep = float((wait_s / terms.steep_s) ** terms.steepness)
     return base * (1.0 + wait_s / terms.age_s + steep)
 
@@ -85,24 +91,23 @@ def expected_end(held: Held, history: History, now: int, quantile: float = 0.75)
     if held.remaining_s is not None:
         end: int | None = now + int(held.remaining_s * US)
     else:
-        end = settled_end(held, bin_of(held.attained(now)), history, quantile)
+        kind = KindKey(held.project, held.kind, size_class(held.num_slots))
+        total = history.total_slot_s(kind, EDGES[bin_of(held.attained(now))], quantile)
+        end = settled_end(held, total)
     # Whoever is overdue is expected any moment.
     return None if end is None else max(end, now + US)
 
 
-def settled_end(
-    held: Held, attained_bin: int, history: History, quantile: float = 0.75
-) -> int | None:
+def settled_end(held: Held, total_slot_s: float | None) -> int | None:
     """The part of `expected_end` that stays the same throughout a service bin."""
     started, slots = held.started_at or 0, max(held.num_slots, 1)
-    kind = KindKey(held.project, held.kind, size_class(slots))
-    total = history.total_slot_s(kind, EDGES[attained_bin], quantile)
-    ends = []
-    if total is not None:
-        ends.append(started + int((total - held.attained_slot_s) / slots * US))
+    end = None
+    if total_slot_s is not None:
+        end = started + int((total_slot_s - held.attained_slot_s) / slots * US)
     if held.max_duration_s is not None:
-        ends.append(started + int(held.max_duration_s * US))
-    return min(ends, default=None)
+        last = started + int(held.max_duration_s * US)
+        end = last if end is None else min(end, last)
+    return end
 
 
 def expected_s(
@@ -136,11 +141,12 @@ def remaining_of(
 
 __all__ = [
     "aged",
+    "base_of",
     "base_urgency",
     "bin_of",
     "expected_end",
     "expected_s",
-    "held_urgency",
+    "held_base",
     "is_guarded",
     "kind_key",
     "settled_end",

@@ -21,7 +21,7 @@ from phalanx.core.placement import GangShape, Node
 from phalanx.core.reasons import Reason
 from phalanx.core.scheduling import elastic, explain, preemption, reservations
 from phalanx.core.scheduling.draft import Draft, Rank
-from phalanx.core.scheduling.entitlement import standings
+from phalanx.core.scheduling.entitlement import rolled_up, standings
 from phalanx.core.scheduling.order import is_guarded
 from phalanx.core.scheduling.outcome import Plan, Start
 from phalanx.core.scheduling.slots import SlotIndex
@@ -57,7 +57,10 @@ def fits_ever(shape: GangShape, cpus_per_node: int, nodes: tuple[Node, ...]) -> 
 def _run(world: World, now: int) -> Plan:
     capacity = sum(group.num_nodes * group.size for group in world.index.groups)
     draft = Draft(
-        world, now, standings(world.projects, world.used, world.demand, capacity), dict(world.used)
+        world,
+        now,
+        standings(world.projects, world.used, world.demand, capacity),
+        rolled_up(world.projects, world.used),
     )
     draft.sizes = elastic.sizes(draft)
     honour_holes(draft)
@@ -89,7 +92,7 @@ def honour_holes(draft: Draft) -> None:
         if line is None or draft.now >= hole.expires_at or not _still_there(draft, hole):
             continue
         if not _coming(draft, hole, line):
-            draft.block(hole, line.sample.shape.slots_per_node)
+            draft.block(hole, *line.sample.widths(len(hole.nodes)))
             open_.append((num, line, draft.blocks[-1]))
     # Only now that every hole is closed may an owner start elsewhere, without entering another's.
     for num, line, block in open_:
@@ -97,10 +100,10 @@ def honour_holes(draft: Draft) -> None:
         draft.blocks.remove(block)
         if draft.try_start(line, num):
             continue
-        draft.block(block.hole, line.sample.shape.slots_per_node)
+        draft.block(block.hole, *line.sample.widths(len(block.hole.nodes)))
         draft.holes.append(block.hole)
         job = world.waiting[num]
-        draft.used[job.project] = draft.used.get(job.project, 0) + job.num_slots
+        draft.use(job.project, job.num_slots)
 
 
 def _still_there(draft: Draft, hole: Hole) -> bool:
@@ -113,9 +116,10 @@ def _still_there(draft: Draft, hole: Hole) -> bool:
 def _coming(draft: Draft, hole: Hole, line: Line) -> bool:
     """Start the owner exactly in its hole, if the hole is wide enough by now."""
     index, job = draft.index, draft.world.waiting[hole.job]
-    if job.shape.nodes != len(hole.nodes):
+    if job.shape.nodes + sum(role.nodes for role in job.roles) != len(hole.nodes):
         return False
-    takings = explain.exactly(index, line.ask, [index.num_of[name] for name in hole.nodes])
+    widths = job.widths(len(hole.nodes))
+    takings = explain.exactly(index, line.ask, [index.num_of[n] for n in hole.nodes], widths)
     if takings is None:
         return False
     draft.start(job, takings)
@@ -165,12 +169,10 @@ def _push(draft: Draft, heap: list[_Entry], line: Line, position: int, owners: s
 def _limited(draft: Draft, line: Line, num: int) -> bool:
     job = draft.world.waiting[num]
     standing = draft.standings.get(job.project)
-    used = draft.used.get(job.project, 0)
-    if standing is None or not standing.over_limit(used, job.num_slots):
+    limit = None if standing is None else standing.over_limit(draft.used, job.num_slots)
+    if limit is None:
         return False
-    for _, waiting in line.jobs:
-        if waiting not in draft.started:
-            draft.reasons.setdefault(waiting, explain.over_limit(standing, used, job))
+    draft.limited.append((line, explain.over_limit(limit, draft.used.get(limit.name, 0), job)))
     return True
 
 

@@ -2,265 +2,333 @@
 
 Nothing is evicted unless the gang then fits. Victims are priced by the slot-seconds that stopping them
 throws away: work since the last checkpoint (or the time to save on request) and the restart.
-Superfluous victims are dropped again, dearest first.
+Superfluous victims are dropped again, dearest first. A gang of several roles is made room for part by
+part, each on what the parts before it have left.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from phalanx.core.placement import GangShape
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import moves
-from phalanx.core.scheduling.draft import Draft
-from phalanx.core.scheduling.entitlement import Tier
+from phalanx.core.scheduling.draft import Claim, Draft
 from phalanx.core.scheduling.order import is_guarded
 from phalanx.core.scheduling.outcome import Preemption
-from phalanx.core.scheduling.prices import lost_work, price
-from phalanx.core.scheduling.slots import NodeGroup
-from phalanx.core.scheduling.snapshot import US, Held, Hole, Waiting
-from phalanx.core.scheduling.topology import spread
+from phalanx.core.scheduling.reach import Reach, could_suffice, reach_of
+from phalanx.core.scheduling.slots import NodeGroup, Taking, pick
+from phalanx.core.scheduling.snapshot import US, Hole, Waiting
+from phalanx.core.scheduling.topology import areas, levels, parts
 from phalanx.core.scheduling.world import Line
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """Who wants room, and how strongly."""
-
-    job: Waiting
-    tier: Tier
-    urgency: float
-    guarded: bool
-
-
-def candidates(draft: Draft, claim: Claim) -> dict[int, float]:
-    """Everybody this claim outweighs, with the price of each."""
-    prey, held_by = draft.world.prey(draft.now), draft.world.held
-    threshold = claim.urgency / draft.terms.hysteresis
-    found: dict[int, float] = {}
-    for priority, ranked in prey.items():
-        peers = priority == claim.job.priority
-        if priority > claim.job.priority and not draft.standings:
-            continue
-        for score, num in ranked:
-            if peers and score >= threshold and not claim.guarded and not draft.standings:
-                break
-            held = held_by[num]
-            draft.steps += 1
-            if num not in draft.leaving and may_evict(draft, claim, held, score):
-                found[num] = price(draft, held)
-    return found
-
-
-def may_evict(draft: Draft, claim: Claim, held: Held, score: float) -> bool:
-    """Whether this claim outweighs that job's hold."""
-    now, terms, job = draft.now, draft.terms, claim.job
-    if held.started_at is None or held.protected_until > now:
-        return False
-    if draft.standings and held.project != job.project:
-        if not _reclaimable(draft, held):
-            return False
-        if claim.tier is Tier.GUARANTEED:
-            return True
-    if held.priority != job.priority:
-        return held.priority < job.priority
-    if (now - held.started_at) / US < terms.min_run_s:
-        return False
-    if claim.guarded:
-        # Two that starve must not take turns.
-        if held.delayed_s > terms.guard_after_s / 2:
-            return False
-    else:
-        if score * terms.hysteresis >= claim.urgency:
-            return False
-        # Never throw away much of what the claim itself is expected to need.
-        need = job.num_slots ** (1.0 - terms.size_exponent) / claim.urgency
-        if lost_work(draft, held) > terms.lost_per_need * need:
-            return False
-    return not _is_hero(draft, held)
-
-
-def _reclaimable(draft: Draft, held: Held) -> bool:
-    """Whether this job is part of what its project holds beyond its guarantee.
-
-    The cheapest jobs that make up the excess are; the rest of the project is out of reach.
-    """
-    known = draft.excess.get(held.project)
-    if known is None:
-        known = draft.excess[held.project] = _excess(draft, held.project)
-    return held.job in known
-
-
-def _excess(draft: Draft, project: str) -> frozenset[int]:
-    standing = draft.standings.get(project)
-    floor = 0 if standing is None else standing.project.guaranteed_slots
-    over = draft.used.get(project, 0) - floor
-    jobs = [h for h in draft.world.held.values() if h.project == project and not h.stopping]
-    found = set()
-    for held in sorted(jobs, key=lambda h: (price(draft, h) / max(h.num_slots, 1), h.job)):
-        if over <= 0:
-            break
-        if held.job not in draft.leaving:
-            found.add(held.job)
-            over -= held.num_slots
-    return frozenset(found)
-
-
-def _is_hero(draft: Draft, held: Held) -> bool:
-    index = draft.index
-    node = index.num_of.get(held.placement.shares[0].node) if held.placement.shares else None
-    if node is None:
-        return False
-    group = index.group_of[node]
-    limit = max(draft.terms.hero_slots, draft.terms.hero_fraction * group.num_nodes * group.size)
-    return held.num_slots > limit
-
-
-@dataclass(slots=True)
-class _Offer:
-    """What freeing a share on one node costs, and who leaves for it."""
+class _Offer(NamedTuple):
+    """What freeing a share on one node costs; `turn` counts the shares of a node that has several."""
 
     cost: float
     node: int
+    turn: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Nodes for every share of a gang, who has to leave for it, and what that costs."""
+
+    cost: float
+    nodes: list[int]
     victims: list[int]
 
 
 def make_room(draft: Draft, line: Line, since: int, num: int) -> bool:
     """Plan victims and a hole for the first job of a line. True if the plan commits."""
     job = draft.world.waiting[num]
-    key = (job.project, job.priority, line.ask)
-    if job.roles or key in draft.no_victims:
+    key = (job.project, job.priority, line.ask_num)
+    if key in draft.no_victims:
         return False
     claim = Claim(
         job, draft.tier(job), draft.urgency(line, since), is_guarded(since, draft.now, draft.terms)
     )
-    prices = candidates(draft, claim)
-    best = _best(draft, line, job, prices)
+    num_free = sum(group.num_free for group in line.groups)
+    if not could_suffice(draft, claim, num_free):
+        draft.no_victims.add(key)
+        return False
+    reach = reach_of(draft, claim)
+    best = _best(draft, line, job, reach)
     if best is None and moves.may_help(draft, line, job):
-        prices = {**moves.candidates(draft, job), **prices}
-        best = _best(draft, line, job, prices)
-        if best is not None and not moves.pays(draft, line, job, best):
+        reach = reach.with_more(draft.world, moves.candidates(draft, job))
+        best = _best(draft, line, job, reach)
+        if best is not None and not moves.pays(draft, job, best.cost, best.nodes, best.victims):
             best = None
     if best is None:
         draft.no_victims.add(key)
         return False
-    _commit(draft, job, best[1], best[2], prices)
+    _commit(draft, job, best, reach)
     return True
 
 
-def _best(
-    draft: Draft, line: Line, job: Waiting, prices: dict[int, float]
-) -> tuple[float, list[int], list[int]] | None:
-    best: tuple[float, list[int], list[int]] | None = None
+def _best(draft: Draft, line: Line, job: Waiting, reach: Reach) -> Chosen | None:
+    best: Chosen | None = None
     for group in line.groups:
-        chosen = _cheapest(draft, group, job, prices)
-        if chosen is not None:
-            victims = _needed(draft, group, job, chosen, prices)
-            cost = sum(prices[v] for v in victims)
-            if best is None or cost < best[0]:
-                best = (cost, [offer.node for offer in chosen], victims)
+        found = _in_group(draft, group, job, reach)
+        if found is not None and (best is None or found.cost < best.cost):
+            best = found
     return best
 
 
-def _cheapest(
-    draft: Draft, group: NodeGroup, job: Waiting, prices: dict[int, float]
-) -> list[_Offer] | None:
-    offers: dict[int, list[_Offer]] = {}
-    for node, holders in _nodes_of(draft, group, job.shape.slots_per_node, prices):
-        offer = _offer(draft, node, holders, job, prices)
-        if offer is not None:
-            offers.setdefault(draft.index.leaf_of[node], []).append(offer)
-    need = job.shape.nodes
-    for found in offers.values():
-        found.sort(key=lambda o: (o.cost, o.node))
-    leaves = [
-        (sum(o.cost for o in found[:need]), leaf)
-        for leaf, found in offers.items()
-        if len(found) >= need
-    ]
-    if leaves:
-        return offers[min(leaves)[1]][:need]
-    by_node = {o.node: o for found in offers.values() for o in found}
-    if len(by_node) < need:
+def _in_group(draft: Draft, group: NodeGroup, job: Waiting, reach: Reach) -> Chosen | None:
+    if job.roles:
+        return _all_roles(draft, group, job, reach)
+    nodes = _cheapest(draft, group, job, job.shape, reach)
+    if nodes is None:
         return None
-    rooms = {leaf: [o.node for o in found] for leaf, found in offers.items()}
-    nodes = spread(group, rooms, need, job.required)
-    return None if nodes is None else [by_node[node] for node in nodes]
+    victims = _needed(draft, job, nodes, _victims(draft, job, job.shape, nodes, reach), reach)
+    return Chosen(sum(reach.prices[v] for v in victims), nodes, victims)
 
 
-def _nodes_of(
-    draft: Draft, group: NodeGroup, need: int, prices: dict[int, float]
-) -> list[tuple[int, list[int]]]:
-    """Nodes with room already, and those where a possible victim runs; with the victims of each."""
-    index, held = draft.index, draft.world.held
-    found: dict[int, list[int]] = {n: [] for bucket in group.by_free[need:] for n in bucket}
-    for job in prices:
-        for name in dict.fromkeys(share.node for share in held[job].placement.shares):
-            node = index.num_of.get(name)
-            if node is not None and index.group_of[node] is group and not index.nodes[node].closed:
-                found.setdefault(node, []).append(job)
-    draft.steps += len(found)
-    return list(found.items())
+# -- several roles -------------------------------------------------------------------------------
 
 
-def _offer(
-    draft: Draft, node: int, holders: list[int], job: Waiting, prices: dict[int, float]
-) -> _Offer | None:
-    index = draft.index
-    slots = index.free[node].bit_count()
-    cpus, memory = index.cpus[node], index.memory[node]
-    need = job.shape.slots_per_node
-
-    def enough() -> bool:
-        return slots >= need and cpus >= job.cpus_per_node and memory >= job.memory_per_node_bytes
-
-    if enough():
-        return _Offer(0.0, node, [])
-    on_node = draft.world.on_node[node]
-    ranked = sorted(holders, key=lambda j: (prices[j] / on_node[j].bit_count(), j))
-    victims: list[int] = []
-    cost = 0.0
-    for victim in ranked:
-        held = draft.world.held[victim]
-        victims.append(victim)
-        cost += prices[victim]
-        slots += on_node[victim].bit_count()
-        cpus += held.cpus_per_node
-        memory += held.memory_per_node_bytes
-        if enough():
-            return _Offer(cost, node, victims)
+def _all_roles(draft: Draft, group: NodeGroup, job: Waiting, reach: Reach) -> Chosen | None:
+    """The cheapest domain of the narrowest level in which all parts of the gang find room."""
+    for level in levels(group, job.required):
+        best: Chosen | None = None
+        for inside in areas(draft.index, group, level):
+            found = _roles_inside(draft, group, job, reach.copy(), inside)
+            if found is not None and (best is None or found.cost < best.cost):
+                best = found
+        if best is not None:
+            return best
     return None
 
 
+def _roles_inside(
+    draft: Draft, group: NodeGroup, job: Waiting, reach: Reach, inside: frozenset[int]
+) -> Chosen | None:
+    index, world, mark = draft.index, draft.world, draft.index.mark()
+    prices = dict(reach.prices)
+    placed: dict[int, list[int]] = {}
+    victims: list[int] = []
+    try:
+        for at, shape in parts(job.shape, job.roles):
+            nodes = _cheapest(draft, group, job, shape, reach, inside)
+            if nodes is None:
+                return None
+            for victim in _victims(draft, job, shape, nodes, reach):
+                held = world.held[victim]
+                for taking in index.takings(
+                    held.placement, held.cpus_per_node, held.memory_per_node_bytes
+                ):
+                    index.give(taking)
+                reach.remove(world, victim)
+                victims.append(victim)
+            for node in nodes:
+                mask = pick(index.free[node], shape.slots_per_node)
+                index.take(Taking(node, mask, job.cpus_per_node, job.memory_per_node_bytes))
+            placed[at] = nodes
+    finally:
+        index.rollback(mark)
+    every = [node for at in sorted(placed) for node in placed[at]]
+    needed = _needed(draft, job, every, victims, Reach(prices))
+    return Chosen(sum(prices[v] for v in needed), every, needed)
+
+
+# -- one shape -----------------------------------------------------------------------------------
+
+
+def _cheapest(
+    draft: Draft,
+    group: NodeGroup,
+    job: Waiting,
+    shape: GangShape,
+    reach: Reach,
+    inside: Collection[int] | None = None,
+) -> list[int] | None:
+    """Nodes for all shares in the domain where victims cost least, of the narrowest level that can."""
+    index, need = draft.index, shape.nodes
+    by_leaf: dict[int, list[_Offer]] = {}
+    leaf_of = index.leaf_of
+    num_offers = 0
+    for offer in _offers(draft, group, job, shape, reach):
+        if inside is None or offer.node in inside:
+            num_offers += 1
+            here = by_leaf.get(leaf_of[offer.node])
+            if here is None:
+                by_leaf[leaf_of[offer.node]] = [offer]
+            else:
+                here.append(offer)
+    if num_offers < need:
+        return None
+    if inside is not None and job.required != "node":
+        return _first(by_leaf.values(), need)
+    best: tuple[float, list[int]] | None = None
+    for level in levels(group, job.required):
+        for together in _together(group, by_leaf, level):
+            if len(together) >= need:
+                cheap = sorted(together)[:need]
+                cost = sum(offer.cost for offer in cheap)
+                if best is None or cost < best[0]:
+                    best = (cost, [offer.node for offer in cheap])
+        if best is not None:
+            return best[1]
+    return None
+
+
+def _first(offers: Collection[list[_Offer]], need: int) -> list[int]:
+    return [offer.node for offer in sorted(o for here in offers for o in here)[:need]]
+
+
+def _together(
+    group: NodeGroup, by_leaf: dict[int, list[_Offer]], level: str | None
+) -> Collection[list[_Offer]]:
+    """Offers that lie in one domain of this level."""
+    if level == "node":
+        by_node: dict[int, list[_Offer]] = {}
+        for offers in by_leaf.values():
+            for offer in offers:
+                by_node.setdefault(offer.node, []).append(offer)
+        return by_node.values()
+    depth = -1 if level is None else group.levels.index(level)
+    if depth == len(group.levels) - 1 and depth >= 0:
+        return by_leaf.values()
+    found: dict[str, list[_Offer]] = {}
+    for leaf, offers in by_leaf.items():
+        found.setdefault("" if depth < 0 else group.leaves[leaf][depth], []).extend(offers)
+    return found.values()
+
+
+def _offers(
+    draft: Draft, group: NodeGroup, job: Waiting, shape: GangShape, reach: Reach
+) -> list[_Offer]:
+    """What a share costs on each node that has room already or could have it."""
+    index, need = draft.index, shape.slots_per_node
+    if group.splittable:
+        return _split_offers(draft, group, job, shape, reach)
+    free, group_of, nodes, size = index.free, index.group_of, index.nodes, group.size
+    plain = not (job.cpus_per_node or job.memory_per_node_bytes)
+    found = [
+        _Offer(0.0, node)
+        for bucket in group.by_free[need:]
+        for node in bucket
+        if plain or _has_rest(draft, job, node, 0, 0)
+    ]
+    costs = reach.costs
+    draft.steps += len(found) + len(reach.slots)
+    for node, slots in reach.slots.items():
+        had = free[node].bit_count()
+        if not slots or had + slots < need or group_of[node] is not group or nodes[node].closed:
+            continue
+        if plain and had >= need:
+            continue
+        if plain and had + slots == need == size:
+            found.append(_Offer(costs[node], node))
+            continue
+        victims = _leave_for(draft, job, shape, node, 1, reach)
+        if victims:
+            found.append(_Offer(sum(reach.prices[v] for v in victims), node))
+    return found
+
+
+def _has_rest(draft: Draft, job: Waiting, node: int, cpus: int, memory_bytes: int) -> bool:
+    """Whether the CPUs and the memory of a node are enough, with so much more of each."""
+    index = draft.index
+    if index.nodes[node].splittable:
+        return job.cpus_per_node <= index.nodes[node].num_cpus
+    return (
+        index.cpus[node] + cpus >= job.cpus_per_node
+        and index.memory[node] + memory_bytes >= job.memory_per_node_bytes
+    )
+
+
+def _leave_for(
+    draft: Draft, job: Waiting, shape: GangShape, node: int, shares: int, reach: Reach
+) -> list[int] | None:
+    """Who leaves this node so that it has room for so many shares; None if not all could help."""
+    index, world = draft.index, draft.world
+    on_node, prices = world.on_node[node], reach.prices
+    slots, need = index.free[node].bit_count(), shape.slots_per_node * shares
+    cpus = memory = 0
+    if slots >= need and _has_rest(draft, job, node, cpus, memory):
+        return []
+    holders = [j for j in on_node if j in prices]
+    holders.sort(key=lambda j: (prices[j] / on_node[j].bit_count(), j))
+    victims: list[int] = []
+    for victim in holders:
+        held = world.held[victim]
+        victims.append(victim)
+        slots += on_node[victim].bit_count()
+        cpus += held.cpus_per_node
+        memory += held.memory_per_node_bytes
+        if slots >= need and _has_rest(draft, job, node, cpus, memory):
+            return victims
+    return None
+
+
+def _split_offers(
+    draft: Draft, group: NodeGroup, job: Waiting, shape: GangShape, reach: Reach
+) -> list[_Offer]:
+    """On a node that may host several shares: what each further one costs, never less than the last."""
+    found = []
+    for bucket in group.by_free:
+        for node in bucket:
+            most = group.size // max(shape.slots_per_node, 1)
+            most = most if draft.index.nodes[node].splittable else 1
+            before = dearest = 0.0
+            for turn in range(min(most, shape.nodes)):
+                draft.steps += 1
+                victims = _leave_for(draft, job, shape, node, turn + 1, reach)
+                if victims is None:
+                    break
+                cost = sum(reach.prices[v] for v in victims)
+                dearest = max(dearest, cost - before)
+                before = cost
+                found.append(_Offer(dearest, node, turn))
+    return found
+
+
+def _victims(
+    draft: Draft, job: Waiting, shape: GangShape, nodes: list[int], reach: Reach
+) -> list[int]:
+    """Everybody who leaves so that these nodes have room for the shares chosen on them."""
+    found: dict[int, None] = {}
+    for node in dict.fromkeys(nodes):
+        leaving = _leave_for(draft, job, shape, node, nodes.count(node), reach)
+        found.update(dict.fromkeys(leaving or ()))
+    return list(found)
+
+
 def _needed(
-    draft: Draft, group: NodeGroup, job: Waiting, chosen: list[_Offer], prices: dict[int, float]
+    draft: Draft, job: Waiting, nodes: list[int], victims: list[int], reach: Reach
 ) -> list[int]:
     """The victims without the superfluous ones: the dearest are spared first."""
     index, world = draft.index, draft.world
-    victims = list(dict.fromkeys(v for offer in chosen for v in offer.victims))
-    nodes = [offer.node for offer in chosen]
-    room = {
-        node: index.free[node].bit_count()
-        + sum(world.on_node[node][v].bit_count() for v in victims if v in world.on_node[node])
-        for node in nodes
-    }
     if job.cpus_per_node or job.memory_per_node_bytes:
         return victims
+    room = {node: index.free[node].bit_count() for node in nodes}
+    for node, width in zip(nodes, job.widths(len(nodes)), strict=True):
+        room[node] -= width
+    for victim in victims:
+        for node in world.nodes_of[victim]:
+            if node in room:
+                room[node] += world.on_node[node][victim].bit_count()
     kept = set(victims)
-    for victim in sorted(victims, key=lambda v: (-prices[v], v)):
-        names = {share.node for share in world.held[victim].placement.shares}
-        here = [n for n in (index.num_of.get(name, -1) for name in names) if n in room]
-        gone = {node: world.on_node[node][victim].bit_count() for node in here}
-        if all(room[node] - gone[node] >= job.shape.slots_per_node for node in here):
+    for victim in sorted(victims, key=lambda v: (-reach.prices[v], v)):
+        gone = {
+            node: world.on_node[node][victim].bit_count()
+            for node in world.nodes_of[victim]
+            if node in room
+        }
+        if all(room[node] >= slots for node, slots in gone.items()):
             kept.remove(victim)
-            for node in here:
-                room[node] -= gone[node]
+            for node, slots in gone.items():
+                room[node] -= slots
     return [victim for victim in victims if victim in kept]
 
 
-def _commit(
-    draft: Draft, job: Waiting, nodes: list[int], victims: list[int], prices: dict[int, float]
-) -> None:
-    held = draft.world.held
+def _commit(draft: Draft, job: Waiting, chosen: Chosen, reach: Reach) -> None:
+    held, nodes, victims = draft.world.held, chosen.nodes, chosen.victims
     save_s = max((held[v].save_s or 0.0 for v in victims), default=0.0)
     hole = Hole(
         job.num,
@@ -270,17 +338,15 @@ def _commit(
         tuple(victims),
     )
     draft.holes.append(hole)
-    draft.block(hole, job.shape.slots_per_node)
+    draft.block(hole, *job.widths(len(nodes)))
     for victim in victims:
-        draft.leaving.add(victim)
-        project = held[victim].project
-        draft.used[project] = draft.used.get(project, 0) - held[victim].num_slots
+        draft.leaves(victim)
+        cost = reach.prices[victim]
         text = (
             f"makes room for j-{job.num} ({job.num_slots} slots, priority {job.priority}); "
-            f"costs about {prices[victim] / 3600:.2f} slot-hours"
+            f"costs about {cost / 3600:.2f} slot-hours"
         )
         draft.preemptions.append(
-            Preemption(victim, job.num, prices[victim], Reason(ReasonCode.PREEMPTED, text))
+            Preemption(victim, job.num, cost, Reason(ReasonCode.PREEMPTED, text))
         )
-    draft.used[job.project] = draft.used.get(job.project, 0) + job.num_slots
-    draft.excess.clear()
+    draft.use(job.project, job.num_slots)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from phalanx.core.placement import Node, NodeShare, Placement
 from phalanx.errors import InvariantBroken
@@ -46,6 +47,7 @@ class NodeGroup:
         self.domain_full: list[dict[str, int]] = [{} for _ in levels]
         self.domain_leaves: list[dict[str, list[int]]] = [{} for _ in levels]
         self.largest_leaf = 0
+        self.largest: list[int] = [0] * len(levels)
 
     def add_leaf(self, names: tuple[str, ...], members: int) -> int:
         """Declare a leaf domain by its path from the widest level; gives its number."""
@@ -82,8 +84,7 @@ def _drop(sorted_list: list[int], value: int) -> None:
     del sorted_list[bisect_left(sorted_list, value)]
 
 
-@dataclass(frozen=True, slots=True)
-class Taking:
+class Taking(NamedTuple):
     """What one share takes from one node."""
 
     node: int
@@ -131,6 +132,8 @@ class SlotIndex:
                 if not self.nodes[i].closed:
                     group.num_nodes += 1
                     self._enter(i)
+            for depth, full in enumerate(group.domain_full):
+                group.largest[depth] = max(full.values(), default=0)
             self.groups.append(group)
 
     def _enter(self, node: int) -> None:

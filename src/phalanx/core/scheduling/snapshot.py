@@ -48,6 +48,12 @@ class Waiting:
     selector: tuple[tuple[str, str], ...] = ()
     delayed_s: float = 0.0
     speeds: tuple[float, ...] = ()
+    num_slots: int = field(init=False, repr=False, compare=False)
+    """Slots of the whole gang at full size, all roles."""
+
+    def __post_init__(self) -> None:
+        slots = self.shape.num_slots + sum(role.num_slots for role in self.roles)
+        object.__setattr__(self, "num_slots", slots)
 
     @property
     def since(self) -> int:
@@ -59,10 +65,10 @@ class Waiting:
         """When it would have entered the queue, had it waited its whole delay at a stretch."""
         return self.since - int(self.delayed_s * US)
 
-    @property
-    def num_slots(self) -> int:
-        """Slots of the whole gang at full size, all roles."""
-        return self.shape.num_slots + sum(role.num_slots for role in self.roles)
+    def widths(self, num_shares: int) -> list[int]:
+        """Slots of each of so many shares of the gang: those of `shape`, then role after role."""
+        others = [role.slots_per_node for role in self.roles for _ in range(role.nodes)]
+        return [self.shape.slots_per_node] * (num_shares - len(others)) + others
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +104,12 @@ class Held:
     resized_at: int | None = None
     delayed_s: float = 0.0
     speeds: tuple[float, ...] = ()
+    num_slots: int = field(init=False, repr=False, compare=False)
+    """Slots it holds now."""
 
-    @property
-    def num_slots(self) -> int:
-        """Slots it holds now."""
-        return sum(len(share.slots) for share in self.placement.shares)
+    def __post_init__(self) -> None:
+        slots = sum(len(share.slots) for share in self.placement.shares)
+        object.__setattr__(self, "num_slots", slots)
 
     def attained(self, now: int) -> float:
         """Slot-seconds of service up to `now`."""

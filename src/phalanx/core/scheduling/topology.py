@@ -7,6 +7,7 @@ used only when no narrower one holds the gang, and then by the fewest leaves.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from phalanx.core.placement import GangShape
@@ -54,7 +55,7 @@ def suitable(index: SlotIndex, ask: Ask) -> list[NodeGroup]:
         group
         for group in index.groups
         if group.key.pool in order
-        and group.size >= ask.shape.slots_per_node
+        and group.size >= max(shape.slots_per_node for shape in (ask.shape, *ask.roles))
         and (not ask.slot_type or group.key.slot_type == ask.slot_type)
         and group.key.device_memory_bytes >= ask.device_memory_bytes
         and set(group.key.taints) <= set(ask.tolerates)
@@ -69,37 +70,81 @@ def place(
 ) -> list[Taking] | None:
     """Takings for the whole gang (all roles) in one group, or None. Changes nothing."""
     for group in groups:
-        found = _place_in(index, ask, group, shape)
-        if found is None:
-            continue
-        if not ask.roles:
+        find = _all_roles if ask.roles else _place_in
+        found = find(index, ask, group, shape)
+        if found is not None:
             return found
-        whole = _with_roles(index, ask, group, found)
-        if whole is not None:
-            return whole
     if len(groups) > 1 and not ask.roles:
         return _across_groups(index, ask, groups, shape)
     return None
 
 
-def _with_roles(
-    index: SlotIndex, ask: Ask, group: NodeGroup, found: list[Taking]
+def parts(shape: GangShape, roles: tuple[GangShape, ...]) -> list[tuple[int, GangShape]]:
+    """All shapes of a gang with their positions, those that need most of a node first."""
+    every = enumerate((shape, *roles))
+    return sorted(every, key=lambda part: (-part[1].slots_per_node, -part[1].nodes, part[0]))
+
+
+def levels(group: NodeGroup, required: str | None) -> list[str | None]:
+    """Levels of the topology that may hold a whole gang, the narrowest first; None is everywhere."""
+    if required == "node":
+        return ["node"]
+    found: list[str | None] = list(reversed(group.levels))
+    return [*found, None] if required is None else found[: found.index(required) + 1]
+
+
+def areas(index: SlotIndex, group: NodeGroup, level: str | None) -> Iterator[frozenset[int]]:
+    """The open nodes of each domain of a level, domain by domain."""
+    found: dict[str, list[int]] = {}
+    depth = -1 if level in (None, "node") else group.levels.index(str(level))
+    for bucket in group.by_free:
+        for node in bucket:
+            if level == "node":
+                name = str(node)
+            else:
+                name = "" if depth < 0 else group.leaves[index.leaf_of[node]][depth]
+            found.setdefault(name, []).append(node)
+    for name in sorted(found):
+        yield frozenset(found[name])
+
+
+def _all_roles(
+    index: SlotIndex, ask: Ask, group: NodeGroup, shape: GangShape
+) -> list[Taking] | None:
+    """All parts of a gang in one domain, the narrowest that holds them, and there the tightest."""
+    slots = shape.num_slots + sum(role.num_slots for role in ask.roles)
+    if group.num_free < slots:
+        return None
+    for level in levels(group, ask.required):
+        rooms = [
+            (sum(index.free[node].bit_count() for node in inside), at, inside)
+            for at, inside in enumerate(areas(index, group, level))
+        ]
+        for free, _, inside in sorted(rooms, key=lambda room: room[:2]):
+            if free >= slots:
+                found = _roles_inside(index, ask, group, shape, inside)
+                if found is not None:
+                    return found
+    return None
+
+
+def _roles_inside(
+    index: SlotIndex, ask: Ask, group: NodeGroup, shape: GangShape, inside: frozenset[int]
 ) -> list[Taking] | None:
     mark = index.mark()
-    whole = list(found)
+    placed: dict[int, list[Taking]] = {}
     try:
-        for taking in found:
-            index.take(taking)
-        for role in ask.roles:
-            part = _place_in(index, ask, group, role)
-            if part is None:
+        for at, part in parts(shape, ask.roles):
+            rooms = _rooms(index, ask, group, part.slots_per_node)
+            nodes = [n for leaf in sorted(rooms) for n in rooms[leaf] if n in inside]
+            if len(nodes) < part.nodes:
                 return None
-            for taking in part:
+            placed[at] = _cut(index, ask, nodes[: part.nodes], part.slots_per_node)
+            for taking in placed[at]:
                 index.take(taking)
-            whole += part
-        return whole
     finally:
         index.rollback(mark)
+    return [taking for at in sorted(placed) for taking in placed[at]]
 
 
 def _place_in(

@@ -15,12 +15,12 @@ from phalanx.core.placement import GangShape
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling.constraints import Constraint, constraints
 from phalanx.core.scheduling.draft import Draft
-from phalanx.core.scheduling.entitlement import standings
+from phalanx.core.scheduling.entitlement import lineage, rolled_up, standings
 from phalanx.core.scheduling.forecast import NUM_SCENARIOS, Eta, eta
 from phalanx.core.scheduling.outcome import Plan
 from phalanx.core.scheduling.planner import plan_pass
 from phalanx.core.scheduling.prices import lost_work, price
-from phalanx.core.scheduling.snapshot import Held, Project, Snapshot, Waiting
+from phalanx.core.scheduling.snapshot import Held, Snapshot, Waiting
 from phalanx.core.scheduling.world import World
 
 
@@ -150,7 +150,7 @@ def position(snapshot: Snapshot, num: int, now: int) -> int:
     world.ripen(now)
     capacity = sum(group.num_nodes * group.size for group in world.index.groups)
     standing = standings(world.projects, world.used, world.demand, capacity)
-    draft = Draft(world, now, standing, dict(world.used))
+    draft = Draft(world, now, standing, rolled_up(world.projects, world.used))
     ranked = [
         (draft.rank(line, place), job)
         for line in world.lines.values()
@@ -297,22 +297,25 @@ def _shorter(job: Waiting) -> Iterator[_Idea]:
 
 
 def _quota(snapshot: Snapshot, job: Waiting, now: int) -> Change | None:
-    """With its project's limit raised by just what the gang needs."""
-    used = sum(held.num_slots for held in snapshot.held if held.project == job.project)
-    wanted = used + job.num_slots
-
-    def raised(project: Project) -> Project:
-        most = project.max_slots
-        if project.name != job.project or most is None or most >= wanted:
-            return project
-        return replace(project, max_slots=wanted)
-
-    projects = tuple(raised(project) for project in snapshot.projects)
-    if projects == snapshot.projects:
+    """With the limits of its project, and of those above, raised by just what the gang needs."""
+    tree = {project.name: project for project in snapshot.projects}
+    held: dict[str, int] = {}
+    for one in snapshot.held:
+        held[one.project] = held.get(one.project, 0) + one.num_slots
+    used = rolled_up(tree, held)
+    raised = {}
+    for project in lineage(tree, job.project):
+        wanted = used.get(project.name, 0) + job.num_slots
+        if project.max_slots is not None and project.max_slots < wanted:
+            raised[project.name] = replace(project, max_slots=wanted)
+    if not raised:
         return None
+    projects = tuple(raised.get(project.name, project) for project in snapshot.projects)
     trial = _Trial(replace(snapshot, projects=projects), job, now)
-    text = f"if project {job.project} might hold {wanted} slots"
-    return trial.change(ChangeKind.QUOTA, text, job)
+    names = " and ".join(
+        f"project {name} might hold {one.max_slots} slots" for name, one in raised.items()
+    )
+    return trial.change(ChangeKind.QUOTA, f"if {names}", job)
 
 
 def _reopened(snapshot: Snapshot, job: Waiting, now: int) -> Change | None:

@@ -6,22 +6,16 @@ loop) reports what happened; `plan_pass` only reads it.
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import replace
 
 from phalanx.core.placement import Node, Placement
 from phalanx.core.scheduling.estimates import EDGES, History, KindKey, bin_of
-from phalanx.core.scheduling.order import (
-    bin_ends_at,
-    expected_end,
-    held_urgency,
-    kind_key,
-    settled_end,
-)
+from phalanx.core.scheduling.order import kind_key
+from phalanx.core.scheduling.running import Running
 from phalanx.core.scheduling.slots import NodeGroup, SlotIndex
-from phalanx.core.scheduling.snapshot import US, Held, Hole, Project, Snapshot, Terms, Waiting
+from phalanx.core.scheduling.snapshot import Held, Hole, Project, Snapshot, Terms, Waiting
 from phalanx.core.scheduling.topology import Ask, ask_of, suitable
 from phalanx.errors import InvariantBroken
 
@@ -31,8 +25,10 @@ class Line:
 
     __slots__ = (
         "ask",
+        "ask_num",
         "attained_bin",
         "base",
+        "base_seen",
         "base_version",
         "groups",
         "jobs",
@@ -41,8 +37,11 @@ class Line:
         "sample",
     )
 
-    def __init__(self, key: tuple[object, ...], sample: Waiting, groups: list[NodeGroup]) -> None:
+    def __init__(
+        self, key: tuple[object, ...], sample: Waiting, ask_num: int, groups: list[NodeGroup]
+    ) -> None:
         self.key = key
+        self.ask_num = ask_num
         # What a line answers must not depend on who happened to join it first.
         self.sample = sample = _typical(sample)
         self.ask: Ask = ask_of(sample)
@@ -52,6 +51,7 @@ class Line:
         self.jobs: list[tuple[int, int]] = []
         self.base = 0.0
         self.base_version = -1
+        self.base_seen = -1
 
 
 def _typical(job: Waiting) -> Waiting:
@@ -112,14 +112,10 @@ class World:
         self.demand: dict[str, int] = {}
         self.elastic: set[int] = set()
         self.holes: dict[int, Hole] = {}
-        self.scores: dict[int, tuple[float, int]] = {}
-        self._prey: dict[int, list[tuple[float, int]]] = {}
-        self._ends: dict[int, int | None] = {}
-        self._due: list[tuple[int, int, int]] = []
-        self._unscored: set[int] = set()
-        self._scored_version = -1
-        self._stamp = 0
+        self.running = Running(self.history, self.terms)
+        self.nodes_of: dict[int, tuple[int, ...]] = {}
         self._groups: dict[Ask, list[NodeGroup]] = {}
+        self._asks: dict[Ask, int] = {}
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> World:
@@ -193,7 +189,9 @@ class World:
         key = line_key(job)
         line = self.lines.get(key)
         if line is None:
-            line = self.lines[key] = Line(key, job, self.groups_for(ask_of(job)))
+            ask = ask_of(job)
+            number = self._asks.setdefault(ask, len(self._asks))
+            line = self.lines[key] = Line(key, job, number, self.groups_for(ask))
         insort(line.jobs, (job.owed_since, job.num))
         self.line_of[job.num] = line
 
@@ -204,15 +202,18 @@ class World:
         if held.job in self.held:
             return
         self.withdraw(held.job)
+        nodes = []
         for taking in self.index.takings(
             held.placement, held.cpus_per_node, held.memory_per_node_bytes
         ):
             self.index.take(taking)
             at = self.on_node[taking.node]
             at[held.job] = at.get(held.job, 0) | taking.mask
+            nodes.append(taking.node)
         self.index.settle()
+        self.nodes_of[held.job] = tuple(dict.fromkeys(nodes))
         self.held[held.job] = held
-        self._unscored.add(held.job)
+        self.running.add(held)
         if held.min_nodes is not None and held.max_nodes is not None:
             self.elastic.add(held.job)
         self.used[held.project] = self.used.get(held.project, 0) + held.num_slots
@@ -228,8 +229,8 @@ class World:
         held = self.held.get(num)
         if held is None:
             return None
-        self._forget_score(num)
         del self.held[num]
+        self.running.remove(num)
         self.elastic.discard(num)
         for taking in self.index.takings(
             held.placement, held.cpus_per_node, held.memory_per_node_bytes
@@ -237,6 +238,7 @@ class World:
             self.on_node[taking.node].pop(num, None)
             self.index.give(taking)
         self.index.settle()
+        del self.nodes_of[num]
         left = self.used[held.project] - held.num_slots
         if left:
             self.used[held.project] = left
@@ -247,9 +249,9 @@ class World:
     def update(self, held: Held) -> None:
         """New facts about a running attempt on the same placement: a save, progress, a stop."""
         if held.job in self.held:
-            self._forget_score(held.job)
+            self.running.remove(held.job)
             self.held[held.job] = held
-            self._unscored.add(held.job)
+            self.running.add(held)
 
     def saved(self, num: int, at: int) -> None:
         """A running attempt committed a checkpoint."""
@@ -279,53 +281,16 @@ class World:
 
     def prey(self, now: int) -> dict[int, list[tuple[float, int]]]:
         """Running jobs that may be asked to leave, by priority, the least urgent first."""
-        version = self.history.version()
-        if version != self._scored_version:
-            self._scored_version = version
-            self.scores, self._prey, self._ends, self._due = {}, {}, {}, []
-            self._unscored = set(self.held)
-        while self._due and self._due[0][0] <= now:
-            _, num, stamp = heapq.heappop(self._due)
-            known = self.scores.get(num)
-            if known is not None and known[1] == stamp:
-                self._forget_score(num)
-                self._unscored.add(num)
-        for num in self._unscored:
-            self._score(self.held[num], now)
-        self._unscored.clear()
-        return self._prey
+        self.running.settle(now)
+        return self.running.ranked
 
     def end_of(self, num: int, now: int) -> int | None:
         """When a running job is expected to be gone; constant while it stays in its service bin."""
-        if num in self._ends:
-            end = self._ends[num]
-            return None if end is None else max(end, now + US)
-        return expected_end(self.held[num], self.history, now)
+        return self.running.end_of(num, now)
 
     def score_of(self, held: Held, now: int) -> float:
         """The learned urgency of a running job."""
-        return held_urgency(held, bin_of(held.attained(now)), self.history, self.terms)
-
-    def _score(self, held: Held, now: int) -> None:
-        if held.started_at is None or held.stopping:
-            return
-        spot = bin_of(held.attained(now))
-        if held.remaining_s is None:
-            self._ends[held.job] = settled_end(held, spot, self.history)
-        score = held_urgency(held, spot, self.history, self.terms)
-        self._stamp += 1
-        self.scores[held.job] = (score, self._stamp)
-        if held.preemptible:
-            insort(self._prey.setdefault(held.priority, []), (score, held.job))
-        heapq.heappush(self._due, (bin_ends_at(held, spot), held.job, self._stamp))
-
-    def _forget_score(self, num: int) -> None:
-        self._unscored.discard(num)
-        self._ends.pop(num, None)
-        known = self.scores.pop(num, None)
-        if known is not None and self.held[num].preemptible:
-            ranked = self._prey[self.held[num].priority]
-            del ranked[bisect_left(ranked, (known[0], num))]
+        return self.running.score_of(held, now)
 
     def state(self) -> tuple[object, ...]:
         """Everything that must equal a rebuild."""

@@ -1,0 +1,232 @@
+"""Reach: whom a claim could put aside, at what price, and what that would free, node by node.
+
+What all claims of one priority have in common is worked out once in a pass; each claim adds the peers
+that it outweighs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from phalanx.core.scheduling.draft import Claim, Draft
+from phalanx.core.scheduling.entitlement import Tier
+from phalanx.core.scheduling.prices import lost_work, price
+from phalanx.core.scheduling.snapshot import US, Held
+from phalanx.core.scheduling.world import World
+
+
+@dataclass(slots=True)
+class Reach:
+    """Possible victims with the price of each; slots they hold and prices together, by node."""
+
+    prices: dict[int, float] = field(default_factory=dict)
+    slots: dict[int, int] = field(default_factory=dict)
+    costs: dict[int, float] = field(default_factory=dict)
+    num_slots: int = 0
+
+    def add(self, world: World, num: int, cost: float) -> None:
+        """One more possible victim."""
+        if num in self.prices:
+            return
+        self.prices[num] = cost
+        slots, costs, on_node = self.slots, self.costs, world.on_node
+        for node in world.nodes_of[num]:
+            bits = on_node[node][num].bit_count()
+            slots[node] = slots.get(node, 0) + bits
+            self.num_slots += bits
+            costs[node] = costs.get(node, 0.0) + cost
+
+    def remove(self, world: World, num: int) -> None:
+        """This one leaves already, for somebody else."""
+        if self.prices.pop(num, None) is None:
+            return
+        for node in world.nodes_of[num]:
+            self.num_slots -= world.on_node[node][num].bit_count()
+            mine = [j for j in world.on_node[node] if j in self.prices]
+            self.slots[node] = sum(world.on_node[node][j].bit_count() for j in mine)
+            self.costs[node] = sum(self.prices[j] for j in mine)
+
+    def copy(self) -> Reach:
+        """The same, to be changed by itself."""
+        return Reach(self.prices.copy(), self.slots.copy(), self.costs.copy(), self.num_slots)
+
+    def with_more(self, world: World, prices: Mapping[int, float]) -> Reach:
+        """The same and these."""
+        more = self.copy()
+        for num, cost in prices.items():
+            more.add(world, num, cost)
+        return more
+
+
+def reach_of(draft: Draft, claim: Claim) -> Reach:
+    """Everybody this claim outweighs, with the price of each."""
+    if draft.standings:
+        return _across_projects(draft, claim)
+    reach = _below(draft, claim.job.priority).copy()
+    peers = _peers(draft, claim.job.priority)
+    held_by, leaving = draft.world.held, draft.leaving
+    for score, num, lost in peers.ranked[: peers.num_below(draft, claim)]:
+        draft.steps += 1
+        held = held_by[num]
+        if num not in leaving and _outweighs(draft, claim, held, score, lost):
+            reach.add(draft.world, num, price(draft, held))
+    return reach
+
+
+def could_suffice(draft: Draft, claim: Claim, num_free: int) -> bool:
+    """Whether this claim could have enough slots if all that it may outweigh were gone."""
+    if draft.standings:
+        return True
+    peers = _peers(draft, claim.job.priority)
+    slots = num_free + _below(draft, claim.job.priority).num_slots
+    return slots + peers.slots[peers.num_below(draft, claim)] >= claim.job.num_slots
+
+
+def _below(draft: Draft, priority: int) -> Reach:
+    """Everybody of a lower priority; kept up to date as victims leave."""
+    known = draft.reach.get(priority)
+    if known is None:
+        known = draft.reach[priority] = Reach()
+        world = draft.world
+        for other, ranked in sorted(world.prey(draft.now).items()):
+            if other >= priority:
+                continue
+            for _, num in ranked:
+                held = world.held[num]
+                draft.steps += 1
+                if num not in draft.leaving and held.protected_until <= draft.now:
+                    known.add(world, num, price(draft, held))
+    return known
+
+
+@dataclass(slots=True)
+class Peers:
+    """Jobs of one priority whom a peer may put aside, by score, with what each would lose.
+
+    `slots` are those that the first n of them hold together.
+    """
+
+    ranked: list[tuple[float, int, float]] = field(default_factory=list)
+    slots: list[int] = field(default_factory=lambda: [0])
+
+    def num_below(self, draft: Draft, claim: Claim) -> int:
+        """How many of them may be less urgent than the claim."""
+        if claim.guarded:
+            return len(self.ranked)
+        return bisect_left(self.ranked, (claim.urgency / draft.terms.hysteresis,))
+
+
+def _peers(draft: Draft, priority: int) -> Peers:
+    known = draft.peers.get(priority)
+    if known is None:
+        known = draft.peers[priority] = Peers()
+        for score, num in draft.world.prey(draft.now).get(priority, ()):
+            held = draft.world.held[num]
+            if held.protected_until <= draft.now and not _is_settled(draft, held):
+                known.ranked.append((score, num, lost_work(draft, held)))
+                known.slots.append(known.slots[-1] + held.num_slots)
+    return known
+
+
+def _across_projects(draft: Draft, claim: Claim) -> Reach:
+    prey, held_by = draft.world.prey(draft.now), draft.world.held
+    reach = Reach()
+    for _, ranked in sorted(prey.items()):
+        for score, num in ranked:
+            held = held_by[num]
+            draft.steps += 1
+            if num not in draft.leaving and may_evict(draft, claim, held, score):
+                reach.add(draft.world, num, price(draft, held))
+    return reach
+
+
+def may_evict(draft: Draft, claim: Claim, held: Held, score: float) -> bool:
+    """Whether this claim outweighs that job's hold."""
+    job = claim.job
+    if held.started_at is None or held.protected_until > draft.now:
+        return False
+    if draft.standings and held.project != job.project:
+        shared = _shared(draft, job.project, held.project)
+        if not _reclaimable(draft, held, shared):
+            return False
+        mine = draft.standings.get(job.project)
+        if claim.tier is Tier.GUARANTEED and (
+            mine is None or mine.is_guaranteed(draft.used, job.num_slots, shared)
+        ):
+            return True
+    if held.priority != job.priority:
+        return held.priority < job.priority
+    if _is_settled(draft, held):
+        return False
+    return _outweighs(draft, claim, held, score, lost_work(draft, held))
+
+
+def _shared(draft: Draft, one: str, other: str) -> frozenset[str]:
+    """Projects that both are part of."""
+    mine, theirs = draft.standings.get(one), draft.standings.get(other)
+    if mine is None or theirs is None:
+        return frozenset()
+    return frozenset(p.name for p in mine.lineage) & frozenset(p.name for p in theirs.lineage)
+
+
+def _reclaimable(draft: Draft, held: Held, shared: frozenset[str]) -> bool:
+    """Whether this job is part of what its project, or one above, holds beyond its guarantee.
+
+    Seen from outside that is the widest project that the two do not have in common. The cheapest jobs
+    that make up the excess are in reach; the rest is not.
+    """
+    standing = draft.standings.get(held.project)
+    names = [held.project] if standing is None else [p.name for p in standing.lineage]
+    apart = [name for name in names if name not in shared]
+    if not apart:
+        # The claim comes from one of its own parts: what it holds itself is beyond theirs.
+        return True
+    return held.job in _excess(draft, apart[-1])
+
+
+def _excess(draft: Draft, project: str) -> frozenset[int]:
+    known = draft.excess.get(project)
+    if known is not None:
+        return known
+    standing = draft.standings.get(project)
+    floor = 0 if standing is None else standing.project.guaranteed_slots
+    over = draft.used.get(project, 0) - floor
+    jobs = [h for h in draft.world.held.values() if h.project == project and not h.stopping]
+    for other, one in draft.standings.items():
+        if one.project.parent == project and other != project:
+            jobs += [draft.world.held[num] for num in sorted(_excess(draft, other))]
+    found = set()
+    for held in sorted(jobs, key=lambda h: (price(draft, h) / max(h.num_slots, 1), h.job)):
+        if over <= 0:
+            break
+        if held.job not in draft.leaving:
+            found.add(held.job)
+            over -= held.num_slots
+    draft.excess[project] = frozenset(found)
+    return draft.excess[project]
+
+
+def _outweighs(draft: Draft, claim: Claim, held: Held, score: float, lost: float) -> bool:
+    """Whether the claim goes before a peer."""
+    terms = draft.terms
+    if claim.guarded:
+        # Two that starve must not take turns.
+        return held.delayed_s <= terms.guard_after_s / 2
+    if score * terms.hysteresis >= claim.urgency:
+        return False
+    # Never throw away much of what the claim itself is expected to need.
+    return lost <= terms.lost_per_need * claim.need_slot_s(terms)
+
+
+def _is_settled(draft: Draft, held: Held) -> bool:
+    """Whether its peers have to let it run: it has only just started, or it is a hero."""
+    if (draft.now - (held.started_at or 0)) / US < draft.terms.min_run_s:
+        return True
+    nodes = draft.world.nodes_of[held.job]
+    if not nodes:
+        return False
+    group = draft.index.group_of[nodes[0]]
+    limit = max(draft.terms.hero_slots, draft.terms.hero_fraction * group.num_nodes * group.size)
+    return held.num_slots > limit

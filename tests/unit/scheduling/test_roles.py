@@ -1,0 +1,150 @@
+"""Gangs of several shapes, and gangs with several shares on one splittable node."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from phalanx.core.placement import GangShape, Node, NodeShare, Placement
+from phalanx.core.scheduling import Held, Plan, Snapshot, Terms, Waiting, plan
+
+pytestmark = pytest.mark.unit
+
+US = 1_000_000
+HOUR = 3600 * US
+FULL = (0, 1, 2, 3)
+
+
+def nodes(num: int, rack: int = 2, **more: object) -> tuple[Node, ...]:
+    made = [
+        Node(f"n{i}", "p", "h", 4, 8, 100, domains=(("rack", f"r{i // rack}"),)) for i in range(num)
+    ]
+    return tuple(replace(node, **more) for node in made)  # type: ignore[arg-type]
+
+
+def held(num: int, where: dict[int, tuple[int, ...]], **more: object) -> Held:
+    shares = tuple(NodeShare(f"n{i}", "h", slots) for i, slots in where.items())
+    return Held(num, Placement("p", shares), **{"priority": 10, "started_at": 0, **more})  # type: ignore[arg-type]
+
+
+def mixed(num: int = 1, **more: object) -> Waiting:
+    """One whole node for the learner, two shares of two slots for its actors."""
+    facts: dict[str, object] = {"roles": (GangShape(2, 2, 2),), **more}
+    return Waiting(num, GangShape(1, 4, 4), 50, num, **facts)  # type: ignore[arg-type]
+
+
+def shares_of(decided: Plan, num: int) -> list[tuple[str, int]]:
+    start = next(s for s in decided.starts if s.job == num)
+    return [(share.node, len(share.slots)) for share in start.placement.shares]
+
+
+def evicted(decided: Plan) -> set[int]:
+    return {preemption.job for preemption in decided.preemptions}
+
+
+class TestPlacement:
+    def test_all_parts_lie_in_the_narrowest_domain_that_holds_them_together(self) -> None:
+        busy = (held(9, {0: (0, 1)}), held(8, {2: (0,)}))
+        # The first rack has room for the learner, not for all: the third takes the whole gang.
+        world = Snapshot(nodes(6, rack=2), busy, (mixed(roles=(GangShape(1, 3, 3),)),))
+        racks = {int(name[1:]) // 2 for name, _ in shares_of(plan(world, 1), 1)}
+        assert len(racks) == 1
+        assert [slots for _, slots in shares_of(plan(world, 1), 1)] == [4, 3]
+
+    def test_a_required_rack_holds_every_role(self) -> None:
+        ask = mixed(required="rack", roles=(GangShape(2, 3, 3),))
+        assert plan(Snapshot(nodes(4, rack=2), (), (ask,)), 1).starts == ()
+        assert len(shares_of(plan(Snapshot(nodes(3, rack=3), (), (ask,)), 1), 1)) == 3
+        assert len(plan(Snapshot(nodes(4), (), (replace(ask, required=None),)), 1).starts) == 1
+
+    def test_a_role_wider_than_the_main_shape_finds_its_nodes(self) -> None:
+        ask = Waiting(1, GangShape(2, 2, 2), 50, 0, roles=(GangShape(1, 4, 4),))
+        assert shares_of(plan(Snapshot(nodes(3, rack=3), (), (ask,)), 1), 1) == [
+            ("n1", 2),
+            ("n2", 2),
+            ("n0", 4),
+        ]
+
+
+class TestPreemption:
+    def test_a_gang_of_roles_evicts_what_it_needs_and_no_more(self) -> None:
+        busy = tuple(held(10 + i, {i: FULL}) for i in range(4))
+        world = Snapshot(nodes(4, rack=4), busy, (mixed(),))
+        decided = plan(world, HOUR)
+        (hole,) = decided.holes
+        assert evicted(decided) == set(hole.victims)
+        # A whole node, and one more that both actors' shares fit on only one at a time.
+        assert len(hole.nodes) == 3
+        assert len(evicted(decided)) == 3
+        freed = tuple(h for h in busy if h.job not in hole.victims)
+        after = Snapshot(nodes(4, rack=4), freed, (mixed(),), holes=(hole,))
+        assert [name for name, _ in shares_of(plan(after, HOUR + US), 1)] == list(hole.nodes)
+
+    def test_its_hole_is_closed_to_others_until_all_victims_have_left(self) -> None:
+        busy = tuple(held(10 + i, {i: FULL}) for i in range(3))
+        decided = plan(Snapshot(nodes(3, rack=3), busy, (mixed(),)), HOUR)
+        (hole,) = decided.holes
+        left = tuple(replace(h, stopping=True) for h in busy[1:])
+        small = Waiting(2, GangShape(1, 1, 1), 10, 5)
+        during = Snapshot(nodes(3, rack=3), left, (mixed(), small), holes=(hole,))
+        again = plan(during, HOUR + US)
+        assert again.starts == ()
+        without = plan(replace(during, holes=(), terms=Terms(num_reservations=0)), HOUR + US)
+        assert [start.job for start in without.starts] == [2]
+
+    def test_all_parts_of_a_victim_leave(self) -> None:
+        gang = held(9, {0: FULL, 1: (0, 1), 2: (0, 1)})
+        ask = Waiting(1, GangShape(3, 4, 4), 50, 0)
+        decided = plan(Snapshot(nodes(3, rack=3), (gang,), (ask,)), HOUR)
+        assert evicted(decided) == {9}
+        assert (
+            plan(Snapshot(nodes(3, rack=3), (replace(gang, priority=90),), (ask,)), HOUR)
+            .holes[0]
+            .victims
+            == ()
+        )
+
+    def test_nobody_leaves_for_roles_that_would_not_fit_together(self) -> None:
+        busy = tuple(held(10 + i, {i: FULL}) for i in range(2))
+        ask = mixed(roles=(GangShape(2, 3, 3),))
+        assert plan(Snapshot(nodes(2), busy, (ask,)), HOUR).preemptions == ()
+
+    def test_a_blocked_gang_of_roles_keeps_the_nodes_that_are_free_first(self) -> None:
+        busy = (
+            held(7, {0: FULL}, priority=90, max_duration_s=7200.0),
+            held(8, {1: FULL}, priority=90, max_duration_s=36_000.0),
+            held(9, {2: FULL}, priority=90, max_duration_s=7300.0),
+        )
+        ask = mixed(roles=(GangShape(1, 2, 2),))
+        decided = plan(Snapshot(nodes(3, rack=3), busy, (ask,)), HOUR)
+        (hole,) = decided.holes
+        assert set(hole.nodes) == {"n0", "n2"}
+        assert hole.ready_at == 7300 * US
+
+
+class TestOneSplittableNode:
+    """The built-in `local` pool: one machine that plays several nodes of a gang."""
+
+    NODE = (Node("n0", "p", "h", 4, 4, 100, splittable=True),)
+
+    def test_two_jobs_leave_for_a_gang_of_two_nodes(self) -> None:
+        busy = (held(8, {0: (0, 1)}), held(9, {0: (2, 3)}))
+        ask = Waiting(1, GangShape(2, 2, 2), 50, 0)
+        decided = plan(Snapshot(self.NODE, busy, (ask,)), HOUR)
+        assert evicted(decided) == {8, 9}
+        assert decided.holes[0].nodes == ("n0", "n0")
+        apart = (replace(self.NODE[0], splittable=False),)
+        assert plan(Snapshot(apart, busy, (ask,)), HOUR).preemptions == ()
+
+    def test_only_as_many_leave_as_the_gang_needs(self) -> None:
+        busy = (held(8, {0: (0,)}), held(9, {0: (1,)}), held(7, {0: (2,)}))
+        ask = Waiting(1, GangShape(3, 1, 1), 50, 0)
+        decided = plan(Snapshot(self.NODE, busy, (ask,)), HOUR)
+        assert len(evicted(decided)) == 2
+
+    def test_a_gang_of_several_nodes_leaves_it_as_one(self) -> None:
+        share = NodeShare("n0", "h", (0, 1)), NodeShare("n0", "h", (2, 3))
+        gang = Held(9, Placement("p", share), priority=10, started_at=0)
+        decided = plan(Snapshot(self.NODE, (gang,), (Waiting(1, GangShape(1, 3, 3), 50, 0),)), HOUR)
+        assert evicted(decided) == {9}
