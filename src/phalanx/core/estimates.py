@@ -24,6 +24,8 @@ EFFICIENCY = 0.4
 LINK_EFFICIENCY = 0.7
 NEARLY = 1.05
 """Of layouts that are this close, the one with the fewest shards is taken."""
+TOO_LITTLE_S = 0.001
+"""Nothing is done for less of a step than this."""
 WORTH_IT = 0.85
 """A layout that needs more of its script has to be this much faster than one that does not."""
 _TP_TRAFFIC = 8 / 34  # of a transformer block's activations: four reductions of one of its 34 parts
@@ -163,7 +165,9 @@ class Estimate:
     @property
     def step_s(self) -> float | None:
         """A whole step."""
-        return None if self.compute_s is None else self.compute_s / (1 - self.bubble) + self.exposed_s
+        return (
+            None if self.compute_s is None else self.compute_s / (1 - self.bubble) + self.exposed_s
+        )
 
 
 def layouts(world: World, outline: Outline) -> Iterator[Layout]:
@@ -276,7 +280,9 @@ class Choice:
 
 def recommend(world: World, outline: Outline) -> Choice:
     """The fastest layout that fits; those that ask more of a script only where they are much faster."""
-    found = tuple(sorted((estimate(one, world, outline) for one in layouts(world, outline)), key=_rank))
+    found = tuple(
+        sorted((estimate(one, world, outline) for one in layouts(world, outline)), key=_rank)
+    )
     plain = [one for one in found if one.layout.tp == one.layout.pp == 1]
     fitting = [one for one in found if one.fits]
     if not fitting:
@@ -290,9 +296,11 @@ def recommend(world: World, outline: Outline) -> Choice:
     best = min(fitting, key=_seconds)
     simple = [one for one in plain if one.fits]
     if simple:
-        limit = NEARLY * _seconds(min(simple, key=_seconds))
+        least = _seconds(min(simple, key=_seconds))
+        limit = max(NEARLY * least, least + TOO_LITTLE_S)
         fastest = next(one for one in simple if _seconds(one) <= limit)
-        much = outline.flops is not None and _seconds(best) < WORTH_IT * _seconds(fastest)
+        worth_it = min(WORTH_IT * _seconds(fastest), _seconds(fastest) - TOO_LITTLE_S)
+        much = outline.flops is not None and _seconds(best) < worth_it
         best = best if much else fastest
     return Choice(best, _reason(best, found, world), found)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
 CHUNKS = 2
@@ -27,7 +27,7 @@ def cuts(weights: Sequence[int], num_stages: int) -> list[int]:
     for weight in weights:
         sums.append(sums[-1] + weight)
 
-    @lru_cache(maxsize=None)
+    @cache
     def best(begin: int, stages: int) -> tuple[int, int]:
         """(weight of the heaviest stage, end of the first) of the layers from `begin` on."""
         if stages == 1:

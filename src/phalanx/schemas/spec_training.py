@@ -68,6 +68,9 @@ class Training(Section):
     micro_batches: WholeFromOne | None = Field(
         default=None, description="Pieces of a batch that travel through pipeline stages."
     )
+    pipeline_split: list[str] | None = Field(
+        default=None, description="Layers that begin a pipeline stage; absent: equally heavy ones."
+    )
     precision: Literal["fp32", "bf16", "fp16"] | None = Field(
         default=None, description="Of the forward pass; fp16 needs `run.backward(loss)`."
     )

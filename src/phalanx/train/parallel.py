@@ -130,4 +130,3 @@ def styles(model: nn.Module, plan: Mapping[str, Any]) -> dict[str, ParallelStyle
     if problems:
         raise SpecInvalid(problems, "these are arguments of phalanx.train.init")
     return found
-

@@ -50,7 +50,9 @@ def kind_of_device() -> estimates.Device:
     if not torch.cuda.is_available():
         return estimates.DEVICES["cpu"]
     name = torch.cuda.get_device_name().replace("-", " ").split()
-    return next((row for key, row in estimates.DEVICES.items() if key in name), estimates.DEVICES["T4"])
+    return next(
+        (row for key, row in estimates.DEVICES.items() if key in name), estimates.DEVICES["T4"]
+    )
 
 
 def pick(model: nn.Module, world: World) -> Choice:
@@ -87,7 +89,10 @@ class Auto(Undivided):
     def _decide(self, model: nn.Module) -> None:
         info = self._info
         device = estimates.with_memory(kind_of_device(), device_memory_bytes(info.local_world_size))
-        world = World(max(1, info.world_size // info.local_world_size), info.local_world_size, device)
+        # Nodes of unequal size are taken for nodes of one rank each.
+        even = info.world_size % info.local_world_size == 0
+        slots = info.local_world_size if even else 1
+        world = World(info.world_size // slots, slots, device)
         choice = pick(model, world)
         mine = {"dp": choice.best.layout.dp, "fsdp": choice.best.layout.fsdp}
         told: dict[str, Any] = json.loads(self._channel.broadcast(json.dumps(mine)))
@@ -120,4 +125,3 @@ class Auto(Undivided):
     def reduces(self, models: Iterable[nn.Module]) -> bool:
         """As the strategy does."""
         return self._made.reduces(models)
-

@@ -102,7 +102,9 @@ class Pipelined(Grid):
         return model
 
     def _shard(self, module: nn.Module, mesh: Any) -> None:
-        if self._layout.num_places == 1 or not any(one.requires_grad for one in module.parameters()):
+        if self._layout.num_places == 1 or not any(
+            one.requires_grad for one in module.parameters()
+        ):
             return
         outer = self._outer(mesh)
         for layer in [*blocks(module), *module.children()]:

@@ -13,14 +13,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from phalanx.core.batches import Plan, Share
-from phalanx.errors import RestoreMismatch
+from phalanx.errors import NotSupported, RestoreMismatch
 from phalanx.train import (
     communication,
     data,
     fingerprint,
-    ordering,
     gradients,
     layouts,
+    ordering,
     randomness,
     replica,
     restoring,
@@ -64,9 +64,7 @@ class Run:
         self._stream: data.PositionedLoader | None = None
         self._place = parts.layout.place(self.rank)
         self._strategy = layouts.strategy_for(parts)
-        parts.saver.watch(
-            self._models, self._optimizers, self._strategy.name, self._strategy.place
-        )
+        parts.saver.watch(self._models, self._optimizers, self._strategy.name, self._strategy.place)
         loop = parts.loop
         loop.state = self._state_tree
         loop.speaks = parts.layout.speaks(self.rank)
@@ -257,8 +255,10 @@ class Run:
             return torch.zeros(())
         parameters = list(parameters)
         self._care.finish(parameters)
-        if options or self._strategy.place is None:
+        if self._strategy.place is None:
             return nn.utils.clip_grad_norm_(parameters, max_norm, **options)
+        if options:
+            raise NotSupported(f"clip_grad_norm_ with {', '.join(options)} over pipeline stages")
         norm = self._strategy.norm(parameters)
         gradients.clip(parameters, max_norm, norm)
         return norm

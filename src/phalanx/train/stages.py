@@ -1,10 +1,10 @@
 """A model as a sequence of layers, cut into pipeline stages.
 
-Layers are the children of an `nn.Sequential`, or what the model's attribute `pipeline_layers` names: modules
-that are called one after another, each with what the one before has put out; members of module lists and
-sequences count one by one. The model itself stays whole in name: parameters of other ranks' layers lose
-their memory and keep their places, so state dictionaries, optimizers and checkpoints have the same names
-everywhere.
+Layers are the children of an `nn.Sequential`, or what the model's attribute `pipeline_layers` names:
+modules that are called one after another, each with what the one before has put out; members of module
+lists and sequences count one by one. The model itself stays whole in name: parameters of other ranks'
+layers lose their memory and keep their places, so state dictionaries, optimizers and checkpoints have the
+same names everywhere.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def layers_of(model: nn.Module) -> list[Layer]:
     names = getattr(model, _ATTRIBUTE, None)
     if names is None:
         if isinstance(model, nn.Sequential):
-            return [Layer(name, module) for name, module in model.named_children()]
+            return [Layer(name, one) for name, one in model._modules.items() if one is not None]
         kind = type(model).__name__
         raise _wrong(
             "strategy", f"pp cannot cut a {kind}: give it an attribute {_ATTRIBUTE}, the names of modules"
@@ -53,7 +53,7 @@ def layers_of(model: nn.Module) -> list[Layer]:
             hint = f"; did you mean {near}?" if near else ""
             raise _wrong(_ATTRIBUTE, f"{name} is no module of the model{hint}")
         if isinstance(module, nn.ModuleList | nn.Sequential):
-            found += [Layer(f"{name}.{at}", one) for at, one in module.named_children()]
+            found += [Layer(f"{name}.{at}", one) for at, one in module._modules.items() if one is not None]
         else:
             found.append(Layer(name, module))
     _check_whole(model, found)

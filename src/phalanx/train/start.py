@@ -27,7 +27,6 @@ from phalanx.train.staging import Direct, Staging
 from phalanx.train.tuning import tuned
 from phalanx.train.vault import vault_for
 
-
 _stand_ins: list[Callable[[Options], Any]] = []
 
 

@@ -65,6 +65,25 @@ def whole(tensor):
     return tensor if full is None else full()
 
 
+def held_by(model, opt):
+    """What a rank holds: of a pipeline its own stages; ranks of a stage put whole tensors together."""
+    weights, digests = {}, {}
+    for name, tensor in model.state_dict().items():
+        if not tensor.is_meta:
+            weights[name] = whole(tensor).flatten().tolist()
+            digests[name] = hashlib.sha256(whole(tensor).numpy().tobytes()).hexdigest()
+    for number, state in opt.state_dict()["state"].items():
+        for name in sorted(state):
+            raw = whole(torch.as_tensor(state[name])).numpy().tobytes()
+            digests[f"{number}.{name}"] = hashlib.sha256(raw).hexdigest()
+    held = sum(
+        getattr(one, "to_local", lambda one=one: one)().numel()
+        for one in model.parameters()
+        if not one.is_meta
+    )
+    return {"weights": weights, "digests": digests, "held": held}
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
@@ -111,28 +130,9 @@ def main():
                 print(epoch, run.step, at.tolist(), file=seen, flush=True)
     with torch.no_grad():
         outputs = model(data.x[:8]).mean(1).tolist() if staged else []
-    # A rank of a pipeline holds its own stages; ranks of one stage put whole tensors together.
-    weights, digests = {}, {}
-    for name, tensor in run.unwrap(model).state_dict().items():
-        if not tensor.is_meta:
-            weights[name] = whole(tensor).flatten().tolist()
-            digests[name] = hashlib.sha256(whole(tensor).numpy().tobytes()).hexdigest()
-    for number, state in opt.state_dict()["state"].items():
-        for name in sorted(state):
-            raw = whole(torch.as_tensor(state[name])).numpy().tobytes()
-            digests[f"{number}.{name}"] = hashlib.sha256(raw).hexdigest()
-    held = sum(
-        getattr(one, "to_local", lambda one=one: one)().numel()
-        for one in model.parameters()
-        if not one.is_meta
-    )
-    result = {
-        "digests": digests, "step": run.step, "weights": weights, "held": held, "loss": float(loss),
-        "outputs": outputs,
-    }  # fmt: skip
+    result = {**held_by(run.unwrap(model), opt), "step": run.step, "loss": float(loss)}
     with open(f"{args.out}.r{run.rank}.json", "w") as file:
-        json.dump(result, file)
-
+        json.dump({**result, "outputs": outputs}, file)
 
 
 if __name__ == "__main__":

@@ -51,13 +51,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.memory is not None:
             device = estimates.with_memory(world.device, given.memory)
             world = replace(world, device=device)
-        look = looked_at(given.script, rest, world, nullcontext if given.real else outlining.no_memory)
+        look = looked_at(
+            given.script, rest, world, nullcontext if given.real else outlining.no_memory
+        )
     except PlatformError as error:
         sys.stderr.write(f"phalanx plan: {error}\n")
         return error.exit_code
     choice = estimates.recommend(world, look.outline)
     body = as_json(choice, world, look)
-    sys.stdout.write((json.dumps(body, indent=2) if given.json else table(choice, world, look)) + "\n")
+    sys.stdout.write(
+        (json.dumps(body, indent=2) if given.json else table(choice, world, look)) + "\n"
+    )
     return 0
 
 
@@ -75,7 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--memory", type=_size, help="of one device, if not the table's: 40GB")
     parser.add_argument(
-        "--real", action="store_true", help="build the model with memory: for scripts that read weights"
+        "--real",
+        action="store_true",
+        help="build the model with memory: for scripts that read weights",
     )
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.epilog = "Arguments of the script stand behind `--`."
@@ -196,14 +202,22 @@ def table(choice: Choice, world: World, look: Look) -> str:
         cells = [row[0].ljust(widths[0])]
         cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
         lines.append("  ".join(cells).rstrip())
-    lines += ["", "* does not fit. Memory is a rank's in GiB, estimated; time is a rule of thumb.", ""]
+    lines += [
+        "",
+        "* does not fit. Memory is a rank's in GiB, estimated; time is a rule of thumb.",
+        "",
+    ]
     if look.problem:
         lines.append(f"The script was not seen to the end of a step: {look.problem}")
     lines += [f"Recommended: {choice.best.name}", f"  {choice.why}"]
+    if look.asked != choice.best.name:
+        lines.append(f"  the script itself asks for {look.asked}")
     if not outline.tp_part:
         lines.append("  tp was not considered: there is no tp_plan")
     if not outline.layer_bytes:
-        lines.append("  pp was not considered: the model is no nn.Sequential and has no pipeline_layers")
+        lines.append(
+            "  pp was not considered: the model is no nn.Sequential and has no pipeline_layers"
+        )
     return "\n".join(lines)
 
 

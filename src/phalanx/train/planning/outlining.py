@@ -56,16 +56,17 @@ class Gauge:
         self._flops = FlopCounterMode(display=False)
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda one: one)
         self._counting = contextlib.ExitStack()
-        self.went_back = False
+        self._counts = self.went_back = False
 
     def start(self, models: list[nn.Module]) -> None:
         """Count from now on, but not the models' own tensors."""
         for model in models:
             for one in [*model.parameters(), *model.buffers()]:
                 self._own.add(one.untyped_storage()._cdata)
-        self._counting = contextlib.ExitStack()
-        self._counting.enter_context(self._flops)
-        self._counting.enter_context(self._hooks)
+        if not self._counts:
+            self._counts = True
+            self._counting.enter_context(self._flops)
+            self._counting.enter_context(self._hooks)
 
     def stop(self) -> None:
         """Count no more."""

@@ -49,7 +49,7 @@ class Sketch:
 
     def __init__(self, options: Options, world_size: int) -> None:
         self.options, self.world_size = options, world_size
-        self.rank, self.step, self.is_main = 0, 0, True
+        self.rank, self.is_main = 0, True
         self.state: dict[str, Any] = {}
         self.device = torch.device("meta")
         self.gauge = outlining.Gauge()
@@ -137,6 +137,11 @@ class Sketch:
     def all_reduce_sum(self, *values: Any) -> list[float]:
         """Nothing was computed."""
         return [0.0 for _ in values]
+
+    @property
+    def step(self) -> int:
+        """None was taken."""
+        return 0
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The module itself."""
