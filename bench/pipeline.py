@@ -28,7 +28,7 @@ from pathlib import Path
 
 FORWARD_S, BACKWARD_S = 0.040, 0.080
 WARM, COUNTED = 1, 5
-GUARD_S = 300
+GUARD_S = 1800
 
 
 # -- one rank ------------------------------------------------------------------------------------------

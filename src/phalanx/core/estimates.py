@@ -296,8 +296,8 @@ def recommend(world: World, outline: Outline) -> Choice:
     best = min(fitting, key=_seconds)
     simple = [one for one in plain if one.fits]
     if simple:
-        least = _seconds(min(simple, key=_seconds))
-        limit = max(NEARLY * least, least + TOO_LITTLE_S)
+        shortest = _seconds(min(simple, key=_seconds))
+        limit = max(NEARLY * shortest, shortest + TOO_LITTLE_S)
         fastest = next(one for one in simple if _seconds(one) <= limit)
         worth_it = min(WORTH_IT * _seconds(fastest), _seconds(fastest) - TOO_LITTLE_S)
         much = outline.flops is not None and _seconds(best) < worth_it
