@@ -53,7 +53,9 @@ def layers_of(model: nn.Module) -> list[Layer]:
             hint = f"; did you mean {near}?" if near else ""
             raise _wrong(_ATTRIBUTE, f"{name} is no module of the model{hint}")
         if isinstance(module, nn.ModuleList | nn.Sequential):
-            found += [Layer(f"{name}.{at}", one) for at, one in module._modules.items() if one is not None]
+            found += [
+                Layer(f"{name}.{at}", one) for at, one in module._modules.items() if one is not None
+            ]
         else:
             found.append(Layer(name, module))
     _check_whole(model, found)
