@@ -3,6 +3,9 @@
 phalanx submit examples/strategies/fsdp.yaml --follow      # every rank holds a shard of each parameter
 phalanx submit examples/strategies/bf16.yaml --follow      # mixed precision, accumulation, clipping
 phalanx submit examples/strategies/guards.yaml --follow    # a poisoned batch is skipped on all ranks
+phalanx submit examples/strategies/grid.yaml --follow      # tensor parallel layers inside shards
+phalanx submit examples/strategies/pipeline.yaml --follow  # pipeline stages
+phalanx plan examples/strategies/train.py --world 8xH100   # what each would need
 """
 
 import argparse
@@ -28,8 +31,11 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
+    pipeline_layers = ("stem", "blocks", "head")  # called one after another
+
     def __init__(self, width=32, depth=3):
         super().__init__()
+        self.tp_plan = {"blocks.*.body.0": "colwise", "blocks.*.body.2": "rowwise"}
         self.stem = nn.Linear(16, width)
         self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
         self.head = nn.Linear(width, 4)
@@ -58,8 +64,7 @@ def main():
     model, opt, loader = run.prepare(model, opt, loader)
     for epoch in run.epochs(args.epochs):
         for inputs, wanted in loader:
-            loss = functional.cross_entropy(model(inputs), wanted)
-            run.backward(loss)
+            loss = run.pipeline_step(inputs, target=wanted, loss_fn=functional.cross_entropy)
             opt.step()
             opt.zero_grad()
             run.log(loss=loss)

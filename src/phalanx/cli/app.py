@@ -87,7 +87,11 @@ for _verb, _panel in (
     (platform.doctor, _PLATFORM),
 ):
     app.command(rich_help_panel=_panel)(_verb)
-for _program, _panel in ((programs.data, _TRAIN), (programs.simulate, _PLATFORM)):
+for _program, _panel in (
+    (programs.plan, _TRAIN),
+    (programs.data, _TRAIN),
+    (programs.simulate, _PLATFORM),
+):
     app.command(rich_help_panel=_panel, context_settings=programs.PASSED_ON)(_program)
 for _group in (pools_app, nodes_app, projects_app, spec_app):
     app.add_typer(_group, rich_help_panel=_PLATFORM)

@@ -28,6 +28,11 @@ def data(ctx: typer.Context) -> None:
     _become("phalanx.train.readers", ctx.args or ["--help"])
 
 
+def plan(ctx: typer.Context) -> None:
+    """Estimate a script's memory and step time for every layout: plan SCRIPT --world 8xH100."""
+    _become("phalanx.train.planning", ctx.args or ["--help"])
+
+
 def simulate(ctx: typer.Context) -> None:
     """Replay past jobs, a trace or made-up jobs under scheduling policies, and compare them."""
     _become("phalanx.sim", ["--home", str(ctx.obj.home), *ctx.args])

@@ -1,21 +1,22 @@
-"""How the ranks of a gang are laid out: replicas × shards × tensor parallel ranks.
+"""How the ranks of a gang are laid out: pipeline stages × replicas × shards × tensor parallel ranks.
 
 The innermost dimension has neighbouring ranks, because it talks most. Ranks that differ only in their
-`tp` coordinate work on the same samples: they are one place of the data.
+`pp` and `tp` coordinates work on the same samples: they are one place of the data.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from phalanx.kit.nearest import nearest
 
-DIMENSIONS = ("dp", "fsdp", "tp")
-NAMES = ("ddp", "fsdp", "tp")
+DIMENSIONS = ("pp", "dp", "fsdp", "tp")
+NAMES = ("ddp", "fsdp", "tp", "pp", "auto")
+AUTO = "auto"
 _ALIASES = {"ddp": "dp"}
 _PAIR = re.compile(r"\s*([a-z]+)\s*[=:]\s*(\d+)\s*")
 
@@ -27,10 +28,16 @@ class Layout:
     dp: int = 1
     fsdp: int = 1
     tp: int = 1
+    pp: int = 1
 
     @property
     def world_size(self) -> int:
         """The number of ranks."""
+        return self.pp * self.stage_size
+
+    @property
+    def stage_size(self) -> int:
+        """How many ranks hold parts of the same layers: all of them without pipeline stages."""
         return self.dp * self.fsdp * self.tp
 
     @property
@@ -52,9 +59,13 @@ class Layout:
         at = self.coordinates(rank)
         return at["dp"] * self.fsdp + at["fsdp"], self.num_places
 
+    def twin(self, rank: int) -> int:
+        """The first of the ranks that draw the same random numbers: same samples, same layers."""
+        return rank - self.coordinates(rank)["tp"]
+
     def speaker(self, rank: int) -> int:
         """The first of the ranks that share this rank's samples; it answers for their place."""
-        return rank - self.coordinates(rank)["tp"]
+        return self.twin(rank) % self.stage_size
 
     def speaks(self, rank: int) -> bool:
         """Whether this rank answers for its place."""
@@ -102,15 +113,44 @@ def layout(sizes: str | Mapping[str, int], world_size: int) -> Layout:
     not given. Raises ValueError where they cannot.
     """
     if isinstance(sizes, str):
-        name = _ALIASES.get(sizes, sizes)
+        # What `auto` becomes is known once there is a model; until then every rank is a place.
+        name = "dp" if sizes == AUTO else _ALIASES.get(sizes, sizes)
         return Layout(**{name: world_size})
     product = math.prod(sizes.values())
     given = ",".join(f"{name}={size}" for name, size in sizes.items())
     if world_size % product:
-        raise ValueError(f"{given} needs a multiple of {product} ranks, there are {world_size}")
+        raise ValueError(
+            f"{given} needs {_multiple(product, sizes)} {product} ranks, there are {world_size}"
+        )
     left = world_size // product
     if left > 1 and "dp" in sizes:
         raise ValueError(
             f"{given} takes {product} ranks, there are {world_size}; leave dp out to replicate"
         )
     return Layout(**{"dp": left, **sizes})
+
+
+def _multiple(product: int, sizes: Mapping[str, int]) -> str:
+    return "exactly" if "dp" in sizes else "a multiple of"
+
+
+def problem(sizes: str | Mapping[str, int], world_sizes: Iterable[int]) -> str | None:
+    """Why a gang that may have any of these world sizes cannot be laid out so; None where it can.
+
+    An elastic gang grows and shrinks by replicas, so its sizes may not name `dp`.
+    """
+    worlds = sorted(set(world_sizes))
+    for world_size in worlds:
+        try:
+            layout(sizes, world_size)
+        except ValueError as error:
+            if len(worlds) == 1:
+                return str(error)
+            return f"{error} (the gang may have {_listed(worlds)})"
+    return None
+
+
+def _listed(worlds: Sequence[int]) -> str:
+    if len(worlds) > 4:
+        return f"{worlds[0]}, {worlds[1]}, … {worlds[-1]}"
+    return ", ".join(str(one) for one in worlds[:-1]) + f" or {worlds[-1]}"

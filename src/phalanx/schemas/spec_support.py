@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from phalanx.core import meshes
 from phalanx.errors import Problem
 from phalanx.schemas.spec_models import JobSpec
 
@@ -77,4 +78,15 @@ def check_supported(spec: JobSpec) -> list[Problem]:
     ]
     if spec.run is None and not spec.roles:
         problems.append(Problem("run", "is required: the command of every rank"))
-    return problems
+    return problems + _strategy(spec)
+
+
+def _strategy(spec: JobSpec) -> list[Problem]:
+    """A layout of ranks that does not fit every size that the gang may have."""
+    sizes, nodes = spec.training.strategy, spec.resources.nodes
+    if sizes is None or spec.framework == "ray" or nodes.high is None:
+        return []
+    ranks = spec.shape.ranks_per_node
+    worlds = [num * ranks for num in range(nodes.low, nodes.high + 1)]
+    found = meshes.problem(sizes, worlds)
+    return [] if found is None else [Problem("training.strategy", found)]

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
+from phalanx.core import meshes
 from phalanx.schemas.spec_fields import Section, WholeFromOne, WholeFromZero
 
 
@@ -26,6 +27,13 @@ Method = Annotated[
     Literal["none", "fp16", "bf16", "powersgd", "topk", "randomk", "auto"],
     BeforeValidator(lambda value: "none" if value is False else value),
 ]
+
+
+def _sizes(value: Any) -> Any:
+    return value if value is None else meshes.parse_sizes(value)
+
+
+Strategy = Annotated[str | dict[str, WholeFromOne], AfterValidator(_sizes)]
 
 
 class GradientCompression(Section):
@@ -50,8 +58,18 @@ class GradientCompression(Section):
 class Training(Section):
     """Precision, batch and guards of scripts that use `phalanx.train`; absent: the script's own."""
 
-    strategy: Literal["ddp", "fsdp"] | None = Field(
-        default=None, description="Whether ranks hold whole replicas, or shards of every parameter."
+    strategy: Strategy | None = Field(
+        default=None,
+        description="How ranks share the model: ddp, fsdp, tp, pp, auto, or sizes as {fsdp: 2, tp: 2}.",
+    )
+    pipeline_schedule: Literal["1f1b", "gpipe", "interleaved"] | None = Field(
+        default=None, description="In which order pipeline stages work on micro-batches."
+    )
+    micro_batches: WholeFromOne | None = Field(
+        default=None, description="Pieces of a batch that travel through pipeline stages."
+    )
+    pipeline_split: list[str] | None = Field(
+        default=None, description="Layers that begin a pipeline stage; absent: equally heavy ones."
     )
     precision: Literal["fp32", "bf16", "fp16"] | None = Field(
         default=None, description="Of the forward pass; fp16 needs `run.backward(loss)`."

@@ -42,6 +42,9 @@ def init(  # noqa: PLR0913 - one keyword for each wish, none of them positional
     strategy: str | Mapping[str, int] = "ddp",
     fsdp: Mapping[str, Any] | None = None,
     tp_plan: Mapping[str, Any] | None = None,
+    pipeline_schedule: str = "1f1b",
+    micro_batches: int | None = None,
+    pipeline_split: Sequence[str] = (),
     precision: str = "fp32",
     sync_batchnorm: bool = False,
     activation_checkpointing: bool | Sequence[str] = False,
@@ -69,7 +72,10 @@ def init(  # noqa: PLR0913 - one keyword for each wish, none of them positional
     `ddp` holds further arguments of DistributedDataParallel. With `strategy="fsdp"` every rank holds a
     shard of each parameter instead; `fsdp` holds further arguments of `fully_shard`. A mapping of sizes
     combines replicas, shards and tensor parallel ranks: `{"fsdp": 2, "tp": 2}`; `tp_plan` says how which
-    modules are split (`{"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}`).
+    modules are split (`{"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}`). `{"pp": 2, "dp": 2}` cuts
+    the model into pipeline stages, for which a batch goes through `run.pipeline_step`: `pipeline_schedule`
+    is `1f1b`, `gpipe` or `interleaved`, a batch goes in up to `micro_batches` pieces (twice the number
+    of stages, if not given), and `pipeline_split` names the layers that begin a stage. `"auto"` picks.
 
     `precision` is `fp32`, `bf16` or `fp16`, which needs `run.backward(loss)`. `sync_batchnorm` takes
     batch norms' statistics over all ranks. `activation_checkpointing` computes blocks' activations a
@@ -100,6 +106,8 @@ def init(  # noqa: PLR0913 - one keyword for each wish, none of them positional
             "warmup_steps": warmup_steps, "on_non_finite": on_non_finite, "on_spike": on_spike,
             "deterministic": deterministic, "straggler_window": straggler_window,
             "batch_shares": batch_shares, "data_changed": data_changed, "compression": compression,
+            "pipeline_schedule": pipeline_schedule, "micro_batches": micro_batches,
+            "pipeline_split": pipeline_split,
         },
     )  # fmt: skip
     return start.start(

@@ -17,6 +17,9 @@ import torch.distributed as dist
 
 from phalanx.core import control
 from phalanx.errors import RankDesync
+from phalanx.train.context import RankInfo
+from phalanx.train.groups import Connection
+from phalanx.train.report import Report
 
 
 class Agreement(Protocol):
@@ -138,3 +141,22 @@ class DelayedReduction:
     def close(self) -> None:
         """Leave what is still under way alone."""
         self._work = None
+
+
+def agreement_for(
+    info: RankInfo, connection: Connection, report: Report, reduces: bool
+) -> Agreement:
+    """The way that fits this gang: `reduces` says whether every step reduces gradients. Collective."""
+    if info.world_size == 1:
+        return Alone()
+    page: SharedPage | None = None
+    path = info.control_file
+    if path is not None and info.one_node and reduces:
+        try:
+            page = SharedPage(path, info.local_rank, info.local_world_size)
+        except OSError as error:
+            report.write("warn", message=f"{path}: {error}; control by collectives")
+    without = connection.channel.total([0.0 if page is not None else 1.0])[0]
+    if without == 0 and page is not None:
+        return page
+    return DelayedReduction(connection.private_group())

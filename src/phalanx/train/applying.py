@@ -22,49 +22,13 @@ from phalanx.core.guards import Memory, Origin, Policy, Skip, Undo, origin
 from phalanx.core.learning_rate import Ramp
 from phalanx.errors import Diverged, DivergedForGood
 from phalanx.train import randomness, restoring
+from phalanx.train.gradients import clip, gradient_norm, whole
 from phalanx.train.groups import Channel
 from phalanx.train.loop import Loop
 from phalanx.train.memory import Keeper
 from phalanx.train.precision import Scale
 from phalanx.train.report import Report
 from phalanx.train.witness import NoWitness, Sums, Witness
-
-
-def gradient_norm(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
-    """The norm of all gradients together, for `whole` and for clipping."""
-    kinds: dict[Any, list[torch.Tensor]] = {}
-    for one in parameters:
-        if one.grad is not None:
-            mesh = getattr(one.grad, "device_mesh", None)
-            kinds.setdefault(mesh, []).append(one.grad)
-    if len(kinds) < 2:
-        return nn.utils.get_total_norm([one for row in kinds.values() for one in row])
-    # Tensors of different meshes do not mix: each kind's norm is put together from its own ranks.
-    norms = [_full(nn.utils.get_total_norm(row)) for row in kinds.values()]
-    together: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
-    return together
-
-
-def whole(norm: torch.Tensor) -> float:
-    """The number; the norm of sharded gradients is put together from all ranks."""
-    return float(_full(norm))
-
-
-def _full(norm: torch.Tensor) -> torch.Tensor:
-    full = getattr(norm, "full_tensor", None)
-    found: torch.Tensor = norm if full is None else full()
-    return found
-
-
-def clip(parameters: Iterable[torch.Tensor], most: float, norm: torch.Tensor) -> None:
-    """Scale gradients of this norm so that it is at most `most`, as torch does."""
-    gradients = [one.grad for one in parameters if one.grad is not None]
-    if len({getattr(one, "device_mesh", None) for one in gradients}) < 2:
-        nn.utils.clip_grads_with_norm_(parameters, most, norm)
-        return
-    factor = min(1.0, most / (whole(norm) + 1e-6))
-    for one in gradients:
-        getattr(one, "to_local", lambda grad=one: grad)().mul_(factor)
 
 
 def fingerprint(parameters: Iterable[torch.Tensor]) -> int:
@@ -135,6 +99,7 @@ class Applier:
         self.scale = scale
         self.ramp = Ramp()
         self.models: list[nn.Module] = []
+        self.norm_of: Callable[[Sequence[torch.Tensor]], torch.Tensor] = gradient_norm
         self._loop, self._report = around.loop, around.report
         self._channel, self._keeper, self._is_main = around.channel, around.keeper, around.is_main
         self._clip, self._policy = clip, policy
@@ -160,7 +125,7 @@ class Applier:
         parameters = restoring.parameters_of(optimizer)
         self.finish(parameters)
         if self._clip is not None or self.guards or self._scaled_fp16:
-            norm = gradient_norm(parameters)
+            norm = self.norm_of(parameters)
             if (self.guards or self._scaled_fp16) and not math.isfinite(whole(norm)):
                 self._refuse(parameters)
                 return None

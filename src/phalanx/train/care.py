@@ -78,6 +78,10 @@ class Care:
         self.begin_step: Callable[[], None] = self._applier.begin
         self.step_over: Callable[[], None] = self._applier.step_over
 
+    def measure(self, norm_of: Callable[[Iterable[torch.Tensor]], torch.Tensor]) -> None:
+        """How the norm of gradients is found that lie on several ranks."""
+        self._applier.norm_of = norm_of
+
     # -- before training -------------------------------------------------------------------------
 
     def open(self) -> None:
@@ -114,7 +118,8 @@ class Care:
 
     @property
     def _reference_places(self) -> int:
-        return max(1, self._parts.info.reference_world // self._parts.layout.tp)
+        layout = self._parts.layout
+        return max(1, self._parts.info.reference_world // (layout.tp * layout.pp))
 
     def pieces(self, local_batch: int) -> int:
         """In how many pieces a micro-batch is given out, from the largest rank's part of it."""

@@ -11,7 +11,6 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -25,11 +24,11 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from phalanx.core.meshes import Layout
+from phalanx.core.meshes import DIMENSIONS, Layout
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.kit.nearest import nearest
 from phalanx.train import replica
-from phalanx.train.strategies import Alone, Replicas, Shards, Strategy, blocks
+from phalanx.train.strategies import Shards, blocks
 
 # The sequence is the second dimension of activations: batch × sequence × width.
 _SEQUENCE = Shard(1)
@@ -74,26 +73,32 @@ class Grid(Shards):
         """
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return model
-        before = dict(model.named_parameters())
-        with torch.no_grad():
-            for tensor in [*model.parameters(), *model.buffers()]:
-                dist.broadcast(tensor, src=0)
+        before = self._begin_equal(model)
         mesh = self._the_mesh(device)
-        if self._layout.tp > 1:
-            chosen = self._plan or getattr(model, "tp_plan", None) or {}
-            parallelize_module(model, mesh["tp"], styles(model, chosen))
+        self._split_layers(model, mesh)
         if self._layout.num_places > 1:
-            outer = mesh["dp", "fsdp"] if self._layout.dp > 1 else mesh["fsdp"]
+            outer = self._outer(mesh)
             for block in blocks(model):
                 fully_shard(block, mesh=outer, **self._options)
             fully_shard(model, mesh=outer, **self._options)
         self._remember(before, model)
         return model
 
+    def _split_layers(self, model: nn.Module, mesh: DeviceMesh) -> None:
+        """Split the layers that the plan names over the mesh's tensor parallel ranks."""
+        if self._layout.tp > 1:
+            chosen = self._plan or getattr(model, "tp_plan", None) or {}
+            parallelize_module(model, mesh["tp"], styles(model, chosen))
+
+    def _outer(self, mesh: DeviceMesh) -> DeviceMesh:
+        """What parameters are sharded over, and replicated."""
+        return mesh["dp", "fsdp"] if self._layout.dp > 1 else mesh["fsdp"]
+
     def _the_mesh(self, device: torch.device) -> DeviceMesh:
         if self._mesh is None:
-            shape = (self._layout.dp, self._layout.fsdp, self._layout.tp)
-            self._mesh = init_device_mesh(device.type, shape, mesh_dim_names=("dp", "fsdp", "tp"))
+            names = DIMENSIONS if self._layout.pp > 1 else DIMENSIONS[1:]
+            shape = tuple(getattr(self._layout, name) for name in names)
+            self._mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
         return self._mesh
 
     def reduces(self, models: Iterable[nn.Module]) -> bool:
@@ -125,14 +130,3 @@ def styles(model: nn.Module, plan: Mapping[str, Any]) -> dict[str, ParallelStyle
     if problems:
         raise SpecInvalid(problems, "these are arguments of phalanx.train.init")
     return found
-
-
-def chosen(layout: Layout, plan: Mapping[str, Any], options: Mapping[str, Any]) -> Strategy:
-    """The strategy of a layout; one rank needs none. `options` are FSDP's, `plan` is tensor parallel."""
-    if layout.world_size == 1:
-        return Alone()
-    if layout.dp == layout.world_size:
-        return Replicas()
-    if layout.fsdp == layout.world_size:
-        return Shards(options)
-    return Grid(layout, plan, options)

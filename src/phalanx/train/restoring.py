@@ -66,9 +66,11 @@ def optimizer(target: Optimizer, saved: Mapping[str, Any], where: str) -> None:
     saved = saved["state"]
     owners = dict(enumerate(parameters_of(target)))
     filling = Filling()
+    held = {number: one for number, one in owners.items() if not one.is_meta}
     state = {
-        number: _placed_state(values, owners.get(number), target, filling)
+        number: _placed_state(values, held[number], target, filling)
         for number, values in saved["state"].items()
+        if number in held
     }
     filling.run()
     rest = {key: cloned(one) for key, one in saved.items() if key != "state"}
@@ -89,10 +91,10 @@ def anything(target: Any, saved: Any, name: str, where: str) -> None:
 
 
 def _placed_state(
-    saved: Mapping[str, Any], owner: torch.Tensor | None, target: Optimizer, filling: Filling
+    saved: Mapping[str, Any], owner: torch.Tensor, target: Optimizer, filling: Filling
 ) -> dict[str, Any]:
     """One parameter's state: where the optimizer has it already, else laid out as the parameter is."""
-    held = target.state.get(owner, {}) if owner is not None else {}
+    held = target.state.get(owner, {})
     return {name: _placed(one, held.get(name), owner, filling) for name, one in saved.items()}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,18 +13,19 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from phalanx.core.batches import Plan, Share
-from phalanx.errors import RestoreMismatch
+from phalanx.errors import NotSupported, RestoreMismatch
 from phalanx.train import (
     communication,
     data,
     fingerprint,
+    gradients,
+    layouts,
     ordering,
-    parallel,
     randomness,
     replica,
     restoring,
 )
-from phalanx.train.agreement import Agreement, Alone, DelayedReduction, SharedPage
+from phalanx.train.agreement import Agreement, agreement_for
 from phalanx.train.care import Care
 from phalanx.train.compression import Compressors, Now
 from phalanx.train.early_stop import EarlyStopping
@@ -62,8 +63,8 @@ class Run:
         self._where = "the checkpoint"
         self._stream: data.PositionedLoader | None = None
         self._place = parts.layout.place(self.rank)
-        self._strategy = parallel.chosen(parts.layout, parts.options.tp_plan, parts.options.fsdp)
-        parts.saver.watch(self._models, self._optimizers, self._strategy.name)
+        self._strategy = layouts.strategy_for(parts)
+        parts.saver.watch(self._models, self._optimizers, self._strategy.name, self._strategy.place)
         loop = parts.loop
         loop.state = self._state_tree
         loop.speaks = parts.layout.speaks(self.rank)
@@ -72,6 +73,7 @@ class Run:
         loop.on_first_step = self._first_step
         loop.on_try = self._spent
         self._care = Care(parts, self._scale, self._mean_over_tokens)
+        self._care.measure(self._strategy.norm)
         loop.on_step_over = self._step_over
         now = Now(lambda: loop.step, lambda: self._care.loss_scale, parts.report)
         self._compressors = Compressors(parts.options.tuning.compression, parts.options.seed, now)
@@ -127,7 +129,7 @@ class Run:
         if self.world_size > 1 and len(self._models) == 1:
             # The same start for every rank's weights, but not the same dropout.
             # Ranks that share samples share their randomness, too.
-            randomness.seed_everything(randomness.mix(self._options.seed, _RANKS, self._place[0]))
+            randomness.seed_everything(randomness.mix(self._options.seed, *self._luck))
         return prepared
 
     def _prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
@@ -256,7 +258,31 @@ class Run:
             return torch.zeros(())
         parameters = list(parameters)
         self._care.finish(parameters)
-        return nn.utils.clip_grad_norm_(parameters, max_norm, **options)
+        if self._strategy.place is None:
+            return nn.utils.clip_grad_norm_(parameters, max_norm, **options)
+        if options:
+            raise NotSupported(f"clip_grad_norm_ with {', '.join(options)} over pipeline stages")
+        norm = self._strategy.norm(parameters)
+        gradients.clip(parameters, max_norm, norm)
+        return norm
+
+    def pipeline_step(
+        self, *inputs: torch.Tensor, target: Any, loss_fn: Callable[[Any, Any], torch.Tensor],
+        model: nn.Module | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """`loss_fn(model(*inputs), target)` and its backward pass; the loss, on every rank.
+
+        Works with any strategy; pipeline stages need it. A batch goes through the stages in micro-batches
+        of equal size, so `loss_fn` has to be a mean over its samples. Under `torch.no_grad()` there is no
+        backward pass. `model` is the first one that was prepared, if not given.
+        """
+        model = self._models[0] if model is None else model
+        return self._strategy.compute(
+            model, inputs, target, loss_fn, self.backward, self._loss_factor
+        )
+
+    def _loss_factor(self) -> float:
+        return self._scale.factor * float(self._care.scaled(torch.ones(())))
 
     def early_stopping(
         self, patience: int, *, mode: str = "min", min_delta: float = 0.0, name: str = "early"
@@ -317,23 +343,8 @@ class Run:
                         f"{self._where} holds {saved} {name}, the script prepared {len(live)}"
                     )
             self._resumption.restored = None
-        return self._agreement()
-
-    def _agreement(self) -> Agreement:
-        if self.world_size == 1:
-            return Alone()
-        page: SharedPage | None = None
-        path = self._info.control_file
         reduces = self._strategy.reduces(self._models)
-        if path is not None and self._info.one_node and reduces:
-            try:
-                page = SharedPage(path, self._info.local_rank, self._info.local_world_size)
-            except OSError as error:
-                self._report.write("warn", message=f"{path}: {error}; control by collectives")
-        without = self._parts.connection.channel.total([0.0 if page is not None else 1.0])[0]
-        if without == 0 and page is not None:
-            return page
-        return DelayedReduction(self._parts.connection.private_group())
+        return agreement_for(self._info, self._parts.connection, self._report, reduces)
 
     def _start_share(self, share: Share, first: bool) -> None:
         self._scale.set(share.weight)
@@ -377,7 +388,7 @@ class Run:
 
     def _state_tree(self) -> dict[str, Any]:
         plan = self._loop.plan
-        return {
+        state = {
             "models": [replica.unwrapped(model).state_dict() for model in self._models],
             "optimizers": [restoring.optimizer_state(one) for one in self._optimizers],
             "schedulers": [
@@ -391,6 +402,7 @@ class Run:
             "num_samples": plan.num_samples if plan is not None else None,
             "stream": self._stream.stream_state if self._stream is not None else None,
         }
+        return self._strategy.completed(state, self._parts.connection.channel)
 
     def _open(self) -> None:
         if self._opened:
@@ -406,8 +418,8 @@ class Run:
         manifest, saved = restored.manifest, restored.state
         self._where = f"checkpoint {manifest.name}"
         self._loop.step, self._loop.position = manifest.step, manifest.position
-        speaker = self._parts.layout.speaker(self.rank)
-        self._loop.resume_rng = restored.rng_of(speaker) or self._fresh_rng(manifest.step)
+        twin = self._parts.layout.twin(self.rank)
+        self._loop.resume_rng = restored.rng_of(twin) or self._fresh_rng(manifest.step)
         self.state.clear()
         self.state.update({**own, **saved["state"]})
         self._care.load_state_dict(saved.get("care", {}))
@@ -430,10 +442,16 @@ class Run:
                 exact=restored.differs is None, why=restored.differs,
             )  # fmt: skip
 
+    @property
+    def _luck(self) -> tuple[int, ...]:
+        """What tells this rank's random numbers from others': its samples, and its layers."""
+        stage = self._parts.layout.coordinates(self.rank)["pp"]
+        return (_RANKS, self._place[0], stage) if stage else (_RANKS, self._place[0])
+
     def _fresh_rng(self, step: int) -> bytes:
         """Generators for a rank that the checkpoint does not know."""
         with randomness.undisturbed():
-            randomness.seed_sample(randomness.mix(self._options.seed, _RANKS, self._place[0], step))
+            randomness.seed_sample(randomness.mix(self._options.seed, *self._luck, step))
             return randomness.capture()
 
     def _known_length(self) -> int | None:

@@ -73,9 +73,17 @@ class Saver(Protocol):
         ...
 
     def watch(
-        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], strategy: str
-    ) -> None:
-        """What the run trains, and how its ranks share it; both lists may still grow."""
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], strategy: str,
+        place: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        """What the run trains, and how its ranks share it; both lists may still grow.
+
+        `place` is (rank, number) among the ranks that hold the same layers: all, if not given.
+        """
+        ...
+
+    def share_as(self, strategy: str) -> None:
+        """The ranks share models in another way than `watch` was told."""
         ...
 
     def open(self) -> Restored | None:
@@ -114,8 +122,12 @@ class NoCheckpoints:
     estimate_s = 0.0
 
     def watch(
-        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], strategy: str
-    ) -> None:
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], strategy: str,
+        place: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        """Nothing."""
+
+    def share_as(self, strategy: str) -> None:
         """Nothing."""
 
     def open(self) -> Restored | None:
@@ -183,6 +195,7 @@ class CheckpointDirectory:
         self._models: Sequence[nn.Module] = ()
         self._optimizers: Sequence[Optimizer] = ()
         self._strategy = "single"
+        self._place = (info.rank, info.world_size)
         self._whole = False
         self._thread: threading.Thread | None = None
         self._warming: threading.Thread | None = None
@@ -202,10 +215,16 @@ class CheckpointDirectory:
         return 0.2 + (2 * usual if under_way else usual)
 
     def watch(
-        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], strategy: str
-    ) -> None:
-        """What the run trains: its replicated tensors are shared out over the ranks."""
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], strategy: str,
+        place: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        """What the run trains: its replicated tensors are shared out over the ranks at `place`."""
         self._models, self._optimizers, self._strategy = models, optimizers, strategy
+        self._place = place or self._place
+
+    def share_as(self, strategy: str) -> None:
+        """For the manifest."""
+        self._strategy = strategy
 
     def best_known(self) -> float | None:
         """The best value of the kept metric among the checkpoints that lie here."""
@@ -287,8 +306,13 @@ class CheckpointDirectory:
         common: frozenset[int] = frozenset()
         if not self._whole:
             common = sharding.replicated(self._models, self._optimizers)
-        place = (self._info.rank, self._info.world_size)
-        pieces = sharding.pieces_of(leaves, common, place)
+        pieces = sharding.pieces_of(leaves, common, self._place)
+        if self._place[1] < self._info.world_size:
+            trained = {key: state[key] for key in ("models", "optimizers")}
+            return body, pieces, sharding.outline(tree.collect(trained)[1])
+        if any(leaf.is_meta for leaf in leaves):
+            hint = "give it memory before it is prepared"
+            raise TrainingError("a tensor on the meta device cannot be saved", hint)
         return body, pieces, sharding.signature(leaves, common)
 
     def _take(self, state: Mapping[str, Any], moment: Moment, into: Direct | Staging) -> Image:

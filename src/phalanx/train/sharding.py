@@ -68,7 +68,8 @@ def pieces_of(
 ) -> list[Piece]:
     """What the rank at `place` (rank, number of ranks) writes. `common` as `replicated` gives it.
 
-    Raises NotSupported for partial sums.
+    The ranks are those that hold the same layers; a leaf without memory is held by others. Raises
+    NotSupported for partial sums.
     """
     rank, world = place
     cut = [_cut(leaf, common) for leaf in leaves]
@@ -78,6 +79,8 @@ def pieces_of(
     begin = 0
     for number, leaf in enumerate(leaves):
         shape = tuple(leaf.shape)
+        if leaf.is_meta:
+            continue
         if isinstance(leaf, DTensor):
             pieces += _held(number, leaf)
         elif cut[number]:
@@ -93,7 +96,7 @@ def pieces_of(
 
 
 def _cut(leaf: torch.Tensor, common: frozenset[int]) -> bool:
-    if isinstance(leaf, DTensor) or _size(leaf) < CUT_FROM_BYTES:
+    if isinstance(leaf, DTensor) or leaf.is_meta or _size(leaf) < CUT_FROM_BYTES:
         return False
     return leaf.dim() > 0 and leaf.data_ptr() in common and leaf.is_contiguous()
 
@@ -118,7 +121,8 @@ def _first_copy(leaf: DTensor) -> bool:
     """Whether no lower rank holds the same: a tensor may be laid out over a part of the mesh only."""
     mesh = leaf.device_mesh
     root = mesh._get_root_mesh()
-    mine = set(mesh.mesh_dim_names or ())
+    # Ranks of other pipeline stages hold other tensors, not copies of this one.
+    mine = {*(mesh.mesh_dim_names or ()), "pp"}
     where = zip(root.get_coordinate() or (), root.mesh_dim_names or (), strict=False)
     return all(at == 0 for at, name in where if name not in mine)
 
@@ -128,12 +132,18 @@ def _size(leaf: torch.Tensor) -> int:
 
 
 def signature(leaves: Sequence[torch.Tensor], common: frozenset[int]) -> str:
-    """Equal on two ranks exactly when their parts fit together."""
+    """Equal on two ranks that hold the same layers exactly when their parts fit together."""
     rows = [
         [number, list(leaf.shape), dtype_name(leaf.dtype), isinstance(leaf, DTensor)]
         for number, leaf in enumerate(leaves)
         if isinstance(leaf, DTensor) or _cut(leaf, common)
     ]
+    return digest_of(canonical({"rows": rows}))
+
+
+def outline(leaves: Sequence[torch.Tensor]) -> str:
+    """Equal on two ranks of different pipeline stages exactly when their parts fit together."""
+    rows = [[list(leaf.shape), dtype_name(leaf.dtype)] for leaf in leaves]
     return digest_of(canonical({"rows": rows}))
 
 
@@ -223,8 +233,10 @@ class StoredTensor:
     def read_onto(self, live: torch.Tensor, filling: Filling) -> torch.Tensor:
         """`live` with what was saved in it: read straight into its memory where that lies in order.
 
-        `live` has the same shape and dtype. Raises CheckpointCorrupt.
+        `live` has the same shape and dtype; one without memory stays so. Raises CheckpointCorrupt.
         """
+        if live.is_meta:
+            return live
         local = (live.to_local() if isinstance(live, DTensor) else live).detach()
         shape, start = box_of(live)
         plain = local.device.type == "cpu" and local.is_contiguous() and not local.is_neg()

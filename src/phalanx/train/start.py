@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -26,6 +27,18 @@ from phalanx.train.staging import Direct, Staging
 from phalanx.train.tuning import tuned
 from phalanx.train.vault import vault_for
 
+_stand_ins: list[Callable[[Options], Any]] = []
+
+
+@contextlib.contextmanager
+def standing_in(make: Callable[[Options], Any]) -> Iterator[None]:
+    """In here `init` returns what `make` makes: for programs that look at a script."""
+    _stand_ins.append(make)
+    try:
+        yield
+    finally:
+        _stand_ins.pop()
+
 
 def start(
     options: Options,
@@ -35,6 +48,9 @@ def start(
     disk: Disk | None = None,
 ) -> Run:
     """Build every part and meet the other ranks; see `phalanx.train.init`."""
+    if _stand_ins:
+        made: Run = _stand_ins[-1](options)
+        return made
     info = context.with_checkpoints(context.read(environ), checkpoints or {}, environ)
     if info.training:
         options = replace(options, **_from_spec(options, info.training))
@@ -110,10 +126,14 @@ def _laid_out(options: Options, world_size: int) -> Layout:
         problems.append(
             Problem("compression", "works between whole replicas: strategy ddp", method)
         )
-    if options.tuning.sync_batchnorm and layout.tp > 1:
-        problems.append(Problem("sync_batchnorm", "does not go together with tp"))
-    if options.tuning.batch_shares != "even" and layout.tp > 1:
-        problems.append(Problem("batch_shares", "does not go together with tp"))
+    for name, size in (("tp", layout.tp), ("pp", layout.pp)):
+        if options.tuning.sync_batchnorm and size > 1:
+            problems.append(Problem("sync_batchnorm", f"does not go together with {name}"))
+        if options.tuning.batch_shares != "even" and size > 1:
+            problems.append(Problem("batch_shares", f"does not go together with {name}"))
+    if options.tuning.max_micro_batch is not None and layout.pp > 1:
+        said = "does not go together with pp: give more micro_batches"
+        problems.append(Problem("max_micro_batch", said))
     if problems:
         raise SpecInvalid(problems, "these are arguments of phalanx.train.init")
     return layout

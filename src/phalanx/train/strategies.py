@@ -1,12 +1,14 @@
 """How the ranks of a gang share a model: replicas (DDP), or shards of every parameter (FSDP2).
 
+`parallel` and `pipeline` have the others.
+
 A strategy wraps models, says which micro-batch reduces gradients, and keeps buffers equal. Checkpoints
 do not depend on it: `sharding` finds any part of any tensor again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +18,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.optim import Optimizer
 
-from phalanx.train import replica
+from phalanx.train import gradients, replica
+from phalanx.train.groups import Channel
+
+LossFn = Callable[[Any, Any], torch.Tensor]
 
 
 class Strategy(Protocol):
@@ -48,8 +53,52 @@ class Strategy(Protocol):
         """Whether every step reduces gradients over all ranks."""
         ...
 
+    @property
+    def place(self) -> tuple[int, int] | None:
+        """(rank, number) among the ranks that hold the same layers; None: all ranks do."""
+        ...
 
-class Alone:
+    def compute(
+        self, model: nn.Module, inputs: Sequence[torch.Tensor], target: Any, loss_fn: LossFn,
+        backward: Callable[[torch.Tensor], None], factor: Callable[[], float],
+    ) -> torch.Tensor:  # fmt: skip
+        """Loss and gradients of one batch: `backward` takes a loss, or losses count `factor` times."""
+        ...
+
+    def norm(self, parameters: Iterable[torch.Tensor]) -> torch.Tensor:
+        """The norm of all ranks' gradients together."""
+        ...
+
+    def completed(self, state: dict[str, Any], channel: Channel) -> dict[str, Any]:
+        """The state with everything that other ranks hold, so that all number its tensors alike."""
+        ...
+
+
+class Undivided:
+    """What is the same wherever every rank holds all layers."""
+
+    place: tuple[int, int] | None = None
+
+    def compute(
+        self, model: nn.Module, inputs: Sequence[torch.Tensor], target: Any, loss_fn: LossFn,
+        backward: Callable[[torch.Tensor], None], factor: Callable[[], float],
+    ) -> torch.Tensor:  # fmt: skip
+        """A forward pass, and a backward pass where gradients are computed."""
+        loss = loss_fn(model(*inputs), target)
+        if torch.is_grad_enabled():
+            backward(loss)
+        return loss.detach()
+
+    def norm(self, parameters: Iterable[torch.Tensor]) -> torch.Tensor:
+        """Of the reduced gradients."""
+        return gradients.gradient_norm(parameters)
+
+    def completed(self, state: dict[str, Any], channel: Channel) -> dict[str, Any]:
+        """As it is."""
+        return state
+
+
+class Alone(Undivided):
     """One rank: nothing to share."""
 
     name = "single"
@@ -76,7 +125,7 @@ class Alone:
         return False
 
 
-class Replicas:
+class Replicas(Undivided):
     """Every rank holds the whole model."""
 
     name = "ddp"
@@ -111,7 +160,7 @@ class Replicas:
         return any(isinstance(model, replica.Replica) for model in models)
 
 
-class Shards:
+class Shards(Undivided):
     """Every rank holds a share of each parameter, and gathers a block's when it computes with it.
 
     Blocks are the members of every `nn.ModuleList`, and the model itself.
@@ -129,16 +178,20 @@ class Shards:
         """The same module, sharded in place; it begins with rank 0's weights."""
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return model
-        before = dict(model.named_parameters())
-        with torch.no_grad():
-            for tensor in [*model.parameters(), *model.buffers()]:
-                dist.broadcast(tensor, src=0)
+        before = self._begin_equal(model)
         mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         for block in blocks(model):
             fully_shard(block, mesh=mesh, **self._options)
         fully_shard(model, mesh=mesh, **self._options)
         self._remember(before, model)
         return model
+
+    def _begin_equal(self, model: nn.Module) -> dict[str, nn.Parameter]:
+        """Give every rank rank 0's weights; returns the parameters by name."""
+        with torch.no_grad():
+            for tensor in [*model.parameters(), *model.buffers()]:
+                dist.broadcast(tensor, src=0)
+        return dict(model.named_parameters())
 
     def _remember(self, before: Mapping[str, nn.Parameter], model: nn.Module) -> None:
         self._moved.update({before[name]: new for name, new in model.named_parameters()})

@@ -77,7 +77,8 @@ def _down_mapping(value: Mapping[Any, Any], path: str, blobs: list[torch.Tensor]
 
 
 def _dense(tensor: torch.Tensor, path: str) -> torch.Tensor:
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+    # A tensor without memory is one that a rank of another pipeline stage holds.
+    if tensor.layout != torch.strided or tensor.is_quantized:
         raise TrainingError(
             f"{path}: a {tensor.layout} tensor on {tensor.device} cannot be saved yet",
             "keep dense tensors in what is checkpointed",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from phalanx.core.guards import Policy
+from phalanx.core.pipelines import SCHEDULES
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.kit.nearest import nearest
 from phalanx.train.compression.settings import Compression
@@ -32,6 +33,9 @@ class Tuning:
     compression: Compression = Compression()
     batch_shares: str | tuple[float, ...] = "even"
     data_changed: str = "refuse"
+    pipeline_schedule: str = "1f1b"
+    micro_batches: int | None = None
+    pipeline_split: tuple[str, ...] = ()
 
 
 def tuned(values: Mapping[str, Any], over: Mapping[str, Any]) -> Tuning:
@@ -88,6 +92,12 @@ def _blocks(value: Any) -> bool | tuple[str, ...]:
     return tuple(value)
 
 
+def _layers(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) or not all(isinstance(name, str) for name in value):
+        raise ValueError("must be a list of names of layers")
+    return tuple(value)
+
+
 def _shares(value: Any) -> str | tuple[float, ...]:
     if value in ("even", "auto"):
         return str(value)
@@ -123,4 +133,7 @@ _CHECKS: Mapping[str, Any] = {
     "compression": Compression.parse,
     "batch_shares": _shares,
     "data_changed": _one_of("refuse", "allow"),
+    "pipeline_schedule": _one_of(*SCHEDULES),
+    "micro_batches": _optional(_whole(1)),
+    "pipeline_split": _layers,
 }

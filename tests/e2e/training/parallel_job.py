@@ -10,6 +10,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 import phalanx.train as pt
+from phalanx.train import gradients
 
 PLAN = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
 SEQUENCE = {
@@ -42,20 +43,45 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self, dropout):
+    pipeline_layers = ("blocks", "head")
+
+    def __init__(self, dropout, depth):
         super().__init__()
-        self.blocks = nn.ModuleList([Block(dropout) for _ in range(2)])
+        self.blocks = nn.ModuleList([Block(dropout) for _ in range(depth)])
         self.head = nn.Linear(16, 4)
 
     def forward(self, x):
         for block in self.blocks:
             x = block(x)
-        return self.head(x).mean(1)
+        return self.head(x)
+
+
+def loss_of(scores, wanted):
+    return functional.cross_entropy(scores.mean(1), wanted)
 
 
 def whole(tensor):
     full = getattr(tensor, "full_tensor", None)
     return tensor if full is None else full()
+
+
+def held_by(model, opt):
+    """What a rank holds: of a pipeline its own stages; ranks of a stage put whole tensors together."""
+    weights, digests = {}, {}
+    for name, tensor in model.state_dict().items():
+        if not tensor.is_meta:
+            weights[name] = whole(tensor).flatten().tolist()
+            digests[name] = hashlib.sha256(whole(tensor).numpy().tobytes()).hexdigest()
+    for number, state in opt.state_dict()["state"].items():
+        for name in sorted(state):
+            raw = whole(torch.as_tensor(state[name])).numpy().tobytes()
+            digests[f"{number}.{name}"] = hashlib.sha256(raw).hexdigest()
+    held = sum(
+        getattr(one, "to_local", lambda one=one: one)().numel()
+        for one in model.parameters()
+        if not one.is_meta
+    )
+    return {"weights": weights, "digests": digests, "held": held}
 
 
 def main():
@@ -67,40 +93,46 @@ def main():
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--plan", default="plain", choices=["plain", "sequence", "none"])
     parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--depth", type=int, default=2)
+    parser.add_argument("--schedule", default="1f1b")
+    parser.add_argument("--micro-batches", type=int, default=None)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--poison", type=int, default=-1)
+    parser.add_argument("--fault", choices=["norm-of-one-stage"])
     args = parser.parse_args()
     plan = {"plain": PLAN, "sequence": SEQUENCE, "none": {}}[args.plan]
     run = pt.init(
         seed=3, accumulate=args.accumulate, strategy=args.strategy, tp_plan=plan, clip=0.5,
-        precision=args.precision,
+        precision=args.precision, pipeline_schedule=args.schedule, micro_batches=args.micro_batches,
+        on_non_finite="skip" if args.poison >= 0 else "off",
     )  # fmt: skip
-    model = Net(args.dropout)
+    model = Net(args.dropout, args.depth)
     opt = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    loader = DataLoader(Sequences(96), batch_size=4, shuffle=True)
+    data = Sequences(96)
+    if args.poison >= 0:
+        data.x[args.poison] = float("nan")
+    loader = DataLoader(data, batch_size=args.batch, shuffle=True)
     model, opt, loader = run.prepare(model, opt, loader)
+    if args.fault:
+        run._care.measure(gradients.gradient_norm)
+    staged = "pp" in args.strategy
     with open(f"{args.out}.r{run.rank}.seen", "a") as seen:
         for epoch in run.epochs(args.epochs):
             for at, x, y in loader:
-                loss = functional.cross_entropy(model(x), y)
-                run.backward(loss)
+                if staged:
+                    loss = run.pipeline_step(x, target=y, loss_fn=loss_of)
+                else:
+                    loss = loss_of(model(x), y)
+                    run.backward(loss)
                 opt.step()
                 opt.zero_grad()
                 run.log(loss=loss)
                 print(epoch, run.step, at.tolist(), file=seen, flush=True)
-    sha = hashlib.sha256()
-    weights = {}
-    for name, tensor in run.unwrap(model).state_dict().items():
-        weights[name] = whole(tensor).flatten().tolist()
-        sha.update(whole(tensor).numpy().tobytes())
-    for state in opt.state_dict()["state"].values():
-        for name in sorted(state):
-            sha.update(whole(torch.as_tensor(state[name])).numpy().tobytes())
-    held = sum(
-        getattr(one, "to_local", lambda one=one: one)().numel() for one in model.parameters()
-    )
-    if run.is_main:
-        result = {"digest": sha.hexdigest(), "step": run.step, "weights": weights, "held": held}
-        with open(f"{args.out}.json", "w") as file:
-            json.dump(result, file)
+    with torch.no_grad():
+        outputs = model(data.x[:8]).mean(1).tolist() if staged else []
+    result = {**held_by(run.unwrap(model), opt), "step": run.step, "loss": float(loss)}
+    with open(f"{args.out}.r{run.rank}.json", "w") as file:
+        json.dump({**result, "outputs": outputs}, file)
 
 
 if __name__ == "__main__":
