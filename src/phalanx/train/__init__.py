@@ -53,6 +53,7 @@ def init(  # noqa: PLR0913 - one keyword for each wish, none of them positional
     deterministic: bool = False,
     straggler_window: int = 0,
     compression: str | Mapping[str, Any] = "none",
+    sync: str | Mapping[str, Any] = "none",
     batch_shares: str | Sequence[float] = "even",
     data_changed: str = "refuse",
 ) -> Run:
@@ -79,7 +80,8 @@ def init(  # noqa: PLR0913 - one keyword for each wish, none of them positional
     `skip`, `rollback`, `stop`) guards gradients, `on_spike` (the same words) the value logged
     as `loss`. `deterministic` allows only kernels that always give the same sums.
     `compression` (`fp16`, `bf16`, `powersgd`, `topk`, `randomk`, `auto`, or a mapping with `method` and
-    its settings) has replicas send less of their gradients.
+    its settings) has replicas send less of their gradients. `sync` (`local_sgd`, `diloco`, `server`, or
+    a mapping with `method`) has ranks train on their own and exchange weights now and then.
     Ranks' compute times are compared every `straggler_window` steps; 0 never does.
     Batches are split over the ranks evenly, by `batch_shares=[2, 1, 1]`, or, with `"auto"`, by measured
     speed. A resume on other data ends in an error unless `data_changed="allow"`.
@@ -100,6 +102,7 @@ def init(  # noqa: PLR0913 - one keyword for each wish, none of them positional
             "warmup_steps": warmup_steps, "on_non_finite": on_non_finite, "on_spike": on_spike,
             "deterministic": deterministic, "straggler_window": straggler_window,
             "batch_shares": batch_shares, "data_changed": data_changed, "compression": compression,
+            "sync": sync,
         },
     )  # fmt: skip
     return start.start(

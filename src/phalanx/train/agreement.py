@@ -106,27 +106,32 @@ class SharedPage:
 class DelayedReduction:
     """One small asynchronous reduction per step on a group of its own; it counts one step later.
 
-    For gangs over several nodes, and for those that reduce no gradients.
+    For gangs over several nodes, and for those that reduce no gradients. With `every` above 1 only every
+    so many steps have one, for links that take longer than a step.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
+    def __init__(self, group: dist.ProcessGroup, every: int = 1) -> None:
+        self._group, self._every = group, every
         self._requests = 0
         self._flags: torch.Tensor | None = None
         self._work: Any = None
 
     def propose(self, step: int, requests: int) -> None:
         """Remember; sent by the next `agree`."""
-        self._requests = requests
+        self._requests |= requests
 
     def agree(self, step: int) -> int:
-        """What all ranks proposed one step ago; sends what was proposed for this one."""
+        """What all ranks proposed up to the last reduction; sends what was proposed since."""
+        if step % self._every:
+            return 0
         agreed = 0
         if self._work is not None and self._flags is not None:
             self._work.wait()
             for bit, asked in zip(control.REQUESTS, self._flags.tolist(), strict=True):
                 agreed |= bit * asked
-        mine = [int(bool(self._requests & bit)) for bit in control.REQUESTS]
+        # A save that is about to be made answers those who asked for it meanwhile.
+        asked_for, self._requests = self._requests & ~(agreed & control.SAVE), 0
+        mine = [int(bool(asked_for & bit)) for bit in control.REQUESTS]
         self._flags = torch.tensor(mine, dtype=torch.int32)
         self._work = dist.all_reduce(
             self._flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True

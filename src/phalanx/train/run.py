@@ -18,8 +18,8 @@ from phalanx.train import (
     communication,
     data,
     fingerprint,
+    lowcomm,
     ordering,
-    parallel,
     randomness,
     replica,
     restoring,
@@ -62,7 +62,7 @@ class Run:
         self._where = "the checkpoint"
         self._stream: data.PositionedLoader | None = None
         self._place = parts.layout.place(self.rank)
-        self._strategy = parallel.chosen(parts.layout, parts.options.tp_plan, parts.options.fsdp)
+        self._strategy = lowcomm.strategy_for(parts)
         parts.saver.watch(self._models, self._optimizers, self._strategy.name)
         loop = parts.loop
         loop.state = self._state_tree
@@ -75,6 +75,7 @@ class Run:
         loop.on_step_over = self._step_over
         now = Now(lambda: loop.step, lambda: self._care.loss_scale, parts.report)
         self._compressors = Compressors(parts.options.tuning.compression, parts.options.seed, now)
+        self._rounds = lowcomm.rounds_for(parts)
         atexit.register(self._close)
 
     # -- setting up ------------------------------------------------------------------------------
@@ -111,12 +112,14 @@ class Run:
         prepared = self._strategy.wrap(model, self.device, self._options)
         at = len(self._models)
         compressor = self._compressors.watch(prepared)
+        self._rounds.watch(model)
 
         def place(restored: Restored) -> None:
             if (saved := section(restored, "models", at)) is not None:
                 restoring.model(model, saved, self._where)
             if saved := section(restored, "compression", at):
                 compressor.load_state_dict(saved)
+            self._rounds.restore(at, section(restored, "sync", at))
 
         self._resumption.put(place)
         self._models.append(prepared)
@@ -136,6 +139,7 @@ class Run:
 
         def place(restored: Restored) -> None:
             if (saved := section(restored, "optimizers", at)) is not None:
+                saved = self._rounds.saved_optimizer(saved, optimizer)
                 restoring.optimizer(optimizer, saved, self._where)
 
         self._resumption.put(place)
@@ -211,9 +215,7 @@ class Run:
         for epoch in range(self._loop.position.epoch, num):
             self._loop.start_epoch(epoch)
             yield epoch
-        if self._loop.committed_any:
-            self._loop.save("final")
-        self._done()
+        self._end()
 
     def log(self, **values: Any) -> None:
         """Report numbers of this step. Tensors are kept and read a step later."""
@@ -281,6 +283,13 @@ class Run:
         """The module that was given to `prepare`."""
         return replica.unwrapped(model)
 
+    def outer_weights(self) -> Any:
+        """`with run.outer_weights():` models have the weights that all ranks agreed on last.
+
+        For evaluation between exchanges (`sync`); without `sync` they always have them.
+        """
+        return self._rounds.outer_weights()
+
     @property
     def step(self) -> int:
         """Optimizer steps committed since the job began."""
@@ -291,9 +300,8 @@ class Run:
 
         Not needed with `epochs`, which ends the run by itself. Call it on every rank.
         """
-        if self._loop.committed_any and not self._reported_done:
-            self._loop.save("final")
-        self._done()
+        if not self._reported_done:
+            self._end()
         self._close()
 
     # -- what the loop calls ---------------------------------------------------------------------
@@ -330,7 +338,8 @@ class Run:
         without = self._parts.connection.channel.total([0.0 if page is not None else 1.0])[0]
         if without == 0 and page is not None:
             return page
-        return DelayedReduction(self._parts.connection.private_group())
+        every = self._options.tuning.sync.control_every
+        return DelayedReduction(self._parts.connection.private_group(), every)
 
     def _start_share(self, share: Share, first: bool) -> None:
         self._scale.set(share.weight)
@@ -342,11 +351,13 @@ class Run:
     def _mean_over_tokens(self) -> None:
         if self._tokens is None:
             return
-        total, self._tokens = self.all_reduce_sum(self._tokens)[0], None
+        mine, self._tokens = self._tokens, None
+        apart = self._rounds.apart
+        total, sharers = (mine, 1) if apart else (self.all_reduce_sum(mine)[0], self._place[1])
         for model in self._models:
             for parameter in model.parameters():
                 if parameter.grad is not None and total:
-                    parameter.grad.mul_(self._place[1] / total)
+                    parameter.grad.mul_(sharers / total)
 
     def _committed(self) -> None:
         for gate in self._schedules:
@@ -361,6 +372,8 @@ class Run:
     def _step_over(self) -> None:
         self._compressors.settle(self._care.applied and not self._loop.repeats)
         self._care.step_over()
+        if not self._loop.repeats:
+            self._rounds.step_over(self._loop.step)
 
     def _spent(self) -> None:
         for clear in self._clears:
@@ -375,8 +388,9 @@ class Run:
     def _state_tree(self) -> dict[str, Any]:
         plan = self._loop.plan
         return {
-            "models": [replica.unwrapped(model).state_dict() for model in self._models],
-            "optimizers": [restoring.optimizer_state(one) for one in self._optimizers],
+            "models": [self._rounds.model_state(replica.unwrapped(one)) for one in self._models],
+            "optimizers": [self._rounds.optimizer_state(one) for one in self._optimizers],
+            "sync": self._rounds.state_dict(),
             "schedulers": [
                 {"state": gate.scheduler.state_dict(), "due": gate.due} for gate in self._schedules
             ],
@@ -458,6 +472,11 @@ class Run:
             self._stream.take_up(saved.get("stream"))
 
     # -- the end ---------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        if self._rounds.finish(self._loop.step) or self._loop.committed_any:
+            self._loop.save("final")
+        self._done()
 
     def _done(self) -> None:
         if not self._reported_done:

@@ -13,7 +13,7 @@ from phalanx.core import meshes
 from phalanx.core.meshes import Layout
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.kit.clock import SystemClock
-from phalanx.train import context, failure, randomness, stacks
+from phalanx.train import context, failure, lowcomm, randomness, stacks
 from phalanx.train.context import RankInfo
 from phalanx.train.devices import measured
 from phalanx.train.groups import Connection
@@ -110,6 +110,7 @@ def _laid_out(options: Options, world_size: int) -> Layout:
         problems.append(
             Problem("compression", "works between whole replicas: strategy ddp", method)
         )
+    problems += lowcomm.conflicts(options, layout)
     if options.tuning.sync_batchnorm and layout.tp > 1:
         problems.append(Problem("sync_batchnorm", "does not go together with tp"))
     if options.tuning.batch_shares != "even" and layout.tp > 1:

@@ -10,6 +10,7 @@ from phalanx.core.guards import Policy
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.kit.nearest import nearest
 from phalanx.train.compression.settings import Compression
+from phalanx.train.lowcomm.settings import Sync
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 RESIZES = ("keep_batch", "scale_batch")
@@ -30,6 +31,7 @@ class Tuning:
     deterministic: bool = False
     straggler_window: int = 0
     compression: Compression = Compression()
+    sync: Sync = Sync()
     batch_shares: str | tuple[float, ...] = "even"
     data_changed: str = "refuse"
 
@@ -121,6 +123,7 @@ _CHECKS: Mapping[str, Any] = {
     "deterministic": _switch,
     "straggler_window": _whole(0),
     "compression": Compression.parse,
+    "sync": Sync.parse,
     "batch_shares": _shares,
     "data_changed": _one_of("refuse", "allow"),
 }
