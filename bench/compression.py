@@ -146,7 +146,7 @@ def two_rooms(rate: str):
 
 def together(
     tasks: list[dict[str, object]], leads: list[list[str]], extra: list[dict[str, str]],
-    script: str = __file__,
+    script: str = __file__, guard_s: float = GUARD_S,
 ):  # fmt: skip
     """Run one rank of `script` per task; rank 0's answer."""
     with socket.socket() as probe:
@@ -161,7 +161,7 @@ def together(
         }  # fmt: skip
         words = [*lead, sys.executable, "-W", "ignore", script, "--rank", json.dumps(task)]
         ranks.append(subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True))
-    answers = [one.communicate(timeout=GUARD_S)[0] for one in ranks]
+    answers = [one.communicate(timeout=guard_s)[0] for one in ranks]
     if any(one.returncode for one in ranks):
         raise SystemExit(f"a rank failed: {[one.returncode for one in ranks]}")
     return json.loads(answers[0].strip().splitlines()[-1])

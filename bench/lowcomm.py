@@ -24,6 +24,7 @@ from compression import sent_bytes, together, two_rooms
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "chargpt"))
 
+GUARD_S = 3600
 STEPS, BLOCK, BATCH, LR = 2400, 32, 16, 3e-3
 OUTER = {"lr": 0.9, "momentum": 0.8}
 VARIANTS: dict[str, dict[str, object]] = {
@@ -98,7 +99,7 @@ def measured(names: list[str], seeds: int, rate: str, steps: int) -> list[dict[s
             for seed in range(seeds):
                 task = {"seed": seed, "sync": VARIANTS[name], "steps": steps}
                 tasks = [{**task, "interface": f"v{at}"} for at in range(2)]
-                runs.append(together(tasks, leads, extra, script=__file__))
+                runs.append(together(tasks, leads, extra, script=__file__, guard_s=GUARD_S))
             found = {key: statistics.mean(one[key] for one in runs) for key in runs[0]}
             rows.append({"variant": name, **found, "losses": [one["loss"] for one in runs]})
             print(line(rows[-1], rows[0]), file=sys.stderr, flush=True)

@@ -24,7 +24,7 @@ from phalanx.train import (
     replica,
     restoring,
 )
-from phalanx.train.agreement import Agreement, Alone, DelayedReduction, SharedPage
+from phalanx.train.agreement import Agreement, Alone, SharedPage
 from phalanx.train.care import Care
 from phalanx.train.compression import Compressors, Now
 from phalanx.train.early_stop import EarlyStopping
@@ -338,8 +338,7 @@ class Run:
         without = self._parts.connection.channel.total([0.0 if page is not None else 1.0])[0]
         if without == 0 and page is not None:
             return page
-        every = self._options.tuning.sync.control_every
-        return DelayedReduction(self._parts.connection.private_group(), every)
+        return self._rounds.agreement(self._parts.connection)
 
     def _start_share(self, share: Share, first: bool) -> None:
         self._scale.set(share.weight)
@@ -434,11 +433,11 @@ class Run:
         if self._resumption.settle() and self.is_main:
             restored = self._resumption.restored
             assert restored is not None
-            manifest = restored.manifest
+            manifest, why = restored.manifest, restored.differs or self._rounds.inexact
             self._report.write(
                 "restored", path=str(restored.path), name=manifest.name, step=manifest.step,
                 epoch=manifest.position.total_passes, position=manifest.position.consumed,
-                exact=restored.differs is None, why=restored.differs,
+                exact=why is None, why=why,
             )  # fmt: skip
 
     def _fresh_rng(self, step: int) -> bytes:
@@ -494,5 +493,6 @@ class Run:
         self._parts.saver.close()
         self._report.close()
         self._loop.agreement.close()
+        self._rounds.close()
         self._parts.connection.close()
         self._parts.stop.remove()

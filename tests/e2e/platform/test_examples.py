@@ -18,14 +18,14 @@ def follow(platform: Platform, spec: str) -> tuple[str, str]:
     return platform.jobs()[0].label, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["fsdp", "bf16", "guards"])
+@pytest.mark.parametrize("name", ["fsdp", "bf16", "guards", "diloco", "server"])
 def test_strategies(platform: Platform, name: str):
     job, text = follow(platform, f"strategies/{name}.yaml")
     view = platform.show(job)
     assert view.state == "succeeded"
     assert (view.lineage.missed, view.lineage.duplicated) == (0, 0)
     manifest = json.loads(platform.run("checkpoints", "show", job, "--json").stdout)
-    assert manifest["strategy"] == ("fsdp" if name == "fsdp" else "ddp")
+    assert manifest["strategy"] == (name if name in ("fsdp", "diloco", "server") else "ddp")
     if name != "guards":  # its last batch may be the poisoned one
         assert "loss nan" not in text
 

@@ -136,3 +136,67 @@ def test_a_batch_that_is_not_a_number_is_skipped_by_all_ranks(gang):
     assert {one["origin"] for one in refused} == {"data"}
     steps = {len(job.records(rank, kind="step")) for rank in range(3)}
     assert len(steps) == 1
+
+
+# -- the parameter server ----------------------------------------------------------------------------
+
+SERVED = {"method": "server", "servers": 1, "every": 2, "outer": {"momentum": 0.5}}
+
+
+def test_a_gang_with_a_server_survives_the_death_of_each_role(gang):
+    """Three workers in step and a server: rank 3. Workers and server are killed in turn."""
+    extra = told(SERVED)
+    whole = gang(*SHORT, name="whole", world=4, extra=extra).start().finish()
+    assert whole.records(rank=3, kind="step") == []
+    assert whole.records(rank=3, kind="done")
+    job = gang(*SHORT, name="killed", world=4, every="3 steps", extra=extra)
+    for step, victim in ((8, 3), (20, 1)):
+        job.start().wait_for_step(step)
+        job.kill(victim)
+    job.start().finish()
+    assert job.records(kind="restored")[0]["exact"] is True
+    assert job.result["digest"] == whole.result["digest"]
+    assert job.seen() == whole.seen()
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("staleness", [1, 4])
+def test_workers_that_do_not_wait_for_all_others(gang, staleness):
+    """Not exact, but every sample once, and equal weights in the end."""
+    extra = told({"method": "server", "servers": 2, "staleness": staleness})
+    job = gang(*SHORT, world=5, every="4 steps", extra=extra)
+    for step in (9, 23):
+        job.start().wait_for_step(step)
+        job.kill(random.Random(step).randrange(5))
+    job.start().finish()
+    restored = job.records(kind="restored")[0]
+    assert restored["exact"] is False and "staleness" in restored["why"]
+    whole = gang(*SHORT, name="whole").start().finish()
+    assert job.seen() == whole.seen()
+    digests = {line for line in job.output(job.generation).splitlines() if "digest" in line}
+    assert len(digests) == 1, "workers end with different weights"
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("told_to_stop", [0, 3])
+def test_a_stop_that_only_one_rank_hears_of_reaches_all_workers(gang, told_to_stop):
+    extra = told({**SERVED, "staleness": 2})
+    job = gang("--epochs", "4", world=4, every="1000 steps", extra=extra).start()
+    job.wait_for_step(12)
+    job.terminate(told_to_stop)
+    assert job.wait() == [0, 0, 0, 0]
+    stopped = [job.records(rank, kind="stopped")[0] for rank in range(3)]
+    assert len({one["step"] for one in stopped}) == 1 and all(one["saved"] for one in stopped)
+    job.start().finish()
+
+
+@pytest.mark.proof
+def test_with_fewer_workers_all_go_on_from_what_the_server_held(gang):
+    extra = told(SERVED)
+    whole = gang(*SHORT, name="whole", world=4, extra=extra).start().finish()
+    moved = gang(*SHORT, name="moved", world=4, reference=4, extra=extra)
+    moved.start().wait_for_step(15)
+    moved.kill(1)
+    moved.world = 3
+    moved.start().finish()
+    assert moved.seen() == whole.seen()

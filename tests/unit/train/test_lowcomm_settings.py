@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from phalanx.core import rounds
 from phalanx.errors import SpecInvalid
 from phalanx.train.lowcomm.exchange import BLOCK, pack, part_length, unpack
-from phalanx.train.lowcomm.rounds import outer_step
+from phalanx.train.lowcomm.outside import outer_step
 from phalanx.train.lowcomm.settings import Outer, Sync
 from phalanx.train.tuning import tuned
 

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from phalanx.core.guards import Policy
 from phalanx.core.meshes import Layout
 from phalanx.errors import Problem
 from phalanx.train import parallel
+from phalanx.train.lowcomm import gang
 from phalanx.train.lowcomm.islands import Islands
-from phalanx.train.lowcomm.rounds import AllReduced, Apart, EveryStep, Rounds
+from phalanx.train.lowcomm.outside import AllReduced
+from phalanx.train.lowcomm.rounds import Apart, EveryStep, Rounds
+from phalanx.train.lowcomm.worker import ApartWithServers
 from phalanx.train.strategies import Strategy
 
 if TYPE_CHECKING:
@@ -30,6 +34,11 @@ def conflicts(options: Options, layout: Layout) -> list[Problem]:
     if tuning.compression.method != "none":
         text = "compresses gradients, which sync does not send; use sync's quantize"
         problems.append(Problem("compression", text, tuning.compression.method))
+    guarded = tuning.on_non_finite is not Policy.OFF or tuning.precision == "fp16"
+    if method == "server" and tuning.sync.staleness and guarded:
+        text = "asks all ranks in every step, which staleness is there to avoid"
+        which = "precision" if tuning.precision == "fp16" else "on_non_finite"
+        problems.append(Problem(which, text))
     if tuning.sync_batchnorm:
         text = "needs all ranks in every step, which sync does without"
         problems.append(Problem("sync_batchnorm", text, "true"))
@@ -49,4 +58,7 @@ def rounds_for(parts: Parts) -> Rounds:
     sync = parts.options.tuning.sync
     if not sync.apart:
         return EveryStep()
+    if sync.method == "server":
+        servers = gang.find_servers(sync, parts.info)
+        return ApartWithServers(sync, servers, parts.info.rank, parts.report.write)
     return Apart(sync, lambda at: AllReduced(sync.outer, sync.quantize), parts.report.write)

@@ -22,93 +22,10 @@ from torch.optim import Optimizer
 from phalanx.core import rounds as schedule
 from phalanx.errors import RestoreMismatch
 from phalanx.train import restoring, rows
-from phalanx.train.lowcomm.exchange import EXCHANGES
-from phalanx.train.lowcomm.settings import Outer, Sync
-
-Named = Mapping[str, torch.Tensor]
-
-
-class Outside(Protocol):
-    """Who makes new outer weights of what the ranks did with the old ones."""
-
-    averages_buffers: bool
-
-    def step(self, at: str, done: Named, outer: Named) -> int:
-        """Change `outer` in place; `done` is how far this rank has gone from it. Returns bytes sent.
-
-        `at` names the fragment. Every rank calls it.
-        """
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """What the next steps depend on, beside the outer weights. Every rank calls it."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any], outer: Named) -> None:
-        """Begin with these outer weights, and this state if there is one."""
-        ...
-
-
-class AllReduced:
-    """All ranks take the mean together, and each makes the same outer step."""
-
-    averages_buffers = True
-
-    def __init__(self, wishes: Outer, quantize: str) -> None:
-        self._wishes, self._exchange = wishes, EXCHANGES[quantize]
-        self._momentum: dict[str, torch.Tensor] = {}
-        self._owed: dict[str, torch.Tensor] = {}
-        self._keeps = quantize != "none"
-
-    def step(self, at: str, done: Named, outer: Named) -> int:
-        """One step of SGD along the mean."""
-        names = list(done)
-        flat = torch.cat([done[name].reshape(-1).float() for name in names])
-        zeros = (torch.zeros_like(done[name], dtype=torch.float32) for name in names)
-        owed = torch.cat(
-            [
-                self._owed.get(name, zero).reshape(-1)
-                for name, zero in zip(names, zeros, strict=True)
-            ]
-        )
-        mean = self._exchange.mean(flat, owed)
-        gradients = dict(zip(names, _split(mean, [done[name] for name in names]), strict=True))
-        if self._keeps:
-            left = _split(owed, [done[name] for name in names])
-            self._owed.update(zip(names, left, strict=True))
-        outer_step(self._wishes, outer, gradients, self._momentum)
-        return self._exchange.sent_bytes(flat.numel())
-
-    def state_dict(self) -> dict[str, Any]:
-        """Momentum, the same on all ranks, and what each still owes."""
-        return {"momentum": dict(self._momentum), "owed": rows.spread(self._owed)}
-
-    def load_state_dict(self, state: Mapping[str, Any], outer: Named) -> None:
-        """Put it back; of parameters that are no longer there, nothing."""
-        self._momentum, self._owed = {}, {}
-        for name, saved in state.get("momentum", {}).items():
-            if name in outer:
-                self._momentum[name] = _read(saved).to(outer[name].device)
-        for name, saved in state.get("owed", {}).items() if self._keeps else ():
-            if name in outer:
-                self._owed[name] = rows.mine(saved).to(outer[name].device)
-
-
-def outer_step(
-    wishes: Outer, outer: Named, gradients: Named, momentum: dict[str, torch.Tensor]
-) -> None:
-    """Torch's own SGD on `outer`, in place; `momentum` is kept by name."""
-    tensors = [outer[name] for name in gradients]
-    sgd = torch.optim.SGD(tensors, lr=wishes.lr, momentum=wishes.momentum, nesterov=wishes.nesterov)
-    for name, tensor in zip(gradients, tensors, strict=True):
-        tensor.grad = gradients[name].to(tensor.dtype)
-        if name in momentum:
-            sgd.state[tensor]["momentum_buffer"] = momentum[name]
-    sgd.step()
-    for name, tensor in zip(gradients, tensors, strict=True):
-        tensor.grad = None
-        if (kept := sgd.state[tensor].get("momentum_buffer")) is not None:
-            momentum[name] = kept
+from phalanx.train.agreement import Agreement, DelayedReduction
+from phalanx.train.groups import Connection
+from phalanx.train.lowcomm.outside import Outside, split
+from phalanx.train.lowcomm.settings import Sync
 
 
 class Member:
@@ -126,6 +43,7 @@ class Member:
         sizes = [one.numel() for one in self._inner.values()]
         self._fragments = schedule.fragments(sizes, wishes.fragments) if sizes else []
         self._exchanged = [0] * len(self._fragments)
+        self._settled = 0
         self._outer: dict[str, torch.Tensor] = {}
         self._start()
         outside.load_state_dict({}, self._outer)
@@ -149,6 +67,16 @@ class Member:
             yield fragment, self._exchange(fragment, step)
         if late:
             self._average_buffers()
+        if self._outside.lags and self._settled != step:
+            self._settle(step)
+
+    @torch.no_grad()
+    def _settle(self, step: int) -> None:
+        """Go on from the very same outer weights as all other ranks."""
+        for name, one in self._outside.shared(self._outer).items():
+            self._outer[name].copy_(one)
+            self._inner[name].copy_(one)
+        self._settled = step
 
     @torch.no_grad()
     def _exchange(self, fragment: int, step: int) -> int:
@@ -169,7 +97,7 @@ class Member:
         flat = torch.cat([one.reshape(-1).float() for one in found])
         dist.all_reduce(flat)
         flat /= rows.num_ranks()
-        for one, mean in zip(found, _split(flat, found), strict=True):
+        for one, mean in zip(found, split(flat, found), strict=True):
             one.copy_(mean)
 
     @contextmanager
@@ -190,7 +118,8 @@ class Member:
 
     def model_state(self) -> dict[str, Any]:
         """The model as a checkpoint shows it to others: with the outer weights."""
-        outer = {name: self._outer[first] for name, first in self._aliases.items()}
+        shared = self._outside.shared(self._outer)
+        outer = {name: shared[first] for name, first in self._aliases.items()}
         return {**self.model.state_dict(), **outer}
 
     def state_dict(self) -> dict[str, Any]:
@@ -202,6 +131,8 @@ class Member:
             "own": rows.spread({name: one for name, one in own.items() if name not in shared}),
             "outside": self._outside.state_dict(),
             "exchanged": list(self._exchanged),
+            "settled": self._settled,
+            "base": rows.spread(self._outer) if self._outside.lags else {},
         }
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
@@ -216,6 +147,10 @@ class Member:
         oldest = min(marks, default=0)
         same = len(marks) == len(self._fragments)
         self._exchanged = list(marks) if same else [oldest] * len(self._fragments)
+        self._settled = saved.get("settled", 0)
+        for name, one in saved.get("base", {}).items():
+            if name in self._outer and rows.as_before(one):
+                self._outer[name].copy_(rows.mine(one))
         live = self.model.state_dict()
         with torch.no_grad():
             for name, one in saved.get("own", {}).items():
@@ -227,6 +162,8 @@ class Rounds(Protocol):
     """All models of a run. Every rank makes the same calls."""
 
     apart: bool
+    inexact: str | None
+    """Why a resumed run is not bit-identical, if it is not."""
 
     def watch(self, model: nn.Module) -> None:
         """A model begins; its weights are equal on all ranks."""
@@ -260,6 +197,14 @@ class Rounds(Protocol):
         """What a checkpoint holds beside them, model by model."""
         ...
 
+    def agreement(self, connection: Connection) -> Agreement:
+        """How ranks hear of one another's requests where no reduction of gradients tells. Collective."""
+        ...
+
+    def close(self) -> None:
+        """No more exchanges."""
+        ...
+
     def outer_weights(self) -> Any:
         """A context in which all models have the weights of the last exchange."""
         ...
@@ -269,6 +214,7 @@ class EveryStep:
     """Ranks reduce gradients in every step: their weights are always equal."""
 
     apart = False
+    inexact: str | None = None
 
     def watch(self, model: nn.Module) -> None:
         """Nothing."""
@@ -306,6 +252,13 @@ class EveryStep:
         """Nothing."""
         return []
 
+    def agreement(self, connection: Connection) -> Agreement:
+        """By a small reduction in every step."""
+        return DelayedReduction(connection.private_group())
+
+    def close(self) -> None:
+        """Nothing."""
+
     @contextmanager
     def outer_weights(self) -> Iterator[None]:
         """They are in the models."""
@@ -322,6 +275,7 @@ class Apart:
     ) -> None:
         """`outside` makes the partner of the model with this number; `tell` gets what was exchanged."""
         self._wishes, self._outside, self._tell = wishes, outside, tell
+        self.inexact = "ranks may lag (staleness)" if wishes.staleness else None
         self._members: list[Member] = []
 
     def watch(self, model: nn.Module) -> None:
@@ -371,6 +325,13 @@ class Apart:
         """Every rank's own weights, and what the next exchanges depend on."""
         return [member.state_dict() for member in self._members]
 
+    def agreement(self, connection: Connection) -> Agreement:
+        """By a small reduction, as often as was wished."""
+        return DelayedReduction(connection.private_group(), self._wishes.control_every)
+
+    def close(self) -> None:
+        """Nothing."""
+
     @contextmanager
     def outer_weights(self) -> Iterator[None]:
         """All models with the weights of the last exchange; each rank's own come back at the end."""
@@ -394,15 +355,3 @@ def _only_state(saved: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[
 
 def _rowwise(saved: Mapping[str, Any], take: Callable[[Any], torch.Tensor]) -> dict[str, Any]:
     return _only_state(saved, lambda state: rows.gathered(state, take))
-
-
-def _split(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The parts of a flat tensor, shaped as these are."""
-    parts = torch.split(flat, [one.numel() for one in like])
-    return [part.view(one.shape) for part, one in zip(parts, like, strict=True)]
-
-
-def _read(saved: Any) -> torch.Tensor:
-    found = saved if isinstance(saved, torch.Tensor) else saved.read()
-    assert isinstance(found, torch.Tensor)
-    return found.detach().clone()

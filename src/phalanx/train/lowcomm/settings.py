@@ -27,7 +27,7 @@ _EVERY = {"local_sgd": 50, "diloco": 50}
 _ONLY = {
     "fragments": ("local_sgd", "diloco"),
     "quantize": ("local_sgd", "diloco"),
-    "control_every": ("local_sgd", "diloco"),
+    "control_every": ("local_sgd", "diloco", "server"),
     "servers": ("server",),
     "staleness": ("server",),
 }
