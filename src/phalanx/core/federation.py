@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+_PATIENCE_S = 15.0
+
 
 class Phase(StrEnum):
     """What the coordinator waits for."""
@@ -108,7 +110,7 @@ class Federation:
     @property
     def _patience_s(self) -> float:
         # Sites that wait ask every second or so; one that does not is gone.
-        return max(5.0, 2 * self.rules.gather_s)
+        return max(_PATIENCE_S, 2 * self.rules.gather_s)
 
     def ends(self, now_s: float) -> bool:
         """Called regularly: whether the round under way is over.

@@ -53,7 +53,7 @@ def test_without_the_ranks_own_weights_a_resumed_run_would_differ(gang):
 
 
 @pytest.mark.proof
-def test_a_world_change_starts_from_the_last_exchange_and_uses_every_sample_once(gang):
+def test_after_a_world_change_every_sample_is_used_once(gang):
     extra = told({"method": "diloco", "every": 5})
     whole = gang(*SHORT, name="whole", extra=extra).start().finish()
     moved = gang(*SHORT, name="moved", reference=3, extra=extra)

@@ -39,9 +39,9 @@ def test_sites_that_come_together_train_together():
 
 def test_one_that_stopped_asking_is_not_waited_for():
     one = Federation(RULES)
-    one.wants_work("gone", 0.0), one.wants_work("a", 7.0), one.wants_work("b", 7.0)
-    assert not one.begins(7.5)
-    assert one.begins(9.5) and one.cohort == {"a", "b"}
+    one.wants_work("gone", 0.0), one.wants_work("a", 17.0), one.wants_work("b", 17.0)
+    assert not one.begins(17.5)
+    assert one.begins(19.5) and one.cohort == {"a", "b"}
 
 
 def test_a_late_joiner_waits_for_the_next_round():

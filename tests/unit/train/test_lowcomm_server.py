@@ -189,6 +189,25 @@ def test_a_worker_that_is_ahead_waits_for_the_slowest(bound, reached):
     assert clocks == {0: 8, 1: 8}
 
 
+def test_a_look_shows_all_workers_the_same_whatever_the_first_to_see_it_do_next():
+    """Workers with a bound on staleness: after each look some push at once, others read late."""
+    gang, seen = Gang(3, num_servers=1, staleness=5), {}
+
+    def work(number):
+        servers = gang.worker(number)
+        if number == 0:
+            load(servers, START)
+        for clock in range(1, 21):
+            push(servers, clock, {name: torch.ones(3) for name in START})
+            seen[number, clock] = servers.ask("look", [{"model": 0}])[0]["weights"]
+        servers.close()
+
+    run_workers(3, work)
+    gang.join()
+    for (_, clock), weights in seen.items():
+        assert all(torch.allclose(one, torch.full((3,), -1.0 * clock)) for one in weights.values())
+
+
 def test_another_generation_is_refused_and_changes_nothing():
     gang = Gang(1)
     servers = gang.worker(0)

@@ -27,7 +27,7 @@ from phalanx.train.report import NoReport, Report, ReportFile
 _LOOK_S = 0.05
 _TALK_S = 600.0
 # Sites ask twice a second: one that has not for so long does not come for the final weights.
-_LINGER_S = 5.0
+_LINGER_S = 15.0
 
 
 class Coordinator:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch.optim.sgd import sgd
 
 from phalanx.train import rows
 from phalanx.train.lowcomm.exchange import EXCHANGES
@@ -95,17 +96,22 @@ def outer_step(
     wishes: Outer, outer: Named, gradients: Named, momentum: dict[str, torch.Tensor]
 ) -> None:
     """Torch's own SGD on `outer`, in place; `momentum` is kept by name."""
-    tensors = [outer[name] for name in gradients]
-    sgd = torch.optim.SGD(tensors, lr=wishes.lr, momentum=wishes.momentum, nesterov=wishes.nesterov)
-    for name, tensor in zip(gradients, tensors, strict=True):
-        tensor.grad = gradients[name].to(tensor.dtype)
-        if name in momentum:
-            sgd.state[tensor]["momentum_buffer"] = momentum[name]
-    sgd.step()
-    for name, tensor in zip(gradients, tensors, strict=True):
-        tensor.grad = None
-        if (kept := sgd.state[tensor].get("momentum_buffer")) is not None:
-            momentum[name] = kept
+    names = list(gradients)
+    kept = [momentum.get(name) for name in names]
+    with torch.no_grad():
+        sgd(
+            [outer[name] for name in names],
+            [gradients[name].to(outer[name].dtype) for name in names],
+            kept,
+            weight_decay=0.0,
+            momentum=wishes.momentum,
+            lr=wishes.lr,
+            dampening=0.0,
+            nesterov=wishes.nesterov,
+            maximize=False,
+            foreach=False,
+        )
+    momentum.update({name: one for name, one in zip(names, kept, strict=True) if one is not None})
 
 
 def split(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:

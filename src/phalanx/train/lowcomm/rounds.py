@@ -57,18 +57,22 @@ class Member:
         """Exchange what is due; yields (fragment, bytes sent)."""
         for fragment in schedule.due(step, self._every, len(self._fragments)):
             yield fragment, self._exchange(fragment, step)
-            if fragment == 0:
+            if fragment == 0 and self._outside.averages_buffers:
                 self._average_buffers()
+
+    def unfinished(self, step: int) -> bool:
+        """Whether ranks may have different weights."""
+        lags = self._outside.lags and self._settled != step
+        return lags or any(exchanged < step for exchanged in self._exchanged)
 
     def finish(self, step: int) -> Iterator[tuple[int, int]]:
         """Exchange every fragment that ranks have changed since they last did."""
         late = [at for at, exchanged in enumerate(self._exchanged) if exchanged < step]
         for fragment in late:
             yield fragment, self._exchange(fragment, step)
-        if late:
-            self._average_buffers()
-        if self._outside.lags and self._settled != step:
+        if self._outside.lags:
             self._settle(step)
+        self._average_buffers()
 
     @torch.no_grad()
     def _settle(self, step: int) -> None:
@@ -92,7 +96,7 @@ class Member:
     @torch.no_grad()
     def _average_buffers(self) -> None:
         found = [one for one in self.model.buffers() if one.is_floating_point()]
-        if not found or not self._outside.averages_buffers or rows.num_ranks() == 1:
+        if not found or rows.num_ranks() == 1:
             return
         flat = torch.cat([one.reshape(-1).float() for one in found])
         dist.all_reduce(flat)
@@ -138,7 +142,8 @@ class Member:
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Take it up; the outer weights are in the model already.
 
-        Where the number of ranks is another one, all go on from the outer weights.
+        Where the number of ranks is another one, all go on from the mean of what they had, so that no work
+        is lost.
         """
         self._start()
         saved = state or {}
@@ -148,14 +153,16 @@ class Member:
         same = len(marks) == len(self._fragments)
         self._exchanged = list(marks) if same else [oldest] * len(self._fragments)
         self._settled = saved.get("settled", 0)
-        for name, one in saved.get("base", {}).items():
-            if name in self._outer and rows.as_before(one):
-                self._outer[name].copy_(rows.mine(one))
         live = self.model.state_dict()
         with torch.no_grad():
             for name, one in saved.get("own", {}).items():
-                if rows.as_before(one) or name not in self._aliases:
-                    live[name].copy_(rows.mine(one))
+                live[name].copy_(rows.mine(one))
+            for name, one in saved.get("base", {}).items():
+                if rows.as_before(one):
+                    self._outer[name].copy_(rows.mine(one))
+                else:
+                    # Ranks that lagged had begun elsewhere: only what they did from there counts.
+                    self._inner[name].add_(self._outer[name] - rows.mine(one))
 
 
 class Rounds(Protocol):
@@ -293,18 +300,18 @@ class Apart:
 
     def finish(self, step: int) -> bool:
         """Exchange whatever has changed since it last was."""
-        done = [self._do(member.finish(step), step) for member in self._members]
-        return any(done)
+        unfinished = [member for member in self._members if member.unfinished(step)]
+        for member in unfinished:
+            self._do(member.finish(step), step)
+        return bool(unfinished)
 
-    def _do(self, exchanges: Iterator[tuple[int, int]], step: int) -> bool:
-        any_done = False
+    def _do(self, exchanges: Iterator[tuple[int, int]], step: int) -> None:
         began = time.perf_counter()
         for fragment, sent in exchanges:
             now = time.perf_counter()
             took = round(now - began, 6)
             self._tell("sync", step=step, fragment=fragment, bytes=sent, seconds=took)
-            began, any_done = now, True
-        return any_done
+            began = now
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
         """With the outer weights: equal on all ranks, and what others get to see."""

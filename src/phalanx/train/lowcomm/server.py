@@ -39,6 +39,7 @@ class Shelf:
         self.clocks = Clocks(num_workers, wishes.staleness)
         self.loaded = False
         self.looks = 0
+        self.shown: dict[str, Any] = {}
 
     def load(self, weights: Mapping[str, torch.Tensor], momentum: Mapping[str, torch.Tensor],
              clock: int) -> None:  # fmt: skip
@@ -66,17 +67,17 @@ class Shelf:
     def look(self, worker: int) -> int:
         """A worker wants to see everything; returns the number of the look that will show it.
 
-        There is one look once all have asked: nobody has pushed anything that others do not see.
+        There is one look once all have asked: nobody has pushed anything that others do not see. What it
+        shows is in `shown`, whatever those push that have seen it first.
         """
         self._asking.add(worker)
         number = self.looks + 1
         if len(self._asking) == self._num:
             self._asking = set()
-            self.looks = number
+            self.looks, self.shown = number, self._state()
         return number
 
-    def state(self) -> dict[str, Any]:
-        """Everything, as a message; copied, because others may go on."""
+    def _state(self) -> dict[str, Any]:
         return {
             "weights": {name: one.clone() for name, one in self._weights.items()},
             "momentum": {name: one.clone() for name, one in self._momentum.items()},
@@ -140,7 +141,7 @@ class Server:
         number = shelf.look(int(message["worker"]))
         self._changed.notify_all()
         self._changed.wait_for(lambda: shelf.looks >= number)
-        return shelf.state()
+        return shelf.shown
 
     def _do_ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
         tick, requests = int(message["tick"]), int(message["requests"])

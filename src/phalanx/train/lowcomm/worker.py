@@ -82,12 +82,10 @@ class Servers:
 class Served:
     """One model's weights on the servers."""
 
-    averages_buffers = False
-    lags = True
-
-    def __init__(self, servers: Servers, model: int, loads: bool) -> None:
-        """`loads`: this worker gives the servers what they begin with."""
+    def __init__(self, servers: Servers, model: int, loads: bool, lags: bool) -> None:
+        """`loads`: this worker gives the servers what they begin with. `lags`: none waits for all."""
         self._servers, self._model, self._loads = servers, model, loads
+        self.averages_buffers, self.lags = not lags, lags
         self._clock = 0
         self._start: dict[str, Named] = {}
         self._momentum: dict[str, torch.Tensor] = {}
@@ -180,7 +178,8 @@ class ApartWithServers(Apart):
     def __init__(
         self, wishes: Sync, servers: Servers, rank: int, tell: Callable[..., None]
     ) -> None:
-        super().__init__(wishes, lambda at: Served(servers, at, loads=rank == 0), tell)
+        lags = wishes.staleness > 0
+        super().__init__(wishes, lambda at: Served(servers, at, loads=rank == 0, lags=lags), tell)
         self._servers = servers
 
     def agreement(self, connection: Connection) -> Agreement:
