@@ -106,13 +106,14 @@ class SharedPage:
 class DelayedReduction:
     """One small asynchronous reduction per step on a group of its own; it counts one step later.
 
-    For gangs over several nodes, and for those that reduce no gradients. With `every` above 1 only every
-    so many steps have one, for links that take longer than a step.
+    For gangs over several nodes, and for those that reduce no gradients. A save is due until it is made,
+    which is a reduction after it was asked for: what is asked for meanwhile is not asked for again. With
+    `every` above 1 only every so many steps have a reduction, for links that take longer than a step.
     """
 
     def __init__(self, group: dist.ProcessGroup, every: int = 1) -> None:
         self._group, self._every = group, every
-        self._requests = 0
+        self._requests = self._sent = 0
         self._flags: torch.Tensor | None = None
         self._work: Any = None
 
@@ -129,9 +130,9 @@ class DelayedReduction:
             self._work.wait()
             for bit, asked in zip(control.REQUESTS, self._flags.tolist(), strict=True):
                 agreed |= bit * asked
-        # A save that is about to be made answers those who asked for it meanwhile.
-        asked_for, self._requests = self._requests & ~(agreed & control.SAVE), 0
-        mine = [int(bool(asked_for & bit)) for bit in control.REQUESTS]
+        self._sent = self._requests & ~(self._sent & control.SAVE)
+        self._requests = 0
+        mine = [int(bool(self._sent & bit)) for bit in control.REQUESTS]
         self._flags = torch.tensor(mine, dtype=torch.int32)
         self._work = dist.all_reduce(
             self._flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True

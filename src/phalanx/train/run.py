@@ -190,7 +190,10 @@ class Run:
 
         Every sample is on exactly one rank; ranks may have different numbers of batches.
         """
-        return data.EvaluationLoader(loader, self._place, self._options.seed, self.device)
+        return data.EvaluationLoader(
+            loader, self._place, self._options.seed, self.device,
+            lambda: self._report.write("phase", name="evaluating"),
+        )  # fmt: skip
 
     def track(self, **objects: Any) -> None:
         """Save and restore anything else that has `state_dict` and `load_state_dict`."""
@@ -350,8 +353,7 @@ class Run:
     def _mean_over_tokens(self) -> None:
         if self._tokens is None:
             return
-        mine, self._tokens = self._tokens, None
-        apart = self._rounds.apart
+        mine, self._tokens, apart = self._tokens, None, self._rounds.apart
         total, sharers = (mine, 1) if apart else (self.all_reduce_sum(mine)[0], self._place[1])
         for model in self._models:
             for parameter in model.parameters():
