@@ -19,7 +19,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from phalanx.core import control
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.train.context import RankInfo
-from phalanx.train.groups import START_TIMEOUT
+from phalanx.train.groups import START_TIMEOUT, await_host
 from phalanx.train.lowcomm.server import Server, listen, serve
 from phalanx.train.lowcomm.settings import Sync
 from phalanx.train.lowcomm.worker import Address, Servers
@@ -93,6 +93,7 @@ def find_servers(sync: Sync, info: RankInfo) -> Servers:
 
 def _store(info: RankInfo) -> TCPStore:
     host, port = info.master
+    await_host(host, port)
     timeout: datetime.timedelta = START_TIMEOUT
     return TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
 
