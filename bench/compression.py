@@ -144,8 +144,11 @@ def two_rooms(rate: str):
             subprocess.run(["ip", "netns", "del", room], check=False)
 
 
-def together(tasks: list[dict[str, object]], leads: list[list[str]], extra: list[dict[str, str]]):
-    """Run one rank per task; rank 0's answer."""
+def together(
+    tasks: list[dict[str, object]], leads: list[list[str]], extra: list[dict[str, str]],
+    script: str = __file__, guard_s: float = GUARD_S,
+):  # fmt: skip
+    """Run one rank of `script` per task; rank 0's answer."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -156,9 +159,9 @@ def together(tasks: list[dict[str, object]], leads: list[list[str]], extra: list
             "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
             "MASTER_ADDR": "127.0.0.1", **extra[rank],
         }  # fmt: skip
-        words = [*lead, sys.executable, "-W", "ignore", __file__, "--rank", json.dumps(task)]
+        words = [*lead, sys.executable, "-W", "ignore", script, "--rank", json.dumps(task)]
         ranks.append(subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True))
-    answers = [one.communicate(timeout=GUARD_S)[0] for one in ranks]
+    answers = [one.communicate(timeout=guard_s)[0] for one in ranks]
     if any(one.returncode for one in ranks):
         raise SystemExit(f"a rank failed: {[one.returncode for one in ranks]}")
     return json.loads(answers[0].strip().splitlines()[-1])

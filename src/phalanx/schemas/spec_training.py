@@ -55,6 +55,54 @@ class GradientCompression(Section):
     )
 
 
+SyncMethod = Annotated[
+    Literal["none", "local_sgd", "diloco", "server"],
+    BeforeValidator(lambda value: "none" if value is False else value),
+]
+
+
+class OuterOptimizer(Section):
+    """SGD over the mean of what the ranks did since the last exchange."""
+
+    lr: Annotated[float, Field(gt=0)] | None = Field(default=None, description="Learning rate.")
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        default=None, description="Momentum."
+    )
+    nesterov: Switch | None = Field(default=None, description="Nesterov's form of it.")
+
+
+class WeightSync(Section):
+    """Ranks that train on their own, and how they exchange weights."""
+
+    method: SyncMethod = Field(description="How ranks keep together; none reduces every gradient.")
+    every: WholeFromOne | None = Field(
+        default=None, description="Optimizer steps between exchanges; 50, or 1 with server."
+    )
+    outer: OuterOptimizer | None = Field(
+        default=None, description="What makes new weights of the mean of the ranks' progress."
+    )
+    fragments: WholeFromOne | None = Field(
+        default=None, description="Parts of the model that take turns within `every` steps."
+    )
+    quantize: (
+        Annotated[
+            Literal["none", "int8", "int4"],
+            BeforeValidator(lambda value: "none" if value is False else value),
+        ]
+        | None
+    ) = Field(default=None, description="Bits of a value on its way.")
+    control_every: WholeFromOne | None = Field(
+        default=None, description="Steps between answers to requests to stop or save."
+    )
+    servers: WholeFromOne | None = Field(
+        default=None, description="With server: how many of the first ranks hold the weights."
+    )
+    staleness: WholeFromZero | None = Field(
+        default=None,
+        description="With server: exchanges a rank may be ahead of the slowest; 0: none.",
+    )
+
+
 class Training(Section):
     """Precision, batch and guards of scripts that use `phalanx.train`; absent: the script's own."""
 
@@ -111,6 +159,10 @@ class Training(Section):
 
     compression: GradientCompression | Method | None = Field(
         default=None, description="How replicas send gradients: a method, or one with its settings."
+    )
+    sync: WeightSync | SyncMethod | None = Field(
+        default=None,
+        description="Have ranks train on their own and exchange weights: a method, or a section.",
     )
     batch_shares: (
         Literal["even", "auto"]

@@ -56,6 +56,7 @@ def init(  # noqa: PLR0913 - one keyword for each wish, none of them positional
     deterministic: bool = False,
     straggler_window: int = 0,
     compression: str | Mapping[str, Any] = "none",
+    sync: str | Mapping[str, Any] = "none",
     batch_shares: str | Sequence[float] = "even",
     data_changed: str = "refuse",
 ) -> Run:
@@ -85,7 +86,8 @@ def init(  # noqa: PLR0913 - one keyword for each wish, none of them positional
     `skip`, `rollback`, `stop`) guards gradients, `on_spike` (the same words) the value logged
     as `loss`. `deterministic` allows only kernels that always give the same sums.
     `compression` (`fp16`, `bf16`, `powersgd`, `topk`, `randomk`, `auto`, or a mapping with `method` and
-    its settings) has replicas send less of their gradients.
+    its settings) has replicas send less of their gradients. `sync` (`local_sgd`, `diloco`, `server`, or
+    a mapping with `method`) has ranks train on their own and exchange weights now and then.
     Ranks' compute times are compared every `straggler_window` steps; 0 never does.
     Batches are split over the ranks evenly, by `batch_shares=[2, 1, 1]`, or, with `"auto"`, by measured
     speed. A resume on other data ends in an error unless `data_changed="allow"`.
@@ -108,6 +110,7 @@ def init(  # noqa: PLR0913 - one keyword for each wish, none of them positional
             "batch_shares": batch_shares, "data_changed": data_changed, "compression": compression,
             "pipeline_schedule": pipeline_schedule, "micro_batches": micro_batches,
             "pipeline_split": pipeline_split,
+            "sync": sync,
         },
     )  # fmt: skip
     return start.start(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -110,27 +111,31 @@ class DelayedReduction:
     """One small asynchronous reduction per step on a group of its own; it counts one step later.
 
     For gangs over several nodes, and for those that reduce no gradients. A save is due until it is made,
-    which is a step after it was asked for: what was asked for in the step before is not asked for again.
+    which is a reduction after it was asked for: what is asked for meanwhile is not asked for again. With
+    `every` above 1 only every so many steps have a reduction, for links that take longer than a step.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
+    def __init__(self, group: dist.ProcessGroup, every: int = 1) -> None:
+        self._group, self._every = group, every
         self._requests = self._sent = 0
         self._flags: torch.Tensor | None = None
         self._work: Any = None
 
     def propose(self, step: int, requests: int) -> None:
         """Remember; sent by the next `agree`."""
-        self._requests = requests
+        self._requests |= requests
 
     def agree(self, step: int) -> int:
-        """What all ranks proposed one step ago; sends what was proposed for this one."""
+        """What all ranks proposed up to the last reduction; sends what was proposed since."""
+        if step % self._every:
+            return 0
         agreed = 0
         if self._work is not None and self._flags is not None:
             self._work.wait()
             for bit, asked in zip(control.REQUESTS, self._flags.tolist(), strict=True):
                 agreed |= bit * asked
         self._sent = self._requests & ~(self._sent & control.SAVE)
+        self._requests = 0
         mine = [int(bool(self._sent & bit)) for bit in control.REQUESTS]
         self._flags = torch.tensor(mine, dtype=torch.int32)
         self._work = dist.all_reduce(
@@ -144,9 +149,13 @@ class DelayedReduction:
 
 
 def agreement_for(
-    info: RankInfo, connection: Connection, report: Report, reduces: bool
-) -> Agreement:
-    """The way that fits this gang: `reduces` says whether every step reduces gradients. Collective."""
+    info: RankInfo, connection: Connection, report: Report, reduces: bool,
+    otherwise: Callable[[Connection], Agreement],
+) -> Agreement:  # fmt: skip
+    """The way that fits this gang: `reduces` says whether every step reduces gradients. Collective.
+
+    `otherwise` makes the one for gangs that share no page of memory.
+    """
     if info.world_size == 1:
         return Alone()
     page: SharedPage | None = None
@@ -159,4 +168,4 @@ def agreement_for(
     without = connection.channel.total([0.0 if page is not None else 1.0])[0]
     if without == 0 and page is not None:
         return page
-    return DelayedReduction(connection.private_group())
+    return otherwise(connection)

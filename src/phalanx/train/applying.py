@@ -1,9 +1,10 @@
 """What happens between a step's last reduction and the optimizer: mean, scale, guard, clip, rate.
 
 Everything here looks at *reduced* gradients, which are the same on all ranks, so all ranks decide alike
-without asking one another. One pass over the gradients (their norm) serves clipping, the scale of fp16
-and the guard. A step that the guard refuses is computed a second time from the very same batch: only
-then is it known whether data or hardware is to blame.
+without asking one another; only ranks that train on their own (`lowcomm`) have to. One pass over the
+gradients (their norm) serves clipping, the scale of fp16 and the guard. A step that the guard refuses is
+computed a second time from the very same batch: only then is it known whether data or hardware is to
+blame.
 """
 
 from __future__ import annotations
@@ -105,6 +106,7 @@ class Applier:
         self._clip, self._policy = clip, policy
         self._mean_over_tokens = mean_over_tokens
         self._before = Before()
+        self.anywhere: Callable[[bool], bool] = _as_seen
         self._trial = Trial()
         self._scaled_fp16 = bool(scale.state_dict())
         self.guards = policy is not Policy.OFF
@@ -126,7 +128,8 @@ class Applier:
         self.finish(parameters)
         if self._clip is not None or self.guards or self._scaled_fp16:
             norm = self.norm_of(parameters)
-            if (self.guards or self._scaled_fp16) and not math.isfinite(whole(norm)):
+            guarded = self.guards or self._scaled_fp16
+            if guarded and self.anywhere(not math.isfinite(whole(norm))):
                 self._refuse(parameters)
                 return None
             if self._clip is not None:
@@ -268,6 +271,11 @@ class Applier:
     def lasting(self) -> bool:
         """Whether a next generation would know what this one learned."""
         return self._keeper.keeps
+
+
+def _as_seen(spoiled: bool) -> bool:
+    """Reduced gradients are the same on all ranks: what one sees, all see."""
+    return spoiled
 
 
 _WHAT = {"non_finite": "gradients were not finite", "spike": "the loss jumped"}

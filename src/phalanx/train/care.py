@@ -50,6 +50,8 @@ class Care:
             around, precision.scale_for(tuning.precision), parts.options.clip,
             tuning.on_non_finite, mean_over_tokens,
         )  # fmt: skip
+        if tuning.sync.apart:
+            self._applier.anywhere = lambda seen: channel.total([float(seen)])[0] > 0
         loop.keeps_batches = self._applier.guards
         if tuning.on_spike is not Policy.OFF:
             spikes = SpikeGuard(loop, self._applier, channel, tuning.on_spike, place)

@@ -145,7 +145,7 @@ class GroupChannel:
         return [float(value) for value in row.tolist()]
 
 
-def _await_host(address: str, port: int) -> None:
+def await_host(address: str, port: int) -> None:
     """Wait until rank 0 listens, looking often.
 
     torch's own client backs off for most of a second when it comes a moment too early, as ranks that
@@ -172,7 +172,7 @@ class Connection:
         self._mine = info.launched and not dist.is_initialized()
         if self._mine:
             if info.rank != 0:
-                _await_host(*info.master)
+                await_host(*info.master)
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
             dist.init_process_group(
                 backend, rank=info.rank, world_size=info.world_size, timeout=START_TIMEOUT

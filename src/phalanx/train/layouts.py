@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from phalanx.core.meshes import AUTO, Layout
 from phalanx.train.parallel import Grid
-from phalanx.train.parts import Options, Parts
 from phalanx.train.picking import Auto
 from phalanx.train.pipeline import Course, Pipelined
 from phalanx.train.strategies import Alone, Replicas, Shards, Strategy
+
+if TYPE_CHECKING:
+    from phalanx.train.parts import Options, Parts
 
 
 def strategy_for(parts: Parts) -> Strategy:

@@ -20,7 +20,7 @@ from phalanx.errors import CheckpointCorrupt
 from phalanx.train import sharding, tree
 
 STATE = "state.tensors"
-_LATER = ("models", "optimizers", "compression")
+_LATER = ("models", "optimizers", "compression", "sync")
 
 Opener = Callable[[Path, FileEntry], tensorfile.Bytes]
 

@@ -19,7 +19,7 @@ from phalanx.train import (
     data,
     fingerprint,
     gradients,
-    layouts,
+    lowcomm,
     ordering,
     randomness,
     replica,
@@ -63,7 +63,7 @@ class Run:
         self._where = "the checkpoint"
         self._stream: data.PositionedLoader | None = None
         self._place = parts.layout.place(self.rank)
-        self._strategy = layouts.strategy_for(parts)
+        self._strategy = lowcomm.strategy_for(parts)
         parts.saver.watch(self._models, self._optimizers, self._strategy.name, self._strategy.place)
         loop = parts.loop
         loop.state = self._state_tree
@@ -77,6 +77,7 @@ class Run:
         loop.on_step_over = self._step_over
         now = Now(lambda: loop.step, lambda: self._care.loss_scale, parts.report)
         self._compressors = Compressors(parts.options.tuning.compression, parts.options.seed, now)
+        self._rounds = lowcomm.rounds_for(parts)
         atexit.register(self._close)
 
     # -- setting up ------------------------------------------------------------------------------
@@ -113,12 +114,14 @@ class Run:
         prepared = self._strategy.wrap(model, self.device, self._options)
         at = len(self._models)
         compressor = self._compressors.watch(prepared)
+        self._rounds.watch(model)
 
         def place(restored: Restored) -> None:
             if (saved := section(restored, "models", at)) is not None:
                 restoring.model(model, saved, self._where)
             if saved := section(restored, "compression", at):
                 compressor.load_state_dict(saved)
+            self._rounds.restore(at, section(restored, "sync", at))
 
         self._resumption.put(place)
         self._models.append(prepared)
@@ -138,6 +141,7 @@ class Run:
 
         def place(restored: Restored) -> None:
             if (saved := section(restored, "optimizers", at)) is not None:
+                saved = self._rounds.saved_optimizer(saved, optimizer)
                 restoring.optimizer(optimizer, saved, self._where)
 
         self._resumption.put(place)
@@ -216,9 +220,7 @@ class Run:
         for epoch in range(self._loop.position.epoch, num):
             self._loop.start_epoch(epoch)
             yield epoch
-        if self._loop.committed_any:
-            self._loop.save("final")
-        self._done()
+        self._end()
 
     def log(self, **values: Any) -> None:
         """Report numbers of this step. Tensors are kept and read a step later."""
@@ -310,6 +312,13 @@ class Run:
         """The module that was given to `prepare`."""
         return replica.unwrapped(model)
 
+    def outer_weights(self) -> Any:
+        """`with run.outer_weights():` models have the weights that all ranks agreed on last.
+
+        For evaluation between exchanges (`sync`); without `sync` they always have them.
+        """
+        return self._rounds.outer_weights()
+
     @property
     def step(self) -> int:
         """Optimizer steps committed since the job began."""
@@ -320,9 +329,8 @@ class Run:
 
         Not needed with `epochs`, which ends the run by itself. Call it on every rank.
         """
-        if self._loop.committed_any and not self._reported_done:
-            self._loop.save("final")
-        self._done()
+        if not self._reported_done:
+            self._end()
         self._close()
 
     # -- what the loop calls ---------------------------------------------------------------------
@@ -344,7 +352,10 @@ class Run:
                     )
             self._resumption.restored = None
         reduces = self._strategy.reduces(self._models)
-        return agreement_for(self._info, self._parts.connection, self._report, reduces)
+        connection = self._parts.connection
+        return agreement_for(
+            self._info, connection, self._report, reduces, self._rounds.agreement
+        )
 
     def _start_share(self, share: Share, first: bool) -> None:
         self._scale.set(share.weight)
@@ -356,11 +367,12 @@ class Run:
     def _mean_over_tokens(self) -> None:
         if self._tokens is None:
             return
-        total, self._tokens = self.all_reduce_sum(self._tokens)[0], None
+        mine, self._tokens, apart = self._tokens, None, self._rounds.apart
+        total, sharers = (mine, 1) if apart else (self.all_reduce_sum(mine)[0], self._place[1])
         for model in self._models:
             for parameter in model.parameters():
                 if parameter.grad is not None and total:
-                    parameter.grad.mul_(self._place[1] / total)
+                    parameter.grad.mul_(sharers / total)
 
     def _committed(self) -> None:
         for gate in self._schedules:
@@ -375,6 +387,8 @@ class Run:
     def _step_over(self) -> None:
         self._compressors.settle(self._care.applied and not self._loop.repeats)
         self._care.step_over()
+        if not self._loop.repeats:
+            self._rounds.step_over(self._loop.step)
 
     def _spent(self) -> None:
         for clear in self._clears:
@@ -389,8 +403,9 @@ class Run:
     def _state_tree(self) -> dict[str, Any]:
         plan = self._loop.plan
         state = {
-            "models": [replica.unwrapped(model).state_dict() for model in self._models],
-            "optimizers": [restoring.optimizer_state(one) for one in self._optimizers],
+            "models": [self._rounds.model_state(replica.unwrapped(one)) for one in self._models],
+            "optimizers": [self._rounds.optimizer_state(one) for one in self._optimizers],
+            "sync": self._rounds.state_dict(),
             "schedulers": [
                 {"state": gate.scheduler.state_dict(), "due": gate.due} for gate in self._schedules
             ],
@@ -435,11 +450,11 @@ class Run:
         if self._resumption.settle() and self.is_main:
             restored = self._resumption.restored
             assert restored is not None
-            manifest = restored.manifest
+            manifest, why = restored.manifest, restored.differs or self._rounds.inexact
             self._report.write(
                 "restored", path=str(restored.path), name=manifest.name, step=manifest.step,
                 epoch=manifest.position.total_passes, position=manifest.position.consumed,
-                exact=restored.differs is None, why=restored.differs,
+                exact=why is None, why=why,
             )  # fmt: skip
 
     @property
@@ -480,6 +495,11 @@ class Run:
 
     # -- the end ---------------------------------------------------------------------------------
 
+    def _end(self) -> None:
+        if self._rounds.finish(self._loop.step) or self._loop.committed_any:
+            self._loop.save("final")
+        self._done()
+
     def _done(self) -> None:
         if not self._reported_done:
             self._reported_done = True
@@ -496,5 +516,6 @@ class Run:
         self._parts.saver.close()
         self._report.close()
         self._loop.agreement.close()
+        self._rounds.close()
         self._parts.connection.close()
         self._parts.stop.remove()

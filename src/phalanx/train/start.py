@@ -14,11 +14,12 @@ from phalanx.core import meshes
 from phalanx.core.meshes import Layout
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.kit.clock import SystemClock
-from phalanx.train import context, failure, randomness, stacks
+from phalanx.train import context, failure, lowcomm, randomness, stacks
 from phalanx.train.context import RankInfo
 from phalanx.train.devices import measured
 from phalanx.train.groups import Connection
 from phalanx.train.loop import Loop, StopSignal
+from phalanx.train.lowcomm.gang import as_worker, is_server, run_server
 from phalanx.train.parts import Options, Parts
 from phalanx.train.report import NoReport, Report, ReportFile
 from phalanx.train.run import Run
@@ -56,6 +57,8 @@ def start(
         options = replace(options, **_from_spec(options, info.training))
     if info.strategy is not None:
         options = replace(options, strategy=info.strategy)
+    sync, gang = options.tuning.sync, info
+    serves, info = is_server(sync, gang), as_worker(sync, gang)
     layout = _laid_out(options, info.world_size)
     failure.install(info.error_file)
     clock = SystemClock()
@@ -65,6 +68,8 @@ def start(
     if info.report_file is not None:
         report = ReportFile(info.report_file, now=clock.now)
     stacks.listen(info.report_file)
+    if serves:
+        run_server(sync, gang, lambda: stop.at is not None, report)
     device = _device(info)
     randomness.seed_everything(options.seed)
     connection = Connection(info)
@@ -126,6 +131,7 @@ def _laid_out(options: Options, world_size: int) -> Layout:
         problems.append(
             Problem("compression", "works between whole replicas: strategy ddp", method)
         )
+    problems += lowcomm.conflicts(options, layout)
     for name, size in (("tp", layout.tp), ("pp", layout.pp)):
         if options.tuning.sync_batchnorm and size > 1:
             problems.append(Problem("sync_batchnorm", f"does not go together with {name}"))

@@ -11,6 +11,7 @@ from phalanx.core.pipelines import SCHEDULES
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.kit.nearest import nearest
 from phalanx.train.compression.settings import Compression
+from phalanx.train.lowcomm.settings import Sync
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 RESIZES = ("keep_batch", "scale_batch")
@@ -31,6 +32,7 @@ class Tuning:
     deterministic: bool = False
     straggler_window: int = 0
     compression: Compression = Compression()
+    sync: Sync = Sync()
     batch_shares: str | tuple[float, ...] = "even"
     data_changed: str = "refuse"
     pipeline_schedule: str = "1f1b"
@@ -131,6 +133,7 @@ _CHECKS: Mapping[str, Any] = {
     "deterministic": _switch,
     "straggler_window": _whole(0),
     "compression": Compression.parse,
+    "sync": Sync.parse,
     "batch_shares": _shares,
     "data_changed": _one_of("refuse", "allow"),
     "pipeline_schedule": _one_of(*SCHEDULES),

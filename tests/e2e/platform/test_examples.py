@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.platform.harness import BIN, Platform
+from e2e.platform.harness import BIN, Platform, kill, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.extras]
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -18,14 +18,14 @@ def follow(platform: Platform, spec: str) -> tuple[str, str]:
     return platform.jobs()[0].label, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["fsdp", "bf16", "guards"])
+@pytest.mark.parametrize("name", ["fsdp", "bf16", "guards", "diloco", "server"])
 def test_strategies(platform: Platform, name: str):
     job, text = follow(platform, f"strategies/{name}.yaml")
     view = platform.show(job)
     assert view.state == "succeeded"
     assert (view.lineage.missed, view.lineage.duplicated) == (0, 0)
     manifest = json.loads(platform.run("checkpoints", "show", job, "--json").stdout)
-    assert manifest["strategy"] == ("fsdp" if name == "fsdp" else "ddp")
+    assert manifest["strategy"] == (name if name in ("fsdp", "diloco", "server") else "ddp")
     if name != "guards":  # its last batch may be the poisoned one
         assert "loss nan" not in text
 
@@ -87,3 +87,28 @@ def test_alone_with_copies_elsewhere(platform: Platform, tmp_path: Path):
     subprocess.run([BIN / "python", script, *map(str, words)], check=True, timeout=120)
     verified = platform.run("checkpoints", "verify", f"file://{tmp_path}/far").stdout
     assert verified.count(": valid") == 2
+
+
+def test_sites_that_never_share_data(platform: Platform):
+    """A coordinator and a site are killed on the way; both jobs recover, and the rounds go on."""
+    folder = EXAMPLES / "federated"
+    platform.run("submit", folder / "coordinator.yaml")
+    coordinator = platform.jobs()[0].label
+    platform.run("submit", folder / "sites.yaml")
+    sites = platform.jobs()[0].label
+
+    def rounds() -> int:
+        out = platform.run("logs", coordinator, check=False).stdout
+        return out.count("round ")
+
+    wait_for("two rounds", lambda: rounds() >= 2)
+    kill(platform.rank_pids(coordinator)[0])
+    wait_for("two more", lambda: rounds() >= 4)
+    kill(platform.rank_pids(sites)[1])
+    platform.wait_state(sites, "succeeded")
+    view = platform.wait_state(coordinator, "succeeded")
+    assert view.restarts >= 1
+    text = platform.run("logs", coordinator).stdout
+    final = float(text.rsplit("accuracy ", 1)[1].split()[0])
+    assert final > 0.9
+    assert [f"round {number}:" in text for number in range(1, 11)] == [True] * 10

@@ -60,11 +60,11 @@ class Tally:
 
 
 def digest(model, opt):
-    """SHA-256 of every parameter, buffer and optimizer tensor."""
+    """SHA-256 of every parameter, buffer and, if there is one, optimizer tensor."""
     sha = hashlib.sha256()
     for tensor in model.state_dict().values():
         sha.update(full(tensor).numpy().tobytes())
-    for state in opt.state_dict()["state"].values():
+    for state in opt.state_dict()["state"].values() if opt is not None else ():
         for name in sorted(state):
             sha.update(full(torch.as_tensor(state[name])).numpy().tobytes())
     return sha.hexdigest()
@@ -104,6 +104,11 @@ def without(cure):
         from phalanx.train.compression import memory
 
         memory.Residuals.load_state_dict = lambda self, state, parameters: None
+    elif cure == "own-weights":
+        from phalanx.train.lowcomm.rounds import Member
+
+        whole = Member.load_state_dict
+        Member.load_state_dict = lambda self, state: whole(self, {**(state or {}), "own": {}})
     elif cure == "own-group":
         groups.Connection.private_group = lambda self: torch.distributed.group.WORLD
 
@@ -208,6 +213,7 @@ def main():
     if talking is not None:
         talking.join()
     found = digest(run.unwrap(model), opt)
+    print("digest", digest(run.unwrap(model), None), flush=True)
     if run.is_main:
         result = {"digest": found, "step": run.step, "state": run.state, "tally": tally.rows,
                   "lr": sched.get_last_lr(), "pid": os.getpid()}  # fmt: skip

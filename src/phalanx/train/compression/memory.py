@@ -10,11 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
 
-from phalanx.train.sharding import StoredTensor
+from phalanx.train import rows
 
 
 class Residuals:
@@ -24,7 +21,6 @@ class Residuals:
         self._kept: dict[str, torch.Tensor] = {}
         self._pending: dict[str, torch.Tensor] = {}
         self._spare: dict[str, torch.Tensor] = {}
-        self._mesh: DeviceMesh | None = None
 
     def add(self, name: str, gradient: torch.Tensor, scale: float) -> torch.Tensor:
         """Gradient / scale + what is owed, in a buffer that is from now on what will be owed.
@@ -57,12 +53,7 @@ class Residuals:
 
     def state_dict(self) -> dict[str, Any]:
         """One tensor per parameter with a row for every rank, laid out over the ranks."""
-        if not self._kept:
-            return {}
-        if self._mesh is None:
-            device = next(iter(self._kept.values())).device
-            self._mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-        return {name: _row(tensor, self._mesh) for name, tensor in sorted(self._kept.items())}
+        return {name: rows.row(tensor) for name, tensor in sorted(self._kept.items())}
 
     def load_state_dict(
         self, state: Mapping[str, Any], parameters: Mapping[str, torch.Tensor]
@@ -73,20 +64,4 @@ class Residuals:
         """
         for name, saved in state.items():
             live = torch.zeros_like(parameters[name], memory_format=torch.contiguous_format)
-            self._kept[name] = live.copy_(_mine(saved, tuple(live.shape)))
-
-
-def _row(tensor: torch.Tensor, mesh: Any) -> DTensor:
-    return DTensor.from_local(tensor.unsqueeze(0), mesh, [Shard(0)], run_check=False)
-
-
-def _mine(saved: Any, shape: tuple[int, ...]) -> torch.Tensor:
-    """This rank's row, or the mean of all rows where they are not as many as there are ranks."""
-    same = saved.shape[0] == dist.get_world_size()
-    if isinstance(saved, StoredTensor):
-        if same:
-            start = (dist.get_rank(), *(0 for _ in shape))
-            return saved.read_box((1, *shape), start)[0]
-        return saved.read().to(torch.float64).mean(0)
-    whole: torch.Tensor = saved.full_tensor() if isinstance(saved, DTensor) else saved
-    return whole[dist.get_rank()] if same else whole.to(torch.float64).mean(0)
+            self._kept[name] = live.copy_(rows.mine(saved))

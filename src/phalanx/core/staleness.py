@@ -1,0 +1,80 @@
+"""Who may go on, and who hears of a request when, among workers that nobody makes wait for all others."""
+
+from __future__ import annotations
+
+
+class Clocks:
+    """How many exchanges each worker has made since the job began.
+
+    A worker may go on only while it is at most `bound` exchanges ahead of the slowest.
+    """
+
+    def __init__(self, num_workers: int, bound: int) -> None:
+        self._at = dict.fromkeys(range(num_workers), 0)
+        self._bound = bound
+
+    def start(self, clock: int) -> None:
+        """All workers begin here."""
+        self._at = dict.fromkeys(self._at, clock)
+
+    def advance(self, worker: int, clock: int) -> None:
+        """A worker has made its exchange number `clock`. Raises ValueError out of turn."""
+        expected = self._at[worker] + 1
+        if clock != expected:
+            raise ValueError(f"worker {worker} made exchange {clock}, {expected} was its next")
+        if not self.may_go_on(worker):
+            raise ValueError(
+                f"worker {worker} made exchange {clock} without waiting for the slowest"
+            )
+        self._at[worker] = clock
+
+    def leave(self, worker: int) -> None:
+        """A worker is done; nobody waits for it."""
+        self._at.pop(worker, None)
+
+    def may_go_on(self, worker: int) -> bool:
+        """Whether this worker is near enough to the slowest."""
+        return worker not in self._at or self._at[worker] - self.slowest <= self._bound
+
+    @property
+    def slowest(self) -> int:
+        """The least number of exchanges of any worker that is left."""
+        return min(self._at.values(), default=0)
+
+
+class Decisions:
+    """Requests that all workers are to hear of at the same tick, though they get there at different times.
+
+    A request is due at the first tick that no worker has asked about yet.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self._asked = dict.fromkeys(range(num_workers), 0)
+        self._wanted = 0
+        self._due: int | None = None
+        self._bits = 0
+        self._told: set[int] = set()
+
+    def request(self, bits: int) -> None:
+        """Somebody asks for this, at no tick of its own."""
+        self._wanted |= bits
+
+    def ask(self, worker: int, tick: int, requests: int) -> int:
+        """A worker has come to `tick` (each one after the other), and says what it wants.
+
+        What is due there, the same for every worker.
+        """
+        self._wanted |= requests
+        self._asked[worker] = tick
+        if self._due is None and self._wanted:
+            self._due = max(self._asked.values()) + 1
+            self._bits, self._wanted, self._told = self._wanted, 0, set()
+        if tick != self._due:
+            return 0
+        self._told.add(worker)
+        answer = self._bits
+        if self._told >= set(self._asked):
+            self._due = None
+            # Whoever asked for the same meanwhile has been answered by it.
+            self._wanted &= ~answer
+        return answer

@@ -1,0 +1,105 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.core import rounds
+from phalanx.errors import SpecInvalid
+from phalanx.train.lowcomm.exchange import BLOCK, pack, part_length, unpack
+from phalanx.train.lowcomm.outside import outer_step
+from phalanx.train.lowcomm.settings import Outer, Sync
+from phalanx.train.tuning import tuned
+
+pytestmark = pytest.mark.unit
+
+
+def test_a_name_or_a_mapping_says_it():
+    assert Sync.parse("diloco") == Sync(
+        method="diloco", every=50, outer=Outer(lr=0.7, momentum=0.9, nesterov=True)
+    )
+    assert Sync.parse("local_sgd").outer == Outer()
+    assert Sync.parse({"method": "diloco", "outer": {"lr": 0.5}}).outer.momentum == 0.9
+    assert Sync.parse("server").every == 1
+    assert Sync.parse(False) == Sync() and not Sync().apart
+
+
+@pytest.mark.parametrize(
+    ("value", "word"),
+    [
+        ("dilco", "did you mean diloco"),
+        ({"method": "diloco", "evry": 5}, "did you mean every"),
+        ({"method": "diloco", "outer": {"momentm": 0.5}}, "did you mean outer.momentum"),
+        ({"method": "diloco", "every": 0}, "every must be a whole number, at least 1"),
+        ({"method": "diloco", "every": 3, "fragments": 4}, "fragments must be at most every"),
+        ({"method": "diloco", "quantize": "int2"}, "quantize must be one of"),
+        ({"method": "diloco", "outer": {"lr": 0}}, "outer.lr must be a number above 0"),
+        ({"method": "diloco", "outer": {"momentum": 1.0}}, "below 1"),
+        ({"method": "local_sgd", "outer": {"nesterov": True}}, "needs a momentum"),
+        ({"method": "diloco", "staleness": 2}, "staleness goes with server"),
+        ({"method": "server", "quantize": "int8"}, "quantize goes with local_sgd or diloco"),
+    ],
+)
+def test_what_makes_no_sense_is_named(value, word):
+    with pytest.raises(SpecInvalid, match=word):
+        tuned({"sync": value}, {})
+
+
+@given(st.integers(1, 60), st.integers(1, 8), st.integers(0, 300))
+def test_every_fragment_has_its_turn_once_in_any_round(every, num, begin):
+    num = min(num, every)
+    turns = [at for step in range(begin + 1, begin + every + 1)
+             for at in rounds.due(step, every, num)]  # fmt: skip
+    assert sorted(turns) == list(range(num))
+
+
+@given(st.lists(st.integers(1, 1000), max_size=40), st.integers(1, 9))
+def test_fragments_hold_every_tensor_once_and_in_order(sizes, num):
+    cut = rounds.fragments(sizes, num)
+    assert [at for part in cut for at in part] == list(range(len(sizes)))
+    if sizes:
+        assert len(cut) == min(num, len(sizes)) and all(len(part) for part in cut)
+        heaviest = max(sum(sizes[at] for at in part) for part in cut)
+        assert heaviest <= sum(sizes) / len(cut) + 2 * max(sizes)
+
+
+@pytest.mark.parametrize(("bits", "most"), [(8, 1 / 254), (4, 1 / 14)])
+def test_quantised_values_are_off_by_half_a_step_of_their_block_at_most(bits, most):
+    values = torch.randn(8 * BLOCK, generator=torch.Generator().manual_seed(0))
+    values[:BLOCK] = 0.0
+    values[BLOCK : 2 * BLOCK] *= 1e-6
+    packed = pack(values, bits)
+    assert packed.numel() == 8 * (BLOCK * bits // 8 + 4)
+    off = (unpack(packed, bits) - values).view(-1, BLOCK).abs().amax(1)
+    assert (off <= values.view(-1, BLOCK).abs().amax(1) * (most + 1e-6)).all()
+
+
+def test_what_is_not_finite_stays_so_and_spoils_its_own_block_only():
+    values = torch.ones(2 * BLOCK)
+    values[3] = float("nan")
+    back = unpack(pack(values, 8), 8)
+    assert not back[:BLOCK].isfinite().any() and (back[BLOCK:] == 1).all()
+
+
+@given(st.integers(1, 10_000), st.integers(1, 9))
+def test_parts_are_whole_blocks_that_hold_everything(num, world):
+    part = part_length(num, world)
+    assert part % BLOCK == 0 and 0 <= world * part - num < world * BLOCK
+
+
+def test_the_outer_step_is_that_of_the_paper():
+    """Nesterov as in DiLoCo, written out, over three rounds of two tensors."""
+    wishes = Outer(lr=0.7, momentum=0.9, nesterov=True)
+    outer = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([[3.0]])}
+    expected = {name: one.clone() for name, one in outer.items()}
+    kept: dict[str, torch.Tensor] = {}
+    velocity = {name: torch.zeros_like(one) for name, one in outer.items()}
+    for number in range(1, 4):
+        gradients = {name: one * 0.1 * number for name, one in outer.items()}
+        gradients = {name: one.clone() for name, one in gradients.items()}
+        for name, gradient in gradients.items():
+            velocity[name] = 0.9 * velocity[name] + gradient
+            expected[name] = expected[name] - 0.7 * (gradient + 0.9 * velocity[name])
+        outer_step(wishes, outer, gradients, kept)
+        for name in outer:
+            assert torch.allclose(outer[name], expected[name])
+            assert outer[name].grad is None
