@@ -40,8 +40,8 @@ def main():
         weights = weights - 0.1 * gradient
         if rank == 0:
             os.makedirs("out", exist_ok=True)
-            np.savez(STATE + ".tmp.npz", weights=weights, step=step)
-            os.replace(STATE + ".tmp.npz", STATE)
+            np.savez("out/.state.npz", weights=weights, step=step)
+            os.replace("out/.state.npz", STATE)
             print(f"step {step} loss {loss:.6f}", flush=True)
         time.sleep(args.pause)
 

@@ -26,7 +26,7 @@ class Watched:
 
     def __init__(self, root, generation=0, intact=lambda: True, keep=3):
         self.folder, self.store = root / "out", root / "store"
-        self.said, self.step = [], None
+        self.said, self.step, self.failed = [], None, []
         self.calls: queue.Queue = queue.Queue()
         facts = FolderFacts(
             folder=self.folder, store=self.store, keep=Keep(last=keep), commits=True,
@@ -37,8 +37,8 @@ class Watched:
             lambda: Progress(self.step, {"loss": 0.5}), intact,
         )  # fmt: skip
         opened = threading.Event()
-        self.kept.open(opened.set)
-        self.until(opened.is_set)
+        self.kept.open(opened.set, self.failed.append)
+        self.until(lambda: opened.is_set() or self.failed)
 
     def until(self, condition):
         deadline = time.monotonic() + GUARD_S
@@ -113,6 +113,19 @@ def test_a_checkpoint_that_rotted_is_set_aside(tmp_path):
     two.end(two.kept.abandon)
 
 
+def test_a_folder_that_cannot_be_put_back_fails_the_start(tmp_path):
+    one = Watched(tmp_path)
+    (one.folder / "state.bin").write_bytes(b"good")
+    one.committed(1)
+    one.end(one.kept.abandon)
+    (one.folder / "state.bin").unlink()
+    one.folder.rmdir()
+    one.folder.write_text("in the way")
+    two = Watched(tmp_path, generation=1)
+    assert "could not be put back" in two.failed[0]
+    two.end(two.kept.abandon)
+
+
 WRITER = """
 import sys, time
 with open(sys.argv[1], "wb") as file:
@@ -131,24 +144,24 @@ def half_written(path):
     return process
 
 
-def rests(one, monkeypatch):
-    """Let the watcher look until it has found the folder quiet, and asked who writes, several times."""
-    looks, done, seen = [], threading.Event(), folder._writers
+def rests(one, monkeypatch, question):
+    """Wait until the watcher has asked `question`, one of its module's, several times."""
+    asked, done, usual = [], threading.Event(), getattr(folder, question)
 
-    def counted(path):
-        looks.append(path)
-        if len(looks) > 6:
+    def counted(*args):
+        asked.append(args)
+        if len(asked) > 6:
             done.set()
-        return seen(path)
+        return usual(*args)
 
-    monkeypatch.setattr(folder, "_writers", counted)
+    monkeypatch.setattr(folder, question, counted)
     one.until(done.is_set)
 
 
 def test_a_file_that_is_open_for_writing_is_waited_for(tmp_path, monkeypatch):
     one = Watched(tmp_path)
     process = half_written(one.folder / "state.bin")
-    rests(one, monkeypatch)
+    rests(one, monkeypatch, "_writers")
     assert "checkpoint" not in one.kinds()
     process.communicate(b"\n")
     found = one.committed(1)
@@ -168,7 +181,7 @@ def test_what_a_dead_rank_left_half_written_is_no_checkpoint(tmp_path, monkeypat
     pids.append(process.pid)
     process.kill()
     if guarded:
-        rests(one, monkeypatch)
+        rests(one, monkeypatch, "_elders")
         one.end(one.kept.abandon)
         assert checkpoint.list_checkpoints(one.store) == []
     else:

@@ -13,7 +13,8 @@ from phalanx.kit.ids import job_label
 class GangEnvironment:
     """What all ranks of one generation have in common. `checkpoint_dir` is the job's own folder.
 
-    `interface` is this node's network interface towards rank 0, where the framework asks for it.
+    `interface` is this node's network interface towards rank 0, where the framework asks for it;
+    `code_dir` the attempt's own copy of the code.
     """
 
     job: int
@@ -44,6 +45,7 @@ class GangEnvironment:
     resume_path: str | None = None
     slots_per_rank: int = 1
     interface: str | None = None
+    code_dir: str | None = None
     user_env: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -211,4 +213,6 @@ def _phalanx(gang: GangEnvironment, files: RankFiles) -> dict[str, str]:
     env.update({name: value for name, value in given.items() if value is not None})
     if gang.resume_path is not None:
         env["PHALANX_RESUME_PATH"] = gang.resume_path
+    if gang.code_dir is not None:
+        env["PHALANX_CODE_DIR"] = gang.code_dir
     return env

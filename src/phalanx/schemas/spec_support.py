@@ -26,10 +26,17 @@ def _cpu_range(spec: JobSpec) -> str | None:
     return None if cpus is None or cpus.is_number else "a range of CPUs"
 
 
-def _kept_elsewhere(spec: JobSpec) -> bool:
+def _elsewhere(spec: JobSpec) -> bool:
     wish = spec.checkpoint
-    elsewhere = wish.store is not None or wish.encryption is not None or wish.compress != "none"
-    return wish.directory is not None and elsewhere
+    return wish.store is not None or wish.encryption is not None or wish.compress != "none"
+
+
+def _kept_elsewhere(spec: JobSpec) -> bool:
+    return spec.checkpoint.directory is not None and _elsewhere(spec)
+
+
+def _trees_elsewhere(spec: JobSpec) -> bool:
+    return spec.framework == "jax" and _elsewhere(spec)
 
 
 def _given(*path: str) -> Callable[[JobSpec], Any]:
@@ -63,6 +70,7 @@ _NOT_YET: tuple[tuple[str, Callable[[JobSpec], Any], str, str], ...] = (
         "folders with store, encryption or compress",
         "remove these",
     ),
+    ("checkpoint", _trees_elsewhere, "store, encryption and compress with jax", "remove these"),
     ("roles", _given("roles"), "gangs of several shapes", "use `run` and `resources`"),
     ("data", _given("data"), "staged inputs", "let the script read its data itself"),
     ("mounts", _given("mounts"), "mounts", "remove it"),

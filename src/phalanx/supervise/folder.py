@@ -18,7 +18,7 @@ from phalanx import checkpoint
 from phalanx.checkpoint import folders
 from phalanx.checkpoint.folders import Origin, Shared, Stat
 from phalanx.core.checkpoints import Keep, checkpoint_name
-from phalanx.errors import CheckpointCorrupt, CheckpointNotFound
+from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, PlatformError
 from phalanx.kit.clock import Clock
 from phalanx.kit.ids import random_hex
 from phalanx.launch import linux
@@ -27,6 +27,7 @@ LOOK_S = 0.2
 QUIET_S = 0.5
 # A folder that is never quiet is committed all the same, between two writes.
 RESTLESS_S = 3.0
+ELDER_S = 2.0
 # Appended to for as long as a script runs: a handle on one of these says nothing about a save.
 _JOURNALS = (".log", ".txt", ".csv", ".jsonl", ".out", ".err")
 _JOURNAL_STEM = "events.out.tfevents"
@@ -47,8 +48,11 @@ class Progress:
 class Folder(Protocol):
     """One generation's. Every call comes from the main thread and returns at once."""
 
-    def open(self, then: Call) -> None:
-        """Put back what was committed last, then call `then`, and begin to watch."""
+    def open(self, then: Call, failed: Callable[[str], None]) -> None:
+        """Put back what was committed last, then call `then`, and begin to watch.
+
+        Where that cannot be done, `failed` is told why, instead.
+        """
         ...
 
     def finish(self, then: Call) -> None:
@@ -63,7 +67,7 @@ class Folder(Protocol):
 class NoFolder:
     """The script has none."""
 
-    def open(self, then: Call) -> None:
+    def open(self, then: Call, failed: Callable[[str], None]) -> None:
         """Go on."""
         then()
 
@@ -107,12 +111,13 @@ class KeptFolder:
     _step: int = 0
     _finished: Call | None = None
     _thread: threading.Thread | None = None
+    _elders: tuple[int, ...] = ()
     _complained: set[str] = field(default_factory=set)
 
-    def open(self, then: Call) -> None:
+    def open(self, then: Call, failed: Callable[[str], None]) -> None:
         """See `Folder`."""
         self._thread = threading.Thread(
-            target=self._run, args=(then,), name="phalanx-folder", daemon=True
+            target=self._run, args=(then, failed), name="phalanx-folder", daemon=True
         )
         self._thread.start()
 
@@ -130,12 +135,13 @@ class KeptFolder:
 
     # -- the thread --------------------------------------------------------------------------------
 
-    def _run(self, then: Call) -> None:
+    def _run(self, then: Call, failed: Callable[[str], None]) -> None:
         try:
             self._put_back()
-        except OSError as error:
-            self._complain(f"{self.facts.folder} could not be made ready: {error}")
-        self.outside(then)
+            self.outside(then)
+        except (OSError, PlatformError) as error:
+            message = f"{self.facts.folder} could not be put back: {error}"
+            self.outside(lambda: failed(message))
         self._watch()
         if self._trusted:
             self._commit_if_changed()
@@ -146,22 +152,35 @@ class KeptFolder:
         before, quiet_since = self._known, self.clock.monotonic()
         waiting_since: float | None = None
         while not self._over.wait(LOOK_S):
-            found, now = folders.look(self.facts.folder), self.clock.monotonic()
-            if found != before:
-                before, quiet_since = found, now
+            found, now = self._look(), self.clock.monotonic()
             if found == self._known:
-                waiting_since = None
+                before, waiting_since = found, None
                 continue
-            waiting_since = now if waiting_since is None else waiting_since
+            if waiting_since is None or not self._all_there():
+                # Who has died may have left half a file: what then follows decides.
+                before, quiet_since, waiting_since = found, now, now
+                self._elders = _elders()
+            elif found != before:
+                before, quiet_since = found, now
             due = now - quiet_since >= QUIET_S or now - waiting_since >= RESTLESS_S
             if due and not self._is_written():
                 self._commit_if_changed()
+
+    def _look(self) -> dict[str, Stat]:
+        try:
+            return folders.look(self.facts.folder)
+        except OSError as error:
+            self._complain(f"{self.facts.folder} cannot be read: {error}")
+            return self._known
+
+    def _all_there(self) -> bool:
+        return self.intact() and all(linux.holds_files(pid) for pid in self._elders)
 
     def _is_written(self) -> bool:
         return any(_writers(self.facts.folder.resolve()))
 
     def _commit_if_changed(self) -> None:
-        stats = folders.look(self.facts.folder)
+        stats = self._look()
         if not self.facts.commits or not stats or stats == self._known:
             return
         try:
@@ -177,7 +196,7 @@ class KeptFolder:
         draft = checkpoint.Draft(facts.store, checkpoint_name(step, random_hex(8)))
         try:
             whole = folders.fill(draft, facts.folder, stats, self._shared)
-            if not whole or self._is_written() or not (self._trusted or self.intact()):
+            if not whole or self._is_written() or not (self._trusted or self._all_there()):
                 draft.abandon()
                 return False
             now = self.clock.now()
@@ -239,6 +258,17 @@ class KeptFolder:
         if message not in self._complained:
             self._complained.add(message)
             self._tell("warn", message=message)
+
+
+def _elders() -> tuple[int, ...]:
+    """What runs below this process and is no passing helper; MPI's processes are among them."""
+    now_s = float(Path("/proc/uptime").read_text().split()[0])
+    ticks = os.sysconf("SC_CLK_TCK")
+    return tuple(
+        one.pid
+        for one in linux.below(os.getpid())
+        if not one.gone and now_s - one.start_ticks / ticks > ELDER_S
+    )
 
 
 def _writers(folder: Path) -> Iterator[Path]:

@@ -99,7 +99,7 @@ class Generation:
 
     def begin(self) -> None:
         """Put back the folder that the script keeps, where there is one, then start every rank."""
-        self._kept.open(self._start)
+        self._kept.open(self._start, lambda said: self.fail(said, Cause.START_FAILED))
 
     def _start(self) -> None:
         if self.ending or self._finished:
@@ -377,6 +377,7 @@ def gang_environment(assignment: Assignment, orders: Orders) -> GangEnvironment:
         training=gang.training,
         job_started_at=gang.job_started_at,
         resume_path=orders.resume_path,
+        code_dir=assignment.workdir,
         user_env=env,
     )
 

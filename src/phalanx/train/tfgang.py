@@ -10,11 +10,11 @@ import argparse
 import json
 import os
 import random
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 
 from phalanx.errors import TrainingError
+from phalanx.launch.command import ready
 from phalanx.launch.ports import free_port
 from phalanx.train.gathering import Seat, expect
 
@@ -27,17 +27,17 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("command", nargs="+")
     options = parser.parse_args(argv)
     env = dict(os.environ)  # noqa: TID251 - a program's entry point
-    words = ["/bin/sh", "-c", options.command[0]] if options.shell else options.command
     try:
+        command = options.command[0] if options.shell else options.command
+        words, env = ready(command, workdir=env["PHALANX_CODE_DIR"], env=env)
         workers = _workers(env)
+    except FileNotFoundError as error:
+        print(f"phalanx: {error.filename}: {error.strerror}", file=sys.stderr)  # noqa: T201
+        return 127
     except (TrainingError, OSError) as error:
         print(f"phalanx: the workers could not meet: {error}", file=sys.stderr)  # noqa: T201
         return 1
-    env |= variables(env, workers, options.slots_per_rank)
-    if shutil.which(words[0], path=env.get("PATH")) is None:
-        print(f"phalanx: there is no program {words[0]}", file=sys.stderr)  # noqa: T201
-        return 127
-    os.execvpe(words[0], words, env)
+    os.execve(words[0], words, env | variables(env, workers, options.slots_per_rank))
 
 
 def variables(

@@ -15,6 +15,7 @@ import jax
 import phalanx
 from phalanx import checkpoint
 from phalanx.checkpoint import tensorfile
+from phalanx.checkpoint.commit import DEBRIS
 from phalanx.core.checkpoints import FileEntry, Manifest, Position, checkpoint_name
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound
 from phalanx.kit.clock import Clock
@@ -150,7 +151,7 @@ class CheckpointDirectory:
         self, draft: Draft, head: Mapping[str, Any], blobs: Sequence[tensorfile.Blob]
     ) -> None:
         path = f"shard-{self._info.rank:05d}/state.tensors"
-        root = self._store / (draft.name + ".tmp")
+        root = self._store / (draft.name + DEBRIS)
         try:
             pieces = tensorfile.lay_out(head, blobs)
             entry = checkpoint.write_shard(self._disk, root, path, pieces)
@@ -175,16 +176,16 @@ class CheckpointDirectory:
         return committed
 
     def _commit_all(self, draft: Draft, rows: Sequence[Mapping[str, Any]]) -> bool:
-        made = checkpoint.Draft(self._store, draft.name, self._disk)
         try:
             if errors := [row["error"] for row in rows if "error" in row]:
                 raise OSError("; ".join(errors))
+            made = checkpoint.Draft(self._store, draft.name, self._disk)
             for row in rows:
                 made.adopt(FileEntry.from_json(row))
             manifest = self._manifest(draft, made.files)
             path = made.commit(manifest)
         except OSError as error:
-            made.abandon()
+            self._disk.remove_tree(self._store / (draft.name + DEBRIS))
             message = f"the checkpoint of step {draft.step} could not be saved: {error}"
             self._report.write("warn", message=message)
             return False

@@ -22,6 +22,7 @@ from phalanx.errors import TrainingError
 from phalanx.launch.ports import free_port
 from phalanx.launch.scratch import scratch
 from phalanx.train.gathering import Seat, expect
+from phalanx.train.mpigang.rank import FOLDER_VARIABLE, TMPDIR_VARIABLE
 
 _NODE = "phalanx-node-"
 _MISSING = "there is no mpirun on this node: install Open MPI (on Debian and Ubuntu, openmpi-bin)"
@@ -35,12 +36,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("command", nargs="+")
     options = parser.parse_args(argv)
     env = dict(os.environ)  # noqa: TID251 - a program's entry point
-    words = ["/bin/sh", "-c", options.command[0]] if options.shell else options.command
+    words = ["--shell", options.command[0]] if options.shell else options.command
     try:
         if shutil.which("mpirun", path=env.get("PATH")) is None:
             raise TrainingError(_MISSING)
         with scratch(_memory(), "phm") as folder:
-            ours = {**settings(env, folder), **env}
+            # All that Open MPI leaves behind when it is killed goes with the folder.
+            ours = {**settings(env, folder), **env, "TMPDIR": str(folder)}
             if int(env["RANK"]) == 0:
                 return Head(ours, folder, options.slots).run(words)
             return _serve(ours)
@@ -56,17 +58,18 @@ def _memory() -> Path:
 
 
 def settings(env: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """What Open MPI is told, unless the job's `env` says otherwise."""
+    """What Open MPI is told, unless the job's `env` says otherwise. `folder` is this node's own."""
     return {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        # All that it leaves behind when it is killed goes with this folder.
-        "OMPI_MCA_orte_tmpdir_base": str(folder),
-        "OMPI_MCA_btl_vader_backing_directory": str(folder),
         "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
         # Cores are the platform's to give: other jobs run on this node.
         "OMPI_MCA_hwloc_base_binding_policy": "none",
         "OMPI_MCA_odls_base_sigkill_timeout": env.get("PHALANX_GRACE_S", "30").partition(".")[0],
+        # mpirun carries settings of its own node to all others; these it leaves alone. `rank` turns
+        # the first into one, and gives the job's command back what the second hides.
+        FOLDER_VARIABLE: str(folder),
+        TMPDIR_VARIABLE: env.get("TMPDIR", ""),
     }
 
 

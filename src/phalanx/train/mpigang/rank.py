@@ -6,14 +6,21 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
+from phalanx.launch.command import ready
+
+FOLDER_VARIABLE = "PHALANX_MPI_FOLDER"
+TMPDIR_VARIABLE = "PHALANX_MPI_TMPDIR"
+
 
 def main(argv: Sequence[str]) -> int:
-    """Does not return where the command exists."""
-    env = dict(os.environ)  # noqa: TID251 - a program's entry point
+    """Does not return where the command exists. Words, or one line for the shell behind `--shell`."""
+    env = variables(dict(os.environ))  # noqa: TID251 - a program's entry point
+    command: Sequence[str] | str = argv[1] if argv[0] == "--shell" else argv
     try:
-        os.execvpe(argv[0], list(argv), variables(env))
+        words, env = ready(command, workdir=env["PHALANX_CODE_DIR"], env=env)
+        os.execve(words[0], words, env)
     except OSError as error:
-        print(f"phalanx: {argv[0]}: {error.strerror}", file=sys.stderr)  # noqa: T201
+        print(f"phalanx: {error.filename}: {error.strerror}", file=sys.stderr)  # noqa: T201
         return 127
 
 
@@ -27,6 +34,11 @@ def variables(env: Mapping[str, str]) -> dict[str, str]:
         "LOCAL_RANK": local,
         "LOCAL_WORLD_SIZE": env["OMPI_COMM_WORLD_LOCAL_SIZE"],
     }
+    if folder := found.pop(FOLDER_VARIABLE, ""):
+        found.setdefault("OMPI_MCA_btl_vader_backing_directory", folder)
+    found.pop("TMPDIR", None)
+    if usual := found.pop(TMPDIR_VARIABLE, ""):
+        found["TMPDIR"] = usual
     if local != "0":
         # The node has one file for reports; the first process of the node writes it.
         found.pop("PHALANX_REPORT_FILE", None)
