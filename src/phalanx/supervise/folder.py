@@ -23,8 +23,9 @@ from phalanx.kit.clock import Clock
 from phalanx.kit.ids import random_hex
 from phalanx.launch import linux
 
-LOOK_S = 0.2
-QUIET_S = 0.5
+LOOK_S = 0.1
+_PAUSE_FOR_A_LOOK = 10.0
+QUIET_S = 0.3
 # A folder that is never quiet is committed all the same, between two writes.
 RESTLESS_S = 3.0
 ELDER_S = 2.0
@@ -151,8 +152,12 @@ class KeptFolder:
     def _watch(self) -> None:
         before, quiet_since = self._known, self.clock.monotonic()
         waiting_since: float | None = None
-        while not self._over.wait(LOOK_S):
+        pause_s = LOOK_S
+        while not self._over.wait(pause_s):
+            began = self.clock.monotonic()
             found, now = self._look(), self.clock.monotonic()
+            # A folder of very many files is looked at less often.
+            pause_s = max(LOOK_S, (now - began) * _PAUSE_FOR_A_LOOK)
             if found == self._known:
                 before, waiting_since = found, None
                 continue

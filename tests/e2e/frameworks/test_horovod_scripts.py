@@ -12,9 +12,9 @@ pytestmark = [pytest.mark.extras, pytest.mark.e2e]
 
 @pytest.mark.parametrize("resources", [{"slots_per_node": 3}, {"nodes": 2, "slots_per_node": 2}])
 def test_killed_and_recovered(platform, resources):
-    calm = platform.submit(example("horovod", "--epochs=15", resources=resources))
+    calm = platform.submit(example("horovod", "--epochs=10", resources=resources))
     usual = platform.wait_state(calm, "succeeded")
-    spec = example("horovod", "--epochs=15", "--pause=0.15", resources=resources)
+    spec = example("horovod", "--epochs=10", "--pause=1", resources=resources)
     job = platform.submit(spec)
     wait_for("a committed state", lambda: committed(platform.show(job)))
     kill(platform.rank_pids(job)[2])
@@ -25,10 +25,10 @@ def test_killed_and_recovered(platform, resources):
     begun = [line for line in said.splitlines() if f"of {world} begins at epoch" in line]
     assert len(begun) == 2 * world
     losses = metric(platform, job, "loss")
-    assert sorted(losses) == list(range(15))
+    assert sorted(losses) == list(range(10))
     assert losses == pytest.approx(metric(platform, calm, "loss"), abs=1e-4)
     found = committed(view)
-    assert found[0].manifest.step == 14
+    assert found[0].manifest.step == 9
     here, there = (
         torch.load(one.path / "checkpoint.pt", weights_only=True)["model"]
         for one in (found[0], committed(usual)[0])

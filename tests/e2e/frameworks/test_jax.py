@@ -10,7 +10,7 @@ from e2e.platform.harness import kill, wait_for
 
 pytest.importorskip("jax", reason="needs JAX: make test-extras installs it")
 pytestmark = [pytest.mark.extras, pytest.mark.e2e]
-SLOW = "--pause=0.05"
+SLOW = "--pause=0.2"
 
 
 def submitted(platform, *flags, every="5 steps", **spec):

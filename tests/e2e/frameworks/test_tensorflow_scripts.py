@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.extras, pytest.mark.e2e]
 
 def test_killed_and_recovered(platform):
     pytest.importorskip("tensorflow", reason="needs TensorFlow: make test-extras installs it")
-    job = platform.submit(example("tensorflow", "--steps=12", "--pause=0.3"))
+    job = platform.submit(example("tensorflow", "--steps=12", "--pause=1"))
     wait_for("a committed state", lambda: committed(platform.show(job)))
     kill(platform.rank_pids(job)[1])
     view = platform.wait_state(job, "succeeded")

@@ -10,8 +10,8 @@ pytestmark = pytest.mark.e2e
 
 
 def test_killed_and_recovered_with_its_own_snapshots(platform):
-    calm = platform.submit(example("torchrun", "--epochs=20"))
-    job = platform.submit(example("torchrun", "--epochs=20", "--pause=0.15"))
+    calm = platform.submit(example("torchrun", "--epochs=8"))
+    job = platform.submit(example("torchrun", "--epochs=8", "--pause=0.7"))
     wait_for("a committed snapshot", lambda: committed(platform.show(job)))
     first = platform.show(job)
     kill(platform.rank_pids(job)[1])
@@ -23,23 +23,23 @@ def test_killed_and_recovered_with_its_own_snapshots(platform):
     # Metrics: every epoch, as the script printed it, and the same values as without a kill.
     usual = platform.wait_state(calm, "succeeded")
     assert metric(platform, job, "loss") == metric(platform, calm, "loss")
-    assert sorted(metric(platform, job, "loss")) == list(range(20))
-    assert view.progress.high_water_step == 19
+    assert sorted(metric(platform, job, "loss")) == list(range(8))
+    assert view.progress.high_water_step == 7
     # Checkpoints: verified, with the newest step and metrics in their manifests, kept as the spec says.
     assert first.progress.checkpoint_path is not None
     kept = committed(view)
     assert 1 <= len(kept) <= 3
-    assert kept[0].manifest.step == 19 and "loss" in kept[0].manifest.metrics
-    assert view.progress.checkpoint_step == 19
+    assert kept[0].manifest.step == 7 and "loss" in kept[0].manifest.metrics
+    assert view.progress.checkpoint_step == 7
     newest = torch.load(kept[0].path / "snapshot.pt", weights_only=True)
     other = torch.load(committed(usual)[0].path / "snapshot.pt", weights_only=True)
-    assert newest["epoch"] == 19
+    assert newest["epoch"] == 7
     assert all(torch.equal(newest["model"][name], other["model"][name]) for name in other["model"])
 
 
 def test_an_exception_is_the_one_line_cause(platform):
     """`@record` writes TORCHELASTIC_ERROR_FILE; the platform reads it."""
-    spec = example("torchrun", "--epochs=20", "--fail-at=3", recovery={"user_error": 0})
+    spec = example("torchrun", "--epochs=8", "--fail-at=3", recovery={"user_error": 0})
     job = platform.submit(spec)
     view = platform.wait_state(job, "failed")
     assert "asked to fail in epoch 3" in view.failure.message
