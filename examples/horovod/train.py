@@ -26,6 +26,11 @@ def main():
     x, y = x[hvd.rank() :: hvd.size()], y[hvd.rank() :: hvd.size()]
     model = torch.nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(
+        optimizer,
+        named_parameters=model.named_parameters(),
+        compression=hvd.Compression.fp16,
+    )
     begin = 0
     if hvd.rank() == 0 and os.path.exists(STATE):
         state = torch.load(STATE, weights_only=True)
@@ -36,11 +41,6 @@ def main():
     begin = hvd.broadcast_object(begin, root_rank=0)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    optimizer = hvd.DistributedOptimizer(
-        optimizer,
-        named_parameters=model.named_parameters(),
-        compression=hvd.Compression.fp16,
-    )
     print(f"rank {hvd.rank()} of {hvd.size()} begins at epoch {begin}", flush=True)
     for epoch in range(begin, args.epochs):
         optimizer.zero_grad()

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from phalanx import checkpoint
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+
+
+def needs(module: str, how: str) -> pytest.MarkDecorator:
+    """Skips where a module is not installed. It is not imported: that takes seconds, and the jobs do it."""
+    missing = importlib.util.find_spec(module) is None
+    return pytest.mark.skipif(missing, reason=f"needs {module}: {how}")
 
 
 def example(folder: str, *flags: str, file: str = "job.yaml", **spec: Any) -> dict[str, Any]:

@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from e2e.frameworks.foreign import committed, example, metric
+from e2e.frameworks.foreign import committed, example, metric, needs
 from e2e.platform.harness import kill, wait_for
 
-pytest.importorskip("horovod", reason="needs Horovod: make horovod")
-pytestmark = [pytest.mark.extras, pytest.mark.e2e]
+pytestmark = [pytest.mark.extras, pytest.mark.e2e, needs("horovod", "make horovod builds it")]
 
 
 @pytest.mark.parametrize("resources", [{"slots_per_node": 3}, {"nodes": 2, "slots_per_node": 2}])

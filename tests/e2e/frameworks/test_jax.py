@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from e2e.frameworks.foreign import committed, example, metric
+from e2e.frameworks.foreign import committed, example, metric, needs
 from e2e.platform.harness import kill, wait_for
 
-pytest.importorskip("jax", reason="needs JAX: make test-extras installs it")
-pytestmark = [pytest.mark.extras, pytest.mark.e2e]
+pytestmark = [pytest.mark.extras, pytest.mark.e2e, needs("jax", "make test-extras installs it")]
 SLOW = "--pause=0.2"
 
 

@@ -6,11 +6,11 @@ import numpy as np
 import psutil
 import pytest
 
-from e2e.frameworks.foreign import committed, example, metric
+from e2e.frameworks.foreign import committed, example, metric, needs
 from e2e.platform.harness import family, kill, survivors, wait_for
 
-pytest.importorskip("mpi4py")
 pytestmark = [
+    needs("mpi4py", "make test-extras installs it"),
     pytest.mark.extras,
     pytest.mark.e2e,
     pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI: openmpi-bin"),

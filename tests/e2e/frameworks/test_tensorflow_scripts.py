@@ -2,14 +2,17 @@
 
 import pytest
 
-from e2e.frameworks.foreign import committed, example, metric
+from e2e.frameworks.foreign import committed, example, metric, needs
 from e2e.platform.harness import kill, wait_for
 
-pytestmark = [pytest.mark.extras, pytest.mark.e2e]
+pytestmark = [
+    pytest.mark.extras,
+    pytest.mark.e2e,
+    needs("tensorflow", "make test-extras installs it"),
+]
 
 
 def test_killed_and_recovered(platform):
-    pytest.importorskip("tensorflow", reason="needs TensorFlow: make test-extras installs it")
     job = platform.submit(example("tensorflow", "--steps=12", "--pause=1"))
     wait_for("a committed state", lambda: committed(platform.show(job)))
     kill(platform.rank_pids(job)[1])
