@@ -39,7 +39,9 @@ def test_killed_and_recovered_with_its_own_snapshots(platform):
 
 def test_an_exception_is_the_one_line_cause(platform):
     """`@record` writes TORCHELASTIC_ERROR_FILE; the platform reads it."""
-    spec = example("torchrun", "--epochs=8", "--fail-at=3", recovery={"user_error": 0})
+    spec = example(
+        "torchrun", "--epochs=8", "--fail-at=3", recovery={"rank_crash": 0, "user_error": 0}
+    )
     job = platform.submit(spec)
     view = platform.wait_state(job, "failed")
     assert "asked to fail in epoch 3" in view.failure.message
