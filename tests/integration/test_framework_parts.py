@@ -108,9 +108,8 @@ def test_an_mpi_process_is_a_rank_like_others():
     assert first["PHALANX_REPORT_FILE"] == "/r"
 
 
-def test_open_mpi_keeps_to_one_folder_and_the_grace_of_the_job(tmp_path):
-    found = settings({"PHALANX_GRACE_S": "12.5"}, tmp_path)
-    assert found["OMPI_MCA_odls_base_sigkill_timeout"] == "12"
+def test_open_mpi_keeps_to_one_folder(tmp_path):
+    found = settings({}, tmp_path)
     env = {
         **found, "TMPDIR": str(tmp_path), "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1",
         "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1",

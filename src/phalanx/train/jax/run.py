@@ -23,6 +23,7 @@ from phalanx.train.stopping import StopSignal
 # How far apart the processes ask one another whether to stop and to save: a collective in every step
 # would have the host wait for the device each time.
 _AGREE_EVERY_S = 0.5
+_HEARTBEAT_S = 600
 _MOST_STEPS = 100_000
 
 
@@ -41,6 +42,8 @@ def start(given: Mapping[str, Any]) -> Run:
             num_processes=info.world_size,
             process_id=info.rank,
             cluster_detection_method="deactivate",
+            # Who dies is noticed by the platform; a process that only stands still must not end the others.
+            heartbeat_timeout_seconds=_HEARTBEAT_S,
         )
     clock = SystemClock()
     # After JAX, which takes SIGTERM for itself.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import shutil
@@ -22,7 +23,7 @@ from phalanx.errors import TrainingError
 from phalanx.launch.ports import free_port
 from phalanx.launch.scratch import scratch
 from phalanx.train.gathering import Seat, expect
-from phalanx.train.mpigang.rank import FOLDER_VARIABLE, TMPDIR_VARIABLE
+from phalanx.train.mpigang.rank import FOLDER_VARIABLE, PID_STEM, TMPDIR_VARIABLE
 
 _NODE = "phalanx-node-"
 _MISSING = "there is no mpirun on this node: install Open MPI (on Debian and Ubuntu, openmpi-bin)"
@@ -45,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
             ours = {**settings(env, folder), **env, "TMPDIR": str(folder)}
             if int(env["RANK"]) == 0:
                 return Head(ours, folder, options.slots).run(words)
-            return _serve(ours)
+            return _serve(ours, folder)
     except (TrainingError, OSError) as error:
         print(f"phalanx: {error}", file=sys.stderr, flush=True)  # noqa: T201
         return 1
@@ -65,7 +66,6 @@ def settings(env: Mapping[str, str], folder: Path) -> dict[str, str]:
         "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
         # Cores are the platform's to give: other jobs run on this node.
         "OMPI_MCA_hwloc_base_binding_policy": "none",
-        "OMPI_MCA_odls_base_sigkill_timeout": env.get("PHALANX_GRACE_S", "30").partition(".")[0],
         # mpirun carries settings of its own node to all others; these it leaves alone. `rank` turns
         # the first into one, and gives the job's command back what the second hides.
         FOLDER_VARIABLE: str(folder),
@@ -85,7 +85,7 @@ class Head:
         self._stopped = False
 
     def run(self, words: Sequence[str]) -> int:
-        """Run the command to its end; a SIGTERM goes on to it. Raises TrainingError, OSError."""
+        """Run the command to its end. Raises TrainingError, OSError."""
         port = int(self._env["MASTER_PORT"])
         self._lines = {rank: seat for rank, (_, seat) in expect(port, self._num_nodes - 1).items()}
         for rank, seat in self._lines.items():
@@ -93,7 +93,7 @@ class Head:
         agent = self._take_agents()
         self._env["MASTER_PORT"] = str(free_port(random.Random()))
         process = subprocess.Popen(self._command(agent, words), env=self._env)
-        signal.signal(signal.SIGTERM, partial(self._stop, process))
+        signal.signal(signal.SIGTERM, self._stop)
         code = self._wait(process)
         for seat in self._lines.values():
             seat.tell({"over": code})
@@ -121,9 +121,10 @@ class Head:
             return 128 + signal.SIGTERM
         return 128 - code if code < 0 else code
 
-    def _stop(self, process: subprocess.Popen[bytes], number: int, frame: FrameType | None) -> None:
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        # Not mpirun: asked to stop, it leaves processes one second, or always waits for longer.
         self._stopped = True
-        process.terminate()
+        stop_processes(self._folder)
 
     def _take_agents(self) -> str:
         """Listen for agents; what `mpirun` has to call to be one."""
@@ -163,11 +164,16 @@ class Head:
         self._lost.set()
 
 
-def _serve(env: dict[str, str]) -> int:
+def stop_processes(folder: Path) -> None:
+    """SIGTERM to this node's MPI processes, which have left their numbers in its folder."""
+    for file in folder.glob(f"{PID_STEM}*"):
+        with contextlib.suppress(OSError, ValueError):
+            os.kill(int(file.read_text()), signal.SIGTERM)
+
+
+def _serve(env: dict[str, str], folder: Path) -> int:
     """Another node: start what the head asks for, until it says that all is over."""
-    # The head's mpirun is told to stop, and tells its daemons.
-    # A handler, for what is ignored here would be ignored by every MPI process too.
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: stop_processes(folder))
     seat = Seat.at(env["MASTER_ADDR"], int(env["MASTER_PORT"]))
     seat.tell({"rank": int(env["RANK"])})
     while True:

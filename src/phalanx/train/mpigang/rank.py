@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from phalanx.launch.command import ready
 
 FOLDER_VARIABLE = "PHALANX_MPI_FOLDER"
 TMPDIR_VARIABLE = "PHALANX_MPI_TMPDIR"
+PID_STEM = "rank-"
 
 
 def main(argv: Sequence[str]) -> int:
     """Does not return where the command exists. Words, or one line for the shell behind `--shell`."""
-    env = variables(dict(os.environ))  # noqa: TID251 - a program's entry point
+    given = dict(os.environ)  # noqa: TID251 - a program's entry point
+    env = variables(given)
     command: Sequence[str] | str = argv[1] if argv[0] == "--shell" else argv
     try:
+        Path(given[FOLDER_VARIABLE], PID_STEM + env["RANK"]).write_text(str(os.getpid()))
         words, env = ready(command, workdir=env["PHALANX_CODE_DIR"], env=env)
         os.execve(words[0], words, env)
     except OSError as error:
