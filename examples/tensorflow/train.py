@@ -37,7 +37,7 @@ def main():
     newest = tf.train.latest_checkpoint(FOLDER)
     if newest:
         checkpoint.restore(newest)
-    print(f"worker {worker} begins at step {int(step)}", flush=True)
+    print(f"worker {worker} begins at step {int(step.read_value())}", flush=True)
 
     @tf.function
     def train():
@@ -53,11 +53,11 @@ def main():
 
         return strategy.reduce("MEAN", strategy.run(replica), axis=None)
 
-    while int(step) < args.steps:
+    while int(step.read_value()) < args.steps:
         loss = float(train())
-        manager.save(checkpoint_number=int(step))
+        manager.save(checkpoint_number=int(step.read_value()))
         if worker == 0:
-            print(f"step {int(step)}: loss {loss:.6f}", flush=True)
+            print(f"step {int(step.read_value())}: loss {loss:.6f}", flush=True)
         time.sleep(args.pause)
     if worker != 0:
         shutil.rmtree(mine, ignore_errors=True)

@@ -84,7 +84,8 @@ def is_collateral(exit: RankExit) -> bool:
     """Whether it died of another rank's death: connection errors of gloo and NCCL are symptoms."""
     if exit.exception in _COLLATERAL_TYPES:
         return True
-    network = exit.exception in _NETWORK_TYPES
+    # JAX says it with whatever exception suits its status code.
+    network = exit.exception in _NETWORK_TYPES or "Gloo " in exit.message
     return network and any(word in exit.message for word in _COLLATERAL_WORDS)
 
 
