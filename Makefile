@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -q
 DEFAULT := not extras and not proof
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up test test-fast test-extras proof bench bench-scheduler bench-train check format docs clean
+.PHONY: help install horovod demo up test test-fast test-extras proof bench bench-scheduler bench-train check format docs clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -48,7 +48,16 @@ $(RAY): $(STAMP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]' \
 	  && touch $(RAY) || echo "Ray is not installed; its tests skip"
 
-test-extras: $(STAMP) $(RAY) ## tests of optional parts: PostgreSQL, Ray
+FRAMEWORKS := $(VENV)/.frameworks
+$(FRAMEWORKS): $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[jax,mpi,tensorflow]' \
+	  && touch $(FRAMEWORKS) || echo "JAX, mpi4py and TensorFlow are not installed; their tests skip"
+
+horovod: $(STAMP) ## build Horovod (minutes) or take the wheel that was kept, and install it
+	@scripts/horovod.sh install $(BIN)/python
+
+test-extras: $(STAMP) $(RAY) $(FRAMEWORKS) ## tests of optional parts: PostgreSQL, Ray, JAX, MPI, TensorFlow, Horovod
+	@scripts/horovod.sh install-kept $(BIN)/python
 	@$(PYTEST) -m "extras and not proof" || test $$? -eq 5
 
 proof: $(STAMP) ## kill counts and full matrices: long; the output goes to docs/proof/

@@ -7,9 +7,10 @@ import pytest
 from phalanx.core import cadence
 from phalanx.train import context
 from phalanx.train.context import Every, RankInfo
-from phalanx.train.loop import Loop, StopSignal
+from phalanx.train.loop import Loop
 from phalanx.train.report import NoReport
 from phalanx.train.saving import NoCheckpoints
+from phalanx.train.stopping import StopSignal
 
 pytestmark = pytest.mark.integration
 HOUR_US = 3600 * 10**6

@@ -55,6 +55,15 @@ class Draft:
         with source.open("rb") as file:
             return self._add(path, iter(lambda: file.read(_COPY_BYTES), b""))
 
+    def add_link(self, source: Path, entry: FileEntry) -> None:
+        """Share a file of an earlier checkpoint, on the same disk, with this one. Raises OSError."""
+        parent = (self.root / entry.path).parent
+        if parent != self.root:
+            self.disk.make_dir(parent)
+            self._dirs.add(parent)
+        os.link(source, self.root / entry.path)
+        self.adopt(entry)
+
     def adopt(self, entry: FileEntry) -> None:
         """Take in a file that another process wrote and synced with `write_shard`.
 

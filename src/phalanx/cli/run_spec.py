@@ -26,6 +26,9 @@ class RunFlags:
     project: str | None = None
     env: Mapping[str, str] | None = None
     checkpoint_every: str | None = None
+    checkpoint_directory: str | None = None
+    framework: str | None = None
+    metrics: Sequence[str] = ()
     max_duration: str | None = None
     priority: int | str | None = None
     pool: Sequence[str] = ()
@@ -155,14 +158,17 @@ def _merge(defaults: Mapping[str, Any], flags: RunFlags) -> dict[str, Any]:
         )
     if resources:
         data["resources"] = resources
-    for key in ("name", "project", "max_duration", "priority"):
+    for key in ("name", "project", "max_duration", "priority", "framework"):
         value = getattr(flags, key)
         if value is not None:
             data[key] = value
     if flags.pool:
         data["pool"] = list(flags.pool)
-    if flags.checkpoint_every is not None:
-        data["checkpoint"] = {**_section(data, "checkpoint"), "every": flags.checkpoint_every}
+    if flags.metrics:
+        data["metrics"] = list(flags.metrics)
+    saving = {"every": flags.checkpoint_every, "directory": flags.checkpoint_directory}
+    if given := {key: value for key, value in saving.items() if value is not None}:
+        data["checkpoint"] = {**_section(data, "checkpoint"), **given}
     if flags.env:
         data["env"] = {**_section(data, "env"), **flags.env}
     if flags.cold:

@@ -55,6 +55,22 @@ def run(  # noqa: PLR0913 (one parameter for each flag)
     every: Annotated[
         str | None, typer.Option("--checkpoint-every", help="10m, `500 steps` or `1 epoch`.")
     ] = None,
+    framework: Annotated[
+        str | None,
+        typer.Option("--framework", help="torch, jax, tensorflow, horovod, mpi, ray or none."),
+    ] = None,
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--metrics", metavar="PATTERN", help="In lines: `step {step}: loss {loss}`, or json."
+        ),
+    ] = None,
+    directory: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint-directory", help="The script's own folder, kept as checkpoints."
+        ),
+    ] = None,
     max_duration: Annotated[
         str | None, typer.Option("--max-duration", help="The job fails after this long.")
     ] = None,
@@ -90,6 +106,9 @@ def run(  # noqa: PLR0913 (one parameter for each flag)
         project=project,
         env=values,
         checkpoint_every=every,
+        checkpoint_directory=directory,
+        framework=framework,
+        metrics=metrics or (),
         max_duration=max_duration,
         priority=int(priority) if priority is not None and priority.isdigit() else priority,
         pool=pool or (),

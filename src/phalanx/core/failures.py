@@ -32,7 +32,15 @@ _COLLATERAL_WORDS = (
     "failed to connect",
     "Application timeout caused pair closure",
 )
-_COLLATERAL_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError"})
+_NETWORK_TYPES = frozenset(
+    {
+        "RuntimeError", "ConnectionError", "ConnectionResetError", "JaxRuntimeError", "XlaRuntimeError",
+        "HorovodInternalError",
+    }
+)  # fmt: skip
+_COLLATERAL_TYPES = frozenset(
+    {"DistBackendError", "DistNetworkError", "DistStoreError", "UnavailableError"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +84,8 @@ def is_collateral(exit: RankExit) -> bool:
     """Whether it died of another rank's death: connection errors of gloo and NCCL are symptoms."""
     if exit.exception in _COLLATERAL_TYPES:
         return True
-    network = exit.exception in {"RuntimeError", "ConnectionError", "ConnectionResetError"}
+    # JAX says it with whatever exception suits its status code.
+    network = exit.exception in _NETWORK_TYPES or "Gloo " in exit.message
     return network and any(word in exit.message for word in _COLLATERAL_WORDS)
 
 

@@ -1,4 +1,4 @@
-"""Placement to environment: what every rank finds when it starts (the torch family and our own)."""
+"""Placement to environment: what every rank finds when it starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from phalanx.kit.ids import job_label
 
 @dataclass(frozen=True, slots=True)
 class GangEnvironment:
-    """What all ranks of one generation have in common. `checkpoint_dir` is the job's own folder."""
+    """What all ranks of one generation have in common. `checkpoint_dir` is the job's own folder.
+
+    `interface` is this node's network interface towards rank 0, where the framework asks for it;
+    `code_dir` the attempt's own copy of the code.
+    """
 
     job: int
     job_name: str
@@ -39,6 +43,9 @@ class GangEnvironment:
     restart_cause: str = ""
     job_started_at: int | None = None
     resume_path: str | None = None
+    slots_per_rank: int = 1
+    interface: str | None = None
+    code_dir: str | None = None
     user_env: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -80,7 +87,63 @@ def rank_environment(
         env.update(LOCAL_WORLD_SIZE=str(gang.ranks_per_node), NODE_RANK=str(node_rank))
         return env
     env.update(_torch(gang, node_rank, local_rank, files))
+    for name, value in _chosen(gang, local_rank).items():
+        env.setdefault(name, value)
+    env.update(_FAMILIES.get(gang.framework, _nothing)(gang, node_rank, local_rank))
     return env
+
+
+def _nothing(gang: GangEnvironment, node_rank: int, local_rank: int) -> dict[str, str]:
+    return {}
+
+
+def _chosen(gang: GangEnvironment, local_rank: int) -> dict[str, str]:
+    """What the user's `env` may set otherwise."""
+    if gang.framework == "jax":
+        first = local_rank * gang.slots_per_rank
+        devices = range(first, first + gang.slots_per_rank)
+        return {"JAX_LOCAL_DEVICE_IDS": ",".join(map(str, devices))}
+    if gang.framework == "horovod":
+        # Who dies is noticed by the platform; a rank that is only slow must not end the others.
+        patient = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "600"}
+        return patient | ({} if gang.interface is None else {"HOROVOD_GLOO_IFACE": gang.interface})
+    return {}
+
+
+def _jax(gang: GangEnvironment, node_rank: int, local_rank: int) -> dict[str, str]:
+    """`jax.distributed.initialize()` without arguments finds the gang in Open MPI's variables.
+
+    It reads no others for the number of processes and the place among them.
+    """
+    address = f"{gang.master_address}:{gang.master_port}"
+    return {
+        "JAX_COORDINATOR_ADDRESS": address,
+        "JAX_COORDINATOR_PORT": str(gang.master_port),
+        "OMPI_MCA_orte_hnp_uri": f"0.0;tcp://{address}",
+        "OMPI_COMM_WORLD_SIZE": str(gang.num_nodes * gang.ranks_per_node),
+        "OMPI_COMM_WORLD_RANK": str(node_rank * gang.ranks_per_node + local_rank),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(local_rank),
+    }
+
+
+def _horovod(gang: GangEnvironment, node_rank: int, local_rank: int) -> dict[str, str]:
+    """As `horovodrun --gloo` has it; the rendezvous listens on the port of rank 0."""
+    return {
+        "HOROVOD_RANK": str(node_rank * gang.ranks_per_node + local_rank),
+        "HOROVOD_SIZE": str(gang.num_nodes * gang.ranks_per_node),
+        "HOROVOD_LOCAL_RANK": str(local_rank),
+        "HOROVOD_LOCAL_SIZE": str(gang.ranks_per_node),
+        "HOROVOD_CROSS_RANK": str(node_rank),
+        "HOROVOD_CROSS_SIZE": str(gang.num_nodes),
+        "HOROVOD_HOSTNAME": f"node{node_rank}",
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": gang.master_address,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(gang.master_port),
+    }
+
+
+_FAMILIES = {"jax": _jax, "horovod": _horovod}
 
 
 def _torch(
@@ -150,4 +213,6 @@ def _phalanx(gang: GangEnvironment, files: RankFiles) -> dict[str, str]:
     env.update({name: value for name, value in given.items() if value is not None})
     if gang.resume_path is not None:
         env["PHALANX_RESUME_PATH"] = gang.resume_path
+    if gang.code_dir is not None:
+        env["PHALANX_CODE_DIR"] = gang.code_dir
     return env

@@ -99,6 +99,19 @@ def cold_argv(command: Sequence[str] | str, *, workdir: str, env: Mapping[str, s
     return [found, *command[1:]]
 
 
+def ready(
+    command: Sequence[str] | str, *, workdir: str, env: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
+    """The argument vector and environment of a cold start of any command, its script or program found.
+
+    Raises FileNotFoundError.
+    """
+    python = parse_python(command, workdir=workdir, env=env)
+    if python is not None:
+        return python.argv(), python.cold_env(env)
+    return cold_argv(command, workdir=workdir, env=env), dict(env)
+
+
 def sensitive(env: Mapping[str, str]) -> dict[str, str]:
     """Variables that count only when a process starts: a fork cannot take on others."""
     return {

@@ -77,6 +77,14 @@ def entry(pid: int) -> Entry | None:
         return None
 
 
+def holds_files(pid: int) -> bool:
+    """Whether a process lives and has not begun to die: the kernel closes its files first of all."""
+    try:
+        return bool(os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return False
+
+
 def processes() -> dict[int, Entry]:
     """Every process that can be seen."""
     found: dict[int, Entry] = {}

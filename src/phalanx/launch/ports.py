@@ -1,12 +1,15 @@
-"""A port for the next rendezvous."""
+"""A port for the next rendezvous, and the way to where it is."""
 
 from __future__ import annotations
 
+import fcntl
 import random
 import socket
+import struct
 from pathlib import Path
 
 _LOWEST = 20_000
+_SIOCGIFADDR = 0x8915
 
 
 def ephemeral_floor() -> int:
@@ -30,3 +33,22 @@ def free_port(rng: random.Random) -> int:
                 continue
             return port
     raise OSError(98, f"no free port between {_LOWEST} and {ceiling}")
+
+
+def interface_towards(address: str) -> str | None:
+    """The network interface through which `address` is reached; None where that cannot be said."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 9))  # sends nothing
+        except OSError:
+            return None
+        own = probe.getsockname()[0]
+        for _, name in socket.if_nameindex():
+            asked = struct.pack("16s240x", name.encode())
+            try:
+                found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, asked)
+            except OSError:
+                continue
+            if socket.inet_ntoa(found[20:24]) == own:
+                return name
+    return None

@@ -31,6 +31,7 @@ from phalanx.schemas.spec_fields import (
     WholeFromOne,
     WholeFromZero,
 )
+from phalanx.schemas.spec_outside import KeptDirectory, MetricLines
 from phalanx.schemas.spec_training import Training
 
 SPEC_SCHEMA: Literal[1] = 1
@@ -165,6 +166,10 @@ class Checkpointing(Section):
     )
     encryption: CheckpointKey | None = Field(
         default=None, description="Encrypts checkpoints, here and in the object store."
+    )
+    directory: KeptDirectory | None = Field(
+        default=None,
+        description="The script's own folder: committed as it changes, put back before every start.",
     )
 
 
@@ -378,6 +383,10 @@ class JobSpec(Section):
     )
     grace: Duration = Field(default=30.0, description="Time to save and leave when asked to stop.")
     checkpoint: Checkpointing = Field(default_factory=Checkpointing, description="Checkpoints.")
+    metrics: MetricLines = Field(
+        default_factory=list,
+        description="Where metrics stand in what the ranks print: `step {step}: loss {loss}`, or json.",
+    )
     training: Training = Field(
         default_factory=Training, description="Precision, batch and guards of `phalanx.train`."
     )
@@ -436,8 +445,8 @@ class JobSpec(Section):
         """The gang, with the top of the range where the number of nodes is one."""
         need = self.resources
         nodes = need.nodes.high or need.nodes.low
-        if self.framework == "ray":
-            # One process on each node starts the raylet; the script says how many workers it wants.
+        if self.framework in ("ray", "mpi"):
+            # One process on each node: the raylet's, or the one that starts this node's part of mpirun.
             return GangShape(nodes, need.slots_per_node, 1)
         return GangShape(nodes, need.slots_per_node, need.slots_per_node // need.slots_per_rank)
 

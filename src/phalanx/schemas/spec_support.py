@@ -9,8 +9,6 @@ from phalanx.core import meshes
 from phalanx.errors import Problem
 from phalanx.schemas.spec_models import JobSpec
 
-LIVE_FRAMEWORKS = ("torch", "ray", "none")
-
 
 def _endless(spec: JobSpec) -> bool:
     return spec.resources.nodes.high is None
@@ -29,8 +27,17 @@ def _cpu_range(spec: JobSpec) -> str | None:
     return None if cpus is None or cpus.is_number else "a range of CPUs"
 
 
-def _framework(spec: JobSpec) -> str | None:
-    return None if spec.framework in LIVE_FRAMEWORKS else spec.framework
+def _elsewhere(spec: JobSpec) -> bool:
+    wish = spec.checkpoint
+    return wish.store is not None or wish.encryption is not None or wish.compress != "none"
+
+
+def _kept_elsewhere(spec: JobSpec) -> bool:
+    return spec.checkpoint.directory is not None and _elsewhere(spec)
+
+
+def _trees_elsewhere(spec: JobSpec) -> bool:
+    return spec.framework == "jax" and _elsewhere(spec)
 
 
 def _given(*path: str) -> Callable[[JobSpec], Any]:
@@ -46,7 +53,6 @@ def _given(*path: str) -> Callable[[JobSpec], Any]:
 # Path, what makes it count as used, what is not there yet, what to write instead.
 _NOT_YET: tuple[tuple[str, Callable[[JobSpec], Any], str, str], ...] = (
     ("class", _given("job_class"), "job classes", "remove it"),
-    ("framework", _framework, "this framework", "write torch, ray or none"),
     ("env_compat", _given("env_compat"), "other launchers' variables", "remove it"),
     ("image", _given("image"), "container images", "remove it"),
     ("resources.nodes", _endless, "ranges without an upper end", "write one, as in 2..4"),
@@ -59,6 +65,13 @@ _NOT_YET: tuple[tuple[str, Callable[[JobSpec], Any], str, str], ...] = (
         "upper limits",
         "write the least amount only",
     ),
+    (
+        "checkpoint.directory",
+        _kept_elsewhere,
+        "folders with store, encryption or compress",
+        "remove these",
+    ),
+    ("checkpoint", _trees_elsewhere, "store, encryption and compress with jax", "remove these"),
     ("roles", _given("roles"), "gangs of several shapes", "use `run` and `resources`"),
     ("data", _given("data"), "staged inputs", "let the script read its data itself"),
     ("mounts", _given("mounts"), "mounts", "remove it"),

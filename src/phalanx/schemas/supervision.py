@@ -42,6 +42,7 @@ class GangFacts(Message):
     num_nodes: int
     ranks_per_node: int
     reference_world: int
+    slots_per_rank: int = 1
     grace_s: float
     checkpoint_dir: str
     checkpoint_every: str | None = None
@@ -51,6 +52,8 @@ class GangFacts(Message):
     checkpoint_store: str | None = None
     checkpoint_key_env: str | None = None
     checkpoint_key_file: str | None = None
+    checkpoint_directory: str | None = None  # a folder of the script's own, relative to its cwd
+    metric_lines: list[str] = Field(default_factory=list)  # `core.lines` patterns
     training: dict[str, object] | None = None
     job_started_at: int | None = None  # its first attempt; microseconds UTC
     stall_after: str = "never"  # never, auto, or seconds without a step

@@ -75,14 +75,20 @@ def _assignment(
 
 
 def _command(spec: JobSpec, cpus: int) -> list[str] | str:
-    """What each rank runs: for `framework: ray`, the program that makes the gang a Ray cluster."""
+    """What each rank runs: the job's command, or the program that readies its framework for it."""
     if spec.run is None:
         raise InvariantBroken("a job was accepted without a command")
     run: list[str] | str = spec.run
-    if spec.framework != "ray":
+    need = spec.resources
+    if spec.framework == "ray":
+        words = ["raygang", "--cpus", str(max(cpus, need.slots_per_node))]
+    elif spec.framework == "mpi":
+        words = ["mpigang", "--slots", str(need.slots_per_node // need.slots_per_rank)]
+    elif spec.framework == "tensorflow":
+        words = ["tfgang", "--slots-per-rank", str(need.slots_per_rank)]
+    else:
         return run
-    room = max(cpus, spec.resources.slots_per_node)
-    words = ["python", "-m", "phalanx.train.raygang", "--cpus", str(room)]
+    words = ["python", "-m", f"phalanx.train.{words[0]}", *words[1:]]
     return [*words, "--shell", "--", run] if isinstance(run, str) else [*words, "--", *run]
 
 
@@ -110,6 +116,7 @@ def _gang(platform: Platform, stored: StoredJob, attempt: Attempt, spec: JobSpec
         num_nodes=len(attempt.placement.shares),
         ranks_per_node=shape.ranks_per_node,
         reference_world=shape.world_size,
+        slots_per_rank=spec.resources.slots_per_rank,
         grace_s=stored.job.terms.grace_s,
         checkpoint_dir=str(checkpoint_dir(platform.home, stored.facts.project, num)),
         checkpoint_every=spec.checkpoint.every,
@@ -121,6 +128,8 @@ def _gang(platform: Platform, stored: StoredJob, attempt: Attempt, spec: JobSpec
         checkpoint_store=_store(spec, stored.facts.project, num),
         checkpoint_key_env=key.key_env if key is not None else None,
         checkpoint_key_file=key.key_file if key is not None else None,
+        checkpoint_directory=spec.checkpoint.directory,
+        metric_lines=list(spec.metrics),
         training=spec.training.given() or None,
         job_started_at=stored.job.started_at,
         stall_after=spec.stall.after_s,

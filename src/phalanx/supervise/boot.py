@@ -118,7 +118,7 @@ def _secrets(data: dict[str, Any]) -> dict[str, str]:
 def _wants_warm(data: dict[str, Any]) -> bool:
     """Only who needs torch gains by having it imported."""
     enabled: bool = (data.get("warm") or {}).get("enabled", True)
-    return enabled and data["gang"]["framework"] == "torch"
+    return enabled and data["gang"]["framework"] in ("torch", "horovod")
 
 
 def _suits(

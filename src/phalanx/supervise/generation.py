@@ -8,14 +8,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from phalanx.checkpoint.folders import Origin
+from phalanx.core.checkpoints import Keep
 from phalanx.core.failures import Failure, RankExit, classify, describe, is_collateral
 from phalanx.core.jobs.model import Outcome
 from phalanx.core.ranks import GangEnvironment, RankFiles, rank_environment
 from phalanx.core.reasons import Cause
 from phalanx.core.stalls import StallWatch
 from phalanx.kit.clock import Clock
+from phalanx.kit.ids import job_label
+from phalanx.launch import linux
 from phalanx.launch.cgroup import oom_kills
 from phalanx.launch.command import PythonCommand
+from phalanx.launch.ports import interface_towards
 from phalanx.schemas.supervision import (
     Assignment,
     FailureReport,
@@ -23,7 +28,10 @@ from phalanx.schemas.supervision import (
     RankFailedReport,
     RanksStartedReport,
 )
+from phalanx.supervise import rendezvous
 from phalanx.supervise.eventloop import EventLoop, Timer
+from phalanx.supervise.folder import Folder, FolderFacts, KeptFolder, NoFolder
+from phalanx.supervise.lines import Hearing
 from phalanx.supervise.postmortem import signal_name
 from phalanx.supervise.processes import Launch, Processes
 from phalanx.supervise.rank import LocalRank
@@ -72,6 +80,8 @@ class Generation:
             lambda: self.ending or self.failure is not None,
         )  # fmt: skip
         self.metrics = MetricTail(files)
+        self._ear = Hearing(gang.metric_lines, around.clock, self.records, self.metrics)
+        self._kept = kept_folder(around, self.number, self._ear, self.ranks)
         self.failure: FailureReport | None = None
         self.stop_delivered = False
         self._ended_from_above = False
@@ -88,10 +98,16 @@ class Generation:
     # -- beginning ---------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start every rank."""
+        """Put back the folder that the script keeps, where there is one, then start every rank."""
+        self._kept.open(self._start, lambda said: self.fail(said, Cause.START_FAILED))
+
+    def _start(self) -> None:
+        if self.ending or self._finished:
+            return
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)
             launches = [(rank, self._launch(rank)) for rank in self.ranks]
+            self._start_rendezvous()
         except OSError as error:
             self.fail(f"the node cannot start ranks: {error}", Cause.START_FAILED)
             return
@@ -112,8 +128,18 @@ class Generation:
         )
         gang = gang_environment(assignment, self._orders)
         local = rank.rank - assignment.node_rank * assignment.gang.ranks_per_node
+        if gang.framework == "horovod":
+            gang = replace(gang, interface=interface_towards(gang.master_address))
         env = rank_environment(gang, assignment.node_rank, local, files)
-        return Launch(env, assignment.cwd, rank.open_pipes())
+        launch = Launch(env, assignment.cwd, rank.open_pipes())
+        self._ear.attend(rank)
+        return launch
+
+    def _start_rendezvous(self) -> None:
+        """Horovod's ranks meet at a store that is no rank. Raises OSError."""
+        assignment = self._around.assignment
+        if assignment.gang.framework == "horovod" and assignment.node_rank == 0:
+            rendezvous.start(self._around.processes, self._orders.master_port, assignment.node_dir)
 
     @property
     def ending(self) -> bool:
@@ -276,7 +302,10 @@ class Generation:
                 self._kill()
         if self._killed and not self._finished:
             self._finished = True
-            self._finish()
+            if self.failure is None and all(_is_clean(one) for one in self.ranks):
+                self._kept.finish(self._finish)
+            else:
+                self._kept.abandon(self._finish)
 
     def close(self) -> None:
         """Nothing of it will be read again."""
@@ -332,6 +361,7 @@ def gang_environment(assignment: Assignment, orders: Orders) -> GangEnvironment:
         num_nodes=gang.num_nodes,
         ranks_per_node=gang.ranks_per_node,
         reference_world=gang.reference_world,
+        slots_per_rank=gang.slots_per_rank,
         cpus_per_node=assignment.cpus,
         master_address=orders.master_address,
         master_port=orders.master_port,
@@ -347,8 +377,42 @@ def gang_environment(assignment: Assignment, orders: Orders) -> GangEnvironment:
         training=gang.training,
         job_started_at=gang.job_started_at,
         resume_path=orders.resume_path,
+        code_dir=assignment.workdir,
         user_env=env,
     )
+
+
+def kept_folder(
+    around: Surroundings, generation: int, ear: Hearing, ranks: list[LocalRank]
+) -> Folder:
+    """The folder that the job's script keeps its state in; node rank 0 commits it."""
+    assignment = around.assignment
+    gang = assignment.gang
+    if gang.checkpoint_directory is None:
+        return NoFolder()
+    facts = FolderFacts(
+        folder=Path(assignment.cwd, gang.checkpoint_directory),
+        store=Path(gang.checkpoint_dir),
+        origin=Origin(
+            job=job_label(gang.job),
+            attempt=gang.attempt,
+            generation=generation,
+            world_size=gang.num_nodes * gang.ranks_per_node,
+            reference_world=gang.reference_world,
+        ),
+        keep=Keep.from_json(gang.checkpoint_keep or {}),
+        commits=assignment.node_rank == 0,
+    )
+    outside = around.loop.call_from_outside
+
+    def intact() -> bool:
+        return all(one.pid is not None and linux.holds_files(one.pid) for one in ranks)
+
+    return KeptFolder(facts, around.clock, outside, ear.found, ear.progress, intact)
+
+
+def _is_clean(rank: LocalRank) -> bool:
+    return rank.exit is not None and rank.exit.exit_code == 0
 
 
 def _terminated(exit: RankExit) -> bool:

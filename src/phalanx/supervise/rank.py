@@ -50,6 +50,7 @@ class Stream:
     capture: Capture
     file: int
     pipe: int | None = None
+    listener: Callable[[bytes], None] | None = None
     num_sent: int = 0
     num_dropped_sent: int = 0
     trimmed: Trimmed = field(default_factory=Trimmed)
@@ -71,11 +72,16 @@ class Stream:
                 return
             data, over = read_available(self.pipe)
             if data:
-                self.capture.take(data)
+                self._take(data)
             elif over:
                 self.close_pipe(loop)
             else:
                 return
+
+    def _take(self, data: bytes) -> None:
+        self.capture.take(data)
+        if self.listener is not None:
+            self.listener(data)
 
     def take_some(self, loop: EventLoop) -> None:
         """One read, so that a rank that prints without end does not keep the loop busy."""
@@ -83,7 +89,7 @@ class Stream:
             return
         data, over = read_available(self.pipe)
         if data:
-            self.capture.take(data)
+            self._take(data)
         elif over:
             self.close_pipe(loop)
 

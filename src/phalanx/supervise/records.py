@@ -31,6 +31,7 @@ _READ_BYTES = 1 << 20
 # Of a report file this much is kept after it was read, and this much at most until it is.
 TRIM_BYTES = 4 << 20
 BACKLOG_BYTES = 256 << 20
+_MOST_WAITING = 200_000
 Record = dict[str, Any]
 Put = Callable[[Callable[[int], Report]], object]
 
@@ -122,6 +123,10 @@ class GenerationRecords:
                     # Written by a user's process: what cannot be understood is passed over.
                     with contextlib.suppress(KeyError, TypeError, ValueError):
                         self._take(rank, record)
+
+    def said(self, rank: int, record: Record) -> None:
+        """Take in a record that the supervisor made itself, of what a rank printed or left in a folder."""
+        self._take(rank, record)
 
     @property
     def tails(self) -> dict[int, RecordTail]:
@@ -269,6 +274,11 @@ class MetricTail:
         self._tails = {rank: RecordTail(path) for rank, path in files.items()}
         self._waiting: list[MetricPoint] = []
         self._trimmed = {rank: Trimmed(reports.HEADER_BYTES) for rank in files}
+
+    def said(self, rank: int, record: Record) -> None:
+        """Take in a point that the supervisor made itself; some are left out where too many wait."""
+        if len(self._waiting) < _MOST_WAITING:
+            self._waiting.append(_point(rank, record))
 
     def trim(self, read: dict[int, RecordTail]) -> list[int]:
         """Let go of what this and the readers in `read` have behind them; a file stays bounded.

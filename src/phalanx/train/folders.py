@@ -11,17 +11,15 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-import phalanx
 from phalanx import checkpoint
-from phalanx.core.checkpoints import Manifest, Position, checkpoint_name
+from phalanx.checkpoint.folders import WHY, Origin, manifest_of
+from phalanx.core.checkpoints import checkpoint_name
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, NotSupported, UserError
 from phalanx.kit.clock import SystemClock
 from phalanx.kit.ids import random_hex
 from phalanx.train import context
 from phalanx.train.context import RankInfo
 from phalanx.train.report import NoReport, Report, ReportFile
-
-WHY = "folder"
 
 
 def save(
@@ -52,7 +50,7 @@ def save(
     try:
         for path in files:
             draft.add_file(path.relative_to(source).as_posix(), path)
-        manifest = _manifest(draft, step, info, dict(metrics or {}), clock.now())
+        manifest = manifest_of(draft, step, _origin(info), dict(metrics or {}), clock.now())
         made = draft.commit(manifest)
     except BaseException:
         draft.abandon()
@@ -107,15 +105,8 @@ def _report(path: Path | None) -> Report:
     return NoReport() if path is None else ReportFile(path, now=SystemClock().now)
 
 
-def _manifest(
-    draft: checkpoint.Draft, step: int, info: RankInfo, metrics: dict[str, float], now: int
-) -> Manifest:
-    good = checkpoint.list_checkpoints(draft.store)
-    return Manifest(
-        name=draft.name, step=step, position=Position(), attempt=info.attempt,
-        generation=info.generation, commit=1 + max((one.manifest.commit for one in good), default=0),
-        parent=good[0].manifest.name if good else None, world_size=info.world_size,
-        reference_world=info.reference_world, global_batch=None, created_at=now, why=WHY,
-        files=draft.files, job=info.job, strategy="folder", code={"script": Path(sys.argv[0]).name},
-        versions={"phalanx": phalanx.__version__}, metrics=metrics,
+def _origin(info: RankInfo) -> Origin:
+    return Origin(
+        job=info.job, attempt=info.attempt, generation=info.generation, world_size=info.world_size,
+        reference_world=info.reference_world, script=Path(sys.argv[0]).name,
     )  # fmt: skip

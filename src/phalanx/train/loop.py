@@ -8,13 +8,9 @@ step's gradients are reduced and agreed after, and act at that next call, on all
 from __future__ import annotations
 
 import math
-import os
-import signal
-import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from types import FrameType
 from typing import Any
 
 from phalanx.core import cadence, control
@@ -28,36 +24,8 @@ from phalanx.train.context import RankInfo
 from phalanx.train.groups import Channel
 from phalanx.train.report import Journal, Report
 from phalanx.train.saving import Moment, Saver
+from phalanx.train.stopping import StopSignal
 from phalanx.train.timing import COMPUTE, DATA, OUTSIDE, REST, STALL, NoTiming, Timing
-
-
-class StopSignal:
-    """SIGTERM as a flag: the handler does nothing else.
-
-    A forked data worker inherits the handler; there the signal kills, as it should.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self.at: float | None = None
-        self._clock = clock
-        self._pid = os.getpid()
-
-    def install(self) -> None:
-        """Take SIGTERM over; only possible in the main thread, elsewhere nothing happens."""
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._arrived)
-
-    def remove(self) -> None:
-        """Give SIGTERM its usual meaning back."""
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    def _arrived(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._pid:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        elif self.at is None:
-            self.at = self._clock.monotonic()
 
 
 class Loop:

@@ -11,9 +11,10 @@ import torch
 from phalanx.core.meshes import Layout
 from phalanx.train.context import RankInfo
 from phalanx.train.groups import Connection
-from phalanx.train.loop import Loop, StopSignal
+from phalanx.train.loop import Loop
 from phalanx.train.report import Report
 from phalanx.train.saving import Saver
+from phalanx.train.stopping import StopSignal
 from phalanx.train.tuning import Tuning
 
 

@@ -24,6 +24,7 @@ from phalanx.checkpoint.digest import canonical, digest_of
 from phalanx.checkpoint.reading import VerifiedFile
 from phalanx.checkpoint.tensorfile import Bytes, Part, Row
 from phalanx.errors import CheckpointCorrupt, NotSupported
+from phalanx.train.boxes import overlap_of
 from phalanx.train.tree import dtype_name, dtype_of
 
 CUT_FROM_BYTES = 64 << 10
@@ -257,7 +258,7 @@ class StoredTensor:
     ) -> None:
         missing = target.numel()
         for source, row in self.parts:
-            overlap = _overlap(row.part.start, row.shape, start, shape)
+            overlap = overlap_of(row.part.start, row.shape, start, shape)
             if overlap is None:
                 continue
             at, size = overlap
@@ -288,16 +289,6 @@ class StoredTensor:
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     return memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data)
-
-
-def _overlap(
-    a: Sequence[int], a_shape: Sequence[int], b: Sequence[int], b_shape: Sequence[int]
-) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """(start, shape) of what two boxes share; None when that is nothing."""
-    start = tuple(max(x, y) for x, y in zip(a, b, strict=True))
-    ends = (min(x + n, y + m) for x, n, y, m in zip(a, a_shape, b, b_shape, strict=True))
-    size = tuple(end - at for at, end in zip(start, ends, strict=True))
-    return None if any(one <= 0 for one in size) else (start, size)
 
 
 def stored_tensors(

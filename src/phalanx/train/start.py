@@ -18,13 +18,14 @@ from phalanx.train import context, failure, lowcomm, randomness, stacks
 from phalanx.train.context import RankInfo
 from phalanx.train.devices import measured
 from phalanx.train.groups import Connection
-from phalanx.train.loop import Loop, StopSignal
+from phalanx.train.loop import Loop
 from phalanx.train.lowcomm.gang import as_worker, is_server, run_server
 from phalanx.train.parts import Options, Parts
 from phalanx.train.report import NoReport, Report, ReportFile
 from phalanx.train.run import Run
 from phalanx.train.saving import CheckpointDirectory, NoCheckpoints, Saver
 from phalanx.train.staging import Direct, Staging
+from phalanx.train.stopping import StopSignal
 from phalanx.train.tuning import tuned
 from phalanx.train.vault import vault_for
 

@@ -147,3 +147,11 @@ def test_env_flags():
     assert split_env(["A=1", "B", "C="]) == ({"A": "1", "C": ""}, ["B"])
     with pytest.raises(UserError, match="no name"):
         split_env(["=x"])
+
+
+def test_flags_for_scripts_that_know_nothing_of_it(caller, tmp_path):
+    (tmp_path / "train.py").write_text("")
+    flags = RunFlags(framework="horovod", metrics=["loss {loss}"], checkpoint_directory="out")
+    spec = plan_run(["train.py"], flags, caller).spec
+    assert (spec.framework, spec.metrics) == ("horovod", ["loss {loss}"])
+    assert spec.checkpoint.directory == "out"

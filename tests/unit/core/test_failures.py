@@ -85,3 +85,10 @@ def test_no_failure():
 )
 def test_one_line(exit, text):
     assert describe(exit, "SIGKILL" if exit.signal else None) == text
+
+
+def test_what_jax_says_of_a_lost_peer_is_a_symptom():
+    said = "UNKNOWN: Gloo AllGather failed: Read error [10.0.0.1]:5847: Connection reset by peer"
+    assert is_collateral(exit_of(exit_code=1, exception="ValueError", message=said))
+    own = "Incompatible shapes: Connection reset by peer"
+    assert not is_collateral(exit_of(exit_code=1, exception="ValueError", message=own))

@@ -87,3 +87,32 @@ def test_framework_none_gets_numbers_but_no_torch_contract():
     env = rank_environment(gang(framework="none"), 1, 0, FILES)
     assert env["RANK"] == "3"
     assert not [k for k in env if k.startswith(("MASTER_", "PET_", "TORCHELASTIC_"))]
+
+
+def test_jax_finds_its_gang_where_it_looks():
+    env = rank_environment(gang(framework="jax", slots_per_rank=2), 1, 2, FILES)
+    assert env["JAX_COORDINATOR_ADDRESS"] == "10.0.0.1:23456"
+    assert (env["OMPI_COMM_WORLD_RANK"], env["OMPI_COMM_WORLD_SIZE"]) == ("5", "6")
+    assert (env["OMPI_COMM_WORLD_LOCAL_RANK"], env["JAX_LOCAL_DEVICE_IDS"]) == ("2", "4,5")
+    assert "tcp://10.0.0.1:" in env["OMPI_MCA_orte_hnp_uri"]
+    own = gang(framework="jax", user_env={"JAX_LOCAL_DEVICE_IDS": "0"})
+    assert rank_environment(own, 1, 2, FILES)["JAX_LOCAL_DEVICE_IDS"] == "0"
+
+
+def test_horovod_finds_what_its_own_launcher_would_say():
+    env = rank_environment(gang(framework="horovod", interface="eth1"), 1, 2, FILES)
+    shown = {key: value for key, value in env.items() if key.startswith("HOROVOD_")}
+    assert shown == {
+        "HOROVOD_RANK": "5", "HOROVOD_SIZE": "6", "HOROVOD_LOCAL_RANK": "2",
+        "HOROVOD_LOCAL_SIZE": "3", "HOROVOD_CROSS_RANK": "1", "HOROVOD_CROSS_SIZE": "2",
+        "HOROVOD_HOSTNAME": "node1", "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": "23456", "HOROVOD_GLOO_IFACE": "eth1",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": "600",
+    }  # fmt: skip
+
+
+def test_other_frameworks_leave_torch_alone():
+    for framework in ("torch", "mpi", "tensorflow", "ray"):
+        env = rank_environment(gang(framework=framework), 0, 0, FILES)
+        assert not [key for key in env if key.startswith(("JAX_", "OMPI_", "HOROVOD_", "TF_"))]

@@ -196,13 +196,13 @@ def test_reports_are_told_and_stay_what_they_were(tmp_path, monkeypatch):
 
 
 def test_a_gang_meets_and_ends_together():
-    from phalanx.train.raygang.gathering import Seat, Table
+    from phalanx.train.gathering import Seat, Table
 
     table = Table(0, 2)
     port = table._server.getsockname()[1]
     seats = []
     joining = [
-        threading.Thread(target=lambda: seats.append(Seat("127.0.0.1", port))) for _ in range(2)
+        threading.Thread(target=lambda: seats.append(Seat.at("127.0.0.1", port))) for _ in range(2)
     ]
     for one in joining:
         one.start()

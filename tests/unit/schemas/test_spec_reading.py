@@ -142,7 +142,7 @@ def test_what_is_written_out_reads_back_the_same(text: str):
 def test_every_field_that_is_not_built_yet_is_refused_by_name():
     refused = {one.path for one in check_supported(load_spec(EVERYTHING))}
     assert refused == {
-        "class", "framework", "env_compat", "image", "resources.nodes", "resources.cpus",
+        "class", "checkpoint", "env_compat", "image", "resources.nodes", "resources.cpus",
         "resources.memory", "resources.shm", "resources.accelerator_memory", "roles", "data",
         "mounts", "budget", "depends_on", "array", "schedule",
     }  # fmt: skip
@@ -153,7 +153,7 @@ def test_no_field_is_neither_live_nor_refused():
     live = {
         "schema", "name", "project", "labels", "run", "setup", "framework", "workdir", "resources",
         "pool", "priority", "max_duration", "grace", "checkpoint", "recovery", "warm", "env",
-        "training", "secrets", "stall", "placement", "preemptible",
+        "training", "secrets", "stall", "placement", "preemptible", "metrics",
     }  # fmt: skip
     refused = {one.path.partition(".")[0] for one in check_supported(load_spec(EVERYTHING))}
     known = {field.alias or name for name, field in JobSpec.model_fields.items()}

@@ -122,7 +122,7 @@ class SpareSupervisor:
         if threads is not None:
             env.setdefault("OMP_NUM_THREADS", str(threads))
         command = parse_python(assignment.command, workdir=assignment.workdir, env=env)
-        torch = assignment.gang.framework == "torch"
+        torch = assignment.gang.framework in ("torch", "horovod")
         if command is None or not assignment.warm.enabled or not torch:
             return False
         imports = tuple(assignment.warm.imports)

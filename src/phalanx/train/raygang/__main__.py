@@ -7,7 +7,6 @@ import contextlib
 import importlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,13 +14,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from phalanx.errors import TrainingError
 from phalanx.kit.clock import SystemClock
-from phalanx.train.raygang.gathering import Seat, Table
+from phalanx.launch.scratch import scratch
+from phalanx.train.gathering import Seat, Table
 from phalanx.train.raygang.hooks import SOCKET_VARIABLE, STORE_VARIABLE
 from phalanx.train.report import Report, ReportFile
 
@@ -42,26 +42,12 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     env = dict(os.environ)  # noqa: TID251 - a program's entry point
     try:
-        with _folder() as folder:
+        # Short: Ray puts sockets below it, whose paths may have 107 bytes.
+        with scratch(Path(tempfile.gettempdir()), "phr") as folder:
             return _run(options, env, folder)
     except TrainingError as error:
         print(f"phalanx: {error.message}", file=sys.stderr, flush=True)  # noqa: T201
         return 1
-
-
-@contextlib.contextmanager
-def _folder() -> Iterator[Path]:
-    for left in Path(tempfile.gettempdir()).glob("phr*-*"):
-        # A rank that was killed could not clear up after itself.
-        pid = left.name.removeprefix("phr").partition("-")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(left, ignore_errors=True)
-    # Short: Ray puts sockets below it, whose paths may have 107 bytes.
-    folder = Path(tempfile.mkdtemp(prefix=f"phr{os.getpid()}-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _run(options: argparse.Namespace, env: dict[str, str], folder: Path) -> int:
@@ -105,7 +91,7 @@ def _lead(
 def _follow(
     options: argparse.Namespace, env: dict[str, str], folder: Path, meeting: tuple[str, int]
 ) -> int:
-    seat = Seat(*meeting)
+    seat = Seat.at(*meeting)
     # Progress is read from rank 0's report file, wherever Ray puts the worker that reports.
     listen(folder / "reports", seat.tell)
     told = seat.hear()

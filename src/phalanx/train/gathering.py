@@ -1,4 +1,4 @@
-"""Ranks of one gang meet at rank 0, are told the head's address, and hear how the script ended."""
+"""Ranks of one gang meet at rank 0 before their framework does: lines of JSON over one port."""
 
 from __future__ import annotations
 
@@ -59,30 +59,57 @@ def _until_end(
     lost.set()
 
 
-class Seat:
-    """Another rank's side."""
+def expect(
+    port: int, num_others: int, wait_s: float = MEET_S
+) -> dict[int, tuple[dict[str, Any], Seat]]:
+    """Wait for all other ranks: what each has told first (with its `rank`, and `from`, its address), and
 
-    def __init__(self, address: str, port: int, wait_s: float = MEET_S) -> None:
-        """Raises TrainingError when rank 0 cannot be reached in time."""
+    the line to it. Raises TrainingError when one stays away.
+    """
+    found: dict[int, tuple[dict[str, Any], Seat]] = {}
+    deadline = time.monotonic() + wait_s
+    with socket.create_server(("", port), backlog=max(1, num_others)) as server:
+        while len(found) < num_others:
+            server.settimeout(max(0.01, deadline - time.monotonic()))
+            try:
+                line, peer = server.accept()
+            except TimeoutError:
+                missing = num_others - len(found)
+                raise TrainingError(f"{missing} ranks have not come within {wait_s:g} s") from None
+            seat = Seat(line)
+            told = seat.hear()
+            if told is not None:
+                found[int(told["rank"])] = ({**told, "from": peer[0]}, seat)
+    return found
+
+
+class Seat:
+    """One end of a line to another rank."""
+
+    def __init__(self, line: socket.socket) -> None:
+        line.settimeout(None)
+        self._line = line
+        self._file = line.makefile("rb")
+
+    @classmethod
+    def at(cls, address: str, port: int, wait_s: float = MEET_S) -> Seat:
+        """A line to rank 0. Raises TrainingError when it cannot be reached in time."""
         deadline = time.monotonic() + wait_s
         while True:
             try:
-                self._line = socket.create_connection((address, port), timeout=5.0)
-                break
+                return cls(socket.create_connection((address, port), timeout=5.0))
             except OSError as error:
                 if time.monotonic() > deadline:
                     raise TrainingError(f"the head at {address}:{port} is away: {error}") from error
                 time.sleep(_AGAIN_S)
-        self._line.settimeout(None)
-        self._file = self._line.makefile("rb")
 
     def tell(self, body: dict[str, Any]) -> None:
-        """Pass something on to rank 0, as far as it is there."""
+        """Say something, as far as the other end is there."""
         with contextlib.suppress(OSError):
             self._line.sendall(json.dumps(body).encode() + b"\n")
 
     def hear(self) -> dict[str, Any] | None:
-        """The next message; None when rank 0 has gone without one."""
+        """The next message; None when the other end has gone without one."""
         try:
             line = self._file.readline()
         except OSError:

@@ -1,0 +1,151 @@
+"""A folder that a script writes, as checkpoints: copied when it is quiet, and put back before a start.
+
+A checkpoint holds the whole folder. Files that did not change since the one before are shared with it
+(a hard link), so that scripts which keep many files do not pay for them again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import phalanx
+from phalanx.checkpoint.catalog import list_checkpoints
+from phalanx.checkpoint.commit import Draft
+from phalanx.checkpoint.digest import digest_of_file
+from phalanx.core.checkpoints import FileEntry, Manifest, Position
+from phalanx.errors import CheckpointCorrupt
+
+WHY = "folder"
+# Names of files that are being written, in the habits of torch, TensorFlow, rsync and editors.
+_UNFINISHED = (".tmp", ".temp", "_temp", ".part", ".partial", ".incomplete", ".lock", "~")
+SET_ASIDE = ".uncommitted"
+_ARRIVING = ".arriving"
+
+Stat = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Who commits a folder."""
+
+    job: str | None
+    attempt: int
+    generation: int
+    world_size: int
+    reference_world: int
+    script: str = ""
+
+
+def manifest_of(
+    draft: Draft, step: int, origin: Origin, metrics: Mapping[str, float | str], now: int
+) -> Manifest:
+    """The manifest of a draft that holds a folder's files; `now` in microseconds UTC."""
+    good = list_checkpoints(draft.store)
+    return Manifest(
+        name=draft.name, step=step, position=Position(), attempt=origin.attempt,
+        generation=origin.generation, commit=1 + max((one.manifest.commit for one in good), default=0),
+        parent=good[0].manifest.name if good else None, world_size=origin.world_size,
+        reference_world=origin.reference_world, global_batch=None, created_at=now, why=WHY,
+        files=draft.files, job=origin.job, strategy="folder", code={"script": origin.script},
+        versions={"phalanx": phalanx.__version__}, metrics=dict(metrics),
+    )  # fmt: skip
+
+
+def look(folder: Path) -> dict[str, Stat]:
+    """Every finished file below a folder: (bytes, time of its last change in ns, inode).
+
+    Hidden names, and names of files that are still being written, do not count.
+    """
+    found: dict[str, Stat] = {}
+    for where, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if _is_finished(name)]
+        for name in names:
+            path = Path(where, name)
+            if _is_finished(name) and not path.is_symlink():
+                try:
+                    stat = path.stat()
+                except FileNotFoundError:
+                    continue
+                key = path.relative_to(folder).as_posix()
+                found[key] = (stat.st_size, stat.st_mtime_ns, stat.st_ino)
+    return found
+
+
+def _is_finished(name: str) -> bool:
+    return not name.startswith(".") and not name.endswith(_UNFINISHED)
+
+
+@dataclass(slots=True)
+class Shared:
+    """What the last commit of a folder holds, so that the next need not copy what is the same."""
+
+    path: Path | None = None
+    stats: dict[str, Stat] = field(default_factory=dict)
+    entries: dict[str, FileEntry] = field(default_factory=dict)
+
+    def holds(self, name: str, stat: Stat) -> FileEntry | None:
+        """The entry of a file that has not changed since."""
+        return self.entries.get(name) if self.stats.get(name) == stat else None
+
+    def take(self, path: Path, stats: dict[str, Stat], files: tuple[FileEntry, ...]) -> None:
+        """The next commit may share with this one."""
+        self.path, self.stats = path, stats
+        self.entries = {entry.path: entry for entry in files}
+
+
+def fill(draft: Draft, folder: Path, stats: Mapping[str, Stat], shared: Shared) -> bool:
+    """Bring the files of a folder into a draft; False when they changed meanwhile. Raises OSError."""
+    for name, stat in sorted(stats.items()):
+        entry = shared.holds(name, stat)
+        if entry is not None and shared.path is not None:
+            try:
+                draft.add_link(shared.path / name, entry)
+                continue
+            except OSError:
+                pass  # removed in the meantime, or a file system without links
+        draft.add_file(name, folder / name)
+    return look(folder) == dict(stats)
+
+
+def put_back(source: Path, manifest: Manifest, folder: Path) -> None:
+    """Make a folder what it was when `manifest` was committed at `source`.
+
+    Files that are the same stay as they are. What came later is moved to `.uncommitted` inside. Raises
+    CheckpointCorrupt for a file that is not what the manifest says, OSError.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = {entry.path: entry for entry in manifest.files}
+    aside = folder / SET_ASIDE
+    later = [name for name in look(folder) if name not in wanted]
+    if later:
+        shutil.rmtree(aside, ignore_errors=True)
+    for name in later:
+        target = aside / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(folder / name, target)
+    for name, entry in wanted.items():
+        target = folder / name
+        if _is_same(target, entry):
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        arriving = target.with_name(f".{target.name}.{os.getpid()}{_ARRIVING}")
+        try:
+            shutil.copyfile(source / name, arriving)
+            if digest_of_file(arriving, like=entry.digest) != entry.digest:
+                raise CheckpointCorrupt(f"{source / name}: the bytes do not match their digest")
+            os.replace(arriving, target)
+        finally:
+            arriving.unlink(missing_ok=True)
+
+
+def _is_same(path: Path, entry: FileEntry) -> bool:
+    try:
+        if path.is_symlink() or path.stat().st_size != entry.size_bytes:
+            return False
+        return digest_of_file(path, like=entry.digest) == entry.digest
+    except OSError:
+        return False

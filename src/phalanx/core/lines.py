@@ -1,0 +1,128 @@
+"""Metrics in what a script prints: patterns such as `step {step}: loss {loss}`, or lines of JSON.
+
+For scripts that report nothing themselves. A pattern is literal text with names in braces, each of which
+stands for a number; runs of blanks match any run of blanks, and the pattern may lie anywhere in the line.
+There is nothing in it that could make matching slow, whatever is printed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+JSON = "json"
+MOST_CHARACTERS = 4096
+_NAME = re.compile(r"\{([^{}]*)\}")
+_METRIC = re.compile(r"[A-Za-z_][\w./-]*")
+_NUMBER = r"([-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf|NaN|Infinity))"
+
+
+@dataclass(frozen=True, slots=True)
+class LinePattern:
+    """One pattern: an expression with a group for each of `names`, in order; None reads JSON."""
+
+    names: tuple[str, ...]
+    expression: re.Pattern[str] | None
+
+    @classmethod
+    def parse(cls, text: str) -> LinePattern:
+        """From what a spec says. Raises ValueError saying what is wrong with it."""
+        if text.strip() == JSON:
+            return cls((), None)
+        parts = _NAME.split(text)
+        names = tuple(parts[1::2])
+        if not names:
+            raise ValueError("names no metric; write {name} where its number stands")
+        for name in names:
+            if not _METRIC.fullmatch(name):
+                raise ValueError(f"{{{name}}} is no name of a metric")
+        if len(set(names)) < len(names):
+            raise ValueError("names a metric twice")
+        if any(not between for between in parts[2:-1:2]):
+            raise ValueError("has two numbers with nothing between them")
+        if "{" in "".join(parts[::2]) or "}" in "".join(parts[::2]):
+            raise ValueError("has a brace without its other half")
+        texts = [re.sub(r"(\\?\s)+", r"\\s+", re.escape(one)) for one in parts[::2]]
+        return cls(names, re.compile(_NUMBER.join(texts)))
+
+    def read(self, line: str) -> dict[str, float]:
+        """The numbers in a line, by name; empty where it does not match."""
+        if self.expression is None:
+            return _json(line)
+        found = self.expression.search(line)
+        if found is None:
+            return {}
+        return dict(zip(self.names, map(float, found.groups()), strict=True))
+
+
+def _json(line: str) -> dict[str, float]:
+    line = line.strip()
+    if not line.startswith("{"):
+        return {}
+    try:
+        body = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return {
+        name: float(value)
+        for name, value in body.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """What one line said. `stepped`: it is the first to speak of its step."""
+
+    step: int
+    epoch: int
+    values: Mapping[str, float | str]
+    stepped: bool
+
+
+class LineReader:
+    """What the lines of one rank say, in order: each is given the step that was named last.
+
+    The step is `{step}`; where no line has named one it is `{epoch}`; and where no pattern speaks of
+    either, the number of lines so far that said anything.
+    """
+
+    def __init__(self, patterns: Sequence[LinePattern]) -> None:
+        self._patterns = patterns
+        self._counts = not any({"step", "epoch"} & set(one.names) for one in patterns)
+        self._step = self._named = -1
+        self._epoch = 0
+        self._num_lines = 0
+
+    def read(self, line: str) -> Spoken | None:
+        """Take in one line; None when it says nothing."""
+        values: dict[str, float] = {}
+        for pattern in self._patterns:
+            values |= pattern.read(line[:MOST_CHARACTERS])
+        if not values:
+            return None
+        self._num_lines += 1
+        step, epoch = _whole(values.pop("step", None)), _whole(values.pop("epoch", None))
+        if epoch is not None:
+            self._epoch = epoch
+        if step is not None:
+            self._named = step
+        elif epoch is not None and self._named < 0:
+            step = epoch
+        elif self._counts and self._step in (-1, self._num_lines - 1):
+            step = self._num_lines
+        stepped = step is not None and step > self._step
+        if step is not None:
+            self._step = step
+        shown = {name: one if math.isfinite(one) else str(one) for name, one in values.items()}
+        return Spoken(max(0, self._step), self._epoch, shown, stepped)
+
+
+def _whole(value: float | None) -> int | None:
+    """A step's number; None for what cannot be one."""
+    if value is None or not math.isfinite(value) or not 0 <= value < 2**53:
+        return None
+    return int(value)

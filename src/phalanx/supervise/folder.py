@@ -1,0 +1,298 @@
+"""The folder that a script keeps its state in (`checkpoint.directory`), as the job's checkpoints.
+
+A thread of its own does the work: it copies, and reads every byte. What it has to say are records as ranks
+write them, handed over to the main thread. A folder is committed when it is quiet: nothing of it has
+changed for a moment, and no process of the job has a file of it open for writing.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from phalanx import checkpoint
+from phalanx.checkpoint import folders
+from phalanx.checkpoint.folders import Origin, Shared, Stat
+from phalanx.core.checkpoints import Keep, checkpoint_name
+from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, PlatformError
+from phalanx.kit.clock import Clock
+from phalanx.kit.ids import random_hex
+from phalanx.launch import linux
+
+LOOK_S = 0.1
+_PAUSE_FOR_A_LOOK = 10.0
+QUIET_S = 0.3
+# A folder that is never quiet is committed all the same, between two writes.
+RESTLESS_S = 3.0
+ELDER_S = 2.0
+# Appended to for as long as a script runs: a handle on one of these says nothing about a save.
+_JOURNALS = (".log", ".txt", ".csv", ".jsonl", ".out", ".err")
+_JOURNAL_STEM = "events.out.tfevents"
+
+Record = dict[str, Any]
+Say = Callable[[Record], None]
+Call = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the script is, as far as it says: the newest step, and the newest metrics."""
+
+    step: int | None
+    metrics: Mapping[str, float | str]
+
+
+class Folder(Protocol):
+    """One generation's. Every call comes from the main thread and returns at once."""
+
+    def open(self, then: Call, failed: Callable[[str], None]) -> None:
+        """Put back what was committed last, then call `then`, and begin to watch.
+
+        Where that cannot be done, `failed` is told why, instead.
+        """
+        ...
+
+    def finish(self, then: Call) -> None:
+        """The ranks have ended well: commit what is there, then call `then`."""
+        ...
+
+    def abandon(self, then: Call) -> None:
+        """The ranks were ended: leave what is not committed alone, then call `then`."""
+        ...
+
+
+class NoFolder:
+    """The script has none."""
+
+    def open(self, then: Call, failed: Callable[[str], None]) -> None:
+        """Go on."""
+        then()
+
+    def finish(self, then: Call) -> None:
+        """Go on."""
+        then()
+
+    def abandon(self, then: Call) -> None:
+        """Go on."""
+        then()
+
+
+@dataclass(slots=True)
+class FolderFacts:
+    """Where it is and whose it is. Only one node of a gang `commits`."""
+
+    folder: Path
+    store: Path
+    origin: Origin
+    keep: Keep
+    commits: bool
+
+
+@dataclass(slots=True)
+class KeptFolder:
+    """A folder of checkpoints. `outside` hands calls to the main thread, `say` takes records there.
+
+    `intact` says whether every rank still lives: what one that died was writing is closed, and half.
+    """
+
+    facts: FolderFacts
+    clock: Clock
+    outside: Callable[[Call], None]
+    say: Say
+    progress: Callable[[], Progress]
+    intact: Callable[[], bool]
+    _over: threading.Event = field(default_factory=threading.Event)
+    _trusted: bool = False
+    _shared: Shared = field(default_factory=Shared)
+    _known: dict[str, Stat] = field(default_factory=dict)
+    _step: int = 0
+    _finished: Call | None = None
+    _thread: threading.Thread | None = None
+    _elders: tuple[int, ...] = ()
+    _complained: set[str] = field(default_factory=set)
+
+    def open(self, then: Call, failed: Callable[[str], None]) -> None:
+        """See `Folder`."""
+        self._thread = threading.Thread(
+            target=self._run, args=(then, failed), name="phalanx-folder", daemon=True
+        )
+        self._thread.start()
+
+    def finish(self, then: Call) -> None:
+        """See `Folder`."""
+        self._trusted = True
+        self.abandon(then)
+
+    def abandon(self, then: Call) -> None:
+        """See `Folder`. A commit under way comes to its end first."""
+        self._finished = then
+        self._over.set()
+        if self._thread is None:
+            then()
+
+    # -- the thread --------------------------------------------------------------------------------
+
+    def _run(self, then: Call, failed: Callable[[str], None]) -> None:
+        try:
+            self._put_back()
+            self.outside(then)
+        except (OSError, PlatformError) as error:
+            message = f"{self.facts.folder} could not be put back: {error}"
+            self.outside(lambda: failed(message))
+        self._watch()
+        if self._trusted:
+            self._commit_if_changed()
+        if self._finished is not None:
+            self.outside(self._finished)
+
+    def _watch(self) -> None:
+        before, quiet_since = self._known, self.clock.monotonic()
+        waiting_since: float | None = None
+        pause_s = LOOK_S
+        while not self._over.wait(pause_s):
+            began = self.clock.monotonic()
+            found, now = self._look(), self.clock.monotonic()
+            # A folder of very many files is looked at less often.
+            pause_s = max(LOOK_S, (now - began) * _PAUSE_FOR_A_LOOK)
+            if found == self._known:
+                before, waiting_since = found, None
+                continue
+            if waiting_since is None or not self._all_there():
+                # Who has died may have left half a file: what then follows decides.
+                before, quiet_since, waiting_since = found, now, now
+                self._elders = _elders()
+            elif found != before:
+                before, quiet_since = found, now
+            due = now - quiet_since >= QUIET_S or now - waiting_since >= RESTLESS_S
+            if due and not self._is_written():
+                self._commit_if_changed()
+
+    def _look(self) -> dict[str, Stat]:
+        try:
+            return folders.look(self.facts.folder)
+        except OSError as error:
+            self._complain(f"{self.facts.folder} cannot be read: {error}")
+            return self._known
+
+    def _all_there(self) -> bool:
+        return self.intact() and all(linux.holds_files(pid) for pid in self._elders)
+
+    def _is_written(self) -> bool:
+        return any(_writers(self.facts.folder.resolve()))
+
+    def _commit_if_changed(self) -> None:
+        stats = self._look()
+        if not self.facts.commits or not stats or stats == self._known:
+            return
+        try:
+            if self._commit(stats):
+                self._known = stats
+        except OSError as error:
+            self._known = stats  # tried again when it changes, not every moment
+            self._complain(f"{self.facts.folder} could not be committed: {error}")
+
+    def _commit(self, stats: dict[str, Stat]) -> bool:
+        facts, began, told = self.facts, self.clock.monotonic(), self.progress()
+        step = self._step + 1 if told.step is None else max(told.step, self._step)
+        draft = checkpoint.Draft(facts.store, checkpoint_name(step, random_hex(8)))
+        try:
+            whole = folders.fill(draft, facts.folder, stats, self._shared)
+            if not whole or self._is_written() or not (self._trusted or self._all_there()):
+                draft.abandon()
+                return False
+            now = self.clock.now()
+            manifest = folders.manifest_of(draft, step, facts.origin, told.metrics, now)
+            made = draft.commit(manifest)
+        except BaseException:
+            draft.abandon()
+            raise
+        self._step = step
+        self._shared.take(made, stats, manifest.files)
+        self._tell(
+            "checkpoint", path=str(made), name=made.name, step=step, epoch=0, position=0,
+            commit=manifest.commit, bytes=manifest.size_bytes, why=folders.WHY,
+            metrics=dict(told.metrics), save_s=round(self.clock.monotonic() - began, 6),
+        )  # fmt: skip
+        for gone in checkpoint.retain(
+            facts.store, facts.keep, check=checkpoint.read_manifest, now=now
+        ):
+            self._tell("removed", path=str(facts.store / gone.name))
+        return True
+
+    def _put_back(self) -> None:
+        facts, began = self.facts, self.clock.monotonic()
+        facts.folder.mkdir(parents=True, exist_ok=True)
+        if facts.commits:
+            checkpoint.clean_debris(facts.store)
+        for one in checkpoint.resume_order(checkpoint.scan(facts.store)):
+            if one.manifest.why != folders.WHY:
+                continue
+            try:
+                manifest = checkpoint.verify(one.path)
+                folders.put_back(one.path, manifest, facts.folder)
+            except CheckpointNotFound:
+                continue
+            except CheckpointCorrupt as error:
+                self._set_aside(one.path, error.message)
+                continue
+            self._step = manifest.step
+            if facts.commits:
+                self._tell(
+                    "restored", path=str(one.path), name=one.path.name, step=manifest.step, epoch=0,
+                    position=0, exact=False, why="what the script restores is its own business",
+                    restore_s=round(self.clock.monotonic() - began, 6),
+                )  # fmt: skip
+            self._known = folders.look(facts.folder)
+            return
+        self._known = folders.look(facts.folder)
+
+    def _set_aside(self, path: Path, why: str) -> None:
+        if self.facts.commits and path.is_dir():
+            moved = checkpoint.quarantine(path, random_hex(8))
+            self._tell("quarantined", path=str(path), moved_to=str(moved), why=why)
+
+    def _tell(self, kind: str, **fields: Any) -> None:
+        record: Record = {"k": kind, **fields, "t": self.clock.now()}
+        self.outside(lambda: self.say(record))
+
+    def _complain(self, message: str) -> None:
+        if message not in self._complained:
+            self._complained.add(message)
+            self._tell("warn", message=message)
+
+
+def _elders() -> tuple[int, ...]:
+    """What runs below this process and is no passing helper; MPI's processes are among them."""
+    now_s = float(Path("/proc/uptime").read_text().split()[0])
+    ticks = os.sysconf("SC_CLK_TCK")
+    return tuple(
+        one.pid
+        for one in linux.below(os.getpid())
+        if not one.gone and now_s - one.start_ticks / ticks > ELDER_S
+    )
+
+
+def _writers(folder: Path) -> Iterator[Path]:
+    """Files of the folder that a process below this one has open for writing, journals apart."""
+    for one in linux.below(os.getpid()):
+        try:
+            handles = os.listdir(f"/proc/{one.pid}/fd")
+        except OSError:
+            continue
+        for handle in handles:
+            try:
+                path = Path(os.readlink(f"/proc/{one.pid}/fd/{handle}"))
+                if path.is_relative_to(folder) and not _is_journal(path):
+                    info = Path(f"/proc/{one.pid}/fdinfo/{handle}").read_text()
+                    if int(info.split("flags:")[1].split()[0], 8) & os.O_ACCMODE:
+                        yield path
+            except (OSError, ValueError, IndexError):
+                continue
+
+
+def _is_journal(path: Path) -> bool:
+    return path.suffix in _JOURNALS or path.name.startswith(_JOURNAL_STEM)

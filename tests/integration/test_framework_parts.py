@@ -1,0 +1,169 @@
+"""What other frameworks need before they can meet: addresses, keys, settings."""
+
+import http.client
+import json
+import socket
+import threading
+
+import pytest
+
+from phalanx.launch.command import ready
+from phalanx.launch.ports import interface_towards
+from phalanx.launch.scratch import scratch
+from phalanx.schemas.spec import validate_spec
+from phalanx.services.assignments import _command
+from phalanx.supervise.rendezvous import Keys, serve
+from phalanx.train.gathering import Seat, expect
+from phalanx.train.mpigang.__main__ import settings
+from phalanx.train.mpigang.rank import variables as mpi_variables
+from phalanx.train.tfgang import variables as tf_variables
+
+pytestmark = pytest.mark.integration
+
+
+def test_keys_stay_until_all_have_left():
+    keys = Keys()
+    for rank in ("0", "1"):
+        keys.put("global", rank, rank.encode())
+    keys.leave("global", "0")
+    assert keys.get("global", "0") == b"0"  # rank 1 may not have read it yet
+    keys.leave("global", "1")
+    assert keys.get("global", "0") is None
+    assert keys.get("other", "0") is None
+
+
+def test_the_rendezvous_answers_as_horovods_own():
+    listening = socket.create_server(("127.0.0.1", 0))
+    address = listening.getsockname()
+    threading.Thread(target=serve, args=(listening,), daemon=True).start()
+
+    def ask(verb, path, body=None):
+        line = http.client.HTTPConnection(*address)
+        line.request(verb, path, body)
+        answer = line.getresponse()
+        found = answer.status, answer.read()
+        line.close()
+        return found
+
+    assert ask("GET", "/global/0") == (404, b"")
+    assert ask("PUT", "/global/0", b"a b") == (200, b"")
+    assert ask("GET", "/global/0") == (200, b"a b")
+    assert ask("GET", "/nonsense")[0] == 404
+    assert ask("PUT", "/nonsense", b"x")[0] == 400
+    assert ask("DELETE", "/global/0") == (200, b"")
+    assert ask("GET", "/global/0") == (404, b"")
+
+
+def test_ranks_tell_rank_0_and_hear_back():
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    heard = {}
+
+    def join(rank):
+        seat = Seat.at("127.0.0.1", port)
+        seat.tell({"rank": rank, "port": 1000 + rank})
+        heard[rank] = seat.hear()
+
+    others = [threading.Thread(target=join, args=(rank,)) for rank in (1, 2)]
+    for one in others:
+        one.start()
+    found = expect(port, 2)
+    assert {rank: told["port"] for rank, (told, _) in found.items()} == {1: 1001, 2: 1002}
+    assert {told["from"] for told, _ in found.values()} == {"127.0.0.1"}
+    for _, seat in found.values():
+        seat.tell({"workers": ["a"]})
+    for one in others:
+        one.join()
+    assert heard == {1: {"workers": ["a"]}, 2: {"workers": ["a"]}}
+    for _, seat in found.values():
+        seat._file.close()
+        seat._line.close()
+
+
+def test_every_worker_has_its_own_place_and_devices():
+    env = {"RANK": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    found = tf_variables(env, ["a:1", "a:2", "b:1", "b:2"], 2)
+    assert json.loads(found["TF_CONFIG"]) == {
+        "cluster": {"worker": ["a:1", "a:2", "b:1", "b:2"]},
+        "task": {"type": "worker", "index": 3},
+    }
+    assert found["CUDA_VISIBLE_DEVICES"] == "2,3"
+    found = tf_variables({**env, "CUDA_VISIBLE_DEVICES": "4,5,6,7"}, ["a:1"], 2)
+    assert found["CUDA_VISIBLE_DEVICES"] == "6,7"
+    assert "CUDA_VISIBLE_DEVICES" not in tf_variables({**env, "LOCAL_WORLD_SIZE": "1"}, ["a:1"], 2)
+
+
+def test_an_mpi_process_is_a_rank_like_others():
+    env = {
+        "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "RANK": "1", "WORLD_SIZE": "2",
+        "PHALANX_REPORT_FILE": "/r",
+    }  # fmt: skip
+    found = mpi_variables(env)
+    places = (found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"])
+    assert places == ("3", "4", "1", "2")
+    assert "PHALANX_REPORT_FILE" not in found
+    first = mpi_variables({**env, "OMPI_COMM_WORLD_LOCAL_RANK": "0"})
+    assert first["PHALANX_REPORT_FILE"] == "/r"
+
+
+def test_open_mpi_keeps_to_one_folder(tmp_path):
+    found = settings({}, tmp_path)
+    env = {
+        **found, "TMPDIR": str(tmp_path), "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+    }  # fmt: skip
+    mine = mpi_variables(env)
+    assert mine["OMPI_MCA_btl_vader_backing_directory"] == str(tmp_path)
+    assert "TMPDIR" not in mine and not [key for key in mine if key.startswith("PHALANX_MPI")]
+    assert mpi_variables({**env, "PHALANX_MPI_TMPDIR": "/own"})["TMPDIR"] == "/own"
+
+
+def test_folders_of_the_dead_are_removed(tmp_path):
+    dead = tmp_path / "phm999999999-abc"
+    dead.mkdir()
+    (tmp_path / "phm1-init").mkdir()
+    with scratch(tmp_path, "phm") as folder:
+        assert folder.is_dir() and not dead.exists()
+    assert [one.name for one in tmp_path.iterdir()] == ["phm1-init"]
+
+
+def test_the_interface_towards_here():
+    assert interface_towards("127.0.0.1") == "lo"
+    assert interface_towards("not an address") is None
+
+
+def test_a_script_comes_from_the_copy_of_the_code(tmp_path):
+    import sys
+
+    env = {"PATH": str(tmp_path)}
+    words, found = ready([sys.executable, "-u", "train.py", "--x"], workdir="/code", env=env)
+    assert words[1:] == ["-u", "/code/train.py", "--x"]
+    words, found = ready([sys.executable, "-m", "pack.train"], workdir="/code", env=env)
+    assert found["PYTHONPATH"] == "/code"
+    words, _ = ready("echo $HOME | cat", workdir="/code", env=env)
+    assert words == ["/bin/sh", "-c", "echo $HOME | cat"]
+    with pytest.raises(FileNotFoundError):
+        ready(["nothing-here"], workdir="/code", env=env)
+
+
+def test_what_a_rank_of_each_framework_runs():
+    def command(framework, **resources):
+        spec = {"schema": 1, "run": "python x.py", "framework": framework, "resources": resources}
+        return _command(validate_spec(spec), 4)
+
+    assert command("jax") == command("horovod") == "python x.py"
+    assert command("mpi", slots_per_node=4, slots_per_rank=2)[2:5] == [
+        "phalanx.train.mpigang", "--slots", "2",
+    ]  # fmt: skip
+    assert command("tensorflow")[2] == "phalanx.train.tfgang"
+    shape = validate_spec(
+        {
+            "schema": 1,
+            "run": "x",
+            "framework": "mpi",
+            "resources": {"slots_per_node": 4, "nodes": 2},
+        }
+    ).shape
+    assert (shape.ranks_per_node, shape.num_slots) == (1, 8)

@@ -1,0 +1,202 @@
+"""A script's own folder as checkpoints: committed when quiet, never half, put back before a start."""
+
+import queue
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from phalanx import checkpoint
+from phalanx.checkpoint.folders import SET_ASIDE, Origin
+from phalanx.core.checkpoints import Keep
+from phalanx.kit.clock import SystemClock
+from phalanx.launch import linux
+from phalanx.schemas.spec import check_supported, validate_spec
+from phalanx.supervise import folder
+from phalanx.supervise.folder import FolderFacts, KeptFolder, Progress
+
+pytestmark = pytest.mark.integration
+GUARD_S = 60.0
+
+
+class Watched:
+    """One generation's folder, and what its watcher said."""
+
+    def __init__(self, root, generation=0, intact=lambda: True, keep=3):
+        self.folder, self.store = root / "out", root / "store"
+        self.said, self.step, self.failed = [], None, []
+        self.calls: queue.Queue = queue.Queue()
+        facts = FolderFacts(
+            folder=self.folder, store=self.store, keep=Keep(last=keep), commits=True,
+            origin=Origin(job="j-1", attempt=1, generation=generation, world_size=2, reference_world=2),
+        )  # fmt: skip
+        self.kept = KeptFolder(
+            facts, SystemClock(), self.calls.put, self.said.append,
+            lambda: Progress(self.step, {"loss": 0.5}), intact,
+        )  # fmt: skip
+        opened = threading.Event()
+        self.kept.open(opened.set, self.failed.append)
+        self.until(lambda: opened.is_set() or self.failed)
+
+    def until(self, condition):
+        deadline = time.monotonic() + GUARD_S
+        while not condition():
+            assert time.monotonic() < deadline
+            try:
+                self.calls.get(timeout=0.02)()
+            except queue.Empty:
+                continue
+
+    def kinds(self):
+        return [record["k"] for record in self.said]
+
+    def committed(self, count):
+        self.until(lambda: self.kinds().count("checkpoint") >= count)
+        return checkpoint.list_checkpoints(self.store)
+
+    def end(self, how):
+        over = threading.Event()
+        how(over.set)
+        self.until(over.is_set)
+
+
+def test_committed_shared_and_kept_by_the_rules(tmp_path):
+    one = Watched(tmp_path, keep=2)
+    for step in (1, 2, 3):
+        one.step = step
+        (one.folder / f"epoch-{step}.bin").write_bytes(bytes([step]) * 100_000)
+        (one.folder / f"epoch-{step + 1}.bin.tmp").write_bytes(b"half")
+        found = one.committed(step)
+    one.end(one.kept.finish)
+    assert [checkpoint.verify(each.path).step for each in found] == [3, 2]
+    assert [entry.path for entry in found[0].manifest.files] == [
+        f"epoch-{n}.bin" for n in (1, 2, 3)
+    ]
+    assert found[0].manifest.metrics == {"loss": 0.5}
+    # What did not change lies on the disk once.
+    inodes = {(each.path / "epoch-1.bin").stat().st_ino for each in found}
+    assert len(inodes) == 1 and inodes != {(one.folder / "epoch-1.bin").stat().st_ino}
+    assert "removed" in one.kinds()
+
+
+def test_a_new_start_finds_exactly_what_was_committed(tmp_path):
+    one = Watched(tmp_path)
+    (one.folder / "deep").mkdir()
+    (one.folder / "deep" / "state.bin").write_bytes(b"good" * 1000)
+    one.committed(1)
+    one.end(one.kept.abandon)
+    # The script dies while it writes: half a file in place, and one that was never whole.
+    (one.folder / "deep" / "state.bin").write_bytes(b"goo")
+    (one.folder / "later.bin").write_bytes(b"half")
+    two = Watched(tmp_path, generation=1)
+    assert (two.folder / "deep" / "state.bin").read_bytes() == b"good" * 1000
+    assert not (two.folder / "later.bin").exists()
+    assert (two.folder / SET_ASIDE / "later.bin").read_bytes() == b"half"
+    assert two.kinds() == ["restored"]
+    two.end(two.kept.finish)
+    assert len(checkpoint.list_checkpoints(two.store)) == 1  # nothing new, nothing committed
+
+
+def test_a_checkpoint_that_rotted_is_set_aside(tmp_path):
+    one = Watched(tmp_path)
+    for number in (1, 2):
+        (one.folder / "state.bin").write_bytes(bytes([number]) * 1000)
+        found = one.committed(number)
+    one.end(one.kept.abandon)
+    file = found[0].path / "state.bin"
+    file.write_bytes(b"\2" * 500 + b"\3" + b"\2" * 499)
+    two = Watched(tmp_path, generation=1)
+    assert (two.folder / "state.bin").read_bytes() == b"\1" * 1000
+    assert two.kinds() == ["quarantined", "restored"]
+    two.end(two.kept.abandon)
+
+
+def test_a_folder_that_cannot_be_put_back_fails_the_start(tmp_path):
+    one = Watched(tmp_path)
+    (one.folder / "state.bin").write_bytes(b"good")
+    one.committed(1)
+    one.end(one.kept.abandon)
+    (one.folder / "state.bin").unlink()
+    one.folder.rmdir()
+    one.folder.write_text("in the way")
+    two = Watched(tmp_path, generation=1)
+    assert "could not be put back" in two.failed[0]
+    two.end(two.kept.abandon)
+
+
+WRITER = """
+import sys, time
+with open(sys.argv[1], "wb") as file:
+    file.write(b"x" * 1000)
+    file.flush()
+    print("half", flush=True)
+    sys.stdin.readline()
+    file.write(b"x" * 1000)
+"""
+
+
+def half_written(path):
+    command = [sys.executable, "-c", WRITER, str(path)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process.stdout.readline()
+    return process
+
+
+def rests(one, monkeypatch, question):
+    """Wait until the watcher has asked `question`, one of its module's, several times."""
+    asked, done, usual = [], threading.Event(), getattr(folder, question)
+
+    def counted(*args):
+        asked.append(args)
+        if len(asked) > 6:
+            done.set()
+        return usual(*args)
+
+    monkeypatch.setattr(folder, question, counted)
+    one.until(done.is_set)
+
+
+def test_a_file_that_is_open_for_writing_is_waited_for(tmp_path, monkeypatch):
+    one = Watched(tmp_path)
+    process = half_written(one.folder / "state.bin")
+    rests(one, monkeypatch, "_writers")
+    assert "checkpoint" not in one.kinds()
+    process.communicate(b"\n")
+    found = one.committed(1)
+    assert found[0].manifest.size_bytes == 2000
+    one.end(one.kept.abandon)
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_what_a_dead_rank_left_half_written_is_no_checkpoint(tmp_path, monkeypatch, guarded):
+    pids = []
+
+    def intact():
+        return all(linux.holds_files(pid) for pid in pids)
+
+    one = Watched(tmp_path, intact=intact if guarded else lambda: True)
+    process = half_written(one.folder / "state.bin")
+    pids.append(process.pid)
+    process.kill()
+    if guarded:
+        rests(one, monkeypatch, "_elders")
+        one.end(one.kept.abandon)
+        assert checkpoint.list_checkpoints(one.store) == []
+    else:
+        # The negative control: without the question whether all ranks live, half a file is committed.
+        assert one.committed(1)[0].manifest.size_bytes == 1000
+        one.end(one.kept.abandon)
+    process.communicate()
+
+
+def test_what_a_spec_says_is_checked():
+    for wrong in ("/abs", "../up", ".", ".hidden/x"):
+        with pytest.raises(Exception, match="directory"):
+            validate_spec({"schema": 1, "run": "x", "checkpoint": {"directory": wrong}})
+    with pytest.raises(Exception, match="metrics"):
+        validate_spec({"schema": 1, "run": "x", "metrics": "no name"})
+    far = {"directory": "out", "store": "s3://bucket/x"}
+    problems = check_supported(validate_spec({"schema": 1, "run": "x", "checkpoint": far}))
+    assert [problem.path for problem in problems] == ["checkpoint.directory"]

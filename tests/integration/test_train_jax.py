@@ -1,0 +1,114 @@
+"""Trees of JAX in our files: what is taken, what comes back, and what is refused. One process."""
+
+import numpy as np
+import pytest
+
+from phalanx import checkpoint
+from phalanx.errors import NotSupported, RestoreMismatch, SpecInvalid, TrainingError, UserError
+
+jax = pytest.importorskip("jax", reason="needs JAX: make test-extras installs it")
+
+pytestmark = [pytest.mark.extras, pytest.mark.integration]
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch):
+    for name in ("RANK", "PHALANX_CHECKPOINT_DIR", "PHALANX_REPORT_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def begun(tmp_path, **given):
+    import phalanx.train.jax as pj
+
+    return pj.init(checkpoint_dir=tmp_path / "store", **given)
+
+
+def tree(scale):
+    jnp = jax.numpy
+    return {
+        "w": jnp.arange(12, dtype=jnp.float32).reshape(3, 4) * scale,
+        "half": jnp.ones((5,), jnp.bfloat16) * scale,
+        "empty": jnp.zeros((0, 3)),
+        "scalar": jnp.float32(scale),
+        "key": jax.random.key(scale),
+        "host": np.arange(4) * scale,
+        "plain": [scale, 0.5, "text", None, float("inf"), True],
+        "tuple": (jnp.array([scale]),),
+    }
+
+
+def same(one, other):
+    flat = [jax.tree.leaves(each, is_leaf=lambda leaf: leaf is None) for each in (one, other)]
+    for a, b in zip(*flat, strict=True):
+        if isinstance(a, jax.Array) and jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        if isinstance(a, jax.Array | np.ndarray):
+            assert type(a) is type(b) and a.dtype == b.dtype and a.shape == b.shape
+            assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+        else:
+            assert a == b and type(a) is type(b)
+
+
+def test_a_tree_comes_back_bit_for_bit(tmp_path):
+    run = begun(tmp_path, checkpoint_every="2 steps")
+    for step in run.steps(3):
+        run.log(loss=jax.numpy.float32(step))
+        run.commit(tree(step + 1))
+    found = checkpoint.list_checkpoints(tmp_path / "store")
+    assert [one.manifest.step for one in found] == [3, 2]
+    assert found[0].manifest.metrics == {"loss": 2.0}
+    run = begun(tmp_path)
+    back = run.restore(tree(0))
+    same(back, tree(3))
+    assert run.step == 3
+    assert list(run.steps(3)) == []
+    assert len(checkpoint.list_checkpoints(tmp_path / "store")) == 2  # nothing new to save
+
+
+def test_a_tree_of_another_form_is_refused_by_name(tmp_path):
+    run = begun(tmp_path)
+    for _ in run.steps(1):
+        run.commit({"a": jax.numpy.zeros(3), "b": 1})
+    for other, why in (
+        ({"a": jax.numpy.zeros(4), "b": 1}, r"\['a'\] had shape \[3\], it has \[4\]"),
+        ({"a": jax.numpy.zeros(3, int), "b": 1}, r"\['a'\] was float32"),
+        ({"a": jax.numpy.zeros(3), "c": 1}, "is missing in the checkpoint"),
+        ({"a": jax.numpy.zeros(3), "b": jax.numpy.zeros(1)}, "was an array, or has become one"),
+        ({"a": jax.random.key(0), "b": 1}, "was a key of None"),
+    ):
+        with pytest.raises(RestoreMismatch, match=why):
+            begun(tmp_path).restore(other)
+
+
+def test_mistakes_are_said(tmp_path, monkeypatch):
+    run = begun(tmp_path)
+    run.commit({"f": object()})
+    with pytest.raises(TrainingError, match=r"\['f'\] is a object, which a checkpoint cannot hold"):
+        run.checkpoint()
+    with pytest.raises(UserError, match="step 0 was not committed"):
+        list(begun(tmp_path).steps(2))
+    with pytest.raises(SpecInvalid, match="checkpoint_every"):
+        begun(tmp_path, checkpoint_every="sometimes")
+    monkeypatch.setenv("PHALANX_CHECKPOINT_COMPRESS", "zstd")
+    with pytest.raises(NotSupported, match="compressed"):
+        begun(tmp_path)
+
+
+def test_a_full_disk_costs_a_warning_and_no_training(tmp_path):
+    (tmp_path / "store").write_text("in the way")
+    run = begun(tmp_path, checkpoint_every="1 steps")
+    run._saver._report = said = Said()
+    run.restore = lambda like: like
+    for _ in run.steps(2):
+        run.commit({"a": jax.numpy.zeros(3)})
+    assert run.step == 2
+    assert sum("could not be saved" in one for one in said.warnings) == 2
+
+
+class Said:
+    def __init__(self):
+        self.warnings = []
+
+    def write(self, kind, **fields):
+        if kind == "warn":
+            self.warnings.append(fields["message"])
