@@ -19,6 +19,7 @@ def _off(value: Any) -> Any:
 
 NonFinite = Annotated[Literal["off", "skip", "rollback", "stop"], BeforeValidator(_off)]
 Spike = Annotated[Literal["off", "skip", "rollback", "stop"], BeforeValidator(_off)]
+Preflight = Annotated[Literal["check", "off"], BeforeValidator(_off)]
 Switch = Annotated[bool, Field(strict=True)]
 
 
@@ -103,6 +104,10 @@ class Training(Section):
     )
     data_changed: Literal["refuse", "allow"] | None = Field(
         default=None, description="What to do about a resume on other data."
+    )
+
+    preflight: Preflight | None = Field(
+        default=None, description="Whether ranks compare versions, devices and hosts at the start."
     )
 
     def given(self) -> dict[str, Any]:

@@ -55,6 +55,7 @@ def init(  # noqa: PLR0913 - one keyword for each wish, none of them positional
     compression: str | Mapping[str, Any] = "none",
     batch_shares: str | Sequence[float] = "even",
     data_changed: str = "refuse",
+    preflight: str = "check",
 ) -> Run:
     """Start the run of this process: environment, process groups, device, signals, reports.
 
@@ -82,9 +83,10 @@ def init(  # noqa: PLR0913 - one keyword for each wish, none of them positional
     its settings) has replicas send less of their gradients.
     Ranks' compute times are compared every `straggler_window` steps; 0 never does.
     Batches are split over the ranks evenly, by `batch_shares=[2, 1, 1]`, or, with `"auto"`, by measured
-    speed. A resume on other data ends in an error unless `data_changed="allow"`.
+    speed. A resume on other data ends in an error unless `data_changed="allow"`. Before anything else the
+    ranks compare versions, devices and hosts, unless `preflight="off"`.
 
-    Raises SpecInvalid when an argument or the environment makes no sense.
+    Raises SpecInvalid when an argument or the environment makes no sense, and PreflightFailed.
     """
     from phalanx.train import start
 
@@ -100,6 +102,7 @@ def init(  # noqa: PLR0913 - one keyword for each wish, none of them positional
             "warmup_steps": warmup_steps, "on_non_finite": on_non_finite, "on_spike": on_spike,
             "deterministic": deterministic, "straggler_window": straggler_window,
             "batch_shares": batch_shares, "data_changed": data_changed, "compression": compression,
+            "preflight": preflight,
         },
     )  # fmt: skip
     return start.start(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from phalanx.train.compression import Compressors, Now
 from phalanx.train.early_stop import EarlyStopping
 from phalanx.train.opening import Restored, section
 from phalanx.train.parts import Parts
+from phalanx.train.profiling import Profiler, wish
 from phalanx.train.resuming import Resumption
 from phalanx.train.stepping import ClearGate, ScheduleGate, adopt_model, adopt_optimizer
 
@@ -75,6 +76,9 @@ class Run:
         loop.on_step_over = self._step_over
         now = Now(lambda: loop.step, lambda: self._care.loss_scale, parts.report)
         self._compressors = Compressors(parts.options.tuning.compression, parts.options.seed, now)
+        loop.profiling = Profiler(
+            loop, parts.info, parts.connection.channel, parts.report, self._models, parts.device
+        )
         atexit.register(self._close)
 
     # -- setting up ------------------------------------------------------------------------------
@@ -254,6 +258,14 @@ class Run:
         parameters = list(parameters)
         self._care.finish(parameters)
         return nn.utils.clip_grad_norm_(parameters, max_norm, **options)
+
+    def profile(self, steps: int = 20, trace: int = 3, extras: Sequence[str] = ()) -> None:
+        """Profile the next `steps` steps, then trace `trace` more; call it on every rank.
+
+        Rank 0 says where the time goes and what limits it; the merged trace lies in the folder `profiles`
+        beside the checkpoints. `extras` are `memory` and `nvtx`. Raises SpecInvalid.
+        """
+        self._loop.profiling.wish(wish(steps, trace, extras))
 
     def early_stopping(
         self, patience: int, *, mode: str = "min", min_delta: float = 0.0, name: str = "early"
@@ -462,6 +474,7 @@ class Run:
     def _done(self) -> None:
         if not self._reported_done:
             self._reported_done = True
+            self._loop.profiling.finish()
             self._loop.journal.flush()
             self._loop.timing.flush()
             self._report.write("done", step=self._loop.step)

@@ -13,7 +13,7 @@ from phalanx.core import meshes
 from phalanx.core.meshes import Layout
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.kit.clock import SystemClock
-from phalanx.train import context, failure, randomness, stacks
+from phalanx.train import context, failure, preflight, randomness, stacks
 from phalanx.train.context import RankInfo
 from phalanx.train.devices import measured
 from phalanx.train.groups import Connection
@@ -51,7 +51,8 @@ def start(
     stacks.listen(info.report_file)
     device = _device(info)
     randomness.seed_everything(options.seed)
-    connection = Connection(info)
+    look = preflight.check if options.tuning.preflight == "check" else preflight.unchecked
+    connection = Connection(info, look)
     saver: Saver = NoCheckpoints()
     if info.checkpoint_dir is not None:
         staging = Staging() if info.save_async else Direct()

@@ -32,6 +32,7 @@ class Tuning:
     compression: Compression = Compression()
     batch_shares: str | tuple[float, ...] = "even"
     data_changed: str = "refuse"
+    preflight: str = "check"
 
 
 def tuned(values: Mapping[str, Any], over: Mapping[str, Any]) -> Tuning:
@@ -123,4 +124,6 @@ _CHECKS: Mapping[str, Any] = {
     "compression": Compression.parse,
     "batch_shares": _shares,
     "data_changed": _one_of("refuse", "allow"),
+    # YAML reads a bare `off` as false.
+    "preflight": lambda value: _one_of("check", "off")("off" if value is False else value),
 }
