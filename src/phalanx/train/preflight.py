@@ -28,6 +28,7 @@ from phalanx.errors import PreflightFailed
 from phalanx.train.context import RankInfo
 
 CONNECT_S = 10.0
+_HEAR_OUT = datetime.timedelta(seconds=30)
 _LOOK = datetime.timedelta(seconds=1)
 MAX_PEERS = 64
 """How many other nodes each node tries to reach."""
@@ -59,8 +60,21 @@ def check(info: RankInfo, store: Store, patience: datetime.timedelta) -> None:
         if is_only and info.rank == 0:
             _conclude(info, store, patience)
         said = _awaited(store, "verdict", patience)
+        if said:
+            _hear_out(info, store, is_only)
     if said:
         raise PreflightFailed(said, _HINT)
+
+
+def _hear_out(info: RankInfo, store: Store, is_only: bool) -> None:
+    """Rank 0 holds the store: it leaves when all others have read why."""
+    store.set(f"{'heard' if is_only else 'heard twice'}/{info.rank}", "")
+    if info.rank == 0 and is_only:
+        present = [at for at in range(info.world_size) if store.check([f"facts/{at}"])]
+        keys = [f"heard/{at}" for at in present]
+        keys += [f"heard twice/{at}" for at in present if store.check([f"twice/{at}"])]
+        with contextlib.suppress(RuntimeError):
+            store.wait(keys, _HEAR_OUT)
 
 
 def facts_of(info: RankInfo, address: str, port: int) -> Facts:
