@@ -48,6 +48,20 @@ class GradientCompression(Section):
     )
 
 
+class Network(Section):
+    """Variables of NCCL and gloo for ranks; what `env` says stands over them."""
+
+    preset: Literal["nvlink", "infiniband", "ethernet", "ethernet_fast"] | None = Field(
+        default=None, description="What suits this interconnect."
+    )
+    interface: str | None = Field(
+        default=None, min_length=1, max_length=64, description="Network interface, such as eth1."
+    )
+    debug: Literal["version", "warn", "info", "trace"] | None = Field(
+        default=None, description="What NCCL prints."
+    )
+
+
 class Training(Section):
     """Precision, batch and guards of scripts that use `phalanx.train`; absent: the script's own."""
 
@@ -108,6 +122,10 @@ class Training(Section):
 
     preflight: Preflight | None = Field(
         default=None, description="Whether ranks compare versions, devices and hosts at the start."
+    )
+
+    network: Network | None = Field(
+        default=None, description="Variables of NCCL and gloo, by interconnect."
     )
 
     def given(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Where the samples come from: CIFAR and ImageNet as they are handed out, any folder of images, any text."""
+"""Where samples come from: CIFAR and ImageNet as they are handed out, folders of images, texts."""
 
 from __future__ import annotations
 

@@ -19,11 +19,14 @@ class Normalised(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("mean", torch.tensor(MEAN).view(1, 3, 1, 1) * 255, persistent=False)
-        self.register_buffer("spread", torch.tensor(SPREAD).view(1, 3, 1, 1) * 255, persistent=False)
+        self.register_buffer(
+            "spread", torch.tensor(SPREAD).view(1, 3, 1, 1) * 255, persistent=False
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Images as floats."""
-        return (x.float() - self.mean) / self.spread
+        mean, spread = self.get_buffer("mean"), self.get_buffer("spread")
+        return (x.float() - mean) / spread
 
 
 def _conv(inner: int, outer: int, size: int, stride: int = 1) -> nn.Sequential:
@@ -46,8 +49,10 @@ class Residual(nn.Module):
             ]  # fmt: skip
         self.inside = nn.Sequential(*parts)
         # The last normalisation begins at zero: a block begins as its shortcut.
-        nn.init.zeros_(parts[-1][1].weight)  # type: ignore[index, arg-type]
-        self.shortcut = nn.Identity() if (stride, inner) == (1, outer) else _conv(inner, outer, 1, stride)
+        nn.init.zeros_(parts[-1][1].weight)  # type: ignore[index]
+        self.shortcut = (
+            nn.Identity() if (stride, inner) == (1, outer) else _conv(inner, outer, 1, stride)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The block."""

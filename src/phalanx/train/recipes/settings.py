@@ -6,7 +6,7 @@ import argparse
 import importlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,8 @@ class Recipe:
     checkpoint_dir: str = ""
     keep_last_n: int = 3
     resume_from: str = "latest"
+    num_workers: int = 0
+    gpus_per_worker: int = 1
     num_dataloader_workers: int = 2
     prefetch_factor: int = 2
     profile_steps: int = 0
@@ -85,7 +87,8 @@ _FILE: Mapping[str, Mapping[str, str]] = {
         "seed": "seed", "max_steps": "max_steps",
     },
     "distributed": {
-        "num_workers": "num_dataloader_workers", "mixed_precision": "mixed_precision",
+        "num_workers": "num_workers", "gpus_per_worker": "gpus_per_worker",
+        "num_dataloader_workers": "num_dataloader_workers", "mixed_precision": "mixed_precision",
         "gradient_accumulation_steps": "gradient_accumulation_steps",
         "gradient_checkpointing": "gradient_checkpointing",
     },
@@ -96,7 +99,6 @@ _FILE: Mapping[str, Mapping[str, str]] = {
 # Known from other trainers, and settled elsewhere here.
 _ELSEWHERE = {
     "distributed.backend": "NCCL on GPUs, gloo on CPUs",
-    "distributed.gpus_per_worker": "resources.slots_per_rank of the job",
     "checkpointing.save_optimizer": "the optimizer is always saved",
 }
 _CHOICES = {
@@ -104,7 +106,8 @@ _CHOICES = {
 }  # fmt: skip
 _LEAST: Mapping[str, float] = {
     "epochs": 1, "batch_size": 1, "gradient_accumulation_steps": 1, "block": 2,
-    "num_dataloader_workers": 0, "prefetch_factor": 1, "keep_last_n": 1, "checkpoint_freq": 0,
+    "num_dataloader_workers": 0, "num_workers": 0, "gpus_per_worker": 1, "prefetch_factor": 1,
+    "keep_last_n": 1, "checkpoint_freq": 0,
     "lr": 0.0, "warmup_epochs": 0.0, "profile_steps": 0, "max_steps": 0, "image_size": 0,
     "num_classes": 0, "clip": 0.0, "momentum": 0.0,
 }  # fmt: skip
@@ -120,7 +123,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--check", action="store_true", help="only check, and print as JSON")
     add = made.add_argument
     add("--model", help=f"{', '.join(MODELS)} (resnet18)")
-    add("--pretrained", metavar="FILE", help="begin with weights that were exported (safetensors)")
+    add("--pretrained", metavar="PATH", help="begin with what fits of this checkpoint's weights")
     add("--num-classes", type=int, help="default: what the data has")
     add("--dataset", help="cifar10, imagenet, or a folder of images or a text (cifar10)")
     add("--data-path", help="where cifar10 or imagenet lies")
@@ -139,12 +142,23 @@ def parser() -> argparse.ArgumentParser:
     add("--clip", type=float, help="upper bound of the gradients' norm")
     add("--mixed-precision", help="fp16 or bf16")
     add("--gradient-accumulation-steps", type=int)
-    add("--use-gradient-checkpointing", dest="gradient_checkpointing", action="store_const", const=True)
+    add(
+        "--use-gradient-checkpointing",
+        dest="gradient_checkpointing",
+        action="store_const",
+        const=True,
+    )
     add("--checkpoint-freq", type=int, metavar="STEPS")
     add("--checkpoint-dir", help="outside the platform, which has its own")
     add("--keep-last-n", type=int)
-    add("--resume-from", metavar="PATH|latest", help="latest, or weights of this checkpoint")
-    add("--num-dataloader-workers", "--num-workers", type=int, dest="num_dataloader_workers")
+    add(
+        "--resume-from",
+        metavar="PATH|latest",
+        help="latest (this run's own), or weights",
+    )
+    add("--num-workers", type=int, help="ranks of the job, where -n does not say")
+    add("--gpus-per-worker", type=int, help="slots that each rank uses (1)")
+    add("--num-dataloader-workers", type=int, help="data loading processes of each rank (2)")
     add("--prefetch-factor", type=int)
     add("--profile-steps", type=int, help="profile so many steps, from the tenth one on")
     add("--seed", type=int)
@@ -185,10 +199,9 @@ def _of_file(path: Path) -> dict[str, Any]:
                 values[known[key]] = value
             elif where not in _ELSEWHERE:
                 problems.append(Problem(where, _unknown(str(key), known)))
-    if values.get("pretrained") in (True, False, None):
-        if values.pop("pretrained", None) is True:
-            said = "must be a file of weights: nothing is downloaded"
-            problems.append(Problem("model.pretrained", said))
+    if isinstance(values.get("pretrained", ""), bool | None) and values.pop("pretrained"):
+        said = "must be the path of a checkpoint: nothing is downloaded"
+        problems.append(Problem("model.pretrained", said))
     if problems:
         raise SpecInvalid(problems, str(path))
     return values
@@ -209,17 +222,18 @@ def _unknown(key: str, known: Mapping[str, Any]) -> str:
 
 def _problems(recipe: Recipe) -> list[Problem]:
     found = []
-    for field in fields(Recipe):
-        value, usual = getattr(recipe, field.name), field.default
-        kinds = (int, float) if isinstance(usual, float) else (type(usual),)
-        name = "--" + field.name.replace("_", "-")
-        if not isinstance(value, kinds) or (isinstance(value, bool) and usual is not value is None):
-            found.append(Problem(name, f"must be a {type(usual).__name__}", repr(value)))
-        elif field.name in _CHOICES and value not in _CHOICES[field.name]:
-            found.append(Problem(name, f"must be {', '.join(_CHOICES[field.name])}", str(value)))
-        elif field.name in _LEAST and value < _LEAST[field.name]:
-            found.append(Problem(name, f"must be at least {_LEAST[field.name]:g}", str(value)))
-    if recipe.scale <= 0:
+    usual = asdict(Recipe())
+    for name, value in asdict(recipe).items():
+        flag = "--" + name.replace("_", "-")
+        wanted = type(usual[name])
+        kinds = (int, float) if wanted is float else (wanted,)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and wanted is not bool):
+            found.append(Problem(flag, f"must be a {wanted.__name__}", repr(value)))
+        elif name in _CHOICES and value not in _CHOICES[name]:
+            found.append(Problem(flag, f"must be {', '.join(_CHOICES[name])}", str(value)))
+        elif name in _LEAST and value < _LEAST[name]:
+            found.append(Problem(flag, f"must be at least {_LEAST[name]:g}", str(value)))
+    if not found and recipe.scale <= 0:
         found.append(Problem("--scale", "must be above 0", str(recipe.scale)))
     if not recipe.is_image and recipe.dataset in ("cifar10", "imagenet"):
         said = f"{recipe.model} reads a text: name a file or a folder of them"
@@ -234,4 +248,13 @@ def as_job(recipe: Recipe) -> dict[str, Any]:
     checkpoint: dict[str, Any] = {"keep": {"last": recipe.keep_last_n}}
     if recipe.checkpoint_freq:
         checkpoint["every"] = f"{recipe.checkpoint_freq} steps"
-    return {"name": recipe.model.replace("_", "-"), "checkpoint": checkpoint, "recipe": asdict(recipe)}
+    resources: dict[str, Any] = {}
+    if recipe.num_workers:
+        resources["slots_per_node"] = recipe.num_workers * recipe.gpus_per_worker
+    if recipe.gpus_per_worker > 1:
+        resources["slots_per_rank"] = recipe.gpus_per_worker
+    return {
+        "name": recipe.model.replace("_", "-"),
+        "checkpoint": checkpoint,
+        "resources": resources,
+    }

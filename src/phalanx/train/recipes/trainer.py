@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Callable
@@ -16,9 +15,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 import phalanx.train as pt
-from phalanx.checkpoint import list_checkpoints
 from phalanx.errors import UserError
-from phalanx.train import export, restoring
+from phalanx.train import export
 from phalanx.train.recipes import datasets, images, texts
 from phalanx.train.recipes.settings import Recipe
 from phalanx.train.run import Run
@@ -69,10 +67,14 @@ def optimizer_of(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
     """SGD for residual networks, AdamW for transformers; what is no matrix does not decay."""
     flat = [one for one in model.parameters() if one.ndim < 2]
     rest = [one for one in model.parameters() if one.ndim >= 2]
-    groups = [{"params": rest}, {"params": flat, "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [{"params": rest}, {"params": flat, "weight_decay": 0.0}]
     if recipe.model.startswith("resnet"):
         return torch.optim.SGD(
-            groups, recipe.rate, recipe.momentum, weight_decay=recipe.decay, nesterov=recipe.momentum > 0
+            groups,
+            recipe.rate,
+            recipe.momentum,
+            weight_decay=recipe.decay,
+            nesterov=recipe.momentum > 0,
         )
     return torch.optim.AdamW(groups, recipe.rate, (0.9, 0.95), weight_decay=recipe.decay)
 
@@ -110,7 +112,9 @@ def train(recipe: Recipe) -> None:
     _begin_with(task.model, recipe)
     optimizer = optimizer_of(recipe, task.model)
     workers = recipe.num_dataloader_workers
-    more = {"prefetch_factor": recipe.prefetch_factor, "persistent_workers": True} if workers else {}
+    more: dict[str, Any] = {}
+    if workers:
+        more = {"prefetch_factor": recipe.prefetch_factor, "persistent_workers": True}
     loader = DataLoader(
         task.train, recipe.batch_size, shuffle=True, num_workers=workers, drop_last=True, **more
     )
@@ -140,6 +144,25 @@ def train(recipe: Recipe) -> None:
         if recipe.max_steps and run.step >= recipe.max_steps:
             break
     run.finish()
+
+
+def _begin_with(model: nn.Module, recipe: Recipe) -> None:
+    """Weights of another run's checkpoint; a resume of this run's own comes later and stands over them."""
+    exact = recipe.resume_from != "latest"
+    path = recipe.resume_from if exact else recipe.pretrained
+    if not path:
+        return
+    stored, _ = export.weights_of(Path(path))
+    own = model.state_dict()
+    fit = {
+        name: one.read()
+        for name, one in stored.items()
+        if name in own and tuple(one.shape) == tuple(own[name].shape)
+    }
+    others = sorted(set(own) - set(fit))
+    if (exact and others) or not fit:
+        raise UserError(f"{path}: does not fit {recipe.model}: {', '.join(others[:4])}")
+    model.load_state_dict({**own, **fit})
 
 
 def evaluate(run: Run, model: nn.Module, task: Task, loader: Any) -> float:
