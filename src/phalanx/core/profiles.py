@@ -88,16 +88,23 @@ class Verdict:
     advice: str
 
 
+_Limit = tuple[float, Verdict]
+
+
 def judge(splits: Sequence[Split]) -> Verdict:
-    """The first limit that applies, of the splits of all ranks in rank order."""
+    """A straggler, or else the limit that costs most, of the splits of all ranks in rank order."""
     steps = [one for one in splits if one.step_s > 0]
     if not steps:
         return Verdict(Finding.HEALTHY, "no step was measured", "profile more steps")
-    found = (
-        _straggler(steps) or _input(steps) or _saving(steps) or _communication(steps)
-        or _small(steps)
-    )  # fmt: skip
-    return found or Verdict(
+    slow = _straggler(steps)
+    if slow is not None:
+        return slow
+    limits = [
+        one for one in (_input(steps), _saving(steps), _communication(steps), _small(steps)) if one
+    ]
+    if limits:
+        return max(limits, key=lambda one: one[0])[1]
+    return Verdict(
         Finding.HEALTHY,
         f"{_share(steps, 'forward_s', 'backward_s', 'optimizer_s'):.0%} of the time is computing",
         "nothing stands in the way: only faster kernels or more devices make it faster",
@@ -143,12 +150,12 @@ def _straggler(splits: Sequence[Split]) -> Verdict | None:
     )
 
 
-def _input(splits: Sequence[Split]) -> Verdict | None:
+def _input(splits: Sequence[Split]) -> _Limit | None:
     worst = max(splits, key=lambda one: one.data_s / one.step_s)
     share = worst.data_s / worst.step_s
     if share <= WORTH_SAYING:
         return None
-    return Verdict(
+    return share, Verdict(
         Finding.INPUT_BOUND,
         f"rank {worst.rank} waits {_ms(worst.data_s)} of {_ms(worst.step_s)} a step for the loader"
         f" ({share:.0%})",
@@ -157,25 +164,25 @@ def _input(splits: Sequence[Split]) -> Verdict | None:
     )
 
 
-def _saving(splits: Sequence[Split]) -> Verdict | None:
+def _saving(splits: Sequence[Split]) -> _Limit | None:
     share = _share(splits, "stall_s")
     if share <= SAVING_SHARE:
         return None
-    return Verdict(
+    return share, Verdict(
         Finding.SAVING_BOUND,
         f"training stands still for saves {share:.0%} of the time",
         "save less often (checkpoint.every: auto), or in the background (checkpoint.async)",
     )
 
 
-def _communication(splits: Sequence[Split]) -> Verdict | None:
+def _communication(splits: Sequence[Split]) -> _Limit | None:
     # A rank also waits for slower ranks; the one that waits least waits for the network.
     least = min(splits, key=lambda one: one.exposed_s / one.step_s)
     share = least.exposed_s / least.step_s
     if len(splits) < 2 or share <= COMMUNICATION_SHARE:
         return None
     hidden = least.hidden_s / max(least.hidden_s + least.exposed_s, 1e-12)
-    return Verdict(
+    return share, Verdict(
         Finding.COMMUNICATION_BOUND,
         f"every rank waits at least {_ms(least.exposed_s)} of {_ms(least.step_s)} a step for"
         f" gradients ({share:.0%}); {hidden:.0%} of their travel is hidden behind computing",
@@ -184,22 +191,26 @@ def _communication(splits: Sequence[Split]) -> Verdict | None:
     )
 
 
-def _small(splits: Sequence[Split]) -> Verdict | None:
-    busy = [one.busy for one in splits if one.busy is not None]
+def _small(splits: Sequence[Split]) -> _Limit | None:
+    """Most of a step would be the same for a larger batch: the optimizer, starting operations."""
     work = statistics.fmean(one.forward_s + one.backward_s + one.optimizer_s for one in splits)
+    busy = [one.busy * one.step_s for one in splits if one.busy is not None]
     ops = statistics.fmean(one.ops for one in splits)
+    fixed = _share(splits, "optimizer_s")
     if busy:
-        idle = 1 - statistics.fmean(busy)
-        said = f"the GPUs compute in {1 - idle:.0%} of a step and wait for the host otherwise"
+        idle = 1 - min(1.0, statistics.fmean(busy) / work) if work > 0 else 0.0
+        said = f"the GPUs compute in {1 - idle:.0%} of that time and wait for the host otherwise"
     else:
         idle = ops * LAUNCH_S / work if work > 0 else 0.0
         said = f"{ops:.0f} operations a step for {_ms(work)} of work: starting them is most of it"
-    if idle <= OVERHEAD_SHARE:
+    if fixed > idle:
+        said = f"the optimizer takes {fixed:.0%} of a step, however many samples it has"
+    if max(fixed, idle) <= OVERHEAD_SHARE:
         return None
-    return Verdict(
+    return max(fixed, idle), Verdict(
         Finding.SMALL_BATCH,
         said,
-        "a larger batch_size, or torch.compile: both make fewer, larger ones",
+        "a larger batch_size or accumulation; torch.compile for small operations",
     )
 
 

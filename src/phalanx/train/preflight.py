@@ -111,7 +111,11 @@ def _listening(info: RankInfo) -> Iterator[tuple[str, int]]:
     if info.one_node or info.local_rank != 0:
         yield "", 0
         return
-    with socket.create_server(("", 0), backlog=MAX_PEERS * 2) as server:
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    with socket.create_server(
+        ("", 0), family=family, backlog=MAX_PEERS * 2, dualstack_ipv6=both
+    ) as server:
         done = threading.Event()
         server.settimeout(0.2)
         thread = threading.Thread(target=_answer, args=(server, done), daemon=True)

@@ -35,6 +35,8 @@ def split(rank=0, **parts):
         ([split(0, stall=20), split(1, stall=20)], Finding.SAVING_BOUND, "20%"),
         ([split(0, ops=12_000)], Finding.SMALL_BATCH, "12000 operations"),
         ([split(0, busy=0.3), split(1, busy=0.2)], Finding.SMALL_BATCH, "25%"),
+        ([split(0, data=15, optimizer=60)], Finding.SMALL_BATCH, "the optimizer takes 60%"),
+        ([split(0, data=70, busy=0.25)], Finding.INPUT_BOUND, "70 ms of 100 ms"),
         ([split(0, busy=0.9)], Finding.HEALTHY, ""),
         ([], Finding.HEALTHY, "no step"),
     ],
