@@ -8,7 +8,7 @@ Lightning Fabric and Accelerate take part where they are installed (`pip install
 `run.log` and `should_stop` are timed by themselves. A long measurement may be taken in parts: `--save FILE`
 keeps the samples of one, `--pool FILE...` reports on all of them together.
 
-The step is that of the issue's claim: 20 to 30 ms of real work, sized when it starts (`--step-ms`).
+The step is 20 to 30 ms of real work, sized when it starts (`--step-ms`).
 """
 
 import argparse

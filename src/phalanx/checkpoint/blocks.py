@@ -19,9 +19,7 @@ from phalanx.checkpoint.digest import CHUNK_BYTES
 from phalanx.checkpoint.disk import Disk, begins_a_page
 
 BLOCK_BYTES = CHUNK_BYTES
-_STEP_BYTES = (
-    1 << 20
-)  # copied at a time: whoever else wants the interpreter waits no longer than that
+_STEP_BYTES = 1 << 20  # copied at a time: others wait no longer for the interpreter
 _UNDER_WAY = 2
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from phalanx.checkpoint.commit import DEBRIS, MANIFEST
 from phalanx.checkpoint.digest import canonical, digest_of
 from phalanx.checkpoint.disk import Disk, LocalDisk
-from phalanx.checkpoint.reading import VerifiedFile, in_threads
+from phalanx.checkpoint.reading import Direct, VerifiedFile, in_threads
 from phalanx.core.checkpoints import Keep, Manifest, expired, is_checkpoint_name, lineages
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound
 
@@ -124,7 +124,7 @@ def verify_share(
     reader, readers = place
     units: list[tuple[VerifiedFile, int]] = []
     for entry in manifest.files:
-        file = (read or {}).get(entry.path) or VerifiedFile(path, entry)
+        file = (read or {}).get(entry.path) or VerifiedFile(path, entry, Direct())
         file.check_size()
         units += [(file, at) for at in range(file.num_chunks)]
     mine = units[len(units) * reader // readers : len(units) * (reader + 1) // readers]

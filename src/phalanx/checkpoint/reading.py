@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from phalanx.checkpoint.digest import CHUNK_BYTES, Digest, digest_of_file, is_tree, root_of
 from phalanx.core.checkpoints import FileEntry
@@ -17,7 +21,48 @@ from phalanx.errors import CheckpointCorrupt
 _BLOCK_BYTES = 1 << 20
 _MAX_THREADS = 4
 _THREADS_FROM = 2  # chunks
+_own = threading.local()
 _MAX_VIEWS = 512  # the kernel takes 1024 at a time
+
+
+class Cold(Protocol):
+    """How chunks are read that the page cache does not hold."""
+
+    def open(self, path: Path) -> int:
+        """Another descriptor of the file, for those chunks; -1: through the cache. Raises OSError."""
+        ...
+
+
+class Cached:
+    """Into the page cache: others on this machine will want the same bytes."""
+
+    def open(self, path: Path) -> int:
+        """Nothing to open."""
+        return -1
+
+
+class Direct:
+    """Past the page cache, where the file system can do that: nobody else wants these bytes.
+
+    New pages cost more than reading a fast device does, and push out training data.
+    """
+
+    def open(self, path: Path) -> int:
+        """A descriptor that reads from the device; -1 where there is no such thing."""
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_DIRECT", 0))
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                return -1
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """Descriptors: an ordinary one, and one past the cache or -1."""
+
+    fd: int
+    direct: int
 
 
 class VerifiedFile:
@@ -26,11 +71,11 @@ class VerifiedFile:
     A file of the first schema has one digest for all of it and is checked whole, once.
     """
 
-    def __init__(self, root: Path, entry: FileEntry) -> None:
+    def __init__(self, root: Path, entry: FileEntry, cold: Cold | None = None) -> None:
         """Raises CheckpointCorrupt when the entry contradicts itself."""
         self.path = root / entry.path
         self.size_bytes = entry.size_bytes
-        self._entry = entry
+        self._entry, self._cold = entry, cold or Cached()
         self._in_chunks = is_tree(entry.digest)
         self._whole_checked = False
         self._lock = threading.Lock()
@@ -80,8 +125,8 @@ class VerifiedFile:
             self._check_whole()
             return
         scratch = memoryview(bytearray(min(_BLOCK_BYTES, self.size_bytes)))
-        with self._opened() as fd:
-            self._read_chunk(fd, chunk, None, scratch)
+        with self._opened() as file:
+            self._read_chunk(file, chunk, None, scratch)
 
     def read_into(self, at: int, into: memoryview) -> None:
         """Fill `into` with what begins at byte `at`, with several threads when it is much.
@@ -95,14 +140,14 @@ class VerifiedFile:
             return
         if not self._in_chunks:
             self._check_whole()
-            with self._opened() as fd:
-                self._read(fd, at, into)
+            with self._opened() as file:
+                self._read(file, at, into)
             return
         first, last = at // CHUNK_BYTES, (at + into.nbytes - 1) // CHUNK_BYTES
-        with self._opened() as fd:
+        with self._opened() as file:
 
             def read(chunk: int) -> Callable[[], None]:
-                return lambda: self._part(fd, chunk, at, into)
+                return lambda: self._part(file, chunk, at, into)
 
             in_threads([read(chunk) for chunk in range(first, last + 1)])
 
@@ -127,34 +172,41 @@ class VerifiedFile:
                 size = min(into.nbytes, CHUNK_BYTES - at % CHUNK_BYTES)
                 places.setdefault(at // CHUNK_BYTES, []).append((at, into[:size]))
                 at, into = at + size, into[size:]
-        with self._opened() as fd:
-            in_threads([partial(self._scatter, fd, *one) for one in places.items()])
+        with self._opened() as file:
+            in_threads([partial(self._scatter, file, *one) for one in places.items()])
 
-    def _scatter(self, fd: int, chunk: int, places: Sequence[tuple[int, memoryview]]) -> None:
+    def _scatter(self, file: _File, chunk: int, places: Sequence[tuple[int, memoryview]]) -> None:
         digest = Digest(self._algorithm)
+        if (cold := self._from_device(file, chunk)) is not None:
+            digest.update(cold)
+            self._compare(chunk, digest)
+            start, _ = self._bounds(chunk)
+            for at, view in places:
+                view[:] = cold[at - start : at - start + view.nbytes]
+            return
         for at, block in _in_blocks(places, *self._bounds(chunk)):
-            self._read_views(fd, at, block)
+            self._read_views(file, at, block)
             for view in block:
                 digest.update(view)
         self._compare(chunk, digest)
 
-    def _part(self, fd: int, chunk: int, at: int, into: memoryview) -> None:
+    def _part(self, file: _File, chunk: int, at: int, into: memoryview) -> None:
         start, end = self._bounds(chunk)
         lo, hi = max(start, at), min(end, at + into.nbytes)
         if (lo, hi) == (start, end):
-            self._read_chunk(fd, chunk, into[start - at : end - at], None)
+            self._read_chunk(file, chunk, into[start - at : end - at], None)
             return
-        whole = self._kept_chunk(fd, chunk)
+        whole = self._kept_chunk(file, chunk)
         into[lo - at : hi - at] = whole[lo - start : hi - start]
 
-    def _kept_chunk(self, fd: int, chunk: int) -> memoryview:
+    def _kept_chunk(self, file: _File, chunk: int) -> memoryview:
         """All of a chunk that is wanted in parts. One is kept: what follows in the file wants the rest."""
         kept = self._kept
         if kept is not None and kept[0] == chunk:
             return kept[1]
         start, end = self._bounds(chunk)
         whole = memoryview(bytearray(end - start))
-        self._read_chunk(fd, chunk, whole, None)
+        self._read_chunk(file, chunk, whole, None)
         with self._lock:
             if self._kept is None or self._kept[0] <= chunk:
                 self._kept = (chunk, whole)
@@ -164,11 +216,17 @@ class VerifiedFile:
         return chunk * CHUNK_BYTES, min((chunk + 1) * CHUNK_BYTES, self.size_bytes)
 
     def _read_chunk(
-        self, fd: int, chunk: int, into: memoryview | None, scratch: memoryview | None
+        self, file: _File, chunk: int, into: memoryview | None, scratch: memoryview | None
     ) -> None:
         """Read into `into`, or over and over into `scratch`; the digest must match either way."""
         start, end = self._bounds(chunk)
         digest = Digest(self._algorithm)
+        if (cold := self._from_device(file, chunk)) is not None:
+            digest.update(cold)
+            if into is not None:
+                into[:] = cold
+            self._compare(chunk, digest)
+            return
         for at in range(start, end, _BLOCK_BYTES):
             size = min(_BLOCK_BYTES, end - at)
             if into is not None:
@@ -176,7 +234,7 @@ class VerifiedFile:
             else:
                 assert scratch is not None
                 block = scratch[:size]
-            self._read(fd, at, block)
+            self._read(file, at, block)
             digest.update(block)
         self._compare(chunk, digest)
 
@@ -200,23 +258,46 @@ class VerifiedFile:
         self._whole_checked = True
 
     @contextmanager
-    def _opened(self) -> Iterator[int]:
+    def _opened(self) -> Iterator[_File]:
+        with ExitStack() as open_files:
+            try:
+                fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+                open_files.callback(os.close, fd)
+                direct = self._cold.open(self.path)
+            except OSError as error:
+                raise self._unreadable(error) from error
+            if direct >= 0:
+                open_files.callback(os.close, direct)
+            yield _File(fd, direct)
+
+    def _from_device(self, file: _File, chunk: int) -> memoryview | None:
+        """A chunk that the page cache does not hold, in this thread's own buffer; None to read as usual."""
+        start, end = self._bounds(chunk)
+        if file.direct < 0 or _is_cached(file.fd, start):
+            return None
+        if not hasattr(_own, "buffer"):
+            _own.buffer = memoryview(mmap.mmap(-1, CHUNK_BYTES))
+        buffer: memoryview = _own.buffer
+        got = 0
         try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            while got < end - start:
+                read = os.preadv(file.direct, [buffer[got:]], start + got)
+                got += read
+                if read == 0 or got % mmap.PAGESIZE:
+                    break
         except OSError as error:
+            if error.errno == errno.EINVAL:
+                return None
             raise self._unreadable(error) from error
-        try:
-            yield fd
-        finally:
-            os.close(fd)
+        return buffer[: end - start] if got >= end - start else None
 
-    def _read(self, fd: int, at: int, into: memoryview) -> None:
-        self._read_views(fd, at, [into])
+    def _read(self, file: _File, at: int, into: memoryview) -> None:
+        self._read_views(file, at, [into])
 
-    def _read_views(self, fd: int, at: int, views: Sequence[memoryview]) -> None:
+    def _read_views(self, file: _File, at: int, views: Sequence[memoryview]) -> None:
         try:
             while views:
-                got = os.preadv(fd, views, at)
+                got = os.preadv(file.fd, views, at)
                 if got == 0:
                     raise CheckpointCorrupt(f"{self.path}: it ends at byte {at}")
                 at, views = at + got, _behind(views, got)
@@ -225,6 +306,16 @@ class VerifiedFile:
 
     def _unreadable(self, error: OSError) -> CheckpointCorrupt:
         return CheckpointCorrupt(f"{self.path}: cannot be read: {error.strerror or error}")
+
+
+def _is_cached(fd: int, at: int) -> bool:
+    """Whether a byte of a file is in memory; True where that cannot be asked."""
+    try:
+        return os.preadv(fd, [bytearray(1)], at, getattr(os, "RWF_NOWAIT", 0)) >= 0
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _behind(views: Sequence[memoryview], size: int) -> Sequence[memoryview]:

@@ -15,7 +15,8 @@ Layout, little endian::
 
 Every record is an object with `k`, its kind, and `t`, the rank's wall clock in microseconds:
 
-    {"k": "phase", "name": "ready"}                               set-up finished, training begins
+    {"k": "phase", "name": "ready"}                               set-up finished, training begins;
+                                                                  "evaluating": until the next step
     {"k": "data", "num_samples": …, "global_batch": …, "drop_last": …, "epochs": …,
      "epoch": …, "position": …}                                   what is iterated, and where this
                                                                   generation takes up (fresh: 0, 0)

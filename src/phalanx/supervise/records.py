@@ -163,6 +163,7 @@ class GenerationRecords:
         if kind == "step":
             self.step = max(self.step or 0, int(record["step"]))
             self.epoch = int(record["epoch"])
+            self.phase = "ready"
             self._watch.stepped(int(record["t"]))
         elif kind == "ledger":
             row = Row(int(record["epoch"]), int(record["lo"]), int(record["hi"]))

@@ -106,12 +106,13 @@ class SharedPage:
 class DelayedReduction:
     """One small asynchronous reduction per step on a group of its own; it counts one step later.
 
-    For gangs over several nodes, and for those that reduce no gradients.
+    For gangs over several nodes, and for those that reduce no gradients. A save is due until it is made,
+    which is a step after it was asked for: what was asked for in the step before is not asked for again.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
-        self._requests = 0
+        self._requests = self._sent = 0
         self._flags: torch.Tensor | None = None
         self._work: Any = None
 
@@ -126,7 +127,8 @@ class DelayedReduction:
             self._work.wait()
             for bit, asked in zip(control.REQUESTS, self._flags.tolist(), strict=True):
                 agreed |= bit * asked
-        mine = [int(bool(self._requests & bit)) for bit in control.REQUESTS]
+        self._sent = self._requests & ~(self._sent & control.SAVE)
+        mine = [int(bool(self._sent & bit)) for bit in control.REQUESTS]
         self._flags = torch.tensor(mine, dtype=torch.int32)
         self._work = dist.all_reduce(
             self._flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True

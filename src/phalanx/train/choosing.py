@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from phalanx import checkpoint
+from phalanx.checkpoint.reading import Cached, Cold, Direct
 from phalanx.core.checkpoints import FileEntry, Manifest, lineages
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound
 from phalanx.kit.ids import random_hex
@@ -117,7 +118,8 @@ class Choice:
             read: dict[str, checkpoint.VerifiedFile] | None = None
             if how == _FURTHER and opener is checkpoint.VerifiedFile:
                 read = {}
-                opener = partial(_opened, read)
+                alone = self._info.local_world_size == 1
+                opener = partial(_opened, read, Direct() if alone else Cached())
             else:
                 checkpoint.verify_share(path, manifest, place)
             state, rng = read_state(path, manifest, opener)
@@ -156,9 +158,9 @@ def _rot(path: Path) -> str:
 
 
 def _opened(
-    known: dict[str, checkpoint.VerifiedFile], root: Path, entry: FileEntry
+    known: dict[str, checkpoint.VerifiedFile], cold: Cold, root: Path, entry: FileEntry
 ) -> checkpoint.VerifiedFile:
     """A file of the checkpoint, remembered with what was read of it."""
-    file = known[entry.path] = checkpoint.VerifiedFile(root, entry)
+    file = known[entry.path] = checkpoint.VerifiedFile(root, entry, cold)
     file.check_size()
     return file

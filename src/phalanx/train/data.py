@@ -258,11 +258,12 @@ class EvaluationLoader:
     """A loader over this rank's part of the data; owns no position and disturbs no generator."""
 
     def __init__(
-        self, loader: DataLoader[Any], place: tuple[int, int], seed: int, device: torch.device
-    ) -> None:
-        """`place` is (rank, world size)."""
+        self, loader: DataLoader[Any], place: tuple[int, int], seed: int, device: torch.device,
+        on_begin: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """`place` is (rank, world size); `on_begin` is called whenever a pass over the data begins."""
         self.original = loader
-        self._device = device
+        self._device, self._on_begin = device, on_begin
         dataset = seeded(loader, seed)
         order = order_of(loader, len(dataset), seed)  # type: ignore[arg-type]
         size = (loader.batch_size or 0) if cuts_by_size(loader) else 0
@@ -279,6 +280,7 @@ class EvaluationLoader:
         return getattr(self.original, name)
 
     def __iter__(self) -> Iterator[Any]:
+        self._on_begin()
         fetch = _fetcher(self._inner)
         for _ in range(len(self._sampler)):
             found = fetch()

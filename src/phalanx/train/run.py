@@ -190,7 +190,10 @@ class Run:
 
         Every sample is on exactly one rank; ranks may have different numbers of batches.
         """
-        return data.EvaluationLoader(loader, self._place, self._options.seed, self.device)
+        return data.EvaluationLoader(
+            loader, self._place, self._options.seed, self.device,
+            lambda: self._report.write("phase", name="evaluating"),
+        )  # fmt: skip
 
     def track(self, **objects: Any) -> None:
         """Save and restore anything else that has `state_dict` and `load_state_dict`."""

@@ -58,6 +58,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--samples", type=int, default=600)
     parser.add_argument("--step-s", type=float, default=0.0)
+    parser.add_argument("--until", default="", help="no step waits once this file is there")
     parser.add_argument("--workers", type=int, default=0)
     args = parser.parse_args()
     out = os.environ["PROBE_OUT"]
@@ -87,7 +88,7 @@ def main() -> None:
                 run.log(loss=loss)
                 if run.is_main:
                     steps.write(f"{time.time()} {epoch} {os.getpid()}\n")
-                if args.step_s:
+                if args.step_s and not os.path.exists(args.until):
                     time.sleep(args.step_s)
     if run.is_main:
         found = digest(model.state_dict(), optimizer.state_dict(), schedule.state_dict())

@@ -14,7 +14,7 @@ import torch
 
 from phalanx import checkpoint
 from phalanx.checkpoint import disk as disks
-from phalanx.checkpoint import tensorfile
+from phalanx.checkpoint import reading, tensorfile
 from phalanx.checkpoint.blocks import BLOCK_BYTES, Behind, blocks_of
 from phalanx.checkpoint.disk import begins_a_page
 from phalanx.errors import CheckpointCorrupt
@@ -127,6 +127,35 @@ def test_scattered_places_are_filled_and_every_chunk_is_read_once(tmp_path, monk
     (tmp_path / "x").write_bytes(broken)
     with pytest.raises(CheckpointCorrupt, match="digest"):
         checkpoint.VerifiedFile(tmp_path, entry).read_scattered(wanted)
+
+
+@pytest.mark.parametrize("cold", [reading.Direct(), reading.Cached()])
+def test_what_the_page_cache_does_not_hold_is_checked_just_the_same(tmp_path, monkeypatch, cold):
+    monkeypatch.setattr(reading, "_is_cached", lambda fd, at: False)
+    size = 2 * BLOCK_BYTES + 12_345
+    data = random.Random(5).randbytes(size)
+    entry = tensorfile.write_pieces(checkpoint.LocalDisk(), tmp_path, "x", [data])
+    cuts = [0, 5, 4096, BLOCK_BYTES + 3, size - 1, size]
+    wanted = [(lo, memoryview(bytearray(hi - lo))) for lo, hi in itertools.pairwise(cuts)]
+    file = checkpoint.VerifiedFile(tmp_path, entry, cold)
+    file.read_scattered(wanted)
+    assert b"".join(view for _, view in wanted) == data
+    into = bytearray(size - 7)
+    file.read_into(7, memoryview(into))
+    assert into == data[7:]
+    broken = bytearray(data)
+    broken[-1] ^= 1
+    (tmp_path / "x").write_bytes(broken)
+    for read in (
+        lambda file: file.check(2),
+        lambda file: file.read_scattered(wanted),
+        lambda file: file.read_into(0, memoryview(bytearray(size))),
+    ):
+        with pytest.raises(CheckpointCorrupt, match="digest"):
+            read(checkpoint.VerifiedFile(tmp_path, entry, cold))
+    os.truncate(tmp_path / "x", size - 1)
+    with pytest.raises(CheckpointCorrupt, match="ends"):
+        checkpoint.VerifiedFile(tmp_path, entry, cold).read_scattered(wanted)
 
 
 def test_warmed_staging_is_what_the_first_save_copies_into():
