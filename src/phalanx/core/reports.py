@@ -41,6 +41,8 @@ Every record is an object with `k`, its kind, and `t`, the rank's wall clock in 
                                                                   which ranks are at fault
     {"k": "stragglers", "scores": […], "ranks": […]}              compute times compared (rank 0)
     {"k": "shares", "shares": […], "compute_s": […]}              batches are split anew (rank 0)
+    {"k": "profile", "request": …, "first_step": …, "splits": […], "finding": …, "said": …,
+     "advice": …, "trace": …, "notes": […]}                       where steps spent their time (rank 0)
     {"k": "warn", "message": …}                                   worth showing to the user
 
 `epoch` in `data`, `ledger`, `step`, `checkpoint` and `restored` counts passes over the training data,

@@ -29,7 +29,7 @@ from phalanx.train.context import RankInfo
 
 CONNECT_S = 10.0
 _HEAR_OUT = datetime.timedelta(seconds=30)
-_LOOK = datetime.timedelta(seconds=1)
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.002, 0.2
 MAX_PEERS = 64
 """How many other nodes each node tries to reach."""
 _HINT = "training.preflight: off leaves this check out"
@@ -144,9 +144,11 @@ def _judge(info: RankInfo, store: Store, patience: datetime.timedelta) -> None:
     """Rank 0: compare what the ranks say, and tell the nodes of one another."""
     keys = [f"facts/{rank}" for rank in range(info.world_size)]
     until = time.monotonic() + patience.total_seconds()
+    pause_s = _FIRST_LOOK_S
+    # Looked for instead of waited for: torch warns of every wait that ends in vain.
     while not store.check(keys) and not store.add("taken", 0) and time.monotonic() < until:
-        with contextlib.suppress(RuntimeError):
-            store.wait(keys, _LOOK)
+        time.sleep(pause_s)
+        pause_s = min(_LAST_LOOK_S, pause_s * 1.5)
     here = [key for key in keys if store.check([key])]
     facts = [_facts(store, key) for key in here]
     found = _taken_twice(store, facts)
