@@ -204,7 +204,6 @@ class _Course:
     wish: ProfileWish
     first_step: int
     recorder: Recorder
-    split: Split | None = None
     steps_left: int = 0
     traced: int = 0
 
@@ -222,6 +221,7 @@ class Profiler:
         self._heard: ProfileWish | None = None
         self._own: ProfileWish | None = None
         self._answered = 0
+        self._mark: tuple[int, int] | None = None
         self._course: _Course | None = None
         self._tracer: Tracer | None = None
         self._hooks: list[Any] = []
@@ -233,7 +233,10 @@ class Profiler:
         if self._course is not None or self._info.rank != 0 or self._file is None:
             return False
         try:
-            os.stat(self._file)
+            about = os.stat(self._file)
+            mark = (about.st_ino, about.st_mtime_ns)
+            if mark == self._mark:
+                return self._heard is not None and self._heard.request > self._answered
             found = json.loads(self._file.read_text())
             wish = ProfileWish(
                 int(found["request"]), max(1, int(found["steps"])), int(found["traced"]),
@@ -241,6 +244,7 @@ class Profiler:
             )  # fmt: skip
         except (OSError, ValueError, KeyError, TypeError):
             return False
+        self._mark = mark
         self._heard = wish if wish.request > self._answered else None
         return self._heard is not None
 
