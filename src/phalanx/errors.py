@@ -15,6 +15,7 @@
         CheckpointUnavailable*
         Diverged             DivergedForGood
         DataCorrupt          DataUnavailable*
+        PreflightFailed
       Bug
         InvalidTransition(story)   InvariantBroken
                                                         (* worth trying again)
@@ -252,6 +253,12 @@ class DivergedForGood(TrainingError):
     """A guard ends the job: another generation would come to the same."""
 
     code = "diverged_for_good"
+
+
+class PreflightFailed(TrainingError):
+    """The ranks do not fit together, or cannot reach one another; nothing was trained."""
+
+    code = "preflight_failed"
 
 
 class DataCorrupt(TrainingError):

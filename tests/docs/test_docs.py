@@ -16,6 +16,8 @@ from phalanx.schemas.projects import check_tree, read_projects
 from phalanx.schemas.ray_pools import RayPool, read_pool
 from phalanx.schemas.spec import JobSpec, validate_spec
 from phalanx.services.estate import EXECUTORS
+from phalanx.train.recipes.settings import MODELS
+from phalanx.train.recipes.settings import read as read_recipe
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,6 +102,8 @@ def test_every_example_spec_is_valid():
             assert read_pools(data, EXECUTORS).pools, path
         elif "projects" in data:
             assert check_tree(read_projects(data).projects) == [], path
+        elif "model" in data:
+            assert read_recipe(["--config", str(path)])[0].model in MODELS, path
         elif "executor" in data:
             assert isinstance(read_pool(path), RayPool), path
         else:

@@ -131,6 +131,7 @@ def one_event(draw: st.DrawFn, job: Job, now: int) -> e.JobEvent:
         "overdue": lambda: e.StopOverdue(attempt),
         "stalled": lambda: e.RanksStalled(attempt, generation, rank, draw(failures(rank, now))),
         "asked": lambda: e.StacksRequested(),
+        "profiled": lambda: e.ProfileRequested(draw(st.integers(1, 9)), 2, ("nvtx",)),
         "captured": lambda: e.StacksCaptured(attempt, generation, rank, draw(st.integers(0, 3))),
         "unanswered": lambda: e.StacksOverdue(attempt, generation),
     }  # fmt: skip

@@ -14,16 +14,19 @@ from phalanx.cli import (
     logs,
     metrics,
     platform,
+    profile,
     programs,
     secrets,
     stacks,
     submit,
     why,
 )
+from phalanx.cli.bench import bench_app
 from phalanx.cli.caller import Caller
 from phalanx.cli.nodes import nodes_app
 from phalanx.cli.pools import pools_app
 from phalanx.cli.projects import projects_app
+from phalanx.cli.recipe import recipe_app
 from phalanx.cli.session import Session
 from phalanx.cli.spec import spec_app
 
@@ -77,6 +80,7 @@ for _verb, _panel in (
     (logs.logs, _LOOK),
     (metrics.metrics, _LOOK),
     (stacks.stacks, _LOOK),
+    (profile.profile, _LOOK),
     (checkpoints.checkpoints, _LOOK),
     (jobs.wait, _STEER),
     (jobs.stop, _STEER),
@@ -93,5 +97,7 @@ for _program, _panel in (
     (programs.simulate, _PLATFORM),
 ):
     app.command(rich_help_panel=_panel, context_settings=programs.PASSED_ON)(_program)
+app.add_typer(recipe_app, rich_help_panel=_TRAIN)
+app.add_typer(bench_app, rich_help_panel=_PLATFORM)
 for _group in (pools_app, nodes_app, projects_app, spec_app):
     app.add_typer(_group, rich_help_panel=_PLATFORM)

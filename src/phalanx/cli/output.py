@@ -99,6 +99,8 @@ def notice(event: EventView) -> str | None:
     if event.kind == "stacks":
         ranks = ", ".join(str(one["rank"]) for one in event.data.get("ranks", []))
         return f"stacks of ranks {ranks} were kept: phalanx stacks JOB --kept"
+    if event.kind == "profiled":
+        return f"profiled: {event.data.get('finding', '')}: {event.data.get('said', '')}"
     if event.kind == "restored" and event.data.get("path"):
         exact = "" if event.data.get("exact", True) else ", not exactly"
         return f"resumed from step {event.data.get('step')}{exact}"

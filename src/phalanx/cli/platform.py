@@ -85,8 +85,30 @@ def _take_over(session: Session) -> None:
         raise Conflict(f"the background control plane (pid {found.process.pid}) does not leave")
 
 
-def doctor(ctx: typer.Context, json: AsJson = False) -> None:
-    """Check this machine: versions, home, disk, port, cores, clock. Exits 1 when something is wrong."""
+def doctor(
+    ctx: typer.Context,
+    network: Annotated[
+        bool, typer.Option("--network", help="Measure all-reduces between ranks instead.")
+    ] = False,
+    ranks: Annotated[int, typer.Option("-n", "--ranks", min=2, help="For --network.")] = 2,
+    per_node: Annotated[
+        int | None, typer.Option("--per-node", min=1, help="At most so many ranks on a node.")
+    ] = None,
+    pool: Annotated[str | None, typer.Option("--pool", help="The pool to measure.")] = None,
+    presets: Annotated[
+        str | None,
+        typer.Option("--presets", help="Compare these, as `training.network` names them; or all."),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Check this machine: versions, home, disk, port, cores, clock. Exits 1 when something is wrong.
+
+    With --network, run a short job that measures latency and bandwidth between ranks against the link.
+    """
+    if network:
+        from phalanx.cli.network import Wanted, examine_network
+
+        raise typer.Exit(examine_network(ctx.obj, Wanted(ranks, per_node, pool, presets), json))
     from phalanx.cli.checkup import examine
 
     session: Session = ctx.obj

@@ -15,7 +15,8 @@ PASSED_ON = {
 }
 
 
-def _become(module: str, words: list[str]) -> None:
+def become(module: str, words: list[str]) -> None:
+    """Run a module of ours to its end, and leave with its exit code."""
     try:
         done = subprocess.run([sys.executable, "-m", module, *words], check=False)
     except KeyboardInterrupt:
@@ -25,14 +26,14 @@ def _become(module: str, words: list[str]) -> None:
 
 def data(ctx: typer.Context) -> None:
     """Index training data and check it: data index PATH, data verify PATH."""
-    _become("phalanx.train.readers", ctx.args or ["--help"])
+    become("phalanx.train.readers", ctx.args or ["--help"])
 
 
 def plan(ctx: typer.Context) -> None:
     """Estimate a script's memory and step time for every layout: plan SCRIPT --world 8xH100."""
-    _become("phalanx.train.planning", ctx.args or ["--help"])
+    become("phalanx.train.planning", ctx.args or ["--help"])
 
 
 def simulate(ctx: typer.Context) -> None:
     """Replay past jobs, a trace or made-up jobs under scheduling policies, and compare them."""
-    _become("phalanx.sim", ["--home", str(ctx.obj.home), *ctx.args])
+    become("phalanx.sim", ["--home", str(ctx.obj.home), *ctx.args])

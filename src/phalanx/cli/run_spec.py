@@ -6,7 +6,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,10 @@ from phalanx.schemas.spec import JobSpec, read_text, script_defaults, validate_s
 
 @dataclass(frozen=True, slots=True)
 class RunFlags:
-    """The flags of `run` that end up in the spec; None or empty: not given."""
+    """The flags of `run` that end up in the spec; None or empty: not given.
+
+    `defaults` are entries of a module's spec, below the flags.
+    """
 
     module: str | None = None
     ranks_per_node: int | None = None
@@ -34,6 +37,7 @@ class RunFlags:
     pool: Sequence[str] = ()
     cold: bool = False
     warm_imports: Sequence[str] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ def _command(
     if flags.module is not None:
         name = flags.module.rpartition(".")[2] or flags.module
         command = [caller.python, "-u", "-m", flags.module, *words]
-        return _usual_root(caller), command, _clean(name), {}
+        return _usual_root(caller), command, _clean(name), dict(flags.defaults)
     if not words:
         raise UserError(
             "nothing to run", "write: phalanx run train.py, or: phalanx run -n 2 -- ./program"

@@ -14,12 +14,15 @@ from phalanx.cli.output import note
 from phalanx.cli.session import Session
 
 if TYPE_CHECKING:
+    from phalanx.cli.caller import Luggage
+    from phalanx.cli.run_spec import Planned
     from phalanx.schemas.api import JobView
     from phalanx.schemas.spec import JobSpec
     from phalanx.sdk import PhalanxClient
 
 _VIEW = "What is shown"
 _CHUNK = 2**20
+SHOW = "show"
 AllRanks = Annotated[
     bool, typer.Option("--all-ranks", help="Output of all ranks.", rich_help_panel=_VIEW)
 ]
@@ -116,8 +119,22 @@ def run(  # noqa: PLR0913 (one parameter for each flag)
         warm_imports=warm_import or (),
     )
     planned = plan_run(command or [], flags, session.caller)
+    then = SHOW if dry_run else after(detach, all_ranks)
+    hand_in_run(session, planned, then, luggage)
+
+
+def hand_in_run(
+    session: Session, planned: Planned, then: str, luggage: Luggage | None = None
+) -> None:
+    """Submit what `run` has planned, with the caller's environment, and then what `after` says.
+
+    With `SHOW` it is only checked and printed.
+    """
+    from phalanx.cli.caller import pack
+
+    luggage = luggage or pack(session.caller.env, [])
     _refuse_unsupported(planned.spec)
-    if dry_run:
+    if then == SHOW:
         _print_resolved(session, planned.spec)
         return
     # The control plane starts while the code is packed.
@@ -133,10 +150,10 @@ def run(  # noqa: PLR0913 (one parameter for each flag)
         "caller_env": luggage.env,
         "owner": session.caller.owner(),
     }
-    _hand_in(session, planned.spec, planned.root, request, _after(detach, all_ranks))
+    _hand_in(session, planned.spec, planned.root, request, then)
 
 
-def _after(detach: bool, all_ranks: bool) -> str:
+def after(detach: bool, all_ranks: bool) -> str:
     """What comes after the submission: leave, rank 0's output, or that of all."""
     if detach:
         return "leave"
@@ -169,7 +186,7 @@ def submit(
         return
     session.begin()
     request = {"kind": "submit", "owner": session.caller.owner()}
-    _hand_in(session, spec, root, request, _after(not follow, all_ranks))
+    _hand_in(session, spec, root, request, after(not follow, all_ranks))
 
 
 def _refuse_unsupported(spec: JobSpec) -> None:

@@ -16,7 +16,9 @@ SAVE = 2
 """Save at the end of this step."""
 ROLL_BACK = 4
 """End the generation at the end of this step and begin the next one before an earlier step."""
-REQUESTS = (STOP, SAVE, ROLL_BACK)
+PROFILE = 8
+"""Begin the profile that rank 0 has heard of, at the end of this step."""
+REQUESTS = (STOP, SAVE, ROLL_BACK, PROFILE)
 """Every request there is."""
 
 PAGE_BYTES = 4096

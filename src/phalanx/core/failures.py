@@ -9,6 +9,7 @@ from phalanx.core.reasons import Cause
 
 _OOM_TYPES = frozenset({"OutOfMemoryError", "MemoryError"})
 _OOM_WORDS = ("can't allocate memory", "CUDA out of memory", "std::bad_alloc")
+_START_TYPES = frozenset({"PreflightFailed"})
 _DIVERGED_TYPES = frozenset({"Diverged", "DivergedForGood"})
 _MISTAKES = frozenset(
     {
@@ -96,6 +97,8 @@ def classify(exit: RankExit, *, stepped: bool) -> Cause:
         return Cause.OOM
     if exit.exception in _DIVERGED_TYPES:
         return Cause.DIVERGED
+    if exit.exception in _START_TYPES:
+        return Cause.START_FAILED
     if not stepped and exit.exception in _MISTAKES:
         return Cause.USER_ERROR
     return Cause.RANK_CRASH

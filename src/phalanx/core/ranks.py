@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from phalanx.core import networks
 from phalanx.kit.ids import job_label
 
 
@@ -77,11 +78,15 @@ def rank_environment(
     """
     rank = node_rank * gang.ranks_per_node + local_rank
     world = gang.num_nodes * gang.ranks_per_node
-    env = dict(gang.user_env)
+    training = dict(gang.training or {})
+    network = training.pop("network", None)
+    env = {**_network(network), **gang.user_env}
     threads = omp_num_threads(gang.ranks_per_node, gang.cpus_per_node)
     if threads is not None:
         env.setdefault("OMP_NUM_THREADS", str(threads))
     env.update(_phalanx(gang, files))
+    if gang.training is not None:
+        env["PHALANX_TRAINING"] = json.dumps(training, sort_keys=True)
     if gang.framework == "none":
         env.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(local_rank))
         env.update(LOCAL_WORLD_SIZE=str(gang.ranks_per_node), NODE_RANK=str(node_rank))
@@ -146,6 +151,13 @@ def _horovod(gang: GangEnvironment, node_rank: int, local_rank: int) -> dict[str
 _FAMILIES = {"jax": _jax, "horovod": _horovod}
 
 
+def _network(wish: object) -> dict[str, str]:
+    """Variables for the interconnect that a spec names."""
+    if not isinstance(wish, Mapping):
+        return {}
+    return networks.variables(wish.get("preset"), wish.get("interface"), wish.get("debug"))
+
+
 def _torch(
     gang: GangEnvironment, node_rank: int, local_rank: int, files: RankFiles
 ) -> dict[str, str]:
@@ -202,8 +214,6 @@ def _phalanx(gang: GangEnvironment, files: RankFiles) -> dict[str, str]:
         env["PHALANX_JOB_STARTED_AT"] = str(gang.job_started_at)
     if not gang.checkpoint_async:
         env["PHALANX_CHECKPOINT_ASYNC"] = "0"
-    if gang.training is not None:
-        env["PHALANX_TRAINING"] = json.dumps(gang.training, sort_keys=True)
     given = {
         "PHALANX_CHECKPOINT_COMPRESS": gang.checkpoint_compress,
         "PHALANX_CHECKPOINT_STORE": gang.checkpoint_store,

@@ -44,6 +44,8 @@ Every record is an object with `k`, its kind, and `t`, the rank's wall clock in 
     {"k": "sync", "step": …, "fragment": …, "bytes": …, "seconds": …}
                                                                   weights were exchanged; bytes this
                                                                   rank sent, without headers
+    {"k": "profile", "request": …, "first_step": …, "splits": […], "finding": …, "said": …,
+     "advice": …, "trace": …, "notes": […]}                       where steps spent their time (rank 0)
     {"k": "warn", "message": …}                                   worth showing to the user
 
 `epoch` in `data`, `ledger`, `step`, `checkpoint` and `restored` counts passes over the training data,

@@ -20,6 +20,7 @@ def _off(value: Any) -> Any:
 
 NonFinite = Annotated[Literal["off", "skip", "rollback", "stop"], BeforeValidator(_off)]
 Spike = Annotated[Literal["off", "skip", "rollback", "stop"], BeforeValidator(_off)]
+Preflight = Annotated[Literal["check", "off"], BeforeValidator(_off)]
 Switch = Annotated[bool, Field(strict=True)]
 
 
@@ -103,6 +104,20 @@ class WeightSync(Section):
     )
 
 
+class Network(Section):
+    """Variables of NCCL and gloo for ranks; what `env` says stands over them."""
+
+    preset: Literal["nvlink", "infiniband", "ethernet", "ethernet_fast"] | None = Field(
+        default=None, description="What suits this interconnect."
+    )
+    interface: str | None = Field(
+        default=None, min_length=1, max_length=64, description="Network interface, such as eth1."
+    )
+    debug: Literal["version", "warn", "info", "trace"] | None = Field(
+        default=None, description="What NCCL prints."
+    )
+
+
 class Training(Section):
     """Precision, batch and guards of scripts that use `phalanx.train`; absent: the script's own."""
 
@@ -173,6 +188,14 @@ class Training(Section):
     )
     data_changed: Literal["refuse", "allow"] | None = Field(
         default=None, description="What to do about a resume on other data."
+    )
+
+    preflight: Preflight | None = Field(
+        default=None, description="Whether ranks compare versions, devices and hosts at the start."
+    )
+
+    network: Network | None = Field(
+        default=None, description="Variables of NCCL and gloo, by interconnect."
     )
 
     def given(self) -> dict[str, Any]:

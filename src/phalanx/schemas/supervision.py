@@ -251,6 +251,26 @@ class StacksReport(Message):
     ranks: list[RankStacks]
 
 
+class ProfileReport(Message):
+    """What rank 0 gathered of a profile. `request` 0: the script asked for it, nobody else.
+
+    `splits` are those of `core.profiles.Split`, by rank; `trace` is where the merged trace lies.
+    """
+
+    kind: Literal["profile"] = "profile"
+    seq: int
+    generation: int
+    request: int
+    at: int
+    first_step: int
+    splits: list[dict[str, float | None]]
+    finding: str
+    said: str
+    advice: str
+    trace: str = ""
+    notes: list[str] = Field(default_factory=list)
+
+
 class RanksStalledReport(Message):
     """This node's ranks run and make no step; their stacks were put before. Nothing was ended."""
 
@@ -332,6 +352,7 @@ Report = Annotated[
     | WarningReport
     | GuardReport
     | StacksReport
+    | ProfileReport
     | RanksStalledReport
     | LedgerReport
     | MetricsReport
@@ -368,11 +389,21 @@ class SyncRequest(Message):
     wait_s: float = 0.0
 
 
+class ProfileOrder(Message):
+    """`core.profiles.ProfileWish` on the wire."""
+
+    request: int
+    steps: int
+    traced: int
+    extras: list[str] = Field(default_factory=list)
+
+
 class Orders(Message):
     """`core.jobs.desired.Desired` on the wire, with a version to compare.
 
     `grace_left_s` is what remains of a STOP's grace at the moment of the answer: durations survive
-    clocks that disagree. `stacks` numbers the newest request for the running ranks' stacks.
+    clocks that disagree. `stacks` numbers the newest request for the running ranks' stacks,
+    `profile` is the newest one for a profile.
     """
 
     version: str
@@ -385,6 +416,7 @@ class Orders(Message):
     grace_left_s: float = 0.0
     stacks: int = 0
     after: str = ""
+    profile: ProfileOrder | None = None
 
     @classmethod
     def from_core(cls, orders: Desired, now: int) -> Orders:
@@ -394,6 +426,9 @@ class Orders(Message):
             f"{orders.action.value}:{orders.generation}:{orders.master_port}:{orders.deadline_at}"
             f":{orders.stacks}"
         )
+        wish = orders.profile
+        if wish is not None:
+            version += f":{wish.request}"
         return cls(
             version=version,
             action=orders.action,
@@ -405,6 +440,11 @@ class Orders(Message):
             grace_left_s=left_s,
             stacks=orders.stacks,
             after=orders.after,
+            profile=None
+            if wish is None
+            else ProfileOrder(
+                request=wish.request, steps=wish.steps, traced=wish.traced, extras=list(wish.extras)
+            ),
         )
 
 

@@ -10,6 +10,7 @@ import httpx
 from pydantic import BaseModel, TypeAdapter
 
 from phalanx.schemas import api
+from phalanx.schemas.profiles import ProfileAsked, ProfileRequest, ProfilesView
 from phalanx.sdk.answers import raise_for, unreachable
 from phalanx.sdk.estate import EstateCalls
 
@@ -176,6 +177,19 @@ class PhalanxClient(EstateCalls):
         if asked is not None:
             params |= asked.model_dump()
         return self._get(f"{_V1}/jobs/{num}/stacks", api.StacksView, params, wait_s)
+
+    def ask_profile(self, num: int, wish: ProfileRequest) -> ProfileAsked:
+        """Have the ranks profile their next steps. Raises Conflict where none runs."""
+        return self._post(f"{_V1}/jobs/{num}/profiles", wish, ProfileAsked)
+
+    def profiles(
+        self, num: int, *, asked: ProfileAsked | None = None, wait_s: float = 0.0
+    ) -> ProfilesView:
+        """Profiles that are kept; waits up to `wait_s` for the answer to what was asked."""
+        params: dict[str, Any] = {"wait_s": wait_s}
+        if asked is not None:
+            params |= asked.model_dump()
+        return self._get(f"{_V1}/jobs/{num}/profiles", ProfilesView, params, wait_s)
 
     def stop(
         self, num: int, *, goal: Literal["cancel", "pause"] = "cancel", grace_s: float | None = None

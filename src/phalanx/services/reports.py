@@ -176,6 +176,12 @@ def _stacks(inbox: Inbox, report: wire.StacksReport) -> None:
     )
 
 
+def _profile(inbox: Inbox, report: wire.ProfileReport) -> None:
+    data = report.model_dump(exclude={"kind", "seq", "generation"})
+    data["at"] = inbox.ours(report.at)
+    inbox.events.append(Note("profiled", inbox.attempt, report.generation, data))
+
+
 def _ranks_stalled(inbox: Inbox, report: wire.RanksStalledReport) -> None:
     failure = failure_of(report.failure, inbox.node_rank, inbox.offset_us)
     inbox.events.append(e.RanksStalled(inbox.attempt, report.generation, inbox.node_rank, failure))
@@ -256,6 +262,7 @@ _READERS: Mapping[type, Callable[[Inbox, Any], None]] = {
     wire.WarningReport: _warning,
     wire.GuardReport: _guard,
     wire.StacksReport: _stacks,
+    wire.ProfileReport: _profile,
     wire.RanksStalledReport: _ranks_stalled,
     wire.LedgerReport: _ledger,
     wire.MetricsReport: _metrics,

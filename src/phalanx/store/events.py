@@ -20,7 +20,7 @@ from phalanx.store.database import Tx, take_numbers
 from phalanx.store.tables import events
 
 EVENT_VERSION = 1
-NOTES = frozenset({"warned", "restored", "stacks", "guarded"})
+NOTES = frozenset({"warned", "restored", "stacks", "guarded", "profiled"})
 
 
 def kind_of(event_type: type) -> str:

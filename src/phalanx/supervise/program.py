@@ -33,6 +33,7 @@ from phalanx.schemas.supervision import (
     Report,
     WarningReport,
 )
+from phalanx.supervise import profiles
 from phalanx.supervise.carrier import Carrier
 from phalanx.supervise.eventloop import EventLoop
 from phalanx.supervise.generation import Generation, Surroundings
@@ -122,6 +123,7 @@ class Supervisor:
             if not self._leaving:
                 self._run(orders)
                 self._show_stacks(orders)
+                self._profile(orders)
         elif action is Action.END and self._is_due(number):
             if self._current is None:
                 self._report_ended(number, Outcome.FAILED, None)
@@ -138,6 +140,11 @@ class Supervisor:
         current = self._current
         if current is not None and current.number == orders.generation:
             current.vigil.asked(orders.stacks)
+
+    def _profile(self, orders: Orders) -> None:
+        current = self._current
+        if current is not None and current.number == orders.generation:
+            profiles.ask(current.ranks, orders.profile)
 
     def _is_due(self, number: int) -> bool:
         """Whether an order to end `number` still means anything here."""

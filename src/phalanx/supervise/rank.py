@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from phalanx.core import stacks
+from phalanx.core import profiles, stacks
 from phalanx.core.failures import RankExit
 from phalanx.launch import linux
 from phalanx.launch.capture import Capture, open_append, read_available
@@ -142,6 +142,11 @@ class LocalRank:
     def stacks_file(self) -> Path:
         """Where it writes its stacks when it is asked for them."""
         return self.report_file.with_suffix(stacks.SUFFIX)
+
+    @property
+    def profile_file(self) -> Path:
+        """Where it looks for a request to profile its gang."""
+        return self.report_file.with_suffix(profiles.SUFFIX)
 
     @property
     def error_file(self) -> Path:

@@ -21,6 +21,7 @@ from phalanx.schemas.supervision import (
     LedgerReport,
     LedgerRow,
     MetricPoint,
+    ProfileReport,
     QuarantinedReport,
     Report,
     RestoredReport,
@@ -208,6 +209,8 @@ class GenerationRecords:
                 seq=seq, generation=self._generation, path=gone))  # fmt: skip
         elif kind == "guard":
             self._put(self._guard(record))
+        elif kind == "profile":
+            self._put(self._profile(record))
         elif kind == "warn":
             said = str(record["message"])
             self._warn_once(kind, said, rank, said, int(record["t"]))
@@ -239,6 +242,19 @@ class GenerationRecords:
             "ranks": [int(rank) for rank in record.get("ranks", [])],
         }
         return lambda seq: GuardReport(seq=seq, **fields)
+
+    def _profile(self, record: Record) -> Callable[[int], Report]:
+        fields: dict[str, Any] = {
+            "generation": self._generation,
+            "request": int(record["request"]),
+            "at": int(record["t"]),
+            "first_step": int(record["first_step"]),
+            "splits": [dict(one) for one in record["splits"]],
+            "notes": [str(one) for one in record["notes"]],
+            **{name: str(record[name]) for name in ("finding", "said", "advice", "trace")},
+        }
+        ProfileReport(seq=0, **fields)  # a user's process wrote it: refuse it here, not later
+        return lambda seq: ProfileReport(seq=seq, **fields)
 
     def _checkpoint(self, record: Record) -> Callable[[int], Report]:
         fields: dict[str, Any] = {

@@ -59,6 +59,7 @@ def init(  # noqa: PLR0913 - one keyword for each wish, none of them positional
     sync: str | Mapping[str, Any] = "none",
     batch_shares: str | Sequence[float] = "even",
     data_changed: str = "refuse",
+    preflight: str = "check",
 ) -> Run:
     """Start the run of this process: environment, process groups, device, signals, reports.
 
@@ -90,9 +91,10 @@ def init(  # noqa: PLR0913 - one keyword for each wish, none of them positional
     a mapping with `method`) has ranks train on their own and exchange weights now and then.
     Ranks' compute times are compared every `straggler_window` steps; 0 never does.
     Batches are split over the ranks evenly, by `batch_shares=[2, 1, 1]`, or, with `"auto"`, by measured
-    speed. A resume on other data ends in an error unless `data_changed="allow"`.
+    speed. A resume on other data ends in an error unless `data_changed="allow"`. Before anything else the
+    ranks compare versions, devices and hosts, unless `preflight="off"`.
 
-    Raises SpecInvalid when an argument or the environment makes no sense.
+    Raises SpecInvalid when an argument or the environment makes no sense, and PreflightFailed.
     """
     from phalanx.train import start
 
@@ -111,6 +113,7 @@ def init(  # noqa: PLR0913 - one keyword for each wish, none of them positional
             "pipeline_schedule": pipeline_schedule, "micro_batches": micro_batches,
             "pipeline_split": pipeline_split,
             "sync": sync,
+            "preflight": preflight,
         },
     )  # fmt: skip
     return start.start(

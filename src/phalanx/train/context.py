@@ -18,6 +18,7 @@ from phalanx.checkpoint.seal import Key, keys_from
 from phalanx.core import meshes
 from phalanx.core.cadence import FIRST_S
 from phalanx.core.checkpoints import COMPRESSIONS, Keep, compression, far_prefix
+from phalanx.core.networks import PREFIXES
 from phalanx.errors import Problem, SpecInvalid, UserError
 from phalanx.kit.units import parse_duration
 
@@ -190,6 +191,11 @@ def keys(variable: str | None, file: Path | None) -> tuple[Key, ...]:
         return keys_from(os.environ, variable, file)  # noqa: TID251
     except ValueError as error:
         raise UserError(f"the key: {error}") from None
+
+
+def network_variables() -> dict[str, str]:
+    """What this process's environment says to NCCL, gloo and torch's collectives."""
+    return {key: value for key, value in os.environ.items() if key.startswith(PREFIXES)}  # noqa: TID251
 
 
 def read(environ: Mapping[str, str] | None = None) -> RankInfo:

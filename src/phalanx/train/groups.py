@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from phalanx.train import preflight
 from phalanx.train.context import RankInfo
 
 START_TIMEOUT = datetime.timedelta(minutes=60)
@@ -166,16 +167,31 @@ def await_host(address: str, port: int) -> None:
 class Connection:
     """The process groups of a gang, from start to end."""
 
-    def __init__(self, info: RankInfo) -> None:
-        """Meet the other ranks. Raises what torch raises when they do not come."""
+    def __init__(self, info: RankInfo, check: preflight.Check = preflight.unchecked) -> None:
+        """Meet the other ranks, and `check` them before the first collective.
+
+        Raises PreflightFailed, and what torch raises when ranks do not come.
+        """
         self._info = info
         self._mine = info.launched and not dist.is_initialized()
         if self._mine:
             if info.rank != 0:
                 await_host(*info.master)
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+            store = dist.TCPStore(  # type: ignore[attr-defined]
+                *info.master,
+                world_size=info.world_size,
+                is_master=info.rank == 0,
+                timeout=START_TIMEOUT,
+                wait_for_workers=False,
+            )
+            check(info, store, START_TIMEOUT)
             dist.init_process_group(
-                backend, rank=info.rank, world_size=info.world_size, timeout=START_TIMEOUT
+                backend,
+                store=store,
+                rank=info.rank,
+                world_size=info.world_size,
+                timeout=START_TIMEOUT,
             )
         self.channel = self.private_channel()
 

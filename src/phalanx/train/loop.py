@@ -22,6 +22,7 @@ from phalanx.train import randomness
 from phalanx.train.agreement import Agreement, Alone
 from phalanx.train.context import RankInfo
 from phalanx.train.groups import Channel
+from phalanx.train.profiling import NoProfiling, Profiling
 from phalanx.train.report import Journal, Report
 from phalanx.train.saving import Moment, Saver
 from phalanx.train.stopping import StopSignal
@@ -45,6 +46,7 @@ class Loop:
         self.num_epochs: int | None = None
         self.journal = Journal(report)
         self.timing: Timing = NoTiming()
+        self.profiling: Profiling = NoProfiling()
         self.agreement: Agreement = Alone()
         self.state: Callable[[], Any] = dict
         self.on_ready: Callable[[], Agreement] = Alone
@@ -138,7 +140,9 @@ class Loop:
             self.save("asked")
         elif self.agreed & control.SAVE or (every and self.step % every == 0):
             self.save("every")
+        begins = bool(self.agreed & control.PROFILE)
         self.agreed = 0
+        self.profiling.boundary(begins)
         self.timing.enter(DATA)
 
     def again(self) -> bool:
@@ -271,6 +275,8 @@ class Loop:
         requests = self.wishes()
         if self._stop.at is not None:
             requests |= control.STOP
+        if self.profiling.asked():
+            requests |= control.PROFILE
         if self._info.is_main and self._saver.saves:
             every = self._info.every.seconds
             if self._improved or (

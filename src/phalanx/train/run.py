@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from phalanx.train.compression import Compressors, Now
 from phalanx.train.early_stop import EarlyStopping
 from phalanx.train.opening import Restored, section
 from phalanx.train.parts import Parts
+from phalanx.train.profiling import Profiler, wish
 from phalanx.train.resuming import Resumption
 from phalanx.train.stepping import ClearGate, ScheduleGate, adopt_model, adopt_optimizer
 
@@ -78,6 +79,9 @@ class Run:
         now = Now(lambda: loop.step, lambda: self._care.loss_scale, parts.report)
         self._compressors = Compressors(parts.options.tuning.compression, parts.options.seed, now)
         self._rounds = lowcomm.rounds_for(parts)
+        loop.profiling = Profiler(
+            loop, parts.info, parts.connection.channel, parts.report, self._models, parts.device
+        )
         atexit.register(self._close)
 
     # -- setting up ------------------------------------------------------------------------------
@@ -286,6 +290,14 @@ class Run:
     def _loss_factor(self) -> float:
         return self._scale.factor * float(self._care.scaled(torch.ones(())))
 
+    def profile(self, steps: int = 20, trace: int = 3, extras: Sequence[str] = ()) -> None:
+        """Profile the next `steps` steps, then trace `trace` more; call it on every rank.
+
+        Rank 0 says where the time goes and what limits it; the merged trace lies in the folder `profiles`
+        beside the checkpoints. `extras` are `memory` and `nvtx`. Raises SpecInvalid.
+        """
+        self._loop.profiling.wish(wish(steps, trace, extras))
+
     def early_stopping(
         self, patience: int, *, mode: str = "min", min_delta: float = 0.0, name: str = "early"
     ) -> EarlyStopping:
@@ -353,9 +365,7 @@ class Run:
             self._resumption.restored = None
         reduces = self._strategy.reduces(self._models)
         connection = self._parts.connection
-        return agreement_for(
-            self._info, connection, self._report, reduces, self._rounds.agreement
-        )
+        return agreement_for(self._info, connection, self._report, reduces, self._rounds.agreement)
 
     def _start_share(self, share: Share, first: bool) -> None:
         self._scale.set(share.weight)
@@ -503,6 +513,7 @@ class Run:
     def _done(self) -> None:
         if not self._reported_done:
             self._reported_done = True
+            self._loop.profiling.finish()
             self._loop.journal.flush()
             self._loop.timing.flush()
             self._report.write("done", step=self._loop.step)

@@ -14,7 +14,7 @@ from phalanx.core import meshes
 from phalanx.core.meshes import Layout
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.kit.clock import SystemClock
-from phalanx.train import context, failure, lowcomm, randomness, stacks
+from phalanx.train import context, failure, lowcomm, preflight, randomness, stacks
 from phalanx.train.context import RankInfo
 from phalanx.train.devices import measured
 from phalanx.train.groups import Connection
@@ -73,7 +73,8 @@ def start(
         run_server(sync, gang, lambda: stop.at is not None, report)
     device = _device(info)
     randomness.seed_everything(options.seed)
-    connection = Connection(info)
+    look = preflight.check if options.tuning.preflight == "check" else preflight.unchecked
+    connection = Connection(info, look)
     saver: Saver = NoCheckpoints()
     if info.checkpoint_dir is not None:
         staging = Staging() if info.save_async else Direct()

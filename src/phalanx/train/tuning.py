@@ -38,6 +38,7 @@ class Tuning:
     pipeline_schedule: str = "1f1b"
     micro_batches: int | None = None
     pipeline_split: tuple[str, ...] = ()
+    preflight: str = "check"
 
 
 def tuned(values: Mapping[str, Any], over: Mapping[str, Any]) -> Tuning:
@@ -139,4 +140,6 @@ _CHECKS: Mapping[str, Any] = {
     "pipeline_schedule": _one_of(*SCHEDULES),
     "micro_batches": _optional(_whole(1)),
     "pipeline_split": _layers,
+    # YAML reads a bare `off` as false.
+    "preflight": lambda value: _one_of("check", "off")("off" if value is False else value),
 }

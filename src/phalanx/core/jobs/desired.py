@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from phalanx.core.jobs.model import Attempt, Job, JobState, NodePhase
+from phalanx.core.profiles import ProfileWish
 
 
 class Action(StrEnum):
@@ -23,6 +24,7 @@ class Desired:
     """One supervisor's orders. `master_*` and `resume_path` are set for RUN, the deadline for STOP.
 
     `stacks` is the number of the newest request for the running ranks' stacks; 0: there was none.
+    `profile` is the newest request for a profile of the running ranks.
     `after` is the cause that ended the attempt's generation before, where there was one.
     """
 
@@ -35,6 +37,7 @@ class Desired:
     deadline_at: int | None = None
     stacks: int = 0
     after: str = ""
+    profile: ProfileWish | None = None
 
 
 def desired(job: Job, attempt_num: int, node_rank: int) -> Desired:
@@ -60,6 +63,7 @@ def desired(job: Job, attempt_num: int, node_rank: int) -> Desired:
         restarts=job.restarts,
         stacks=attempt.stacks,
         after=_ended_by(job, attempt),
+        profile=attempt.profile,
     )
 
 

@@ -79,6 +79,15 @@ class StacksRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class ProfileRequested:
+    """Somebody wants to know where the time of the next steps goes; see `core.profiles.ProfileWish`."""
+
+    steps: int
+    traced: int
+    extras: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class StacksCaptured:
     """One node has sent its ranks' stacks for a request."""
 
@@ -205,6 +214,7 @@ JobEvent = (
     | StopOverdue
     | RanksStalled
     | StacksRequested
+    | ProfileRequested
     | StacksCaptured
     | StacksOverdue
 )
@@ -228,6 +238,7 @@ EVENT_TYPES: tuple[type[JobEvent], ...] = (
     StopOverdue,
     RanksStalled,
     StacksRequested,
+    ProfileRequested,
     StacksCaptured,
     StacksOverdue,
 )

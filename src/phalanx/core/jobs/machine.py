@@ -209,7 +209,7 @@ def _open_next(job: Job) -> Job:
     nodes = tuple(NodeStatus(NodePhase.READY, node.port) for node in attempt.nodes)
     attempt = replace(
         attempt, generation=attempt.generation + 1, nodes=nodes, failures=(), opened=True,
-        stacks=0, stall=None, stall_until=None, stacks_of=(),
+        stacks=0, stall=None, stall_until=None, stacks_of=(), profile=None,
     )  # fmt: skip
     return replace(job, attempt=attempt, not_before=None)
 
@@ -252,8 +252,8 @@ def _give_up_waiting(job: Job, failure: Failure) -> Job:
     return replace(job, state=JobState.RECOVERING) if job.state is JobState.RUNNING else job
 
 
-def _stacks_requested(job: Job, event: e.StacksRequested, now: int) -> Decision:
-    attempt = stalling.ask(_live(job))
+def _asked(job: Job, event: e.StacksRequested | e.ProfileRequested, now: int) -> Decision:
+    attempt = stalling.ask(_live(job), event)
     if isinstance(attempt, str):
         return Decision(job, ignored=attempt)
     return Decision(replace(job, attempt=attempt))
@@ -408,7 +408,7 @@ def _table() -> dict[tuple[JobState, type], Handler]:
     ours = (
         e.NodeReady, e.LaunchFailed, e.RanksStarted, e.RankFailed, e.RanksEnded, e.NodeReleased,
         e.NodeLost, e.CheckpointCommitted, e.CheckpointQuarantined, e.StopOverdue,
-        e.RanksStalled, e.StacksRequested, e.StacksCaptured, e.StacksOverdue,
+        e.RanksStalled, e.StacksRequested, e.StacksCaptured, e.StacksOverdue, e.ProfileRequested,
     )  # fmt: skip
     for kind in ours:
         for state in set(JobState) - HOLDING:
@@ -432,7 +432,7 @@ def _table() -> dict[tuple[JobState, type], Handler]:
         table[state, e.StopOverdue] = _ignore("the job is not stopping")
         table[state, e.AttemptPlaced] = _ignore("the job holds a placement")
         table[state, e.RanksStalled] = _stalled
-        table[state, e.StacksRequested] = _stacks_requested
+        table[state, e.StacksRequested] = table[state, e.ProfileRequested] = _asked
         table[state, e.StacksCaptured] = _captured
         table[state, e.StacksOverdue] = _stacks_overdue
     table[JobState.STOPPING, e.StopRequested] = _stop_again

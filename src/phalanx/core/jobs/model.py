@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from phalanx.core.failures import Failure, first_failure
 from phalanx.core.placement import GangShape, Placement
+from phalanx.core.profiles import ProfileWish
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.recovery import RecoveryPolicy, Spending
 
@@ -75,7 +76,8 @@ class Attempt:
 
     `stacks` counts the generation's requests for stacks. `stall` is set from the moment a generation
     is found to hang until `stall_until`, while the nodes in `stacks_of` are no longer waited for.
-    `placed_at` is None only for attempts that an earlier release placed.
+    `profile` is the generation's newest request for a profile. `placed_at` is None only for
+    attempts that an earlier release placed.
     """
 
     num: int
@@ -90,6 +92,7 @@ class Attempt:
     stall_until: int | None = None
     stacks_of: tuple[int, ...] = ()
     placed_at: int | None = None
+    profile: ProfileWish | None = None
 
     def with_node(self, node_rank: int, **changes: object) -> Attempt:
         """The same attempt with one node's status changed."""

@@ -1,4 +1,4 @@
-"""Stacks of all ranks: on demand, and before a gang that hangs is ended."""
+"""What running ranks are asked for: stacks, also before a gang that hangs is ended, and profiles."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ from dataclasses import replace
 from phalanx.core.failures import Failure
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.model import Attempt, Job, JobState, NodePhase
+from phalanx.core.profiles import ProfileWish
 
 _US = 1_000_000
 STACKS_WAIT_S = 10.0
 """How long a gang that hangs is left alone for the sake of its other nodes' stacks."""
 
 
-def ask(attempt: Attempt) -> Attempt | str:
-    """One more request for stacks, or why there is nobody to ask."""
+def ask(attempt: Attempt, event: e.StacksRequested | e.ProfileRequested) -> Attempt | str:
+    """One more request for stacks or a profile, or why there is nobody to ask."""
     if attempt.failures or not any(node.phase is NodePhase.UP for node in attempt.nodes):
         return "no rank runs"
-    return replace(attempt, stacks=attempt.stacks + 1)
+    if isinstance(event, e.StacksRequested):
+        return replace(attempt, stacks=attempt.stacks + 1)
+    request = 1 if attempt.profile is None else attempt.profile.request + 1
+    wish = ProfileWish(request, event.steps, event.traced, event.extras)
+    return replace(attempt, profile=wish)
 
 
 def stalled(job: Job, attempt: Attempt, event: e.RanksStalled, now: int) -> Attempt | str:

@@ -9,8 +9,9 @@ from fastapi import APIRouter, Query
 from phalanx.core.jobs.model import JobState, StopGoal
 from phalanx.errors import UserError
 from phalanx.schemas import api
+from phalanx.schemas import profiles as wire
 from phalanx.server.context import Here, in_thread
-from phalanx.services import requests, stacks, views
+from phalanx.services import profiles, requests, stacks, views
 from phalanx.services.commit import job_topic
 from phalanx.services.submit import check, submit
 from phalanx.store.jobs import JobFilter
@@ -116,6 +117,35 @@ async def get_stacks(
         found = [one for one in view.captures if one.answers == asked]
         over = (view.attempt, view.generation) != (attempt, generation)
         return over or any(len(one.ranks) >= view.world_size for one in found)
+
+    return await here.poll_until((job_topic(num),), wait_s, look, whole)
+
+
+@router.post("/{num}/profiles")
+def post_profile(here: Here, num: int, request: wire.ProfileRequest) -> wire.ProfileAsked:
+    """Have the ranks profile their next steps; the answer appears under the same address."""
+    return profiles.ask_profile(here.platform, num, request, here.clock.now(), "user")
+
+
+@router.get("/{num}/profiles")
+async def get_profiles(
+    here: Here,
+    num: int,
+    attempt: int = 0,
+    generation: int = 0,
+    request: int = 0,
+    wait_s: Annotated[float, Query(ge=0)] = 0.0,
+) -> wire.ProfilesView:
+    """What is kept; waits up to `wait_s` seconds for the answer to a request."""
+
+    async def look() -> wire.ProfilesView:
+        return await in_thread(lambda: profiles.read_profiles(here.platform, num))
+
+    asked = (attempt, generation, request)
+
+    def whole(view: wire.ProfilesView) -> bool:
+        over = (view.attempt, view.generation) != (attempt, generation)
+        return over or any(one.answers == asked for one in view.profiles)
 
     return await here.poll_until((job_topic(num),), wait_s, look, whole)
 

@@ -1,0 +1,127 @@
+"""Whether the ranks that have met can train together: one line for each thing that does not fit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What one rank says of itself.
+
+    `versions` are of what all must have alike; `devices` counts the GPUs that it sees, `device` is the
+    identity of the one that it uses. `address` and `port` are where its node answers.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    host: str
+    pid: int
+    versions: Mapping[str, str] = field(default_factory=dict)
+    devices: int = 0
+    device: str = ""
+    address: str = ""
+    port: int = 0
+
+    @property
+    def place(self) -> str:
+        """The rank with its host."""
+        return f"rank {self.rank} ({self.host})"
+
+
+def problems(facts: Sequence[Facts]) -> list[str]:
+    """What is wrong with a gang, the most telling first; empty: nothing."""
+    found: list[str] = []
+    for check in (_world, _nodes, _versions, _devices, _shared_devices):
+        found += check(facts)
+    return found
+
+
+def summary(found: Sequence[str]) -> str:
+    """One line of them."""
+    more = len(found) - 1
+    return found[0] + (f" (and {more} more)" if more > 0 else "")
+
+
+def _odd(facts: Sequence[Facts], what: Callable[[Facts], str], name: str) -> list[str]:
+    """Ranks that differ from most of them in one respect."""
+    values = Counter(map(what, facts))
+    if len(values) < 2:
+        return []
+    # As many on both sides: the side of rank 0 counts as usual.
+    usual = max(values, key=lambda one: (values[one], one == what(facts[0])))
+    odd = [one for one in facts if what(one) != usual]
+    by_value: dict[str, list[Facts]] = {}
+    for one in odd:
+        by_value.setdefault(what(one), []).append(one)
+    return [
+        f"{_places(ones)} {'has' if len(ones) == 1 else 'have'} {name} {value}, the others {usual}"
+        for value, ones in by_value.items()
+    ]
+
+
+def _places(ones: Sequence[Facts]) -> str:
+    if len(ones) == 1:
+        return ones[0].place
+    ranks = ", ".join(str(one.rank) for one in ones[:8]) + (", …" if len(ones) > 8 else "")
+    hosts = sorted({one.host for one in ones})
+    return f"ranks {ranks} ({', '.join(hosts[:4])}{', …' if len(hosts) > 4 else ''})"
+
+
+def _world(facts: Sequence[Facts]) -> list[str]:
+    return _odd(facts, lambda one: str(one.world_size), "WORLD_SIZE")
+
+
+def _nodes(facts: Sequence[Facts]) -> list[str]:
+    nodes: dict[int, list[Facts]] = {}
+    for one in facts:
+        nodes.setdefault(one.node_rank, []).append(one)
+    found = []
+    for node, ranks in sorted(nodes.items()):
+        hosts = sorted({one.host for one in ranks})
+        if len(hosts) > 1:
+            found.append(f"node rank {node} is claimed by several hosts: {', '.join(hosts)}")
+            continue
+        locals_ = sorted(one.local_rank for one in ranks)
+        if locals_ != list(range(ranks[0].local_world_size)):
+            found.append(
+                f"node rank {node} ({hosts[0]}) has local ranks {', '.join(map(str, locals_))}, not"
+                f" 0 to {ranks[0].local_world_size - 1}: the host list or LOCAL_RANK is wrong"
+            )
+    return found
+
+
+def _versions(facts: Sequence[Facts]) -> list[str]:
+    names = sorted({name for one in facts for name in one.versions})
+    found: list[str] = []
+    for name in names:
+        found += _odd(facts, lambda one, name=name: one.versions.get(name, "none"), name)  # type: ignore[misc]
+    return found
+
+
+def _devices(facts: Sequence[Facts]) -> list[str]:
+    if not any(one.devices for one in facts):
+        return []
+    return [
+        f"{one.place} sees {one.devices} GPUs, and needs more than {one.local_rank}:"
+        " look at CUDA_VISIBLE_DEVICES, the driver and slots_per_node"
+        for one in facts
+        if one.devices <= one.local_rank and one.devices != 1
+    ]
+
+
+def _shared_devices(facts: Sequence[Facts]) -> list[str]:
+    users: dict[tuple[str, str], list[Facts]] = {}
+    for one in facts:
+        if one.device:
+            users.setdefault((one.host, one.device), []).append(one)
+    return [
+        f"{_places(ones)} use the same GPU {device}: look at CUDA_VISIBLE_DEVICES"
+        for (_, device), ones in users.items()
+        if len(ones) > 1
+    ]

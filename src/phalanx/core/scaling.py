@@ -1,0 +1,66 @@
+"""What a scaling benchmark measured, as a table: speed-up, efficiency, and what an epoch costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingRow:
+    """One number of ranks. `cost` is None where nothing has a price."""
+
+    ranks: int
+    samples_per_s: float
+    step_s: float
+    speed_up: float
+    efficiency: float
+    epoch_s: float
+    cost: float | None
+
+
+def rows(
+    steps_s: Mapping[int, float], batches: Mapping[int, int], samples: int, price: float | None
+) -> list[ScalingRow]:
+    """Median step times (seconds) and global batches by number of ranks, as a table in that order.
+
+    The smallest number of ranks is what the others are compared with, as if it scaled perfectly itself.
+    `samples` make an epoch; `price` is that of one rank for an hour.
+    """
+    found: list[ScalingRow] = []
+    if not steps_s:
+        return found
+    least = min(steps_s)
+    per_rank = batches[least] / steps_s[least] / least
+    for ranks in sorted(steps_s):
+        rate = batches[ranks] / steps_s[ranks]
+        epoch_s = samples / rate
+        found.append(
+            ScalingRow(
+                ranks=ranks,
+                samples_per_s=rate,
+                step_s=steps_s[ranks],
+                speed_up=rate / per_rank,
+                efficiency=rate / per_rank / ranks,
+                epoch_s=epoch_s,
+                cost=None if price is None else epoch_s / _HOUR_S * ranks * price,
+            )
+        )
+    return found
+
+
+def in_words(table: list[ScalingRow]) -> str:
+    """What a manager reads: how far it pays."""
+    if len(table) < 2:
+        return "one number of ranks says nothing about scaling"
+    last, good = table[-1], [row for row in table if row.efficiency >= 0.8]
+    most = good[-1].ranks if good else table[0].ranks
+    said = (
+        f"{last.ranks} ranks are {last.speed_up:.2f} times as fast as one would be"
+        f" ({last.efficiency:.0%} of perfect scaling)"
+    )
+    if most == last.ranks:
+        return said + "; every rank up to there is worth its price"
+    return said + f"; beyond {most} ranks more than a fifth of each further one is lost"

@@ -1,0 +1,36 @@
+"""`python -m phalanx.train.recipes [FLAGS]`: what `phalanx recipe train` runs on every rank."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+
+from phalanx.errors import PlatformError, SpecInvalid, UserError
+from phalanx.train.recipes import settings
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train, or only check the flags; returns the exit code."""
+    try:
+        recipe, only_check = settings.read(sys.argv[1:] if arguments is None else arguments)
+        if only_check:
+            sys.stdout.write(json.dumps(settings.as_job(recipe)) + "\n")
+            return 0
+        from phalanx.train.recipes.trainer import train
+
+        train(recipe)
+    except (SpecInvalid, UserError) as error:
+        sys.stderr.write(f"phalanx recipe train: {error}\n")
+        return error.exit_code
+    except PlatformError:
+        raise
+    except SystemExit as left:
+        if left.code == 2:  # argparse's code for wrong usage
+            return 1
+        raise
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""torch's profiler around a few steps, and what may be asked for besides: NVTX ranges, device memory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity
+
+_MEMORY_ENTRIES = 100_000
+_NO_GPU = {
+    "memory": "no memory snapshot: there is no GPU",
+    "nvtx": "no NVTX ranges: there is no GPU",
+}
+
+
+class Tracer:
+    """From `start` to `stop` everything is traced."""
+
+    def __init__(self, device: torch.device, extras: Sequence[str]) -> None:
+        self.on_gpu = device.type == "cuda"
+        self.extras = tuple(extras)
+        self._open = contextlib.ExitStack()
+        activities = [ProfilerActivity.CPU]
+        if self.on_gpu:
+            activities.append(ProfilerActivity.CUDA)
+        self._profiler = torch.profiler.profile(activities=activities)
+
+    def start(self) -> None:
+        """Begin."""
+        if self.on_gpu and "memory" in self.extras:
+            torch.cuda.memory._record_memory_history(max_entries=_MEMORY_ENTRIES)
+        if self.on_gpu and "nvtx" in self.extras:
+            ranges = torch.autograd.profiler.emit_nvtx()  # type: ignore[no-untyped-call]
+            self._open.enter_context(ranges)
+            return  # one profiler at a time: Nsight has the rest
+        self._profiler.start()
+
+    def stop(self) -> tuple[int, list[dict[str, Any]]]:
+        """End; what the events' times count from (nanoseconds of this node's clock), and the events."""
+        self._open.close()
+        if self.on_gpu and "nvtx" in self.extras:
+            return 0, []
+        self._profiler.stop()
+        handle, name = tempfile.mkstemp(suffix=".json")
+        os.close(handle)
+        try:
+            self._profiler.export_chrome_trace(name)
+            found = json.loads(Path(name).read_text(errors="replace"))
+        finally:
+            os.unlink(name)
+        return int(found.get("baseTimeNanoseconds", 0)), list(found["traceEvents"])
+
+
+def extra_parts(tracer: Tracer, stem: Path) -> list[str]:
+    """Write what was asked for besides, under names that begin with `stem`; one sentence for each."""
+    if not tracer.on_gpu:
+        return [_NO_GPU[one] for one in tracer.extras if one in _NO_GPU]
+    said = []
+    if "memory" in tracer.extras:
+        path = stem.with_name(f"{stem.name}.memory.pickle")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
+            said.append(f"memory snapshot for pytorch.org/memory_viz: {path}")
+        except OSError as error:
+            said.append(f"the memory snapshot could not be written: {error}")
+        torch.cuda.memory._record_memory_history(enabled=None)
+    if "nvtx" in tracer.extras:
+        said.append("NVTX ranges were on, for Nsight Systems; torch's own trace was off meanwhile")
+    return said

@@ -1,0 +1,45 @@
+"""The recipe and the scaling benchmark as a user starts them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from e2e.platform.harness import Platform
+from phalanx.kit.ids import parse_job_label
+
+pytestmark = pytest.mark.e2e
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+SMALL = ("--scale", "0.1", "--block", "32", "--batch-size", "4", "--max-steps", "4")
+
+
+def test_a_recipe_is_a_job(platform: Platform) -> None:
+    words = ("recipe", "train", "--model", "gpt", "--dataset", EXAMPLES / "gpt" / "book.txt",
+             "--num-workers", 2, "--checkpoint-freq", 2, "--keep-last-n", 1,
+             "--num-dataloader-workers", 0, *SMALL)  # fmt: skip
+    planned = platform.run(*words, "--dry-run").stdout
+    assert "2 steps" in planned and "phalanx.train.recipes" in planned
+    job = platform.run(*words, "--detach").stdout.split()[-1]
+    view = platform.wait_state(job, "succeeded")
+    assert view.name == "gpt" and view.progress.step == 4
+    num = parse_job_label(job)
+    assert num is not None
+    with platform.client() as client:
+        (kept,) = [one for one in client.checkpoints(num) if one.state == "valid"]
+        names = {one.name for one in client.metrics(num).series}
+    assert kept.step == 4 and {"loss", "lr", "val_loss"} <= names
+    refused = platform.run("recipe", "train", "--model", "resnet19", check=False)
+    assert refused.returncode == 1 and "--model: must be" in refused.stderr
+    assert "--use-gradient-checkpointing" in platform.run("recipe", "flags").stdout
+
+
+@pytest.mark.extras
+def test_scaling_is_measured_and_drawn(platform: Platform, tmp_path: Path) -> None:
+    words = ("bench", "scaling", "--model", "resnet18", "--counts", "1,2", "--steps", 3,
+             "--scale", 0.1, "--batch-size", 2, "--price", 3, "--plot", tmp_path / "s.svg")  # fmt: skip
+    table = json.loads(platform.run(*words, "--json").stdout)
+    assert [row["ranks"] for row in table] == [1, 2]
+    assert table[0]["speed_up"] == 1 and table[1]["speed_up"] > 0 < table[1]["cost_per_epoch"]
+    assert "<svg" in (tmp_path / "s.svg").read_text()
+    refused = platform.run("bench", "scaling", "--counts", "two", check=False)
+    assert refused.returncode == 1 and "numbers of ranks" in refused.stderr

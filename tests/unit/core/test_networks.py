@@ -1,0 +1,68 @@
+"""Variables of NCCL and gloo: presets, and what looks wrong."""
+
+import json
+
+import pytest
+
+from phalanx.core import networks
+from phalanx.core.ranks import GangEnvironment, RankFiles, rank_environment
+from phalanx.schemas.spec import validate_spec
+
+pytestmark = pytest.mark.unit
+
+
+def environment(training, **user):
+    gang = GangEnvironment(
+        job=1, job_name="a", project="p", attempt=1, generation=0, restarts=0, framework="torch",
+        num_nodes=1, ranks_per_node=2, reference_world=2, cpus_per_node=4, master_address="h",
+        master_port=1, grace_s=1.0, checkpoint_dir="/c", training=training, user_env=user,
+    )  # fmt: skip
+    return rank_environment(gang, 0, 0, RankFiles("r", "c", "e"))
+
+
+def test_a_preset_reaches_the_ranks_and_the_users_own_value_stands_over_it():
+    spec = validate_spec(
+        {"schema": 1, "name": "a", "run": "python t.py",
+         "training": {"clip": 1, "network": {"preset": "ethernet_fast", "interface": "eth1",
+                                             "debug": "info"}}}
+    )  # fmt: skip
+    env = environment(spec.training.given(), NCCL_BUFFSIZE="1")
+    assert env["NCCL_NSOCKS_PERTHREAD"] == "4" and env["NCCL_IB_DISABLE"] == "1"
+    assert env["NCCL_SOCKET_IFNAME"] == env["GLOO_SOCKET_IFNAME"] == "eth1"
+    assert (env["NCCL_DEBUG"], env["NCCL_BUFFSIZE"]) == ("INFO", "1")
+    assert json.loads(env["PHALANX_TRAINING"]) == {"clip": 1.0}  # the script's part alone
+    assert not [name for name in environment({"clip": 1}) if name.startswith("NCCL_")]
+
+
+def test_every_presets_variable_is_explained():
+    for preset in networks.PRESETS:
+        env = networks.variables(preset, None, None)
+        assert all(
+            one.verdict == "ok" and "not one" not in one.said for one in networks.explain(env, ())
+        )
+    with pytest.raises(ValueError, match="none of nvlink"):
+        networks.variables("wifi", None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "verdict", "words"),
+    [
+        ("NCCL_MIN_NRINGS", "4", "warn", "NCCL_MIN_NCHANNELS"),
+        ("GLOO_SOCKET_IFNAME", "ib0", "FAIL", "only eth0, lo"),
+        ("NCCL_SOCKET_IFNAME", "^docker", "ok", ""),
+        ("NCCL_SOCKET_IFNAME", "eth", "ok", ""),
+        ("NCCL_DEBUG", "info", "warn", "costs speed"),
+        ("NCCL_NEVER_SEEN", "1", "ok", "not one that we know"),
+    ],
+)
+def test_what_looks_wrong_is_said(name, value, verdict, words):
+    (found,) = networks.explain({name: value}, ["eth0", "lo"])
+    assert found.verdict == verdict and words in found.said
+
+
+def test_figures_are_judged_against_the_link():
+    bus = networks.bus_bytes_per_s(1_000_000, 0.001, 4)
+    assert bus == pytest.approx(1.5e9)
+    assert [one.verdict for one in networks.judge(1e-4, bus, 2e9)] == ["ok", "ok"]
+    latency, slow = networks.judge(1e-4, bus, 10e9)
+    assert "100 µs" in latency.said and slow.verdict == "warn" and "15%" in slow.said

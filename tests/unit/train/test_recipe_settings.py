@@ -1,0 +1,71 @@
+"""The recipe's flags and file: everything wrong is named before torch is loaded."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from phalanx.errors import SpecInvalid
+from phalanx.train.recipes import settings
+
+pytestmark = pytest.mark.unit
+R5 = """
+model: {name: resnet50, pretrained: false, num_classes: 100}
+training: {epochs: 90, batch_size: 256, learning_rate: 0.4, momentum: 0.9, weight_decay: 0.0001,
+           lr_scheduler: cosine, warmup_epochs: 5}
+distributed: {backend: nccl, num_workers: 4, gpus_per_worker: 2, gradient_accumulation_steps: 2,
+              mixed_precision: bf16}
+checkpointing: {frequency: 500, keep_last_n: 5, save_optimizer: true}
+"""
+
+
+def read(*words):
+    return settings.read(list(words))[0]
+
+
+def test_the_file_people_know_and_flags_over_it(tmp_path):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(R5)
+    words = ("--config", str(file), "--dataset", "imagenet", "--data-path", "/data")
+    found = read(*words, "--lr", "0.2", "--use-gradient-checkpointing")
+    assert (found.model, found.epochs, found.lr, found.batch_size) == ("resnet50", 90, 0.2, 256)
+    assert (found.mixed_precision, found.gradient_accumulation_steps) == ("bf16", 2)
+    assert found.gradient_checkpointing and found.pretrained == ""
+    job = settings.as_job(found)
+    assert job["checkpoint"] == {"every": "500 steps", "keep": {"last": 5}}
+    assert job["resources"] == {"slots_per_node": 8, "slots_per_rank": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("model: {nam: x}", "model.nam: is unknown; did you mean name?"),
+        ("trainin: {epochs: 1}", "trainin: is unknown; did you mean training?"),
+        ("model: {pretrained: true}", "model.pretrained: must be the path of a checkpoint"),
+        ("[1", "cannot be read"),
+        ("3", "must have the sections"),
+        ("training: {epochs: many}", "--epochs: must be a int (got 'many')"),
+        ("training: {epochs: 0}", "--epochs: must be at least 1"),
+        ("model: {name: resnet19}", "--model: must be resnet18, resnet50"),
+        ("model: {name: gpt}", "--dataset: gpt reads a text"),
+        ("model: {name: resnet18}", "--data-path: is needed: where cifar10 lies"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path, text, words):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(text)
+    with pytest.raises(SpecInvalid) as raised:
+        read("--config", str(file))
+    assert words in str(raised.value)
+
+
+def test_a_check_is_light():
+    code = (
+        "import sys; from phalanx.train.recipes.__main__ import main;"
+        " code = main(['--model', 'gpt', '--dataset', 'x', '--check']);"
+        " print('torch' in sys.modules); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    job, heavy = done.stdout.splitlines()
+    assert json.loads(job)["name"] == "gpt" and heavy == "False"
