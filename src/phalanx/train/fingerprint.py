@@ -5,7 +5,7 @@ A data set may say it by itself: `fingerprint()`, or an attribute of that name, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -66,6 +66,13 @@ def changes(saved: Mapping[str, Any], live: Mapping[str, Any]) -> list[str]:
 
 def _kind(fingerprint: str) -> str:
     return fingerprint.rpartition(":")[0]
+
+
+def described(dataset: Any, num_samples: int, agree: Callable[[str, str], None]) -> dict[str, Any]:
+    """What a checkpoint says of the data. `agree` compares a text over all ranks and may raise."""
+    found = fingerprint_of(dataset)
+    agree("the fingerprint of the data set", str(found))
+    return {"num_samples": num_samples, "fingerprint": found}
 
 
 def require_same(saved: Mapping[str, Any], live: Mapping[str, Any], where: str) -> None:

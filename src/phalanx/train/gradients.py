@@ -61,3 +61,11 @@ def clip(parameters: Iterable[torch.Tensor], most: float, norm: torch.Tensor) ->
     factor = min(1.0, most / (whole(norm) + 1e-6))
     for one in gradients:
         getattr(one, "to_local", lambda grad=one: grad)().mul_(factor)
+
+
+def scale(models: Iterable[nn.Module], factor: float) -> None:
+    """Multiply every gradient."""
+    for model in models:
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)

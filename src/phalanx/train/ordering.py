@@ -20,7 +20,7 @@ from torch.utils.data import (
 )
 
 from phalanx.checkpoint.digest import digest_of
-from phalanx.errors import NotSupported, RankDesync
+from phalanx.errors import NotSupported, RankDesync, RestoreMismatch
 from phalanx.train import randomness
 from phalanx.train.groups import Channel
 
@@ -243,4 +243,13 @@ def _same_length(name: str, found: int, expected: int) -> None:
         raise NotSupported(
             f"{name} gave {found} indices, an epoch has {expected}",
             "a sampler's length must hold for every epoch",
+        )
+
+
+def require_seed(saved: int, live: int, where: str) -> None:
+    """Raises RestoreMismatch for another seed: it would be another order of the data."""
+    if saved != live:
+        raise RestoreMismatch(
+            f"{where} was written with seed {saved}, this run has {live}",
+            "its position means nothing in another order of the data; use the same seed",
         )

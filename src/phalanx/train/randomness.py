@@ -102,6 +102,13 @@ def restore(data: bytes) -> None:
         raise ValueError(f"not a generator state: {error}") from error
 
 
+def unknown(seed: int, *place: int) -> bytes:
+    """Generators for a rank that a checkpoint does not know, from its place and the step."""
+    with undisturbed():
+        seed_sample(mix(seed, *place))
+        return capture()
+
+
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """Whatever happens inside, the global generators of the CPU come out as they went in."""

@@ -7,10 +7,10 @@ objects are half overwritten: everything is put in place once more, from the che
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sized
 from typing import Protocol
 
-from phalanx.errors import CheckpointCorrupt
+from phalanx.errors import CheckpointCorrupt, RestoreMismatch
 from phalanx.train.opening import Restored
 
 Place = Callable[[Restored], None]
@@ -85,3 +85,18 @@ class Resumption:
         self._settled = True
         self._places.clear()
         return self.restored is not None
+
+    def used_up(self, held: Mapping[str, Sized], where: str) -> None:
+        """Training begins, with what is `held` by section: nothing of the checkpoint may be left over.
+
+        Raises RestoreMismatch.
+        """
+        restored, self.restored = self.restored, None
+        if restored is None:
+            return
+        for name, live in held.items():
+            saved = len(restored.state[name])
+            if saved != len(live):
+                raise RestoreMismatch(
+                    f"{where} holds {saved} {name}, the script prepared {len(live)}"
+                )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +13,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from phalanx.core.batches import Plan, Share
-from phalanx.errors import NotSupported, RestoreMismatch
+from phalanx.core.batches import Share
+from phalanx.errors import NotSupported
 from phalanx.train import (
     communication,
     data,
@@ -170,6 +171,7 @@ class Run:
         evaluating = bool(self._models) and not self._models[-1].training
         if self._loop.plan is not None or evaluating:
             return self.eval_loader(loader)
+        agree = ordering.agreement_over(self._parts.connection.channel)
         prepared = data.positioned(
             loader,
             self._loop,
@@ -180,13 +182,14 @@ class Run:
             device=self.device,
             pieces=self._care.pieces,
             skips=self._care.skips,
-            agree=ordering.agreement_over(self._parts.connection.channel),
+            agree=agree,
             parts=self._care.shares.parts,
             num_samples=self._known_length(),
         )
         self._loop.plan = prepared.plan
         self._stream = prepared
-        self._loop.data = self._describe(loader.dataset, prepared.plan)
+        samples = prepared.plan.num_samples
+        self._loop.data = fingerprint.described(loader.dataset, samples, agree)
         self._care.follow(prepared.plan)
         self._resumption.put(self._check_data)
         return prepared
@@ -196,10 +199,8 @@ class Run:
 
         Every sample is on exactly one rank; ranks may have different numbers of batches.
         """
-        return data.EvaluationLoader(
-            loader, self._place, self._options.seed, self.device,
-            lambda: self._report.write("phase", name="evaluating"),
-        )  # fmt: skip
+        begins = partial(self._report.write, "phase", name="evaluating")
+        return data.EvaluationLoader(loader, self._place, self._options.seed, self.device, begins)
 
     def track(self, **objects: Any) -> None:
         """Save and restore anything else that has `state_dict` and `load_state_dict`."""
@@ -283,9 +284,8 @@ class Run:
         backward pass. `model` is the first one that was prepared, if not given.
         """
         model = self._models[0] if model is None else model
-        return self._strategy.compute(
-            model, inputs, target, loss_fn, self.backward, self._loss_factor
-        )
+        factor = self._loss_factor
+        return self._strategy.compute(model, inputs, target, loss_fn, self.backward, factor)
 
     def _loss_factor(self) -> float:
         return self._scale.factor * float(self._care.scaled(torch.ones(())))
@@ -349,20 +349,8 @@ class Run:
 
     def _ready(self) -> Agreement:
         """Training begins: nothing of the checkpoint may be left over."""
-        restored = self._resumption.restored
-        if restored is not None:
-            held: dict[str, list[Any]] = {
-                "models": self._models,
-                "optimizers": self._optimizers,
-                "schedulers": self._schedules,
-            }
-            for name, live in held.items():
-                saved = len(restored.state[name])
-                if saved != len(live):
-                    raise RestoreMismatch(
-                        f"{self._where} holds {saved} {name}, the script prepared {len(live)}"
-                    )
-            self._resumption.restored = None
+        held: dict[str, Sized] = {"models": self._models, "optimizers": self._optimizers}
+        self._resumption.used_up(held | {"schedulers": self._schedules}, self._where)
         reduces = self._strategy.reduces(self._models)
         connection = self._parts.connection
         return agreement_for(self._info, connection, self._report, reduces, self._rounds.agreement)
@@ -379,10 +367,8 @@ class Run:
             return
         mine, self._tokens, apart = self._tokens, None, self._rounds.apart
         total, sharers = (mine, 1) if apart else (self.all_reduce_sum(mine)[0], self._place[1])
-        for model in self._models:
-            for parameter in model.parameters():
-                if parameter.grad is not None and total:
-                    parameter.grad.mul_(sharers / total)
+        if total:
+            gradients.scale(self._models, sharers / total)
 
     def _committed(self) -> None:
         for gate in self._schedules:
@@ -444,16 +430,12 @@ class Run:
         self._where = f"checkpoint {manifest.name}"
         self._loop.step, self._loop.position = manifest.step, manifest.position
         twin = self._parts.layout.twin(self.rank)
-        self._loop.resume_rng = restored.rng_of(twin) or self._fresh_rng(manifest.step)
+        unknown = randomness.unknown(self._options.seed, *self._luck, manifest.step)
+        self._loop.resume_rng = restored.rng_of(twin) or unknown
         self.state.clear()
         self.state.update({**own, **saved["state"]})
         self._care.load_state_dict(saved.get("care", {}))
-        if saved["seed"] != self._options.seed:
-            raise RestoreMismatch(
-                f"{self._where} was written with seed {saved['seed']}, this run has"
-                f" {self._options.seed}",
-                "its position means nothing in another order of the data; use the same seed",
-            )
+        ordering.require_seed(saved["seed"], self._options.seed, self._where)
 
     def _settle(self) -> None:
         """All ranks agree on what was restored, or restore an older one. Collective."""
@@ -473,23 +455,10 @@ class Run:
         stage = self._parts.layout.coordinates(self.rank)["pp"]
         return (_RANKS, self._place[0], stage) if stage else (_RANKS, self._place[0])
 
-    def _fresh_rng(self, step: int) -> bytes:
-        """Generators for a rank that the checkpoint does not know."""
-        with randomness.undisturbed():
-            randomness.seed_sample(randomness.mix(self._options.seed, *self._luck, step))
-            return randomness.capture()
-
     def _known_length(self) -> int | None:
         """An iterable's length as the checkpoint has it: nobody reads the data through again."""
         restored = self._resumption.restored
         return None if restored is None else restored.state.get("num_samples")
-
-    def _describe(self, dataset: Any, plan: Plan) -> dict[str, Any]:
-        """What a checkpoint says of the data. Collective; raises RankDesync."""
-        found = fingerprint.fingerprint_of(dataset)
-        agree = ordering.agreement_over(self._parts.connection.channel)
-        agree("the fingerprint of the data set", str(found))
-        return {"num_samples": plan.num_samples, "fingerprint": found}
 
     def _check_data(self, restored: Restored) -> None:
         manifest, saved = restored.manifest, restored.state
