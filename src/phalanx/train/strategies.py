@@ -8,7 +8,7 @@ do not depend on it: `sharding` finds any part of any tensor again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 from phalanx.train import gradients, replica
 from phalanx.train.groups import Channel
@@ -171,7 +172,8 @@ class Shards(Undivided):
     def __init__(self, options: Mapping[str, Any]) -> None:
         """`options` are further arguments of `fully_shard`."""
         self._options = options
-        self._moved: dict[nn.Parameter, nn.Parameter] = {}
+        # Weak: what an optimizer no longer names may give its memory back.
+        self._moved: MutableMapping[Any, nn.Parameter] = WeakIdKeyDictionary()
         self._optimizers: list[Optimizer] = []
 
     def wrap(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> nn.Module:
