@@ -36,7 +36,7 @@ VARIANTS: dict[str, dict[str, object]] = {
         "control_every": 16,
     },
     "diloco int4 x4": {
-        "method": "diloco", "every": 64, "outer": OUTER, "fragments": 4, "quantize": "int4",
+        "method": "diloco", "every": 100, "outer": OUTER, "fragments": 4, "quantize": "int4",
         "control_every": 16,
     },
 }  # fmt: skip

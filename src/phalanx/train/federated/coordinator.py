@@ -54,7 +54,8 @@ class Coordinator:
         on_round: Callable[[int, dict[str, float]], None] = lambda number, metrics: None,
         clock: Clock | None = None,
     ) -> None:
-        """`on_round` gets each round's number and the sites' metrics, weighted by samples.
+        """`on_round` gets each round's number and the sites' metrics, weighted by samples, once the new
+        model is kept; a kill in between leaves that round untold.
 
         Raises SpecInvalid, and CheckpointCorrupt when what was kept is damaged.
         """
