@@ -8,7 +8,7 @@ import pytest
 from e2e.platform.harness import Platform
 from phalanx.kit.ids import parse_job_label
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.extras]  # whole trainings
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 SMALL = ("--scale", "0.1", "--block", "32", "--batch-size", "4", "--max-steps", "4")
 
@@ -33,7 +33,6 @@ def test_a_recipe_is_a_job(platform: Platform) -> None:
     assert "--use-gradient-checkpointing" in platform.run("recipe", "flags").stdout
 
 
-@pytest.mark.extras
 def test_scaling_is_measured_and_drawn(platform: Platform, tmp_path: Path) -> None:
     words = ("bench", "scaling", "--model", "resnet18", "--counts", "1,2", "--steps", 3,
              "--scale", 0.1, "--batch-size", 2, "--price", 3, "--plot", tmp_path / "s.svg")  # fmt: skip

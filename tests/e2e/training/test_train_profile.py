@@ -63,6 +63,7 @@ def test_sections_add_up_traces_share_a_clock_and_weights_stay_the_same(profiled
     assert "verdict" not in job.output() and found["finding"] in job.output()
 
 
+@pytest.mark.extras
 @pytest.mark.parametrize(
     ("args", "finding", "words"),
     [

@@ -9,7 +9,7 @@ import pytest
 
 from e2e.training.gang import HERE
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.extras]  # whole trainings
 EXAMPLES = HERE.parents[2] / "examples"
 MODULE = HERE.parents[2] / "src" / "phalanx" / "train" / "recipes" / "__main__.py"
 SMALL = ("--scale", "0.1", "--num-dataloader-workers", "0", "--batch-size", "8", "--lr", "0.01")
@@ -72,7 +72,6 @@ def test_a_folder_of_images_and_a_profile_on_the_way(recipe, pictures):
 
 
 @pytest.mark.parametrize("model", ["resnet50", "resnet101", "vit_b_16", "bert"])
-@pytest.mark.extras
 def test_every_other_model_trains(recipe, pictures, model):
     data = EXAMPLES / "bert" / "book.txt" if model == "bert" else pictures
     job = recipe(
