@@ -261,16 +261,15 @@ class Run:
         self, parameters: Iterable[torch.Tensor], max_norm: float, **options: Any
     ) -> torch.Tensor:
         """torch's function, where a step ends; inside an accumulation nothing, and the norm 0."""
+        parameters = list(parameters)
         if not self._loop.may_step():
             return torch.zeros(())
-        parameters = list(parameters)
         self._care.finish(parameters)
         if self._strategy.place is None:
             return nn.utils.clip_grad_norm_(parameters, max_norm, **options)
         if options:
             raise NotSupported(f"clip_grad_norm_ with {', '.join(options)} over pipeline stages")
-        norm = self._strategy.norm(parameters)
-        gradients.clip(parameters, max_norm, norm)
+        gradients.clip(parameters, max_norm, norm := self._strategy.norm(parameters))
         return norm
 
     def pipeline_step(
