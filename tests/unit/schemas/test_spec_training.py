@@ -27,7 +27,7 @@ def test_what_makes_no_sense_is_refused_at_submit(key, value):
 
 def test_the_library_knows_every_field():
     names = {field.name for field in tuning.fields(tuning.Tuning)}
-    assert names == set(Training.model_fields) - {"accumulate", "clip", "strategy"}
+    assert names == set(Training.model_fields) - {"accumulate", "clip", "network", "strategy"}
 
 
 def test_the_library_names_every_problem_at_once():
