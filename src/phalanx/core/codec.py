@@ -16,32 +16,61 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 _Read = Callable[[Any], Any]
+_Write = Callable[[Any], Any]
 _PLAIN = frozenset({str, int, float, bool, type(None)})
+_WRITTEN_ONCE: set[type] = set()
+_KEPT = 8192
 
 
 def encode(value: Any) -> Any:
-    """A value made of dataclasses, enums, tuples and plain values, as JSON-ready data."""
+    """A value made of dataclasses, enums, tuples and plain values, as JSON-ready data.
+
+    Not to be changed by the caller: values of `@written_once` types share theirs.
+    """
     kind: Any = type(value)
-    if kind in _PLAIN:
-        return value
-    if isinstance(value, Enum):
-        return value.value
-    names = _field_names(kind)
-    if names is not None:
-        return {name: encode(getattr(value, name)) for name in names}
-    if isinstance(value, tuple | list):
-        return [encode(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): encode(item) for key, item in value.items()}
-    return value
+    return value if kind in _PLAIN else _writer(kind)(value)
+
+
+def written_once(kind: type[T]) -> type[T]:
+    """For frozen dataclasses that stay as they are inside a record that is written again and again.
+
+    What they are written as is worked out once. Their values must be hashable.
+    """
+    _WRITTEN_ONCE.add(kind)
+    return kind
 
 
 @functools.cache
-def _field_names(kind: Any) -> tuple[str, ...] | None:
-    """The fields of a dataclass, None of anything else."""
-    if not dataclasses.is_dataclass(kind):
-        return None
-    return tuple(field.name for field in dataclasses.fields(kind))
+def _writer(kind: Any) -> _Write:
+    """The function that writes values of exactly this type."""
+    if issubclass(kind, Enum):
+        return lambda value: value.value
+    if dataclasses.is_dataclass(kind):
+        return _record_writer(kind)
+    if issubclass(kind, tuple | list):
+        return lambda value: [encode(item) for item in value]
+    if issubclass(kind, dict):
+        return lambda value: {str(key): encode(item) for key, item in value.items()}
+    return _as_it_is
+
+
+def _record_writer(kind: Any) -> _Write:
+    write = _field_writer(kind)
+    return functools.lru_cache(maxsize=_KEPT)(write) if kind in _WRITTEN_ONCE else write
+
+
+def _field_writer(kind: Any) -> _Write:
+    names = tuple(field.name for field in dataclasses.fields(kind))
+
+    def write(value: Any) -> Any:
+        # Most fields are plain: a call for each would be most of the time.
+        items = [(name, getattr(value, name)) for name in names]
+        return {
+            name: item if type(item) in _PLAIN else _writer(type(item))(item)
+            for name, item in items
+        }
+
+    return write
 
 
 def decode(kind: type[T], data: Any) -> T:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from phalanx.core.codec import written_once
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -87,6 +89,7 @@ class NodeShare:
     slots: tuple[int, ...]
 
 
+@written_once
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where a gang runs; the position in `shares` is the node rank."""

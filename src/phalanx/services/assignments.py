@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 from collections import Counter
 from pathlib import Path
@@ -37,7 +39,7 @@ def assignments(
     platform: Platform, stored: StoredJob, attempt: Attempt, nodes: dict[str, Node]
 ) -> list[tuple[Node, Assignment]]:
     """What to start where, by node rank. Raises KeyError for a node that is not in the inventory."""
-    spec = validate_spec(stored.facts.spec)
+    spec = _spec(json.dumps(dict(stored.facts.spec)))
     gang = _gang(platform, stored, attempt, spec)
     shares_on = Counter(share.node for share in attempt.placement.shares)
     made: list[tuple[Node, Assignment]] = []
@@ -46,6 +48,12 @@ def assignments(
         cpus = spec.cpus_per_node or max(1, node.num_cpus // shares_on[share.node])
         made.append((node, _assignment(platform, stored, spec, gang, node_rank, cpus)))
     return made
+
+
+@functools.lru_cache(maxsize=256)
+def _spec(text: str) -> JobSpec:
+    """A stored spec. Jobs of a sweep, and the attempts of one job, share most of theirs."""
+    return validate_spec(json.loads(text))
 
 
 def _assignment(

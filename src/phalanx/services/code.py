@@ -93,16 +93,24 @@ def unpack(home: HomeLayout, digest: str | None, target: Path) -> None:
     """
     if target.is_dir():
         return
+    try:
+        if digest is None:
+            target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        else:
+            _unpack_whole(archive_path(home, digest), target)
+    except (tarfile.TarError, OSError, UserError) as error:
+        raise LaunchFailed(f"the code cannot be unpacked: {error}") from error
+
+
+def _unpack_whole(path: Path, target: Path) -> None:
     partial = target.with_name(f"{target.name}.tmp")
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(mode=0o700, parents=True)
-        if digest is not None:
-            path = archive_path(home, digest)
-            check_archive(path)
-            with tarfile.open(path) as archive:
-                archive.extractall(partial, filter="data")
+        check_archive(path)
+        with tarfile.open(path) as archive:
+            archive.extractall(partial, filter="data")
         partial.rename(target)
-    except (tarfile.TarError, OSError, UserError) as error:
+    except (tarfile.TarError, OSError, UserError):
         shutil.rmtree(partial, ignore_errors=True)
-        raise LaunchFailed(f"the code cannot be unpacked: {error}") from error
+        raise

@@ -20,7 +20,7 @@ from phalanx.services import code
 from phalanx.services.assignments import assignments, code_dir
 from phalanx.services.commit import LEAVING, commit_events
 from phalanx.services.platform import Platform, token_hash
-from phalanx.store import jobs, outbox, supervisors
+from phalanx.store import outbox, supervisors
 from phalanx.store.database import Tx
 from phalanx.store.jobs import StoredJob
 from phalanx.store.outbox import LeasedCommand
@@ -64,8 +64,7 @@ def _is_due(tx: Tx, now: int) -> bool:
 def _execute(platform: Platform, commands: list[LeasedCommand], now: int) -> None:
     """Execute a batch: one look at its jobs, one transaction before the effects, one after them."""
     nums = list(dict.fromkeys(command.job for command in commands))
-    found = platform.store.view(lambda tx: jobs.load_many(tx, nums))
-    stored = {one.job.num: one for one in found}
+    stored = platform.store.view(lambda tx: platform.picture.some(tx, nums))
     _expect(platform, [c for c in commands if _is_launch(c, stored[c.job])], stored)
     done: list[tuple[LeasedCommand, list[JobEvent]]] = []
     nodes: dict[str, Node] = {}

@@ -5,6 +5,7 @@ Nothing here is the truth: a control plane that starts anew builds the same pict
 
 from __future__ import annotations
 
+import heapq
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,12 +16,13 @@ from phalanx.core.reasons import Reason
 from phalanx.core.scheduling import Plan, Snapshot, Terms, Waiting, World, plan, plan_pass
 from phalanx.core.scheduling.estimates import History, KindKey, size_class
 from phalanx.core.scheduling.topology import Ask, ask_of
+from phalanx.errors import InvariantBroken
 from phalanx.schemas.pools import Machine, PoolSpec
 from phalanx.schemas.projects import ProjectSpec
 from phalanx.services import standing
 from phalanx.services.living import follow
 from phalanx.services.standing import kind_of
-from phalanx.store import estate, events, jobs, lineage, planning, supervisors
+from phalanx.store import estate, events, jobs, lineage, outbox, planning, supervisors
 from phalanx.store.database import Touched, Tx
 from phalanx.store.jobs import Finished, StoredJob
 from phalanx.store.planning import StoredHole, Usage
@@ -29,6 +31,9 @@ _US = 1_000_000
 _PAGE = 5000
 # How many finished jobs a control plane that starts learns from.
 LEARNED_AT_START = 20_000
+# How many reasons a pass may write down of which only the words have changed.
+REWORDED_AT_ONCE = 200
+_NEVER: tuple[None, None, int] = (None, None, 0)
 # The executor's own name for this machine, whose slots the stored pools share out.
 LOCAL = "local"
 
@@ -64,15 +69,19 @@ class Picture:
 
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _jobs: dict[int, StoredJob] = field(default_factory=dict)
+    _split: tuple[list[StoredJob], list[StoredJob]] | None = None
+    _launched: set[tuple[int, int]] = field(default_factory=set)
     _feed: int | None = None
     _world: World | None = None
     _history: History = field(default_factory=History)
     _learned: tuple[int, int] | None = None
     _pools: tuple[object, tuple[PoolSpec, ...]] = ((), ())
+    _projects: tuple[object, dict[str, ProjectSpec]] = field(default_factory=lambda: ((), {}))
     _nodes: tuple[object, tuple[Node, ...]] = ((), ())
     _fits: dict[Ask, bool] = field(default_factory=dict)
     _asked: dict[int, tuple[int, StoredHole | None, Waiting]] = field(default_factory=dict)
-    _said: dict[int, tuple[int | None, Reason]] = field(default_factory=dict)
+    _said: dict[int, tuple[int | None, Reason, int]] = field(default_factory=dict)
+    _turn: int = 0
 
     def sight(self, tx: Tx, real: Sequence[Node], policy: Policy, now: int) -> Sight:
         """Everything a plan may depend on. `real` are the executor's own nodes."""
@@ -81,7 +90,7 @@ class Picture:
             waiting, holding = self.jobs(tx)
             self.learn(tx)
             holes = planning.holes_now(tx)
-            projects = {one.name: ProjectSpec(**one.body) for one in estate.projects_now(tx)}
+            projects = self._projects_now(tx)
             known = planning.usage_now(tx)
             facts = self._facts(tx, holding)
             held_back = standing.over_running(waiting, holding, projects, set(holes))
@@ -114,13 +123,43 @@ class Picture:
     def jobs(self, tx: Tx) -> tuple[list[StoredJob], list[StoredJob]]:
         """Queued jobs and those that hold slots, by number; only those that changed are decoded."""
         with self._lock:
-            feed = events.last_feed(tx)
-            if self._feed is None or feed > self._feed:
-                self._catch_up(tx, self._feed)
-                self._feed = feed
-            both = [self._jobs[num] for num in sorted(self._jobs)]
-        waiting = [one for one in both if one.job.state is JobState.QUEUED]
-        return waiting, [one for one in both if one.job.state is not JobState.QUEUED]
+            self._look(tx)
+            if self._split is None:
+                both = [self._jobs[num] for num in sorted(self._jobs)]
+                self._split = (
+                    [one for one in both if one.job.state is JobState.QUEUED],
+                    [one for one in both if one.job.state is not JobState.QUEUED],
+                )
+            waiting, holding = self._split
+        return list(waiting), list(holding)
+
+    def some(self, tx: Tx, nums: Sequence[int]) -> dict[int, StoredJob]:
+        """These jobs by number, as far as they are there; those that are over are read."""
+        with self._lock:
+            self._look(tx)
+            found = {num: self._jobs[num] for num in nums if num in self._jobs}
+        over = jobs.load_many(tx, [num for num in nums if num not in found])
+        return found | {one.job.num: one for one in over}
+
+    def launched(self, tx: Tx, live: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+        """Which of these (job, attempt), all that are live, have been launched; a read only.
+
+        Whoever has been launched stays so, and is not asked for again.
+        """
+        with self._lock:
+            known = self._launched.intersection(live)
+            known |= outbox.launched(tx, [one for one in live if one not in known])
+            self._launched = known
+            return known
+
+    def _look(self, tx: Tx) -> None:
+        """Be as new as the transaction's own view of the store."""
+        if tx.touched.feed is not None:
+            raise InvariantBroken("the picture would show what may never be committed")
+        feed = events.last_feed(tx)
+        if self._feed is None or feed > self._feed:
+            self._catch_up(tx, self._feed)
+            self._feed = feed
 
     def _catch_up(self, tx: Tx, since: int | None) -> None:
         """Read the jobs that events behind `since` were about, unless they are known as they are."""
@@ -138,9 +177,14 @@ class Picture:
             if num not in self._jobs or self._jobs[num].version != version
         ]
         for one in jobs.load_many(tx, stale):
-            self._jobs[one.job.num] = one
+            self._keep(one)
+
+    def _keep(self, one: StoredJob) -> None:
+        self._split = None
+        self._jobs[one.job.num] = one
 
     def _forget(self, num: int) -> None:
+        self._split = None
         self._jobs.pop(num, None)
         self._asked.pop(num, None)
 
@@ -151,13 +195,22 @@ class Picture:
             return plan_pass(self._world, now)
 
     def remember(self, touched: Touched) -> None:
-        """Jobs as this process has just stored them. A row of another version is read again."""
+        """Jobs as this process has just stored them. A row of another version is read again.
+
+        Commits of several threads may be told in another order than they were made in: what the
+        picture has caught up with already is older than what it knows, and what comes behind a gap
+        is looked at once more.
+        """
         with self._lock:
+            if self._feed is None or touched.feed is None or touched.feed[1] <= self._feed:
+                return
+            if touched.feed[0] == self._feed + 1:
+                self._feed = touched.feed[1]
             for num, row in touched.rows.items():
                 if not isinstance(row, StoredJob):
                     continue
                 if row.job.state is JobState.QUEUED or row.job.holds_slots:
-                    self._jobs[num] = row
+                    self._keep(row)
                 else:
                     self._forget(num)
 
@@ -188,23 +241,40 @@ class Picture:
     def unsaid(
         self, stays: Sequence[tuple[int, Reason]], versions: Mapping[int, int]
     ) -> list[tuple[int, Reason]]:
-        """Reasons that differ from what was last written down for the same version of the job."""
+        """Reasons to write down: new ones, and a share of those that only say it in other words.
+
+        In a long queue every start changes a number in the reason of every job, and to write them all
+        at every pass would be most of the work; so those go first that were written longest ago.
+        """
+        fresh: list[tuple[int, Reason]] = []
+        reworded: list[tuple[int, int, Reason]] = []
         with self._lock:
-            return [
-                (num, reason)
-                for num, reason in stays
-                if self._said.get(num) != (versions.get(num), reason)
-            ]
+            for num, reason in stays:
+                version, said, turn = self._said.get(num, _NEVER)
+                if said is None or said.code is not reason.code or version != versions.get(num):
+                    fresh.append((num, reason))
+                elif said.message != reason.message:
+                    reworded.append((turn, num, reason))
+        few = heapq.nsmallest(REWORDED_AT_ONCE, reworded, key=lambda one: one[:2])
+        return fresh + [(num, reason) for _, num, reason in few]
 
     def said(self, stays: Sequence[tuple[int, Reason]], versions: Mapping[int, int]) -> None:
         """These reasons have been written down."""
         with self._lock:
+            self._turn += 1
             for num, reason in stays:
-                self._said[num] = (versions.get(num), reason)
+                self._said[num] = (versions.get(num), reason, self._turn)
             for num in self._said.keys() - versions.keys():
                 del self._said[num]
 
     # -- inside ------------------------------------------------------------------------------------
+
+    def _projects_now(self, tx: Tx) -> dict[str, ProjectSpec]:
+        stamps = estate.project_stamps(tx)
+        if self._projects[0] != stamps:
+            found = {one.name: ProjectSpec(**one.body) for one in estate.projects_now(tx)}
+            self._projects = (stamps, found)
+        return self._projects[1]
 
     def _facts(self, tx: Tx, holding: Sequence[StoredJob]) -> standing.Facts:
         nums = [one.job.num for one in holding]

@@ -16,7 +16,7 @@ from phalanx.services.commit import commit_many
 from phalanx.services.picture import Picture
 from phalanx.services.platform import Platform
 from phalanx.services.reports import ended_event
-from phalanx.store import jobs, outbox, supervisors
+from phalanx.store import jobs, supervisors
 from phalanx.store.database import Tx
 from phalanx.store.supervisors import SupervisorRow
 
@@ -47,12 +47,8 @@ def watch(tx: Tx, picture: Picture) -> Watched:
     """Every supervisor that has been launched and is not known to be gone."""
     holding = [stored.job for stored in picture.jobs(tx)[1]]
     live = [(job.num, job.attempt.num) for job in holding if job.attempt is not None]
-    launched = outbox.launched(tx, live)
-    said = {
-        (row.job, row.attempt, row.node_rank)
-        for row in supervisors.of_attempts(tx, live)
-        if row.released_at is not None
-    }
+    launched = picture.launched(tx, live)
+    said = supervisors.released(tx, live)
     refs = [
         SupervisorRef(job.num, job.attempt.num, rank, job.attempt.placement.pool)
         for job in holding

@@ -103,11 +103,11 @@ def over_running(
     """
     found: dict[int, Reason] = {}
     # The narrowest first: whom its own project keeps back takes no place of one above.
-    for name in sorted(projects, key=lambda one: (-len(lineage(projects, one)), one)):
-        project = projects[name]
-        limit = project.max_running
-        if limit is None:
-            continue
+    limits = {
+        name: one.max_running for name, one in projects.items() if one.max_running is not None
+    }
+    for name in sorted(limits, key=lambda one: (-len(lineage(projects, one)), one)):
+        project, limit = projects[name], limits[name]
         inside = {part for part in projects if project in lineage(projects, part)}
         running = sum(1 for one in holding if one.facts.project in inside)
         ours = [one for one in queued if one.facts.project in inside and one.job.num not in found]

@@ -7,6 +7,7 @@ SQLite by path and PostgreSQL by URL differ only here: how a transaction begins,
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ _READ_ONLY = "phalanx_read_only"
 _BUSY_TIMEOUT_S = 10.0
 # Two writers that meet on one row: how often the later one decides again before it gives up.
 _RETRIES = 20
+# One encoder for all values: none of them holds itself, and blanks would only be stored.
+_to_json = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 _DAMAGE = ("malformed", "not a database", "disk image", "no such table", "no such column")
 
 
@@ -32,12 +35,14 @@ _DAMAGE = ("malformed", "not a database", "disk image", "no such table", "no suc
 class Touched:
     """What one transaction changed: who waits for it is woken after the commit.
 
-    `rows` are values by key as they now stand, for caches that would otherwise read them again.
+    `rows` are values by key as they now stand, for caches that would otherwise read them again;
+    `feed` is the first and the last number that its events have in the global feed.
     """
 
     jobs: set[int] = field(default_factory=set)
     topics: set[str] = field(default_factory=set)
     rows: dict[int, object] = field(default_factory=dict)
+    feed: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +145,7 @@ def open_store(where: Path | str) -> Store:
     elif where.startswith("sqlite"):
         engine = _sqlite(where)
     else:
-        engine = create_engine(_with_driver(where), pool_pre_ping=True)
+        engine = create_engine(_with_driver(where), pool_pre_ping=True, json_serializer=_to_json)
     try:
         with translated():
             migrate.to_head(engine)
@@ -159,7 +164,9 @@ def _with_driver(url: str) -> str:
 
 def _sqlite(url: str) -> Engine:
     engine = create_engine(
-        url, connect_args={"check_same_thread": False, "timeout": _BUSY_TIMEOUT_S}
+        url,
+        connect_args={"check_same_thread": False, "timeout": _BUSY_TIMEOUT_S},
+        json_serializer=_to_json,
     )
 
     @event.listens_for(engine, "connect")

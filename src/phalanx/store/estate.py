@@ -45,8 +45,12 @@ def projects_now(tx: Tx) -> list[Applied]:
 
 def pool_stamps(tx: Tx) -> tuple[tuple[str, int], ...]:
     """Name and time of every applied pool: enough to see whether one changed."""
-    query = select(pools.c.name, pools.c.applied_at).order_by(pools.c.name)
-    return tuple((name, at) for name, at in tx.conn.execute(query))
+    return _stamps(tx, pools)
+
+
+def project_stamps(tx: Tx) -> tuple[tuple[str, int], ...]:
+    """Name and time of every applied project: enough to see whether one changed."""
+    return _stamps(tx, projects)
 
 
 def put_pools(tx: Tx, applied: Sequence[Applied]) -> None:
@@ -85,6 +89,11 @@ def mark_node(tx: Tx, mark: NodeMark) -> None:
 def unmark_node(tx: Tx, node: str) -> None:
     """Take a node's mark away; one without a mark is no error."""
     tx.conn.execute(node_marks.delete().where(node_marks.c.node == node))
+
+
+def _stamps(tx: Tx, table: Table) -> tuple[tuple[str, int], ...]:
+    query = select(table.c.name, table.c.applied_at).order_by(table.c.name)
+    return tuple((name, at) for name, at in tx.conn.execute(query))
 
 
 def _all(tx: Tx, table: Table) -> list[Applied]:

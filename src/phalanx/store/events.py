@@ -82,6 +82,8 @@ def append(tx: Tx, fresh: Sequence[NewEvent]) -> None:
         for index, one in enumerate(fresh)
     ]  # fmt: skip
     tx.conn.execute(events.insert(), rows)
+    before, last = tx.touched.feed, first + len(fresh) - 1
+    tx.touched.feed = (first if before is None else before[0], last)
 
 
 def data_of(event: JobEvent) -> dict[str, Any]:

@@ -83,6 +83,22 @@ def of_attempts(tx: Tx, live: Sequence[tuple[int, int]]) -> list[SupervisorRow]:
     return [row for row in rows if (row.job, row.attempt) in wanted]
 
 
+def released(tx: Tx, live: Sequence[tuple[int, int]]) -> set[tuple[int, int, int]]:
+    """Which supervisors of several (job, attempt) said that they go, with their node ranks."""
+    if not live:
+        return set()
+    here = supervisors.c
+    query = select(here.job, here.attempt, here.node_rank).where(
+        here.job.in_([job for job, _ in live]), here.released_at.is_not(None)
+    )
+    wanted = set(live)
+    return {
+        (job, attempt, rank)
+        for job, attempt, rank in tx.conn.execute(query)
+        if (job, attempt) in wanted
+    }
+
+
 def epochs_of(tx: Tx, live: Sequence[tuple[int, int]]) -> dict[int, tuple[int, int]]:
     """Epochs done and planned of each of several (job, attempt), by the slowest of its nodes."""
     if not live:

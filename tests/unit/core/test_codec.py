@@ -69,3 +69,13 @@ def test_what_cannot_be_is_refused() -> None:
         decode(Tree, {"name": "t", "colour": "blue"})
     with pytest.raises(TypeError):
         decode(Tree, {})
+
+
+def test_what_is_written_once_reads_back_as_each_value_was() -> None:
+    """Equal values share what they are written as; others do not."""
+    one, same, other = (
+        Placement("p", (NodeShare(node, "h", (0, 1)),)) for node in ("n1", "n1", "n2")
+    )
+    assert encode(one) is encode(same)
+    assert decode(Placement, encode(one)) == one
+    assert decode(Placement, encode(other)) == other != one

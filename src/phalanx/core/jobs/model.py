@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from phalanx.core.codec import written_once
 from phalanx.core.failures import Failure, first_failure
 from phalanx.core.placement import GangShape, Placement
 from phalanx.core.profiles import ProfileWish
@@ -125,6 +126,7 @@ class Progress:
     barren: int = 0
 
 
+@written_once
 @dataclass(frozen=True, slots=True)
 class JobTerms:
     """What the job machine must know of a spec; fixed at submit.
