@@ -65,10 +65,7 @@ def _field_writer(kind: Any) -> _Write:
     def write(value: Any) -> Any:
         # Most fields are plain: a call for each would be most of the time.
         items = [(name, getattr(value, name)) for name in names]
-        return {
-            name: item if type(item) in _PLAIN else _writer(type(item))(item)
-            for name, item in items
-        }
+        return {name: item if type(item) in _PLAIN else encode(item) for name, item in items}
 
     return write
 

@@ -6,6 +6,7 @@ but not of its machine: `rebuild` skips them. Old versions of an event are read 
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,12 @@ NOTES = frozenset({"warned", "restored", "stacks", "guarded", "profiled"})
 
 def kind_of(event_type: type) -> str:
     """`RanksStarted` as `ranks_started`."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", event_type.__name__).lower()
+    return _in_snake_case(event_type.__name__)
+
+
+@functools.cache
+def _in_snake_case(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
 KINDS: Mapping[str, type[JobEvent]] = {kind_of(kind): kind for kind in EVENT_TYPES}
