@@ -5,7 +5,8 @@ Models have no memory, the first batch is made hollow, and the first optimizer s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -119,6 +120,13 @@ class Sketch:
 
     def log(self, **values: Any) -> None:
         """Nothing."""
+
+    def profile(self, steps: int = 20, trace: int = 3, extras: Sequence[str] = ()) -> None:
+        """Nothing: the script is only looked at."""
+
+    def outer_weights(self) -> AbstractContextManager[None]:
+        """The weights as they are."""
+        return nullcontext()
 
     def track(self, **objects: Any) -> None:
         """Nothing."""
