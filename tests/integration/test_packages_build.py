@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -66,13 +67,16 @@ def answer(store, digest, code):
     )
 
 
-def test_two_who_ask_at_once_get_one_build_over_the_base(tmp_path):
-    make_wheel(tmp_path / "wheels", "tinypkg", requires=["pytest"])
+@pytest.mark.parametrize(
+    "installer",
+    ["pip", pytest.param("uv", marks=pytest.mark.skipif(not shutil.which("uv"), reason="no uv"))],
+)
+def test_two_who_ask_at_once_get_one_build_over_the_base(tmp_path, installer):
+    make_wheel(tmp_path / "wheels", "tinypkg", requires=["pytest", "torch"])
     (tmp_path / "requirements.txt").write_text("tinypkg\n")
-    paths = [
-        request(tmp_path, name=name, requirements="requirements.txt")[0] for name in ("one", "two")
-    ]
-    _, store, digest = request(tmp_path, name="three", requirements="requirements.txt")
+    fields = {"requirements": "requirements.txt", "installer": installer}
+    paths = [request(tmp_path, name=name, **fields)[0] for name in ("one", "two")]
+    _, store, digest = request(tmp_path, name="three", **fields)
     said = [one.communicate(timeout=GUARD_S)[1] for one in [start(path) for path in paths]]
     assert sorted("building" in text for text in said) == [False, True]
     assert all(verdict(path)["cause"] is None for path in paths)

@@ -4,8 +4,9 @@ import json
 import os
 import sys
 
-import phalanx.train  # the library itself can still be imported
 import tinypkg
+
+import phalanx.train  # the library itself can still be imported
 
 with open(f"{os.environ['PROBE_OUT']}.{os.environ['RANK']}", "w") as file:
     found = {"version": tinypkg.VERSION, "prefix": sys.prefix, "library": phalanx.train.__file__}

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from e2e.platform.harness import BIN
+from e2e.platform.harness import BIN, wait_for
 from tinywheel import make_wheel
 
 pytestmark = pytest.mark.e2e
@@ -54,6 +54,23 @@ def test_a_requirement_that_does_not_exist(platform, tmp_path):
     for verb in ("show", "why"):
         assert said in " ".join(platform.run(verb, job).stdout.split()), verb
     assert "from versions: 1.0" in platform.run("logs", job).stdout
+
+
+def test_why_says_what_a_starting_job_does(platform, tmp_path):
+    """The installer is a program that waits until it is told to go on."""
+    fake = tmp_path / "bin"
+    fake.mkdir()
+    (fake / "uv").write_text(f"#!/bin/sh\nuntil test -e {tmp_path / 'go'}; do sleep 0.05; done\n")
+    (fake / "uv").chmod(0o700)
+    wanted = spec(platform, tmp_path / "x", "tinypkg")
+    wanted["run"] = "true"
+    wanted["python"]["installer"] = "uv"
+    wanted["env"]["PATH"] = f"{fake}:{BIN}:/usr/bin:/bin"
+    job = platform.submit(wanted)
+    said = "the Python packages are being installed on local"
+    wait_for("its reason", lambda: said in platform.run("why", job).stdout)
+    (tmp_path / "go").touch()
+    platform.wait_state(job, "succeeded")
 
 
 def test_flags_of_run_and_files_that_do_not_travel(platform, tmp_path):

@@ -102,7 +102,6 @@ def _fill(folder: Path, request: Mapping[str, Any], env: Mapping[str, str]) -> N
     what = "the Python packages cannot be installed"
     alone = words[0] != str(python)
     if alone:
-        own["UV_LINK_MODE"] = own.get("UV_LINK_MODE", "copy")
         reader = str(Path(interpreter.__file__).resolve())
         _run([str(python), reader, str(site)], own, "/", what)
     words += _asked(folder, request)
