@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from phalanx.supervise.packages import interpreter, wanted
-from phalanx.supervise.packages.build import VERDICT
 from phalanx.supervise.packages.environments import Environments
+from phalanx.supervise.packages.plan import VERDICT
 from tinywheel import make_wheel
 
 pytestmark = pytest.mark.integration

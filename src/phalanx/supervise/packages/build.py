@@ -25,8 +25,8 @@ from phalanx.core.reasons import Cause
 from phalanx.launch.durable import write_file
 from phalanx.supervise.packages import interpreter, wanted
 from phalanx.supervise.packages.environments import Environments, Limits
+from phalanx.supervise.packages.plan import VERDICT
 
-VERDICT = "packages.verdict.json"
 _TAIL_LINES = 40
 _BASE = "_phalanx_base.pth"
 # These would send packages elsewhere than into the environment.
@@ -82,7 +82,7 @@ def build(request: Mapping[str, Any], env: Mapping[str, str]) -> None:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         say(f"environment {digest} is there after {took_s:.1f} s")
-    for gone in store.prune(Limits(), time.time()):  # noqa: TID251 - ages of files
+    for gone in store.prune(Limits()):
         say(f"environment {gone} was removed: the least recently used")
 
 
@@ -92,7 +92,7 @@ def _fill(folder: Path, request: Mapping[str, Any], env: Mapping[str, str]) -> N
     make = [request["python"], "-m", "venv"]
     make += [] if not base["pip"] else ["--without-pip"]
     make += ["--system-site-packages"] if base["system"] else []
-    _run([*make, str(folder)], own, request["workdir"], "the environment cannot be made")
+    _run([*make, str(folder)], own, "/", "the environment cannot be made")
     python = folder / "bin" / "python"
     site = next((folder / "lib").glob("python*/site-packages"))
     if base["parents"]:

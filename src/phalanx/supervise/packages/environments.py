@@ -99,7 +99,7 @@ class Environments:
         link.symlink_to(folder.name)
         link.rename(self.path(digest))
 
-    def prune(self, limits: Limits, now_s: float) -> list[str]:
+    def prune(self, limits: Limits) -> list[str]:
         """Remove what is beyond the limits and in nobody's use, and debris; returns digests removed."""
         removed, num, size_bytes = [], 0, 0
         for digest, record in sorted(self._known(), key=lambda one: -one[1]["used_at_s"]):

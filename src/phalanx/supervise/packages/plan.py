@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -11,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.launch.command import PythonCommand
-from phalanx.supervise.packages import interpreter, wanted
 from phalanx.supervise.packages.environments import Environments
+
+# What the builder leaves beside its request: how it went.
+VERDICT = "packages.verdict.json"
 
 
 @dataclass(slots=True)
@@ -42,7 +45,9 @@ class Plan:
         """Take the environment into use; says whether it is there."""
         if self.request is not None and self.held is None:
             store = Environments(Path(self.request["root"]))
-            self.held = store.hold(self.request["digest"])
+            # A folder that cannot be read is the builder's to complain about.
+            with contextlib.suppress(OSError):
+                self.held = store.hold(self.request["digest"])
         return self.ready
 
     def variables(self, env: Mapping[str, str]) -> dict[str, str]:
@@ -67,6 +72,9 @@ def plan_of(data: Mapping[str, Any], command: PythonCommand | None, env: Mapping
     want: Mapping[str, Any] | None = data.get("python")
     if want is None:
         return Plan()
+    # Only now: a job that asks for nothing shall not wait for these imports.
+    from phalanx.supervise.packages import interpreter, wanted
+
     python = command.python if command is not None else _found(env)
     workdir = Path(data["workdir"])
     try:

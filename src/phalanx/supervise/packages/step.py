@@ -13,8 +13,7 @@ from phalanx.core.reasons import Cause
 from phalanx.launch.durable import write_file
 from phalanx.schemas.supervision import Assignment
 from phalanx.supervise.generation import Generation
-from phalanx.supervise.packages.build import VERDICT
-from phalanx.supervise.packages.plan import Plan
+from phalanx.supervise.packages.plan import VERDICT, Plan
 from phalanx.supervise.processes import Launch, Processes
 
 PHASE = "packages"
