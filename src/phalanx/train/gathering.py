@@ -82,7 +82,8 @@ def expect(
             seat = Seat(line, min(_HELLO_S, max(0.01, deadline - time.monotonic())))
             told = seat.hear()
             rank = told.get("rank") if told is not None else None
-            if told is None or rank not in range(1, num_others + 1) or rank in found:
+            expected = type(rank) is int and 0 < rank <= num_others and rank not in found
+            if told is None or type(rank) is not int or not expected:
                 seat.close()
                 continue
             line.settimeout(None)
