@@ -19,7 +19,7 @@ _Read = Callable[[Any], Any]
 _Write = Callable[[Any], Any]
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _WRITTEN_ONCE: set[type] = set()
-_KEPT = 8192
+_KEPT = 1024
 
 
 def encode(value: Any) -> Any:
@@ -34,7 +34,7 @@ def encode(value: Any) -> Any:
 def written_once(kind: type[T]) -> type[T]:
     """For frozen dataclasses that stay as they are inside a record that is written again and again.
 
-    What they are written as is worked out once. Their values must be hashable.
+    What they are written as is kept for the newest thousand values, which must be hashable and small.
     """
     _WRITTEN_ONCE.add(kind)
     return kind

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from phalanx.core.codec import written_once
-
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -89,7 +87,6 @@ class NodeShare:
     slots: tuple[int, ...]
 
 
-@written_once
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where a gang runs; the position in `shares` is the node rank."""

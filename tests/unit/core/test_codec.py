@@ -73,9 +73,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 def test_what_is_written_once_reads_back_as_each_value_was() -> None:
     """Equal values share what they are written as; others do not."""
-    one, same, other = (
-        Placement("p", (NodeShare(node, "h", (0, 1)),)) for node in ("n1", "n1", "n2")
-    )
+    one, same, other = (JobTerms(GangShape(nodes, 2, 2), grace_s=5.0) for nodes in (1, 1, 3))
     assert encode(one) is encode(same)
-    assert decode(Placement, encode(one)) == one
-    assert decode(Placement, encode(other)) == other != one
+    assert decode(JobTerms, encode(one)) == one
+    assert decode(JobTerms, encode(other)) == other != one
