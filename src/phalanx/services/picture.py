@@ -63,6 +63,17 @@ class Sight:
     usage: Mapping[str, Usage]
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a queued job asks for, as of a version; `patient` insists on what it only prefers."""
+
+    version: int
+    hole: StoredHole | None
+    plain: Waiting
+    patient: Waiting
+    ask: Ask | None
+
+
 @dataclass
 class Picture:
     """Caches keyed by what was stored when: versions of jobs, stamps of pools, ends of jobs."""
@@ -79,7 +90,7 @@ class Picture:
     _projects: tuple[object, dict[str, ProjectSpec]] = field(default_factory=lambda: ((), {}))
     _nodes: tuple[object, tuple[Node, ...]] = ((), ())
     _fits: dict[Ask, bool] = field(default_factory=dict)
-    _asked: dict[int, tuple[int, StoredHole | None, Waiting]] = field(default_factory=dict)
+    _asked: dict[int, _Asked] = field(default_factory=dict)
     _said: dict[int, tuple[int | None, Reason, int]] = field(default_factory=dict)
     _turn: int = 0
 
@@ -290,19 +301,21 @@ class Picture:
     def _waiting(
         self, stored: StoredJob, hole: StoredHole | None, nodes: tuple[Node, ...], now: int
     ) -> Waiting:
-        known = self._asked.get(stored.job.num)
-        if known is None or known[:2] != (stored.version, hole):
-            known = (stored.version, hole, standing.waiting(stored, hole))
-            self._asked[stored.job.num] = known
-        job = known[2]
         demand = stored.facts.demand
-        if demand.preferred is None or now - job.since >= demand.patience_s * _US:
-            return job
-        patient = replace(job, required=demand.preferred)
-        return patient if self._ever(patient, nodes) else job
+        known = self._asked.get(stored.job.num)
+        if known is None or (known.version, known.hole) != (stored.version, hole):
+            plain = standing.waiting(stored, hole)
+            patient, ask = plain, None
+            if demand.preferred is not None:
+                patient = replace(plain, required=demand.preferred)
+                ask = ask_of(patient)
+            known = self._asked[stored.job.num] = _Asked(stored.version, hole, plain, patient, ask)
+        if known.ask is None or now - known.plain.since >= demand.patience_s * _US:
+            return known.plain
+        # The same object at every pass: the planner's indexes then see that nothing has changed.
+        return known.patient if self._ever(known.patient, known.ask, nodes) else known.plain
 
-    def _ever(self, job: Waiting, nodes: tuple[Node, ...]) -> bool:
-        ask = ask_of(job)
+    def _ever(self, job: Waiting, ask: Ask, nodes: tuple[Node, ...]) -> bool:
         known = self._fits.get(ask)
         if known is None:
             known = self._fits[ask] = fits_ever(job, nodes)
