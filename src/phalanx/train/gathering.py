@@ -82,11 +82,12 @@ def expect(
             seat = Seat(line, min(_HELLO_S, max(0.01, deadline - time.monotonic())))
             told = seat.hear()
             rank = told.get("rank") if told is not None else None
-            if told is None or rank not in range(1, num_others + 1) or rank in found:
+            known = isinstance(rank, int) and 1 <= rank <= num_others and rank not in found
+            if told is None or not known:
                 seat.close()
                 continue
             line.settimeout(None)
-            found[rank] = ({**told, "from": peer[0]}, seat)
+            found[int(told["rank"])] = ({**told, "from": peer[0]}, seat)
     return found
 
 
