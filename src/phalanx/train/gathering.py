@@ -82,12 +82,12 @@ def expect(
             seat = Seat(line, min(_HELLO_S, max(0.01, deadline - time.monotonic())))
             told = seat.hear()
             rank = told.get("rank") if told is not None else None
-            known = isinstance(rank, int) and 1 <= rank <= num_others and rank not in found
-            if told is None or not known:
+            expected = type(rank) is int and 0 < rank <= num_others and rank not in found
+            if told is None or type(rank) is not int or not expected:
                 seat.close()
                 continue
             line.settimeout(None)
-            found[int(told["rank"])] = ({**told, "from": peer[0]}, seat)
+            found[rank] = ({**told, "from": peer[0]}, seat)
     return found
 
 
