@@ -28,7 +28,7 @@ def test_killed_and_resumed_the_weights_are_bit_identical(parallel):
 
 
 def test_stages_train_the_same_weights_and_load_other_layouts(parallel):
-    args = ("--dropout", "0")
+    args = ("--dropout", "0", "--device", "meta")
     plain = parallel("auto", *args, name="plain", world=2, reference=2).start().finish()
     said = [row["message"] for row in plain.records(kind="warn")]
     assert any(one.startswith("strategy auto: ddp needs") for one in said)
