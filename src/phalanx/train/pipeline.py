@@ -310,7 +310,9 @@ class Pipeline:
 
     def _spread(self, loss: torch.Tensor | None) -> torch.Tensor:
         """The last stage's loss, on every rank. It is there before earlier stages have finished."""
-        value = torch.zeros((), device=self._device) if loss is None else loss.float().clone()
+        value = torch.zeros((), dtype=torch.float32, device=self._device)
+        if loss is not None:
+            value.copy_(loss)
         self._broadcast(value)
         return value
 
