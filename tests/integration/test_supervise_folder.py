@@ -68,8 +68,9 @@ def test_committed_shared_and_kept_by_the_rules(tmp_path):
         one.step = step
         (one.folder / f"epoch-{step}.bin").write_bytes(bytes([step]) * 100_000)
         (one.folder / f"epoch-{step + 1}.bin.tmp").write_bytes(b"half")
-        found = one.committed(step)
-    one.end(one.kept.finish)
+        one.committed(step)
+    one.end(one.kept.finish)  # only then what has to go is gone
+    found = checkpoint.list_checkpoints(one.store)
     assert [checkpoint.verify(each.path).step for each in found] == [3, 2]
     assert [entry.path for entry in found[0].manifest.files] == [
         f"epoch-{n}.bin" for n in (1, 2, 3)
@@ -124,6 +125,20 @@ def test_a_folder_that_cannot_be_put_back_fails_the_start(tmp_path):
     two = Watched(tmp_path, generation=1)
     assert "could not be put back" in two.failed[0]
     two.end(two.kept.abandon)
+
+
+def test_a_watcher_that_fails_still_lets_the_generation_end(tmp_path, monkeypatch):
+    one = Watched(tmp_path)
+
+    def failing(*args):
+        raise RuntimeError("never thought of")
+
+    monkeypatch.setattr(folder, "_writers", failing)
+    (one.folder / "state.bin").write_bytes(b"good")
+    one.until(lambda: "warn" in one.kinds())
+    assert "never thought of" in one.said[-1]["message"]
+    one.end(one.kept.finish)
+    assert checkpoint.list_checkpoints(one.store) == [], "the last commit fails as well"
 
 
 WRITER = """

@@ -5,6 +5,7 @@ Models have no memory, the first batch is made hollow, and the first optimizer s
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -125,6 +126,13 @@ class Sketch:
 
     def checkpoint(self) -> None:
         """Nothing."""
+
+    def profile(self, *args: Any, **options: Any) -> None:
+        """Nothing."""
+
+    def outer_weights(self) -> contextlib.AbstractContextManager[None]:
+        """There is one set of weights."""
+        return contextlib.nullcontext()
 
     def should_stop(self) -> bool:
         """No."""
