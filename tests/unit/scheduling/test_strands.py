@@ -12,6 +12,7 @@ from phalanx.core.scheduling import Held, Snapshot, Waiting, World, plan
 from phalanx.core.scheduling.slots import SlotIndex, Taking
 from phalanx.core.scheduling.strands import Appetite, Typical
 from phalanx.core.scheduling.topology import ask_of, place, suitable
+from phalanx.schemas.pools import Machine, read_pools
 
 pytestmark = pytest.mark.unit
 
@@ -90,6 +91,12 @@ class TestHost:
         index = SlotIndex([replace(one, host=host) for one in self.NODES[:2]])
         ask = ask_of(Waiting(1, GangShape(2, 4, 4), 50, 0, cpus_per_node=6))
         assert (place(index, ask, suitable(index, ask), ask.shape) is not None) is fits
+
+
+def test_a_pool_file_names_the_host() -> None:
+    entry = {"name": "half", "count": 2, "slots": 4, "cpus": 8, "host": "m"}
+    read = read_pools({"schema": 1, "pools": [{"name": "p", "nodes": [entry]}]}, ["local"])
+    assert [one.host for one in read.pools[0].to_core(Machine())] == ["m", "m"]
 
 
 def test_a_world_after_many_changes_is_one_built_anew() -> None:

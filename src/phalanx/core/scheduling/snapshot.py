@@ -156,8 +156,8 @@ class Terms:
     """The knobs of the planner; every one has a default that is safe without any history.
 
     `hysteresis`: a waiting job must be this many times more urgent than a victim of equal priority
-    (infinite: never); by `guess_margin` + 1 times more than that before the first job has ended, since
-    learned urgency is a guess then, by half of it after as many ends as that. `min_run_s` protects a fresh start. `guard_after_s`: who has waited longer in
+    (infinite: never); `guess_margin` / (1 + ends seen) times more than that while learned urgency is
+    little but a guess. `min_run_s` protects a fresh start. `guard_after_s`: who has waited longer in
     all goes first in its class, gets a reservation, and is safe from its peers for `guard_quantum_s`.
     `age_s`: the wait that doubles a job's urgency; from about `steep_s` on, all waits taken together,
     urgency grows with this power of it (`steepness`), and a running job keeps what its waits earned:
