@@ -1,6 +1,6 @@
 """Peak memory of a rank by strategy, for a model of 300 million parameters.
 
-    python bench/memory.py [--strategies ddp,fsdp,tp,pp] [--world 4] [--blocks 36] [--json]
+    python bench/memory.py [--strategies ddp,fsdp,tp,pp] [--world 4] [--blocks 36] [--device meta] [--json]
 
 One strategy at a time. Parameters in bf16 and SGD with momentum, so that four replicas fit into a small
 machine; the ratios do not depend on it. What counts is the high-water mark of the process's resident memory
@@ -37,21 +37,22 @@ def resident(field: str) -> int:
 def rank_main(given: argparse.Namespace) -> None:
     import torch
     from torch import nn
-    from torch.nn.utils import skip_init
 
     import phalanx.train as pt
 
     torch.set_num_threads(1)
 
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
+    class Quick(nn.Linear):
+        def reset_parameters(self):
             # Drawing random numbers would take most of the time, and changes no size.
-            self.up = skip_init(nn.Linear, WIDTH, 4 * WIDTH)
-            self.down = skip_init(nn.Linear, 4 * WIDTH, WIDTH)
             with torch.no_grad():
                 for parameter in self.parameters():
                     parameter.zero_()
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = Quick(WIDTH, 4 * WIDTH), Quick(4 * WIDTH, WIDTH)
 
         def forward(self, x):
             return x + self.down(nn.functional.gelu(self.up(x)))
@@ -75,7 +76,8 @@ def rank_main(given: argparse.Namespace) -> None:
     run = pt.init(strategy=given.strategy)
     before = resident("VmRSS")
     torch.set_default_dtype(torch.bfloat16)
-    model = Net()
+    with torch.device(given.device):
+        model = Net()
     num = sum(one.numel() for one in model.parameters())
     opt = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     model, opt = run.prepare(model, opt)
@@ -100,7 +102,7 @@ def rank_main(given: argparse.Namespace) -> None:
 # -- all of them ---------------------------------------------------------------------------------------
 
 
-def measure(strategy: str, world: int, blocks: int) -> dict[str, int]:
+def measure(strategy: str, world: int, blocks: int, device: str) -> dict[str, int]:
     """The rank that needed most."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -109,7 +111,7 @@ def measure(strategy: str, world: int, blocks: int) -> dict[str, int]:
         ranks = [
             subprocess.Popen(
                 [sys.executable, __file__, "--strategy", strategy, "--blocks", str(blocks),
-                 "--out", f"{folder}/row"],
+                 "--device", device, "--out", f"{folder}/row"],
                 env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world),
                      "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world),
                      "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"},
@@ -128,6 +130,7 @@ def main() -> None:
     parser.add_argument("--strategies", default="ddp,fsdp,tp,pp")
     parser.add_argument("--world", type=int, default=4)
     parser.add_argument("--blocks", type=int, default=36)
+    parser.add_argument("--device", default="cpu", help="where the model is made: cpu or meta")
     parser.add_argument("--strategy", help=argparse.SUPPRESS)
     parser.add_argument("--out", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true")
@@ -136,13 +139,14 @@ def main() -> None:
         rank_main(given)
         return
     names = given.strategies.split(",")
-    found = {name: measure(name, given.world, given.blocks) for name in names}
+    found = {name: measure(name, given.world, given.blocks, given.device) for name in names}
     if given.json:
         print(json.dumps(found, indent=2))
         return
     first = found[names[0]]
     print(
-        f"{first['num'] / 1e6:.0f} million parameters in bf16, {given.world} ranks; a rank's peak"
+        f"{first['num'] / 1e6:.0f} million parameters in bf16, made on {given.device},"
+        f" {given.world} ranks; a rank's peak"
     )
     print(f"strategy  with the start  against {names[0]}  steps alone  against {names[0]}")
     for name, row in found.items():

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from phalanx.errors import CheckpointCorrupt, RestoreMismatch, SpecInvalid, TrainingError
-from phalanx.train.federated import Coordinator, Site
+from phalanx.train.federated import Coordinator, Site, coordinator
 from phalanx.train.lowcomm import wire
 
 pytestmark = pytest.mark.integration
@@ -233,6 +233,17 @@ def answered(port, *messages, raw=b""):
             wire.send(peer, message)
         peer.sendall(raw)
         return wire.receive(peer)
+
+
+def test_idle_strangers_are_counted_and_sites_come_through(tmp_path, monkeypatch):
+    monkeypatch.setattr(coordinator, "_MOST_TALKS", 2)
+    one = Federated(tmp_path, num_rounds=1, min_sites=1)
+    idle = [socket.create_connection(("127.0.0.1", one.port), GUARD_S) for _ in range(3)]
+    assert idle[2].recv(1) == b"", "the third is sent away"
+    for peer in idle:
+        peer.close()
+    everywhere(adding(one.site("a"), 0.0, 1))
+    one.join()
 
 
 def test_what_a_peer_sends_is_bounded_and_its_mistakes_are_answered(tmp_path):

@@ -198,6 +198,12 @@ def network_variables() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key.startswith(PREFIXES)}  # noqa: TID251
 
 
+def tunes_malloc() -> bool:
+    """Whether this process's environment says when the C library gives memory back."""
+    env = os.environ  # noqa: TID251
+    return "MALLOC_MMAP_THRESHOLD_" in env or "glibc.malloc" in env.get("GLIBC_TUNABLES", "")
+
+
 def read(environ: Mapping[str, str] | None = None) -> RankInfo:
     """The rank's place and files. Raises SpecInvalid naming each variable that makes no sense."""
     env = os.environ if environ is None else environ  # noqa: TID251

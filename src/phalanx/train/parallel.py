@@ -27,7 +27,7 @@ from torch.distributed.tensor.parallel import (
 from phalanx.core.meshes import DIMENSIONS, Layout
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.kit.nearest import nearest
-from phalanx.train import replica
+from phalanx.train import making, replica
 from phalanx.train.strategies import Shards, blocks
 
 # The sequence is the second dimension of activations: batch × sequence × width.
@@ -73,22 +73,35 @@ class Grid(Shards):
         """
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return model
-        before = self._begin_equal(model)
+        making.return_large_blocks(device)
+        maker = making.Maker(model, device, wishes.seed)
+        before = dict(model.named_parameters())
         mesh = self._the_mesh(device)
-        self._split_layers(model, mesh)
-        if self._layout.num_places > 1:
-            outer = self._outer(mesh)
-            for block in blocks(model):
-                fully_shard(block, mesh=outer, **self._options)
-            fully_shard(model, mesh=outer, **self._options)
+        left = self._to_split(model)
+        for part in [*blocks(model), model]:
+            whole = self._begin_equal(part, maker)
+            self._split_layers(part, left, mesh)
+            if self._layout.num_places > 1:
+                fully_shard(part, mesh=self._outer(mesh), **self._options)
+            making.let_go(model, whole)
         self._remember(before, model)
         return model
 
-    def _split_layers(self, model: nn.Module, mesh: DeviceMesh) -> None:
-        """Split the layers that the plan names over the mesh's tensor parallel ranks."""
-        if self._layout.tp > 1:
-            chosen = self._plan or getattr(model, "tp_plan", None) or {}
-            parallelize_module(model, mesh["tp"], styles(model, chosen))
+    def _to_split(self, model: nn.Module) -> dict[nn.Module, ParallelStyle]:
+        """The modules that the plan names, and how. Raises SpecInvalid where there is none."""
+        if self._layout.tp == 1:
+            return {}
+        chosen = self._plan or getattr(model, "tp_plan", None) or {}
+        modules = dict(model.named_modules())
+        return {modules[name]: style for name, style in styles(model, chosen).items()}
+
+    def _split_layers(
+        self, part: nn.Module, left: dict[nn.Module, ParallelStyle], mesh: DeviceMesh
+    ) -> None:
+        """Split those layers of a part that are `left` over the mesh's tensor parallel ranks."""
+        for module in part.modules():
+            if (style := left.pop(module, None)) is not None:
+                parallelize_module(module, mesh["tp"], style)
 
     def _outer(self, mesh: DeviceMesh) -> DeviceMesh:
         """What parameters are sharded over, and replicated."""

@@ -80,10 +80,14 @@ class Auto(Undivided):
         self._optimizers: list[Optimizer] = []
         self.on_choice: Callable[[str], None] = lambda name: None
 
-    def wrap(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> nn.Module:
+    def receive(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> None:
         """Decide, if nothing is decided yet; then as that strategy does."""
         if isinstance(self._made, Alone):
             self._decide(model)
+        self._made.receive(model, device, wishes)
+
+    def wrap(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> nn.Module:
+        """As the strategy does."""
         return self._made.wrap(model, device, wishes)
 
     def _decide(self, model: nn.Module) -> None:

@@ -31,7 +31,7 @@ from phalanx.checkpoint.digest import canonical, digest_of
 from phalanx.core import pipelines
 from phalanx.core.meshes import Layout
 from phalanx.errors import TrainingError
-from phalanx.train import gradients, precision, replica, stages, tree
+from phalanx.train import gradients, making, precision, replica, stages, tree
 from phalanx.train.groups import Channel
 from phalanx.train.parallel import Grid
 from phalanx.train.strategies import LossFn, blocks
@@ -80,15 +80,21 @@ class Pipelined(Grid):
         self._device = device
         num_stages = self._layout.pp * pipelines.chunks(self._course.schedule)
         parts = stages.cut(stages.layers_of(model), num_stages, self._course.split)
-        before = self._begin_equal(model)
+        making.return_large_blocks(device)
+        maker = making.Maker(model, device, wishes.seed)
+        before = dict(model.named_parameters())
         shapes = stages.Shapes(parts)
         mesh = self._the_mesh(device)
-        self._split_layers(model, mesh)
+        left = self._to_split(model)
         mine: dict[int, nn.Module] = {}
         for number, part in enumerate(parts):
-            if number % self._layout.pp != self._at:
-                for layer in part:
+            for layer in part:
+                whole = self._begin_equal(layer.module, maker)
+                self._split_layers(layer.module, left, mesh)
+                if number % self._layout.pp != self._at:
                     stages.release(layer.module)
+                making.let_go(model, whole)
+            if number % self._layout.pp != self._at:
                 continue
             mine[number] = stages.chain(part)
             self._shard(mine[number], mesh)
@@ -304,7 +310,9 @@ class Pipeline:
 
     def _spread(self, loss: torch.Tensor | None) -> torch.Tensor:
         """The last stage's loss, on every rank. It is there before earlier stages have finished."""
-        value = torch.zeros((), device=self._device) if loss is None else loss.float().clone()
+        value = torch.zeros((), dtype=torch.float32, device=self._device)
+        if loss is not None:
+            value.copy_(loss)
         self._broadcast(value)
         return value
 

@@ -44,6 +44,11 @@ class Wishes(Protocol):
     """What replication asks of the run's options."""
 
     @property
+    def seed(self) -> int:
+        """What the first weights of models without memory depend on."""
+        ...
+
+    @property
     def exact(self) -> bool:
         """Whether a restart must reduce in the same order."""
         ...

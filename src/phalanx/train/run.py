@@ -114,7 +114,7 @@ class Run:
         )
 
     def _prepare_model(self, model: nn.Module) -> nn.Module:
-        model.to(self.device)
+        self._strategy.receive(model, self.device, self._options)
         self._care.adapt(model)
         prepared = self._strategy.wrap(model, self.device, self._options)
         at = len(self._models)

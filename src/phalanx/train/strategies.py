@@ -16,10 +16,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from phalanx.train import gradients, replica
+from phalanx.train import gradients, making, replica
 from phalanx.train.groups import Channel
 
 LossFn = Callable[[Any, Any], torch.Tensor]
@@ -29,6 +30,10 @@ class Strategy(Protocol):
     """What the run asks of it. Every rank makes the same calls."""
 
     name: str
+
+    def receive(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> None:
+        """A new model: give it memory, if the whole of it is going to have some."""
+        ...
 
     def wrap(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> nn.Module:
         """The model to train with, and to give back to the script."""
@@ -79,6 +84,10 @@ class Undivided:
     """What is the same wherever every rank holds all layers."""
 
     place: tuple[int, int] | None = None
+
+    def receive(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> None:
+        """All of it has memory. Raises NotSupported for one that does not know how to begin."""
+        making.make_whole(model, device, wishes.seed)
 
     def compute(
         self, model: nn.Module, inputs: Sequence[torch.Tensor], target: Any, loss_fn: LossFn,
@@ -176,24 +185,37 @@ class Shards(Undivided):
         self._moved: MutableMapping[Any, nn.Parameter] = WeakIdKeyDictionary()
         self._optimizers: list[Optimizer] = []
 
+    def receive(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> None:
+        """Only a model that is not going to be sharded has memory as a whole."""
+        if not _learns(model):
+            making.make_whole(model, device, wishes.seed)
+
     def wrap(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> nn.Module:
-        """The same module, sharded in place; it begins with rank 0's weights."""
-        if not any(parameter.requires_grad for parameter in model.parameters()):
+        """The same module, sharded in place block by block; it begins with rank 0's weights.
+
+        Parameters that the script still holds from before are empty afterwards.
+        """
+        if not _learns(model):
             return model
-        before = self._begin_equal(model)
+        making.return_large_blocks(device)
+        maker = making.Maker(model, device, wishes.seed)
+        before = dict(model.named_parameters())
         mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-        for block in blocks(model):
-            fully_shard(block, mesh=mesh, **self._options)
-        fully_shard(model, mesh=mesh, **self._options)
+        for part in [*blocks(model), model]:
+            whole = self._begin_equal(part, maker)
+            fully_shard(part, mesh=mesh, **self._options)
+            making.let_go(model, whole)
         self._remember(before, model)
         return model
 
-    def _begin_equal(self, model: nn.Module) -> dict[str, nn.Parameter]:
-        """Give every rank rank 0's weights; returns the parameters by name."""
+    def _begin_equal(self, part: nn.Module, maker: making.Maker) -> list[nn.Parameter]:
+        """Give every rank rank 0's weights of a part of the model; returns those nobody has split yet."""
+        maker.make(part)
+        whole = [one for one in part.parameters() if not isinstance(one, DTensor)]
         with torch.no_grad():
-            for tensor in [*model.parameters(), *model.buffers()]:
+            for tensor in [*whole, *part.buffers()]:
                 dist.broadcast(tensor, src=0)
-        return dict(model.named_parameters())
+        return whole
 
     def _remember(self, before: Mapping[str, nn.Parameter], model: nn.Module) -> None:
         self._moved.update({before[name]: new for name, new in model.named_parameters()})
@@ -230,6 +252,10 @@ class Shards(Undivided):
     def reduces(self, models: Iterable[nn.Module]) -> bool:
         """Whether there is a sharded model."""
         return any(isinstance(model, FSDPModule) for model in models)
+
+
+def _learns(model: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in model.parameters())
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:

@@ -7,7 +7,8 @@ import pytest
 from e2e.platform.harness import BIN, wait_for
 from tinywheel import make_wheel
 
-pytestmark = pytest.mark.e2e
+# Several whole jobs: what `make test` needs of it is in test_mistakes and in the supervisor's tests.
+pytestmark = [pytest.mark.e2e, pytest.mark.proof]
 
 
 def wheels(platform):
@@ -41,19 +42,6 @@ def test_a_second_job_reuses_the_environment(platform, tmp_path):
     assert found[0]["version"] == "1.0"
     assert found[0]["prefix"].startswith(str(platform.home / "python"))
     assert [builds(platform, job) for job in jobs] == [1, 0]
-
-
-def test_a_requirement_that_does_not_exist(platform, tmp_path):
-    job = platform.submit(spec(platform, tmp_path / "bad", "tinypkg==2.0"))
-    assert platform.run("wait", job, check=False).returncode == 100
-    view = platform.show(job)
-    assert (view.state, view.restarts) == ("failed", 0)
-    said = (
-        "the Python packages cannot be installed: No matching distribution found for tinypkg==2.0"
-    )
-    for verb in ("show", "why"):
-        assert said in " ".join(platform.run(verb, job).stdout.split()), verb
-    assert "from versions: 1.0" in platform.run("logs", job).stdout
 
 
 def test_why_says_what_a_starting_job_does(platform, tmp_path):

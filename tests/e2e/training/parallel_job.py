@@ -17,6 +17,7 @@ SEQUENCE = {
     "blocks.*.up": "colwise", "blocks.*.down": "rowwise_sequence", "blocks.*.norm": "sequence",
     "blocks.0": "split_sequence", "head": "gather_sequence",
 }  # fmt: skip
+PLANS = {"plain": PLAN, "sequence": SEQUENCE, "none": {}}
 
 
 class Sequences(Dataset):
@@ -98,15 +99,18 @@ def main():
     parser.add_argument("--micro-batches", type=int, default=None)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--poison", type=int, default=-1)
+    parser.add_argument("--device", default="cpu", help="where the model is made: cpu or meta")
+    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--fault", choices=["norm-of-one-stage"])
     args = parser.parse_args()
-    plan = {"plain": PLAN, "sequence": SEQUENCE, "none": {}}[args.plan]
+    torch.set_default_dtype(getattr(torch, args.dtype))
     run = pt.init(
-        seed=3, accumulate=args.accumulate, strategy=args.strategy, tp_plan=plan, clip=0.5,
+        seed=3, accumulate=args.accumulate, strategy=args.strategy, tp_plan=PLANS[args.plan], clip=0.5,
         precision=args.precision, pipeline_schedule=args.schedule, micro_batches=args.micro_batches,
         on_non_finite="skip" if args.poison >= 0 else "off",
     )  # fmt: skip
-    model = Net(args.dropout, args.depth)
+    with torch.device(args.device):
+        model = Net(args.dropout, args.depth)
     opt = torch.optim.AdamW(model.parameters(), lr=1e-2)
     data = Sequences(96)
     if args.poison >= 0:

@@ -7,7 +7,7 @@ import hmac
 import math
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ _LOOK_S = 0.05
 _TALK_S = 600.0
 # Sites ask twice a second: one that has not for so long does not come for the final weights.
 _LINGER_S = 15.0
+# Conversations at once; whoever comes on top is sent away, and asks again.
+_MOST_TALKS = 256
 _MOST_SAMPLES = 1 << 53
 # Names, metrics and the space between tensors, beside what the weights themselves need.
 _AROUND_BYTES = 64 << 20
@@ -84,6 +86,7 @@ class Coordinator:
         self._federation = Federation(rules)
         self._answers: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()
+        self._talks = threading.Semaphore(_MOST_TALKS)
         self._seen_s: dict[str, float] = {}
         self._told: set[str] = set()
         self._report: Report = NoReport()
@@ -132,6 +135,9 @@ class Coordinator:
                 self._look()
                 with contextlib.suppress(TimeoutError):
                     peer, _ = room.accept()
+                    if not self._talks.acquire(blocking=False):
+                        peer.close()
+                        continue
                     threading.Thread(target=self._talk, args=(peer,), daemon=True).start()
         self._report.write("done", step=self._federation.closed)
         self._report.close()
@@ -187,7 +193,7 @@ class Coordinator:
 
     def _talk(self, peer: socket.socket) -> None:
         """One question and its answer. A site that goes away in between asks again."""
-        with peer, contextlib.suppress(OSError, TrainingError):
+        with peer, self._counted(), contextlib.suppress(OSError, TrainingError):
             peer.settimeout(wire.TOKEN_S)
             token = wire.receive(peer, wire.SMALL_BYTES)
             if not isinstance(token, str) or not hmac.compare_digest(
@@ -202,6 +208,13 @@ class Coordinator:
                 wire.refuse(peer, str(error))
                 return
             wire.send(peer, self.answer(message))
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._talks.release()
 
     def answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to one message of a site."""

@@ -1,0 +1,163 @@
+"""Models made without memory: first weights, what keeps its identity, what the ranks hold."""
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from phalanx.core.meshes import Layout
+from phalanx.errors import NotSupported
+from phalanx.train import making
+from phalanx.train.parallel import Grid
+from phalanx.train.strategies import Alone, Replicas, Shards
+
+pytestmark = pytest.mark.integration
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Wishes:
+    seed: int = 3
+    exact: bool = True
+    ddp: dict = field(default_factory=dict)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.BatchNorm1d(8), nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return x + self.down(self.up(self.norm(x)))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+@pytest.fixture
+def alone_in_a_group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def hollow(make=Net):
+    with torch.device("meta"):
+        return make()
+
+
+def prepared(strategy, model=None, seed=3):
+    model = hollow() if model is None else model
+    opt = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    strategy.receive(model, CPU, Wishes(seed))
+    wrapped = strategy.wrap(model, CPU, Wishes(seed))
+    strategy.adopt(opt)
+    return model, wrapped, opt
+
+
+def weights(model):
+    return {name: whole(one).detach().clone() for name, one in model.state_dict().items()}
+
+
+def whole(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def alike(one, two):
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_the_first_weights_are_the_same_under_every_strategy(alone_in_a_group):
+    wanted = weights(prepared(Alone())[0])
+    assert len({one.double().sum().item() for one in wanted.values() if one.ndim == 2}) == 5
+    for strategy in (Replicas(), Shards({}), Grid(Layout(dp=1), {}, {})):
+        model, _, _ = prepared(strategy)
+        assert alike(weights(model), wanted), strategy.name
+    assert not alike(weights(prepared(Alone(), seed=4)[0]), wanted)
+
+
+def test_optimizers_made_before_train_what_got_the_memory(alone_in_a_group):
+    for strategy in (Alone(), Replicas(), Shards({})):
+        model, wrapped, opt = prepared(strategy)
+        before = weights(model)
+        wrapped(torch.arange(32.0).reshape(4, 8).cos()).square().sum().backward()
+        opt.step()
+        kept = [
+            name for name, one in model.named_parameters() if torch.equal(whole(one), before[name])
+        ]
+        assert kept == [], strategy.name
+
+
+def test_global_randomness_is_left_alone(alone_in_a_group):
+    torch.manual_seed(11)
+    wanted = torch.rand(3)
+    torch.manual_seed(11)
+    prepared(Shards({}))
+    assert torch.equal(torch.rand(3), wanted)
+
+
+def test_a_shared_weight_stays_shared():
+    def make():
+        model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+        model[1].weight = model[0].weight
+        return model
+
+    model, _, _ = prepared(Alone(), hollow(make))
+    assert model[0].weight is model[1].weight
+    assert not model[0].weight.is_meta
+
+
+def test_what_cannot_begin_is_named(alone_in_a_group):
+    class Mute(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Parameter(torch.zeros(4))
+
+    for strategy in (Alone(), Shards({})):
+        with pytest.raises(NotSupported, match=r"1 \(Mute\).*without reset_parameters"):
+            prepared(strategy, hollow(lambda: nn.Sequential(nn.Linear(4, 4), Mute())))
+
+
+def test_parameters_from_before_are_empty_once_they_are_sharded(alone_in_a_group):
+    model = Net()
+    early = list(model.parameters())
+    sizes = [one.numel() for one in early]
+    prepared(Shards({}), model)
+    assert [one.numel() for one in early] == [0] * len(early)
+    model = Net()
+    early = list(model.parameters())
+    prepared(Replicas(), model)
+    assert [one.numel() for one in early] == sizes
+
+
+def test_the_users_own_malloc_settings_stand(monkeypatch):
+    asked = []
+
+    class Library:
+        def __init__(self, name):
+            self.mallopt = lambda what, value: asked.append((what, value))
+
+    monkeypatch.setattr(making.ctypes, "CDLL", Library)
+    making.return_large_blocks(CPU)
+    assert asked == [(-3, 1 << 20)]
+    making.return_large_blocks(torch.device("cuda"))
+    for name, value in (
+        ("MALLOC_MMAP_THRESHOLD_", "65536"),
+        ("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=1"),
+    ):
+        with monkeypatch.context() as inside:
+            inside.setenv(name, value)
+            making.return_large_blocks(CPU)
+    assert len(asked) == 1
