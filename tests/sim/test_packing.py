@@ -84,3 +84,4 @@ def test_published_allocations_are_reached(workload: str, fgd: float, best_fit: 
     assert 100 * replay(hosts, arriving, Fgd(hosts, asked)).allocated == pytest.approx(fgd, abs=0.5)
     found = 100 * replay(hosts, arriving, BestFit(hosts)).allocated
     assert found == pytest.approx(best_fit, abs=0.5)
+    assert 100 * replay(hosts, arriving, ProductionPacking(hosts)).allocated >= fgd

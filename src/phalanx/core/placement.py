@@ -16,7 +16,7 @@ class Node:
     says why nothing may start here (drained, quarantined, lost); empty means open.
     `leaves_at` is when the node's own cluster takes it away, where that has been announced: what runs
     there has to save and leave before. `hazard_per_hour` is the expected number of reclaims of a spot
-    node in an hour.
+    node in an hour. Nodes of one `host` are parts of one machine: its CPUs and memory are theirs together.
     """
 
     id: str
@@ -37,6 +37,7 @@ class Node:
     closed: str = ""
     labels: tuple[tuple[str, str], ...] = ()
     leaves_at: int | None = None
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,10 @@ class NodeEntry(NodeTraits):
     topology: dict[Name, Name] = Field(
         default_factory=dict, description="Where it stands: a name for each of the pool's levels."
     )
+    host: Name | None = Field(
+        default=None,
+        description="The machine that it is a part of: nodes of one host share CPUs and memory.",
+    )
 
     @property
     def names(self) -> list[str]:
@@ -143,6 +147,7 @@ class PoolSpec(NodeTraits):
             hazard_per_hour=(DEFAULT_HAZARD if hazard is None else hazard) if said("spot") else 0.0,
             taints=tuple(sorted(said("taints") or ())),
             labels=tuple(sorted({**self.labels, **entry.labels}.items())),
+            host=entry.host or "",
         )
 
 

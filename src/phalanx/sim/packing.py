@@ -5,7 +5,7 @@ ever leaves, and who does not fit is turned away. What counts is the share of al
 out in the end. BestFit and FGD ("Beware of Fragmentation", ATC 2023) are written anew here and held to
 the figures of their authors' artifact. The production placement plays by describing a machine as what
 Phalanx can express: each device a node of a hundred slots, the machine a topology level that must hold
-the whole pod; CPUs and memory are kept equal on all devices of a machine, so nothing is lost by that.
+the whole pod, and `host` says that all devices of a machine share its CPUs and memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from phalanx.core.placement import GangShape, Node
-from phalanx.core.scheduling import Waiting, World
+from phalanx.core.scheduling import Held, Waiting, World
+from phalanx.core.scheduling.slots import Taking
 from phalanx.core.scheduling.topology import ask_of, place
 from phalanx.errors import NotFound, UserError
 
@@ -286,12 +287,14 @@ class Fgd(_Scored):
 
 
 class ProductionPacking:
-    """The production placement, on devices of a hundred slots inside machines."""
+    """The production placement, on devices of a hundred slots that are parts of one machine.
+
+    Who is turned away goes on waiting, so that the planner knows of the pods what it would know.
+    """
 
     name = "phalanx"
 
     def __init__(self, hosts: Sequence[Machine]) -> None:
-        self._hosts = hosts
         self._devices: list[list[int]] = []
         nodes: list[Node] = []
         for number, host in enumerate(hosts):
@@ -299,54 +302,60 @@ class ProductionPacking:
             for device in range(host.num_devices):
                 nodes.append(_device_node(number, device, host))
             self._devices.append(list(range(start, len(nodes))))
-        self._host_of = [n for n, devices in enumerate(self._devices) for _ in devices]
         self._world = World(nodes)
+        self._num = 0
 
     def put(self, pod: Pod) -> bool:
-        """Place through the production code, then tell all devices of the machine what is left."""
+        """Place through the production code."""
         if not pod.num_devices:
             return self._put_on_cpus(pod)
+        self._num += 1
         slots = -(-pod.gpu_milli // _GRAIN)
         job = Waiting(
-            1,
+            self._num,
             GangShape(pod.num_devices, slots, 1),
             50,
             0,
-            cpus_per_node=pod.cpu_milli,
-            memory_per_node_bytes=pod.memory_mib << 20,
+            cpus_per_node=-(-pod.cpu_milli // pod.num_devices),
+            memory_per_node_bytes=(pod.memory_mib << 20) // pod.num_devices,
             required="machine",
         )
-        index, ask = self._world.index, ask_of(job)
-        takings = place(index, ask, self._world.groups_for(ask), job.shape)
+        world, ask = self._world, ask_of(job)
+        world.submit(job)
+        takings = place(world.index, ask, world.groups_for(ask), job.shape)
         if takings is None:
             return False
-        first = takings[0].node
-        cpus, memory = index.cpus[first] - ask.cpus, index.memory[first] - ask.memory_bytes
-        for taking in takings:
-            index.take(taking)
-        index.settle()
-        self._tell(self._host_of[first], cpus, memory)
+        held = Held(
+            job.num,
+            world.index.placement(takings),
+            cpus_per_node=ask.cpus,
+            memory_per_node_bytes=ask.memory_bytes,
+        )
+        world.hold(held)
         return True
 
     def _put_on_cpus(self, pod: Pod) -> bool:
-        """A pod without devices, which Phalanx has none of: where the fewest CPUs are left over."""
-        index, memory = self._world.index, pod.memory_mib << 20
+        """A pod without devices, which Phalanx has none of: where it strands the fewest of them."""
+        index, wants = self._world.index, (pod.cpu_milli, pod.memory_mib << 20)
         fitting = [
-            (index.cpus[devices[0]], number)
-            for number, devices in enumerate(self._devices)
-            if index.cpus[devices[0]] >= pod.cpu_milli and index.memory[devices[0]] >= memory
+            devices
+            for devices in self._devices
+            if index.cpus[devices[0]] >= wants[0] and index.memory[devices[0]] >= wants[1]
         ]
         if not fitting:
             return False
-        cpus, number = min(fitting)
-        left = index.memory[self._devices[number][0]] - memory
-        self._tell(number, cpus - pod.cpu_milli, left)
-        return True
+        typical = index.appetite.typical()
 
-    def _tell(self, number: int, cpus: int, memory: int) -> None:
-        for device in self._devices[number]:
-            self._world.index.cpus[device] = cpus
-            self._world.index.memory[device] = memory
+        def regret(devices: list[int]) -> float:
+            cpus, memory = index.cpus[devices[0]], index.memory[devices[0]]
+            if typical is None:
+                return cpus
+            frees = tuple(index.free[device].bit_count() for device in devices)
+            return typical.regret(frees, cpus, memory, (0, 0), wants)
+
+        index.take(Taking(min(fitting, key=regret)[0], 0, *wants))
+        index.settle()
+        return True
 
 
 def _device_node(number: int, device: int, host: Machine) -> Node:
@@ -358,4 +367,5 @@ def _device_node(number: int, device: int, host: Machine) -> Node:
         host.cpu_milli,
         host.memory_mib << 20,
         domains=(("machine", str(number)),),
+        host=str(number),
     )

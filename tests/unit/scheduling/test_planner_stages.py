@@ -219,6 +219,21 @@ class TestPreemption:
         running = (held(8, {0: FULL}, priority=10), held(9, {1: FULL}, priority=90))
         assert plan(Snapshot(nodes(2), running, (job(1, 2, 4),)), HOUR).preemptions == ()
 
+    @pytest.mark.parametrize(
+        ("margin", "num_ended", "evicted"), [(100.0, 0, []), (0.0, 0, [8]), (100.0, 5000, [8])]
+    )
+    def test_peers_do_not_take_turns_while_nothing_is_known_of_them(
+        self, margin: float, num_ended: int, evicted: list[int]
+    ) -> None:
+        history = History()
+        for _ in range(num_ended):
+            history.observe(KindKey("other", "", 9), 1e6)
+        running = (held(8, {0: FULL}, started_at=0),)
+        terms = Terms(guess_margin=margin)
+        waiting = (replace(job(1, 1, 4), submitted_at=HOUR),)
+        snapshot = Snapshot(nodes(1), running, waiting, history=history, terms=terms)
+        assert [p.job for p in plan(snapshot, HOUR).preemptions] == evicted
+
     def test_superfluous_victims_are_spared(self) -> None:
         running = (
             held(7, {0: (0,)}, priority=10, restart_s=1.0),
@@ -318,7 +333,7 @@ class TestWhy:
         first = why(Snapshot(pair, running, asks), 1, HOUR)
         assert first is not None and first.eta_p50_at is not None
         assert abs(first.eta_p50_at - 2 * HOUR) < 60 * US
-        assert [c.text for c in first.changes] == ["starts now at priority 60"]
+        assert [c.text for c in first.changes] == ["starts now at priority 70"]
 
     def test_a_smaller_gang_is_offered(self) -> None:
         running = (held(8, {0: (0, 1)}, priority=90),)

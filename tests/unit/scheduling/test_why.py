@@ -154,7 +154,7 @@ class TestChanges:
         running = (held(8, {0: FULL}, priority=50),)
         answer = ask(Snapshot(nodes(1), running, (job(1, 1, 4, 40),)))
         change = next(c for c in answer.changes if c.kind == "priority")
-        assert change.text == "starts now at priority 50"
+        assert change.text == "starts now at priority 60"
         assert (change.by_preemption, change.victims) == (True, (8,))
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from phalanx.core.placement import Node, NodeShare, Placement
+from phalanx.core.scheduling.strands import Appetite
 from phalanx.errors import InvariantBroken
 
 
@@ -40,6 +41,7 @@ class NodeGroup:
         self.num_nodes = 0
         self.num_free = 0
         self.splittable = False
+        self.hosts: list[tuple[int, ...]] = []
         self.by_free: list[list[int]] = [[] for _ in range(self.size + 1)]
         self.leaves: list[tuple[str, ...]] = []
         self.leaf_full: list[list[int]] = []
@@ -107,6 +109,8 @@ class SlotIndex:
         self.leaf_of: list[int] = []
         self.pools: tuple[str, ...] = tuple(dict.fromkeys(node.pool for node in self.nodes))
         self.journal: list[tuple[int, Taking]] = []
+        self.appetite = Appetite()
+        self.beside: dict[int, tuple[int, ...]] = _beside(self.nodes)
         self._group_nodes()
 
     def _group_nodes(self) -> None:
@@ -128,6 +132,7 @@ class SlotIndex:
                 for i in inside:
                     self.group_of[i] = group
                     self.leaf_of[i] = leaf
+            group.hosts = self._hosts(members)
             for i in members:
                 if not self.nodes[i].closed:
                     group.num_nodes += 1
@@ -135,6 +140,14 @@ class SlotIndex:
             for depth, full in enumerate(group.domain_full):
                 group.largest[depth] = max(full.values(), default=0)
             self.groups.append(group)
+
+    def _hosts(self, members: list[int]) -> list[tuple[int, ...]]:
+        """The open ones among these nodes, those that are parts of one machine together."""
+        found: dict[tuple[int, int], list[int]] = {}
+        for i in members:
+            if not self.nodes[i].closed:
+                found.setdefault((self.leaf_of[i], min(self.host(i))), []).append(i)
+        return [tuple(here) for here in found.values()]
 
     def _enter(self, node: int) -> None:
         group, count = self.group_of[node], self.free[node].bit_count()
@@ -163,8 +176,7 @@ class SlotIndex:
         node = taking.node
         if taking.mask & ~self.free[node]:
             raise InvariantBroken(f"node {self.nodes[node].id}: slots {taking.mask:b} are not free")
-        self.cpus[node] -= taking.cpus
-        self.memory[node] -= taking.memory_bytes
+        self._use(taking, 1)
         self.set_free(node, self.free[node] & ~taking.mask)
         self.journal.append((-1, taking))
 
@@ -173,10 +185,20 @@ class SlotIndex:
         node = taking.node
         if taking.mask & self.free[node]:
             raise InvariantBroken(f"node {self.nodes[node].id}: slots {taking.mask:b} are not held")
-        self.cpus[node] += taking.cpus
-        self.memory[node] += taking.memory_bytes
+        self._use(taking, -1)
         self.set_free(node, self.free[node] | taking.mask)
         self.journal.append((+1, taking))
+
+    def _use(self, taking: Taking, sign: int) -> None:
+        self.cpus[taking.node] -= sign * taking.cpus
+        self.memory[taking.node] -= sign * taking.memory_bytes
+        for other in self.beside.get(taking.node, ()) if self.beside else ():
+            self.cpus[other] -= sign * taking.cpus
+            self.memory[other] -= sign * taking.memory_bytes
+
+    def host(self, node: int) -> tuple[int, ...]:
+        """The nodes of the machine that this node is part of, itself first."""
+        return (node, *self.beside.get(node, ()))
 
     def mark(self) -> int:
         """A point to roll back to."""
@@ -187,8 +209,7 @@ class SlotIndex:
         while len(self.journal) > mark:
             sign, taking = self.journal.pop()
             node = taking.node
-            self.cpus[node] -= sign * taking.cpus
-            self.memory[node] -= sign * taking.memory_bytes
+            self._use(taking, sign)
             mask = self.free[node]
             self.set_free(node, mask & ~taking.mask if sign > 0 else mask | taking.mask)
 
@@ -230,6 +251,15 @@ def _group_key(node: Node) -> GroupKey:
         node.hazard_per_hour,
         node.labels,
     )
+
+
+def _beside(nodes: tuple[Node, ...]) -> dict[int, tuple[int, ...]]:
+    """Who else is part of the same machine, for nodes that are only a part of one."""
+    hosts: dict[str, list[int]] = {}
+    for i, node in enumerate(nodes):
+        if node.host:
+            hosts.setdefault(node.host, []).append(i)
+    return {i: tuple(j for j in here if j != i) for here in hosts.values() for i in here}
 
 
 def mask_of(slots: Iterable[int]) -> int:

@@ -156,7 +156,8 @@ class Terms:
     """The knobs of the planner; every one has a default that is safe without any history.
 
     `hysteresis`: a waiting job must be this many times more urgent than a victim of equal priority
-    (infinite: never). `min_run_s` protects a fresh start. `guard_after_s`: who has waited longer in
+    (infinite: never); `guess_margin` / (1 + ends seen) times more than that while learned urgency is
+    little but a guess. `min_run_s` protects a fresh start. `guard_after_s`: who has waited longer in
     all goes first in its class, gets a reservation, and is safe from its peers for `guard_quantum_s`.
     `age_s`: the wait that doubles a job's urgency; from about `steep_s` on, all waits taken together,
     urgency grows with this power of it (`steepness`), and a running job keeps what its waits earned:
@@ -169,6 +170,7 @@ class Terms:
     """
 
     hysteresis: float = 1.5
+    guess_margin: float = 100.0
     min_run_s: float = 300.0
     guard_after_s: float = 7 * 86_400.0
     guard_quantum_s: float = 6 * 3600.0

@@ -159,9 +159,41 @@ def _place_in(
     elif plain and per_node == group.size:
         chosen = _whole_nodes(group, num, ask.required)
     else:
-        rooms = _rooms(index, ask, group, per_node)
-        chosen = spread(group, rooms, num, ask.required)
+        chosen = _least_stranding(index, ask, group, num, per_node)
+        if chosen is None:
+            rooms = _rooms(index, ask, group, per_node)
+            chosen = spread(group, rooms, num, ask.required)
     return None if chosen is None else _cut(index, ask, chosen, per_node)
+
+
+def _least_stranding(
+    index: SlotIndex, ask: Ask, group: NodeGroup, num: int, per_node: int
+) -> list[int] | None:
+    """The host on which all of this gang strands the fewest slots; None if that settles nothing.
+
+    Gangs of several hosts are not placed so: their nearness counts for more.
+    """
+    typical = index.appetite.typical() if ask.cpus or ask.memory_bytes else None
+    alone = num > 1 and (ask.required == "node" or not index.beside)
+    if typical is None or group.splittable or alone:
+        return None
+    free, cpus, memory = index.free, index.cpus, index.memory
+    wants = (num * ask.cpus, num * ask.memory_bytes)
+    best: tuple[float, tuple[int, ...]] | None = None
+    for host in group.hosts:
+        first = host[0]
+        if cpus[first] < wants[0] or memory[first] < wants[1]:
+            continue
+        frees = tuple([free[node].bit_count() for node in host])
+        if max(frees) < per_node or (num > 1 and sum([n >= per_node for n in frees]) < num):
+            continue
+        regret = typical.regret(frees, cpus[first], memory[first], (num, per_node), wants)
+        if best is None or regret < best[0]:
+            best = (regret, host)
+    if best is None:
+        return None
+    fitting = [node for node in best[1] if free[node].bit_count() >= per_node]
+    return sorted(fitting, key=lambda node: (free[node].bit_count(), node))[:num]
 
 
 def _cut(index: SlotIndex, ask: Ask, chosen: list[int], per_node: int) -> list[Taking]:
@@ -205,7 +237,25 @@ def _rooms(index: SlotIndex, ask: Ask, group: NodeGroup, per_node: int) -> dict[
             room = _num_shares(index, ask, node, count, per_node)
             if room > 0:
                 rooms.setdefault(index.leaf_of[node], []).extend([node] * room)
-    return rooms
+    return _together_on_hosts(index, ask, rooms) if index.beside else rooms
+
+
+def _together_on_hosts(
+    index: SlotIndex, ask: Ask, rooms: dict[int, list[int]]
+) -> dict[int, list[int]]:
+    """Only as many nodes of one machine as its CPUs and memory are enough for together."""
+    found: dict[int, list[int]] = {}
+    used: dict[int, int] = {}
+    for leaf, nodes in rooms.items():
+        for node in nodes:
+            host = min(index.host(node))
+            shares = used[host] = used.get(host, 0) + 1
+            if (
+                shares * ask.cpus <= index.cpus[node]
+                and shares * ask.memory_bytes <= index.memory[node]
+            ):
+                found.setdefault(leaf, []).append(node)
+    return found
 
 
 def _num_shares(index: SlotIndex, ask: Ask, node: int, count: int, per_node: int) -> int:

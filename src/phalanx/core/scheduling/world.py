@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import replace
 
-from phalanx.core.placement import Node, Placement
+from phalanx.core.placement import GangShape, Node, Placement
 from phalanx.core.scheduling.estimates import EDGES, History, KindKey, bin_of
 from phalanx.core.scheduling.order import kind_key
 from phalanx.core.scheduling.running import Running
@@ -149,6 +149,7 @@ class World:
             return
         self.waiting[job.num] = job
         self.demand[job.project] = self.demand.get(job.project, 0) + job.num_slots
+        self._hunger(job, 1)
         if job.not_before is not None:
             self.deferred[job.num] = job.not_before
         else:
@@ -165,6 +166,7 @@ class World:
         job = self.waiting.pop(num, None)
         if job is None:
             return
+        self._hunger(job, -1)
         left = self.demand[job.project] - job.num_slots
         if left:
             self.demand[job.project] = left
@@ -195,6 +197,14 @@ class World:
         insort(line.jobs, (job.owed_since, job.num))
         self.line_of[job.num] = line
 
+    def _hunger(self, job: Waiting, sign: int) -> None:
+        shapes = (job.shape, *job.roles)
+        self.index.appetite.add(shapes, job.cpus_per_node, job.memory_per_node_bytes, sign)
+
+    def _feed(self, held: Held, sign: int) -> None:
+        shapes = [GangShape(1, len(share.slots), 1) for share in held.placement.shares]
+        self.index.appetite.add(shapes, held.cpus_per_node, held.memory_per_node_bytes, sign)
+
     # -- what runs -------------------------------------------------------------------------------
 
     def hold(self, held: Held) -> None:
@@ -211,6 +221,7 @@ class World:
             at[held.job] = at.get(held.job, 0) | taking.mask
             nodes.append(taking.node)
         self.index.settle()
+        self._feed(held, 1)
         self.nodes_of[held.job] = tuple(dict.fromkeys(nodes))
         self.held[held.job] = held
         self.running.add(held)
@@ -238,6 +249,7 @@ class World:
             self.on_node[taking.node].pop(num, None)
             self.index.give(taking)
         self.index.settle()
+        self._feed(held, -1)
         del self.nodes_of[num]
         left = self.used[held.project] - held.num_slots
         if left:
@@ -297,6 +309,7 @@ class World:
         lines = {key: line.jobs for key, line in self.lines.items()}
         return (
             self.index.state(),
+            self.index.appetite,
             self.held,
             self.on_node,
             self.used,
