@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := server,train,data,examples,dev
 # Real processes share the machine with the test that watches them. Those of whole jobs mostly wait for one
-# another, so two files run side by side; those of the training library compare ranks, and run alone.
-ALONE := tests/e2e/training
+# another, so three files run side by side; gangs of the training library keep a core busy, so two do.
+GANGS := tests/e2e/training
 PROCESSES := tests/e2e
 PYTEST := $(BIN)/python -m pytest -q
 DEFAULT := not extras and not proof
@@ -37,8 +37,8 @@ up: $(STAMP) ## start the platform in the foreground
 
 test: $(STAMP) ## every test that needs nothing but this checkout
 	@$(PYTEST) -n 2 --dist worksteal -m "$(DEFAULT)" --ignore=$(PROCESSES)
-	@$(PYTEST) -n 2 --dist loadfile -m "$(DEFAULT)" $(PROCESSES) --ignore=$(ALONE)
-	@$(PYTEST) -m "$(DEFAULT)" $(ALONE)
+	@$(PYTEST) -n 3 --dist loadfile -m "$(DEFAULT)" $(PROCESSES) --ignore=$(GANGS)
+	@$(PYTEST) -n 2 --dist loadfile -m "$(DEFAULT)" $(GANGS)
 
 test-fast: $(STAMP) ## the unit tests only
 	@$(PYTEST) -n 2 --dist worksteal -m unit --ignore=$(PROCESSES)

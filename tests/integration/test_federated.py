@@ -1,13 +1,16 @@
 """A coordinator and its sites over real sockets, in one process."""
 
+import json
+import socket
 import threading
 
 import pytest
 import torch
 from torch import nn
 
-from phalanx.errors import CheckpointCorrupt, SpecInvalid, TrainingError
-from phalanx.train.federated import Coordinator, Site
+from phalanx.errors import CheckpointCorrupt, RestoreMismatch, SpecInvalid, TrainingError
+from phalanx.train.federated import Coordinator, Site, coordinator
+from phalanx.train.lowcomm import wire
 
 pytestmark = pytest.mark.integration
 GUARD_S = 60
@@ -207,6 +210,7 @@ def test_fedprox_pulls_towards_the_weights_the_round_began_with(tmp_path):
         ({"0.bias": torch.zeros(3)}, "has shape"),
         ({"0.bias": torch.full((8,), float("nan"))}, "not finite"),
         ({"extra": torch.zeros(1)}, "another model"),
+        ({"0.bias": "x"}, "not all tensors"),
     ],
 )
 def test_an_answer_that_cannot_be_used_is_refused(tmp_path, change, word):
@@ -214,7 +218,52 @@ def test_an_answer_that_cannot_be_used_is_refused(tmp_path, change, word):
     weights = {**model().state_dict(), **change}
     said = {"do": "submit", "site": "a", "round": 1, "weights": weights, "count": 5, "metrics": {}}
     assert word in one.answer(said)["refused"]
-    assert "samples" in one.answer({**said, "weights": model().state_dict(), "count": 0})["refused"]
+    good = {**said, "weights": model().state_dict()}
+    for count in (0, 10**400):
+        assert "samples" in one.answer({**good, "count": count})["refused"]
+    assert "OverflowError" in one.answer({**good, "count": float("inf")})["refused"]
+    assert "AttributeError" in one.answer({**good, "metrics": [1]})["refused"]
+    assert one.answer(good) == {"taken": False}, "the control: only the round is not under way"
+
+
+def answered(port, *messages, raw=b""):
+    """What a coordinator says to a peer that sends these."""
+    with socket.create_connection(("127.0.0.1", port), GUARD_S) as peer:
+        for message in messages:
+            wire.send(peer, message)
+        peer.sendall(raw)
+        return wire.receive(peer)
+
+
+def test_idle_strangers_are_counted_and_sites_come_through(tmp_path, monkeypatch):
+    monkeypatch.setattr(coordinator, "_MOST_TALKS", 2)
+    one = Federated(tmp_path, num_rounds=1, min_sites=1)
+    idle = [socket.create_connection(("127.0.0.1", one.port), GUARD_S) for _ in range(3)]
+    assert idle[2].recv(1) == b"", "the third is sent away"
+    for peer in idle:
+        peer.close()
+    everywhere(adding(one.site("a"), 0.0, 1))
+    one.join()
+
+
+def test_what_a_peer_sends_is_bounded_and_its_mistakes_are_answered(tmp_path):
+    one = Federated(tmp_path, num_rounds=1, min_sites=1)
+    large = (1 << 33).to_bytes(8, "little")
+    assert "at most" in answered(one.port, "secret", raw=large)["refused"]
+    row = {"dtype": "float32", "shape": [8], "at": 0, "bytes": 0}
+    header = json.dumps({"tree": {"$tensor": 0}, "tensors": [row]}).encode()
+    body = b"PHXTENS1" + len(header).to_bytes(8, "little") + header
+    empty = len(body).to_bytes(8, "little") + body
+    assert "without its bytes" in answered(one.port, "secret", raw=empty)["refused"]
+    # A large answer is under way while the token is refused: the refusal arrives all the same.
+    weights = {"w": torch.zeros(4 << 20)}
+    assert "token" in answered(one.port, "guess", {"site": "a", "weights": weights})["refused"]
+    with pytest.raises(TrainingError, match="another model"):
+        next(one.site("b").rounds(nn.Linear(2, 2)))
+    everywhere(adding(one.site("b"), 0.0, 1))
+    one.join()
+    with pytest.raises(RestoreMismatch, match="another model"):
+        Coordinator(nn.Linear(2, 2), directory=tmp_path, num_rounds=1, **QUICK)
 
 
 def test_strangers_are_kept_out_and_mistakes_named(tmp_path):

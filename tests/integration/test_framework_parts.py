@@ -1,5 +1,6 @@
 """What other frameworks need before they can meet: addresses, keys, settings."""
 
+import contextlib
 import http.client
 import json
 import socket
@@ -13,6 +14,7 @@ from phalanx.launch.scratch import scratch
 from phalanx.schemas.spec import validate_spec
 from phalanx.services.assignments import _command
 from phalanx.supervise.rendezvous import Keys, serve
+from phalanx.train import gathering
 from phalanx.train.gathering import Seat, expect
 from phalanx.train.mpigang.__main__ import settings
 from phalanx.train.mpigang.rank import variables as mpi_variables
@@ -37,9 +39,9 @@ def test_the_rendezvous_answers_as_horovods_own():
     address = listening.getsockname()
     threading.Thread(target=serve, args=(listening,), daemon=True).start()
 
-    def ask(verb, path, body=None):
-        line = http.client.HTTPConnection(*address)
-        line.request(verb, path, body)
+    def ask(verb, path, body=None, headers=None):
+        line = http.client.HTTPConnection(*address, timeout=60)
+        line.request(verb, path, body, headers or {})
         answer = line.getresponse()
         found = answer.status, answer.read()
         line.close()
@@ -50,6 +52,8 @@ def test_the_rendezvous_answers_as_horovods_own():
     assert ask("GET", "/global/0") == (200, b"a b")
     assert ask("GET", "/nonsense")[0] == 404
     assert ask("PUT", "/nonsense", b"x")[0] == 400
+    for wrong in ("-1", "much", str(1 << 40), "9" * 5000):
+        assert ask("PUT", "/global/1", headers={"Content-Length": wrong})[0] == 413
     assert ask("DELETE", "/global/0") == (200, b"")
     assert ask("GET", "/global/0") == (404, b"")
 
@@ -77,8 +81,34 @@ def test_ranks_tell_rank_0_and_hear_back():
         one.join()
     assert heard == {1: {"workers": ["a"]}, 2: {"workers": ["a"]}}
     for _, seat in found.values():
-        seat._file.close()
-        seat._line.close()
+        seat.close()
+
+
+def test_strangers_do_not_keep_ranks_from_meeting(monkeypatch):
+    monkeypatch.setattr(gathering, "_HELLO_S", 1.0)
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    found, over = {}, threading.Event()
+
+    def wait():
+        found.update(expect(port, 1))
+        over.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+    said = [b"GET / HTTP/1.0\r\n", b"[1]\n", b'{"rank": 0}\n', b'{"rank": 2}\n', b'{"rank": [1]}\n',
+            b"[" * 9999 + b"\n", b""]  # fmt: skip
+    strangers = []
+    for words in said:  # the last one says nothing, and stays
+        strangers.append(Seat.at("127.0.0.1", port))
+        with contextlib.suppress(OSError):
+            strangers[-1]._line.sendall(words)
+    rank = Seat.at("127.0.0.1", port)
+    rank.tell({"rank": 1})
+    assert over.wait(60), "a stranger is waited for"
+    assert found[1][0]["rank"] == 1
+    for one in (*strangers, rank, found[1][1]):
+        one.close()
 
 
 def test_every_worker_has_its_own_place_and_devices():

@@ -1,5 +1,6 @@
 """A script's own folder as checkpoints: committed when quiet, never half, put back before a start."""
 
+import os
 import queue
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import time
 import pytest
 
 from phalanx import checkpoint
+from phalanx.checkpoint import folders
 from phalanx.checkpoint.folders import SET_ASIDE, Origin
 from phalanx.core.checkpoints import Keep
 from phalanx.kit.clock import SystemClock
@@ -68,8 +70,9 @@ def test_committed_shared_and_kept_by_the_rules(tmp_path):
         one.step = step
         (one.folder / f"epoch-{step}.bin").write_bytes(bytes([step]) * 100_000)
         (one.folder / f"epoch-{step + 1}.bin.tmp").write_bytes(b"half")
-        found = one.committed(step)
-    one.end(one.kept.finish)
+        one.committed(step)
+    one.end(one.kept.finish)  # only then what has to go is gone
+    found = checkpoint.list_checkpoints(one.store)
     assert [checkpoint.verify(each.path).step for each in found] == [3, 2]
     assert [entry.path for entry in found[0].manifest.files] == [
         f"epoch-{n}.bin" for n in (1, 2, 3)
@@ -113,6 +116,54 @@ def test_a_checkpoint_that_rotted_is_set_aside(tmp_path):
     two.end(two.kept.abandon)
 
 
+def test_pipes_and_links_are_no_state(tmp_path):
+    one = Watched(tmp_path)
+    os.mkfifo(one.folder / "pipe")  # to open it for reading would take for ever
+    (one.folder / "link").symlink_to(tmp_path)
+    (one.folder / "state.bin").write_bytes(b"good")
+    found = one.committed(1)
+    one.end(one.kept.finish)
+    assert [entry.path for entry in found[0].manifest.files] == ["state.bin"]
+
+
+def test_a_folder_in_the_place_of_a_file_gives_way(tmp_path):
+    one = Watched(tmp_path)
+    (one.folder / "state").write_bytes(b"good")
+    one.committed(1)
+    one.end(one.kept.abandon)
+    (one.folder / "state").unlink()
+    (one.folder / "state").mkdir()
+    (one.folder / "state" / "whole").write_bytes(b"later")
+    (one.folder / "state" / "half.tmp").write_bytes(b"half")
+    two = Watched(tmp_path, generation=1)
+    assert not two.failed and (two.folder / "state").read_bytes() == b"good"
+    assert (two.folder / SET_ASIDE / "state" / "whole").read_bytes() == b"later"
+    two.end(two.kept.abandon)
+
+
+def test_two_nodes_with_one_folder_put_it_back_at_once(tmp_path):
+    one = Watched(tmp_path)
+    (one.folder / "state.bin").write_bytes(b"good")
+    found = one.committed(1)[0]
+    one.end(one.kept.abandon)
+    for number in range(200):
+        (one.folder / f"later-{number}").write_bytes(b"x")
+    errors = []
+
+    def put_back():
+        try:
+            folders.put_back(found.path, found.manifest, one.folder)
+        except Exception as error:
+            errors.append(error)
+
+    nodes = [threading.Thread(target=put_back) for _ in range(3)]
+    for node in nodes:
+        node.start()
+    for node in nodes:
+        node.join(GUARD_S)
+    assert errors == [] and list(folders.look(one.folder)) == ["state.bin"]
+
+
 def test_a_folder_that_cannot_be_put_back_fails_the_start(tmp_path):
     one = Watched(tmp_path)
     (one.folder / "state.bin").write_bytes(b"good")
@@ -124,6 +175,20 @@ def test_a_folder_that_cannot_be_put_back_fails_the_start(tmp_path):
     two = Watched(tmp_path, generation=1)
     assert "could not be put back" in two.failed[0]
     two.end(two.kept.abandon)
+
+
+def test_a_watcher_that_fails_still_lets_the_generation_end(tmp_path, monkeypatch):
+    one = Watched(tmp_path)
+
+    def failing(*args):
+        raise RuntimeError("never thought of")
+
+    monkeypatch.setattr(folder, "_writers", failing)
+    (one.folder / "state.bin").write_bytes(b"good")
+    one.until(lambda: "warn" in one.kinds())
+    assert "never thought of" in one.said[-1]["message"]
+    one.end(one.kept.finish)
+    assert checkpoint.list_checkpoints(one.store) == [], "the last commit fails as well"
 
 
 WRITER = """

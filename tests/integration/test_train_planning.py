@@ -77,6 +77,13 @@ def test_what_kept_it_from_seeing_more_is_said(script):
         looked_at(script(text="x = 1\n"), [], WORLD)
 
 
+def test_what_a_script_prints_is_not_the_plan(script, capsys):
+    path = str(script(text='print("hello")\n' + SCRIPT))
+    assert main([path, "--world", "8xH100", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["recommended"] and "hello" in said.err
+
+
 def test_every_name_of_a_run_is_there_while_a_script_is_looked_at():
     assert {name for name in vars(Run) if name[0] != "_"} <= set(dir(Sketch))
 

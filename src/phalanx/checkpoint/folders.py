@@ -6,8 +6,10 @@ A checkpoint holds the whole folder. Files that did not change since the one bef
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,20 +60,22 @@ def manifest_of(
 def look(folder: Path) -> dict[str, Stat]:
     """Every finished file below a folder: (bytes, time of its last change in ns, inode).
 
-    Hidden names, and names of files that are still being written, do not count.
+    Hidden names, and names of files that are still being written, do not count; neither do links, nor what
+    is no file: to read a pipe would take for ever.
     """
     found: dict[str, Stat] = {}
     for where, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if _is_finished(name)]
         for name in names:
             path = Path(where, name)
-            if _is_finished(name) and not path.is_symlink():
+            if _is_finished(name):
                 try:
-                    stat = path.stat()
+                    about = path.lstat()
                 except FileNotFoundError:
                     continue
-                key = path.relative_to(folder).as_posix()
-                found[key] = (stat.st_size, stat.st_mtime_ns, stat.st_ino)
+                if stat.S_ISREG(about.st_mode):
+                    key = path.relative_to(folder).as_posix()
+                    found[key] = (about.st_size, about.st_mtime_ns, about.st_ino)
     return found
 
 
@@ -87,9 +91,9 @@ class Shared:
     stats: dict[str, Stat] = field(default_factory=dict)
     entries: dict[str, FileEntry] = field(default_factory=dict)
 
-    def holds(self, name: str, stat: Stat) -> FileEntry | None:
+    def holds(self, name: str, about: Stat) -> FileEntry | None:
         """The entry of a file that has not changed since."""
-        return self.entries.get(name) if self.stats.get(name) == stat else None
+        return self.entries.get(name) if self.stats.get(name) == about else None
 
     def take(self, path: Path, stats: dict[str, Stat], files: tuple[FileEntry, ...]) -> None:
         """The next commit may share with this one."""
@@ -99,8 +103,8 @@ class Shared:
 
 def fill(draft: Draft, folder: Path, stats: Mapping[str, Stat], shared: Shared) -> bool:
     """Bring the files of a folder into a draft; False when they changed meanwhile. Raises OSError."""
-    for name, stat in sorted(stats.items()):
-        entry = shared.holds(name, stat)
+    for name, about in sorted(stats.items()):
+        entry = shared.holds(name, about)
         if entry is not None and shared.path is not None:
             try:
                 draft.add_link(shared.path / name, entry)
@@ -124,9 +128,7 @@ def put_back(source: Path, manifest: Manifest, folder: Path) -> None:
     if later:
         shutil.rmtree(aside, ignore_errors=True)
     for name in later:
-        target = aside / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(folder / name, target)
+        _set_aside(folder / name, aside / name)
     for name, entry in wanted.items():
         target = folder / name
         if _is_same(target, entry):
@@ -137,9 +139,21 @@ def put_back(source: Path, manifest: Manifest, folder: Path) -> None:
             shutil.copyfile(source / name, arriving)
             if digest_of_file(arriving, like=entry.digest) != entry.digest:
                 raise CheckpointCorrupt(f"{source / name}: the bytes do not match their digest")
+            if target.is_dir() and not target.is_symlink():
+                shutil.rmtree(
+                    target
+                )  # has taken the file's place; what was whole in it is set aside
             os.replace(arriving, target)
         finally:
             arriving.unlink(missing_ok=True)
+
+
+def _set_aside(path: Path, target: Path) -> None:
+    """Move a file. Another node that has the same folder may be doing the same."""
+    while os.path.lexists(path):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(path, target)
 
 
 def _is_same(path: Path, entry: FileEntry) -> bool:

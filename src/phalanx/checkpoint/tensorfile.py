@@ -147,7 +147,7 @@ def parse(data: bytearray, where: str) -> tuple[Any, list[Blob]]:
                 raise ValueError("a tensor reaches beyond the file")
             blobs.append(Blob(row["dtype"], tuple(row["shape"]), part, row["bytes"]))
         return header["tree"], blobs
-    except (ValueError, KeyError, TypeError, struct.error) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, struct.error) as error:
         raise CheckpointCorrupt(f"{where}: {error}") from error
 
 

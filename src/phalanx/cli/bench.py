@@ -60,6 +60,8 @@ def scaling(  # noqa: PLR0913 - one parameter for each option
 ) -> None:
     """Train the same model on 1, 2, 4 … ranks; print throughput, speed-up, efficiency and cost."""
     numbers = _numbers(counts)
+    if plot is not None and not plot.absolute().parent.is_dir():
+        raise UserError(f"--plot {plot}: there is no folder {plot.absolute().parent}")
     session: Session = ctx.obj
     words = ["--model", model, "--batch-size", str(batch_size), "--steps", str(steps)]
     words += ["--image-size", str(image_size), "--scale", str(scale), "--precision", precision]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from phalanx.cli.session import Session
-from phalanx.errors import UserError
+from phalanx.errors import PlatformError, UserError
 
 if TYPE_CHECKING:
     from phalanx.schemas.api import JobView
@@ -24,6 +25,8 @@ def run_to_end(
 ) -> tuple[JobView, str | None]:
     """Run a module of ours as a job with this part of a spec; also the pool that it ran in.
 
+    Ctrl-C cancels the job.
+
     Raises SpecInvalid, and UserError where it cannot be placed.
     """
     from phalanx.cli.caller import pack
@@ -37,10 +40,20 @@ def run_to_end(
     )  # fmt: skip
     job = client.submit(body).job
     assert job is not None
+    try:
+        return _awaited(client, job.num)
+    except KeyboardInterrupt:
+        # Nobody waits for its figures any more: its slots are for others.
+        with contextlib.suppress(PlatformError):
+            client.stop(job.num, goal="cancel")
+        raise
+
+
+def _awaited(client: PhalanxClient, num: int) -> tuple[JobView, str | None]:
     after, pool = 0, None
-    while not (view := client.job(job.num)).is_terminal:
+    while not (view := client.job(num)).is_terminal:
         pool = view.pool or pool
-        page = client.events(job.num, after=after, wait_s=_ROUND_S)
+        page = client.events(num, after=after, wait_s=_ROUND_S)
         after = page.events[-1].seq if page.events else after
     return view, pool
 

@@ -12,7 +12,13 @@ from typing import Any
 
 from phalanx.cli.caller import Caller
 from phalanx.errors import Problem, SpecInvalid, UserError
-from phalanx.schemas.spec import JobSpec, read_text, script_defaults, validate_spec
+from phalanx.schemas.spec import (
+    JobSpec,
+    read_text,
+    script_defaults,
+    short_form,
+    validate_spec,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,8 @@ class RunFlags:
     cold: bool = False
     warm_imports: Sequence[str] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    requirements: str | None = None
+    packages: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,8 @@ def plan_run(words: Sequence[str], flags: RunFlags, caller: Caller) -> Planned:
         if key in defaults:
             raise SpecInvalid([Problem(f"tool.phalanx.{key}", "`phalanx run` sets it; remove it")])
     data = _merge(defaults, flags)
+    if flags.requirements is not None or flags.packages:
+        data["python"] = _python(data.get("python"), flags, root, caller)
     data.setdefault("name", name)
     data["run"] = command
     return Planned(validate_spec(data), root)
@@ -183,6 +193,22 @@ def _merge(defaults: Mapping[str, Any], flags: RunFlags) -> dict[str, Any]:
         imports = [*known.get("imports", []), *flags.warm_imports]
         data["warm"] = {**known, "imports": imports}
     return data
+
+
+def _python(known: Any, flags: RunFlags, root: Path | None, caller: Caller) -> dict[str, Any]:
+    """The section `python` with what the flags add to it."""
+    section = short_form(known or {})
+    section = dict(section) if isinstance(section, dict) else {}
+    if flags.requirements is not None:
+        path = Path(caller.cwd, flags.requirements).resolve()
+        if not path.is_file():
+            raise UserError(f"--requirements {flags.requirements}: no such file")
+        if root is None or not path.is_relative_to(root.resolve()):
+            said = f"--requirements {flags.requirements}: lies outside the folder that travels"
+            raise UserError(said, f"that is {root}" if root else "no folder travels from here")
+        section["requirements"] = str(path.relative_to(root.resolve()))
+    section["packages"] = [*section.get("packages", []), *flags.packages]
+    return section
 
 
 def _section(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -86,6 +86,16 @@ def run(  # noqa: PLR0913 (one parameter for each flag)
         list[str] | None,
         typer.Option("--warm-import", help="Import it before ranks start; may be repeated."),
     ] = None,
+    requirements: Annotated[
+        str | None,
+        typer.Option(
+            "--requirements", metavar="FILE", help="Its packages come along: see `python`."
+        ),
+    ] = None,
+    package: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="REQUIREMENT", help="A package; may be repeated."),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Submit and leave.")] = False,
     all_ranks: AllRanks = False,
     dry_run: DryRun = False,
@@ -117,6 +127,8 @@ def run(  # noqa: PLR0913 (one parameter for each flag)
         pool=pool or (),
         cold=no_warm,
         warm_imports=warm_import or (),
+        requirements=requirements,
+        packages=package or (),
     )
     planned = plan_run(command or [], flags, session.caller)
     then = SHOW if dry_run else after(detach, all_ranks)

@@ -7,6 +7,7 @@ There is nothing in it that could make matching slow, whatever is printed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -66,11 +67,12 @@ def _json(line: str) -> dict[str, float]:
         body = json.loads(line)
     except (ValueError, RecursionError):
         return {}
-    return {
-        name: float(value)
-        for name, value in body.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
+    found: dict[str, float] = {}
+    for name, value in body.items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            with contextlib.suppress(OverflowError):  # a whole number beyond what a float can be
+                found[name] = float(value)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

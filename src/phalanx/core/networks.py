@@ -115,12 +115,16 @@ def bus_bytes_per_s(num_bytes: int, seconds: float, ranks: int) -> float:
 
 def judge(latency_s: float, bus: float, link: float) -> list[Remark]:
     """The figures in words: bytes per second of the all-reduce (`bus`) and of plain TCP (`link`)."""
-    share = bus / link if link > 0 else 0.0
+    latency = Remark("ok", "latency", f"an all-reduce of 8 bytes takes {latency_s * 1e6:.0f} µs")
+    if link <= 0:
+        said = "the last rank cannot reach rank 0 over plain TCP: does a firewall close its ports?"
+        return [latency, Remark("FAIL", "link", said)]
+    share = bus / link
     rates = f"{_rate(bus)} over each link; plain TCP between two ranks: {_rate(link)} ({share:.0%})"
     slow = share < MUCH
     hint = "; another preset, interface or more threads may help" if slow else ""
     return [
-        Remark("ok", "latency", f"an all-reduce of 8 bytes takes {latency_s * 1e6:.0f} µs"),
+        latency,
         Remark("warn" if slow else "ok", "bandwidth", f"large all-reduces move {rates}{hint}"),
     ]
 

@@ -6,7 +6,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -31,6 +31,10 @@ class PythonCommand:
     target: str
     args: tuple[str, ...]
     workdir: str
+
+    def run_by(self, python: str) -> PythonCommand:
+        """The same command under another interpreter."""
+        return replace(self, python=python)
 
     def argv(self) -> list[str]:
         """The argument vector of a cold start. Modules come from the work directory, not the cwd."""

@@ -46,6 +46,15 @@ def load() -> None:
     _libc()
 
 
+def flush_file_system(path: str | os.PathLike[str]) -> None:
+    """Have everything on the file system of `path` on disk: cheaper than one fsync for each file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _libc().syncfs(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def num_threads() -> int:
     """Threads of this process, those of C libraries included."""
     return len(os.listdir("/proc/self/task"))

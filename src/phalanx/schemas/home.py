@@ -54,6 +54,11 @@ class HomeLayout:
         return self.root / "code"
 
     @property
+    def python_dir(self) -> Path:
+        """Python environments of jobs, by their content; see `supervise.packages`."""
+        return self.root / "python"
+
+    @property
     def checkpoints_dir(self) -> Path:
         """The default checkpoint store: `<checkpoints_dir>/<project>/<job label>/step-…`."""
         return self.root / "checkpoints"

@@ -7,6 +7,7 @@ terms = spec.to_terms()                     # for the job machine
 
 from phalanx.schemas.spec_models import SPEC_SCHEMA, JobSpec
 from phalanx.schemas.spec_problems import problems_of
+from phalanx.schemas.spec_python import short_form
 from phalanx.schemas.spec_support import check_supported
 from phalanx.schemas.spec_text import (
     json_schema,
@@ -30,6 +31,7 @@ __all__ = [
     "read_yaml",
     "resolved",
     "script_defaults",
+    "short_form",
     "to_yaml",
     "validate_spec",
 ]

@@ -32,6 +32,7 @@ from phalanx.schemas.spec_fields import (
     WholeFromZero,
 )
 from phalanx.schemas.spec_outside import KeptDirectory, MetricLines
+from phalanx.schemas.spec_python import PythonSection, short_form
 from phalanx.schemas.spec_training import Training
 
 SPEC_SCHEMA: Literal[1] = 1
@@ -346,6 +347,10 @@ class JobSpec(Section):
     setup: Annotated[str, Field(strict=True, min_length=1)] | None = Field(
         default=None,
         description="A shell command that runs once per node before the first rank starts.",
+    )
+    python: Annotated[PythonSection, BeforeValidator(short_form)] | None = Field(
+        default=None,
+        description="Python packages that the ranks can import beside those of the node.",
     )
     framework: Literal["torch", "jax", "tensorflow", "horovod", "mpi", "ray", "none"] = Field(
         default="torch", description="What the ranks find in their environment to meet one another."

@@ -96,7 +96,7 @@ class WeightSync(Section):
         default=None, description="Steps between answers to requests to stop or save."
     )
     servers: WholeFromOne | None = Field(
-        default=None, description="With server: how many of the first ranks hold the weights."
+        default=None, description="With server: how many of the last ranks hold the weights."
     )
     staleness: WholeFromZero | None = Field(
         default=None,

@@ -31,6 +31,18 @@ class WarmStart(Message):
     imports: list[str] = Field(default_factory=list)
 
 
+class PythonPackages(Message):
+    """The spec's section `python`, and the folder of this node in which environments are kept."""
+
+    root: str
+    requirements: str | None = None
+    packages: list[str] = Field(default_factory=list)
+    installer: str = "auto"
+    index_url: str | None = None
+    extra_index_urls: list[str] = Field(default_factory=list)
+    find_links: list[str] = Field(default_factory=list)
+
+
 class GangFacts(Message):
     """What all nodes of an attempt have in common; see `core.ranks.GangEnvironment`."""
 
@@ -78,6 +90,7 @@ class Assignment(Message):
     cwd: str
     command: list[str] | str
     setup: str | None = None
+    python: PythonPackages | None = None
     env: dict[str, str]
     secrets: list[str] = Field(default_factory=list)
     secrets_dir: str | None = None

@@ -12,7 +12,7 @@ from phalanx.errors import InvariantBroken
 from phalanx.kit.ids import job_label
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.spec import JobSpec, validate_spec
-from phalanx.schemas.supervision import Assignment, GangFacts, WarmStart
+from phalanx.schemas.supervision import Assignment, GangFacts, PythonPackages, WarmStart
 from phalanx.services.platform import Platform
 from phalanx.store.jobs import StoredJob
 
@@ -61,6 +61,7 @@ def _assignment(
         cwd=_cwd(stored, workdir),
         command=_command(spec, cpus),
         setup=spec.setup,
+        python=_python(spec, home),
         env=_environment(platform, stored, spec),
         secrets=list(spec.secrets),
         secrets_dir=str(home.secrets_dir(stored.facts.project)) if spec.secrets else None,
@@ -72,6 +73,13 @@ def _assignment(
         code=stored.facts.code_digest,
         contact_lost_after_s=platform.contact_lost_after_s,
     )
+
+
+def _python(spec: JobSpec, home: HomeLayout) -> PythonPackages | None:
+    wanted = spec.python
+    if wanted is None:
+        return None
+    return PythonPackages(root=str(home.python_dir), **wanted.model_dump())
 
 
 def _command(spec: JobSpec, cpus: int) -> list[str] | str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import posixpath
 import secrets
 import shutil
 import tarfile
@@ -26,6 +27,13 @@ def archive_path(home: HomeLayout, digest: str) -> Path:
 def has(home: HomeLayout, digest: str) -> bool:
     """Whether it has been uploaded."""
     return archive_path(home, digest).is_file()
+
+
+def holds(home: HomeLayout, digest: str, name: str) -> bool:
+    """Whether an archive has a file of this name."""
+    wanted = posixpath.normpath(name)
+    with tarfile.open(archive_path(home, digest)) as archive:
+        return any(posixpath.normpath(one.name) == wanted for one in archive)
 
 
 class Upload:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phalanx.core.jobs.events import StopRequested
-from phalanx.core.jobs.model import JobState, StopGoal
+from phalanx.core.jobs.model import Job, JobState, StopGoal
 from phalanx.core.scheduling import Why, why
 from phalanx.core.scheduling.why import Victim, why_victim
 from phalanx.kit.ids import job_label
@@ -18,9 +18,15 @@ from phalanx.schemas.estate import (
 from phalanx.services.platform import Platform
 from phalanx.services.scheduling import sight_of
 from phalanx.services.story import lineage_view
-from phalanx.store import events, jobs
+from phalanx.store import events, jobs, supervisors
 from phalanx.store.database import Tx
 from phalanx.store.events import StoredEvent
+
+# By the phase of a supervisor's heartbeat.
+_BEFORE_RANKS = {
+    "packages": "the Python packages are being installed",
+    "setup": "the set-up command runs",
+}
 
 
 def why_view(platform: Platform, num: int, now: int) -> WhyView:
@@ -35,10 +41,31 @@ def why_view(platform: Platform, num: int, now: int) -> WhyView:
     )
     if stored.job.state is JobState.QUEUED:
         return _waiting(platform, view, num, now)
+    if stored.job.state is JobState.STARTING:
+        view = _starting(platform, view, stored.job)
     if stored.job.holds_slots:
         victim = why_victim(sight_of(platform, now).snapshot, num, now)
         return view.model_copy(update={"leaves_for": None if victim is None else _victim(victim)})
     return view
+
+
+def _starting(platform: Platform, view: WhyView, job: Job) -> WhyView:
+    """Names the nodes that do something for the job before its first rank."""
+    attempt = job.attempt
+    if attempt is None:
+        return view
+    rows = platform.store.view(lambda tx: supervisors.of_attempt(tx, job.num, attempt.num))
+    busy: dict[str, list[str]] = {}
+    for row in rows:
+        if row.phase in _BEFORE_RANKS:
+            node = attempt.placement.shares[row.node_rank].node
+            busy.setdefault(row.phase, []).append(node)
+    said = [f"{_BEFORE_RANKS[phase]} on {', '.join(nodes)}" for phase, nodes in busy.items()]
+    if not said:
+        return view
+    message = "; ".join(said)
+    reason = ReasonView(code=view.reason.code, message=message)
+    return view.model_copy(update={"reason": reason})
 
 
 def _waiting(platform: Platform, view: WhyView, num: int, now: int) -> WhyView:

@@ -53,6 +53,7 @@ def submit(platform: Platform, request: SubmitRequest, now: int) -> tuple[int, A
             f"code {request.code[:12]}… has not been uploaded",
             f"PUT it to /api/v1/code/{request.code} first",
         )
+    _check_requirements(platform.home, spec, request.code)
     runs = request.kind == "run"
     facts = replace(
         facts_of(spec),
@@ -71,6 +72,14 @@ def submit(platform: Platform, request: SubmitRequest, now: int) -> tuple[int, A
         return num
 
     return platform.store.transact(work), accepted
+
+
+def _check_requirements(home: HomeLayout, spec: JobSpec, digest: str | None) -> None:
+    """The requirements file has to travel with the job. Raises SpecInvalid."""
+    name = None if spec.python is None else spec.python.requirements
+    if name is not None and (digest is None or not code.holds(home, digest, name)):
+        said = "is not in the work directory, or left out by .gitignore or .phalanxignore"
+        raise SpecInvalid([Problem("python.requirements", said, name)])
 
 
 def _no_secrets(spec: JobSpec, home: HomeLayout) -> list[Problem]:

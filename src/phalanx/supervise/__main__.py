@@ -53,7 +53,9 @@ def _supervise(ground: Ground) -> int:
     loop = EventLoop(clock)
     processes = Processes(loop, ground.guard, ground.warm, ground.tag_env, ground.warm_up)
     assignment = Assignment.model_validate(ground.data)
-    parts = Parts(assignment, ground.command, processes, loop, clock, random.Random())
+    parts = Parts(
+        assignment, ground.command, processes, loop, clock, random.Random(), ground.packages
+    )
     supervisor = Supervisor(parts)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: loop.call_from_outside(supervisor.drain))

@@ -26,6 +26,7 @@ from phalanx.launch.identity import (
     this_process,
 )
 from phalanx.launch.tree import GuardProcess, WarmProcess
+from phalanx.supervise.packages.plan import Plan, plan_of
 
 
 @dataclass(slots=True)
@@ -38,6 +39,7 @@ class Ground:
     warm: WarmProcess | None
     tag_env: Mapping[str, str]
     warm_up: Callable[[GuardProcess], WarmProcess | None]
+    packages: Plan
 
 
 def prepare(data: dict[str, Any]) -> Ground | None:
@@ -83,6 +85,9 @@ def _settle(
     if threads is not None:
         env.setdefault("OMP_NUM_THREADS", str(threads))
     command = parse_python(data["command"], workdir=data["workdir"], env=env)
+    packages = plan_of(data, command, env)
+    command, env = packages.python(command), packages.variables(env)
+    data["env"] = packages.variables(data["env"])
     wanted = data.get("warm") or {}
 
     def warm_up(guard: GuardProcess) -> WarmProcess | None:
@@ -99,10 +104,10 @@ def _settle(
     if warm is not None and wanted.get("imports"):
         with contextlib.suppress(OSError):
             warm.preload(wanted["imports"])
-    if warm is None and not data.get("setup"):
-        # What a set-up installs must not be imported before it has run.
+    if warm is None and not data.get("setup") and packages.ready and not packages.problem:
+        # What a build or a set-up installs must not be imported before it has run.
         warm = warm_up(guard)
-    return Ground(data, command, guard, warm, {TAG_VARIABLE: tag}, warm_up)
+    return Ground(data, command, guard, warm, {TAG_VARIABLE: tag}, warm_up, packages)
 
 
 def _secrets(data: dict[str, Any]) -> dict[str, str]:

@@ -140,14 +140,24 @@ class KeptFolder:
         try:
             self._put_back()
             self.outside(then)
-        except (OSError, PlatformError) as error:
-            message = f"{self.facts.folder} could not be put back: {error}"
+        except Exception as error:
+            why = error if isinstance(error, OSError | PlatformError) else repr(error)
+            message = f"{self.facts.folder} could not be put back: {why}"
             self.outside(lambda: failed(message))
-        self._watch()
+        self._guarded(self._watch)
+        self._over.wait()
         if self._trusted:
-            self._commit_if_changed()
+            self._guarded(self._commit_if_changed)
         if self._finished is not None:
             self.outside(self._finished)
+
+    def _guarded(self, work: Call) -> None:
+        """The generation waits for this thread: whatever goes wrong in it must not end it."""
+        try:
+            work()
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            self._complain(f"{self.facts.folder} is not watched any more: {said}")
 
     def _watch(self) -> None:
         before, quiet_since = self._known, self.clock.monotonic()
@@ -191,7 +201,7 @@ class KeptFolder:
         try:
             if self._commit(stats):
                 self._known = stats
-        except OSError as error:
+        except (OSError, PlatformError) as error:
             self._known = stats  # tried again when it changes, not every moment
             self._complain(f"{self.facts.folder} could not be committed: {error}")
 

@@ -97,6 +97,18 @@ class Generation:
 
     # -- beginning ---------------------------------------------------------------------------------
 
+    def open_prelude(self) -> tuple[int, int, int]:
+        """Descriptors of a program that comes before the ranks; the first one's output holds its own.
+
+        Raises OSError.
+        """
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        return self.ranks[0].open_prelude()
+
+    def close_prelude(self) -> None:
+        """It is gone."""
+        self.ranks[0].close_prelude()
+
     def begin(self) -> None:
         """Put back the folder that the script keeps, where there is one, then start every rank."""
         self._kept.open(self._start, lambda said: self.fail(said, Cause.START_FAILED))
@@ -265,6 +277,8 @@ class Generation:
         self.stop_delivered = True
         for rank in self.ranks:
             self._follow(rank.terminate())
+        # What comes before the ranks has nothing to save.
+        self._check_over()
 
     def _follow(self, handles: list[int]) -> None:
         for handle in handles:
@@ -291,7 +305,7 @@ class Generation:
         self._check_over()
 
     def _check_over(self) -> None:
-        if self._finished or not all(one.settled or not self._asked(one) for one in self.ranks):
+        if self._finished or not all(one.settled or not one.asked for one in self.ranks):
             return
         if not self._killing:
             if self._settle is not None and self.failure is None:
@@ -311,9 +325,6 @@ class Generation:
         """Nothing of it will be read again."""
         self.records.close()
         self.metrics.close()
-
-    def _asked(self, rank: LocalRank) -> bool:
-        return bool(rank.streams)
 
     def _finish(self) -> None:
         for timer in (self._settle, self._deadline):

@@ -11,7 +11,7 @@ import os
 import random
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from phalanx.core.jobs.desired import Action
@@ -39,6 +39,8 @@ from phalanx.supervise.eventloop import EventLoop
 from phalanx.supervise.generation import Generation, Surroundings
 from phalanx.supervise.link import Link
 from phalanx.supervise.outbox import Outbox
+from phalanx.supervise.packages.plan import Plan
+from phalanx.supervise.packages.step import Packages
 from phalanx.supervise.processes import Processes
 from phalanx.supervise.setup import Setup
 
@@ -59,6 +61,7 @@ class Parts:
     loop: EventLoop
     clock: Clock
     rng: random.Random
+    packages: Plan = field(default_factory=Plan)
     opener: Callable[[Path], tuple[int, Callable[[bytes], int]]] = open_append
 
 
@@ -79,7 +82,10 @@ class Supervisor:
         self._leaving = False
         self._last: RanksEndedReport | None = None
         self._beat_at = 0.0
-        self._setup = Setup(parts.assignment, parts.processes)
+        setup = Setup(parts.assignment, parts.processes)
+        self._packages = Packages(
+            parts.assignment, parts.processes, parts.packages, then=setup.before
+        )
         parts.processes.lost = self._lost
         parts.processes.warned = self._warn
 
@@ -176,7 +182,7 @@ class Supervisor:
         generation = Generation(around, orders)
         self._current = generation
         self._carrier.add(generation)
-        self._setup.before(generation)
+        self._packages.before(generation)
 
     # -- what happens ------------------------------------------------------------------------------
 

@@ -61,6 +61,14 @@ class Stream:
         if end - self.trimmed.begin >= LOG_KEPT_BYTES // 4:
             self.trimmed.up_to(self.path, end)
 
+    def open_pipe(self, loop: EventLoop) -> int:
+        """Read from a new pipe from now on; returns the end that a child writes to. Raises OSError."""
+        read, write = os.pipe()
+        os.set_blocking(read, False)
+        self.pipe = read
+        loop.watch(read, lambda: self.take_some(loop))
+        return write
+
     def drain(self, loop: EventLoop) -> None:
         """Take what can be read now; closes the pipe at its end.
 
@@ -126,6 +134,7 @@ class LocalRank:
     warm: bool = False
     exit: RankExit | None = None
     refused_: bool = False
+    asked: bool = False
     streams: list[Stream] = field(default_factory=list)
 
     @property
@@ -154,18 +163,34 @@ class LocalRank:
         return self.folder / f"{self.stem}.error.json"
 
     def open_pipes(self) -> tuple[int, int, int]:
-        """Make its streams; returns descriptors 0, 1, 2 for the child. Raises OSError."""
-        child = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)]
-        for name in STREAMS:
-            path = self.folder / f"{self.stem}.{name}"
-            descriptor, append = self.opener(path)
-            read, write = os.pipe()
-            os.set_blocking(read, False)
-            stream = Stream(self.rank, name, path, Capture(append), descriptor, read)
-            self.streams.append(stream)
-            self.loop.watch(read, lambda stream=stream: stream.take_some(self.loop))  # type: ignore[misc]
-            child.append(write)
-        return child[0], child[1], child[2]
+        """Descriptors 0, 1, 2 for the child, captured. Raises OSError."""
+        self.asked = True
+        out, err = self._captured()
+        stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        return stdin, out.open_pipe(self.loop), err.open_pipe(self.loop)
+
+    def open_prelude(self) -> tuple[int, int, int]:
+        """Descriptors of a child that comes before it, whose output stands in its error stream."""
+        _, err = self._captured()
+        stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        write = err.open_pipe(self.loop)
+        return stdin, write, write
+
+    def close_prelude(self) -> None:
+        """That child is gone; what it said is no word of the rank's."""
+        for stream in self.streams:
+            stream.drain(self.loop)
+            stream.close_pipe(self.loop)
+            stream.capture.tail.clear()
+
+    def _captured(self) -> list[Stream]:
+        if not self.streams:
+            for name in STREAMS:
+                path = self.folder / f"{self.stem}.{name}"
+                descriptor, append = self.opener(path)
+                stream = Stream(self.rank, name, path, Capture(append), descriptor)
+                self.streams.append(stream)
+        return self.streams
 
     @property
     def running(self) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from phalanx.supervise.processes import Launch, Processes
 
 _PATH = re.compile(r"/([^/]+)/([^/]+)")
+_MOST_DIGITS = 8
 _MODULE = "phalanx.supervise.rendezvous"
 
 
@@ -78,6 +79,7 @@ class Answers(BaseHTTPRequestHandler):
     """GET, PUT and DELETE of `/scope/key`."""
 
     keys: Keys
+    timeout = 60.0  # of a request that does not come to its end
 
     def do_GET(self) -> None:
         """A value, or 404."""
@@ -87,7 +89,11 @@ class Answers(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         """Set a value."""
-        value = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        length = self.headers.get("Content-Length", "0")
+        if not length.isdecimal() or len(length) > _MOST_DIGITS:
+            self._answer(413, b"")
+            return
+        value = self.rfile.read(int(length))
         if found := _PATH.fullmatch(self.path):
             self.keys.put(found[1], found[2], value)
         self._answer(200 if found else 400, b"")

@@ -11,6 +11,7 @@ from phalanx.schemas.supervision import Assignment
 from phalanx.supervise.generation import Generation
 from phalanx.supervise.processes import Launch, Processes
 
+PHASE = "setup"
 _TAIL_BYTES = 4096
 
 
@@ -36,6 +37,7 @@ class Setup:
         except OSError as error:
             generation.fail(f"setup could not be started: {error}", Cause.START_FAILED)
             return
+        generation.records.phase = PHASE
         launch = Launch(self.assignment.env, self.assignment.cwd, (stdin, output, output))
         workdir = self.assignment.workdir
         self.processes.start_command(self.assignment.setup, launch, self, workdir)
@@ -58,6 +60,7 @@ class Setup:
         generation, self.generation = self.generation, None
         if generation is None:
             return
+        generation.records.phase = ""
         code = os.waitstatus_to_exitcode(status)
         if code == 0 and not generation.ending:
             self.done = True

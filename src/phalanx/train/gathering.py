@@ -14,6 +14,9 @@ from phalanx.errors import TrainingError
 
 MEET_S = 180.0
 _AGAIN_S = 0.1
+# A rank says who it is as soon as it is through; whoever does not is a stranger.
+_HELLO_S = 20.0
+_LONGEST_LINE = 16 << 20
 
 
 class Table:
@@ -64,11 +67,11 @@ def expect(
 ) -> dict[int, tuple[dict[str, Any], Seat]]:
     """Wait for all other ranks: what each has told first (with its `rank`, and `from`, its address), and
 
-    the line to it. Raises TrainingError when one stays away.
+    the line to it. Whoever else connects is sent away. Raises TrainingError when a rank stays away.
     """
     found: dict[int, tuple[dict[str, Any], Seat]] = {}
     deadline = time.monotonic() + wait_s
-    with socket.create_server(("", port), backlog=max(1, num_others)) as server:
+    with socket.create_server(("", port), backlog=num_others + 16) as server:
         while len(found) < num_others:
             server.settimeout(max(0.01, deadline - time.monotonic()))
             try:
@@ -76,18 +79,24 @@ def expect(
             except TimeoutError:
                 missing = num_others - len(found)
                 raise TrainingError(f"{missing} ranks have not come within {wait_s:g} s") from None
-            seat = Seat(line)
+            seat = Seat(line, min(_HELLO_S, max(0.01, deadline - time.monotonic())))
             told = seat.hear()
-            if told is not None:
-                found[int(told["rank"])] = ({**told, "from": peer[0]}, seat)
+            rank = told.get("rank") if told is not None else None
+            expected = type(rank) is int and 0 < rank <= num_others and rank not in found
+            if told is None or type(rank) is not int or not expected:
+                seat.close()
+                continue
+            line.settimeout(None)
+            found[rank] = ({**told, "from": peer[0]}, seat)
     return found
 
 
 class Seat:
     """One end of a line to another rank."""
 
-    def __init__(self, line: socket.socket) -> None:
-        line.settimeout(None)
+    def __init__(self, line: socket.socket, wait_s: float | None = None) -> None:
+        """`wait_s` is how long its end is waited for; None: for ever."""
+        line.settimeout(wait_s)
         self._line = line
         self._file = line.makefile("rb")
 
@@ -109,9 +118,15 @@ class Seat:
             self._line.sendall(json.dumps(body).encode() + b"\n")
 
     def hear(self) -> dict[str, Any] | None:
-        """The next message; None when the other end has gone without one."""
+        """The next message; None when the other end has gone without one, or what it says is none."""
         try:
-            line = self._file.readline()
-        except OSError:
+            line = self._file.readline(_LONGEST_LINE)
+            told = json.loads(line) if line.endswith(b"\n") else None
+        except (OSError, ValueError, RecursionError):
             return None
-        return json.loads(line) if line.endswith(b"\n") else None
+        return told if isinstance(told, dict) else None
+
+    def close(self) -> None:
+        """Leave."""
+        self._file.close()
+        self._line.close()

@@ -7,6 +7,7 @@ training uses; rank 0 prints one remark a line, and logs the figures.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import socket
 import statistics
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     mine = networks.explain(context.network_variables(), os.listdir("/sys/class/net"))
     found = [*networks.judge(times[8], bus, link), *mine]
-    wrong = run.all_reduce_sum(float(any(one.verdict == "FAIL" for one in mine)))[0]
+    wrong = run.all_reduce_sum(float(any(one.verdict == "FAIL" for one in found)))[0]
     if run.is_main:
         _print(run, times, found)
     run.finish()
@@ -68,32 +69,40 @@ def all_reduce_s(run: Run, num_bytes: int, rounds: int) -> float:
 
 
 def link_bytes_per_s(run: Run) -> float:
-    """Plain TCP from the last rank to rank 0: the two that are furthest apart. Collective."""
+    """Plain TCP from the last rank to rank 0: the two that are furthest apart. Collective.
+
+    0 where they cannot reach one another, or not within `_CONNECT_S`.
+    """
     last = run.world_size - 1
     server = socket.create_server(("", 0)) if run.rank == 0 else None
     port = server.getsockname()[1] if server is not None else 0
     where = (context.read().master[0], int(run.all_reduce_sum(float(port))[0]))
     rate = 0.0
-    if server is not None:
-        with server:
-            server.settimeout(_CONNECT_S)
-            rate = _receive(server.accept()[0])
-    elif run.rank == last:
-        with socket.create_connection(where, _CONNECT_S) as peer:
-            data = bytes(_CHUNK)
-            for _ in range(_LINK_BYTES // _CHUNK):
-                peer.sendall(data)
+    # Who cannot get through must still come to the sum that the others wait in.
+    with contextlib.suppress(OSError):
+        if server is not None:
+            with server:
+                server.settimeout(_CONNECT_S)
+                rate = _receive(server.accept()[0])
+        elif run.rank == last:
+            with socket.create_connection(where, _CONNECT_S) as peer:
+                data = bytes(_CHUNK)
+                for _ in range(_LINK_BYTES // _CHUNK):
+                    peer.sendall(data)
     return run.all_reduce_sum(rate)[0]
 
 
 def _receive(peer: socket.socket) -> float:
     with peer:
+        peer.settimeout(_CONNECT_S)
         room = bytearray(_CHUNK)
         got, began = peer.recv_into(room), time.perf_counter()
         counted = 0
         while got:
             got = peer.recv_into(room)
             counted += got
+        if not counted:
+            return 0.0
         return counted / (time.perf_counter() - began)
 
 

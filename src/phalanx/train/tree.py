@@ -151,6 +151,8 @@ def dtype_of(name: str) -> torch.dtype:
 def _tensor(blob: Blob) -> torch.Tensor:
     dtype = dtype_of(blob.dtype)
     if blob.size_bytes == 0:
+        if 0 not in blob.shape:  # else it would hold whatever lies in this process's memory
+            raise ValueError(f"a tensor of shape {list(blob.shape)} without its bytes")
         return torch.empty(blob.shape, dtype=dtype)
     raw = torch.frombuffer(blob.data, dtype=torch.uint8).clone()
     return raw.view(dtype).reshape(blob.shape)

@@ -184,3 +184,21 @@ def test_full_disk_warns_and_loses_nothing(tmp_path: Path):
     assert view["state"] == "succeeded"
     assert (view["lineage"]["missed"], view["lineage"]["duplicated"]) == (0, 0)
     assert out.exists()
+
+
+def test_a_package_that_does_not_exist(platform: Platform):
+    job = platform.submit(
+        {
+            "run": f"{BIN / 'python'} -c pass", "warm": False,
+            "python": {"packages": ["tinypkg==2.0"], "installer": "pip", "index_url": "none"},
+        }
+    )  # fmt: skip
+    assert platform.run("wait", job, check=False).returncode == 100
+    view = platform.show(job)
+    assert (view.state, view.restarts) == ("failed", 0)
+    reason = (
+        "the Python packages cannot be installed: No matching distribution found for tinypkg==2.0"
+    )
+    for verb in ("show", "why"):
+        assert reason in " ".join(said(platform.run(verb, job)).split()), verb
+    assert "from versions: none" in platform.run("logs", job).stdout

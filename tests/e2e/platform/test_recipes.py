@@ -42,3 +42,5 @@ def test_scaling_is_measured_and_drawn(platform: Platform, tmp_path: Path) -> No
     assert "<svg" in (tmp_path / "s.svg").read_text()
     refused = platform.run("bench", "scaling", "--counts", "two", check=False)
     assert refused.returncode == 1 and "numbers of ranks" in refused.stderr
+    refused = platform.run("bench", "scaling", "--plot", tmp_path / "away" / "a.svg", check=False)
+    assert refused.returncode == 1 and "there is no folder" in refused.stderr

@@ -53,13 +53,16 @@ def test_an_evicted_job_saves_waits_and_ends_bit_identical(platform: Platform, t
         {**probe_spec(hit, "--epochs=3", "--samples=480", "--step-s=0.05"), **where}
     )
     platform.wait_steps(3, hit)
+    go = tmp_path / "go"
+    waiting = {"framework": "none", "run": ["sh", "-c", f"until [ -e {go} ]; do sleep 0.05; done"]}
     high = hand_in(
-        platform, **QUICK, resources={"slots_per_node": 3}, pool="reserved", priority="high"
+        platform, **waiting, resources={"slots_per_node": 3}, pool="reserved", priority="high"
     )
-    platform.wait_state(high, "running", "succeeded")
+    platform.wait_state(high, "running")
     view = platform.show(low)
     # It saved on the way out: nothing is done again.
     assert (view.attempts, view.reason.code) == (1, "preempted")
+    go.touch()
     assert platform.wait_state(low, "running", "succeeded").attempts == 2
     view = platform.wait_state(low, "succeeded")
     assert (view.attempts, view.restarts) == (2, 0)

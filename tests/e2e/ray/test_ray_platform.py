@@ -1,6 +1,9 @@
 """Jobs through the whole platform on a Ray cluster of three raylets, and what may happen to it."""
 
+import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -134,11 +137,99 @@ def test_a_drained_node_is_left_with_a_checkpoint(platform, tmp_path):
     platform.wait_nodes(3)
 
 
+def test_packages_reach_the_nodes_and_are_built_once_on_each(platform, tmp_path):
+    from tinywheel import make_wheel
+
+    wheel = make_wheel(tmp_path / "wheels", "tinypkg")
+    root = Path(platform.pool["root"])
+
+    def run(name):
+        job = platform.submit(
+            {
+                "name": "packages", "run": "python packages_job.py", "warm": False, "pool": "ray",
+                "resources": {"nodes": 2, "slots_per_node": 1},
+                "env": {"PROBE_OUT": str(tmp_path / name)},
+                "python": {"packages": ["tinypkg"], "installer": "pip", "index_url": "none",
+                           "find_links": [str(wheel.parent)]},
+            }
+        )  # fmt: skip
+        platform.wait_state(job, "succeeded")
+        found = [json.loads((tmp_path / f"{name}.{rank}").read_text()) for rank in (0, 1)]
+        assert {one["version"] for one in found} == {"1.0"}
+        assert all(Path(one["prefix"]).is_relative_to(root) for one in found)
+        return platform.run("logs", job).stdout.count("building environment")
+
+    # The raylets of this machine share one root: two nodes, one build.
+    assert [run("one"), run("two")] == [1, 0]
+
+
+FILL = """
+import json, sys
+import numpy, ray
+from ray._private.internal_api import node_stats
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="error")
+
+
+@ray.remote(num_cpus=0)
+class Hoard:
+    def __init__(self):
+        self.kept = []
+
+    def take(self):
+        # A view that is held can be neither spilled nor evicted.
+        ref = ray.put(numpy.zeros(2 << 20, numpy.uint8))
+        self.kept.append((ref, ray.get(ref)))
+
+
+def share(node):
+    stats = node_stats(node["NodeManagerAddress"], node["NodeManagerPort"]).store_stats
+    return stats.object_store_bytes_used / stats.object_store_bytes_avail
+
+
+nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("slot")]
+hoards = []
+for node in nodes:
+    pinned = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+    hoards.append(Hoard.options(scheduling_strategy=pinned).remote())
+for hoard, node in zip(hoards, nodes):
+    for _ in range(200):
+        if share(node) > 0.97:
+            break
+        ray.get(hoard.take.remote())
+print(json.dumps([share(node) for node in nodes]), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_full_object_stores_are_not_noticed(platform, tmp_path):
+    out = tmp_path / "probe"
+    job = platform.submit(on_ray(out, "--epochs=6", "--step-s=0.05"))
+    platform.wait_steps(5, out)
+    filler = subprocess.Popen(
+        [sys.executable, "-c", FILL, platform.raylets.address],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/",
+    )  # fmt: skip
+    try:
+        shares = json.loads(filler.stdout.readline())
+        print("object stores of the raylets, part in use:", shares)
+        assert len(shares) == 3
+        assert min(shares) > 0.95
+        platform.wait_steps(len(step_times(out)) + 5, out)
+        # A new job starts as well: nothing of it goes through the store.
+        other = platform.submit(on_ray(tmp_path / "other", "--epochs=1"))
+        for one in (job, other):
+            view = platform.wait_state(one, "succeeded")
+            assert (view.attempts, view.restarts) == (1, 0)
+    finally:
+        filler.stdin.close()
+        filler.wait(60)
+    assert platform.in_ray()[0] == []
+
+
 def drain(platform, node):
     """What a cloud's notice of a reclaim becomes in Ray."""
-    import subprocess
-    import sys
-
     words = [
         sys.executable, "-m", "ray.scripts.scripts", "drain-node",
         "--address", platform.raylets.address, "--node-id", node.node_id,

@@ -87,6 +87,7 @@ def arguments():
     parser.add_argument("--raise-at", type=int, default=0)
     parser.add_argument("--chatter", action="store_true")
     parser.add_argument("--note-signals", action="store_true")
+    parser.add_argument("--print-digest", action="store_true", help="of every rank's weights")
     return parser.parse_args()
 
 
@@ -213,7 +214,8 @@ def main():
     if talking is not None:
         talking.join()
     found = digest(run.unwrap(model), opt)
-    print("digest", digest(run.unwrap(model), None), flush=True)
+    if args.print_digest:
+        print("digest", digest(run.unwrap(model), None), flush=True)
     if run.is_main:
         result = {"digest": found, "step": run.step, "state": run.state, "tally": tally.rows,
                   "lr": sched.get_last_lr(), "pid": os.getpid()}  # fmt: skip

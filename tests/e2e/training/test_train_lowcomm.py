@@ -115,7 +115,8 @@ def test_with_precision_and_guards(gang, training):
 @pytest.mark.parametrize(("before", "after"), [(DILOCO, "none"), ("none", DILOCO)])
 def test_resumed_in_the_other_way(gang, before, after):
     whole = gang(*SHORT, name="whole").start().finish()
-    job = gang(*SHORT, name="job", extra=told(before), every="4 steps").start()
+    flags = (*SHORT, "--print-digest")
+    job = gang(*flags, name="job", extra=told(before), every="4 steps").start()
     job.wait_for_step(11)
     job.kill(1)
     job.extra = told(after)
@@ -164,7 +165,7 @@ def test_a_gang_with_a_server_survives_the_death_of_each_role(gang):
 def test_workers_that_do_not_wait_for_all_others(gang, staleness):
     """Not exact, but every sample once, and equal weights in the end."""
     extra = told({"method": "server", "servers": 2, "staleness": staleness})
-    job = gang(*SHORT, world=5, every="4 steps", extra=extra)
+    job = gang(*SHORT, "--print-digest", world=5, every="4 steps", extra=extra)
     for step in (9, 23):
         job.start().wait_for_step(step)
         job.kill(random.Random(step).randrange(5))

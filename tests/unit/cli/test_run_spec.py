@@ -51,6 +51,30 @@ def test_nobody_sends_their_whole_home_folder(caller: Caller, tmp_path: Path):
     assert plan_run(["true"], RunFlags(), at_home).root is None
 
 
+def test_packages_come_along_by_flags(caller: Caller, tmp_path: Path):
+    (tmp_path / "needs.txt").write_text("einops\n")
+    flags = RunFlags(requirements="needs.txt", packages=("attrs",))
+    python = plan_run(["train.py"], flags, caller).spec.python
+    assert python is not None
+    assert (python.requirements, python.packages) == ("needs.txt", ["attrs"])
+    # On top of what the script says itself.
+    (tmp_path / "own.py").write_text(
+        '# /// script\n# [tool.phalanx]\n# python = ["einops"]\n# ///\n'
+    )
+    python = plan_run(["own.py"], RunFlags(packages=("attrs",)), caller).spec.python
+    assert python is not None and python.packages == ["einops", "attrs"]
+
+
+def test_a_requirements_file_has_to_travel(caller: Caller, tmp_path: Path):
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (inner / "train.py").write_text("")
+    (tmp_path / "needs.txt").write_text("")
+    inside = Caller(caller.env, inner, caller.python)
+    with pytest.raises(UserError, match="outside the folder that travels"):
+        plan_run(["train.py"], RunFlags(requirements="../needs.txt"), inside)
+
+
 def test_modules_and_commands(caller: Caller):
     module = plan_run(["--x"], RunFlags(module="pkg.fit"), caller).spec
     assert (module.run, module.name) == (["/venv/bin/python", "-u", "-m", "pkg.fit", "--x"], "fit")

@@ -48,6 +48,15 @@ def test_lines_of_json():
         assert said(one, bad) is None
 
 
+def test_a_number_too_great_for_a_float_is_passed_over():
+    one = reader("json")
+    assert said(one, '{"step": 1, "loss": 2.5, "id": 1' + "0" * 400 + "}") == (
+        1,
+        True,
+        {"loss": 2.5},
+    )
+
+
 def test_what_is_not_finite_is_said_in_words():
     assert said(reader("loss {loss}"), "loss nan") == (1, True, {"loss": "nan"})
 

@@ -60,6 +60,10 @@ def test_what_looks_wrong_is_said(name, value, verdict, words):
     assert found.verdict == verdict and words in found.said
 
 
+def test_a_link_that_cannot_be_measured_is_a_fault():
+    assert [one.verdict for one in networks.judge(1e-4, 1e9, 0.0)] == ["ok", "FAIL"]
+
+
 def test_figures_are_judged_against_the_link():
     bus = networks.bus_bytes_per_s(1_000_000, 0.001, 4)
     assert bus == pytest.approx(1.5e9)

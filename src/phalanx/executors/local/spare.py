@@ -131,6 +131,7 @@ class SpareSupervisor:
             same_python(command.python, self._python)
             and sensitive(env) == sensitive(self._env)
             and assignment.setup is None
+            and assignment.python is None
         )
         if same_python(command.python, self._python):
             self._env, self._imports = env, imports

@@ -95,6 +95,8 @@ class Host:
             cached = files.bring(_source(assignment), files.code_dir(job, attempt, node_rank))
             files.prune(time.time())  # noqa: TID251 - ages of files
             place(assignment, self._node_dir, files.code_dir(job, attempt, node_rank))
+            if assignment.get("python"):
+                assignment["python"]["root"] = str(files.python_dir)
             path = self._node_dir / "assignment.json"
             write_file(path, json.dumps(assignment).encode())
             return {**self._start(path, self._node_dir), "cached": cached}

@@ -52,6 +52,11 @@ class NodeFiles:
         """The supervisor's own copy of the code."""
         return self.node_dir(job, attempt, node_rank) / "code"
 
+    @property
+    def python_dir(self) -> Path:
+        """Python environments of jobs, by their content."""
+        return self.root / "python"
+
     def prune(self, now_s: float) -> None:
         """Let attempts go that ended long ago, and archives beyond the newest few."""
         for folder in self.root.glob("jobs/j-*/a*"):

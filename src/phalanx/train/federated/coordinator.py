@@ -7,7 +7,7 @@ import hmac
 import math
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from phalanx.core.federation import Federation, Phase, Rules
-from phalanx.errors import Problem, SpecInvalid, TrainingError
+from phalanx.errors import CheckpointCorrupt, Problem, SpecInvalid, TrainingError
 from phalanx.kit.clock import Clock, SystemClock
 from phalanx.train import context
-from phalanx.train.federated.keeping import Folder, Tensors
+from phalanx.train.federated.keeping import Folder, Tensors, fit
 from phalanx.train.lowcomm import wire
 from phalanx.train.lowcomm.outside import outer_step
 from phalanx.train.lowcomm.settings import Outer
@@ -28,6 +28,11 @@ _LOOK_S = 0.05
 _TALK_S = 600.0
 # Sites ask twice a second: one that has not for so long does not come for the final weights.
 _LINGER_S = 15.0
+# Conversations at once; whoever comes on top is sent away, and asks again.
+_MOST_TALKS = 256
+_MOST_SAMPLES = 1 << 53
+# Names, metrics and the space between tensors, beside what the weights themselves need.
+_AROUND_BYTES = 64 << 20
 
 
 class Coordinator:
@@ -57,7 +62,8 @@ class Coordinator:
         """`on_round` gets each round's number and the sites' metrics, weighted by samples, once the new
         model is kept; a kill in between leaves that round untold.
 
-        Raises SpecInvalid, and CheckpointCorrupt when what was kept is damaged.
+        Raises SpecInvalid, CheckpointCorrupt when what was kept is damaged, and RestoreMismatch when it is
+        of another model.
         """
         info = context.read()
         folder = directory or info.checkpoint_dir
@@ -71,6 +77,8 @@ class Coordinator:
         except ValueError as error:
             raise SpecInvalid([Problem("Coordinator", str(error))]) from None
         self.model, self._token = model, token
+        kept = model.state_dict().values()
+        self._most_bytes = _AROUND_BYTES + 2 * sum(one.numel() * one.element_size() for one in kept)
         self._on_round, self._clock = on_round, clock or SystemClock()
         self._outer = Outer(lr=server_lr, momentum=server_momentum)
         self._momentum: dict[str, torch.Tensor] = {}
@@ -78,6 +86,7 @@ class Coordinator:
         self._federation = Federation(rules)
         self._answers: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()
+        self._talks = threading.Semaphore(_MOST_TALKS)
         self._seen_s: dict[str, float] = {}
         self._told: set[str] = set()
         self._report: Report = NoReport()
@@ -91,7 +100,7 @@ class Coordinator:
             self._folder.write_model(0, self._kept())
             return
         number, state = kept
-        self.model.load_state_dict(state["weights"])
+        fit(self.model, state["weights"], "what the coordinator's directory holds")
         self._momentum = dict(state["momentum"])
         cohort = self._folder.cohort(number + 1)
         now_s = self._clock.monotonic()
@@ -126,6 +135,9 @@ class Coordinator:
                 self._look()
                 with contextlib.suppress(TimeoutError):
                     peer, _ = room.accept()
+                    if not self._talks.acquire(blocking=False):
+                        peer.close()
+                        continue
                     threading.Thread(target=self._talk, args=(peer,), daemon=True).start()
         self._report.write("done", step=self._federation.closed)
         self._report.close()
@@ -181,15 +193,28 @@ class Coordinator:
 
     def _talk(self, peer: socket.socket) -> None:
         """One question and its answer. A site that goes away in between asks again."""
-        with peer, contextlib.suppress(OSError, TrainingError):
-            peer.settimeout(_TALK_S)
+        with peer, self._counted(), contextlib.suppress(OSError, TrainingError):
+            peer.settimeout(wire.TOKEN_S)
             token = wire.receive(peer, wire.SMALL_BYTES)
             if not isinstance(token, str) or not hmac.compare_digest(
                 token.encode(), self._token.encode()
             ):
-                wire.send(peer, {"refused": "the token is not the federation's"})
+                wire.refuse(peer, "the token is not the federation's")
                 return
-            wire.send(peer, self.answer(wire.receive(peer)))
+            peer.settimeout(_TALK_S)
+            try:
+                message = wire.receive(peer, self._most_bytes)
+            except (wire.TooLarge, CheckpointCorrupt) as error:
+                wire.refuse(peer, str(error))
+                return
+            wire.send(peer, self.answer(message))
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._talks.release()
 
     def answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to one message of a site."""
@@ -200,7 +225,7 @@ class Coordinator:
             if message["do"] == "submit":
                 return self._submit(site, message)
             return {"refused": f"{message['do']!r} is not known"}
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             return {"refused": f"{type(error).__name__}: {error}"}
 
     def _work(self, site: str) -> dict[str, Any]:
@@ -240,8 +265,10 @@ class Coordinator:
 def unusable(answer: Mapping[str, Any], like: Tensors) -> str:
     """Why a site's answer cannot be used; empty where it can."""
     weights = answer["weights"]
-    if answer["count"] < 1:
+    if not 1 <= answer["count"] <= _MOST_SAMPLES:
         return f"it is of {answer['count']} samples"
+    if not all(isinstance(one, torch.Tensor) for one in weights.values()):
+        return "its weights are not all tensors"
     if set(weights) != set(like):
         return "its weights are of another model"
     for name, one in weights.items():

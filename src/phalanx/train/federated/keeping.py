@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from phalanx.checkpoint.digest import digest_of
-from phalanx.errors import CheckpointCorrupt
+from phalanx.errors import CheckpointCorrupt, RestoreMismatch
 from phalanx.launch.durable import write_file
 from phalanx.train.lowcomm import wire
 
@@ -113,3 +114,14 @@ class Folder:
         found = wire.decode(bytearray(data))
         assert isinstance(found, dict)
         return found
+
+
+def fit(model: nn.Module, weights: Tensors, whose: str) -> None:
+    """Load them. Raises RestoreMismatch where they are of another model."""
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise RestoreMismatch(
+            f"{whose} is of another model: {' '.join(str(error).split())}",
+            "the coordinator and all sites need the same model; another one needs another directory",
+        ) from None

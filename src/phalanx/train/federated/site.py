@@ -13,6 +13,7 @@ from torch import nn
 
 from phalanx.errors import TrainingError
 from phalanx.kit.backoff import backoff_s
+from phalanx.train.federated.keeping import fit
 from phalanx.train.lowcomm import wire
 
 _TALK_S = 600.0
@@ -49,7 +50,8 @@ class Site:
     def rounds(self, model: nn.Module) -> Iterator[int]:
         """The numbers of the rounds this site takes part in; `model` has the federation's weights.
 
-        At the end it has the final ones. Raises TrainingError when the coordinator refuses, or is gone.
+        At the end it has the final ones. Raises TrainingError when the coordinator refuses, is gone,
+        or has another model.
         """
         self._model = model
         while True:
@@ -57,7 +59,7 @@ class Site:
             if answer["do"] == "wait":
                 self._sleep(_ASK_EVERY_S)
                 continue
-            model.load_state_dict(answer["weights"])
+            fit(model, answer["weights"], "what the coordinator gives")
             if answer["do"] == "leave":
                 return
             self._round, self._submitted = int(answer["round"]), False

@@ -188,10 +188,11 @@ def _talk(peer: socket.socket, server: Server, token: str) -> None:
     """One worker's connection: the token first, then questions and answers."""
     # A worker that goes away without good-bye ends the generation; that is for others to say.
     with peer, contextlib.suppress(OSError, TrainingError):
-        peer.settimeout(None)
+        peer.settimeout(wire.TOKEN_S)
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         first = wire.receive(peer, wire.SMALL_BYTES)
         if not isinstance(first, str) or not hmac.compare_digest(first.encode(), token.encode()):
             return
+        peer.settimeout(None)
         while True:
             wire.send(peer, server.answer(wire.receive(peer)))

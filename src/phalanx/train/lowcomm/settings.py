@@ -39,7 +39,7 @@ class Sync:
 
     `every` counts optimizer steps between exchanges. The model travels in `fragments` parts that take
     turns, quantised or not. Requests to stop or save travel every `control_every` steps. With `server`
-    the first `servers` ranks of the gang hold the weights, and no rank is more than `staleness` exchanges
+    the last `servers` ranks of the gang hold the weights, and no rank is more than `staleness` exchanges
     ahead of the slowest; 0 keeps them in step.
     """
 

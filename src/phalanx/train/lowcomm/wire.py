@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from typing import Any
 
 from phalanx.checkpoint import tensorfile
@@ -12,6 +13,9 @@ from phalanx.train import tree
 _LENGTH = struct.Struct("<Q")
 LARGEST_BYTES = 1 << 36
 SMALL_BYTES = 1 << 16
+TOKEN_S = 30.0
+"""How long whoever connects may take to show the token."""
+_HEAR_OUT_S = 10.0
 
 
 def send(peer: socket.socket, message: Any) -> None:
@@ -21,12 +25,30 @@ def send(peer: socket.socket, message: Any) -> None:
     peer.sendall(data)
 
 
+class TooLarge(ConnectionError):
+    """A message is larger than any that is expected."""
+
+
 def receive(peer: socket.socket, most: int = LARGEST_BYTES) -> Any:
-    """The next message. Raises ConnectionError when the peer is gone, or sends more than `most` bytes."""
+    """The next message. Raises ConnectionError when the peer is gone, TooLarge, CheckpointCorrupt."""
     (length,) = _LENGTH.unpack(_exactly(peer, _LENGTH.size))
     if length > most:
-        raise ConnectionError(f"a message of {length} bytes, at most {most} were expected")
+        raise TooLarge(f"a message of {length} bytes, at most {most} were expected")
     return decode(_exactly(peer, length))
+
+
+def refuse(peer: socket.socket, why: str) -> None:
+    """Say no, and hear the peer out: a connection that ends under what it sends loses the answer.
+
+    Raises OSError.
+    """
+    send(peer, {"refused": why})
+    peer.shutdown(socket.SHUT_WR)
+    until = time.monotonic() + _HEAR_OUT_S
+    while (left_s := until - time.monotonic()) > 0:
+        peer.settimeout(left_s)
+        if not peer.recv(SMALL_BYTES):
+            return
 
 
 def encode(message: Any) -> bytes:

@@ -9,7 +9,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -121,7 +121,9 @@ def looked_at(
     before = sys.argv, sys.path[:]
     sys.argv, sys.path[:] = [str(script), *arguments], [str(script.resolve().parent), *sys.path]
     problem = ""
-    with start.standing_in(stand_in), around(), warnings.catch_warnings():
+    # What the script prints is not the plan.
+    aside = redirect_stdout(sys.stderr)
+    with aside, start.standing_in(stand_in), around(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             runpy.run_path(str(script), run_name="__main__")

@@ -5,8 +5,8 @@ Models have no memory, the first batch is made hollow, and the first optimizer s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -121,18 +121,18 @@ class Sketch:
     def log(self, **values: Any) -> None:
         """Nothing."""
 
-    def profile(self, steps: int = 20, trace: int = 3, extras: Sequence[str] = ()) -> None:
-        """Nothing: the script is only looked at."""
-
-    def outer_weights(self) -> AbstractContextManager[None]:
-        """The weights as they are."""
-        return nullcontext()
-
     def track(self, **objects: Any) -> None:
         """Nothing."""
 
     def checkpoint(self) -> None:
         """Nothing."""
+
+    def profile(self, *args: Any, **options: Any) -> None:
+        """Nothing."""
+
+    def outer_weights(self) -> contextlib.AbstractContextManager[None]:
+        """There is one set of weights."""
+        return contextlib.nullcontext()
 
     def should_stop(self) -> bool:
         """No."""

@@ -21,10 +21,15 @@ Parts = tuple[Dataset[Any], Dataset[Any], int]
 
 
 class CifarBinary(Dataset[tuple[torch.Tensor, int]]):
-    """CIFAR-10's binary files: rows of one label byte and 32x32 pixels in three planes."""
+    """CIFAR-10's binary files: rows of one label byte and 32x32 pixels in three planes.
+
+    Raises UserError for a file that is not there, or is none.
+    """
 
     def __init__(self, files: Sequence[Path], moved: bool) -> None:
         for file in files:
+            if not file.is_file():
+                raise UserError(f"{file}: there is no such file")
             if file.stat().st_size % _ROW:
                 raise UserError(f"{file}: {file.stat().st_size} bytes are no rows of {_ROW}")
         self._rows = [np.memmap(file, np.uint8, "r").reshape(-1, _ROW) for file in files]

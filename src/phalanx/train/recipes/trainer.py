@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 import phalanx.train as pt
-from phalanx.errors import UserError
+from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, UserError
 from phalanx.train import export
 from phalanx.train.recipes import datasets, images, texts
 from phalanx.train.recipes.settings import Recipe
@@ -152,7 +152,11 @@ def _begin_with(model: nn.Module, recipe: Recipe) -> None:
     path = recipe.resume_from if exact else recipe.pretrained
     if not path:
         return
-    stored, _ = export.weights_of(Path(path))
+    try:
+        stored, _ = export.weights_of(Path(path))
+    except (CheckpointNotFound, CheckpointCorrupt) as error:
+        flag = "--resume-from" if exact else "--pretrained"
+        raise UserError(f"{flag}: {error.message}", "name the folder of one checkpoint") from None
     own = model.state_dict()
     fit = {
         name: one.read()

@@ -1,0 +1,187 @@
+"""What was built on this node: found by its content's digest, whole or not at all.
+
+Below the root lie, for each digest, `<digest>-<8 hex>/` (the environment, which never moves, as its
+scripts name their interpreter by its path), `<digest>` (a link to it, put in place by one rename when all
+is there) and `<digest>.lock` (held by who builds). A folder that no link names is debris: a build that was
+killed. Whoever uses an environment holds its `in-use` file, shared, for as long as it lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from phalanx.launch import linux
+from phalanx.launch.durable import write_file
+
+RECORD = "phalanx.json"
+IN_USE = "phalanx.in-use"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What is kept of environments that nobody uses; the least recently used go first."""
+
+    num: int = 16
+    size_bytes: int = 32 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Environments:
+    """Those below one root."""
+
+    root: Path
+
+    def path(self, digest: str) -> Path:
+        """Where the environment is found once it is whole."""
+        return self.root / digest
+
+    def target(self, digest: str) -> Path | None:
+        """The folder behind it; None while there is none that is whole."""
+        try:
+            folder = self.root / os.readlink(self.path(digest))
+        except OSError:
+            return None
+        # Somebody may have emptied it by hand.
+        return folder if (folder / RECORD).is_file() else None
+
+    def hold(self, digest: str) -> int | None:
+        """Use it from now on: the descriptor keeps it from being removed. None: it must be built."""
+        folder = self.target(digest)
+        if folder is None:
+            return None
+        descriptor = _lock(folder / IN_USE, fcntl.LOCK_SH)
+        if descriptor is None:
+            return None
+        # Between the look and the lock it may have been removed, and another one built.
+        if self.target(digest) != folder:
+            os.close(descriptor)
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(folder / RECORD)
+        return descriptor
+
+    @contextlib.contextmanager
+    def building(self, digest: str, waiting: Callable[[], None]) -> Iterator[None]:
+        """Be the only one who builds it. `waiting` is called when another one is at it."""
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self._lock_file(digest)
+        descriptor = _lock(path, fcntl.LOCK_EX)
+        if descriptor is None:
+            waiting()
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            self._sweep(digest)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def new(self, digest: str, suffix: str) -> Path:
+        """An empty folder to build in; the lock has to be held."""
+        folder = self.root / f"{digest}-{suffix}"
+        folder.mkdir(mode=0o700)
+        return folder
+
+    def commit(self, digest: str, folder: Path, record: dict[str, Any]) -> None:
+        """Make a finished folder visible, when it is on disk as well; the lock has to be held."""
+        (folder / IN_USE).touch(mode=0o600)
+        write_file(folder / RECORD, json.dumps({**record, "size_bytes": _size(folder)}).encode())
+        linux.flush_file_system(folder)
+        link = self.root / f"{folder.name}.link"
+        link.symlink_to(folder.name)
+        link.rename(self.path(digest))
+
+    def prune(self, limits: Limits) -> list[str]:
+        """Remove what is beyond the limits and in nobody's use, and debris; returns digests removed."""
+        removed, num, size_bytes = [], 0, 0
+        for digest, record in sorted(self._known(), key=lambda one: -one[1]["used_at_s"]):
+            num, size_bytes = num + 1, size_bytes + record["size_bytes"]
+            beyond = num > limits.num or size_bytes > limits.size_bytes
+            if beyond and self._remove(digest):
+                removed.append(digest)
+                num, size_bytes = num - 1, size_bytes - record["size_bytes"]
+        self._sweep_others()
+        return removed
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _lock_file(self, digest: str) -> Path:
+        return self.root / f"{digest}.lock"
+
+    def _known(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        for link in self.root.iterdir():
+            if link.is_symlink() and not link.name.endswith(".link"):
+                path = link / RECORD
+                try:
+                    size_bytes = int(json.loads(path.read_bytes())["size_bytes"])
+                    yield link.name, {"size_bytes": size_bytes, "used_at_s": path.stat().st_mtime}
+                except (OSError, ValueError, KeyError, TypeError):
+                    yield link.name, {"size_bytes": 0, "used_at_s": 0.0}
+
+    def _remove(self, digest: str) -> bool:
+        """Take it away, unless it is used or being built."""
+        building = _lock(self._lock_file(digest), fcntl.LOCK_EX)
+        if building is None:
+            return False
+        try:
+            folder = self.root / os.readlink(self.path(digest))
+            using = _lock(folder / IN_USE, fcntl.LOCK_EX)
+            if using is None and folder.is_dir():
+                return False
+            self.path(digest).unlink()
+            shutil.rmtree(folder, ignore_errors=True)
+            if using is not None:
+                os.close(using)
+            return True
+        finally:
+            os.close(building)
+
+    def _sweep(self, digest: str) -> None:
+        """Delete what killed builds of it left; its lock has to be held."""
+        whole = self.target(digest)
+        for left in self.root.glob(f"{digest}-*"):
+            if left != whole:
+                if left.is_symlink():
+                    left.unlink()
+                else:
+                    shutil.rmtree(left, ignore_errors=True)
+
+    def _sweep_others(self) -> None:
+        for digest in {one.name.partition("-")[0] for one in self.root.glob("*-*")}:
+            descriptor = _lock(self._lock_file(digest), fcntl.LOCK_EX)
+            if descriptor is not None:
+                try:
+                    self._sweep(digest)
+                finally:
+                    os.close(descriptor)
+
+
+def _lock(path: Path, how: int) -> int | None:
+    """A descriptor that holds the lock; None when somebody else does, or the folder is not there."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(parent, name)).st_blocks * 512
+    return total

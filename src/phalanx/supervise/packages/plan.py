@@ -1,0 +1,97 @@
+"""Before a supervisor's program is loaded: which environment its job needs, and whether it is there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from phalanx.launch.command import PythonCommand
+from phalanx.supervise.packages.environments import Environments
+
+# What the builder leaves beside its request: how it went.
+VERDICT = "packages.verdict.json"
+
+
+@dataclass(slots=True)
+class Plan:
+    """What is to be done for one job on this node. `problem`: why nothing can be.
+
+    `request` is None where the job asks for no packages. `held` keeps the environment from removal.
+    """
+
+    request: dict[str, Any] | None = None
+    problem: str = ""
+    held: int | None = field(default=None, repr=False)
+
+    @property
+    def ready(self) -> bool:
+        """Whether ranks may start."""
+        return self.request is None or self.held is not None
+
+    @property
+    def path(self) -> Path | None:
+        """Where the environment is, or will be."""
+        if self.request is None:
+            return None
+        return Environments(Path(self.request["root"])).path(self.request["digest"])
+
+    def hold(self) -> bool:
+        """Take the environment into use; says whether it is there."""
+        if self.request is not None and self.held is None:
+            store = Environments(Path(self.request["root"]))
+            # A folder that cannot be read is the builder's to complain about.
+            with contextlib.suppress(OSError):
+                self.held = store.hold(self.request["digest"])
+        return self.ready
+
+    def variables(self, env: Mapping[str, str]) -> dict[str, str]:
+        """`env` as ranks and set-up find it."""
+        found = dict(env)
+        if self.path is not None:
+            own = str(self.path / "bin")
+            found["VIRTUAL_ENV"] = str(self.path)
+            found["PATH"] = os.pathsep.join([own, env.get("PATH", os.defpath)])
+            found.pop("PYTHONHOME", None)
+        return found
+
+    def python(self, command: PythonCommand | None) -> PythonCommand | None:
+        """The command with the environment's interpreter in place of the one that it names."""
+        if command is None or self.path is None:
+            return command
+        return command.run_by(str(self.path / "bin" / "python"))
+
+
+def plan_of(data: Mapping[str, Any], command: PythonCommand | None, env: Mapping[str, str]) -> Plan:
+    """The plan of an assignment. The environment is laid over the interpreter that the job would use."""
+    want: Mapping[str, Any] | None = data.get("python")
+    if want is None:
+        return Plan()
+    # Only now: a job that asks for nothing shall not wait for these imports.
+    from phalanx.supervise.packages import interpreter, wanted
+
+    python = command.python if command is not None else _found(env)
+    workdir = Path(data["workdir"])
+    try:
+        own = os.path.realpath(python) == os.path.realpath(sys.executable)
+        same = own and Path(python).parent == Path(sys.executable).parent
+        base = interpreter.describe() if same else interpreter.ask(python)
+        digest = wanted.digest(workdir, want, data.get("code"), base, python)
+    except (wanted.Unusable, interpreter.Unfit) as error:
+        return Plan(problem=str(error))
+    request = {"wanted": dict(want), "root": want["root"], "digest": digest, "python": python}
+    plan = Plan({**request, "base": base, "workdir": str(workdir)})
+    plan.hold()
+    return plan
+
+
+def _found(env: Mapping[str, str]) -> str:
+    for name in ("python", "python3"):
+        if (found := shutil.which(name, path=env.get("PATH", ""))) is not None:
+            return found
+    return sys.executable
