@@ -47,6 +47,7 @@ def test_module(path):
         ("phalanx.train", ("torch", "fastapi", "sqlalchemy", "numpy", "pydantic")),
         ("phalanx.server.app", ("torch", "alembic", "numpy")),
         ("phalanx.checkpoint", ("torch", "pydantic")),
+        ("phalanx.train.run", ("torch._inductor", "torch.distributed.pipelining", "pydantic")),
     ],
 )
 def test_light_programs_do_not_import_what_is_heavy(module, heavy):

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from phalanx.core.meshes import AUTO, Layout
 from phalanx.train.parallel import Grid
 from phalanx.train.picking import Auto
-from phalanx.train.pipeline import Course, Pipelined
 from phalanx.train.strategies import Alone, Replicas, Shards, Strategy
 
 if TYPE_CHECKING:
@@ -44,6 +43,9 @@ def chosen(layout: Layout, rank: int, options: Options) -> Strategy:
         return Shards(options.fsdp)
     if layout.pp == 1:
         return Grid(layout, options.tp_plan, options.fsdp)
+    # torch's pipelines bring its compiler along, which takes most of a second.
+    from phalanx.train.pipeline import Course, Pipelined
+
     tuning = options.tuning
     course = Course(
         schedule=tuning.pipeline_schedule,

@@ -6,7 +6,7 @@ import torch
 from e2e.frameworks.foreign import committed, example, metric
 from e2e.platform.harness import kill, wait_for
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.extras, pytest.mark.e2e]
 
 
 def test_killed_and_recovered_with_its_own_snapshots(platform):

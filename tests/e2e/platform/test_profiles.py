@@ -8,7 +8,7 @@ import pytest
 
 from e2e.platform.harness import BIN, Platform, probe_spec, wait_for
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.extras, pytest.mark.e2e]
 TRAINING = Path(__file__).parents[1] / "training"
 
 
