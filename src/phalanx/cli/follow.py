@@ -42,11 +42,15 @@ class Interrupts(Enum):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Whose output is shown: that of all ranks, of rank 0, or of one; one stream or both."""
+    """Whose output is shown: that of all ranks, of rank 0, or of one; one stream or both.
+
+    With `role`, only that role's, and ranks count in it.
+    """
 
     ranks: Literal["all", "first"] | int = "first"
     stream: Literal["out", "err"] | None = None
     tail: int | None = None
+    role: str | None = None
 
     @property
     def rank(self) -> int | None:
@@ -101,6 +105,7 @@ def _lines_after(num: int, view: View, cursor: str | None, client: PhalanxClient
         tail=tail,
         cursor=cursor,
         wait_s=_LONG_POLL_S,
+        role=view.role,
     )
 
 
@@ -252,7 +257,7 @@ class Follower:
 
     def _lines(self, lines: list[LogLine]) -> None:
         for line in lines:
-            label = f"[{line.rank}] " if self._view.ranks == "all" else ""
+            label = f"[{line.speaker}] " if self._view.ranks == "all" else ""
             if line.stream == "err":
                 self._recent.append(line.text)
             self._screen.line(line, label)
@@ -289,7 +294,7 @@ class Follower:
         lines = failure.traceback.rstrip().splitlines()
         if not lines or (self._view.rank == failure.rank and lines[-1] in self._recent):
             return
-        self._screen.say(f"rank {failure.rank} failed first:")
+        self._screen.say(f"{failure.whose} failed first:")
         for line in lines:
             self._screen.say(f"  {line}")
 

@@ -9,7 +9,8 @@ import typer
 
 from phalanx.cli import output
 from phalanx.cli.exits import code_of
-from phalanx.cli.options import AsJson, JobName, JobNames
+from phalanx.cli.options import AsJson, JobName, JobNames, RoleName
+from phalanx.cli.roles import role_line, show_role
 from phalanx.cli.session import Session, job_number
 from phalanx.kit.units import format_duration
 
@@ -68,12 +69,16 @@ def show(
     job: JobName,
     json: AsJson = False,
     story: Annotated[bool, typer.Option("--events", help="Every event of its story.")] = False,
+    role: RoleName = None,
 ) -> None:
-    """Show one job: its state, progress, restarts, lineage and first failure."""
+    """Show one job: its state, progress, restarts, lineage and first failure; or one of its roles."""
     num = job_number(job)
     session: Session = ctx.obj
     with session.client() as client:
         view = client.job(num)
+        if role is not None:
+            show_role(view, role, "json" if json else "text")
+            return
         events = list(client.story(num)) if story or not json else []
     if json:
         body = view.model_dump(mode="json")
@@ -83,7 +88,7 @@ def show(
         return
     output.facts(_facts(view))
     if view.failure is not None and view.failure.traceback:
-        print(f"\nfirst failure, rank {view.failure.rank}:")
+        print(f"\nfirst failure, {view.failure.whose}:")
         print(_indent(view.failure.traceback))
     print("\nstory:")
     for event in events if story else _turns(events):
@@ -120,6 +125,7 @@ def _facts(view: JobView) -> list[tuple[str, Any]]:
         ("project", view.project),
         ("labels", ", ".join(f"{key}={value}" for key, value in view.labels.items())),
         ("gang", shape),
+        ("roles", "\n".join(role_line(one) for one in view.roles)),
         ("now", where),
         ("step", progress.high_water_step),
         ("epoch", epochs if epoch is not None else None),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from phalanx.cli import output
-from phalanx.cli.options import AsJson, JobName, one_rank
+from phalanx.cli.options import AsJson, JobName, RoleName, one_rank
 from phalanx.cli.session import Session, job_number
 from phalanx.errors import UserError
 
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from phalanx.schemas.api import LogLine
 
 
-def logs(
+def logs(  # noqa: PLR0913
     ctx: typer.Context,
     job: JobName,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until the job is over.")
     ] = False,
     rank: Annotated[int | None, typer.Option("--rank", "-r", min=0, help="Only this rank.")] = None,
+    role: RoleName = None,
     tail: Annotated[
         int | None, typer.Option("--tail", min=0, help="Only the last so many lines.")
     ] = None,
@@ -37,7 +38,7 @@ def logs(
         if follow:
             from phalanx.cli.follow import Follower, Interrupts, View
 
-            view = View("all" if rank is None else rank, which, tail)
+            view = View("all" if rank is None else rank, which, tail, role)
             raise typer.Exit(Follower(session, client, num, view, Interrupts.NOTHING).run())
         lines: list[LogLine] = []
         cursor: str | None = None
@@ -48,6 +49,7 @@ def logs(
                 stream=which,
                 tail=tail if cursor is None else None,
                 cursor=cursor,
+                role=role,
             )
             if json:
                 lines += page.lines
@@ -72,6 +74,6 @@ def _which(stream: str | None) -> Literal["out", "err"] | None:
 
 def _print(lines: list[LogLine], rank: int | None) -> None:
     for line in lines:
-        label = f"[{line.rank}] " if rank is None else ""
+        label = f"[{line.speaker}] " if rank is None else ""
         where = sys.stderr if line.stream == "err" and rank is not None else sys.stdout
         print(label + line.text, file=where)

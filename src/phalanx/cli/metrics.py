@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli import output
-from phalanx.cli.options import AsJson, JobName, one_rank
+from phalanx.cli.options import AsJson, JobName, RoleName, one_rank
 from phalanx.cli.session import Session, job_number
 from phalanx.core.instruments import INSTRUMENTS, WORTH_SAYING
 from phalanx.schemas.api import MetricSeries
@@ -21,6 +21,7 @@ def metrics(
         list[str] | None, typer.Option("--name", help="Only this one; may be repeated.")
     ] = None,
     rank: Annotated[int | None, typer.Option("--rank", "-r", min=0, help="Only this rank.")] = None,
+    role: RoleName = None,
     points: Annotated[
         int, typer.Option("--points", min=2, help="At most so many points of each series.")
     ] = 200,
@@ -30,7 +31,9 @@ def metrics(
     num = job_number(job)
     session: Session = ctx.obj
     with session.client() as client:
-        found = client.metrics(num, names=name or (), ranks=one_rank(rank), max_points=points)
+        found = client.metrics(
+            num, names=name or (), ranks=one_rank(rank), max_points=points, role=role
+        )
     if json:
         output.as_json(found)
         return
@@ -40,7 +43,7 @@ def metrics(
         rows.append(
             (
                 one.name,
-                one.rank,
+                f"{one.rank} {one.role}" if one.role else one.rank,
                 one.steps[-1] if one.steps else None,
                 output.number(known[-1] if known else None),
                 output.number(min(known, default=None)),

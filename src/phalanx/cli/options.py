@@ -15,6 +15,10 @@ JobNames = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
+RoleName = Annotated[
+    str | None, typer.Option("--role", help="Only this role; --rank then counts in it.")
+]
+
 
 def one_rank(rank: int | None) -> tuple[int, ...]:
     """The filter for one rank; none for all of them."""

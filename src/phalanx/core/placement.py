@@ -80,6 +80,21 @@ class GangShape:
 
 
 @dataclass(frozen=True, slots=True)
+class Role(GangShape):
+    """One more part of a gang, placed and started with the rest; its ranks are a world of their own.
+
+    CPUs and memory are those of each node; `slot_type` empty: any. What is not `required` does not
+    end the job: not by failing, and not by running on when everything required is done.
+    """
+
+    name: str = ""
+    cpus_per_node: int = 0
+    memory_per_node_bytes: int = 0
+    slot_type: str = ""
+    required: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class NodeShare:
     """What one node rank of a gang holds: `slots` are the node's slot numbers."""
 

@@ -7,12 +7,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from phalanx.core import networks
+from phalanx.core.roles import WORKER
 from phalanx.kit.ids import job_label
 
 
 @dataclass(frozen=True, slots=True)
+class RoleEnvironment:
+    """What ranks of one role of a gang with several know of the rest.
+
+    `first_rank` is the number in the gang of the role's rank 0, `masters` maps every role's name to
+    where its rank 0 is, and `lead_dir` is where the first role keeps its checkpoints.
+    """
+
+    name: str
+    first_rank: int
+    gang_size: int
+    lead_dir: str
+    masters: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class GangEnvironment:
-    """What all ranks of one generation have in common. `checkpoint_dir` is the job's own folder.
+    """What all ranks of one generation, of one role, have in common.
+
+    `checkpoint_dir` is the job's own folder, or that of a role which is not the first.
 
     `interface` is this node's network interface towards rank 0, where the framework asks for it;
     `code_dir` the attempt's own copy of the code.
@@ -48,6 +66,7 @@ class GangEnvironment:
     interface: str | None = None
     code_dir: str | None = None
     user_env: Mapping[str, str] = field(default_factory=dict)
+    role: RoleEnvironment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +91,7 @@ def omp_num_threads(ranks_per_node: int, cpus_per_node: int) -> int | None:
 def rank_environment(
     gang: GangEnvironment, node_rank: int, local_rank: int, files: RankFiles
 ) -> dict[str, str]:
-    """Variables of one rank, to be laid over the node's own environment.
+    """Variables of one rank, to be laid over the node's own environment. `node_rank` is in its role.
 
     The user's `env` is laid under ours: a spec cannot break the rendezvous, but may set OMP_NUM_THREADS.
     """
@@ -85,6 +104,8 @@ def rank_environment(
     if threads is not None:
         env.setdefault("OMP_NUM_THREADS", str(threads))
     env.update(_phalanx(gang, files))
+    if gang.role is not None:
+        env.update(_role(gang.role, rank))
     if gang.training is not None:
         env["PHALANX_TRAINING"] = json.dumps(training, sort_keys=True)
     if gang.framework == "none":
@@ -172,7 +193,7 @@ def _torch(
         "LOCAL_WORLD_SIZE": local,
         "GROUP_RANK": str(node_rank),
         "GROUP_WORLD_SIZE": nodes,
-        "ROLE_NAME": "worker",
+        "ROLE_NAME": WORKER if gang.role is None else gang.role.name,
         "ROLE_RANK": str(node_rank * gang.ranks_per_node + local_rank),
         "ROLE_WORLD_SIZE": str(gang.num_nodes * gang.ranks_per_node),
         "NODE_RANK": str(node_rank),
@@ -188,6 +209,16 @@ def _torch(
         # torch's own store would be looked for in an agent that is not there; and a store that
         # outlives a generation deadlocks the next one.
         "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+
+
+def _role(role: RoleEnvironment, rank: int) -> dict[str, str]:
+    return {
+        "PHALANX_ROLE": role.name,
+        "PHALANX_GANG_RANK": str(role.first_rank + rank),
+        "PHALANX_GANG_SIZE": str(role.gang_size),
+        "PHALANX_ROLES": json.dumps(role.masters),
+        "PHALANX_LEAD_CHECKPOINT_DIR": role.lead_dir,
     }
 
 

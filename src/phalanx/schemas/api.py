@@ -94,6 +94,12 @@ class FailureView(View):
     signal: int | None = None
     exception: str | None = None
     traceback: str = ""
+    role: str = ""  # and the rank in it, in a gang with several: `evaluator 0`
+
+    @property
+    def whose(self) -> str:
+        """The rank in words."""
+        return f"rank {self.rank}" + (f" ({self.role})" if self.role else "")
 
 
 class RankView(View):
@@ -103,6 +109,22 @@ class RankView(View):
     node_rank: int
     node: str
     pid: int | None = None
+    role: str = ""  # in a gang with several
+
+
+class RoleView(View):
+    """One role of a gang with several. Its ranks are `first_rank` and on in the gang.
+
+    `phases` are those of its nodes in the live attempt.
+    """
+
+    name: str
+    num_nodes: int
+    slots_per_node: int
+    first_rank: int
+    world_size: int
+    required: bool = True
+    phases: list[str] = Field(default_factory=list)
 
 
 class NodeRankView(View):
@@ -227,6 +249,7 @@ class JobView(View):
     pool: str | None = None
     num_slots: int
     world_size: int
+    roles: list[RoleView] = Field(default_factory=list)  # of a gang with several
     submitted_at: At
     started_at: At | None = None
     ended_at: At | None = None
@@ -280,7 +303,10 @@ class EventPage(View):
 
 
 class LogLine(View):
-    """One line without its end. `partial`: its end has not arrived yet, and may come as a new line."""
+    """One line without its end. `partial`: its end has not arrived yet, and may come as a new line.
+
+    `role` and the rank in it are those of a gang with several roles.
+    """
 
     rank: int
     stream: Literal["out", "err"]
@@ -289,6 +315,13 @@ class LogLine(View):
     attempt: int
     generation: int
     partial: bool = False
+    role: str = ""
+    rank_in_role: int | None = None
+
+    @property
+    def speaker(self) -> str:
+        """Whose line it is: the rank, or the role and the rank in it."""
+        return f"{self.role} {self.rank_in_role}" if self.role else str(self.rank)
 
 
 class LogPage(View):
@@ -304,6 +337,7 @@ class MetricSeries(View):
 
     name: str
     rank: int
+    role: str = ""  # in a gang with several
     steps: list[int]
     values: list[float | None]
     at: list[At] = Field(default_factory=list)

@@ -14,7 +14,6 @@ from phalanx.core.recovery import DEFAULT_BUDGETS, Budget, RecoveryPolicy
 from phalanx.kit.units import parse_duration
 from phalanx.schemas.spec_fields import (
     Command,
-    CountRange,
     Cron,
     Duration,
     Indices,
@@ -24,7 +23,6 @@ from phalanx.schemas.spec_fields import (
     Names,
     Range,
     Section,
-    SizeRange,
     StallAfter,
     Text,
     Variable,
@@ -33,59 +31,20 @@ from phalanx.schemas.spec_fields import (
 )
 from phalanx.schemas.spec_outside import KeptDirectory, MetricLines
 from phalanx.schemas.spec_python import PythonSection, short_form
+from phalanx.schemas.spec_roles import (
+    OUR_PREFIXES,
+    OURS,
+    Environment,
+    Resources,
+    Role,
+    RolePlan,
+    role_plans,
+)
 from phalanx.schemas.spec_training import Training
 
 SPEC_SCHEMA: Literal[1] = 1
 _ONE = Range(1, 1)
 _DAY_S = 86400.0
-# Laid over the environment of every rank; a spec that sets them would be ignored silently.
-_OURS = frozenset(
-    {
-        "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
-        "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE",
-    }
-)  # fmt: skip
-_OUR_PREFIXES = ("PHALANX_", "TORCHELASTIC_", "PET_")
-
-
-class Resources(Section):
-    """What one node of the gang needs, and how many nodes."""
-
-    nodes: CountRange = Field(
-        default=_ONE, description="Nodes of the gang; a range makes it elastic."
-    )
-    slots_per_node: WholeFromOne = Field(
-        default=1,
-        description="Slots on each node: GPUs, or CPU worker places where a pool has no GPUs.",
-    )
-    slots_per_rank: WholeFromOne = Field(default=1, description="Slots that one rank uses.")
-    cpus: CountRange | None = Field(default=None, description="CPUs on each node.")
-    memory: SizeRange | None = Field(default=None, description="Memory on each node.")
-    shm: SizeRange | None = Field(
-        default=None, description="Shared memory (/dev/shm) on each node."
-    )
-    accelerator: Name | None = Field(default=None, description="Accelerator model, such as H100.")
-    accelerator_memory: SizeRange | None = Field(
-        default=None, description="Memory of each accelerator."
-    )
-
-    @model_validator(mode="after")
-    def _ranks_fit(self) -> Resources:
-        if self.slots_per_node % self.slots_per_rank:
-            raise ValueError(
-                f"slots_per_rank ({self.slots_per_rank}) does not divide "
-                f"slots_per_node ({self.slots_per_node})"
-            )
-        return self
-
-
-class Role(Section):
-    """One shape of a gang with several: parameter servers, actors, learners."""
-
-    nodes: CountRange = Field(default=_ONE, description="Nodes of this role.")
-    run: Command | None = Field(default=None, description="Its command; absent: the job's.")
-    env: dict[Variable, Text] = Field(default_factory=dict, description="Its own variables.")
-    resources: Resources = Field(default_factory=Resources, description="What its nodes need.")
 
 
 class PlacementWish(Section):
@@ -366,7 +325,8 @@ class JobSpec(Section):
     )
     resources: Resources = Field(default_factory=Resources, description="The shape of the gang.")
     roles: dict[Name, Role] = Field(
-        default_factory=dict, description="Several shapes in one gang; absent: one, from resources."
+        default_factory=dict,
+        description="Further parts of the gang, each with its own shape; without `run`, all of it.",
     )
     data: dict[Name, Annotated[str, Field(strict=True, min_length=1)]] = Field(
         default_factory=dict, description="Named inputs, staged before the start."
@@ -402,7 +362,7 @@ class JobSpec(Section):
     warm: Annotated[Warm, BeforeValidator(_warm)] = Field(
         default_factory=Warm, description="Fast start; `warm: false` turns it off."
     )
-    env: dict[Variable, Text] = Field(default_factory=dict, description="Environment variables.")
+    env: Environment = Field(default_factory=dict, description="Environment variables.")
     secrets: list[Variable] = Field(
         default_factory=list,
         description="Variables of the ranks whose values `phalanx secrets` keeps.",
@@ -415,18 +375,10 @@ class JobSpec(Section):
     array: Indices | None = Field(default=None, description="Indices: one job for each.")
     schedule: Schedule | None = Field(default=None, description="Regular starts.")
 
-    @field_validator("env")
-    @classmethod
-    def _not_ours(cls, env: dict[str, str]) -> dict[str, str]:
-        taken = [key for key in env if key in _OURS or key.startswith(_OUR_PREFIXES)]
-        if taken:
-            raise ValueError(f"{', '.join(taken)}: set by the platform for every rank; remove it")
-        return env
-
     @field_validator("secrets")
     @classmethod
     def _secrets_not_ours(cls, secrets: list[str]) -> list[str]:
-        ours = sorted(n for n in secrets if n in _OURS or n.startswith(_OUR_PREFIXES))
+        ours = sorted(n for n in secrets if n in OURS or n.startswith(OUR_PREFIXES))
         if ours:
             raise ValueError(f"Phalanx sets {', '.join(ours)} itself")
         return secrets
@@ -446,33 +398,36 @@ class JobSpec(Section):
         return limit_s
 
     @property
+    def plans(self) -> tuple[RolePlan, ...]:
+        """Every role, the first one first."""
+        return role_plans(self)
+
+    @property
     def shape(self) -> GangShape:
-        """The gang, with the top of the range where the number of nodes is one."""
-        need = self.resources
-        nodes = need.nodes.high or need.nodes.low
-        if self.framework in ("ray", "mpi"):
-            # One process on each node: the raylet's, or the one that starts this node's part of mpirun.
-            return GangShape(nodes, need.slots_per_node, 1)
-        return GangShape(nodes, need.slots_per_node, need.slots_per_node // need.slots_per_rank)
+        """The first role, with the top of the range where the number of nodes is one."""
+        return self.plans[0].shape
 
     @property
     def cpus_per_node(self) -> int:
-        """CPUs that each node has to have; 0 where the spec does not say."""
-        return 0 if self.resources.cpus is None else self.resources.cpus.low
+        """CPUs that each node of the first role has to have; 0 where the spec does not say."""
+        return self.plans[0].cpus_per_node
 
     def to_terms(self) -> JobTerms:
         """What the job machine must know of it."""
+        first, *others = self.plans
         return JobTerms(
-            shape=self.shape,
+            shape=first.shape,
             policy=self.recovery.to_core(),
             grace_s=self.grace,
             max_duration_s=self.max_duration,
-            min_nodes=None if self.resources.nodes.is_number else self.resources.nodes.low,
+            min_nodes=None if first.need.nodes.is_number else first.need.nodes.low,
+            role=first.name,
+            roles=tuple(one.to_core() for one in others),
         )
 
     def to_demand(self) -> Demand:
         """What the planner must know of it beyond the gang's shape."""
-        need, wish = self.resources, self.placement
+        need, wish = self.plans[0].need, self.placement
         return Demand(
             memory_per_node_bytes=0 if need.memory is None else need.memory.low,
             slot_type=need.accelerator or "",

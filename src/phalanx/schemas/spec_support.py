@@ -8,6 +8,7 @@ from typing import Any
 from phalanx.core import meshes
 from phalanx.errors import Problem
 from phalanx.schemas.spec_models import JobSpec
+from phalanx.schemas.spec_roles import role_problems
 
 
 def _endless(spec: JobSpec) -> bool:
@@ -72,7 +73,6 @@ _NOT_YET: tuple[tuple[str, Callable[[JobSpec], Any], str, str], ...] = (
         "remove these",
     ),
     ("checkpoint", _trees_elsewhere, "store, encryption and compress with jax", "remove these"),
-    ("roles", _given("roles"), "gangs of several shapes", "use `run` and `resources`"),
     ("data", _given("data"), "staged inputs", "let the script read its data itself"),
     ("mounts", _given("mounts"), "mounts", "remove it"),
     ("budget", _given("budget"), "cost limits", "remove it or use `max_duration`"),
@@ -91,15 +91,20 @@ def check_supported(spec: JobSpec) -> list[Problem]:
     ]
     if spec.run is None and not spec.roles:
         problems.append(Problem("run", "is required: the command of every rank"))
-    return problems + _strategy(spec)
+    return problems + role_problems(spec) + _strategy(spec)
 
 
 def _strategy(spec: JobSpec) -> list[Problem]:
     """A layout of ranks that does not fit every size that the gang may have."""
-    sizes, nodes = spec.training.strategy, spec.resources.nodes
-    if sizes is None or spec.framework == "ray" or nodes.high is None:
-        return []
-    ranks = spec.shape.ranks_per_node
-    worlds = [num * ranks for num in range(nodes.low, nodes.high + 1)]
-    found = meshes.problem(sizes, worlds)
-    return [] if found is None else [Problem("training.strategy", found)]
+    problems = []
+    for plan in spec.plans:
+        sizes, nodes = (plan.training or {}).get("strategy"), plan.need.nodes
+        if sizes is None or plan.framework == "ray" or nodes.high is None:
+            continue
+        ranks = plan.shape.ranks_per_node
+        found = meshes.problem(sizes, [num * ranks for num in range(nodes.low, nodes.high + 1)])
+        if found is not None:
+            own = plan.name in spec.roles and spec.roles[plan.name].training is not None
+            at = f"roles.{plan.name}." if own else ""
+            problems.append(Problem(f"{at}training.strategy", found))
+    return problems

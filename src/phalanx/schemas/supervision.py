@@ -43,8 +43,27 @@ class PythonPackages(Message):
     find_links: list[str] = Field(default_factory=list)
 
 
+class RoleFacts(Message):
+    """The role that a node serves in a gang with several. `node_rank` counts within the role.
+
+    Its ranks are numbered from `first_rank` on in the gang of `gang_size` ranks; `lead_dir` is where
+    the first role keeps its checkpoints.
+    """
+
+    name: str
+    node_rank: int
+    first_rank: int
+    gang_size: int
+    lead_dir: str
+    leads: bool = True
+    required: bool = True
+
+
 class GangFacts(Message):
-    """What all nodes of an attempt have in common; see `core.ranks.GangEnvironment`."""
+    """What all nodes of a role have in common; see `core.ranks.GangEnvironment`.
+
+    A gang with one role is all of an attempt; `num_nodes` and `ranks_per_node` are the role's.
+    """
 
     job: int
     job_name: str
@@ -84,7 +103,8 @@ class Assignment(Message):
 
     protocol: int = PROTOCOL
     gang: GangFacts
-    node_rank: int
+    node_rank: int  # in the gang, all roles
+    role: RoleFacts | None = None  # None: the gang has one
     node_dir: str  # <home>/jobs/j-12/a001/n0: spool, logs, exit record
     workdir: str
     cwd: str
@@ -101,6 +121,22 @@ class Assignment(Message):
     token: str
     code: str | None = None  # digest of the archive, for nodes that do not see the home
     contact_lost_after_s: float = 480.0  # 0.8 × fence_after: alone for longer, ranks are stopped
+
+    @property
+    def node_in_role(self) -> int:
+        """The node rank among the nodes of its role."""
+        return self.node_rank if self.role is None else self.role.node_rank
+
+    @property
+    def first_rank(self) -> int:
+        """The number in the gang of this node's first rank."""
+        before = 0 if self.role is None else self.role.first_rank
+        return before + self.node_in_role * self.gang.ranks_per_node
+
+    @property
+    def leads(self) -> bool:
+        """Whether its ranks' steps and checkpoints are those of the job."""
+        return self.role is None or self.role.leads
 
 
 class NodeReadyReport(Message):
@@ -325,12 +361,13 @@ class MetricPoint(Message):
 
 
 class MetricsReport(Message):
-    """A chunk of metric points, in order."""
+    """A chunk of metric points, in order. `leads`: their steps are the job's own steps."""
 
     kind: Literal["metrics"] = "metrics"
     seq: int
     generation: int
     points: list[MetricPoint]
+    leads: bool = True
 
 
 class LogReport(Message):
@@ -411,10 +448,18 @@ class ProfileOrder(Message):
     extras: list[str] = Field(default_factory=list)
 
 
+class RoleMaster(Message):
+    """Where rank 0 of a role is, and a port there that is free for it."""
+
+    name: str
+    address: str
+    port: int
+
+
 class Orders(Message):
     """`core.jobs.desired.Desired` on the wire, with a version to compare.
 
-    `grace_left_s` is what remains of a STOP's grace at the moment of the answer: durations survive
+    `grace_left_s` is what remains of a grace at the moment of the answer: durations survive
     clocks that disagree. `stacks` numbers the newest request for the running ranks' stacks,
     `profile` is the newest one for a profile.
     """
@@ -430,6 +475,7 @@ class Orders(Message):
     stacks: int = 0
     after: str = ""
     profile: ProfileOrder | None = None
+    masters: list[RoleMaster] = Field(default_factory=list)
 
     @classmethod
     def from_core(cls, orders: Desired, now: int) -> Orders:
@@ -453,6 +499,7 @@ class Orders(Message):
             grace_left_s=left_s,
             stacks=orders.stacks,
             after=orders.after,
+            masters=[RoleMaster(name=n, address=a, port=p) for n, a, p in orders.masters],
             profile=None
             if wish is None
             else ProfileOrder(

@@ -136,11 +136,15 @@ class PhalanxClient(EstateCalls):
         tail: int | None = None,
         cursor: str | None = None,
         wait_s: float = 0.0,
+        role: str | None = None,
     ) -> api.LogPage:
-        """Lines behind `cursor` in the order of their arrival; waits up to `wait_s` for some."""
+        """Lines behind `cursor` in the order of their arrival; waits up to `wait_s` for some.
+
+        With `role`, only its lines, and `ranks` count in it.
+        """
         params = {
             "rank": list(ranks), "stream": stream, "tail": tail, "cursor": cursor,
-            "wait_s": wait_s,
+            "wait_s": wait_s, "role": role,
         }  # fmt: skip
         return self._get(f"{_V1}/jobs/{num}/logs", api.LogPage, params, wait_s)
 
@@ -152,11 +156,15 @@ class PhalanxClient(EstateCalls):
         ranks: Sequence[int] = (),
         after_step: int = -1,
         max_points: int = 1000,
+        role: str | None = None,
     ) -> api.MetricsView:
-        """Series by name and rank, thinned to `max_points` each."""
+        """Series by name and rank, thinned to `max_points` each.
+
+        With `role`, only its series, and `ranks` count in it.
+        """
         params = {
             "name": list(names), "rank": list(ranks), "after_step": after_step,
-            "max_points": max_points,
+            "max_points": max_points, "role": role,
         }  # fmt: skip
         return self._get(f"{_V1}/jobs/{num}/metrics", api.MetricsView, params)
 

@@ -10,11 +10,19 @@ from pathlib import Path
 
 from phalanx.core.jobs.model import Attempt
 from phalanx.core.placement import Node
+from phalanx.core.roles import Part, part_at
 from phalanx.errors import InvariantBroken
 from phalanx.kit.ids import job_label
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.spec import JobSpec, validate_spec
-from phalanx.schemas.supervision import Assignment, GangFacts, PythonPackages, WarmStart
+from phalanx.schemas.spec_roles import RolePlan
+from phalanx.schemas.supervision import (
+    Assignment,
+    GangFacts,
+    PythonPackages,
+    RoleFacts,
+    WarmStart,
+)
 from phalanx.services.platform import Platform
 from phalanx.store.jobs import StoredJob
 
@@ -24,10 +32,10 @@ def checkpoint_dir(home: HomeLayout, project: str, num: int) -> Path:
     return home.checkpoints_dir / project / job_label(num)
 
 
-def _store(spec: JobSpec, project: str, num: int) -> str | None:
-    """The job's own prefix in the object store that its spec names."""
+def _store(spec: JobSpec, project: str, num: int, below: str) -> str | None:
+    """The prefix of the job, or of one of its roles, in the object store that its spec names."""
     url = spec.checkpoint.store
-    return None if url is None else f"{url}/{project}/{job_label(num)}"
+    return None if url is None else f"{url}/{project}/{job_label(num)}{below}"
 
 
 def code_dir(home: HomeLayout, num: int, attempt: int) -> Path:
@@ -40,14 +48,37 @@ def assignments(
 ) -> list[tuple[Node, Assignment]]:
     """What to start where, by node rank. Raises KeyError for a node that is not in the inventory."""
     spec = _spec(json.dumps(dict(stored.facts.spec)))
-    gang = _gang(platform, stored, attempt, spec)
     shares_on = Counter(share.node for share in attempt.placement.shares)
+    parts = stored.job.terms.parts(len(attempt.placement.shares))
+    plans = {plan.name: plan for plan in spec.plans}
+    gangs = {
+        part.name: _gang(platform, stored, attempt.num, spec, plans[part.name], part)
+        for part in parts
+    }
     made: list[tuple[Node, Assignment]] = []
     for node_rank, share in enumerate(attempt.placement.shares):
-        node = nodes[share.node]
-        cpus = spec.cpus_per_node or max(1, node.num_cpus // shares_on[share.node])
-        made.append((node, _assignment(platform, stored, spec, gang, node_rank, cpus)))
+        node, part = nodes[share.node], part_at(parts, node_rank)
+        plan = plans[part.name]
+        cpus = plan.cpus_per_node or max(1, node.num_cpus // shares_on[share.node])
+        ours = _assignment(platform, stored, spec, plan, gangs[part.name], node_rank, cpus)
+        if len(parts) > 1:
+            ours = ours.model_copy(update={"role": _role(platform, stored, parts, part, node_rank)})
+        made.append((node, ours))
     return made
+
+
+def _role(
+    platform: Platform, stored: StoredJob, parts: tuple[Part, ...], part: Part, node_rank: int
+) -> RoleFacts:
+    return RoleFacts(
+        name=part.name,
+        node_rank=node_rank - part.first_node,
+        first_rank=part.first_rank,
+        gang_size=sum(one.world_size for one in parts),
+        lead_dir=str(checkpoint_dir(platform.home, stored.facts.project, stored.job.num)),
+        leads=part is parts[0],
+        required=part.required,
+    )
 
 
 @functools.lru_cache(maxsize=256)
@@ -57,8 +88,9 @@ def _spec(text: str) -> JobSpec:
 
 
 def _assignment(
-    platform: Platform, stored: StoredJob, spec: JobSpec, gang: GangFacts, node_rank: int, cpus: int
-) -> Assignment:
+    platform: Platform, stored: StoredJob, spec: JobSpec, plan: RolePlan, gang: GangFacts,
+    node_rank: int, cpus: int,
+) -> Assignment:  # fmt: skip
     home, num = platform.home, stored.job.num
     workdir = str(code_dir(home, num, gang.attempt))
     return Assignment(
@@ -67,10 +99,10 @@ def _assignment(
         node_dir=str(home.node_dir(num, gang.attempt, node_rank)),
         workdir=workdir,
         cwd=_cwd(stored, workdir),
-        command=_command(spec, cpus),
+        command=_command(plan, cpus),
         setup=spec.setup,
         python=_python(spec, home),
-        env=_environment(platform, stored, spec),
+        env={**_environment(platform, stored, spec), **plan.env},
         secrets=list(spec.secrets),
         secrets_dir=str(home.secrets_dir(stored.facts.project)) if spec.secrets else None,
         warm=WarmStart(enabled=spec.warm.enabled, imports=list(spec.warm.imports)),
@@ -90,17 +122,16 @@ def _python(spec: JobSpec, home: HomeLayout) -> PythonPackages | None:
     return PythonPackages(root=str(home.python_dir), **wanted.model_dump())
 
 
-def _command(spec: JobSpec, cpus: int) -> list[str] | str:
-    """What each rank runs: the job's command, or the program that readies its framework for it."""
-    if spec.run is None:
+def _command(plan: RolePlan, cpus: int) -> list[str] | str:
+    """What each rank runs: its role's command, or the program that readies its framework for it."""
+    if plan.run is None:
         raise InvariantBroken("a job was accepted without a command")
-    run: list[str] | str = spec.run
-    need = spec.resources
-    if spec.framework == "ray":
+    run, need = plan.run, plan.need
+    if plan.framework == "ray":
         words = ["raygang", "--cpus", str(max(cpus, need.slots_per_node))]
-    elif spec.framework == "mpi":
+    elif plan.framework == "mpi":
         words = ["mpigang", "--slots", str(need.slots_per_node // need.slots_per_rank)]
-    elif spec.framework == "tensorflow":
+    elif plan.framework == "tensorflow":
         words = ["tfgang", "--slots-per-rank", str(need.slots_per_rank)]
     else:
         return run
@@ -120,33 +151,38 @@ def _environment(platform: Platform, stored: StoredJob, spec: JobSpec) -> dict[s
     return {**below, **spec.env}
 
 
-def _gang(platform: Platform, stored: StoredJob, attempt: Attempt, spec: JobSpec) -> GangFacts:
-    shape, num = stored.job.terms.shape, stored.job.num
+def _gang(
+    platform: Platform, stored: StoredJob, attempt: int, spec: JobSpec, plan: RolePlan, part: Part
+) -> GangFacts:
+    num = stored.job.num
     key = spec.checkpoint.encryption
+    # What other roles save is theirs: another model, another world, other steps.
+    below = "" if plan.leads else f"/roles/{part.name}"
+    own = f"{checkpoint_dir(platform.home, stored.facts.project, num)}{below}"
     return GangFacts(
         job=num,
         job_name=stored.facts.name,
         project=stored.facts.project,
-        attempt=attempt.num,
-        framework=stored.facts.framework,
-        num_nodes=len(attempt.placement.shares),
-        ranks_per_node=shape.ranks_per_node,
-        reference_world=shape.world_size,
-        slots_per_rank=spec.resources.slots_per_rank,
+        attempt=attempt,
+        framework=plan.framework,
+        num_nodes=part.num_nodes,
+        ranks_per_node=part.ranks_per_node,
+        reference_world=plan.shape.world_size,
+        slots_per_rank=plan.need.slots_per_rank,
         grace_s=stored.job.terms.grace_s,
-        checkpoint_dir=str(checkpoint_dir(platform.home, stored.facts.project, num)),
+        checkpoint_dir=own,
         checkpoint_every=spec.checkpoint.every,
         checkpoint_keep=spec.keep_json(),
         checkpoint_async=spec.checkpoint.in_background,
         checkpoint_compress=None
         if spec.checkpoint.compress == "none"
         else spec.checkpoint.compress,
-        checkpoint_store=_store(spec, stored.facts.project, num),
+        checkpoint_store=_store(spec, stored.facts.project, num, below),
         checkpoint_key_env=key.key_env if key is not None else None,
         checkpoint_key_file=key.key_file if key is not None else None,
-        checkpoint_directory=spec.checkpoint.directory,
+        checkpoint_directory=spec.checkpoint.directory if plan.leads else None,
         metric_lines=list(spec.metrics),
-        training=spec.training.given() or None,
+        training=plan.training,
         job_started_at=stored.job.started_at,
-        stall_after=spec.stall.after_s,
+        stall_after=spec.stall.after_s if part.required else "never",
     )

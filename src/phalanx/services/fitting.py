@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from phalanx.core.placement import Demand, Node
 from phalanx.errors import Problem
 from phalanx.kit.units import format_size
 from phalanx.schemas.projects import ProjectSpec, lineage
 from phalanx.schemas.spec import JobSpec
+from phalanx.schemas.spec_roles import RolePlan
 from phalanx.services.picture import fits_ever
 from phalanx.services.standing import asked
 from phalanx.store.estate import Applied
@@ -41,7 +43,7 @@ def over_project(spec: JobSpec, projects: Sequence[Applied]) -> list[Problem]:
     """What the project's limits forbid for ever."""
     known = {one.name: ProjectSpec(**one.body) for one in projects}
     problems = []
-    least = spec.resources.nodes.low * spec.resources.slots_per_node
+    least = sum(one.need.nodes.low * one.need.slots_per_node for one in spec.plans)
     for one in lineage(known, spec.project):
         part = "" if one.name == spec.project else f", which {spec.project} is part of,"
         if one.max_priority is not None and spec.priority > one.max_priority:
@@ -68,12 +70,51 @@ def misfits(spec: JobSpec, nodes: Nodes) -> list[Problem]:
         return []
     usable = [node for node in nodes if not spec.pool or node.pool in spec.pool]
     where = f"of pool {', '.join(spec.pool)}" if spec.pool else "of any pool"
-    for unmet, path, value, explain in _wishes(spec.to_demand()):
+    if not spec.roles:
+        return [_unfit(spec, spec.plans[0], "", usable, where)]
+    gang = asked(spec.to_terms(), facts_of(spec), 0)
+    for plan, shape in zip(spec.plans, (gang.shape, *spec.to_terms().roles), strict=True):
+        demand = _demand_of(spec, plan)
+        alone = replace(
+            gang,
+            shape=shape,
+            roles=(),
+            cpus_per_node=plan.cpus_per_node,
+            memory_per_node_bytes=demand.memory_per_node_bytes,
+            slot_type=demand.slot_type,
+            device_memory_bytes=demand.device_memory_bytes,
+        )
+        if not fits_ever(alone, nodes):
+            at = f"roles.{plan.name}." if plan.name in spec.roles else ""
+            return [_unfit(spec, plan, at, usable, where)]
+    within = f"one {spec.placement.required}" if spec.placement.required else "one pool"
+    said = f"each fits alone, all of them at once do not: a gang lies in {within} ({where})"
+    return [Problem("roles", said)]
+
+
+def _demand_of(spec: JobSpec, plan: RolePlan) -> Demand:
+    """What one role wants of its nodes."""
+    demand = spec.to_demand()
+    if plan.leads:
+        return demand
+    role = plan.to_core()
+    return replace(
+        demand,
+        memory_per_node_bytes=role.memory_per_node_bytes,
+        slot_type=role.slot_type,
+        device_memory_bytes=0,
+    )
+
+
+def _unfit(spec: JobSpec, plan: RolePlan, at: str, usable: Nodes, where: str) -> Problem:
+    """Why one role could never be placed; `at` is where it stands in the spec."""
+    for unmet, path, value, explain in _wishes(_demand_of(spec, plan)):
         left = [node for node in usable if not unmet(node)]
         if not left:
-            return [Problem(path, f"{explain(usable)} ({where})", value)]
+            own = at if path.startswith("resources") else ""
+            return Problem(f"{own}{path}", f"{explain(usable)} ({where})", value)
         usable = left
-    return [_largest(spec, usable, where)]
+    return _largest(spec, plan, at, usable, where)
 
 
 _Wish = tuple[Callable[[Node], bool], str, str, Callable[[Nodes], str]]
@@ -150,30 +191,34 @@ def _known(names: Iterable[str]) -> str:
     return ", ".join(found[:8]) or "none"
 
 
-def _largest(spec: JobSpec, nodes: Nodes, where: str) -> Problem:
-    shape, cpus = spec.shape, spec.cpus_per_node
+def _largest(spec: JobSpec, plan: RolePlan, at: str, nodes: Nodes, where: str) -> Problem:
+    shape, cpus = plan.shape, plan.cpus_per_node
     most_cpus = max((node.num_cpus for node in nodes), default=0)
     if cpus > most_cpus:
-        return Problem("resources.cpus", f"the largest node {where} has {most_cpus}", str(cpus))
+        return Problem(
+            f"{at}resources.cpus", f"the largest node {where} has {most_cpus}", str(cpus)
+        )
     wide = [node for node in nodes if node.num_cpus >= cpus]
     most_slots = max((node.num_slots for node in wide), default=0)
     if shape.slots_per_node > most_slots:
         said = f"more than any node has: the largest {where} has {most_slots} slots"
-        return Problem("resources.slots_per_node", said, str(shape.slots_per_node))
-    within, by_domain = _domains(spec, wide)
+        return Problem(f"{at}resources.slots_per_node", said, str(shape.slots_per_node))
+    within, by_domain = _domains(spec, shape.slots_per_node, wide)
     most = max(by_domain.values(), default=0)
     said = f"at most {most} × {shape.slots_per_node} slots fit in one {within}, even an empty one"
-    return Problem("resources.nodes", said, str(spec.resources.nodes.low))
+    return Problem(f"{at}resources.nodes", said, str(plan.need.nodes.low))
 
 
-def _domains(spec: JobSpec, nodes: Nodes) -> tuple[str, dict[str, int]]:
+def _domains(spec: JobSpec, per_node: int, nodes: Nodes) -> tuple[str, dict[str, int]]:
     """How many shares of the gang each pool, or each domain that must hold it, has room for."""
-    level, per_node = spec.placement.required, spec.shape.slots_per_node
+    level = spec.placement.required
     by_domain: dict[str, int] = {}
     for node in nodes:
         name = node.pool
         if level is not None:
             name = node.id if level == "node" else dict(node.domains).get(level, "")
-        room = node.num_slots // per_node if node.splittable else int(node.num_slots >= per_node)
+        room = int(node.num_slots >= per_node)
+        if node.splittable and per_node:
+            room = node.num_slots // per_node
         by_domain[name] = by_domain.get(name, 0) + room
     return level or "pool", by_domain

@@ -58,5 +58,6 @@ def _alike(before: Held, after: Held) -> bool:
         and before.preemptible == after.preemptible
         and before.cpus_per_node == after.cpus_per_node
         and before.memory_per_node_bytes == after.memory_per_node_bytes
+        and before.roles == after.roles
         and (before.min_nodes, before.max_nodes) == (after.min_nodes, after.max_nodes)
     )

@@ -10,8 +10,11 @@ from phalanx.core.jobs.model import TERMINAL
 from phalanx.errors import UserError
 from phalanx.schemas.api import LogLine, LogPage, at_of
 from phalanx.services.platform import Platform
+from phalanx.services.roles import ranks_of, role_of
+from phalanx.services.views import parts_of
 from phalanx.store import jobs, telemetry
 from phalanx.store.database import Tx
+from phalanx.store.jobs import StoredJob
 from phalanx.store.telemetry import LogSegment
 
 StreamKey = tuple[int, int, int, str]
@@ -51,32 +54,35 @@ def parse_cursor(text: str) -> Cursor:
 
 @dataclass(frozen=True, slots=True)
 class LogQuery:
-    """Which lines. `tail` counts the last lines of a first call without a cursor."""
+    """Which lines. `tail` counts the last lines of a first call without a cursor.
+
+    `ranks` count in `role`, where one is named.
+    """
 
     ranks: tuple[int, ...] = ()
     stream: str | None = None
     tail: int | None = None
+    role: str | None = None
 
 
 def read_logs(platform: Platform, num: int, query: LogQuery, cursor: str | None) -> LogPage:
     """Lines behind `cursor` in the order of their arrival; without one from the start, or the tail.
 
     Unfinished lines are held back until they end, the job is over, or the next generation writes.
-    Raises NotFound, and UserError for a cursor that is not one.
+    Raises NotFound, and UserError for a cursor or a role that is not one.
     """
     return platform.store.view(lambda tx: _read(tx, num, query, cursor))
 
 
 def _read(tx: Tx, num: int, query: LogQuery, cursor: str | None) -> LogPage:
-    over = jobs.load(tx, num).job.state in TERMINAL
+    stored = jobs.load(tx, num)
+    over, ranks = stored.job.state in TERMINAL, ranks_of(stored, query.role, query.ranks)
     at = Cursor() if cursor is None else parse_cursor(cursor)
     tailing = cursor is None and query.tail is not None
     if tailing:
-        found = telemetry.last_logs(tx, num, ranks=query.ranks, stream=query.stream)
+        found = telemetry.last_logs(tx, num, ranks=ranks, stream=query.stream)
     else:
-        found = telemetry.logs_after(
-            tx, num, cursor=at.segment, ranks=query.ranks, stream=query.stream
-        )
+        found = telemetry.logs_after(tx, num, cursor=at.segment, ranks=ranks, stream=query.stream)
     more = not tailing and bool(found) and found[-1].id < telemetry.last_log_id(tx, num)
     begun = {
         key: telemetry.line_start(tx, num, key, start=start, up_to=at.segment)
@@ -87,7 +93,14 @@ def _read(tx: Tx, num: int, query: LogQuery, cursor: str | None) -> LogPage:
     if tailing and query.tail is not None:
         lines = lines[len(lines) - min(query.tail, len(lines)) :]
         last = max(last, at.segment)
+    if stored.job.terms.roles:
+        lines = [_with_role(stored, line) for line in lines]
     return LogPage(lines=lines, cursor=str(Cursor(last, rest)), done=over and not more)
+
+
+def _with_role(stored: StoredJob, line: LogLine) -> LogLine:
+    role, rank = role_of(parts_of(stored), line.rank)
+    return line.model_copy(update={"role": role, "rank_in_role": rank})
 
 
 @dataclass(slots=True)

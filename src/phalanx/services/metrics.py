@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from phalanx.core.instruments import is_part
 from phalanx.schemas.api import MetricSeries, MetricsView, at_of
 from phalanx.services.platform import Platform
+from phalanx.services.roles import ranks_of, role_of
+from phalanx.services.views import parts_of
 from phalanx.store import jobs, telemetry
 from phalanx.store.database import Tx
+from phalanx.store.jobs import StoredJob
 
 Sample = tuple[int, float, int]
 """(step, value, at)."""
@@ -23,22 +26,31 @@ def read_metrics(
     ranks: Sequence[int] = (),
     after_step: int = -1,
     max_points: int = 1000,
+    role: str | None = None,
 ) -> MetricsView:
-    """Series by name and rank. A step that was done again shows its newest value. Raises NotFound."""
-    return platform.store.view(
-        lambda tx: _read(tx, num, tuple(names), tuple(ranks), after_step, max_points)
-    )
+    """Series by name and rank; with `role`, its own, by the rank in the gang.
+
+    A step that was done again shows its newest value. Raises NotFound, and UserError for a role or a
+    rank in it that the job does not have.
+    """
+
+    def work(tx: Tx) -> MetricsView:
+        stored = jobs.load(tx, num)
+        wanted = ranks_of(stored, role, ranks)
+        return _read(tx, stored, tuple(names), wanted, after_step, max_points)
+
+    return platform.store.view(work)
 
 
 def _read(
     tx: Tx,
-    num: int,
+    stored: StoredJob,
     names: tuple[str, ...],
     ranks: tuple[int, ...],
     after_step: int,
     max_points: int,
 ) -> MetricsView:
-    jobs.load(tx, num)
+    num, parts = stored.job.num, parts_of(stored)
     series: dict[tuple[str, int], dict[int, Sample]] = {}
     known: dict[str, None] = {}
     for point in telemetry.points_of(tx, num, after_step=after_step):
@@ -53,16 +65,21 @@ def _read(
     return MetricsView(
         names=sorted(known),
         series=[
-            _series(name, rank, thin([by_step[step] for step in sorted(by_step)], max_points))
+            _series(
+                (name, rank, role_of(parts, rank)[0]),
+                thin([by_step[step] for step in sorted(by_step)], max_points),
+            )
             for (name, rank), by_step in sorted(series.items())
         ],
     )
 
 
-def _series(name: str, rank: int, samples: Sequence[Sample]) -> MetricSeries:
+def _series(whose: tuple[str, int, str], samples: Sequence[Sample]) -> MetricSeries:
+    name, rank, role = whose
     return MetricSeries(
         name=name,
         rank=rank,
+        role=role,
         steps=[step for step, _, _ in samples],
         values=[value if math.isfinite(value) else None for _, value, _ in samples],
         at=[at_of(at) for _, _, at in samples],

@@ -202,7 +202,7 @@ def _metrics(inbox: Inbox, report: wire.MetricsReport) -> None:
         for one in report.points
     ]
     telemetry.add_points(inbox.tx, inbox.job, inbox.node_rank, points)
-    for point in points[:1] + points[-1:]:
+    for point in points[:1] + points[-1:] if report.leads else ():
         note_step(inbox, report.generation, point.step, point.at)
 
 

@@ -57,6 +57,7 @@ def asked(terms: JobTerms, facts: JobFacts, submitted_at: int) -> Waiting:
         project=facts.project,
         kind=kind_of(facts.owner, facts.name),
         min_nodes=terms.min_nodes,
+        roles=terms.roles,
         required=demand.required,
         slot_type=demand.slot_type,
         device_memory_bytes=demand.device_memory_bytes,
@@ -70,7 +71,8 @@ def waiting(stored: StoredJob, hole: StoredHole | None) -> Waiting:
     job = stored.job
     shape = job.terms.shape
     if hole is not None and hole.kind == MOVE:
-        shape = replace(shape, nodes=len(hole.hole.nodes))
+        others = sum(role.nodes for role in job.terms.roles)
+        shape = replace(shape, nodes=len(hole.hole.nodes) - others)
     return replace(
         asked(job.terms, stored.facts, job.submitted_at),
         num=job.num,
@@ -85,7 +87,7 @@ def waiting(stored: StoredJob, hole: StoredHole | None) -> Waiting:
 
 def _left_s(stored: StoredJob) -> float | None:
     """What the limit leaves, as far as service so far tells: the limit counts from the first start."""
-    limit_s, slots = stored.job.terms.max_duration_s, stored.job.terms.shape.num_slots
+    limit_s, slots = stored.job.terms.max_duration_s, stored.job.terms.num_slots
     if limit_s is None:
         return None
     return max(limit_s - stored.job.attained_slot_s / slots, 1.0)
@@ -150,6 +152,7 @@ def held(stored: StoredJob, facts: Facts, hole: StoredHole | None, terms: Terms,
         cpus_per_node=stored.facts.cpus_per_node,
         memory_per_node_bytes=demand.memory_per_node_bytes,
         delayed_s=job.waited_s,
+        roles=job.terms.roles,
     )
 
 

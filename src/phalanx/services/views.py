@@ -10,6 +10,7 @@ from phalanx.core.failures import Failure
 from phalanx.core.instruments import INSTRUMENTS, is_part
 from phalanx.core.jobs.model import TERMINAL, Attempt, JobState
 from phalanx.core.reasons import Reason
+from phalanx.core.roles import Part, part_of_rank
 from phalanx.kit.ids import job_label
 from phalanx.schemas import api
 from phalanx.schemas.api import at_of, at_or_none
@@ -125,23 +126,46 @@ def _brief(tx: Tx, stored: StoredJob) -> api.JobView:
         generation=None if attempt is None else attempt.generation,
         restarts=job.restarts,
         pool=None if attempt is None else attempt.placement.pool,
-        num_slots=job.terms.shape.num_slots if attempt is None else attempt.num_slots,
+        num_slots=job.terms.num_slots if attempt is None else attempt.num_slots,
         world_size=world_size(stored),
+        roles=_roles(stored),
         submitted_at=at_of(job.submitted_at),
         started_at=at_or_none(job.started_at),
         ended_at=at_or_none(job.ended_at),
         stop_deadline_at=at_or_none(job.stop_deadline_at) if job.goal is not None else None,
-        failure=_failure(_worst(stored)),
+        failure=_failure(_worst(stored), parts_of(stored)),
         progress=_position(stored, rows),
     )
 
 
 def world_size(stored: StoredJob) -> int:
     """Ranks of the live attempt, which an elastic job may have fewer of; else of the whole gang."""
-    shape, attempt = stored.job.terms.shape, stored.job.attempt
-    if attempt is None:
-        return shape.world_size
-    return len(attempt.placement.shares) * shape.ranks_per_node
+    return sum(part.world_size for part in parts_of(stored))
+
+
+def parts_of(stored: StoredJob) -> tuple[Part, ...]:
+    """Where the roles of the live attempt lie; else those of the whole gang."""
+    attempt = stored.job.attempt
+    return stored.job.terms.parts(None if attempt is None else len(attempt.placement.shares))
+
+
+def _roles(stored: StoredJob) -> list[api.RoleView]:
+    """The roles of a gang that has several."""
+    attempt = stored.job.attempt
+    if not stored.job.terms.roles:
+        return []
+    return [
+        api.RoleView(
+            name=part.name,
+            num_nodes=part.num_nodes,
+            slots_per_node=part.slots_per_node,
+            first_rank=part.first_rank,
+            world_size=part.world_size,
+            required=part.required,
+            phases=[] if attempt is None else [attempt.nodes[n].phase.value for n in part.nodes],
+        )
+        for part in parts_of(stored)
+    ]
 
 
 def _worst(stored: StoredJob) -> Failure | None:
@@ -159,9 +183,13 @@ def _reason(reason: Reason) -> api.ReasonView:
     return api.ReasonView(code=reason.code.value, message=reason.message)
 
 
-def _failure(failure: Failure | None) -> api.FailureView | None:
+def _failure(failure: Failure | None, parts: Sequence[Part]) -> api.FailureView | None:
     if failure is None:
         return None
+    part = None if failure.rank is None else part_of_rank(parts, failure.rank)
+    role = ""
+    if len(parts) > 1 and part is not None and failure.rank is not None:
+        role = f"{part.name} {failure.rank - part.first_rank}"
     return api.FailureView(
         cause=failure.cause.value,
         message=failure.message,
@@ -172,28 +200,31 @@ def _failure(failure: Failure | None) -> api.FailureView | None:
         signal=failure.signal,
         exception=failure.exception,
         traceback=failure.traceback,
+        role=role,
     )
 
 
 def _ranks(
     attempt: Attempt, rows: Sequence[SupervisorRow], stored: StoredJob
 ) -> list[api.RankView]:
-    per_node = stored.job.terms.shape.ranks_per_node
+    parts = parts_of(stored)
     pids = {
-        row.node_rank * per_node + local: pid
+        (row.node_rank, local): pid
         for row in rows
         if row.generation == attempt.generation
         for local, pid in enumerate(row.pids)
     }
     return [
         api.RankView(
-            rank=node_rank * per_node + local,
+            rank=rank,
             node_rank=node_rank,
-            node=share.node,
-            pid=pids.get(node_rank * per_node + local),
+            node=attempt.placement.shares[node_rank].node,
+            pid=pids.get((node_rank, local)),
+            role=part.name if len(parts) > 1 else "",
         )
-        for node_rank, share in enumerate(attempt.placement.shares)
-        for local in range(per_node)
+        for part in parts
+        for node_rank in part.nodes
+        for local, rank in enumerate(part.node_ranks(node_rank))
     ]
 
 

@@ -260,7 +260,7 @@ def check_work_conserving(world: World, plan: Plan, now: int) -> None:
         for start in plan.starts:
             job = world.waiting[start.job]
             for taking in index.takings(
-                start.placement, job.cpus_per_node, job.memory_per_node_bytes
+                start.placement, job.cpus_per_node, job.memory_per_node_bytes, job.roles
             ):
                 index.take(taking)
                 slots = taking.mask.bit_count()

@@ -109,6 +109,7 @@ class Carrier:
         points: list[MetricPoint] = cargo.generation.metrics.take(NUM_POINTS)
         if not points:
             return False
-        number = cargo.generation.number
-        self._outbox.put_bulk(lambda seq: MetricsReport(seq=seq, generation=number, points=points))
+        number, leads = cargo.generation.number, cargo.generation.leads
+        self._outbox.put_bulk(lambda seq: MetricsReport(
+            seq=seq, generation=number, points=points, leads=leads))  # fmt: skip
         return True

@@ -12,7 +12,7 @@ from phalanx.checkpoint.folders import Origin
 from phalanx.core.checkpoints import Keep
 from phalanx.core.failures import Failure, RankExit, classify, describe, is_collateral
 from phalanx.core.jobs.model import Outcome
-from phalanx.core.ranks import GangEnvironment, RankFiles, rank_environment
+from phalanx.core.ranks import GangEnvironment, RankFiles, RoleEnvironment, rank_environment
 from phalanx.core.reasons import Cause
 from phalanx.core.stalls import StallWatch
 from phalanx.kit.clock import Clock
@@ -27,6 +27,7 @@ from phalanx.schemas.supervision import (
     Orders,
     RankFailedReport,
     RanksStartedReport,
+    WarningReport,
 )
 from phalanx.supervise import rendezvous
 from phalanx.supervise.eventloop import EventLoop, Timer
@@ -35,7 +36,7 @@ from phalanx.supervise.lines import Hearing
 from phalanx.supervise.postmortem import signal_name
 from phalanx.supervise.processes import Launch, Processes
 from phalanx.supervise.rank import LocalRank
-from phalanx.supervise.records import GenerationRecords, MetricTail, Put
+from phalanx.supervise.records import GenerationRecords, MetricTail, Put, SideRecords
 from phalanx.supervise.stalls import Vigil, patience_of
 
 # How long to look for the death that caused a collateral one.
@@ -64,9 +65,10 @@ class Generation:
         self._around = around
         self._orders = orders
         self.number = orders.generation
+        self.leads = around.assignment.leads
         self.folder = Path(around.assignment.node_dir) / f"g{self.number:03d}"
         gang, node = around.assignment.gang, around.assignment.node_rank
-        first = node * gang.ranks_per_node
+        first = around.assignment.first_rank
         self.ranks = [
             LocalRank(first + local, self.folder, around.loop, self, around.opener)
             for local in range(gang.ranks_per_node)
@@ -74,7 +76,8 @@ class Generation:
         files = {one.rank: one.report_file for one in self.ranks}
         patience = patience_of(around.assignment.gang.stall_after)
         watch = StallWatch(patience, around.clock.monotonic())
-        self.records = GenerationRecords(self.number, files, around.put, watch)
+        kind = GenerationRecords if self.leads else SideRecords
+        self.records = kind(self.number, files, around.put, watch)
         self.vigil = Vigil(
             (node, self.number), self.ranks, watch, around.loop, around.clock, around.put,
             lambda: self.ending or self.failure is not None,
@@ -139,10 +142,10 @@ class Generation:
             error_file=str(rank.error_file),
         )
         gang = gang_environment(assignment, self._orders)
-        local = rank.rank - assignment.node_rank * assignment.gang.ranks_per_node
+        local = rank.rank - assignment.first_rank
         if gang.framework == "horovod":
             gang = replace(gang, interface=interface_towards(gang.master_address))
-        env = rank_environment(gang, assignment.node_rank, local, files)
+        env = rank_environment(gang, assignment.node_in_role, local, files)
         launch = Launch(env, assignment.cwd, rank.open_pipes())
         self._ear.attend(rank)
         return launch
@@ -150,7 +153,7 @@ class Generation:
     def _start_rendezvous(self) -> None:
         """Horovod's ranks meet at a store that is no rank. Raises OSError."""
         assignment = self._around.assignment
-        if assignment.gang.framework == "horovod" and assignment.node_rank == 0:
+        if assignment.gang.framework == "horovod" and assignment.node_in_role == 0:
             rendezvous.start(self._around.processes, self._orders.master_port, assignment.node_dir)
 
     @property
@@ -250,6 +253,13 @@ class Generation:
         report = FailureReport.from_core(failure)
         self.failure = report
         self._kill()
+        role = self._around.assignment.role
+        if role is not None and not role.required:
+            # No failure of the job; nobody would hear of it otherwise.
+            said = f"role {role.name}: {report.message}; the job goes on without it"
+            self._around.put(lambda seq: WarningReport(
+                seq=seq, generation=self.number, rank=report.rank, message=said, at=report.at))  # fmt: skip
+            return
         self._around.put(
             lambda seq: RankFailedReport(seq=seq, generation=self.number, failure=report)
         )
@@ -390,7 +400,16 @@ def gang_environment(assignment: Assignment, orders: Orders) -> GangEnvironment:
         resume_path=orders.resume_path,
         code_dir=assignment.workdir,
         user_env=env,
+        role=_role_environment(assignment, orders),
     )
+
+
+def _role_environment(assignment: Assignment, orders: Orders) -> RoleEnvironment | None:
+    role = assignment.role
+    if role is None:
+        return None
+    masters = {one.name: f"{one.address}:{one.port}" for one in orders.masters}
+    return RoleEnvironment(role.name, role.first_rank, role.gang_size, role.lead_dir, masters)
 
 
 def kept_folder(

@@ -120,11 +120,7 @@ class Supervisor:
         if self._leaving and self._current is None:
             return
         if action is Action.RELEASE:
-            self._leaving = True
-            if self._current is None:
-                self._leave()
-            else:
-                self._current.end()
+            self._released(orders)
         elif action is Action.RUN:
             if not self._leaving:
                 self._run(orders)
@@ -142,6 +138,16 @@ class Supervisor:
                 self._show_stacks(orders)
                 self._current.stop(orders.grace_left_s)
 
+    def _released(self, orders: Orders) -> None:
+        """Leave; ranks that the job does not need any more may save within the grace."""
+        self._leaving = True
+        if self._current is None:
+            self._leave()
+        elif orders.grace_left_s > 0:
+            self._current.stop(orders.grace_left_s)
+        else:
+            self._current.end()
+
     def _show_stacks(self, orders: Orders) -> None:
         current = self._current
         if current is not None and current.number == orders.generation:
@@ -149,7 +155,7 @@ class Supervisor:
 
     def _profile(self, orders: Orders) -> None:
         current = self._current
-        if current is not None and current.number == orders.generation:
+        if current is not None and current.number == orders.generation and current.leads:
             profiles.ask(current.ranks, orders.profile)
 
     def _is_due(self, number: int) -> bool:
@@ -225,7 +231,7 @@ class Supervisor:
                 generation=number,
                 outcome=outcome,
                 port=port,
-                step=generation.records.step if generation else None,
+                step=generation.records.reached if generation else None,
                 failure=generation.failure if generation else None,
             )
             ended.append(report)

@@ -139,6 +139,11 @@ class GenerationRecords:
         for tail in self._tails.values():
             tail.close()
 
+    @property
+    def reached(self) -> int | None:
+        """The last step that counts for the job."""
+        return self.step
+
     def heartbeat(self) -> Heartbeat:
         """How far the node is."""
         return Heartbeat(
@@ -280,6 +285,33 @@ class GenerationRecords:
             "took_s": record.get("restore_s"),
         }
         return lambda seq: RestoredReport(seq=seq, **fields)
+
+
+class SideRecords(GenerationRecords):
+    """Those of a role that is not the job's first: its steps and checkpoints are not the job's."""
+
+    _OWN_BUSINESS = frozenset({"checkpoint", "restored", "data", "quarantined", "removed"})
+
+    @property
+    def reached(self) -> int | None:
+        """Nothing that counts for the job."""
+        return None
+
+    def heartbeat(self) -> Heartbeat:
+        """That it is there."""
+        return Heartbeat(generation=self._generation, phase=self.phase)
+
+    def put_ledger(self, put: Put) -> bool:
+        """What it reads is not the job's data."""
+        self._fresh_rows = []
+        return False
+
+    def _announce(self, rank: int, kind: str, record: Record) -> None:
+        if kind == "guard":
+            # It counts ranks in its role; the story counts them in the gang.
+            record = {**record, "ranks": []}
+        if kind not in self._OWN_BUSINESS:
+            super()._announce(rank, kind, record)
 
 
 class MetricTail:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from phalanx.core.jobs import gangs
 from phalanx.core.jobs.model import Attempt, Job, JobState, NodePhase
 from phalanx.core.profiles import ProfileWish
+from phalanx.core.roles import Part, part_at
 
 
 class Action(StrEnum):
@@ -23,6 +25,9 @@ class Action(StrEnum):
 class Desired:
     """One supervisor's orders. `master_*` and `resume_path` are set for RUN, the deadline for STOP.
 
+    A RELEASE with a deadline asks ranks that still run to leave before they are killed. `masters` are
+    (role, address, port) of every role of a gang that has several, where its rank 0 may listen.
+
     `stacks` is the number of the newest request for the running ranks' stacks; 0: there was none.
     `profile` is the newest request for a profile of the running ranks.
     `after` is the cause that ended the attempt's generation before, where there was one.
@@ -38,6 +43,7 @@ class Desired:
     stacks: int = 0
     after: str = ""
     profile: ProfileWish | None = None
+    masters: tuple[tuple[str, str, int], ...] = ()
 
 
 def desired(job: Job, attempt_num: int, node_rank: int) -> Desired:
@@ -47,24 +53,35 @@ def desired(job: Job, attempt_num: int, node_rank: int) -> Desired:
         return Desired(Action.RELEASE)
     phase = attempt.nodes[node_rank].phase
     if phase is NodePhase.RELEASED or attempt.finished:
-        return Desired(Action.RELEASE, attempt.generation)
+        return Desired(Action.RELEASE, attempt.generation, deadline_at=attempt.leave_by)
     if job.state is JobState.STOPPING:
         return _stopping(job, attempt, phase)
     if attempt.failures and phase in (NodePhase.UP, NodePhase.READY):
         return Desired(Action.END, attempt.generation)
     if not attempt.opened or phase is NodePhase.ENDED:
         return Desired(Action.WAIT, attempt.generation)
+    parts = gangs.parts_now(job, attempt)
+    part = part_at(parts, node_rank)
+    if not part.required and phase is NodePhase.UP and gangs.has_failed(attempt, part):
+        return Desired(Action.END, attempt.generation)
+    master = _master(attempt, part)
     return Desired(
         Action.RUN,
         attempt.generation,
-        master_address=attempt.placement.shares[0].address,
-        master_port=attempt.nodes[0].port or 0,
+        master_address=master[1],
+        master_port=master[2],
+        masters=tuple(_master(attempt, one) for one in parts) if len(parts) > 1 else (),
         resume_path=job.progress.checkpoint_path,
         restarts=job.restarts,
         stacks=attempt.stacks,
         after=_ended_by(job, attempt),
         profile=attempt.profile,
     )
+
+
+def _master(attempt: Attempt, part: Part) -> tuple[str, str, int]:
+    first = part.first_node
+    return part.name, attempt.placement.shares[first].address, attempt.nodes[first].port or 0
 
 
 def _ended_by(job: Job, attempt: Attempt) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from phalanx.core.failures import Failure
 from phalanx.core.jobs import events as e
-from phalanx.core.jobs import stalling
+from phalanx.core.jobs import gangs, stalling
 from phalanx.core.jobs.commands import JobCommand, KillAttempt, LaunchAttempt
 from phalanx.core.jobs.model import (
     HOLDING,
@@ -26,7 +26,6 @@ from phalanx.core.jobs.model import (
     StopGoal,
 )
 from phalanx.core.jobs.verdicts import GiveUp, advance, charge, judge
-from phalanx.core.placement import Placement
 from phalanx.core.reasons import Cause, Reason, ReasonCode
 from phalanx.errors import InvalidTransition, InvariantBroken
 
@@ -71,7 +70,7 @@ def _live(job: Job) -> Attempt:
 def _placed(job: Job, event: e.AttemptPlaced, now: int) -> Decision:
     if event.attempt != job.attempts + 1:
         return Decision(job, ignored=f"attempt {event.attempt} is not the next one")
-    _check_shape(job, event.placement)
+    gangs.check_shape(job, event.placement)
     nodes = tuple(NodeStatus() for _ in event.placement.shares)
     where = ", ".join(dict.fromkeys(share.node for share in event.placement.shares))
     waited_s = (now - (job.submitted_at if job.queued_at is None else job.queued_at)) / 1_000_000
@@ -86,14 +85,6 @@ def _placed(job: Job, event: e.AttemptPlaced, now: int) -> Decision:
         not_before=None,
     )
     return Decision(job, (LaunchAttempt(event.attempt),))
-
-
-def _check_shape(job: Job, placement: Placement) -> None:
-    shape = job.terms.shape
-    sizes = [len(share.slots) for share in placement.shares]
-    least = shape.nodes if job.terms.min_nodes is None else job.terms.min_nodes
-    if set(sizes) != {shape.slots_per_node} or not least <= len(sizes) <= shape.nodes:
-        raise InvariantBroken(f"job {job.num}: placement {sizes} does not hold the gang {shape}")
 
 
 # -- the gang comes up ---------------------------------------------------------------------------
@@ -136,6 +127,8 @@ def _failed(job: Job, event: e.RankFailed, now: int) -> Decision:
         return Decision(job, ignored="the ranks of that node were known to be gone")
     if event.failure in attempt.failures:
         return Decision(job, ignored="that failure is known")
+    if gangs.is_spared(job, attempt, event.node_rank):
+        return Decision(job, ignored="the job goes on without that role")
     job = _note_failure(job, event.failure)
     if job.state is JobState.RUNNING:
         job = replace(job, state=JobState.RECOVERING)
@@ -165,29 +158,35 @@ def _ended(job: Job, event: e.RanksEnded, now: int) -> Decision:
         step=event.step,
     )
     job = replace(job, attempt=attempt)
-    stopping = job.state is JobState.STOPPING
-    failure = event.failure
-    if failure is None and event.outcome is Outcome.STOPPED and not stopping:
+    spared = gangs.is_spared(job, attempt, event.node_rank)
+    failure = None if spared else event.failure
+    asked = spared or job.state is JobState.STOPPING
+    if failure is None and event.outcome is Outcome.STOPPED and not asked:
         said = f"node {event.node_rank} was asked to stop from outside"
         failure = Failure(Cause.PREEMPTED, None, event.node_rank, now, said)
     if failure is not None and failure not in attempt.failures:
         job = _note_failure(job, failure)
         if job.state is JobState.RUNNING:
             job = replace(job, state=JobState.RECOVERING)
-    if not _live(job).all_in(NodePhase.ENDED):
+    attempt = _live(job)
+    if attempt.finished:
         return Decision(job)
-    return _settle(job, now)
+    if attempt.all_in(NodePhase.ENDED) or gangs.is_done(job, attempt):
+        return _settle(job, now)
+    return Decision(job)
 
 
 def _settle(job: Job, now: int) -> Decision:
-    """Every rank of the generation is gone: what now?"""
+    """Every rank of the generation that counts is gone: what now?"""
     attempt = _live(job)
     step = max((node.step for node in attempt.nodes if node.step is not None), default=None)
-    if all(node.outcome is Outcome.SUCCEEDED for node in attempt.nodes):
-        job = advance(replace(job, attempt=replace(attempt, finished=True)), step)
+    if gangs.is_done(job, attempt):
+        leave_by = None if attempt.all_in(NodePhase.ENDED) else now + round(job.terms.grace_s * _US)
+        attempt = replace(attempt, finished=True, leave_by=leave_by)
+        job = advance(replace(job, attempt=attempt), step)
         if job.state is JobState.RECOVERING:
             job = replace(job, state=JobState.RUNNING)
-        return Decision(job)
+        return Decision(_running(job, now) if job.state is JobState.STARTING else job)
     if job.state is JobState.STOPPING:
         return Decision(advance(job, step))
     # A supervisor that lost its own report of the failure must not stop the job for ever.

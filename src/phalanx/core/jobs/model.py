@@ -7,10 +7,11 @@ from enum import StrEnum
 
 from phalanx.core.codec import written_once
 from phalanx.core.failures import Failure, first_failure
-from phalanx.core.placement import GangShape, Placement
+from phalanx.core.placement import GangShape, Placement, Role
 from phalanx.core.profiles import ProfileWish
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.recovery import RecoveryPolicy, Spending
+from phalanx.core.roles import WORKER, Part, parts_of
 
 
 class JobState(StrEnum):
@@ -78,7 +79,8 @@ class Attempt:
     `stacks` counts the generation's requests for stacks. `stall` is set from the moment a generation
     is found to hang until `stall_until`, while the nodes in `stacks_of` are no longer waited for.
     `profile` is the generation's newest request for a profile. `placed_at` is None only for
-    attempts that an earlier release placed.
+    attempts that an earlier release placed. `leave_by`: when ranks that are not required, and still
+    run at the end of all others, are killed.
     """
 
     num: int
@@ -94,6 +96,7 @@ class Attempt:
     stacks_of: tuple[int, ...] = ()
     placed_at: int | None = None
     profile: ProfileWish | None = None
+    leave_by: int | None = None
 
     def with_node(self, node_rank: int, **changes: object) -> Attempt:
         """The same attempt with one node's status changed."""
@@ -131,7 +134,8 @@ class Progress:
 class JobTerms:
     """What the job machine must know of a spec; fixed at submit.
 
-    `shape` is the gang at its full size; `min_nodes` below `shape.nodes` makes it elastic.
+    `shape` is the gang at its full size; `min_nodes` below `shape.nodes` makes it elastic. Where the
+    gang has several roles, `shape` is that of the first one, named `role`, and `roles` are the others.
     """
 
     shape: GangShape
@@ -139,6 +143,22 @@ class JobTerms:
     grace_s: float = 30.0
     max_duration_s: float | None = None
     min_nodes: int | None = None
+    role: str = WORKER
+    roles: tuple[Role, ...] = ()
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of the whole gang at full size, all roles."""
+        return self.shape.num_slots + sum(role.num_slots for role in self.roles)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the whole gang at full size, all roles."""
+        return self.shape.world_size + sum(role.world_size for role in self.roles)
+
+    def parts(self, num_shares: int | None = None) -> tuple[Part, ...]:
+        """Where each role lies in a placement of so many shares; None: at full size."""
+        return parts_of(self.role, self.shape, self.roles, num_shares)
 
 
 @dataclass(frozen=True, slots=True)

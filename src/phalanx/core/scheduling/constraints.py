@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from phalanx.core.placement import Node
+from phalanx.core.placement import Node, Role
 from phalanx.core.scheduling.entitlement import rolled_up, standings
 from phalanx.core.scheduling.outcome import Plan
 from phalanx.core.scheduling.slots import NodeGroup, SlotIndex, Taking, pick
 from phalanx.core.scheduling.snapshot import US, Hole, Waiting
-from phalanx.core.scheduling.topology import ask_of, place
+from phalanx.core.scheduling.topology import ask_of, hosts, part_ask, place
 from phalanx.core.scheduling.world import World
 
 _MANY = 4
@@ -70,7 +70,7 @@ def _apply_starts(world: World, decided: Plan) -> None:
     for start in decided.starts:
         job = world.waiting[start.job]
         for taking in world.index.takings(
-            start.placement, job.cpus_per_node, job.memory_per_node_bytes
+            start.placement, job.cpus_per_node, job.memory_per_node_bytes, job.roles
         ):
             world.index.take(taking)
 
@@ -242,7 +242,41 @@ def _too_few(world: World, job: Waiting, groups: Sequence[NodeGroup], free: int)
     return Constraint(Binding.SLOTS, text, job.num_slots, free, "slots", pools)
 
 
+def _role_without_room(
+    world: World, job: Waiting, groups: Sequence[NodeGroup], free: int
+) -> Constraint:
+    """The first part of a gang for which too few nodes have room; else that they are too far apart."""
+    index, ask = world.index, ask_of(job)
+    for shape in (job.shape, *job.roles):
+        own, width = part_ask(ask, shape), shape.slots_per_node
+        fitting = [group for group in groups if hosts(group, ask, shape)]
+        room = [i for group in fitting for bucket in group.by_free[width:] for i in bucket]
+        wide = [
+            i for i in room if index.cpus[i] >= own.cpus and index.memory[i] >= own.memory_bytes
+        ]
+        shares = [
+            index.free[i].bit_count() // width if width and index.nodes[i].splittable else 1
+            for i in wide
+        ]
+        if sum(shares) < shape.nodes:
+            name = shape.name if isinstance(shape, Role) else "the first role"
+            cpus = f" and {own.cpus} CPUs" if own.cpus else ""
+            memory = f" and {own.memory_bytes / (1 << 30):.1f} GB" if own.memory_bytes else ""
+            text = (
+                f"{name} needs {shape.nodes} nodes with {width} free slots{cpus}{memory} each; "
+                f"{sum(shares)} have that, though {free} slots are free in all"
+            )
+            return Constraint(Binding.TOPOLOGY, text, shape.nodes, sum(shares), "nodes", (name,))
+    within = job.required or "pool"
+    text = (
+        f"each role finds room, but not all of them at once in one {within}; {free} slots are free"
+    )
+    return Constraint(Binding.TOPOLOGY, text, job.num_slots, free, "slots")
+
+
 def _scattered(world: World, job: Waiting, groups: Sequence[NodeGroup], free: int) -> Constraint:
+    if job.roles:
+        return _role_without_room(world, job, groups, free)
     need, index = job.shape.slots_per_node, world.index
     wide = {i for group in groups for bucket in group.by_free[need:] for i in bucket}
     level = job.required

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from phalanx.core.placement import GangShape, Role
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling.draft import Draft
 from phalanx.core.scheduling.outcome import Stays
 from phalanx.core.scheduling.slots import SlotIndex, Taking, pick
 from phalanx.core.scheduling.snapshot import US, Project, Waiting
-from phalanx.core.scheduling.topology import Ask
+from phalanx.core.scheduling.topology import Ask, part_ask
 from phalanx.core.scheduling.world import Line
 
 
@@ -48,10 +49,18 @@ def over_limit(limit: Project, used: int, job: Waiting) -> Reason:
 
 def need(job: Waiting) -> str:
     """The gang in words."""
-    parts = [f"{shape.nodes} × {shape.slots_per_node}" for shape in (job.shape, *job.roles)]
+    parts = [_part(shape) for shape in (job.shape, *job.roles)]
     extra = f", {job.cpus_per_node} CPUs a node" if job.cpus_per_node else ""
     where = f" in one {job.required}" if job.required else ""
     return f"needs {' + '.join(parts)} slots{extra}{where}"
+
+
+def _part(shape: GangShape) -> str:
+    said = f"{shape.nodes} × {shape.slots_per_node}"
+    if not isinstance(shape, Role):
+        return said
+    cpus = f" with {shape.cpus_per_node} CPUs" if shape.cpus_per_node else ""
+    return f"{said}{cpus} ({shape.name})"
 
 
 def _blocked(draft: Draft, line: Line) -> Reason:
@@ -98,15 +107,17 @@ def _short(names: tuple[str, ...]) -> str:
     return ", ".join(known[:3]) + (f" and {len(known) - 3} more" if len(known) > 3 else "")
 
 
-def exactly(index: SlotIndex, ask: Ask, nodes: list[int], widths: list[int]) -> list[Taking] | None:
+def exactly(index: SlotIndex, ask: Ask, job: Waiting, nodes: list[int]) -> list[Taking] | None:
     """The gang's shares on just these nodes, or None while one of them lacks room."""
     left: dict[int, int] = {}
     takings = []
-    for node, per_node in zip(nodes, widths, strict=True):
-        free = left.get(node, index.free[node])
-        if free.bit_count() < per_node or index.cpus[node] < ask.cpus:
+    others = [role for role in job.roles for _ in range(role.nodes)]
+    shapes = [job.shape] * (len(nodes) - len(others)) + others
+    for node, shape in zip(nodes, shapes, strict=True):
+        free, own = left.get(node, index.free[node]), part_ask(ask, shape)
+        if free.bit_count() < shape.slots_per_node or index.cpus[node] < own.cpus:
             return None
-        mask = pick(free, per_node)
+        mask = pick(free, shape.slots_per_node)
         left[node] = free & ~mask
-        takings.append(Taking(node, mask, ask.cpus, ask.memory_bytes))
+        takings.append(Taking(node, mask, own.cpus, own.memory_bytes))
     return takings

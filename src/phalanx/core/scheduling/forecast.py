@@ -156,12 +156,14 @@ def _as_held(job: Waiting, now: int) -> Held:
         cpus_per_node=job.cpus_per_node,
         memory_per_node_bytes=job.memory_per_node_bytes,
         speeds=job.speeds,
+        roles=job.roles,
     )
 
 
 def _as_waiting(held: Held) -> Waiting:
     """A running job as it would queue again: what its placement tells of its shape."""
-    shares = held.placement.shares
+    others = sum(role.nodes for role in held.roles)
+    shares = held.placement.shares[: len(held.placement.shares) - others]
     per_node = max((len(share.slots) for share in shares), default=0)
     return Waiting(
         held.job,
@@ -174,4 +176,5 @@ def _as_waiting(held: Held) -> Waiting:
         max_duration_s=held.max_duration_s,
         cpus_per_node=held.cpus_per_node,
         memory_per_node_bytes=held.memory_per_node_bytes,
+        roles=held.roles,
     )

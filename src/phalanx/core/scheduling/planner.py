@@ -118,8 +118,7 @@ def _coming(draft: Draft, hole: Hole, line: Line) -> bool:
     index, job = draft.index, draft.world.waiting[hole.job]
     if job.shape.nodes + sum(role.nodes for role in job.roles) != len(hole.nodes):
         return False
-    widths = job.widths(len(hole.nodes))
-    takings = explain.exactly(index, line.ask, [index.num_of[n] for n in hole.nodes], widths)
+    takings = explain.exactly(index, line.ask, job, [index.num_of[n] for n in hole.nodes])
     if takings is None:
         return False
     draft.start(job, takings)

@@ -9,7 +9,7 @@ part, each on what the parts before it have left.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from phalanx.core.placement import GangShape
@@ -19,9 +19,9 @@ from phalanx.core.scheduling.draft import Claim, Draft
 from phalanx.core.scheduling.order import is_guarded
 from phalanx.core.scheduling.outcome import Preemption
 from phalanx.core.scheduling.reach import Reach, could_suffice, reach_of
-from phalanx.core.scheduling.slots import NodeGroup, Taking, pick
+from phalanx.core.scheduling.slots import NodeGroup, Taking, pick, wants_of
 from phalanx.core.scheduling.snapshot import US, Hole, Waiting
-from phalanx.core.scheduling.topology import areas, levels, parts
+from phalanx.core.scheduling.topology import Ask, areas, hosts, lands, levels, parts
 from phalanx.core.scheduling.world import Line
 
 
@@ -71,6 +71,15 @@ def make_room(draft: Draft, line: Line, since: int, num: int) -> bool:
 
 def _best(draft: Draft, line: Line, job: Waiting, reach: Reach) -> Chosen | None:
     best: Chosen | None = None
+    if job.roles:
+        for land in lands(line.groups, line.ask):
+            # Nodes of several kinds come last, and only where no kind alone will do.
+            if best is not None and len(land) > 1:
+                break
+            found = _all_roles(draft, land, line.ask, job, reach)
+            if found is not None and (best is None or found.cost < best.cost):
+                best = found
+        return best
     for group in line.groups:
         found = _in_group(draft, group, job, reach)
         if found is not None and (best is None or found.cost < best.cost):
@@ -79,8 +88,6 @@ def _best(draft: Draft, line: Line, job: Waiting, reach: Reach) -> Chosen | None
 
 
 def _in_group(draft: Draft, group: NodeGroup, job: Waiting, reach: Reach) -> Chosen | None:
-    if job.roles:
-        return _all_roles(draft, group, job, reach)
     nodes = _cheapest(draft, group, job, job.shape, reach)
     if nodes is None:
         return None
@@ -91,12 +98,14 @@ def _in_group(draft: Draft, group: NodeGroup, job: Waiting, reach: Reach) -> Cho
 # -- several roles -------------------------------------------------------------------------------
 
 
-def _all_roles(draft: Draft, group: NodeGroup, job: Waiting, reach: Reach) -> Chosen | None:
+def _all_roles(
+    draft: Draft, land: list[NodeGroup], ask: Ask, job: Waiting, reach: Reach
+) -> Chosen | None:
     """The cheapest domain of the narrowest level in which all parts of the gang find room."""
-    for level in levels(group, job.required):
+    for level in levels(land[0], job.required):
         best: Chosen | None = None
-        for inside in areas(draft.index, group, level):
-            found = _roles_inside(draft, group, job, reach.copy(), inside)
+        for inside in areas(draft.index, land, level):
+            found = _roles_inside(draft, (land, ask), job, reach.copy(), inside)
             if found is not None and (best is None or found.cost < best.cost):
                 best = found
         if best is not None:
@@ -104,8 +113,40 @@ def _all_roles(draft: Draft, group: NodeGroup, job: Waiting, reach: Reach) -> Ch
     return None
 
 
+def _part(job: Waiting, shape: GangShape) -> Waiting:
+    """The job as one of its parts asks for nodes: with that role's own CPUs and memory."""
+    cpus, memory = wants_of(shape, job.cpus_per_node, job.memory_per_node_bytes)
+    return replace(job, cpus_per_node=cpus, memory_per_node_bytes=memory)
+
+
+def _cheapest_kind(
+    draft: Draft,
+    where: tuple[list[NodeGroup], Ask],
+    part: tuple[Waiting, GangShape],
+    reach: Reach,
+    inside: frozenset[int],
+) -> tuple[list[int], list[int]] | None:
+    """Nodes of one kind for all shares of a part, and who leaves them; None where none will do."""
+    (land, ask), (job, shape) = where, part
+    best: tuple[float, list[int], list[int]] | None = None
+    for group in sorted(land, key=lambda group: group.size):
+        nodes = (
+            _cheapest(draft, group, job, shape, reach, inside) if hosts(group, ask, shape) else None
+        )
+        if nodes is not None:
+            victims = _victims(draft, job, shape, nodes, reach)
+            cost = sum(reach.prices[victim] for victim in victims)
+            if best is None or cost < best[0]:
+                best = (cost, nodes, victims)
+    return None if best is None else best[1:]
+
+
 def _roles_inside(
-    draft: Draft, group: NodeGroup, job: Waiting, reach: Reach, inside: frozenset[int]
+    draft: Draft,
+    where: tuple[list[NodeGroup], Ask],
+    job: Waiting,
+    reach: Reach,
+    inside: frozenset[int],
 ) -> Chosen | None:
     index, world, mark = draft.index, draft.world, draft.index.mark()
     prices = dict(reach.prices)
@@ -113,20 +154,22 @@ def _roles_inside(
     victims: list[int] = []
     try:
         for at, shape in parts(job.shape, job.roles):
-            nodes = _cheapest(draft, group, job, shape, reach, inside)
-            if nodes is None:
+            part = _part(job, shape)
+            found = _cheapest_kind(draft, where, (part, shape), reach, inside)
+            if found is None:
                 return None
-            for victim in _victims(draft, job, shape, nodes, reach):
+            nodes, leaving = found
+            for victim in leaving:
                 held = world.held[victim]
                 for taking in index.takings(
-                    held.placement, held.cpus_per_node, held.memory_per_node_bytes
+                    held.placement, held.cpus_per_node, held.memory_per_node_bytes, held.roles
                 ):
                     index.give(taking)
                 reach.remove(world, victim)
                 victims.append(victim)
             for node in nodes:
                 mask = pick(index.free[node], shape.slots_per_node)
-                index.take(Taking(node, mask, job.cpus_per_node, job.memory_per_node_bytes))
+                index.take(Taking(node, mask, part.cpus_per_node, part.memory_per_node_bytes))
             placed[at] = nodes
     finally:
         index.rollback(mark)
@@ -303,8 +346,8 @@ def _needed(
     draft: Draft, job: Waiting, nodes: list[int], victims: list[int], reach: Reach
 ) -> list[int]:
     """The victims without the superfluous ones: the dearest are spared first."""
-    index, world = draft.index, draft.world
-    if job.cpus_per_node or job.memory_per_node_bytes:
+    index, world, shapes = draft.index, draft.world, (job.shape, *job.roles)
+    if any(any(wants_of(one, job.cpus_per_node, job.memory_per_node_bytes)) for one in shapes):
         return victims
     room = {node: index.free[node].bit_count() for node in nodes}
     for node, width in zip(nodes, job.widths(len(nodes)), strict=True):

@@ -122,7 +122,7 @@ def _soonest_for_roles(draft: Draft, line: Line, job: Waiting) -> tuple[int, lis
             for _, num in ends[:num_gone]:
                 held = world.held[num]
                 for taking in index.takings(
-                    held.placement, held.cpus_per_node, held.memory_per_node_bytes
+                    held.placement, held.cpus_per_node, held.memory_per_node_bytes, held.roles
                 ):
                     index.give(taking)
             draft.steps += num_gone

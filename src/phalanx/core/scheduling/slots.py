@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from phalanx.core.placement import Node, NodeShare, Placement
+from phalanx.core.placement import GangShape, Node, NodeShare, Placement, Role
 from phalanx.core.scheduling.strands import Appetite
 from phalanx.errors import InvariantBroken
 
@@ -217,14 +217,28 @@ class SlotIndex:
         """Forget the journal: what was done stays done."""
         self.journal.clear()
 
-    def takings(self, placement: Placement, cpus: int, memory_bytes: int) -> list[Taking]:
-        """A placement as takings; shares on nodes that are gone are left out."""
+    def takings(
+        self,
+        placement: Placement,
+        cpus: int,
+        memory_bytes: int,
+        roles: tuple[GangShape, ...] = (),
+    ) -> list[Taking]:
+        """A placement as takings; shares on nodes that are gone are left out.
+
+        CPUs and memory are those of each share, but for the last ones, which are those of `roles`.
+        """
         found = []
-        for share in placement.shares:
+        wants = [(cpus, memory_bytes)] * len(placement.shares)
+        at = len(wants) - sum(role.nodes for role in roles)
+        for role in roles:
+            wants[at : at + role.nodes] = [wants_of(role, cpus, memory_bytes)] * role.nodes
+            at += role.nodes
+        for share, (num_cpus, num_bytes) in zip(placement.shares, wants, strict=True):
             node = self.num_of.get(share.node)
             if node is not None:
                 inside = mask_of(share.slots) & ((1 << self.nodes[node].num_slots) - 1)
-                found.append(Taking(node, inside, cpus, memory_bytes))
+                found.append(Taking(node, inside, num_cpus, num_bytes))
         return found
 
     def placement(self, takings: list[Taking]) -> Placement:
@@ -262,6 +276,13 @@ def _beside(nodes: tuple[Node, ...]) -> dict[int, tuple[int, ...]]:
     return {i: tuple(j for j in here if j != i) for here in hosts.values() for i in here}
 
 
+def wants_of(shape: GangShape, cpus: int, memory_bytes: int) -> tuple[int, int]:
+    """CPUs and memory of each share of a part: a role's own, else those of the whole gang."""
+    if isinstance(shape, Role):
+        return shape.cpus_per_node, shape.memory_per_node_bytes
+    return cpus, memory_bytes
+
+
 def mask_of(slots: Iterable[int]) -> int:
     """Slot numbers as a bit mask."""
     mask = 0
@@ -287,6 +308,8 @@ def pick(free: int, wanted: int) -> int:
     """Choose `wanted` of the free slots: an aligned block where one exists, else the lowest."""
     if free.bit_count() == wanted:
         return free
+    if not wanted:
+        return 0
     if wanted & (wanted - 1) == 0:
         block = (1 << wanted) - 1
         for shift in range(0, free.bit_length(), wanted):

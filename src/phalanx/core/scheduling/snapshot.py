@@ -79,7 +79,8 @@ class Held:
     counts what it had before this start. `saved_at` is its last durable checkpoint; `save_s` is what a
     requested save takes, None when the job does not save on request. `stopping`: it was asked to
     leave, and holds its slots until it has left. `delayed_s` is what it waited before all its starts,
-    this one included. `min_nodes` and `max_nodes` are set on elastic jobs.
+    this one included. `min_nodes` and `max_nodes` are set on elastic jobs. `roles` are the gang's
+    further parts, whose shares come last in the placement.
     """
 
     job: int
@@ -104,6 +105,7 @@ class Held:
     resized_at: int | None = None
     delayed_s: float = 0.0
     speeds: tuple[float, ...] = ()
+    roles: tuple[GangShape, ...] = ()
     num_slots: int = field(init=False, repr=False, compare=False)
     """Slots it holds now."""
 

@@ -7,10 +7,10 @@ used only when no narrower one holds the gang, and then by the fewest leaves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from phalanx.core.placement import GangShape
+from phalanx.core.placement import GangShape, Role
 from phalanx.core.scheduling.slots import NodeGroup, SlotIndex, Taking, pick
 from phalanx.core.scheduling.snapshot import Waiting
 
@@ -55,9 +55,7 @@ def suitable(index: SlotIndex, ask: Ask) -> list[NodeGroup]:
         group
         for group in index.groups
         if group.key.pool in order
-        and group.size >= max(shape.slots_per_node for shape in (ask.shape, *ask.roles))
-        and (not ask.slot_type or group.key.slot_type == ask.slot_type)
-        and group.key.device_memory_bytes >= ask.device_memory_bytes
+        and any(hosts(group, ask, shape) for shape in (ask.shape, *ask.roles))
         and set(group.key.taints) <= set(ask.tolerates)
         and set(ask.selector) <= set(group.key.labels)
         and (ask.required in (None, "node") or ask.required in group.levels)
@@ -65,16 +63,37 @@ def suitable(index: SlotIndex, ask: Ask) -> list[NodeGroup]:
     return sorted(fit, key=lambda g: (order[g.key.pool], g.key.price * (1 + g.key.hazard), g.size))
 
 
+def hosts(group: NodeGroup, ask: Ask, shape: GangShape) -> bool:
+    """Whether nodes of this kind are what one part of the gang asks for."""
+    if isinstance(shape, Role):
+        wanted, memory_bytes = shape.slot_type, 0
+    else:
+        wanted, memory_bytes = ask.slot_type, ask.device_memory_bytes
+    return (
+        group.size >= shape.slots_per_node
+        and (not wanted or group.key.slot_type == wanted)
+        and group.key.device_memory_bytes >= memory_bytes
+    )
+
+
+def part_ask(ask: Ask, shape: GangShape) -> Ask:
+    """What one part of the gang asks of each node."""
+    if not isinstance(shape, Role):
+        return ask
+    return replace(ask, cpus=shape.cpus_per_node, memory_bytes=shape.memory_per_node_bytes)
+
+
 def place(
     index: SlotIndex, ask: Ask, groups: list[NodeGroup], shape: GangShape
 ) -> list[Taking] | None:
-    """Takings for the whole gang (all roles) in one group, or None. Changes nothing."""
+    """Takings for the whole gang (all roles), in one group if there is one, or None. Changes nothing."""
+    if ask.roles:
+        return _place_roles(index, ask, groups, shape)
     for group in groups:
-        find = _all_roles if ask.roles else _place_in
-        found = find(index, ask, group, shape)
+        found = _place_in(index, ask, group, shape)
         if found is not None:
             return found
-    if len(groups) > 1 and not ask.roles:
+    if len(groups) > 1:
         return _across_groups(index, ask, groups, shape)
     return None
 
@@ -93,53 +112,84 @@ def levels(group: NodeGroup, required: str | None) -> list[str | None]:
     return [*found, None] if required is None else found[: found.index(required) + 1]
 
 
-def areas(index: SlotIndex, group: NodeGroup, level: str | None) -> Iterator[frozenset[int]]:
+def areas(
+    index: SlotIndex, groups: Sequence[NodeGroup], level: str | None
+) -> Iterator[frozenset[int]]:
     """The open nodes of each domain of a level, domain by domain."""
     found: dict[str, list[int]] = {}
-    depth = -1 if level in (None, "node") else group.levels.index(str(level))
-    for bucket in group.by_free:
-        for node in bucket:
-            if level == "node":
-                name = str(node)
-            else:
-                name = "" if depth < 0 else group.leaves[index.leaf_of[node]][depth]
-            found.setdefault(name, []).append(node)
+    for group in groups:
+        depth = -1 if level in (None, "node") else group.levels.index(str(level))
+        for bucket in group.by_free:
+            for node in bucket:
+                if level == "node":
+                    name = str(node)
+                else:
+                    name = "" if depth < 0 else group.leaves[index.leaf_of[node]][depth]
+                found.setdefault(name, []).append(node)
     for name in sorted(found):
         yield frozenset(found[name])
 
 
+def lands(groups: Sequence[NodeGroup], ask: Ask) -> Iterator[list[NodeGroup]]:
+    """Sets of node kinds that may hold all parts of a gang: one kind alone, else a pool's together."""
+    shapes = (ask.shape, *ask.roles)
+    for group in groups:
+        if all(hosts(group, ask, shape) for shape in shapes):
+            yield [group]
+    if ask.required == "node":
+        return
+    for pool in dict.fromkeys(group.key.pool for group in groups):
+        inside = [group for group in groups if group.key.pool == pool]
+        if len(inside) > 1 and len({group.levels for group in inside}) == 1:
+            yield inside
+
+
+def _place_roles(
+    index: SlotIndex, ask: Ask, groups: Sequence[NodeGroup], shape: GangShape
+) -> list[Taking] | None:
+    for land in lands(groups, ask):
+        found = _all_roles(index, ask, land, shape)
+        if found is not None:
+            return found
+    return None
+
+
 def _all_roles(
-    index: SlotIndex, ask: Ask, group: NodeGroup, shape: GangShape
+    index: SlotIndex, ask: Ask, groups: list[NodeGroup], shape: GangShape
 ) -> list[Taking] | None:
     """All parts of a gang in one domain, the narrowest that holds them, and there the tightest."""
     slots = shape.num_slots + sum(role.num_slots for role in ask.roles)
-    if group.num_free < slots:
+    if sum(group.num_free for group in groups) < slots:
         return None
-    for level in levels(group, ask.required):
+    for level in levels(groups[0], ask.required):
         rooms = [
             (sum(index.free[node].bit_count() for node in inside), at, inside)
-            for at, inside in enumerate(areas(index, group, level))
+            for at, inside in enumerate(areas(index, groups, level))
         ]
         for free, _, inside in sorted(rooms, key=lambda room: room[:2]):
             if free >= slots:
-                found = _roles_inside(index, ask, group, shape, inside)
+                found = _roles_inside(index, ask, groups, shape, inside)
                 if found is not None:
                     return found
     return None
 
 
 def _roles_inside(
-    index: SlotIndex, ask: Ask, group: NodeGroup, shape: GangShape, inside: frozenset[int]
+    index: SlotIndex, ask: Ask, groups: list[NodeGroup], shape: GangShape, inside: frozenset[int]
 ) -> list[Taking] | None:
     mark = index.mark()
     placed: dict[int, list[Taking]] = {}
     try:
         for at, part in parts(shape, ask.roles):
-            rooms = _rooms(index, ask, group, part.slots_per_node)
-            nodes = [n for leaf in sorted(rooms) for n in rooms[leaf] if n in inside]
+            own, nodes = part_ask(ask, part), []
+            # The smallest nodes that will do: larger ones are left to parts that need them.
+            for group in sorted(groups, key=lambda group: group.size):
+                if hosts(group, ask, part):
+                    rooms = _rooms(index, own, group, part.slots_per_node)
+                    nodes += [n for leaf in sorted(rooms) for n in rooms[leaf] if n in inside]
             if len(nodes) < part.nodes:
                 return None
-            placed[at] = _cut(index, ask, nodes[: part.nodes], part.slots_per_node)
+            placed[at] = _cut(index, own, nodes[: part.nodes], part.slots_per_node)
             for taking in placed[at]:
                 index.take(taking)
     finally:

@@ -231,8 +231,9 @@ def _smaller(trial: _Trial, job: Waiting) -> Change | None:
     while low <= high:
         middle = (low + high) // 2
         text, shape = sizes[middle]
-        smaller = replace(job, shape=shape, roles=(), min_nodes=None)
-        found = trial.change(ChangeKind.SIZE, f"with {text}", smaller)
+        smaller = replace(job, shape=shape, min_nodes=None)
+        part = " for its first role" if job.roles else ""
+        found = trial.change(ChangeKind.SIZE, f"with {text}{part}", smaller)
         if found is None:
             low = middle + 1
         else:

@@ -214,9 +214,11 @@ class World:
         self.withdraw(held.job)
         nodes = []
         for taking in self.index.takings(
-            held.placement, held.cpus_per_node, held.memory_per_node_bytes
+            held.placement, held.cpus_per_node, held.memory_per_node_bytes, held.roles
         ):
             self.index.take(taking)
+            if not taking.mask:
+                continue  # nobody is put aside for the CPUs of a share without slots
             at = self.on_node[taking.node]
             at[held.job] = at.get(held.job, 0) | taking.mask
             nodes.append(taking.node)
@@ -244,7 +246,7 @@ class World:
         self.running.remove(num)
         self.elastic.discard(num)
         for taking in self.index.takings(
-            held.placement, held.cpus_per_node, held.memory_per_node_bytes
+            held.placement, held.cpus_per_node, held.memory_per_node_bytes, held.roles
         ):
             self.on_node[taking.node].pop(num, None)
             self.index.give(taking)

@@ -17,17 +17,21 @@ router = APIRouter(prefix="/api/v1/jobs", tags=["telemetry"])
 
 
 @router.get("/{num}/logs")
-async def get_logs(
+async def get_logs(  # noqa: PLR0913
     here: Here,
     num: int,
     rank: Annotated[list[int] | None, Query()] = None,
     stream: Literal["out", "err"] | None = None,
     tail: Annotated[int | None, Query(ge=0, le=100_000)] = None,
+    role: str | None = None,
     cursor: str | None = None,
     wait_s: Annotated[float, Query(ge=0)] = 0.0,
 ) -> api.LogPage:
-    """Lines in the order of their arrival, behind `cursor`; waits up to `wait_s` for some."""
-    query = LogQuery(tuple(rank or ()), stream, tail)
+    """Lines in the order of their arrival, behind `cursor`; waits up to `wait_s` for some.
+
+    With `role`, `rank` counts in that role.
+    """
+    query = LogQuery(tuple(rank or ()), stream, tail, role)
 
     async def look() -> api.LogPage:
         return await in_thread(lambda: read_logs(here.platform, num, query, cursor))
@@ -45,8 +49,12 @@ def get_metrics(
     rank: Annotated[list[int] | None, Query()] = None,
     after_step: int = -1,
     max_points: Annotated[int, Query(ge=4, le=100_000)] = 1000,
+    role: str | None = None,
 ) -> api.MetricsView:
-    """Series by name and rank, thinned to `max_points` each; peaks stay."""
+    """Series by name and rank, thinned to `max_points` each; peaks stay.
+
+    With `role`, `rank` counts in that role; the answer counts ranks in the gang.
+    """
     return read_metrics(
         here.platform,
         num,
@@ -54,4 +62,5 @@ def get_metrics(
         ranks=rank or (),
         after_step=after_step,
         max_points=max_points,
+        role=role,
     )
