@@ -32,9 +32,9 @@ from phalanx.core.jobs.model import JobState, Outcome
 from phalanx.core.placement import Demand, Node
 from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
 from phalanx.kit.clock import SystemClock
+from phalanx.schemas.assignments import Assignment
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.spec import resolved, validate_spec
-from phalanx.schemas.supervision import Assignment
 from phalanx.services import estate
 from phalanx.services.commit import commit_many, commit_new_many
 from phalanx.services.dispatch import Dispatcher, dispatch_step

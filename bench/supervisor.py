@@ -17,14 +17,12 @@ import time
 from pathlib import Path
 
 from phalanx.core.jobs.desired import Action
+from phalanx.schemas.assignments import Assignment, GangFacts, WarmStart
 from phalanx.schemas.supervision import (
-    Assignment,
-    GangFacts,
     NodeReadyReport,
     Orders,
     RanksEndedReport,
     RanksStartedReport,
-    WarmStart,
 )
 from phalanx.testing.control_plane import FakeControlPlane
 

@@ -31,6 +31,7 @@ from phalanx.core.recovery import DEFAULT_BUDGETS
 from phalanx.kit.units import format_duration
 from phalanx.schemas.pools import PoolFile, pool_json_schema
 from phalanx.schemas.projects import ProjectFile, project_json_schema
+from phalanx.schemas.ray_pools import RayPool
 from phalanx.schemas.spec import JobSpec, check_supported, json_schema, validate_spec
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
@@ -110,7 +111,6 @@ _SAMPLES: dict[str, Any] = {
     "class": "x", "framework": "jax", "env_compat": ["slurm"], "image": "x",
     "resources": {"nodes": "2+", "cpus": "4+", "memory": "1GB..2GB", "shm": "1GB",
                   "accelerator_memory": "1GB..2GB"},
-    "roles": {"a": {}}, "data": {"a": "b"},
     "checkpoint": {"every": "auto", "store": "s3://x/y"}, "stall": {}, "secrets": ["X"],
     "mounts": ["x:/y"], "budget": {"usd": 1}, "depends_on": [1], "array": "0-1",
     "schedule": {"cron": "0 0 * * *"},
@@ -130,9 +130,10 @@ def _rows(model: type[BaseModel], under: str, notes: dict[str, str]) -> Iterator
         shown = "" if section or field.is_required() else _default(model, name, default)
         note = f" *Not built yet: {notes[path]}.*" if path in notes else ""
         yield [f"`{path}`", shown, (field.description or "") + note]
-        if section is not None and path != "roles":
+        if section is not None and path != "roles.NAME.training":
             mark = "" if field.annotation is section or _optional(field.annotation) else "."
             inner = f"{path}." if mark == "" or path == "warm" else f"{path}[]."
+            inner = "roles.NAME." if path == "roles" else inner
             if path.startswith("recovery.") and path != "recovery.rank_crash":
                 continue
             yield from _rows(section, inner, notes)
@@ -194,15 +195,20 @@ def spec_page() -> str:
 
 def pool_page() -> str:
     intro = (
-        "What `phalanx pools apply -f FILE` reads, version 1. What a pool says holds for each of its "
+        "What `phalanx pools apply -f FILE` and `phalanx up --pool FILE` read, version 1. `executor` "
+        "says of what kind a pool is. What a pool of this machine (`local`) says holds for each of its "
         "nodes that does not say otherwise; `cpus` and `memory` that nobody says are the machine's. "
         "Nodes with other slots, slot types, prices, taints or selected labels count as other kinds, "
         "and a gang keeps to one kind where it can. The JSON schema is "
         "[pool-file.schema.json](pool-file.schema.json); "
         "[how to use it](../how-to/pools-and-projects.md)."
     )
+    heads = ["field", "default", "meaning"]
     rows = list(_rows(PoolFile, "", {}))
-    return page("Pool file", intro, table(["field", "default", "meaning"], rows))
+    cluster = list(_rows(RayPool, "pools[].", {}))
+    how = "[How to use it](../how-to/ray.md)."
+    more = f"## A Ray cluster\n\nWith `executor: ray`; its nodes tell the rest. {how}\n"
+    return page("Pool file", intro, table(heads, rows), more, table(heads, cluster))
 
 
 def project_page() -> str:

@@ -11,11 +11,9 @@ import typer.main
 import yaml
 
 from phalanx.cli.app import app
-from phalanx.schemas.pools import read_pools
+from phalanx.schemas.pools import EXECUTORS, read_pools
 from phalanx.schemas.projects import check_tree, read_projects
-from phalanx.schemas.ray_pools import RayPool, read_pool
 from phalanx.schemas.spec import JobSpec, validate_spec
-from phalanx.services.estate import EXECUTORS
 from phalanx.train.recipes.settings import MODELS
 from phalanx.train.recipes.settings import read as read_recipe
 
@@ -99,13 +97,11 @@ def test_every_example_spec_is_valid():
     for path in specs:
         data = yaml.safe_load(path.read_text())
         if "pools" in data:
-            assert read_pools(data, EXECUTORS).pools, path
+            assert read_pools(data, EXECUTORS).entries, path
         elif "projects" in data:
             assert check_tree(read_projects(data).projects) == [], path
         elif "model" in data:
             assert read_recipe(["--config", str(path)])[0].model in MODELS, path
-        elif "executor" in data:
-            assert isinstance(read_pool(path), RayPool), path
         else:
             assert isinstance(validate_spec(data), JobSpec), path
 

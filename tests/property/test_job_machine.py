@@ -24,9 +24,10 @@ from phalanx.core.jobs.model import (
     StopGoal,
 )
 from phalanx.core.jobs.timers import due, wake_at
-from phalanx.core.placement import GangShape, NodeShare, Placement
+from phalanx.core.placement import GangShape, NodeShare, Placement, Role
 from phalanx.core.reasons import Cause
 from phalanx.core.recovery import Budget, RecoveryPolicy
+from phalanx.core.roles import part_at
 from phalanx.errors import InvalidTransition
 
 pytestmark = pytest.mark.unit
@@ -66,18 +67,28 @@ policies = st.builds(
     fail_codes=st.just((2,)),
     max_barren=st.integers(1, 4),
 )
+roles = st.builds(
+    Role,
+    nodes=st.integers(1, 2),
+    slots_per_node=st.integers(0, 2),
+    ranks_per_node=st.integers(1, 2),
+    name=st.sampled_from(["actor", "server"]),
+    required=st.booleans(),
+)
 terms = st.builds(
     JobTerms,
     shape=shapes,
+    roles=st.lists(roles, max_size=2, unique_by=lambda role: role.name).map(tuple),
     policy=policies,
     grace_s=st.floats(0, 60),
     max_duration_s=st.none() | st.floats(1, 5000),
 )
 
 
-def placement(shape: GangShape) -> Placement:
-    slots = tuple(range(shape.slots_per_node))
-    return Placement("local", tuple(NodeShare(f"n{i}", "h", slots) for i in range(shape.nodes)))
+def placement(terms: JobTerms) -> Placement:
+    widths = [part.slots_per_node for part in terms.parts() for _ in part.nodes]
+    shares = (NodeShare(f"n{i}", f"h{i}", tuple(range(n))) for i, n in enumerate(widths))
+    return Placement("local", tuple(shares))
 
 
 def failures(node_rank: int, now: int) -> st.SearchStrategy[Failure]:
@@ -103,12 +114,12 @@ def one_event(draw: st.DrawFn, job: Job, now: int) -> e.JobEvent:
     )
     current = 0 if live is None else live.generation
     generation = current if sane else max(0, current + draw(st.integers(-1, 1)))
-    rank = draw(st.integers(0, job.terms.shape.nodes - 1))
+    rank = draw(st.integers(0, sum(part.num_nodes for part in job.terms.parts()) - 1))
     step = draw(st.none() | st.integers(0, 6))
     maybe_failure = st.none() | failures(rank, now)
     kinds = {
         "placed": lambda: e.AttemptPlaced(
-            job.attempts + 1 if sane else attempt, placement(job.terms.shape)
+            job.attempts + 1 if sane else attempt, placement(job.terms)
         ),
         "ready": lambda: e.NodeReady(attempt, rank, 4000 + rank),
         "launch_failed": lambda: e.LaunchFailed(attempt, rank, "no"),
@@ -207,6 +218,8 @@ def check_state(job: Job) -> None:
             if orders.action is Action.RUN:
                 assert orders.master_port and orders.generation == job.attempt.generation
                 assert job.attempt.nodes[rank].phase in (NodePhase.READY, NodePhase.UP)
+                own = part_at(job.terms.parts(), rank)
+                assert orders.master_address == f"h{own.first_node}"
         assert desired(job, job.attempt.num - 1, 0).action is Action.RELEASE
     at = wake_at(job)
     assert (at is not None and at <= START * 2) == bool(due(job, START * 2))
@@ -259,7 +272,7 @@ def test_a_crash_loop_ends() -> None:
     """Kills without end, each before the first step: the job gives up instead of restarting for ever."""
     policy = RecoveryPolicy(budgets=((Cause.RANK_CRASH, Budget(count=None, first_wait_s=0.0)),))
     job = create(e.Submitted(1, JobTerms(GangShape(1, 1, 1), policy)), START)
-    job = decide(job, e.AttemptPlaced(1, placement(job.terms.shape)), START).job
+    job = decide(job, e.AttemptPlaced(1, placement(job.terms)), START).job
     job = decide(job, e.NodeReady(1, 0, 4000), START).job
     for generation in range(100):
         if job.state is S.STOPPING:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.core.placement import GangShape, Node, Placement
+from phalanx.core.placement import GangShape, Node, Placement, Role
 from phalanx.core.scheduling import Held, Project, Terms, Waiting, World, plan, plan_pass
 from phalanx.core.scheduling.entitlement import rolled_up
 from phalanx.core.scheduling.estimates import EDGES, History, KindKey, bin_of, size_class
@@ -53,6 +53,9 @@ def make_nodes(num: int = 6) -> list[Node]:
 def jobs(draw: st.DrawFn, num: int) -> Waiting:
     shape = GangShape(draw(st.integers(1, 4)), draw(st.integers(1, 4)), 1)
     role = GangShape(draw(st.integers(1, 2)), draw(st.integers(1, 3)), 1)
+    if draw(st.booleans()):
+        cpus = draw(st.sampled_from([0, 2, 5]))
+        role = Role(role.nodes, draw(st.integers(0, 3)), 1, "server", cpus)
     roles = (role,) if draw(st.sampled_from([False, False, False, True])) else ()
     return Waiting(
         num,
@@ -134,6 +137,7 @@ def held_of(job: Waiting, now: int) -> Held:
         min_nodes=job.min_nodes,
         max_nodes=None if job.min_nodes is None else job.shape.nodes,
         cpus_per_node=job.cpus_per_node,
+        roles=job.roles,
     )
 
 

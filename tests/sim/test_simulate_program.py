@@ -11,12 +11,13 @@ import pytest
 
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.model import JobTerms, Outcome
-from phalanx.core.placement import GangShape, NodeShare, Placement
+from phalanx.core.placement import GangShape, NodeShare, Placement, Role
 from phalanx.schemas.home import HomeLayout
 from phalanx.services.commit import commit_events, commit_new
 from phalanx.sim import calibration, faults, history, traces, workloads
 from phalanx.sim.__main__ import main
 from phalanx.sim.engine import Setup
+from phalanx.sim.jobs import TraceJob
 from phalanx.store.database import Tx, open_store
 from phalanx.store.jobs import JobFacts
 
@@ -226,3 +227,31 @@ def test_start_times_are_neither_promised_too_early_nor_too_late() -> None:
     assert len(early) > 60
     assert 0.35 <= sum(early) / len(early) <= 0.75
     assert sum(late) / len(late) >= 0.8
+
+
+@pytest.mark.parametrize("form", ["philly", "swf", "phalanx"])
+def test_a_trace_that_is_not_there_is_said_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    code = main([*SMALL, "--trace", str(tmp_path / "none"), "--format", form])
+    said = capsys.readouterr().err
+    assert (code, said.count("\n"), "no trace at" in said) == (102, 1, True)
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe\x00\x80" * 40)
+    assert main([*SMALL, "--trace", str(binary), "--format", form]) == 1
+    assert "Traceback" not in capsys.readouterr().err
+    assert main([*SMALL, "--save-trace", str(tmp_path / "no" / "where")]) == 1
+
+
+def test_a_gang_with_roles_is_replayed_whole(tmp_path: Path) -> None:
+    roles = (Role(2, 1, 1, "actor"), Role(1, 0, 1, "server", 2))
+    jobs = [
+        TraceJob(num, num * 60.0, 600.0, GangShape(1, 4, 4), roles=roles if num % 2 else ())
+        for num in range(1, 12)
+    ]
+    file = tmp_path / "jobs.jsonl"
+    history.save(file, jobs)
+    assert history.read(file) == jobs
+    where = ["--trace", str(file), "--format", "phalanx", "--nodes", "3", "--slots-per-node", "4"]
+    assert main([*where, "--policy", "phalanx,fifo,skip-first-fit", "--audit"]) == 0
+    assert main([*where[:-3], "1", "--slots-per-node", "4"]) == 1

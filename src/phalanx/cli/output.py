@@ -126,6 +126,13 @@ def clock_time(at: datetime) -> str:
     return at.astimezone().strftime("%H:%M:%S.") + f"{at.microsecond // 1000:03d}"
 
 
+def moment(at: datetime) -> str:
+    """The same to the second, with the day where that is not today."""
+    here = at.astimezone()
+    today = here.date() == _now().astimezone().date()
+    return here.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M")
+
+
 def _now() -> datetime:
     return datetime.fromtimestamp(SystemClock().now() / 1e6, UTC)
 

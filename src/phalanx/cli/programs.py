@@ -15,13 +15,17 @@ PASSED_ON = {
 }
 
 
+_ARGPARSE_USAGE = 2
+
+
 def become(module: str, words: list[str]) -> None:
     """Run a module of ours to its end, and leave with its exit code."""
     try:
         done = subprocess.run([sys.executable, "-m", module, *words], check=False)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    raise typer.Exit(done.returncode)
+    # argparse says 2 for a wrong option; the command line says 1, as everywhere.
+    raise typer.Exit(1 if done.returncode == _ARGPARSE_USAGE else done.returncode)
 
 
 def data(ctx: typer.Context) -> None:

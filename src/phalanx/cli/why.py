@@ -13,7 +13,14 @@ from phalanx.kit.units import format_duration
 
 if TYPE_CHECKING:
     from phalanx.schemas.api import JobView
-    from phalanx.schemas.estate import EvictionView, VictimView, WhyView
+    from phalanx.schemas.estate import (
+        CounterfactualView,
+        EvictionView,
+        VictimView,
+        WhyView,
+    )
+
+_MANY = 4
 
 
 def why(ctx: typer.Context, job: JobName, json: AsJson = False) -> None:
@@ -43,18 +50,26 @@ def _waiting(found: WhyView) -> list[str]:
     lines = [f"position {found.position} of {found.num_waiting} in the queue; {_eta(found)}"]
     lines += [f"in the way: {one.text}" for one in found.constraints]
     for change in found.changes:
-        then = ", once others have saved and left" if change.by_preemption else ""
-        lines.append(f"{change.text}{then}")
+        lines.append(f"{change.text}{_once(change)}")
     return lines
+
+
+def _once(change: CounterfactualView) -> str:
+    """Who would leave first."""
+    if not change.by_preemption:
+        return ""
+    names = [f"j-{num}" for num in change.victims[:_MANY]]
+    more = f" and {len(change.victims) - _MANY} more" if len(change.victims) > _MANY else ""
+    return f", once {', '.join(names) or 'others'}{more} have saved and left"
 
 
 def _eta(found: WhyView) -> str:
     if found.eta_p50_at is None:
         return "nobody knows yet when it starts"
-    likely = f"expected to start at {output.clock_time(found.eta_p50_at)[:8]}"
+    likely = f"expected to start at {output.moment(found.eta_p50_at)}"
     if found.eta_p90_at is None:
         return likely
-    return f"{likely}, by {output.clock_time(found.eta_p90_at)[:8]} with 90 %"
+    return f"{likely}, by {output.moment(found.eta_p90_at)} with 90 %"
 
 
 def _victims(found: WhyView) -> list[str]:
@@ -74,7 +89,7 @@ def _evictions(found: WhyView) -> list[str]:
 
 def _eviction(one: EvictionView) -> str:
     cost = "" if one.lost_s is None else f"; {format_duration(one.lost_s)} to its next step"
-    return f"left at {output.clock_time(one.at)[:8]}: {one.text}{cost}"
+    return f"left at {output.moment(one.at)}: {one.text}{cost}"
 
 
 def _print_failure(view: JobView) -> None:

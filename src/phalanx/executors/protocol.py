@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from phalanx.core.placement import GangShape, Node, Placement
-from phalanx.schemas.supervision import Assignment, ExitRecord
+from phalanx.schemas.assignments import Assignment
+from phalanx.schemas.supervision import ExitRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from phalanx.executors.protocol import (
     SupervisorRef,
     SupervisorStatus,
 )
-from phalanx.schemas.supervision import Assignment
+from phalanx.schemas.assignments import Assignment
 
 _LOG = logging.getLogger(__name__)
 
@@ -35,6 +35,15 @@ class RoutedExecutor:
     def pools(self) -> Sequence[str]:
         """See `Scales`."""
         return [name for name, one in self._pools.items() if isinstance(one, Scales)]
+
+    def add(self, name: str, executor: Executor) -> None:
+        """One more pool, from now on."""
+        self._pools = {**self._pools, name: executor}
+
+    def drop(self, name: str) -> None:
+        """Forget a pool."""
+        self._pools = {key: one for key, one in self._pools.items() if key != name}
+        self._last.pop(name, None)
 
     def inventory(self) -> Sequence[Node]:
         """Nodes of all pools; those of a pool that cannot be asked are closed, as last known."""

@@ -1,21 +1,37 @@
-"""The pool file: named sets of nodes, what they are made of and how they lie to one another."""
+"""The pool file: named sets of nodes, what they are made of and how they lie to one another.
+
+One document for every executor. Pools that this machine plays are described node by node; of a Ray
+cluster the file says where it is, and its nodes tell the rest.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from phalanx.core.placement import Node
 from phalanx.errors import Problem, SpecInvalid
+from phalanx.schemas.ray_pools import RayPool
 from phalanx.schemas.spec_fields import Name, Names, Section, Size, Text, WholeFromOne
 from phalanx.schemas.spec_problems import problems_of
+from phalanx.schemas.spec_text import read_text, read_yaml
 
 POOL_SCHEMA: Literal[1] = 1
 MAX_NODES = 20_000
+# What may start the supervisors of a pool.
+EXECUTORS = ("local", "ray")
 _RESERVED_LEVELS = frozenset({"node", "pool"})
 # What a spot node is expected to lose when nobody says: one reclaim in twenty hours.
 DEFAULT_HAZARD = 0.05
@@ -151,11 +167,54 @@ class PoolSpec(NodeTraits):
         )
 
 
+def _kind(entry: Any) -> str:
+    told = entry.get("executor") if isinstance(entry, Mapping) else getattr(entry, "executor", "")
+    return "ray" if told == "ray" else "local"
+
+
+PoolEntry = Annotated[
+    Annotated[PoolSpec, Tag("local")] | Annotated[RayPool, Tag("ray")], Discriminator(_kind)
+]
+_MODELS: Mapping[str, type[Section]] = {"local": PoolSpec, "ray": RayPool}
+
+
 class PoolFile(Section):
-    """What `phalanx pools apply -f` reads."""
+    """What `phalanx pools apply -f` and `phalanx up --pool` read."""
 
     schema_version: Literal[1] = Field(alias="schema", description="Version of this format.")
-    pools: Annotated[list[PoolSpec], Field(min_length=1)] = Field(description="The pools.")
+    entries: Annotated[list[PoolEntry], Field(min_length=1)] = Field(
+        alias="pools", description="The pools."
+    )
+
+    @property
+    def pools(self) -> list[PoolSpec]:
+        """Those that this machine plays."""
+        return [one for one in self.entries if isinstance(one, PoolSpec)]
+
+    @property
+    def clusters(self) -> list[RayPool]:
+        """Those that are clusters of their own."""
+        return [one for one in self.entries if isinstance(one, RayPool)]
+
+
+def current_form(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """A pool file as it is written today, and what to say of one that is written as it was once.
+
+    Earlier releases wanted a Ray pool alone in its file, without a list around it.
+    """
+    if "pools" in data or "executor" not in data:
+        return dict(data), []
+    entry = {key: value for key, value in data.items() if key != "schema"}
+    said = (
+        "one pool without a list is an older form of pool files: write it as an entry of `pools:`"
+    )
+    return {"schema": data.get("schema", POOL_SCHEMA), "pools": [entry]}, [said]
+
+
+def read_pool_file(path: Path) -> tuple[PoolFile, list[str]]:
+    """The pools in a file, and what to warn of. Raises SpecInvalid with every problem found."""
+    data, notices = current_form(read_yaml(read_text(path), str(path), "a pool file"))
+    return read_pools(data, EXECUTORS), notices
 
 
 def read_pools(data: Mapping[str, Any], executors: Iterable[str]) -> PoolFile:
@@ -163,16 +222,29 @@ def read_pools(data: Mapping[str, Any], executors: Iterable[str]) -> PoolFile:
     try:
         found = PoolFile.model_validate(dict(data))
     except ValidationError as error:
-        raise SpecInvalid(problems_of(error.errors(include_url=False), PoolFile)) from None
+        raise SpecInvalid(_problems(error.errors(include_url=False))) from None
     problems = [*_repeated(found), *_strangers(found, list(executors))]
     if problems:
         raise SpecInvalid(problems)
     return found
 
 
+def _problems(errors: Iterable[Any]) -> list[Problem]:
+    """What is wrong, with the keys that the kind of each pool knows."""
+    found: list[Problem] = []
+    for error in errors:
+        loc = error["loc"]
+        if len(loc) > 2 and loc[0] == "pools" and loc[2] in _MODELS:
+            inner = {**error, "loc": loc[3:]}
+            found += problems_of([inner], _MODELS[loc[2]], f"pools[{loc[1]}]")
+        else:
+            found += problems_of([error], PoolFile)
+    return found
+
+
 def _repeated(file: PoolFile) -> list[Problem]:
     problems = []
-    pools = Counter(pool.name for pool in file.pools)
+    pools = Counter(pool.name for pool in file.entries)
     nodes = Counter(name for pool in file.pools for entry in pool.nodes for name in entry.names)
     for what, counted in (("pool", pools), ("node", nodes)):
         for name, times in counted.items():
@@ -189,7 +261,7 @@ def _strangers(file: PoolFile, executors: list[str]) -> list[Problem]:
             f"pools[{i}].executor", f"no such executor; there is {', '.join(executors)}",
             pool.executor,
         )
-        for i, pool in enumerate(file.pools)
+        for i, pool in enumerate(file.entries)
         if pool.executor not in executors
     ]  # fmt: skip
 

@@ -1,14 +1,11 @@
-"""Pool files: where a pool's nodes come from."""
+"""Pools of a pool file whose nodes are those of a Ray cluster."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field
 
-from phalanx.errors import Problem, SpecInvalid
 from phalanx.schemas.spec_fields import Duration, Name, Section, WholeFromOne
 
 _Path = Annotated[str, Field(strict=True, pattern="^/")]
@@ -38,9 +35,6 @@ class RayScale(Section):
 class RayPool(Section):
     """A pool whose nodes are those of a Ray cluster."""
 
-    schema_version: Literal[1] = Field(
-        default=1, alias="schema", description="Version of this format."
-    )
     name: Name = Field(description="The pool's name, as in a job's `pool`.")
     executor: Literal["ray"] = Field(description="ray.")
     address: Annotated[str, Field(strict=True, min_length=1), AfterValidator(_address)] = Field(
@@ -82,21 +76,3 @@ class RayPool(Section):
         description="Ray runtime environment of the nodes' processes: pip, uv, conda, image_uri, …",
     )
     scale: RayScale | None = Field(default=None, description="What Ray's autoscaler may add.")
-
-
-def read_pool(path: Path) -> RayPool:
-    """The pool in a file. Raises SpecInvalid with every problem found."""
-    try:
-        data = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise SpecInvalid([Problem(str(path), f"cannot be read: {error}")]) from error
-    if not isinstance(data, dict):
-        raise SpecInvalid([Problem(str(path), "must be a mapping: name, executor, address")])
-    try:
-        return RayPool.model_validate(data)
-    except ValidationError as error:
-        problems = [
-            Problem(".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, "))
-            for one in error.errors()
-        ]
-        raise SpecInvalid(problems) from error

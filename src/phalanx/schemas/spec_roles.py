@@ -97,6 +97,10 @@ class RoleResources(Resources):
     )
 
 
+def _short(key: str) -> Any:
+    return Field(default=None, exclude=True, description=f"Short for `resources.{key}`.")
+
+
 class Role(Section):
     """One part of a gang with several: a learner, actors, an evaluator, servers.
 
@@ -121,6 +125,15 @@ class Role(Section):
         description="false: the job goes on when it fails, and ends without waiting for it.",
     )
 
+    # What `_short_form` moves into `resources`; here for editors, and to tell a slip of the pen.
+    nodes: CountRange | None = _short("nodes")
+    slots: WholeFromZero | None = _short("slots_per_node")
+    slots_per_node: WholeFromZero | None = _short("slots_per_node")
+    slots_per_rank: WholeFromOne | None = _short("slots_per_rank")
+    cpus: CountRange | None = _short("cpus")
+    memory: SizeRange | None = _short("memory")
+    accelerator: Name | None = _short("accelerator")
+
     @model_validator(mode="before")
     @classmethod
     def _short_form(cls, value: Any) -> Any:
@@ -129,7 +142,7 @@ class Role(Section):
         value = dict(value)
         if "slots" in value:
             value.setdefault("slots_per_node", value.pop("slots"))
-        flat = {key: value.pop(key) for key in _SHORT if key in value}
+        flat = {key: value.pop(key) for key in _SHORT if value.get(key) is not None}
         below = value.get("resources", {})
         if not flat or not isinstance(below, dict):
             return value

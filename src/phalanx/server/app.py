@@ -30,8 +30,9 @@ import logging
 import math
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request
@@ -55,6 +56,8 @@ from phalanx.server.observe.exposition import Exposition
 from phalanx.server.routers import estate, jobs, metrics, platform, supervisors, telemetry
 from phalanx.server.settings import SchedulerSettings, Settings, base_environment
 from phalanx.server.web import pages
+from phalanx.services.clusters import Clusters, NoClusters
+from phalanx.services.estate import apply_pools
 from phalanx.services.picture import Policy
 from phalanx.services.platform import Platform
 from phalanx.store import Store, open_store, outbox
@@ -90,7 +93,7 @@ def policy_of(settings: SchedulerSettings) -> Policy:
     return Policy(terms, settings.usage_half_life_s)
 
 
-def build_context(
+def build_context(  # noqa: PLR0913
     *,
     store: Store,
     home: HomeLayout,
@@ -99,6 +102,7 @@ def build_context(
     token: str,
     settings: Settings,
     clock: Clock,
+    clusters: Clusters | None = None,
 ) -> Context:
     """The parts of a control plane, wired but not running: what tests drive step by step."""
     context = Context(
@@ -111,6 +115,7 @@ def build_context(
             base_env=base_environment(),
             contact_lost_after_s=settings.contact_lost_after_s,
             policy=policy_of(settings.scheduler),
+            clusters=clusters or NoClusters(),
         ),
         clock=clock,
         settings=settings,
@@ -190,8 +195,13 @@ async def serve(  # noqa: PLR0913
     clock: Clock | None = None,
     on_ready: Callable[[], None] = _nothing,
     stop: asyncio.Event | None = None,
+    clusters: Clusters | None = None,
+    pool_files: Sequence[Mapping[str, Any]] = (),
 ) -> StopCause:
-    """Run a control plane until it is told to stop or has nothing to do; see the top of this file."""
+    """Run a control plane until it is told to stop or has nothing to do; see the top of this file.
+
+    `pool_files` are applied before anything else. Raises what `apply_pools` raises for them.
+    """
     settings = settings or Settings()
     store = open_store(settings.database.url or home.database_file)
     try:
@@ -206,7 +216,10 @@ async def serve(  # noqa: PLR0913
             token=token,
             settings=settings,
             clock=clock or SystemClock(),
+            clusters=clusters,
         )
+        for file in pool_files:
+            apply_pools(context.platform, file, context.clock.now(), "up")
         return await _run(context, sock, on_ready, stop or asyncio.Event())
     finally:
         store.close()

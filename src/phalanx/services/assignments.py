@@ -13,16 +13,10 @@ from phalanx.core.placement import Node
 from phalanx.core.roles import Part, part_at
 from phalanx.errors import InvariantBroken
 from phalanx.kit.ids import job_label
+from phalanx.schemas.assignments import Assignment, GangFacts, PythonPackages, RoleFacts, WarmStart
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.spec import JobSpec, validate_spec
 from phalanx.schemas.spec_roles import RolePlan
-from phalanx.schemas.supervision import (
-    Assignment,
-    GangFacts,
-    PythonPackages,
-    RoleFacts,
-    WarmStart,
-)
 from phalanx.services.platform import Platform
 from phalanx.store.jobs import StoredJob
 

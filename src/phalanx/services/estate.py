@@ -12,7 +12,14 @@ from phalanx.errors import Conflict, NotFound, Problem, SpecInvalid
 from phalanx.kit.ids import job_label
 from phalanx.kit.nearest import nearest
 from phalanx.schemas.estate import ApplyResponse, ChangeView, DrainRequest, DrainResponse
-from phalanx.schemas.pools import Machine, PoolSpec, read_pools
+from phalanx.schemas.pools import (
+    EXECUTORS,
+    Machine,
+    PoolFile,
+    PoolSpec,
+    current_form,
+    read_pools,
+)
 from phalanx.schemas.projects import ProjectSpec, check_tree, read_projects
 from phalanx.services.commit import QUEUE, commit_events
 from phalanx.services.platform import Platform
@@ -21,18 +28,26 @@ from phalanx.store.database import Tx
 from phalanx.store.estate import Applied, NodeMark
 from phalanx.store.jobs import StoredJob
 
-# Executors that a pool may name; the control plane is built with one of them.
-EXECUTORS = ("local",)
-
 # -- pools ---------------------------------------------------------------------------------------
 
 
 def apply_pools(platform: Platform, file: Mapping[str, Any], now: int, actor: str) -> ApplyResponse:
-    """Add or replace the pools of a file, all or none.
+    """Add or replace the pools of a file. Those that this machine plays are applied all or none.
 
-    Raises SpecInvalid with every problem, and Conflict where a job runs on a node that would go.
+    Raises SpecInvalid with every problem, Conflict where a job runs on a node that would go, and
+    ServerError for a cluster that this control plane cannot have.
     """
-    found = read_pools(file, EXECUTORS)
+    current, notices = current_form(file)
+    found = read_pools(current, EXECUTORS)
+    kept = [platform.clusters.keep(pool) for pool in found.clusters]
+    done = _apply_local(platform, found, now, actor) if found.pools else ApplyResponse(changes=[])
+    return ApplyResponse(
+        changes=[*(one.change for one in kept), *done.changes],
+        warnings=[*notices, *(one.warning for one in kept if one.warning), *done.warnings],
+    )
+
+
+def _apply_local(platform: Platform, found: PoolFile, now: int, actor: str) -> ApplyResponse:
 
     def work(tx: Tx) -> ApplyResponse:
         before = {one.name: PoolSpec(**one.body) for one in estate.pools_now(tx)}
@@ -54,22 +69,35 @@ def apply_pools(platform: Platform, file: Mapping[str, Any], now: int, actor: st
 def remove_pool(platform: Platform, name: str) -> None:
     """Forget a pool. Raises NotFound, and Conflict while jobs run in it."""
 
+    if name in platform.clusters.names():
+        _refuse_while_used(platform, name)
+        platform.clusters.forget(name)
+        return
+
     def work(tx: Tx) -> None:
         before = {one.name: PoolSpec(**one.body) for one in estate.pools_now(tx)}
         if name not in before:
             raise NotFound(f"no pool file gave a pool {name}", _did_you_mean(name, before))
         _, holding = platform.picture.jobs(tx)
-        jobs = [one for one in holding if _pool_of(one) == name]
-        if jobs:
-            raise Conflict(
-                f"{_labels(jobs)} still run in pool {name}",
-                "wait for them, or stop them: `phalanx stop JOB`",
-            )
+        _refuse_used(name, holding)
         estate.remove_pool(tx, name)
         _forget_marks(tx, {key: pool for key, pool in before.items() if key != name})
         tx.touched.topics.add(QUEUE)
 
     platform.store.transact(work)
+
+
+def _refuse_while_used(platform: Platform, name: str) -> None:
+    _refuse_used(name, platform.store.view(platform.picture.jobs)[1])
+
+
+def _refuse_used(name: str, holding: Iterable[StoredJob]) -> None:
+    jobs = [one for one in holding if _pool_of(one) == name]
+    if jobs:
+        raise Conflict(
+            f"{_labels(jobs)} still run in pool {name}",
+            "wait for them, or stop them: `phalanx stop JOB`",
+        )
 
 
 def _applied(name: str, spec: PoolSpec | ProjectSpec, now: int, actor: str) -> Applied:

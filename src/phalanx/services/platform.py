@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from phalanx.core.placement import Node
 from phalanx.executors.protocol import Executor
 from phalanx.schemas.home import HomeLayout
+from phalanx.services.clusters import Clusters, NoClusters
 from phalanx.services.picture import Picture, Policy
 from phalanx.store.database import Store
 
@@ -32,6 +33,7 @@ class Platform:
     contact_lost_after_s: float = 480.0
     policy: Policy = Policy()
     picture: Picture = field(default_factory=Picture, compare=False)
+    clusters: Clusters = field(default_factory=NoClusters, compare=False)
 
     def __post_init__(self) -> None:
         """What this process stores need not be read back for the next plan."""

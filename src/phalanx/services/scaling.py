@@ -27,7 +27,7 @@ def scaling_step(platform: Platform) -> None:
         if upcoming is None:
             executor.want(pool, ())
         else:
-            executor.want(pool, [*_running(holding, pool), upcoming.job.terms.shape])
+            executor.want(pool, [*_running(holding, pool), *_shapes(upcoming)])
 
 
 def _next(waiting: list[StoredJob], pool: str) -> StoredJob | None:
@@ -47,7 +47,14 @@ def _next(waiting: list[StoredJob], pool: str) -> StoredJob | None:
 
 def _running(holding: list[StoredJob], pool: str) -> list[GangShape]:
     return [
-        stored.job.terms.shape
+        shape
         for stored in holding
         if stored.job.attempt is not None and stored.job.attempt.placement.pool == pool
+        for shape in _shapes(stored)
     ]
+
+
+def _shapes(stored: StoredJob) -> list[GangShape]:
+    """The parts of a gang that want slots."""
+    terms = stored.job.terms
+    return [shape for shape in (terms.shape, *terms.roles) if shape.slots_per_node]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from phalanx.core.jobs.desired import desired
 from phalanx.errors import PermissionDenied, UserError
-from phalanx.schemas.supervision import PROTOCOL, Orders, SyncRequest, SyncResponse
+from phalanx.schemas.assignments import PROTOCOL
+from phalanx.schemas.supervision import Orders, SyncRequest, SyncResponse
 from phalanx.services import code
 from phalanx.services.clocks import estimate_offset
 from phalanx.services.commit import commit_events, job_topic

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from phalanx.errors import PlatformError, UserError
+from phalanx.errors import NotFound, PlatformError, UserError
 from phalanx.kit.clock import SystemClock
 from phalanx.kit.units import parse_duration
 from phalanx.sim import history, plots, traces, workloads
@@ -121,7 +121,18 @@ def compare(asked: argparse.Namespace) -> list[Outcome]:
     jobs = _jobs(asked, base)
     if asked.save_trace is not None:
         history.save(asked.save_trace, jobs)
-    return [run(scenario, jobs, 1 if asked.audit else 0) for scenario in scenarios]
+    outcomes = []
+    for number, scenario in enumerate(scenarios, start=1):
+        _say(f"[{number}/{len(scenarios)}] {scenario.policy}{scenario.label}: {len(jobs)} jobs …")
+        outcomes.append(run(scenario, jobs, 1 if asked.audit else 0))
+    _say("")
+    return outcomes
+
+
+def _say(text: str) -> None:
+    """How far it is, in one line that the next one replaces; for people, not for files."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _scenario(asked: argparse.Namespace) -> Scenario:
@@ -171,7 +182,12 @@ def _jobs(asked: argparse.Namespace, base: Scenario) -> list[TraceJob]:
         "swf": lambda: traces.swf(asked.trace, size),
         "phalanx": lambda: history.read(asked.trace),
     }
-    found = readers[asked.format]()[: asked.jobs]
+    if not asked.trace.is_file():
+        raise NotFound(f"no trace at {asked.trace}")
+    try:
+        found = readers[asked.format]()[: asked.jobs]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{asked.trace} cannot be read: {error}") from None
     if not found:
         raise UserError(f"{asked.trace} has no job that can be replayed")
     return found

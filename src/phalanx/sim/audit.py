@@ -14,7 +14,7 @@ from phalanx.core.placement import GangShape, Node
 from phalanx.core.scheduling import Hole, Plan, Waiting, World, fits_ever
 from phalanx.core.scheduling.entitlement import lineage, rolled_up, standings
 from phalanx.core.scheduling.order import expected_s, kind_key
-from phalanx.core.scheduling.slots import SlotIndex, Taking, mask_of, pick
+from phalanx.core.scheduling.slots import SlotIndex, Taking, mask_of, pick, wants_of
 from phalanx.core.scheduling.snapshot import US
 from phalanx.core.scheduling.topology import ask_of, place, suitable
 from phalanx.errors import InvariantBroken
@@ -227,7 +227,9 @@ def check_minimal(world: World, plan: Plan) -> None:
     for hole in plan.holes:
         victims = fresh.get(hole.job, [])
         job = world.waiting[hole.job]
-        if job.cpus_per_node or job.memory_per_node_bytes or len(victims) > 200:
+        shapes = (job.shape, *job.roles)
+        wants = [wants_of(shape, job.cpus_per_node, job.memory_per_node_bytes) for shape in shapes]
+        if any(map(any, wants)) or len(victims) > 200:
             continue
         others, needs = _kept_on(world, plan, hole), _needs(world, hole)
         for victim in victims:

@@ -362,6 +362,7 @@ class _Cluster:
             min_nodes=job.min_nodes,
             max_nodes=None if job.min_nodes is None else job.shape.nodes,
             delayed_s=delayed_s,
+            roles=job.roles,
         )
         self.world.start(num, placement, held)
         self.lives.placed(num, placement, self.now_s)

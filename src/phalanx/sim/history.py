@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.core.jobs.model import TERMINAL
-from phalanx.core.placement import GangShape
+from phalanx.core.placement import GangShape, Role
 from phalanx.errors import NotFound, UserError
 from phalanx.kit.units import parse_duration
 from phalanx.schemas.home import HomeLayout
@@ -64,7 +64,7 @@ def _ended(tx: Tx, since_us: int) -> list[StoredJob]:
 def _service_s(stored: StoredJob) -> float:
     """Seconds at full size that the job held its slots."""
     job = stored.job
-    attained = job.attained_slot_s / max(job.terms.shape.num_slots, 1)
+    attained = job.attained_slot_s / max(job.terms.num_slots, 1)
     if attained > 0:
         return attained
     if job.started_at is None or job.ended_at is None:
@@ -86,6 +86,7 @@ def _trace_job(num: int, stored: StoredJob, first_us: int) -> TraceJob:
         min_nodes=job.terms.min_nodes,
         limit_s=job.terms.max_duration_s,
         checkpoint_s=_checkpoint_s(facts.spec),
+        roles=job.terms.roles,
     )
 
 
@@ -98,10 +99,13 @@ def _checkpoint_s(spec: Any) -> float:
 
 
 def save(path: Path, found: Iterable[TraceJob]) -> None:
-    """Write jobs as lines of JSON behind one line that names the format."""
+    """Write jobs as lines of JSON behind one line that names the format. Raises UserError."""
     lines = [json.dumps({"phalanx_trace": _VERSION})]
     lines += [json.dumps(asdict(job)) for job in found]
-    path.write_text("\n".join(lines) + "\n")
+    try:
+        path.write_text("\n".join(lines) + "\n")
+    except OSError as error:
+        raise UserError(f"--save-trace {path}: {error.strerror}") from None
 
 
 def read(path: Path) -> list[TraceJob]:
@@ -120,6 +124,7 @@ def read(path: Path) -> list[TraceJob]:
         try:
             row = json.loads(line)
             row["shape"] = GangShape(**row["shape"])
+            row["roles"] = tuple(Role(**role) for role in row.get("roles", ()))
             row["pools"], row["speeds"] = tuple(row["pools"]), tuple(row["speeds"])
             found.append(TraceJob(**row))
         except (ValueError, KeyError, TypeError) as error:

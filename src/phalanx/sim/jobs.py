@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from phalanx.core.placement import GangShape
+from phalanx.core.placement import GangShape, Role
 from phalanx.core.scheduling import Waiting
 
 US = 1_000_000
@@ -19,6 +19,7 @@ class TraceJob:
     takes, where that is not the same for all. `speeds` of an elastic job: its
     speed on 1, 2, 3… shares beside that at full size; empty means in proportion to the slots.
     `preferred` names a topology level that it insists on for its first `patience_s` in the queue.
+    `roles` are further parts of the gang, with shapes of their own.
     """
 
     num: int
@@ -39,6 +40,7 @@ class TraceJob:
     pools: tuple[str, ...] = ()
     speeds: tuple[float, ...] = ()
     save_s: float | None = None
+    roles: tuple[Role, ...] = ()
 
     def speed(self, num_shares: int, num_slots: int) -> float:
         """How fast it goes on so many shares or slots; 1 at full size."""
@@ -49,7 +51,7 @@ class TraceJob:
     @property
     def num_slots(self) -> int:
         """Slots of the gang at full size."""
-        return self.shape.num_slots
+        return self.shape.num_slots + sum(role.num_slots for role in self.roles)
 
     def waiting(self) -> Waiting:
         """The job as it enters the queue for the first time."""
@@ -66,6 +68,7 @@ class TraceJob:
             sensitivity=self.sensitivity,
             required=self.required,
             speeds=self.speeds,
+            roles=self.roles,
         )
 
 

@@ -56,7 +56,9 @@ class Lives:
 
     def submitted(self, job: TraceJob, at_s: float) -> None:
         """A job enters its life."""
-        terms = JobTerms(job.shape, self.policy, self.grace_s, min_nodes=job.min_nodes)
+        terms = JobTerms(
+            job.shape, self.policy, self.grace_s, min_nodes=job.min_nodes, roles=job.roles
+        )
         self.jobs[job.num] = create(e.Submitted(job.num, terms), int(at_s * US))
 
     def placed(self, num: int, placement: Placement, at_s: float) -> None:
@@ -158,11 +160,15 @@ def _as_asked(job: Job, placement: Placement) -> Placement:
     Some peers scatter a gang in unequal parts, which the machine rightly refuses of the production
     planner: for those it sees the right shares on the same nodes.
     """
-    shape, shares = job.terms.shape, placement.shares
-    if all(len(share.slots) == shape.slots_per_node for share in shares):
+    shares = placement.shares
+    parts = job.terms.parts(len(shares))
+    if [len(share.slots) for share in shares] == [p.slots_per_node for p in parts for _ in p.nodes]:
         return placement
-    slots = tuple(range(shape.slots_per_node))
-    names = [shares[i % len(shares)] for i in range(shape.nodes)]
-    return replace(
-        placement, shares=tuple(NodeShare(one.node, one.address, slots) for one in names)
+    widths = [part.slots_per_node for part in job.terms.parts() for _ in part.nodes]
+    wanted = tuple(
+        NodeShare(
+            shares[i % len(shares)].node, shares[i % len(shares)].address, tuple(range(width))
+        )
+        for i, width in enumerate(widths)
     )
+    return replace(placement, shares=wanted)

@@ -103,8 +103,10 @@ def check_fit(
     widest = max((node.num_slots for node in nodes), default=0)
     limits = {p.name: p.max_slots for p in projects if p.max_slots is not None}
     for job in jobs:
-        least = (job.min_nodes or job.shape.nodes) * job.shape.slots_per_node
-        fits = least <= total and job.shape.slots_per_node <= widest
+        others = sum(role.num_slots for role in job.roles)
+        least = (job.min_nodes or job.shape.nodes) * job.shape.slots_per_node + others
+        width = max(shape.slots_per_node for shape in (job.shape, *job.roles))
+        fits = least <= total and width <= widest
         if not fits or (job.min_nodes or job.shape.nodes) > len(nodes):
             raise UserError(
                 f"job {job.num} needs {job.shape.nodes} × {job.shape.slots_per_node} slots; "

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +15,16 @@ from pathlib import Path
 from phalanx import __version__
 from phalanx.errors import ServerError
 from phalanx.executors import local
-from phalanx.executors.protocol import Executor
 from phalanx.executors.routing import RoutedExecutor
 from phalanx.kit.clock import Clock, SystemClock
 from phalanx.launch.durable import write_file
 from phalanx.launch.identity import this_process
 from phalanx.schemas.home import HomeLayout, ServerFile
+from phalanx.schemas.pools import PoolFile, read_pool_file
 from phalanx.server.app import serve
 from phalanx.server.settings import Settings
-from phalanx.standalone import pools
 from phalanx.standalone.home import HomeLock, prepare_home, read_token, rotate_log
+from phalanx.standalone.pools import HomeClusters, known_clusters
 
 HOST = "127.0.0.1"
 # A control plane that is just leaving has this long to let go of the home.
@@ -112,16 +113,29 @@ def _reachable(host: str) -> str:
     return HOST if host in ("", "0.0.0.0") else host
 
 
-def _executor(home: HomeLayout, setup: Setup, clock: Clock) -> Executor:
-    """This machine's pool, and those of the pool files. Raises ServerError, SpecInvalid."""
-    others = pools.build_all(home, setup.pools)
+def _executor(
+    home: HomeLayout, setup: Setup, clock: Clock, files: list[PoolFile]
+) -> RoutedExecutor:
+    """This machine's pool; clusters join it later. Raises ServerError, SpecInvalid."""
+    clusters = [*known_clusters(home), *(one for file in files for one in file.clusters)]
     num_slots = default_slots() if setup.num_slots is None else setup.num_slots
-    if num_slots < (0 if others else 1):
+    if num_slots < (0 if clusters else 1):
         raise ServerError("--slots must be at least 1")
     if num_slots == 0:
-        return RoutedExecutor(others)
+        return RoutedExecutor({})
     here = local.build(home=home, num_slots=num_slots, clock=clock, keep_warm=setup.keep_warm)
-    return RoutedExecutor({local.POOL: here, **others}, shared=here) if others else here
+    return RoutedExecutor({local.POOL: here}, shared=here)
+
+
+def _pool_files(setup: Setup) -> list[PoolFile]:
+    """The files of the command line. Raises SpecInvalid."""
+    found = []
+    for path in setup.pools:
+        file, notices = read_pool_file(path)
+        for notice in notices:
+            print(f"warning: {path}: {notice}", file=sys.stderr, flush=True)  # noqa: T201
+        found.append(file)
+    return found
 
 
 def run(setup: Setup) -> int:
@@ -130,13 +144,16 @@ def run(setup: Setup) -> int:
     Raises ServerError, Conflict (the home has a control plane) and what `serve` raises.
     """
     clock = SystemClock()
+    files = _pool_files(setup)
     home = prepare_home(setup.root)
     with _held(home, clock), bind(setup.port, setup.host) as sock:
         rotate_log(home.server_log)
         home.server_file.unlink(missing_ok=True)
         token = read_token(home)
         url = setup.advertise or f"http://{_reachable(setup.host)}:{sock.getsockname()[1]}"
-        executor = _executor(home, setup, clock)
+        executor = _executor(home, setup, clock, files)
+        clusters = HomeClusters(home, executor)
+        clusters.connect_all()
         settings = Settings()
         if setup.idle_exit_s is not None:
             settings = settings.model_copy(update={"idle_exit_s": setup.idle_exit_s})
@@ -151,6 +168,8 @@ def run(setup: Setup) -> int:
                     settings=settings,
                     clock=clock,
                     on_ready=_publisher(home, url, token, setup.detached),
+                    clusters=clusters,
+                    pool_files=[file.model_dump(mode="json", by_alias=True) for file in files],
                 )
             )
         finally:

@@ -1,19 +1,24 @@
-"""Pools beside this machine's own: their files in the home, and the executors behind them."""
+"""Clusters as pools: their entries in the home, and the executors behind them."""
 
 from __future__ import annotations
 
 import importlib.util
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from phalanx.errors import ServerError
+import yaml
+
+from phalanx.errors import Conflict, NotFound, ServerError
 from phalanx.executors import local
 from phalanx.executors.protocol import Executor
+from phalanx.executors.routing import RoutedExecutor
 from phalanx.kit.ids import random_hex
 from phalanx.launch.durable import write_file
+from phalanx.schemas.estate import ChangeView
 from phalanx.schemas.home import HomeLayout
-from phalanx.schemas.ray_pools import RayPool, read_pool
+from phalanx.schemas.pools import POOL_SCHEMA, read_pool_file
+from phalanx.schemas.ray_pools import RayPool
+from phalanx.services.clusters import Kept
 
 _FOLDER = "pools"
 _OWNER = "owner"
@@ -21,23 +26,59 @@ _OWNER = "owner"
 _READY_S = 20.0
 
 
-def build_all(home: HomeLayout, given: Sequence[Path]) -> dict[str, Executor]:
-    """Take in the given files, and build an executor for every pool of this home.
+class HomeClusters:
+    """The clusters that a home knows; `connect_all` makes each of them a pool of the executor."""
 
-    Raises SpecInvalid for a file that is not a pool's, ServerError when Ray is not installed.
-    """
-    folder = home.root / _FOLDER
-    folder.mkdir(mode=0o700, exist_ok=True)
-    for path in given:
-        pool = read_pool(path)
+    def __init__(self, home: HomeLayout, routed: RoutedExecutor) -> None:
+        self._home, self._routed = home, routed
+        self._folder = home.root / _FOLDER
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        self._known = known_clusters(home)
+
+    def names(self) -> Sequence[str]:
+        """See `Clusters`."""
+        return list(self._known)
+
+    def connect_all(self) -> None:
+        """At the start. Raises ServerError when Ray is not installed."""
+        for pool in self._known.values():
+            self._connect(pool)
+
+    def keep(self, pool: RayPool) -> Kept:
+        """See `Clusters`. A new entry for one that is connected counts from the next start on."""
+        before = self._known.get(pool.name)
+        if before == pool:
+            return Kept(ChangeView(name=pool.name, outcome="unchanged"))
         if pool.name == local.POOL:
-            raise ServerError(f"{path}: the name {local.POOL} is taken by this machine's own pool")
-        shutil.copyfile(path, folder / f"{pool.name}.yaml")
-    found = [read_pool(path) for path in sorted(folder.glob("*.yaml"))]
-    if not found:
-        return {}
-    owner = _owner(folder)
-    return {pool.name: _ray(home, pool, owner) for pool in found}
+            raise Conflict(f"the name {local.POOL} is taken by this machine's own pool")
+        if before is None:
+            self._connect(pool)
+        body = {"schema": POOL_SCHEMA, "pools": [pool.model_dump(mode="json")]}
+        write_file(self._path(pool.name), yaml.safe_dump(body, sort_keys=False).encode())
+        self._known[pool.name] = pool
+        if before is None:
+            return Kept(ChangeView(name=pool.name, outcome="created"))
+        said = f"pool {pool.name} is connected as it was; the new entry counts from the next start"
+        return Kept(ChangeView(name=pool.name, outcome="changed"), said)
+
+    def forget(self, name: str) -> None:
+        """See `Clusters`."""
+        if self._known.pop(name, None) is None:
+            raise NotFound(f"no pool file gave a pool {name}")
+        self._path(name).unlink(missing_ok=True)
+        self._routed.drop(name)
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.yaml"
+
+    def _connect(self, pool: RayPool) -> None:
+        self._routed.add(pool.name, _ray(self._home, pool, _owner(self._folder)))
+
+
+def known_clusters(home: HomeLayout) -> dict[str, RayPool]:
+    """The clusters whose entries are kept in a home. Raises SpecInvalid."""
+    paths = sorted((home.root / _FOLDER).glob("*.yaml"))
+    return {pool.name: pool for path in paths for pool in read_pool_file(path)[0].clusters}
 
 
 def _owner(folder: Path) -> str:

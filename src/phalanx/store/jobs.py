@@ -92,7 +92,7 @@ def _fresh_row(job: Job, facts: JobFacts, wake_at: int | None) -> dict[str, Any]
         "caller_cwd": facts.caller_cwd,
         "caller_env": None if facts.caller_env is None else dict(facts.caller_env),
         "demand": encode(facts.demand),
-        "num_slots": job.terms.shape.num_slots,
+        "num_slots": job.terms.num_slots,
         "submitted_at": job.submitted_at,
         **_changing(job, wake_at),
     }

@@ -43,7 +43,7 @@ def _supervise(ground: Ground) -> int:
     import random
 
     from phalanx.kit.clock import SystemClock
-    from phalanx.schemas.supervision import Assignment
+    from phalanx.schemas.assignments import Assignment
     from phalanx.supervise.eventloop import EventLoop
     from phalanx.supervise.processes import Processes
     from phalanx.supervise.program import Parts, Supervisor

@@ -21,8 +21,8 @@ from phalanx.launch import linux
 from phalanx.launch.cgroup import oom_kills
 from phalanx.launch.command import PythonCommand
 from phalanx.launch.ports import interface_towards
+from phalanx.schemas.assignments import Assignment
 from phalanx.schemas.supervision import (
-    Assignment,
     FailureReport,
     Orders,
     RankFailedReport,
@@ -253,8 +253,9 @@ class Generation:
         report = FailureReport.from_core(failure)
         self.failure = report
         self._kill()
-        role = self._around.assignment.role
-        if role is not None and not role.required:
+        if self.fault is None:
+            role = self._around.assignment.role
+            assert role is not None
             # No failure of the job; nobody would hear of it otherwise.
             said = f"role {role.name}: {report.message}; the job goes on without it"
             self._around.put(lambda seq: WarningReport(
@@ -348,6 +349,12 @@ class Generation:
             rank.close()
         self.records.read()
         self._around.over(self)
+
+    @property
+    def fault(self) -> FailureReport | None:
+        """Its failure, where that is one of the job: not that of a role which is not required."""
+        role = self._around.assignment.role
+        return self.failure if role is None or role.required else None
 
     @property
     def outcome(self) -> Outcome:

@@ -13,14 +13,8 @@ from urllib.parse import urlsplit
 
 from phalanx.kit.backoff import backoff_s
 from phalanx.kit.clock import Clock
-from phalanx.schemas.supervision import (
-    Assignment,
-    Heartbeat,
-    Orders,
-    Report,
-    SyncRequest,
-    SyncResponse,
-)
+from phalanx.schemas.assignments import Assignment
+from phalanx.schemas.supervision import Heartbeat, Orders, Report, SyncRequest, SyncResponse
 from phalanx.supervise.outbox import Outbox
 
 _LOG = logging.getLogger(__name__)

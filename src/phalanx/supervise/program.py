@@ -23,8 +23,8 @@ from phalanx.launch.command import PythonCommand
 from phalanx.launch.durable import write_file
 from phalanx.launch.identity import EXIT_NAME
 from phalanx.launch.ports import free_port
+from phalanx.schemas.assignments import Assignment
 from phalanx.schemas.supervision import (
-    Assignment,
     ExitRecord,
     LeavingReport,
     NodeReadyReport,
@@ -232,7 +232,7 @@ class Supervisor:
                 outcome=outcome,
                 port=port,
                 step=generation.records.reached if generation else None,
-                failure=generation.failure if generation else None,
+                failure=generation.fault if generation else None,
             )
             ended.append(report)
             self._write_exit(report)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from phalanx.core.reasons import Cause
-from phalanx.schemas.supervision import Assignment
+from phalanx.schemas.assignments import Assignment
 from phalanx.supervise.generation import Generation
 from phalanx.supervise.processes import Launch, Processes
 

@@ -11,12 +11,7 @@ from phalanx.core.stacks import elsewhere, place
 from phalanx.core.stalls import Patience, StallWatch
 from phalanx.kit.clock import Clock
 from phalanx.kit.units import format_duration
-from phalanx.schemas.supervision import (
-    FailureReport,
-    RanksStalledReport,
-    RankStacks,
-    StacksReport,
-)
+from phalanx.schemas.supervision import FailureReport, RanksStalledReport, RankStacks, StacksReport
 from phalanx.supervise.eventloop import EventLoop
 from phalanx.supervise.rank import LocalRank
 from phalanx.supervise.records import Put

@@ -12,7 +12,8 @@ from typing import Protocol
 from phalanx.core.placement import Node
 from phalanx.errors import ExecutorUnavailable, LaunchFailed
 from phalanx.executors.protocol import Executor, SupervisorRef, SupervisorStatus
-from phalanx.schemas.supervision import Assignment, ExitRecord
+from phalanx.schemas.assignments import Assignment
+from phalanx.schemas.supervision import ExitRecord
 
 
 def ref_of(assignment: Assignment) -> SupervisorRef:

@@ -18,12 +18,12 @@ class RayPlatform(Platform):
         self.raylets = raylets
         self.file = root / "pool.yaml"
         self.pool = {
-            "schema": 1, "name": "ray", "executor": "ray", "address": raylets.address,
+            "name": "ray", "executor": "ray", "address": raylets.address,
             "root": str(root / "nodes"), **pool,
         }  # fmt: skip
 
     def up(self):
-        self.file.write_text(yaml.safe_dump(self.pool))
+        self.file.write_text(yaml.safe_dump({"schema": 1, "pools": [self.pool]}))
         with (self.root / "up.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [BIN / "phalanx", "up", "--slots", "0", "--pool", self.file],

@@ -14,9 +14,10 @@ from phalanx.errors import LaunchFailed
 from phalanx.executors.protocol import SupervisorRef
 from phalanx.launch import linux
 from phalanx.launch.identity import SupervisorRecord
+from phalanx.schemas.assignments import Assignment, GangFacts, WarmStart
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.ray_pools import RayPool
-from phalanx.schemas.supervision import Assignment, GangFacts, NodeReadyReport, WarmStart
+from phalanx.schemas.supervision import NodeReadyReport
 from phalanx.testing.control_plane import FakeControlPlane
 from phalanx.testing.executors import ExecutorContract, ref_of
 

@@ -12,16 +12,14 @@ from pathlib import Path
 
 from phalanx.core.jobs.desired import Action
 from phalanx.launch import linux
+from phalanx.schemas.assignments import Assignment, GangFacts, WarmStart
 from phalanx.schemas.supervision import (
-    Assignment,
-    GangFacts,
     LogReport,
     NodeReadyReport,
     Orders,
     RankFailedReport,
     RanksEndedReport,
     RanksStartedReport,
-    WarmStart,
 )
 from phalanx.testing.control_plane import FakeControlPlane
 

@@ -4,7 +4,13 @@ import json
 
 import pytest
 
-from phalanx.core.ranks import GangEnvironment, RankFiles, omp_num_threads, rank_environment
+from phalanx.core.ranks import (
+    GangEnvironment,
+    RankFiles,
+    RoleEnvironment,
+    omp_num_threads,
+    rank_environment,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -116,3 +122,18 @@ def test_other_frameworks_leave_torch_alone():
     for framework in ("torch", "mpi", "tensorflow", "ray"):
         env = rank_environment(gang(framework=framework), 0, 0, FILES)
         assert not [key for key in env if key.startswith(("JAX_", "OMPI_", "HOROVOD_", "TF_"))]
+
+
+def test_ranks_of_a_role_are_a_world_of_their_own_and_know_the_others():
+    masters = {"learner": "10.0.0.1:4000", "actor": "10.0.0.2:4001"}
+    role = RoleEnvironment("actor", 4, 10, "/c/default/j-12", masters)
+    env = rank_environment(gang(role=role, framework="none"), 1, 0, FILES)
+    assert (env["RANK"], env["WORLD_SIZE"], env["NODE_RANK"]) == ("3", "6", "1")
+    assert (env["PHALANX_ROLE"], env["PHALANX_GANG_RANK"]) == ("actor", "7")
+    assert (env["PHALANX_GANG_SIZE"], json.loads(env["PHALANX_ROLES"])) == ("10", masters)
+    assert env["PHALANX_LEAD_CHECKPOINT_DIR"] == "/c/default/j-12"
+    torch = rank_environment(gang(role=role), 1, 0, FILES)
+    assert (torch["ROLE_NAME"], torch["ROLE_RANK"], torch["ROLE_WORLD_SIZE"]) == ("actor", "3", "6")
+    assert not any(
+        name.startswith("PHALANX_ROLE") for name in rank_environment(gang(), 0, 0, FILES)
+    )

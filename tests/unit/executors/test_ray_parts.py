@@ -11,7 +11,8 @@ import pytest
 from phalanx.errors import SpecInvalid
 from phalanx.executors.ray.inventory import Inventory
 from phalanx.executors.ray.node_files import CodeSource, CodeUnavailable, NodeFiles
-from phalanx.schemas.ray_pools import RayPool, read_pool
+from phalanx.schemas.pools import read_pool_file
+from phalanx.schemas.ray_pools import RayPool
 
 pytestmark = pytest.mark.unit
 
@@ -30,9 +31,16 @@ def seen(**fields):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("name: x", "executor"),
-        ("[]", "must be a mapping"),
-        ("{name: x, executor: ray, adress: auto}", "adress"),
+        ("name: x", "pools: is required"),
+        ("[]", "a pool file is a mapping"),
+        (
+            "{name: x, executor: ray, adress: auto}",
+            "pools[0].adress: unknown key; did you mean address?",
+        ),
+        (
+            "{schema: 1, pools: [{name: x, executor: rya, nodes: [{name: n, slots: 1}]}]}",
+            "local, ray",
+        ),
         ("{name: x, executor: ray, address: 'ray://head:10001'}", "ray start --address"),
         ("{name: x, executor: ray, fence: soon}", "fence"),
     ],
@@ -41,8 +49,32 @@ def test_a_wrong_pool_file_says_what_is_wrong(tmp_path, text, said):
     path = tmp_path / "pool.yaml"
     path.write_text(text)
     with pytest.raises(SpecInvalid) as raised:
-        read_pool(path)
+        read_pool_file(path)
     assert said in " ".join(map(str, raised.value.problems))
+
+
+def test_one_file_holds_pools_of_this_machine_and_clusters(tmp_path):
+    path = tmp_path / "pools.yaml"
+    path.write_text(
+        "{schema: 1, pools: [{name: r, executor: ray, fence: 5m}, {name: p, nodes: [{name: n, slots: 2}]}]}"
+    )
+    file, notices = read_pool_file(path)
+    assert ([one.name for one in file.clusters], [one.name for one in file.pools]) == (["r"], ["p"])
+    assert (file.clusters[0].fence, notices) == (300.0, [])
+
+
+def test_the_form_of_earlier_releases_is_read_with_a_notice(tmp_path):
+    path = tmp_path / "pool.yaml"
+    path.write_text("{schema: 1, name: r, executor: ray, address: auto}")
+    file, notices = read_pool_file(path)
+    assert [one.name for one in file.clusters] == ["r"]
+    assert "write it as an entry of `pools:`" in notices[0]
+
+
+def test_a_share_without_slots_holds_no_place_of_others():
+    inventory = Inventory(pool())
+    (node,) = inventory.read([seen()])
+    assert "GPU" not in inventory.bundle(inventory.known(node.id), 0, 4)
 
 
 def test_slots_are_gpus_else_the_custom_resource_else_cpus():

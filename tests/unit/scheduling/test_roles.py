@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.core.placement import GangShape, Node, NodeShare, Placement
-from phalanx.core.scheduling import Held, Plan, Snapshot, Terms, Waiting, plan
+from phalanx.core.placement import GangShape, Node, NodeShare, Placement, Role
+from phalanx.core.scheduling import Held, Plan, Snapshot, Terms, Waiting, World, plan, why
 
 pytestmark = pytest.mark.unit
 
@@ -148,3 +148,80 @@ class TestOneSplittableNode:
         gang = Held(9, Placement("p", share), priority=10, started_at=0)
         decided = plan(Snapshot(self.NODE, (gang,), (Waiting(1, GangShape(1, 3, 3), 50, 0),)), HOUR)
         assert evicted(decided) == {9}
+
+
+class TestRolesOfTheirOwn:
+    """Roles that say what their nodes need: servers without slots, small nodes for small parts."""
+
+    def test_a_role_without_slots_takes_cpus_where_they_are(self) -> None:
+        server = Role(1, 0, 1, "server", cpus_per_node=6)
+        ask = Waiting(1, GangShape(2, 4, 4), 50, 0, cpus_per_node=4, roles=(server,))
+        # Four of eight CPUs are left beside each part of the first role: not enough for the server.
+        assert plan(Snapshot(nodes(2), (), (ask,)), 1).starts == ()
+        assert [width for _, width in shares_of(plan(Snapshot(nodes(3), (), (ask,)), 1), 1)] == [
+            4,
+            4,
+            0,
+        ]
+
+    def test_what_a_role_holds_of_cpus_is_not_given_twice(self) -> None:
+        server = Role(1, 0, 1, "server", cpus_per_node=6)
+        gang = held(9, {0: FULL, 1: ()}, roles=(server,), cpus_per_node=1)
+        ask = Waiting(1, GangShape(1, 4, 4), 50, 0, cpus_per_node=4)
+        alone = (replace(gang, priority=90),)
+        assert plan(Snapshot(nodes(2), alone, (ask,)), HOUR).starts == ()
+        assert len(plan(Snapshot(nodes(2), alone, (replace(ask, cpus_per_node=2),)), 1).starts) == 1
+        world = World.of(Snapshot(nodes(2), alone, ()))
+        before = World.of(Snapshot(nodes(2), (), ())).state()
+        world.release(9)
+        assert world.state()[0] == before[0]
+
+    def test_parts_lie_on_the_smallest_nodes_that_will_do(self) -> None:
+        kinds = (*nodes(2, rack=4), *(replace(n, id=f"s{n.id}", num_slots=1) for n in nodes(2, 4)))
+        ask = Waiting(1, GangShape(1, 4, 4), 50, 0, roles=(Role(2, 1, 1, "actor"),))
+        assert shares_of(plan(Snapshot(kinds, (), (ask,)), 1), 1) == [
+            ("n0", 4),
+            ("sn0", 1),
+            ("sn1", 1),
+        ]
+
+    def test_room_is_made_on_nodes_of_several_kinds(self) -> None:
+        small = tuple(replace(n, id=f"s{n.id}", num_slots=1) for n in nodes(2, 4))
+        kinds = (*nodes(1, rack=4), *small)
+        busy = (
+            held(8, {0: FULL}),
+            Held(9, Placement("p", (NodeShare("sn0", "h", (0,)),)), priority=10, started_at=0),
+        )
+        ask = Waiting(1, GangShape(1, 4, 4), 50, 0, roles=(Role(2, 1, 1, "actor"),))
+        decided = plan(Snapshot(kinds, busy, (ask,)), HOUR)
+        assert evicted(decided) == {8, 9}
+        assert decided.holes[0].nodes == ("n0", "sn1", "sn0")
+        dear = (replace(busy[0], priority=90), busy[1])
+        assert plan(Snapshot(kinds, dear, (ask,)), HOUR).preemptions == ()
+
+    def test_a_role_keeps_to_its_own_slot_type(self) -> None:
+        gpu = nodes(1, slot_type="H100")
+        cpu = tuple(replace(n, id=f"c{n.id}", slot_type="cpu") for n in nodes(2))
+        ask = Waiting(
+            1,
+            GangShape(1, 2, 2),
+            50,
+            0,
+            slot_type="H100",
+            roles=(Role(1, 2, 1, "a", slot_type="cpu"),),
+        )
+        assert [name for name, _ in shares_of(plan(Snapshot((*gpu, *cpu), (), (ask,)), 1), 1)] == [
+            "n0",
+            "cn0",
+        ]
+        assert plan(Snapshot(gpu, (), (ask,)), 1).starts == ()
+
+    def test_why_names_the_role_that_finds_no_room(self) -> None:
+        ask = Waiting(1, GangShape(1, 2, 2), 50, 0, roles=(Role(1, 0, 1, "server", 9),))
+        found = why(Snapshot(nodes(2), (), (ask,)), 1, 1)
+        assert found is not None
+        assert [one.text for one in found.constraints] == [
+            "server needs 1 nodes with 0 free slots and 9 CPUs each; 0 have that, though 8 slots are "
+            "free in all"
+        ]
+        assert found.reason.message.startswith("needs 1 × 2 + 1 × 0 with 9 CPUs (server) slots")

@@ -143,7 +143,7 @@ def test_every_field_that_is_not_built_yet_is_refused_by_name():
     refused = {one.path for one in check_supported(load_spec(EVERYTHING))}
     assert refused == {
         "class", "checkpoint", "env_compat", "image", "resources.nodes", "resources.cpus",
-        "resources.memory", "resources.shm", "resources.accelerator_memory", "roles", "data",
+        "resources.memory", "resources.shm", "resources.accelerator_memory", "data",
         "mounts", "budget", "depends_on", "array", "schedule",
     }  # fmt: skip
 

@@ -186,7 +186,7 @@ def _settle(job: Job, now: int) -> Decision:
         job = advance(replace(job, attempt=attempt), step)
         if job.state is JobState.RECOVERING:
             job = replace(job, state=JobState.RUNNING)
-        return Decision(_running(job, now) if job.state is JobState.STARTING else job)
+        return Decision(job)
     if job.state is JobState.STOPPING:
         return Decision(advance(job, step))
     # A supervisor that lost its own report of the failure must not stop the job for ever.

@@ -231,7 +231,8 @@ class SlotIndex:
         found = []
         wants = [(cpus, memory_bytes)] * len(placement.shares)
         at = len(wants) - sum(role.nodes for role in roles)
-        for role in roles:
+        # Fewer shares than roles: a policy that cuts gangs as it likes, which is told of none.
+        for role in roles if at >= 0 else ():
             wants[at : at + role.nodes] = [wants_of(role, cpus, memory_bytes)] * role.nodes
             at += role.nodes
         for share, (num_cpus, num_bytes) in zip(placement.shares, wants, strict=True):

@@ -21,8 +21,9 @@ from phalanx.kit.clock import Clock
 from phalanx.launch import linux
 from phalanx.launch.durable import write_file
 from phalanx.launch.identity import EXIT_NAME, LOCK_NAME, LOG_NAME, SupervisorRecord
+from phalanx.schemas.assignments import Assignment
 from phalanx.schemas.home import HomeLayout
-from phalanx.schemas.supervision import Assignment, ExitRecord
+from phalanx.schemas.supervision import ExitRecord
 
 NODE_ID = "local"
 POOL = "local"

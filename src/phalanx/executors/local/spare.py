@@ -13,7 +13,7 @@ from typing import Protocol
 
 from phalanx.core.ranks import omp_num_threads
 from phalanx.launch.command import parse_python, same_python, sensitive
-from phalanx.schemas.supervision import Assignment
+from phalanx.schemas.assignments import Assignment
 
 
 class Spare(Protocol):

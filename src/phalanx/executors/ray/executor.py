@@ -19,9 +19,10 @@ from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
 from phalanx.executors.ray.bridge import Bridge
 from phalanx.executors.ray.inventory import Inventory
 from phalanx.launch.durable import write_file
+from phalanx.schemas.assignments import Assignment
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.ray_pools import RayPool
-from phalanx.schemas.supervision import Assignment, ExitRecord
+from phalanx.schemas.supervision import ExitRecord
 
 _NOTE = "ray.json"
 _BEGIN_S = 120.0
@@ -93,7 +94,8 @@ class RayExecutor:
         ref = ref_of(assignment)
         if self._note(ref) is not None:
             return
-        if (ref.job, ref.attempt) not in self._reserved and assignment.gang.num_nodes == 1:
+        alone = assignment.gang.num_nodes == 1 and assignment.role is None
+        if (ref.job, ref.attempt) not in self._reserved and alone:
             slots = tuple(range(assignment.gang.ranks_per_node))
             share = _share(node, slots)
             self.reserve(Placement(node.pool, (share,)), [assignment])

@@ -12,6 +12,7 @@ from phalanx.schemas.ray_pools import RayPool
 _TYPE_LABEL = "ray.io/accelerator-type"
 _TYPE_PREFIX = "accelerator_type:"
 _SHORT = 8
+_SOME_MEMORY = 1 << 20
 # A drain without a deadline: leave, and take the time that saving needs.
 _SOME_DAY = 2**62
 
@@ -100,6 +101,9 @@ class Inventory:
 
     def bundle(self, known: Known, num_slots: int, cpus: int) -> dict[str, float]:
         """What a share of `num_slots` slots holds in Ray: the slots and its part of the CPUs."""
+        if not num_slots:
+            # A place without slots; Ray wants a bundle to hold something, and CPUs may all be taken.
+            return {"memory": float(_SOME_MEMORY)}
         if known.slot == "CPU":
             return {"CPU": float(num_slots)}
         part = min(cpus, known.num_cpus * num_slots // known.node.num_slots)

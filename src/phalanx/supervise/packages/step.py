@@ -11,7 +11,7 @@ from pathlib import Path
 
 from phalanx.core.reasons import Cause
 from phalanx.launch.durable import write_file
-from phalanx.schemas.supervision import Assignment
+from phalanx.schemas.assignments import Assignment
 from phalanx.supervise.generation import Generation
 from phalanx.supervise.packages.plan import VERDICT, Plan
 from phalanx.supervise.processes import Launch, Processes

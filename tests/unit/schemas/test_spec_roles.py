@@ -1,0 +1,80 @@
+"""Gangs with several roles in the spec: two ways to write them, and what is refused."""
+
+import pytest
+
+from phalanx.core.placement import GangShape, Role
+from phalanx.errors import SpecInvalid
+from phalanx.schemas.spec import check_supported, load_spec, resolved, to_yaml, validate_spec
+
+pytestmark = pytest.mark.unit
+ALONE = """
+roles:
+  learner: {run: python learn.py, nodes: 2, slots_per_node: 4, training: {strategy: fsdp}}
+  actor: {run: python act.py, nodes: 3, slots: 0, cpus: 2, memory: 4GB, required: false}
+env: {A: "1"}
+"""
+BESIDE = """
+run: python train.py
+resources: {slots_per_node: 2}
+training: {precision: bf16}
+roles: {server: {nodes: 1, run: python ps.py, framework: none, resources: {cpus: 8}}}
+"""
+
+
+def said(text: str) -> dict[str, str]:
+    return {one.path: one.message for one in check_supported(load_spec(text))}
+
+
+def test_without_a_command_of_its_own_the_first_role_is_what_the_job_is_about():
+    spec = load_spec(ALONE)
+    assert check_supported(spec) == []
+    terms = spec.to_terms()
+    assert (terms.role, terms.shape) == ("learner", GangShape(2, 4, 4))
+    actor = Role(3, 0, 1, "actor", cpus_per_node=2, memory_per_node_bytes=4 * 10**9, required=False)
+    assert terms.roles == (actor,)
+    assert (terms.num_slots, terms.world_size) == (8, 11)
+    learner, other = spec.plans
+    assert (learner.leads, learner.training, other.leads) == (True, {"strategy": "fsdp"}, False)
+
+
+def test_with_a_command_the_job_itself_is_the_first_role():
+    spec = load_spec(BESIDE)
+    assert check_supported(spec) == []
+    worker, server = spec.plans
+    assert (worker.name, worker.run, worker.training) == (
+        "worker", "python train.py", {"precision": "bf16"},
+    )  # fmt: skip
+    assert (server.run, server.framework, server.training) == ("python ps.py", "none", None)
+    assert server.shape == GangShape(1, 1, 1)
+    assert spec.to_demand().memory_per_node_bytes == 0
+
+
+@pytest.mark.parametrize("text", [ALONE, BESIDE])
+def test_what_is_written_out_reads_back_the_same_in_the_same_order(text: str):
+    spec = load_spec(text)
+    assert validate_spec(resolved(spec)) == spec
+    assert load_spec(to_yaml(resolved(spec))).plans == spec.plans
+
+
+def test_what_is_refused_and_what_would_be_right():
+    assert said("{roles: {a: {slots: 1}}}") == {
+        "roles.a.run": "is required: the job has no `run` of its own"
+    }
+    assert (
+        "needs at least one slot"
+        in said("{roles: {a: {run: x, slots: 0}}}")["roles.a.resources.slots_per_node"]
+    )
+    assert (
+        "fixed size"
+        in said("{run: x, resources: {nodes: 2..4}, roles: {a: {slots: 1}}}")["resources.nodes"]
+    )
+    assert "another name" in said("{run: x, roles: {worker: {slots: 1}}}")["roles.worker"]
+    assert "write in `roles`" in said("{resources: {nodes: 2}, roles: {a: {run: x}}}")["resources"]
+    assert "first role" in said("{roles: {a: {run: x, required: false}}}")["roles.a.required"]
+    assert "torch, jax" in said("{run: x, framework: mpi, roles: {a: {}}}")["framework"]
+    layout = "{run: x, roles: {a: {slots: 3, training: {strategy: {tp: 2, fsdp: 2}}}}}"
+    assert "roles.a.training.strategy" in said(layout)
+    with pytest.raises(SpecInvalid, match="there twice"):
+        load_spec("{run: x, roles: {a: {nodes: 1, resources: {nodes: 2}}}}")
+    with pytest.raises(SpecInvalid, match="set by the platform"):
+        load_spec("{run: x, roles: {a: {env: {RANK: '1'}}}}")
