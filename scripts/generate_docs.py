@@ -112,7 +112,7 @@ _SAMPLES: dict[str, Any] = {
     "resources": {"nodes": "2+", "cpus": "4+", "memory": "1GB..2GB", "shm": "1GB",
                   "accelerator_memory": "1GB..2GB"},
     "checkpoint": {"every": "auto", "store": "s3://x/y"}, "stall": {}, "secrets": ["X"],
-    "mounts": ["x:/y"], "budget": {"usd": 1}, "depends_on": [1], "array": "0-1",
+    "data": {"a": "b"}, "mounts": ["x:/y"], "budget": {"usd": 1}, "depends_on": [1], "array": "0-1",
     "schedule": {"cron": "0 0 * * *"},
 }  # fmt: skip
 
