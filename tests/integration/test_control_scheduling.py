@@ -300,7 +300,12 @@ class TestProjects:
         second = rig.submit(**gang(project="text", priority=60))
         rig.turn()
         assert (rig.job(first).state, rig.job(second).state) == ("queued", "starting")
-        assert "runs 1 jobs of at most 1" in rig.client.why(first).reason.message
+        found = rig.client.why(first)
+        assert "runs 1 jobs of at most 1" in found.reason.message
+        assert found.constraints[0].text.endswith(f": j-{second}")
+        assert [one.text for one in found.changes] == [
+            "starts now without that limit on running jobs"
+        ]
 
     def test_what_can_never_be_is_refused_at_submit(self, rig: Rig) -> None:
         rig.client.apply_projects(self.FILE)

@@ -219,6 +219,9 @@ def read_pool_file(path: Path) -> tuple[PoolFile, list[str]]:
 
 def read_pools(data: Mapping[str, Any], executors: Iterable[str]) -> PoolFile:
     """A pool file from plain data. Raises SpecInvalid with every problem found."""
+    if "projects" in data and "pools" not in data:
+        said = "this is a project file; `phalanx projects apply -f` reads it"
+        raise SpecInvalid([Problem("projects", said)])
     try:
         found = PoolFile.model_validate(dict(data))
     except ValidationError as error:

@@ -89,6 +89,9 @@ class ProjectFile(Section):
 
 def read_projects(data: Mapping[str, Any]) -> ProjectFile:
     """A project file from plain data. Raises SpecInvalid with every problem found."""
+    if "pools" in data and "projects" not in data:
+        said = "this is a pool file; `phalanx pools apply -f` reads it"
+        raise SpecInvalid([Problem("pools", said)])
     try:
         found = ProjectFile.model_validate(dict(data))
     except ValidationError as error:

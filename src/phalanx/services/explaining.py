@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from phalanx.core.jobs.events import StopRequested
 from phalanx.core.jobs.model import Job, JobState, StopGoal
+from phalanx.core.reasons import Reason
 from phalanx.core.scheduling import Why, why
 from phalanx.core.scheduling.why import Victim, why_victim
 from phalanx.kit.ids import job_label
@@ -15,12 +19,17 @@ from phalanx.schemas.estate import (
     VictimView,
     WhyView,
 )
+from phalanx.services.picture import Sight
 from phalanx.services.platform import Platform
 from phalanx.services.scheduling import sight_of
+from phalanx.services.standing import waiting
 from phalanx.services.story import lineage_view
 from phalanx.store import events, jobs, supervisors
 from phalanx.store.database import Tx
 from phalanx.store.events import StoredEvent
+from phalanx.store.jobs import StoredJob
+
+_MANY = 4
 
 # By the phase of a supervisor's heartbeat.
 _BEFORE_RANKS = {
@@ -40,7 +49,7 @@ def why_view(platform: Platform, num: int, now: int) -> WhyView:
         evictions=platform.store.view(lambda tx: evictions_of(tx, num)),
     )
     if stored.job.state is JobState.QUEUED:
-        return _waiting(platform, view, num, now)
+        return _waiting(platform, view, stored, now)
     if stored.job.state is JobState.STARTING:
         view = _starting(platform, view, stored.job)
     if stored.job.holds_slots:
@@ -68,17 +77,43 @@ def _starting(platform: Platform, view: WhyView, job: Job) -> WhyView:
     return view.model_copy(update={"reason": reason})
 
 
-def _waiting(platform: Platform, view: WhyView, num: int, now: int) -> WhyView:
-    sight = sight_of(platform, now)
+def _waiting(platform: Platform, view: WhyView, stored: StoredJob, now: int) -> WhyView:
+    sight, num = sight_of(platform, now), stored.job.num
     held_back = sight.held_back.get(num)
     if held_back is not None:
-        reason = ReasonView(code=held_back.code.value, message=held_back.message)
-        return view.model_copy(update={"reason": reason})
+        return view.model_copy(update=_held_back(sight, stored, held_back, now))
     found = why(sight.snapshot, num, now)
     return view if found is None else view.model_copy(update=_answer(found))
 
 
-def _answer(found: Why) -> dict[str, object]:
+def _held_back(sight: Sight, stored: StoredJob, said: Reason, now: int) -> dict[str, object]:
+    """A job that the planner is not shown: what keeps it back, and what it would meet without that."""
+    num, project = stored.job.num, stored.facts.project
+    shown = (*sight.snapshot.waiting, waiting(stored, sight.holes.get(num)))
+    found = why(replace(sight.snapshot, waiting=shown), num, now, num_scenarios=1)
+    running = [f"j-{one.job}" for one in sight.snapshot.held if one.project == project]
+    names = f": {', '.join(running[:_MANY])}" if running else ""
+    limit = ConstraintView(
+        binding="quota", text=f"{said.message}{names}", unit="jobs", names=[project]
+    )
+    answer = {} if found is None else _answer(found)
+    if found is not None and not found.constraints:
+        text = "starts now without that limit on running jobs"
+        change = CounterfactualView(kind="quota", text=text, by_preemption=False)
+        answer["changes"] = [change]
+    else:
+        answer["changes"] = []
+    return {
+        **answer,
+        "reason": ReasonView(code=said.code.value, message=said.message),
+        "constraints": [limit, *answer.get("constraints", [])],
+        "eta_p50_at": None,
+        "eta_p90_at": None,
+        "victims": [],
+    }
+
+
+def _answer(found: Why) -> dict[str, Any]:
     return {
         "reason": ReasonView(code=found.reason.code.value, message=found.reason.message),
         "position": found.position,

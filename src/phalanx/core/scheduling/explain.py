@@ -96,10 +96,22 @@ def _room(draft: Draft, line: Line, pool: str) -> str:
     groups = [g for g in line.groups if g.key.pool == pool]
     if not groups:
         return f"pool {pool}: no suitable nodes"
-    free = sum(g.num_free for g in groups)
+    free = sum(g.num_free for g in groups) + _kept_for(draft, line, pool)
     total = sum(g.num_nodes * g.size for g in groups)
     whole = sum(len(g.by_free[g.size]) for g in groups)
     return f"pool {pool}: {free} of {total} free, {whole} nodes entirely"
+
+
+def _kept_for(draft: Draft, line: Line, pool: str) -> int:
+    """Free slots of a pool that a reservation keeps for this very line: to it they are free."""
+    nodes, owner_of = draft.index.nodes, draft.world.line_of
+    return sum(
+        taking.mask.bit_count()
+        for block in draft.blocks
+        if owner_of.get(block.hole.job) is line
+        for taking in block.takings
+        if nodes[taking.node].pool == pool
+    )
 
 
 def _short(names: tuple[str, ...]) -> str:

@@ -247,10 +247,14 @@ def _sizes(job: Waiting) -> list[tuple[str, GangShape]]:
     for nodes in range(least - 1, 0, -1):
         smaller = GangShape(nodes, shape.slots_per_node, shape.ranks_per_node)
         plural = "node" if nodes == 1 else "nodes"
-        found.append((f"{nodes * shape.slots_per_node} slots on {nodes} {plural}", smaller))
+        found.append((f"{_slots(nodes * shape.slots_per_node)} on {nodes} {plural}", smaller))
     for slots in range(shape.slots_per_node - 1, 0, -1):
-        found.append((f"{slots} slots on 1 node", GangShape(1, slots, slots)))
+        found.append((f"{_slots(slots)} on 1 node", GangShape(1, slots, slots)))
     return found
+
+
+def _slots(num: int) -> str:
+    return "1 slot" if num == 1 else f"{num} slots"
 
 
 def _elsewhere(trial: _Trial, snapshot: Snapshot, job: Waiting) -> Change | None:
