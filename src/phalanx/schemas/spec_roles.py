@@ -140,8 +140,10 @@ class Role(Section):
         if not isinstance(value, dict):
             return value
         value = dict(value)
+        if value.get("slots") is not None and value.get("slots_per_node") is not None:
+            raise ValueError("slots is short for slots_per_node; give one of them")
         if "slots" in value:
-            value.setdefault("slots_per_node", value.pop("slots"))
+            value["slots_per_node"] = value.pop("slots")
         flat = {key: value.pop(key) for key in _SHORT if value.get(key) is not None}
         below = value.get("resources", {})
         if not flat or not isinstance(below, dict):

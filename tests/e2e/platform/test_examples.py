@@ -114,3 +114,17 @@ def test_sites_that_never_share_data(platform: Platform):
     # A round is told after it is kept: a kill in between leaves one untold, never one undone.
     told = [number for number in range(1, 11) if f"round {number}:" in text]
     assert told[-1] == 10 and len(told) >= 9
+
+
+def test_a_trainer_and_the_evaluator_of_its_checkpoints(platform: Platform):
+    """A trainer's rank dies: both roles start again, and nothing is missed or seen twice."""
+    job = platform.run("submit", EXAMPLES / "roles" / "job.yaml").stdout.split()[-1]
+    wait_for("a checkpoint", lambda: platform.show(job).progress.checkpoint_step)
+    kill(platform.rank_pids(job)[1])
+    view = platform.wait_state(job, "succeeded")
+    assert (view.restarts, view.progress.high_water_step) == (1, 1280)
+    assert (view.lineage.missed, view.lineage.duplicated) == (0, 0)
+    with platform.client() as client:
+        (curve,) = client.metrics(view.num, role="evaluator", names=["val_loss"]).series
+    assert (curve.role, curve.rank, curve.steps[-1]) == ("evaluator", 2, 1280)
+    assert "step 1280: val_loss" in platform.run("logs", job, "--role", "evaluator").stdout

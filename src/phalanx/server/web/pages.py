@@ -98,6 +98,9 @@ def _facts(job: api.JobView) -> Markup:
         ("samples missed, duplicated, redone", _samples(lineage)),
         ("submitted", _time(job.submitted_at)),
     ]
+    if job.roles:
+        roles = [f"{one.name} {one.num_nodes} × {one.slots_per_node}" for one in job.roles]
+        rows.insert(2, ("roles", ", ".join(roles)))
     if job.started_at is not None and job.ended_at is not None:
         took_s = (job.ended_at - job.started_at).total_seconds()
         rows.append(("took", format_duration(took_s)))
