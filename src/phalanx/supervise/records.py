@@ -33,6 +33,8 @@ _READ_BYTES = 1 << 20
 TRIM_BYTES = 4 << 20
 BACKLOG_BYTES = 256 << 20
 _MOST_WAITING = 200_000
+_REMEMBERED = 10_000
+_MOST_WARNINGS = 1000
 Record = dict[str, Any]
 Put = Callable[[Callable[[int], Report]], object]
 
@@ -114,7 +116,8 @@ class GenerationRecords:
         self._fresh_rows: list[Row] = []
         self._num_samples: int | None = None
         self._num_epochs: int | None = None
-        self._said: set[tuple[str, str]] = set()
+        self._said: dict[tuple[str, str], None] = {}
+        self._num_warned = 0
 
     def read(self) -> None:
         """Take in what is new; reports worth sending are put at once."""
@@ -223,14 +226,24 @@ class GenerationRecords:
                 self._warn_once("metric", name, rank, said, int(record["t"]))
 
     def _warn_once(self, kind: str, what: str, rank: int, said: str, at: int) -> None:
+        # A script that warns at every step must not fill the job's story.
+        if (kind, what) in self._said or self._num_warned >= _MOST_WARNINGS:
+            return
+        self._num_warned += 1
         self._once(kind, what, lambda seq: WarningReport(
             seq=seq, generation=self._generation, rank=rank, message=said, at=at))  # fmt: skip
 
     def _once(self, kind: str, what: str, make: Callable[[int], Report]) -> None:
-        """Ranks agree on what they say; it is passed on once per generation."""
-        if (kind, what) not in self._said and len(self._said) < 10_000:
-            self._said.add((kind, what))
-            self._put(make)
+        """Ranks agree on what they say; it is passed on once per generation.
+
+        They say it at about the same time, so only the newest has to be remembered.
+        """
+        if (kind, what) in self._said:
+            return
+        self._said[kind, what] = None
+        if len(self._said) > _REMEMBERED:
+            del self._said[next(iter(self._said))]
+        self._put(make)
 
     def _guard(self, record: Record) -> Callable[[int], Report]:
         fields: dict[str, Any] = {
