@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 
-from integration.rig import TOKEN, URL, Rig, spec
+from integration.rig import TOKEN, URL, Rig, open_rig, spec
 from phalanx.errors import NotFound, ServerUnavailable, SpecInvalid, UserError
 from phalanx.schemas.api import SubmitRequest
 from phalanx.sdk import PhalanxClient
+from phalanx.server.settings import ApiSettings, Settings
 
 pytestmark = pytest.mark.integration
 
@@ -145,6 +148,25 @@ def test_nonsense_gets_one_clear_message(rig: Rig) -> None:
     assert call(rig, "GET", "/api/v1/jobs/x", good).status_code == 422
     big = good | {"Content-Length": str(1 << 40)}
     assert call(rig, "POST", "/api/v1/jobs", big, content=b"{}").status_code == 400
+    assert call(rig, "DELETE", "/api/v1/jobs/1", good).json()["code"] == "invalid"
+
+
+@pytest.mark.parametrize("path", ["/api/v1/jobs", "/api/v1/supervisors/sync"])
+def test_a_body_that_does_not_say_how_large_it_is_is_bounded_all_the_same(
+    tmp_path: Path, path: str
+) -> None:
+    api = ApiSettings(max_body_bytes=1000)
+
+    def chunks() -> Iterator[bytes]:
+        yield from (b" " * 100 for _ in range(100))
+
+    with open_rig(tmp_path / "home", settings=Settings(api=api)) as rig:
+        good = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+        answer = call(rig, "POST", path, good, content=chunks())
+        assert answer.status_code == 400
+        assert "larger than 1.0 KB" in answer.json()["message"]
+        whole = SubmitRequest(spec=spec()).model_dump_json().encode()
+        assert call(rig, "POST", "/api/v1/jobs", good, content=iter([whole])).status_code == 201
 
 
 def test_no_server_is_said_so() -> None:

@@ -41,7 +41,7 @@ from starlette.responses import Response
 
 import phalanx
 from phalanx.core.scheduling import Terms
-from phalanx.errors import NotFound, PlatformError, Problem, SpecInvalid
+from phalanx.errors import NotFound, PlatformError, Problem, SpecInvalid, UserError
 from phalanx.executors.protocol import Executor
 from phalanx.kit.clock import Clock, SystemClock
 from phalanx.schemas.home import HomeLayout
@@ -157,7 +157,8 @@ def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         return error_response(NotFound(f"there is nothing at {request.url.path}"))
-    answer = error_response(PlatformError(str(error.detail)))
+    kind = UserError if error.status_code < 500 else PlatformError
+    answer = error_response(kind(str(error.detail)))
     answer.status_code = error.status_code
     return answer
 

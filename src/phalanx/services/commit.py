@@ -198,7 +198,7 @@ def each_for_itself(nums: Sequence[int], work: Callable[[Sequence[int]], None]) 
     except Bug as error:
         if len(nums) == 1:
             raise
-        _LOG.error("%s; the others are done one by one", error.message)  # noqa: TRY400
+        _LOG.error("%s; the others are done one by one", error.message)
     found: list[Bug] = []
     for num in nums:
         try:

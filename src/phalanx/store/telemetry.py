@@ -58,8 +58,10 @@ def add_log(tx: Tx, fresh: LogSegment) -> None:
         log_segments.c.rank == fresh.rank,
         log_segments.c.stream == fresh.stream,
     )
+    # Segments of a stream do not overlap, so the newest ends last; the index leads straight to it.
     end = log_segments.c.offset + func.length(log_segments.c.data)
-    known = tx.conn.execute(select(func.max(end)).where(*same)).scalar()
+    newest = select(end).where(*same).order_by(log_segments.c.offset.desc()).limit(1)
+    known = tx.conn.execute(newest).scalar()
     data = fresh.data[max(0, (known or 0) - fresh.offset) :]
     if not data:
         return
