@@ -9,7 +9,7 @@ For programs that start one (`phalanx.standalone`)::
         sock: socket.socket,           # bound; `serve` listens on it
         url: str,                      # how clients and supervisors reach `sock`
         token: str,                    # the bearer token of this home
-        settings: Settings | None = None,   # phalanx.server.settings.Settings(); None: from environment
+        settings: Settings | None = None,   # None: phalanx.server.settings.read_settings()
         clock: Clock | None = None,
         on_ready: Callable[[], None] = nothing,   # called once requests are answered: write server.json
         stop: asyncio.Event | None = None,        # set it to end from outside; SIGTERM and SIGINT do too
@@ -53,7 +53,12 @@ from phalanx.server.loops.steps import all_loops
 from phalanx.server.notifier import Notifier
 from phalanx.server.observe.exposition import Exposition
 from phalanx.server.routers import estate, jobs, metrics, platform, supervisors, telemetry
-from phalanx.server.settings import SchedulerSettings, Settings, base_environment
+from phalanx.server.settings import (
+    SchedulerSettings,
+    Settings,
+    base_environment,
+    read_settings,
+)
 from phalanx.server.web import pages
 from phalanx.services.picture import Policy
 from phalanx.services.platform import Platform
@@ -193,7 +198,7 @@ async def serve(  # noqa: PLR0913
     stop: asyncio.Event | None = None,
 ) -> StopCause:
     """Run a control plane until it is told to stop or has nothing to do; see the top of this file."""
-    settings = settings or Settings()
+    settings = settings or read_settings()
     store = open_store(settings.database.url or home.database_file)
     try:
         if store.dialect == "sqlite":

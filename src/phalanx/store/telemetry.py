@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import Table, func, select
 
 from phalanx.store.database import Tx, take_numbers
 from phalanx.store.tables import log_segments, metric_chunks
@@ -198,6 +198,31 @@ def chunks_after(tx: Tx, after: int, *, limit: int) -> list[tuple[int, int, list
 def last_chunk_id(tx: Tx) -> int:
     """The number of the newest chunk of any job."""
     return int(tx.conn.execute(select(func.max(metric_chunks.c.id))).scalar() or 0)
+
+
+def drop_logs(tx: Tx, *, before: int, limit: int) -> int:
+    """Forget up to `limit` of the oldest segments, as far as they came before a time; says how many.
+
+    They are numbered as they come, so those to go are the first ones.
+    """
+    here = log_segments.c
+    oldest = tx.conn.execute(select(here.id, here.at).order_by(here.id).limit(limit))
+    return _drop(tx, log_segments, [number for number, at in oldest if at < before])
+
+
+def drop_points(tx: Tx, nums: Sequence[int], *, limit: int) -> int:
+    """Forget up to `limit` chunks of metrics of these jobs; says how many."""
+    if not nums:
+        return 0
+    here = metric_chunks.c
+    query = select(here.id).where(here.job.in_(nums)).limit(limit)
+    return _drop(tx, metric_chunks, list(tx.conn.execute(query).scalars()))
+
+
+def _drop(tx: Tx, table: Table, ids: Sequence[int]) -> int:
+    if ids:
+        tx.conn.execute(table.delete().where(table.c.id.in_(ids)))
+    return len(ids)
 
 
 def _plain(values: dict[str, float]) -> dict[str, float | str]:
