@@ -8,11 +8,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from fastapi.routing import iter_route_contexts
 
 from integration.rig import TOKEN, URL, Rig, open_rig, spec
-from phalanx.errors import NotFound, ServerUnavailable, SpecInvalid, UserError
+from phalanx.errors import NotFound, ServerError, ServerUnavailable, SpecInvalid, UserError
 from phalanx.schemas.api import SubmitRequest
 from phalanx.sdk import PhalanxClient
+from phalanx.server.app import create_app
 from phalanx.server.settings import ApiSettings, Settings
 
 pytestmark = pytest.mark.integration
@@ -23,18 +25,66 @@ def call(rig: Rig, method: str, path: str, headers: dict[str, str] | None = None
         return http.request(method, path, headers=headers or {}, **rest)
 
 
-def test_every_route_but_a_few_wants_the_token(rig: Rig) -> None:
-    # Supervisors show a token of their own to two of them.
-    code = "/api/v1/supervisors/code/{digest}"
-    open_paths = {"/healthz", "/api/v1/supervisors/sync", "/login", code}
-    paths = call(rig, "GET", "/openapi.json").json()["paths"]
-    assert len(paths) > 12
-    for path, methods in paths.items():
-        real = path.replace("{num}", "1").replace("{digest}", "0" * 64)
-        for method in methods:
-            for headers in ({}, {"Authorization": "Bearer wrong"}):
-                status = call(rig, method.upper(), real, headers).status_code
-                assert (status == 403) == (path not in open_paths), (method, path, status)
+# Open to everybody: they hide nothing, or check a token of another kind by themselves.
+_OPEN = {
+    "/healthz": 200,
+    "/openapi.json": 200,
+    "/docs": 200,
+    "/login": 403,
+    "/api/v1/supervisors/sync": 422,
+    "/api/v1/supervisors/code/{digest}": 422,
+}
+_SAMPLES = {"{num}": "1", "{digest}": "0" * 64, "{name}": "local"}
+
+
+def routes(rig: Rig) -> list[tuple[str, str]]:
+    """Every method and path that the application knows, pages and documentation among them."""
+    found = [
+        (method, route.path)
+        for route in iter_route_contexts(create_app(rig.context).routes)
+        for method in sorted(route.methods or ())
+    ]
+    assert len(found) > 40 and {"/", "/metrics", "/jobs/{num}"} <= {path for _, path in found}
+    assert set(_OPEN) <= {path for _, path in found}
+    return found
+
+
+def test_every_route_is_closed_to_all_but_its_own_callers(rig: Rig) -> None:
+    """Whoever adds a route gets it closed: only the client's token opens, the cookie only for reading."""
+    rig.submit()
+    rig.turn()
+    supervisor = rig.supervisor(1).token
+    callers = {
+        "nobody": {},
+        "wrong token": {"Authorization": "Bearer wrong"},
+        "empty token": {"Authorization": "Bearer "},
+        "other scheme": {"Authorization": f"Basic {TOKEN}"},
+        "a supervisor": {"Authorization": f"Bearer {supervisor}"},
+        "wrong cookie": {"Cookie": "phalanx_session=wrong"},
+        "the supervisor's cookie": {"Cookie": f"phalanx_session={supervisor}"},
+    }
+    cookie = {"Cookie": f"phalanx_session={TOKEN}"}
+    for method, path in routes(rig):
+        real = path
+        for name, sample in _SAMPLES.items():
+            real = real.replace(name, sample)
+        assert "{" not in real, f"say in _SAMPLES what stands for the variable of {path}"
+        for who, headers in callers.items():
+            status = call(rig, method, real, headers).status_code
+            wanted = _OPEN.get(path, 403)
+            assert status == wanted, (method, path, who, status)
+        if method not in ("GET", "HEAD") and path not in _OPEN:
+            assert call(rig, method, real, cookie).status_code == 403, (method, path)
+    assert rig.job(1).state == "starting"  # and nothing was done
+
+
+def test_the_token_opens_what_is_closed(rig: Rig) -> None:
+    """The guard of the test above, off."""
+    good = {"Authorization": f"Bearer {TOKEN}"}
+    for method, path in routes(rig):
+        if method == "GET" and "{" not in path and path not in _OPEN:
+            status = call(rig, method, path, good).status_code
+            assert status == 200, path
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", ""])
@@ -186,6 +236,8 @@ def test_something_else_answers() -> None:
         assert caught.value.hint and "Phalanx server" in caught.value.hint
     with PhalanxClient("http://x", "t", transport=transport) as client:
         assert not client.is_healthy()
+        with pytest.raises(ServerError, match="not one of Phalanx"):
+            client.info()
 
 
 def test_gauges(rig: Rig) -> None:

@@ -109,6 +109,8 @@ class LocalExecutor:
         """See `Executor`."""
         with self._lock:
             self._reap()
+            # Of whom nobody asks any more nothing need be remembered.
+            self._gone.intersection_update(refs)
         statuses = [self._status(ref) for ref in refs]
         # A spare that warms up takes CPU time that a starting job needs more.
         if not any(one.alive and self._is_young(one.ref) for one in statuses):
