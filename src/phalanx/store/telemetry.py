@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,19 +143,21 @@ def add_points(tx: Tx, job: int, node_rank: int, points: Sequence[Point]) -> Non
     tx.conn.execute(metric_chunks.insert(), row)
 
 
-def points_of(tx: Tx, job: int, *, after_step: int = -1) -> list[Point]:
-    """A job's points with a step behind `after_step`, in the order in which they arrived."""
+def points_of(tx: Tx, job: int, *, after_step: int = -1) -> Iterator[Point]:
+    """A job's points with a step behind `after_step`, in the order in which they arrived.
+
+    Read on as they are taken, and only inside the transaction: those of a long job are many.
+    """
     query = (
         select(metric_chunks)
         .where(metric_chunks.c.job == job, metric_chunks.c.last_step > after_step)
         .order_by(metric_chunks.c.id)
     )
-    return [
-        Point(row["attempt"], row["generation"], rank, step, at, _floats(values))
-        for row in tx.conn.execute(query).mappings()
-        for rank, step, at, values in row["points"]
-        if step > after_step
-    ]
+    with tx.conn.execution_options(yield_per=32).execute(query) as rows:
+        for row in rows.mappings():
+            for rank, step, at, values in row["points"]:
+                if step > after_step:
+                    yield Point(row["attempt"], row["generation"], rank, step, at, _floats(values))
 
 
 def last_points(tx: Tx, job: int, *, num_chunks: int = 4) -> list[Point]:

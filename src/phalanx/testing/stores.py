@@ -268,10 +268,10 @@ class StoreContract:
     def test_what_is_not_finite_survives(self, store: Store) -> None:
         points = [Point(1, 0, 0, 1, NOW, {"loss": math.nan, "top": math.inf, "ok": 0.5})]
         store.transact(lambda tx: telemetry.add_points(tx, 1, 0, points))
-        (point,) = store.view(lambda tx: telemetry.points_of(tx, 1))
+        (point,) = store.view(lambda tx: list(telemetry.points_of(tx, 1)))
         assert math.isnan(point.values["loss"])
         assert (point.values["top"], point.values["ok"]) == (math.inf, 0.5)
-        assert store.view(lambda tx: telemetry.points_of(tx, 1, after_step=1)) == []
+        assert store.view(lambda tx: list(telemetry.points_of(tx, 1, after_step=1))) == []
 
     def test_lineage_is_kept_by_generation(self, store: Store) -> None:
         saved = {
