@@ -16,6 +16,7 @@ from phalanx.schemas.api import SubmitRequest
 from phalanx.sdk import PhalanxClient
 from phalanx.server.app import create_app
 from phalanx.server.settings import ApiSettings, Settings
+from phalanx.services import views
 
 pytestmark = pytest.mark.integration
 
@@ -199,6 +200,19 @@ def test_nonsense_gets_one_clear_message(rig: Rig) -> None:
     big = good | {"Content-Length": str(1 << 40)}
     assert call(rig, "POST", "/api/v1/jobs", big, content=b"{}").status_code == 400
     assert call(rig, "DELETE", "/api/v1/jobs/1", good).json()["code"] == "invalid"
+    for path in (f"/api/v1/jobs/{10**30}", f"/api/v1/jobs?before={10**30}"):
+        answer = call(rig, "GET", path, good)
+        assert (answer.status_code, answer.json()["code"]) == (400, "invalid")
+
+
+def test_a_bug_has_the_body_of_every_error(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> None:
+        raise ZeroDivisionError("secret detail")
+
+    monkeypatch.setattr(views, "job_view", broken)
+    with pytest.raises(ServerError, match="ran into a bug: ZeroDivisionError") as caught:
+        rig.client.job(1)
+    assert "log" in str(caught.value) and "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("path", ["/api/v1/jobs", "/api/v1/supervisors/sync"])

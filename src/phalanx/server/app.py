@@ -41,7 +41,14 @@ from starlette.responses import Response
 
 import phalanx
 from phalanx.core.scheduling import Terms
-from phalanx.errors import NotFound, PlatformError, Problem, SpecInvalid, UserError
+from phalanx.errors import (
+    NotFound,
+    PlatformError,
+    Problem,
+    ServerError,
+    SpecInvalid,
+    UserError,
+)
 from phalanx.executors.protocol import Executor
 from phalanx.kit.clock import Clock, SystemClock
 from phalanx.schemas.home import HomeLayout
@@ -138,6 +145,7 @@ def create_app(context: Context) -> FastAPI:
     app.add_exception_handler(PlatformError, _platform_error)
     app.add_exception_handler(RequestValidationError, _not_valid)
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _bug)
     app.add_middleware(Gate, context=context)
     return app
 
@@ -166,6 +174,12 @@ def _http_error(request: Request, error: Exception) -> Response:
     answer = error_response(kind(str(error.detail)))
     answer.status_code = error.status_code
     return answer
+
+
+def _bug(request: Request, error: Exception) -> Response:
+    """What nobody has foreseen. The server's log gets the traceback, the caller a body as always."""
+    said = f"{request.method} {request.url.path} ran into a bug: {type(error).__name__}"
+    return error_response(ServerError(said, "the log of the control plane says more"))
 
 
 class _Server(uvicorn.Server):
