@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from phalanx.core.ledger import Row, merge
 from phalanx.core.stalls import Patience, StallWatch
 from phalanx.supervise import records
 from phalanx.supervise.records import GenerationRecords
@@ -41,3 +42,30 @@ def test_warnings_of_a_script_come_to_an_end_and_checkpoints_do_not():
     here.said(0, saved(1))
     assert [one.kind for one in sent].count("warning") == records._MOST_WARNINGS
     assert sent[-1].kind == "checkpoint"
+
+
+def test_what_was_consumed_is_said_once_and_in_parts():
+    """On several nodes every step leaves a row of its own: to say them all again would never end."""
+    here, _ = opened()
+    said = []
+
+    def consume(steps):
+        for step in steps:
+            for rank in (0, 1):  # this node has the first half of every batch of 96
+                lo = step * 96 + rank * 24
+                here.said(rank, {"k": "ledger", "epoch": 0, "lo": lo, "hi": lo + 24, "t": 1})
+
+    def put(make):
+        said.append(make(len(said) + 1))
+
+    num = 2 * records._MOST_ROWS + 10
+    consume(range(num))  # while nobody fetched anything
+    assert len(here._fresh_rows) <= 4 * records._MOST_ROWS
+    while here.put_ledger(put):
+        pass
+    consume(range(num, num + 3))
+    assert here.put_ledger(put) and not here.put_ledger(put)
+    assert [len(one.rows) for one in said] == [records._MOST_ROWS, records._MOST_ROWS, 10, 3]
+    assert all(one.added for one in said)
+    rows = merge(Row(one.epoch, one.lo, one.hi) for report in said for one in report.rows)
+    assert rows == tuple(Row(0, step * 96, step * 96 + 48) for step in range(num + 3))
