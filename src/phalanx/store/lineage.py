@@ -212,10 +212,11 @@ def ledger_of(tx: Tx, job: int) -> list[LedgerSlice]:
     ]
 
 
-def count_checkpoints(tx: Tx, job: int, state: str) -> int:
-    """How many of a job's checkpoints are in a state."""
-    query = select(func.count()).where(checkpoints.c.job == job, checkpoints.c.state == state)
-    return int(tx.conn.execute(query).scalar_one())
+def count_checkpoints(tx: Tx, job: int) -> dict[str, int]:
+    """How many of a job's checkpoints are in each state that any is in."""
+    here = checkpoints.c
+    query = select(here.state, func.count()).where(here.job == job).group_by(here.state)
+    return {state: int(count) for state, count in tx.conn.execute(query)}
 
 
 def last_saves(tx: Tx, nums: Sequence[int]) -> dict[int, tuple[int, float | None]]:
