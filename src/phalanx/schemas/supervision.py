@@ -306,13 +306,18 @@ class LedgerRow(Message):
 
 
 class LedgerReport(Message):
-    """The whole ledger of this node and generation so far; a later report replaces an earlier one."""
+    """What this node's ranks consumed in one generation.
+
+    `added`: since the report before. Without it, as supervisors of earlier releases say it, the whole so
+    far, which takes the place of an earlier report: on several nodes a row for every step, again and again.
+    """
 
     kind: Literal["ledger"] = "ledger"
     seq: int
     generation: int
     num_samples: int | None = None
     rows: list[LedgerRow]
+    added: bool = False
 
 
 class MetricPoint(Message):

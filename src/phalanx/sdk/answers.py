@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeVar
 
 import httpx
+from pydantic import BaseModel, ValidationError
 
 from phalanx.errors import (
     PlatformError,
@@ -13,6 +15,8 @@ from phalanx.errors import (
     ServerUnavailable,
     SpecInvalid,
 )
+
+M = TypeVar("M", bound=BaseModel)
 
 
 def _subclasses(kind: type[PlatformError]) -> Iterator[type[PlatformError]]:
@@ -47,6 +51,17 @@ def raise_for(response: httpx.Response) -> None:
     error = kind(message)  # not every class takes a hint
     error.hint = None if hint is None else str(hint)
     raise error
+
+
+def read(model: type[M], response: httpx.Response) -> M:
+    """The answer as a model. Raises ServerError for one that only something else could give."""
+    try:
+        return model.model_validate_json(response.content)
+    except ValidationError:
+        raise ServerError(
+            f"the server gave an answer to {response.request.url.path} that is not one of Phalanx",
+            "is that the address of a Phalanx server of this version?",
+        ) from None
 
 
 def unreachable(url: str, error: httpx.HTTPError) -> ServerUnavailable:

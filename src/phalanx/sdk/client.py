@@ -12,7 +12,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from phalanx.schemas import api
 from phalanx.schemas.profiles import ProfileAsked, ProfileRequest, ProfilesView
-from phalanx.sdk.answers import raise_for, unreachable
+from phalanx.sdk.answers import raise_for, read, unreachable
 from phalanx.sdk.estate import EstateCalls
 
 M = TypeVar("M", bound=BaseModel)
@@ -213,15 +213,18 @@ class PhalanxClient(EstateCalls):
         params: Mapping[str, Any] | None = None,
         wait_s: float = 0.0,
     ) -> M:
-        return model.model_validate_json(self._bytes(path, params, wait_s))
+        return read(model, self._ask(path, params, wait_s))
 
     def _bytes(
         self, path: str, params: Mapping[str, Any] | None = None, wait_s: float = 0.0
     ) -> bytes:
+        return self._ask(path, params, wait_s).content
+
+    def _ask(self, path: str, params: Mapping[str, Any] | None, wait_s: float) -> httpx.Response:
         given = {key: one for key, one in (params or {}).items() if one is not None}
         response = self._send("GET", path, params=given, timeout=_ANSWER_S + wait_s)
         raise_for(response)
-        return response.content
+        return response
 
     def _post(
         self,
@@ -234,7 +237,7 @@ class PhalanxClient(EstateCalls):
         headers = {"Content-Type": "application/json"}
         response = self._send("POST", path, content=content, headers=headers, params=params)
         raise_for(response)
-        return model.model_validate_json(response.content)
+        return read(model, response)
 
     def _delete(self, path: str) -> None:
         raise_for(self._send("DELETE", path))

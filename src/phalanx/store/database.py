@@ -15,9 +15,15 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event, select
-from sqlalchemy.exc import DatabaseError, DBAPIError, IntegrityError, OperationalError
+from sqlalchemy.exc import (
+    DatabaseError,
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    OperationalError,
+)
 
-from phalanx.errors import StaleRow, StoreCorrupt, StoreError, StoreUnavailable
+from phalanx.errors import StaleRow, StoreCorrupt, StoreError, StoreUnavailable, UserError
 from phalanx.store import migrate, sqlite_file
 from phalanx.store.tables import counters
 
@@ -195,6 +201,8 @@ def translated() -> Iterator[None]:
         raise StoreError(f"the database refused a row: {error.orig}") from error
     except OperationalError as error:
         raise _operational(error) from error
+    except (OverflowError, DataError) as error:
+        raise UserError("a number or a text is larger than the database can hold") from error
     except DatabaseError as error:
         raise _damaged(error) from error
     except DBAPIError as error:
