@@ -12,6 +12,7 @@ from typing import Any
 from phalanx.core import reports
 from phalanx.core.ledger import Row, merge
 from phalanx.core.stalls import StallWatch
+from phalanx.kit.text import sayable
 from phalanx.launch.space import Trimmed
 from phalanx.schemas.supervision import (
     CheckpointRemovedReport,
@@ -360,6 +361,6 @@ def _point(rank: int, record: Record) -> MetricPoint:
 
 
 def finite(values: dict[str, Any]) -> dict[str, float]:
-    """Values that JSON can carry: what is not finite is left out."""
-    found = {name: float(value) for name, value in values.items()}
+    """Values that JSON can carry, by names that it can: what is not finite is left out."""
+    found = {sayable(name): float(value) for name, value in values.items()}
     return {name: value for name, value in found.items() if math.isfinite(value)}
