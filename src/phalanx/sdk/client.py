@@ -12,7 +12,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from phalanx.schemas import api
 from phalanx.schemas.profiles import ProfileAsked, ProfileRequest, ProfilesView
-from phalanx.sdk.answers import raise_for, read, unreachable
+from phalanx.sdk.answers import raise_for, read, unreachable, written
 from phalanx.sdk.estate import EstateCalls
 
 M = TypeVar("M", bound=BaseModel)
@@ -233,7 +233,7 @@ class PhalanxClient(EstateCalls):
         model: type[M],
         params: Mapping[str, str] | None = None,
     ) -> M:
-        content = b"{}" if body is None else body.model_dump_json().encode()
+        content = b"{}" if body is None else written(body)
         headers = {"Content-Type": "application/json"}
         response = self._send("POST", path, content=content, headers=headers, params=params)
         raise_for(response)

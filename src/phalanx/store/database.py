@@ -30,6 +30,11 @@ from phalanx.store.tables import counters
 T = TypeVar("T")
 _READ_ONLY = "phalanx_read_only"
 _BUSY_TIMEOUT_S = 10.0
+# PostgreSQL would show every statement what has been committed by then.
+_ONE_PICTURE: dict[str, dict[str, Any]] = {
+    "sqlite": {},
+    "postgresql": {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True},
+}
 # Two writers that meet on one row: how often the later one decides again before it gives up.
 _RETRIES = 20
 # One encoder for all values: none of them holds itself, and blanks would only be stored.
@@ -130,7 +135,7 @@ class Store:
     def view(self, work: Callable[[Tx], T]) -> T:
         """Run `work` on one consistent picture of the database; it must not write."""
         with translated(), self._engine.connect() as conn:
-            conn = conn.execution_options(**{_READ_ONLY: True})
+            conn = conn.execution_options(**{_READ_ONLY: True}, **_ONE_PICTURE[self.dialect])
             with conn.begin():
                 return work(Tx(conn, read_only=True))
 

@@ -12,6 +12,7 @@ from typing import Any
 from phalanx.core import reports
 from phalanx.core.ledger import Row, merge
 from phalanx.core.stalls import StallWatch
+from phalanx.kit.text import sayable
 from phalanx.launch.space import Trimmed
 from phalanx.schemas.supervision import (
     CheckpointRemovedReport,
@@ -36,6 +37,8 @@ _MOST_WAITING = 200_000
 _REMEMBERED = 10_000
 _MOST_WARNINGS = 1000
 _MOST_ROWS = 5000
+# What a record raises that a user's process has written as it likes.
+_NONSENSE = (KeyError, TypeError, ValueError, ArithmeticError, AttributeError)
 Record = dict[str, Any]
 Put = Callable[[Callable[[int], Report]], object]
 
@@ -75,7 +78,8 @@ class RecordTail:
             found: list[Record] = []
             end = 0
             for end, record in reports.decode(chunk):  # noqa: B007 - the last one counts
-                found.append(record)
+                if isinstance(record, dict):
+                    found.append(record)
             if end == 0 and size == _READ_BYTES:
                 raise ValueError("a record larger than a megabyte")
             self._position += end
@@ -126,7 +130,7 @@ class GenerationRecords:
             while records := tail.read():
                 for record in records:
                     # Written by a user's process: what cannot be understood is passed over.
-                    with contextlib.suppress(KeyError, TypeError, ValueError):
+                    with contextlib.suppress(*_NONSENSE):
                         self._take(rank, record)
 
     def said(self, rank: int, record: Record) -> None:
@@ -343,7 +347,7 @@ class MetricTail:
             for rank, tail in self._tails.items():
                 for record in tail.read():
                     if record.get("k") == "metric":
-                        with contextlib.suppress(KeyError, TypeError, ValueError):
+                        with contextlib.suppress(*_NONSENSE):
                             self._waiting.append(_point(rank, record))
         taken, self._waiting = self._waiting[:limit], self._waiting[limit:]
         return taken
@@ -360,6 +364,6 @@ def _point(rank: int, record: Record) -> MetricPoint:
 
 
 def finite(values: dict[str, Any]) -> dict[str, float]:
-    """Values that JSON can carry: what is not finite is left out."""
-    found = {name: float(value) for name, value in values.items()}
+    """Values that JSON can carry, by names that it can: what is not finite is left out."""
+    found = {sayable(name): float(value) for name, value in values.items()}
     return {name: value for name, value in found.items() if math.isfinite(value)}

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import select
 
 from phalanx.core.jobs import Job, create, decide, rebuild
 from phalanx.core.jobs.commands import KillAttempt, LaunchAttempt
@@ -27,6 +28,7 @@ from phalanx.store.events import NewEvent
 from phalanx.store.jobs import JobFacts, JobFilter
 from phalanx.store.leases import Lease
 from phalanx.store.lineage import LedgerSlice
+from phalanx.store.tables import leases as leases_table
 from phalanx.store.telemetry import LogSegment, Point
 
 Reopen = Callable[[], Store]
@@ -239,6 +241,25 @@ class StoreContract:
             store.transact(lambda tx: leases.renew(tx, longer, NOW + 30))
         store.transact(lambda tx: leases.release(tx, longer))
         assert not store.transact(lambda tx: leases.acquire(tx, mine, NOW + 21))
+
+    def test_a_view_is_one_picture_whatever_is_committed_meanwhile(self, store: Store) -> None:
+        lease = Lease("leader", "a", "t1", NOW + 10)
+        other = Lease("leader", "b", "t2", NOW + 10)
+
+        def look(tx: Tx) -> list[bool]:
+            def there() -> bool:
+                return tx.conn.execute(select(leases_table.c.name)).first() is not None
+
+            before = there()
+            writer = threading.Thread(
+                target=store.transact, args=(lambda tx: leases.acquire(tx, lease, NOW),)
+            )
+            writer.start()
+            writer.join()
+            return [before, there()]
+
+        assert store.view(look) == [False, False]
+        assert not store.transact(lambda tx: leases.acquire(tx, other, NOW))
 
     # -- bulk --------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from phalanx.core import reports
 from phalanx.core.ledger import Row, merge
 from phalanx.core.stalls import Patience, StallWatch
 from phalanx.supervise import records
@@ -69,3 +70,29 @@ def test_what_was_consumed_is_said_once_and_in_parts():
     assert all(one.added for one in said)
     rows = merge(Row(one.epoch, one.lo, one.hi) for report in said for one in report.rows)
     assert rows == tuple(Row(0, step * 96, step * 96 + 48) for step in range(num + 3))
+
+
+def test_records_that_make_no_sense_are_passed_over(tmp_path):
+    """They come from a user's process: none of them may end the supervisor."""
+    path = tmp_path / "r00000.report"
+    rows = [
+        [1, 2], "text", {}, {"k": "step"}, {"k": "step", "step": 1e999, "epoch": 0, "t": 1},
+        {"k": "metric", "step": 1, "t": 1, "v": {"loss": 10**400}},
+        {"k": "metric", "step": 1, "t": 1, "v": [1]}, {"k": "metric", "step": 1e999, "t": 1, "v": {}},
+        {"k": "guard", "step": 1, "what": 1, "origin": 2, "action": 3, "ranks": [1e999]},
+        {"k": "profile"}, {"k": 7}, {"k": "data", "num_samples": 1e999},
+        {"k": "metric", "step": 2, "t": 1, "v": {"loss": 0.5}},
+    ]  # fmt: skip
+    body = b"".join(reports.encode(row) for row in rows)
+    head = bytearray(reports.header(1))
+    head[reports.LENGTH_OFFSET : reports.LENGTH_OFFSET + 8] = reports.pack_length(len(body))
+    path.write_bytes(bytes(head) + body)
+    sent = []
+    here = GenerationRecords(
+        0, {0: path}, lambda make: sent.append(make(1)), StallWatch(Patience(math.inf), 0.0)
+    )
+    here.read()
+    tail = records.MetricTail({0: path})
+    assert [point.step for point in tail.take(100)][-1] == 2
+    here.close()
+    tail.close()
