@@ -134,6 +134,7 @@ def main() -> None:
     parser.add_argument("--micro-batches", type=int, default=16)
     parser.add_argument("--clock", choices=["counted", "wall"], default="wall")
     parser.add_argument("--layer-ms", type=float, default=40.0)
+    parser.add_argument("--schedules", help="1f1b,gpipe,interleaved: all")
     parser.add_argument("--schedule", help=argparse.SUPPRESS)
     parser.add_argument("--out", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true")
@@ -144,24 +145,25 @@ def main() -> None:
     from phalanx.core import pipelines
 
     found = {}
-    for schedule in pipelines.SCHEDULES:
+    sizes = f"{given.stages} stages, {given.micro_batches} micro-batches"
+    print(f"{sizes}, layers of {given.layer_ms:g} ms, {given.clock} time", file=sys.stderr)
+    print("schedule     step      bubble  theory  bubble / theory", file=sys.stderr, flush=True)
+    for schedule in given.schedules.split(",") if given.schedules else pipelines.SCHEDULES:
         step_s, work_s = measure(schedule, given)
         theory = pipelines.bubble(schedule, given.stages, given.micro_batches)
         bubble = 1 - work_s / step_s
-        found[schedule] = {
+        row = found[schedule] = {
             "step_s": round(step_s, 4), "work_s": round(work_s, 4), "bubble": round(bubble, 4),
             "theory": round(theory, 4), "ratio": round(bubble / theory, 3),
         }  # fmt: skip
-    if given.json:
-        print(json.dumps(found, indent=2))
-        return
-    print(f"{given.stages} stages, {given.micro_batches} micro-batches, {given.clock} time")
-    print("schedule     step      bubble  theory  bubble / theory")
-    for schedule, row in found.items():
         print(
             f"{schedule:12} {row['step_s']:.3f} s   {row['bubble']:.4f}  {row['theory']:.4f}"
-            f"  {row['ratio']:.3f}"
+            f"  {row['ratio']:.3f}",
+            file=sys.stderr,
+            flush=True,
         )
+    if given.json:
+        print(json.dumps(found, indent=2))
 
 
 if __name__ == "__main__":
