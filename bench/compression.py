@@ -1,57 +1,70 @@
 """Gradient compression on slow links: time and bytes of a step, and what it costs in accuracy.
 
-    python bench/compression.py [--rates 50mbit,100mbit,1gbit,0] [--accuracy] [--json]
+    python bench/compression.py [--rates 50mbit,100mbit,1gbit,0] [--methods …] [--accuracy] [--json]
 
-Two ranks, each in a network namespace of its own, joined by a veth pair whose two ends are shaped with
-tbf (0: not at all): needs root and iproute2. A model of 3.2 million parameters (12.7 MB of gradients,
-several buckets), one thread a rank. Bytes are counted by the kernel on the interface. `--accuracy`
-trains a small network on scikit-learn's digits for five seeds, on loopback, with and without error
-feedback.
+Two ranks, each in a network namespace of its own, joined by a link of that rate (0: as it is); how it is
+shaped stands in `shaped_link.py`. A model of 3.2 million parameters (12.7 MB of gradients, several
+buckets), one thread a rank. Bytes are counted by the kernel on the interface.
+
+All methods of a rate have a pair of ranks each, alive at once, and take turns: a few steps each, then the
+next (at most 8, or 0.4 s). `alone` is the same model without a network: what a step computes.
+`--accuracy` trains a small network on scikit-learn's digits for five seeds, on loopback, with and without
+error feedback.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import socket
 import statistics
-import subprocess
 import sys
 import time
-from pathlib import Path
 
-METHODS = ("none", "fp16", "bf16", "powersgd", "topk", "randomk", "auto")
+from shaped_link import (
+    ended,
+    gang,
+    in_rooms,
+    refusal,
+    sent_bytes,
+    tasks_of,
+    together,
+    turn,
+    two_rooms,
+)
+
+METHODS = ("none", "alone", "fp16", "bf16", "powersgd", "topk", "randomk", "auto")
 SEEDS = range(5)
-WARM, COUNTED = 4, 8
-AUTO_WARM = 20
+WARM, TURNS, MOST_IN_TURN, TURN_S = 4, 30, 8, 0.4
+# Enough of a method's steps, once there are a few.
+ENOUGH_S, LEAST_STEPS = 5.0, 8
+# More than auto needs for its decision.
+AUTO_WARM = 130
 GUARD_S = 600
 
 
 # -- one rank ------------------------------------------------------------------------------------------
 
 
-def sent_bytes(interface: str) -> int:
-    for line in Path("/proc/net/dev").read_text().splitlines():
-        if line.strip().startswith(f"{interface}:"):
-            return int(line.split(":")[1].split()[8])
-    return 0
+def speed(method: str, interface: str) -> None:
+    """Train as many steps as each line on stdin says; answer with their times and bytes."""
+    import copy
 
-
-def speed(method: str, interface: str) -> dict[str, float | str | None]:
     import torch
     from torch import nn
 
     import phalanx.train as pt
 
     torch.set_num_threads(1)
-    run = pt.init(compression=method)
+    run = pt.init(compression="none" if method == "alone" else method)
     width = 1024
     layers = [one for _ in range(3) for one in (nn.Linear(width, width), nn.ReLU())]
     model = nn.Sequential(*layers, nn.Linear(width, 16))
+    plain = copy.deepcopy(model)
     opt = torch.optim.SGD(model.parameters(), lr=0.01)
     model, opt = run.prepare(model, opt)
+    if method == "alone":
+        model, opt = plain, torch.optim.SGD(plain.parameters(), lr=0.01)
     x, y = torch.randn(32, width), torch.randint(0, 16, (32,))
 
     def step() -> None:
@@ -59,20 +72,16 @@ def speed(method: str, interface: str) -> dict[str, float | str | None]:
         nn.functional.cross_entropy(model(x), y).backward()
         opt.step()
 
-    for _ in range(AUTO_WARM if method == "auto" else WARM):
-        step()
-    took = []
-    before = sent_bytes(interface)
-    for _ in range(COUNTED):
-        began = time.perf_counter()
-        step()
-        took.append(time.perf_counter() - began)
-    sent = (sent_bytes(interface) - before) / COUNTED
-    return {
-        "step_s": statistics.median(took),
-        "sent_mb": sent / 1e6,
-        "took": run._compressors.methods[0],
-    }
+    for wanted in sys.stdin:
+        took = []
+        before = sent_bytes(interface)
+        for _ in range(int(wanted)):
+            began = time.perf_counter()
+            step()
+            took.append(time.perf_counter() - began)
+        sent = sent_bytes(interface) - before
+        chosen = run._compressors.methods[0]
+        print(json.dumps({"took": took, "sent": sent, "chosen": chosen}), flush=True)
 
 
 def accuracy(wishes: dict[str, object], seed: int) -> dict[str, float]:
@@ -108,88 +117,66 @@ def accuracy(wishes: dict[str, object], seed: int) -> dict[str, float]:
 def rank_main(task: dict[str, object]) -> None:
     if "seed" in task:
         found = accuracy(task["wishes"], task["seed"])
+        if os.environ["RANK"] == "0":
+            print(json.dumps(found), flush=True)
     else:
-        found = speed(task["method"], task["interface"])
-    if os.environ["RANK"] == "0":
-        print(json.dumps(found), flush=True)
+        speed(task["method"], task["interface"])
     os._exit(0)
 
 
-# -- the machine around them -----------------------------------------------------------------------------
+# -- all of them ---------------------------------------------------------------------------------------
 
 
-def sh(line: str) -> None:
-    subprocess.run(line.split(), check=True)
-
-
-@contextlib.contextmanager
-def two_rooms(rate: str):
-    """Names of two network namespaces with a shaped link between them."""
-    tag = f"phx{os.getpid()}"
-    rooms = [f"{tag}a", f"{tag}b"]
-    try:
-        for room in rooms:
-            sh(f"ip netns add {room}")
-        sh(f"ip link add v0 netns {rooms[0]} type veth peer name v1 netns {rooms[1]}")
-        for at, room in enumerate(rooms):
-            sh(f"ip -n {room} addr add 10.77.0.{at + 1}/24 dev v{at}")
-            sh(f"ip -n {room} link set v{at} up")
-            sh(f"ip -n {room} link set lo up")
-            if rate != "0":
-                shape = f"tbf rate {rate} burst 256kb latency 50ms"
-                sh(f"ip netns exec {room} tc qdisc add dev v{at} root {shape}")
-        yield rooms
-    finally:
-        for room in rooms:
-            subprocess.run(["ip", "netns", "del", room], check=False)
-
-
-def together(
-    tasks: list[dict[str, object]], leads: list[list[str]], extra: list[dict[str, str]],
-    script: str = __file__, guard_s: float = GUARD_S,
-):  # fmt: skip
-    """Run one rank of `script` per task; rank 0's answer."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    ranks = []
-    for rank, (task, lead) in enumerate(zip(tasks, leads, strict=True)):
-        env = {
-            **os.environ, "RANK": str(rank), "WORLD_SIZE": str(len(tasks)), "LOCAL_RANK": "0",
-            "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
-            "MASTER_ADDR": "127.0.0.1", **extra[rank],
-        }  # fmt: skip
-        words = [*lead, sys.executable, "-W", "ignore", script, "--rank", json.dumps(task)]
-        ranks.append(subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True))
-    answers = [one.communicate(timeout=guard_s)[0] for one in ranks]
-    if any(one.returncode for one in ranks):
-        raise SystemExit(f"a rank failed: {[one.returncode for one in ranks]}")
-    return json.loads(answers[0].strip().splitlines()[-1])
+def in_turn(step_s: float) -> int:
+    """Steps of a turn."""
+    return max(1, min(MOST_IN_TURN, int(TURN_S / step_s)))
 
 
 def speeds(rates: list[str], methods: list[str]) -> list[dict[str, object]]:
     rows = []
     for rate in rates:
         with two_rooms(rate) as rooms:
+            gangs = {}
             for method in methods:
                 tasks = [{"method": method, "interface": f"v{at}"} for at in range(2)]
-                leads = [["ip", "netns", "exec", room] for room in rooms]
-                extra = [
-                    {"GLOO_SOCKET_IFNAME": f"v{at}", "MASTER_ADDR": "10.77.0.1"} for at in range(2)
-                ]
-                found = {"rate": rate, "method": method, **together(tasks, leads, extra)}
-                rows.append(found)
-                print(line(found, rows), file=sys.stderr, flush=True)
+                gangs[method] = gang(tasks_of(__file__, tasks), **in_rooms(rooms))
+            first = {
+                method: turn(ranks, AUTO_WARM if method == "auto" else WARM)
+                for method, ranks in gangs.items()
+            }
+            step_s = {name: statistics.median(one["took"][-8:]) for name, one in first.items()}
+            took: dict[str, list[float]] = {name: [] for name in gangs}
+            sent = dict.fromkeys(gangs, 0)
+            for _ in range(TURNS):
+                for name, ranks in gangs.items():
+                    if sum(took[name]) < ENOUGH_S or len(took[name]) < LEAST_STEPS:
+                        one = turn(ranks, in_turn(step_s[name]))
+                        took[name] += one["took"]
+                        sent[name] += one["sent"]
+            for ranks in gangs.values():
+                ended(ranks, GUARD_S)
+        for name in methods:
+            rows.append({
+                "rate": rate, "method": name, "step_s": statistics.median(took[name]),
+                "took": took[name], "sent_mb": sent[name] / len(took[name]) / 1e6,
+                "chosen": first[name]["chosen"],
+            })  # fmt: skip
+            print(line(rows[-1], rows), file=sys.stderr, flush=True)
     return rows
 
 
 def line(row, rows) -> str:
-    plain = next(r["step_s"] for r in rows if (r["rate"], r["method"]) == (row["rate"], "none"))
+    times = {one["method"]: one["step_s"] for one in rows if one["rate"] == row["rate"]}
     link = "unshaped" if row["rate"] == "0" else row["rate"]
-    note = f" -> {row['took']}" if row["method"] == "auto" else ""
+    note = ""
+    if row["method"] == "auto":
+        fixed = {name: took for name, took in times.items() if name not in ("auto", "alone")}
+        best = min(fixed, key=fixed.get)
+        note = f" -> {row['chosen']}, {row['step_s'] / fixed[best] - 1:+.1%} of the best ({best})"
+    faster = f"{times['none'] / row['step_s']:5.1f} x" if "none" in times else ""
     return (
         f"{link:>9}  {row['method']:9} {row['step_s'] * 1e3:8.1f} ms  {row['sent_mb']:6.2f} MB sent"
-        f"  {plain / row['step_s']:5.1f} x{note}"
+        f"  {faster}{note}"
     )
 
 
@@ -202,10 +189,11 @@ def accuracies() -> list[dict[str, object]]:
         "randomk 5 %": {"method": "randomk", "fraction": 0.05},
     }  # fmt: skip
     for name, wishes in variants.items():
-        found = []
+        answers = []
         for seed in SEEDS:
             task = {"wishes": wishes, "seed": seed}
-            found.append(together([task] * 2, [[], []], [{}, {}])["accuracy"])
+            answers.append(together(tasks_of(__file__, [task] * 2), [[], []], [{}, {}], GUARD_S))
+        found = [one["accuracy"] for one in answers]
         rows.append({"method": name, "mean": statistics.mean(found), "accuracies": found})
         print(f"{name:24} {100 * rows[-1]['mean']:6.2f} %  {found}", file=sys.stderr, flush=True)
     return rows
@@ -224,8 +212,8 @@ def main() -> None:
     if wanted.accuracy:
         found = accuracies()
     else:
-        if os.geteuid() != 0:
-            raise SystemExit("shaping a link needs root; --accuracy does not")
+        if refusal():
+            raise SystemExit(f"{refusal()}; --accuracy does not")
         found = speeds(wanted.rates.split(","), wanted.methods.split(","))
     if wanted.json:
         print(json.dumps(found, indent=1))

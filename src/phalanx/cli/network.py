@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from phalanx.cli import output
 from phalanx.cli.measuring import figures, run_to_end, shape
 from phalanx.cli.session import Session
-from phalanx.core.networks import PRESETS
+from phalanx.core.networks import PRESETS, rate_text
 from phalanx.errors import UserError
 
 if TYPE_CHECKING:
@@ -98,8 +98,8 @@ def _compare(rows: list[_Row]) -> None:
     base = rows[0]
     table = [
         (
-            row.preset, f"{row.latency_s * 1e6:.0f} µs", f"{row.bus / 1e9:.2f} GB/s",
-            f"{row.bus / base.bus:.2f}" if base.bus else "-", f"{row.link / 1e9:.2f} GB/s",
+            row.preset, f"{row.latency_s * 1e6:.0f} µs", rate_text(row.bus),
+            f"{row.bus / base.bus:.2f}" if base.bus else "-", rate_text(row.link),
         )
         for row in rows
     ]  # fmt: skip

@@ -120,7 +120,8 @@ def judge(latency_s: float, bus: float, link: float) -> list[Remark]:
         said = "the last rank cannot reach rank 0 over plain TCP: does a firewall close its ports?"
         return [latency, Remark("FAIL", "link", said)]
     share = bus / link
-    rates = f"{_rate(bus)} over each link; plain TCP between two ranks: {_rate(link)} ({share:.0%})"
+    plain = f"plain TCP between two ranks: {rate_text(link)}"
+    rates = f"{rate_text(bus)} over each link; {plain} ({share:.0%})"
     slow = share < MUCH
     hint = "; another preset, interface or more threads may help" if slow else ""
     return [
@@ -129,5 +130,8 @@ def judge(latency_s: float, bus: float, link: float) -> list[Remark]:
     ]
 
 
-def _rate(bytes_per_s: float) -> str:
+def rate_text(bytes_per_s: float) -> str:
+    """Bytes per second, for people."""
+    if bytes_per_s < 1e9:
+        return f"{bytes_per_s / 1e6:.1f} MB/s"
     return f"{bytes_per_s / 1e9:.2f} GB/s"

@@ -96,12 +96,10 @@ def judge(splits: Sequence[Split]) -> Verdict:
     steps = [one for one in splits if one.step_s > 0]
     if not steps:
         return Verdict(Finding.HEALTHY, "no step was measured", "profile more steps")
-    slow = _straggler(steps)
-    if slow is not None:
-        return slow
-    limits = [
-        one for one in (_input(steps), _saving(steps), _communication(steps), _small(steps)) if one
-    ]
+    slow, network = _straggler(steps), _communication(steps)
+    if slow is not None and (network is None or slow[0] >= network[0]):
+        return slow[1]
+    limits = [one for one in (_input(steps), _saving(steps), network, _small(steps)) if one]
     if limits:
         return max(limits, key=lambda one: one[0])[1]
     return Verdict(
@@ -118,7 +116,7 @@ def _share(splits: Sequence[Split], *names: str) -> float:
     )
 
 
-def _straggler(splits: Sequence[Split]) -> Verdict | None:
+def _straggler(splits: Sequence[Split]) -> _Limit | None:
     if len(splits) < 2:
         return None
     found = scores([one.own_s for one in splits])
@@ -129,6 +127,10 @@ def _straggler(splits: Sequence[Split]) -> Verdict | None:
     ):
         return None
     usual = statistics.median(one.own_s for one in others)
+    # Twice as slow in what is a small part of a step makes nobody wait for long.
+    share = (slow.own_s - usual) / slow.step_s
+    if share <= WORTH_SAYING:
+        return None
     name, word = max(
         (("data_s", "waiting for its data"), ("forward_s", "its forward pass"),
          ("backward_s", "its backward pass"), ("optimizer_s", "its optimizer"),
@@ -142,7 +144,7 @@ def _straggler(splits: Sequence[Split]) -> Verdict | None:
         else "look at its node (clocks, other programs, memory), or drain it;"
         " batch_shares: auto gives it less to do"
     )
-    return Verdict(
+    return share, Verdict(
         Finding.STRAGGLER,
         f"rank {slow.rank} takes {_ms(slow.own_s)} a step by itself, the others {_ms(usual)}:"
         f" most of the difference is {word}, and all ranks wait for it",

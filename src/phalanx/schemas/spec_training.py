@@ -93,7 +93,8 @@ class WeightSync(Section):
         | None
     ) = Field(default=None, description="Bits of a value on its way.")
     control_every: WholeFromOne | None = Field(
-        default=None, description="Steps between answers to requests to stop or save."
+        default=None,
+        description="Steps between requests to stop or save; absent: about a second, with server 1.",
     )
     servers: WholeFromOne | None = Field(
         default=None, description="With server: how many of the last ranks hold the weights."

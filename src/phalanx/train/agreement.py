@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +22,11 @@ from phalanx.errors import RankDesync
 from phalanx.train.context import RankInfo
 from phalanx.train.groups import Connection
 from phalanx.train.report import Report
+
+_PACE_US = 1_000_000
+_MOST_STEPS = 1000
+# What fits into 32 bits, with room.
+_LONG_US = 1 << 30
 
 
 class Agreement(Protocol):
@@ -107,16 +113,81 @@ class SharedPage:
             self._map.close()
 
 
-class DelayedReduction:
-    """One small asynchronous reduction per step on a group of its own; it counts one step later.
+class Pace(Protocol):
+    """At which steps ranks ask one another. All ranks come to the same answers."""
 
-    For gangs over several nodes, and for those that reduce no gradients. A save is due until it is made,
-    which is a reduction after it was asked for: what is asked for meanwhile is not asked for again. With
-    `every` above 1 only every so many steps have a reduction, for links that take longer than a step.
+    def due(self, step: int) -> bool:
+        """Whether they do after this one."""
+        ...
+
+    def offer(self, step: int) -> int:
+        """What this rank says at a step that is due; the largest of all ranks' comes back."""
+        ...
+
+    def heard(self, step: int, largest: int) -> None:
+        """At a step that is due: what came back of the offers at the one before."""
+        ...
+
+
+class EverySteps:
+    """Every so many steps."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+
+    def due(self, step: int) -> bool:
+        """At multiples."""
+        return step % self._steps == 0
+
+    def offer(self, step: int) -> int:
+        """Nothing."""
+        return 0
+
+    def heard(self, step: int, largest: int) -> None:
+        """Nothing."""
+
+
+class EverySecond:
+    """About once a second, by the steps of the slowest rank: at first after each step, then more rarely.
+
+    For links whose bytes or round trips count.
     """
 
-    def __init__(self, group: dist.ProcessGroup, every: int = 1) -> None:
-        self._group, self._every = group, every
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._next = self._between = 1
+        self._last: tuple[int, float] | None = None
+
+    def due(self, step: int) -> bool:
+        """Whether the time has come."""
+        return step >= self._next
+
+    def offer(self, step: int) -> int:
+        """Microseconds that a step takes here, as of late; 0 when that is not known yet."""
+        now, last = self._monotonic(), self._last
+        self._last = (step, now)
+        if last is None:
+            return 0
+        return max(1, min(int((now - last[1]) / (step - last[0]) * 1e6), _LONG_US))
+
+    def heard(self, step: int, largest: int) -> None:
+        """So many microseconds a step takes where it takes longest."""
+        steps = _PACE_US // largest if largest else 1
+        self._between = max(1, min(steps, 2 * self._between, _MOST_STEPS))
+        self._next = step + self._between
+
+
+class DelayedReduction:
+    """A small asynchronous reduction at each step that is due, on a group of its own.
+
+    What was asked for counts when the next one is due. For gangs over several nodes, and for those that
+    reduce no gradients. A save is due until it is made, which is a reduction after it was asked for: what
+    is asked for meanwhile is not asked for again. Without a `pace` every step has one; others are for links
+    that take longer than a step, or whose bytes count.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, pace: Pace | None = None) -> None:
+        self._group, self._pace = group, pace or EverySteps(1)
         self._requests = self._sent = 0
         self._flags: torch.Tensor | None = None
         self._work: Any = None
@@ -127,17 +198,19 @@ class DelayedReduction:
 
     def agree(self, step: int) -> int:
         """What all ranks proposed up to the last reduction; sends what was proposed since."""
-        if step % self._every:
+        if not self._pace.due(step):
             return 0
-        agreed = 0
+        agreed = largest = 0
         if self._work is not None and self._flags is not None:
             self._work.wait()
-            for bit, asked in zip(control.REQUESTS, self._flags.tolist(), strict=True):
+            *flags, largest = self._flags.tolist()
+            for bit, asked in zip(control.REQUESTS, flags, strict=True):
                 agreed |= bit * asked
+        self._pace.heard(step, largest)
         self._sent = self._requests & ~(self._sent & control.SAVE)
         self._requests = 0
         mine = [int(bool(self._sent & bit)) for bit in control.REQUESTS]
-        self._flags = torch.tensor(mine, dtype=torch.int32)
+        self._flags = torch.tensor([*mine, self._pace.offer(step)], dtype=torch.int32)
         self._work = dist.all_reduce(
             self._flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True
         )

@@ -24,6 +24,9 @@ from phalanx.train import context
 from phalanx.train.run import Run
 
 SIZES = (8, 64 << 10, 1 << 20, 16 << 20)
+# A slow link is measured for about so long: each size, and plain TCP.
+_ENOUGH_S = 3.0
+_WARM, _LEAST = 3, 3
 _LINK_BYTES = 64 << 20
 _CHUNK = 1 << 20
 _CONNECT_S = 30.0
@@ -54,18 +57,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def all_reduce_s(run: Run, num_bytes: int, rounds: int) -> float:
-    """The median time of an all-reduce of so many bytes, in seconds. Collective."""
+    """The median time of an all-reduce of so many bytes, in seconds: fewer on a slow link. Collective."""
     row = torch.ones(num_bytes // 4, device=run.device)
-    found = []
-    for at in range(rounds + 3):
-        dist.barrier()
-        began = time.perf_counter()
-        dist.all_reduce(row)
-        if run.device.type == "cuda":
-            torch.cuda.synchronize()
-        if at >= 3:
-            found.append(time.perf_counter() - began)
-    return statistics.median(found)
+    fastest = min(_timed(run, row) for _ in range(_WARM))
+    # All ranks have to make as many.
+    usual_s = run.all_reduce_sum(fastest)[0] / run.world_size
+    rounds = min(rounds, max(_LEAST, int(_ENOUGH_S / usual_s)))
+    return statistics.median(_timed(run, row) for _ in range(rounds))
+
+
+def _timed(run: Run, row: torch.Tensor) -> float:
+    dist.barrier()
+    began = time.perf_counter()
+    dist.all_reduce(row)
+    if run.device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
 
 
 def link_bytes_per_s(run: Run) -> float:
@@ -86,9 +93,11 @@ def link_bytes_per_s(run: Run) -> float:
                 rate = _receive(server.accept()[0])
         elif run.rank == last:
             with socket.create_connection(where, _CONNECT_S) as peer:
-                data = bytes(_CHUNK)
+                data, began = bytes(_CHUNK), time.perf_counter()
                 for _ in range(_LINK_BYTES // _CHUNK):
                     peer.sendall(data)
+                    if time.perf_counter() - began > _ENOUGH_S:
+                        break
     return run.all_reduce_sum(rate)[0]
 
 
@@ -110,8 +119,8 @@ def _print(run: Run, times: dict[int, float], found: list[networks.Remark]) -> N
     backend = "nccl" if run.device.type == "cuda" else "gloo"
     rows = [f"{backend} between {run.world_size} ranks, {run.device.type}"]
     for size, seconds in times.items():
-        rate = networks.bus_bytes_per_s(size, seconds, run.world_size)
-        rows.append(f"      {size:>10} bytes  {seconds * 1e3:9.3f} ms  {rate / 1e9:7.3f} GB/s")
+        rate = networks.rate_text(networks.bus_bytes_per_s(size, seconds, run.world_size))
+        rows.append(f"      {size:>10} bytes  {seconds * 1e3:9.3f} ms  {rate:>12}")
     sys.stdout.write("\n".join([*rows, *map(str, found)]) + "\n")
     sys.stdout.flush()
 

@@ -95,12 +95,13 @@ def test_at_another_world_size_every_rank_owes_its_share(gang):
 
 def test_auto_decides_once_and_a_resumed_run_keeps_to_it(gang):
     extra = {**told(compression="auto"), **AT_ONCE}
-    job = gang("--epochs", "2", extra=extra, every="1 steps").start()
+    job = gang("--epochs", "12", extra=extra, every="10 steps").start()
     job.wait_for(lambda: job.records(kind="compression"), "the decision")
     decided = job.records(kind="compression")[0]
     assert decided["method"] in ("none", "bf16", "powersgd")
     assert set(decided["median_s"]) == {"none", "bf16", "powersgd"}
-    job.wait_for_step(decided["step"] + 2)
+    # Decided, saved, and on the way again.
+    job.wait_for_step(decided["step"] + 12)
     job.kill(1)
     job.start().finish()
     assert job.records(kind="compression") == []

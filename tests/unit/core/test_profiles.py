@@ -32,6 +32,9 @@ def split(rank=0, **parts):
         ([split(0, exposed=60), split(1, exposed=62), split(2, exposed=2)], Finding.STRAGGLER,
          "rank 2 takes 98 ms"),
         ([split(0, exposed=50), split(1, data=50)], Finding.STRAGGLER, "waiting for its data"),
+        # Rank 0 takes twice as long as rank 1 for what is little beside the network: 6 of 100 ms.
+        ([split(0, exposed=88), split(1, exposed=94)], Finding.COMMUNICATION_BOUND, "88 ms of 100 ms"),
+        ([split(0, exposed=60), split(1, exposed=80)], Finding.COMMUNICATION_BOUND, "60 ms of 100 ms"),
         ([split(0, stall=20), split(1, stall=20)], Finding.SAVING_BOUND, "20%"),
         ([split(0, ops=12_000)], Finding.SMALL_BATCH, "12000 operations"),
         ([split(0, busy=0.3), split(1, busy=0.2)], Finding.SMALL_BATCH, "25%"),

@@ -1,7 +1,7 @@
 import pytest
 
 from phalanx.errors import SpecInvalid
-from phalanx.train.compression.auto import ROUNDS, Auto, choose
+from phalanx.train.compression.auto import LEAST, MOST, MOST_OF_SHORT, Auto, choose, still_racing
 from phalanx.train.compression.settings import Compression
 from phalanx.train.tuning import tuned
 
@@ -35,17 +35,54 @@ def test_what_makes_no_sense_is_named(value, word):
 
 
 def test_a_less_faithful_method_has_to_be_clearly_faster():
-    assert choose({"none": 1.0, "bf16": 0.99, "powersgd": 0.98}) == "none"
+    assert choose({"none": 1.0, "bf16": 0.995, "powersgd": 0.985}) == "none"
     assert choose({"none": 1.0, "bf16": 0.9, "powersgd": 0.89}) == "bf16"
     assert choose({"none": 1.0, "bf16": 0.6, "powersgd": 0.1}) == "powersgd"
 
 
-def test_auto_takes_candidates_in_turn_and_a_saved_decision_stands():
-    auto = Auto(("none", "bf16"), lambda method, medians: None)
-    assert [auto.method(step) for step in range(4)] == ["none", "bf16", "none", "bf16"]
+def test_a_candidate_leaves_the_race_when_noise_cannot_explain_it():
+    medians = {"none": 1.4, "bf16": 1.1, "powersgd": 1.0}
+    assert still_racing({**medians, "none": 1.6}, LEAST) == ("bf16", "powersgd")
+    assert still_racing(medians, LEAST) == ("none", "bf16", "powersgd")
+    assert still_racing(medians, 6) == ("bf16", "powersgd")
+    assert still_racing(medians, MOST) == ("powersgd",), "long steps: it is time to decide"
+    short = {name: took / 100 for name, took in medians.items()}
+    assert still_racing(short, MOST) == ("bf16", "powersgd")
+    assert still_racing(short, MOST_OF_SHORT) == ("powersgd",)
+
+
+class Race:
+    """An auto whose steps take what is said, alone in its gang."""
+
+    def __init__(self, took, monkeypatch):
+        monkeypatch.setattr("torch.distributed.all_reduce", lambda row, op: None)
+        self.took, self.now, self.steps, self.told = took, 0.0, [], []
+        told = lambda method, medians: self.told.append((method, dict(medians)))  # noqa: E731
+        self.auto = Auto(tuple(took), told, clock=lambda: self.now)
+
+    def run(self, steps):
+        for _ in range(steps):
+            self.steps.append(self.auto.method)
+            self.now += self.took[self.auto.method]
+            self.auto.settle()
+        return self
+
+
+def test_auto_takes_candidates_in_turn_and_drops_the_slow_ones_first(monkeypatch):
+    race = Race({"none": 8.0, "bf16": 1.125, "powersgd": 1.0}, monkeypatch).run(60)
+    assert race.steps[:6] == ["none", "bf16", "powersgd"] * 2
+    assert race.steps.count("none") == 1 + LEAST, "one to warm up, and no more than it takes"
+    assert race.steps.count("bf16") == 1 + MOST
+    assert race.told == [("powersgd", {"none": 8.0, "bf16": 1.125, "powersgd": 1.0})]
+    assert set(race.steps[-10:]) == {"powersgd"}
+
+
+def test_a_saved_decision_stands():
     again = Auto(("none", "bf16"), lambda method, medians: None)
     again.load_state_dict({"choice": "bf16", "medians": {"none": 2.0, "bf16": 1.0}})
-    assert {again.method(step) for step in range(2 * ROUNDS)} == {"bf16"}
+    assert again.method == "bf16"
+    again.settle()
+    assert again.choice == "bf16"
     again = Auto(("none", "fp16"), lambda method, medians: None)
     again.load_state_dict({"choice": "bf16", "medians": {}})
     assert again.choice is None, "what is no candidate any more is measured anew"

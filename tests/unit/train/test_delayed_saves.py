@@ -1,11 +1,13 @@
 """Requests that count one step later: a save that is due is made once."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
 from phalanx.core import control
 from phalanx.train import agreement
-from phalanx.train.agreement import DelayedReduction
+from phalanx.train.agreement import DelayedReduction, EverySecond
 
 pytestmark = pytest.mark.unit
 
@@ -54,3 +56,43 @@ def test_a_save_asked_for_again_later_is_made_again_and_stops_are_never_held_bac
     for step in range(20, 24):
         one_rank.propose(step, control.STOP)
         assert (one_rank.agree(step) & control.STOP != 0) is (step > 20)
+
+
+def reductions(step_s, steps, largest=None):
+    """At which steps two ranks ask, when a step takes so long; `largest` is the other rank's, in µs."""
+    now, due, offers = [0.0], [], [0]
+    pace = EverySecond(monotonic=lambda: now[0])
+    for step in range(1, steps + 1):
+        now[0] += step_s
+        if pace.due(step):
+            due.append(step)
+            pace.heard(step, offers[-1] if largest is None or len(due) < 3 else largest)
+            offers.append(pace.offer(step))
+    return due
+
+
+def test_ranks_ask_one_another_about_once_a_second_and_at_first_more_often():
+    due = reductions(0.01, 1000)
+    assert due[:6] == [1, 2, 3, 5, 9, 17]
+    between = [b - a for a, b in pairwise(due)]
+    assert all(b <= 2 * a for a, b in pairwise(between))
+    assert set(between[-5:]) == {100}
+
+
+def test_steps_longer_than_a_second_ask_each_time_and_the_slowest_rank_counts():
+    assert reductions(2.0, 20) == list(range(1, 21))
+    between = [b - a for a, b in pairwise(reductions(0.01, 400, largest=50_000))]
+    assert set(between[-5:]) == {20}
+    assert max(b - a for a, b in pairwise(reductions(1e-7, 5000))) == 1000
+
+
+def test_a_stop_arrives_when_the_next_reduction_is_due(one_rank, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(one_rank, "_pace", EverySecond(monotonic=lambda: now[0]))
+    heard = []
+    for step in range(1, 600):
+        now[0] += 0.01
+        one_rank.propose(step, control.STOP if step == 250 else 0)
+        if one_rank.agree(step) & control.STOP:
+            heard.append(step)
+    assert len(heard) == 1 and 250 < heard[0] <= 250 + 2 * 100

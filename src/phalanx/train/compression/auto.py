@@ -10,21 +10,31 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-# A step of each candidate warms up, then each has this many that count.
-ROUNDS = 5
+# A step of each candidate warms up. Of each that stays in the race at least so many count, and at most,
+# unless steps are so short that more of them take no longer than this.
+LEAST, MOST, MOST_OF_SHORT = 3, 12, 40
+SHORT_S = 10.0
+# After so many rounds, slower than the fastest by this factor is slower whatever the noise.
+_SURE = ((0, 1.5), (6, 1.2), (20, 1.1))
 # A less faithful method has to save at least this share of a step.
-WORTH = 0.03
+WORTH = 0.02
 
 
 class Schedule(Protocol):
     """Says how gradients travel. All ranks make the same calls."""
 
-    def method(self, step: int) -> str:
-        """The method of the step that comes after `step` steps."""
+    @property
+    def method(self) -> str:
+        """The method of the step in hand."""
         ...
 
-    def settle(self, step: int) -> None:
-        """`step` steps are done."""
+    @property
+    def racing(self) -> Sequence[str]:
+        """The methods that may still be asked for."""
+        ...
+
+    def settle(self) -> None:
+        """A step is done."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -40,13 +50,10 @@ class Fixed:
     """Always the same."""
 
     def __init__(self, method: str) -> None:
-        self._method = method
+        self.method = method
+        self.racing: Sequence[str] = (method,)
 
-    def method(self, step: int) -> str:
-        """The one."""
-        return self._method
-
-    def settle(self, step: int) -> None:
+    def settle(self) -> None:
         """Nothing to learn."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -58,7 +65,7 @@ class Fixed:
 
 
 class Auto:
-    """Takes candidates in turn, step by step, and stays with one when each has been measured.
+    """Takes candidates in turn, step by step, drops those that are clearly slower, and ends with one.
 
     Whole steps are compared, because a method costs computing as well as waiting, and because what a
     backward pass hides costs nothing. The decision is saved with the run: a resumed run goes on as the
@@ -66,36 +73,51 @@ class Auto:
     """
 
     def __init__(
-        self, candidates: Sequence[str], tell: Callable[[str, Mapping[str, float]], None]
-    ) -> None:
-        self.choice: str | None = candidates[0] if len(candidates) == 1 else None
+        self, candidates: Sequence[str], tell: Callable[[str, Mapping[str, float]], None],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:  # fmt: skip
+        self.racing: Sequence[str] = tuple(candidates)
         self.medians: dict[str, float] = {}
-        self._tell, self._candidates = tell, tuple(candidates)
+        self._tell, self._clock = tell, clock
         self._took: dict[str, list[float]] = {name: [] for name in candidates}
+        self._round = self._turn = 0
         self._last: float | None = None
 
-    def method(self, step: int) -> str:
-        """The choice, or the candidate whose turn it is."""
-        return self.choice or self._candidates[step % len(self._candidates)]
+    @property
+    def choice(self) -> str | None:
+        """What was decided, once it was."""
+        return self.racing[0] if len(self.racing) == 1 else None
 
-    def settle(self, step: int) -> None:
-        """A step is done: count its time; after the last round, choose. Collective then."""
+    @property
+    def method(self) -> str:
+        """The choice, or the candidate whose turn it is."""
+        return self.racing[self._turn]
+
+    def settle(self) -> None:
+        """A step is done: count its time, and compare after each round. Collective then."""
         if self.choice is not None:
             return
-        now = time.perf_counter()
-        if self._last is not None and step > len(self._candidates):
-            self._took[self.method(step - 1)].append(now - self._last)
+        now = self._clock()
+        if self._last is not None and self._round > 0:
+            self._took[self.method].append(now - self._last)
         self._last = now
-        if step >= len(self._candidates) * (ROUNDS + 1):
-            self._choose()
+        self._turn += 1
+        if self._turn == len(self.racing):
+            self._turn = 0
+            if self._round >= LEAST:
+                self._compare()
+                self._last = self._clock()
+            self._round += 1
 
-    def _choose(self) -> None:
-        mine = [statistics.median(self._took[name] or [0.0]) for name in self._candidates]
+    def _compare(self) -> None:
+        mine = [statistics.median(self._took[name]) for name in self.racing]
         slowest = torch.tensor(mine, dtype=torch.float64)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-        self.medians = dict(zip(self._candidates, slowest.tolist(), strict=True))
-        self.choice = choose(self.medians)
-        self._tell(self.choice, self.medians)
+        now = dict(zip(self.racing, slowest.tolist(), strict=True))
+        self.medians |= now
+        self.racing = still_racing(now, self._round)
+        if self.choice is not None:
+            self._tell(self.choice, self.medians)
 
     def state_dict(self) -> dict[str, Any]:
         """What was decided, if anything."""
@@ -103,8 +125,19 @@ class Auto:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Put it back, if it is still a candidate."""
-        if state.get("choice") in self._candidates:
-            self.choice, self.medians = state["choice"], dict(state["medians"])
+        if state.get("choice") in self.racing:
+            self.racing, self._turn = (state["choice"],), 0
+            self.medians = dict(state["medians"])
+
+
+def still_racing(medians: Mapping[str, float], rounds: int) -> tuple[str, ...]:
+    """The candidates that may yet turn out to be the best; one, once it is time to decide."""
+    took_s = rounds * sum(medians.values())
+    if rounds >= (MOST_OF_SHORT if took_s < SHORT_S else MOST):
+        return (choose(medians),)
+    factor = next(one for known, one in reversed(_SURE) if rounds >= known)
+    most = min(medians.values()) * factor
+    return tuple(name for name, took in medians.items() if took <= most)
 
 
 def choose(medians: Mapping[str, float]) -> str:

@@ -101,8 +101,8 @@ class PowerSGD:
         mean_together(rights)
         rows = zip(large, matrices, lefts, rights, mine, strict=True)
         for (name, grad), matrix, left, right, own in rows:
-            matrix.sub_(left @ own.t())
-            grad.copy_((left @ right.t()).view_as(grad)).mul_(scale)
+            matrix.addmm_(left, own.t(), alpha=-1.0)
+            _put_product(left * scale, right.t(), grad)
             self._next_q[name] = right
 
     def _pays(self, grad: torch.Tensor) -> bool:
@@ -152,6 +152,14 @@ def orthogonalize(matrix: torch.Tensor) -> None:
         rest = matrix[:, at + 1 :]
         if rest.numel():
             rest.sub_(column @ (column.t() @ rest))
+
+
+def _put_product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+    """Matrix product into a tensor of any shape and layout, without a copy where it lies in order."""
+    if out.is_contiguous():
+        torch.mm(left, right, out=out.view(left.shape[0], -1))
+    else:
+        out.copy_((left @ right).view(out.shape))
 
 
 class TopK:

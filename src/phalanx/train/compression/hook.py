@@ -59,8 +59,7 @@ class Compressor:
     @property
     def method(self) -> str:
         """How the gradients of the step in hand travel."""
-        step = self._now.step() - self._start
-        return "none" if step < 0 else self._schedule.method(step)
+        return "none" if self._now.step() < self._start else self._schedule.method
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The bucket's mean over all ranks, now or later."""
@@ -95,7 +94,14 @@ class Compressor:
         for codec in self._codecs.values():
             codec.settle(applied)
         if applied and self._now.step() > self._start:
-            self._schedule.settle(self._now.step() - self._start)
+            self._schedule.settle()
+            self._drop_the_rest()
+
+    def _drop_the_rest(self) -> None:
+        """Codecs that nobody will ask for remember as much as the model is large."""
+        racing = self._schedule.racing
+        if any(name not in racing for name in self._codecs):
+            self._codecs = {name: one for name, one in self._codecs.items() if name in racing}
 
     def state_dict(self) -> dict[str, Any]:
         """What the next steps depend on."""
@@ -104,10 +110,11 @@ class Compressor:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Put it back; what other methods remembered is left aside."""
+        self._schedule.load_state_dict(state["schedule"])
+        self._drop_the_rest()
         for name, codec in self._codecs.items():
             if name in state["codecs"]:
                 codec.load_state_dict(state["codecs"][name], self._parameters)
-        self._schedule.load_state_dict(state["schedule"])
 
 
 class NoCompressor:

@@ -28,17 +28,18 @@ class Residuals:
         The caller takes away from it what it sends.
         """
         held = self._pending.get(name)
+        if held is not None:
+            return held.add_(gradient, alpha=1.0 / scale)
+        held = self._spare.pop(name, None)
         if held is None:
-            held = self._spare.pop(name, None)
-            if held is None:
-                held = torch.empty_like(gradient, memory_format=torch.contiguous_format)
-            kept = self._kept.get(name)
-            if kept is None:
-                held.zero_()
-            else:
-                held.copy_(kept)
-            self._pending[name] = held
-        held.add_(gradient, alpha=1.0 / scale)
+            held = torch.empty_like(gradient, memory_format=torch.contiguous_format)
+        kept = self._kept.get(name)
+        # One pass over memory: these are as large as the model.
+        if kept is None:
+            torch.mul(gradient, 1.0 / scale, out=held)
+        else:
+            torch.add(kept, gradient, alpha=1.0 / scale, out=held)
+        self._pending[name] = held
         return held
 
     def settle(self, applied: bool) -> None:

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from phalanx.core import rounds as schedule
 from phalanx.errors import RestoreMismatch
 from phalanx.train import restoring, rows
-from phalanx.train.agreement import Agreement, DelayedReduction
+from phalanx.train.agreement import Agreement, DelayedReduction, EverySecond, EverySteps
 from phalanx.train.groups import Connection
 from phalanx.train.lowcomm.outside import Outside, split
 from phalanx.train.lowcomm.settings import Sync
@@ -333,8 +333,10 @@ class Apart:
         return [member.state_dict() for member in self._members]
 
     def agreement(self, connection: Connection) -> Agreement:
-        """By a small reduction, as often as was wished."""
-        return DelayedReduction(connection.private_group(), self._wishes.control_every)
+        """By a small reduction, as often as was wished, or about once a second."""
+        every = self._wishes.control_every
+        pace = EverySecond() if every is None else EverySteps(every)
+        return DelayedReduction(connection.private_group(), pace)
 
     def close(self) -> None:
         """Nothing."""

@@ -38,9 +38,9 @@ class Sync:
     """How ranks keep together: by every step's gradients (`none`), or by weights, now and then.
 
     `every` counts optimizer steps between exchanges. The model travels in `fragments` parts that take
-    turns, quantised or not. Requests to stop or save travel every `control_every` steps. With `server`
-    the last `servers` ranks of the gang hold the weights, and no rank is more than `staleness` exchanges
-    ahead of the slowest; 0 keeps them in step.
+    turns, quantised or not. Requests to stop or save travel every `control_every` steps; None: about once
+    a second, with `server` after each step. With `server` the last `servers` ranks of the gang hold the
+    weights, and no rank is more than `staleness` exchanges ahead of the slowest; 0 keeps them in step.
     """
 
     method: str = "none"
@@ -48,7 +48,7 @@ class Sync:
     outer: Outer = Outer()
     fragments: int = 1
     quantize: str = "none"
-    control_every: int = 1
+    control_every: int | None = None
     servers: int = 1
     staleness: int = 0
 
@@ -75,8 +75,10 @@ class Sync:
         return made
 
     def _check(self) -> None:
-        for name in ("every", "fragments", "control_every", "servers"):
+        for name in ("every", "fragments", "servers"):
             _whole(getattr(self, name), name, least=1)
+        if self.control_every is not None:
+            _whole(self.control_every, "control_every", least=1)
         _whole(self.staleness, "staleness", least=0)
         if self.fragments > self.every:
             raise ValueError(f"fragments must be at most every, which is {self.every}")

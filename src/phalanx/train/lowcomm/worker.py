@@ -184,7 +184,7 @@ class ApartWithServers(Apart):
 
     def agreement(self, connection: Connection) -> Agreement:
         """By way of the first server."""
-        return ServedAgreement(self._servers, self._wishes.control_every)
+        return ServedAgreement(self._servers, self._wishes.control_every or 1)
 
     def close(self) -> None:
         """Say good-bye to the servers."""
