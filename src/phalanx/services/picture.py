@@ -65,13 +65,16 @@ class Sight:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a queued job asks for, as of a version; `patient` insists on what it only prefers."""
+    """What a queued job asks for, as of a version; `patient` insists on what it only prefers.
+
+    `ask` is the number of what the patient one asks of nodes, None where it prefers nothing.
+    """
 
     version: int
     hole: StoredHole | None
     plain: Waiting
     patient: Waiting
-    ask: Ask | None
+    ask: int | None
 
 
 @dataclass
@@ -89,7 +92,8 @@ class Picture:
     _pools: tuple[object, tuple[PoolSpec, ...]] = ((), ())
     _projects: tuple[object, dict[str, ProjectSpec]] = field(default_factory=lambda: ((), {}))
     _nodes: tuple[object, tuple[Node, ...]] = ((), ())
-    _fits: dict[Ask, bool] = field(default_factory=dict)
+    _asks: dict[Ask, int] = field(default_factory=dict)
+    _fits: dict[int, bool] = field(default_factory=dict)
     _asked: dict[int, _Asked] = field(default_factory=dict)
     _said: dict[int, tuple[int | None, Reason, int]] = field(default_factory=dict)
     _turn: int = 0
@@ -308,14 +312,14 @@ class Picture:
             patient, ask = plain, None
             if demand.preferred is not None:
                 patient = replace(plain, required=demand.preferred)
-                ask = ask_of(patient)
+                ask = self._asks.setdefault(ask_of(patient), len(self._asks))
             known = self._asked[stored.job.num] = _Asked(stored.version, hole, plain, patient, ask)
         if known.ask is None or now - known.plain.since >= demand.patience_s * _US:
             return known.plain
         # The same object at every pass: the planner's indexes then see that nothing has changed.
         return known.patient if self._ever(known.patient, known.ask, nodes) else known.plain
 
-    def _ever(self, job: Waiting, ask: Ask, nodes: tuple[Node, ...]) -> bool:
+    def _ever(self, job: Waiting, ask: int, nodes: tuple[Node, ...]) -> bool:
         known = self._fits.get(ask)
         if known is None:
             known = self._fits[ask] = fits_ever(job, nodes)
