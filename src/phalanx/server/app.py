@@ -43,6 +43,7 @@ import phalanx
 from phalanx.core.scheduling import Terms
 from phalanx.errors import NotFound, PlatformError, Problem, SpecInvalid
 from phalanx.executors.protocol import Executor
+from phalanx.kit import collector
 from phalanx.kit.clock import Clock, SystemClock
 from phalanx.schemas.home import HomeLayout
 from phalanx.server.context import Context, Presence
@@ -228,6 +229,7 @@ async def _run(
         server_header=False,
     )
     server = _Server(config, on_ready)
+    collector.spare_what_is_there()
     signalled = asyncio.Event()
     serving = asyncio.create_task(server.serve(sockets=[sock]), name="http")
     loops = [

@@ -17,6 +17,7 @@ from phalanx.core.scheduling import Plan, Snapshot, Terms, Waiting, World, plan,
 from phalanx.core.scheduling.estimates import History, KindKey, size_class
 from phalanx.core.scheduling.topology import Ask, ask_of
 from phalanx.errors import InvariantBroken
+from phalanx.kit import collector
 from phalanx.schemas.pools import Machine, PoolSpec
 from phalanx.schemas.projects import ProjectSpec
 from phalanx.services import standing
@@ -207,7 +208,8 @@ class Picture:
         """Plan on the indexes of the last pass, brought up to date."""
         with self._lock:
             self._world = follow(self._world, snapshot)
-            return plan_pass(self._world, now)
+            with collector.held_off():
+                return plan_pass(self._world, now)
 
     def remember(self, touched: Touched) -> None:
         """Jobs as this process has just stored them. A row of another version is read again.

@@ -16,7 +16,6 @@ from phalanx.core.placement import Node, NodeShare, Placement
 from phalanx.core.scheduling.strands import Appetite
 from phalanx.errors import InvariantBroken
 
-
 NODE_BITS = 24
 _MOST_SHARES = 16_384
 

@@ -15,7 +15,6 @@ from phalanx.core.placement import GangShape
 from phalanx.core.scheduling.slots import NODE_BITS, NodeGroup, SlotIndex, Taking, pick
 from phalanx.core.scheduling.snapshot import Waiting
 
-
 _NODE = (1 << NODE_BITS) - 1
 
 
