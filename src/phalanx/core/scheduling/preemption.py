@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
 
 from phalanx.core.placement import GangShape
 from phalanx.core.reasons import Reason, ReasonCode
@@ -26,12 +25,11 @@ from phalanx.core.scheduling.topology import areas, levels, parts
 from phalanx.core.scheduling.world import Line
 
 
-class _Offer(NamedTuple):
-    """What freeing a share on one node costs; `turn` counts the shares of a node that has several."""
+_Offer = tuple[float, int, int]
+"""What freeing a share costs, on which node, and which of the shares that the node could have it is.
 
-    cost: float
-    node: int
-    turn: int = 0
+A plain tuple, because a claim looks at thousands of them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +151,12 @@ def _cheapest(
     by_leaf: dict[int, list[_Offer]] = {}
     num_offers = 0
     for offer in chain(ready, others):
-        if inside is None or offer.node in inside:
+        if inside is None or offer[1] in inside:
             num_offers += 1
-            here = by_leaf.get(leaf_of[offer.node])
+            leaf = leaf_of[offer[1]]
+            here = by_leaf.get(leaf)
             if here is None:
-                by_leaf[leaf_of[offer.node]] = [offer]
+                by_leaf[leaf] = [offer]
             else:
                 here.append(offer)
     if num_offers < need:
@@ -168,14 +167,14 @@ def _cheapest(
         best, equal = 0.0, list[list[_Offer]]()
         for together in _together(group, by_leaf, level):
             if len(together) >= need:
-                cost = sum([offer.cost for offer in sorted(together)[:need]])
+                cost = sum([offer[0] for offer in sorted(together)[:need]])
                 if not equal or cost < best:
                     best, equal = cost, [together]
                 elif cost == best:
                     equal.append(together)
         if equal:
             chosen = equal[0] if len(equal) == 1 else _earliest(draft, equal, ready, reach)
-            return [offer.node for offer in sorted(chosen)[:need]]
+            return [node for _, node, _ in sorted(chosen)[:need]]
     return None
 
 
@@ -183,20 +182,20 @@ def _earliest(
     draft: Draft, equal: list[list[_Offer]], ready: list[_Offer], reach: Reach
 ) -> list[_Offer]:
     """Of domains that cost the same the one that was found first."""
-    order = {offer.node: at for at, offer in reversed(list(enumerate(ready)))}
+    order = {offer[1]: at for at, offer in reversed(list(enumerate(ready)))}
     turn = reach.turns(draft.world)
 
     def found_at(offers: list[_Offer]) -> tuple[tuple[int, ...], ...]:
-        first = min((order[o.node] for o in offers if o.node in order), default=None)
+        first = min((order[node] for _, node, _ in offers if node in order), default=None)
         if first is not None:
             return ((0, first),)
-        return ((1,), min(turn(offer.node) for offer in offers))
+        return ((1,), min(turn(node) for _, node, _ in offers))
 
     return min(equal, key=found_at)
 
 
 def _first(offers: Collection[list[_Offer]], need: int) -> list[int]:
-    return [offer.node for offer in sorted(o for here in offers for o in here)[:need]]
+    return [node for _, node, _ in sorted(o for here in offers for o in here)[:need]]
 
 
 def _together(
@@ -207,7 +206,7 @@ def _together(
         by_node: dict[int, list[_Offer]] = {}
         for offers in by_leaf.values():
             for offer in offers:
-                by_node.setdefault(offer.node, []).append(offer)
+                by_node.setdefault(offer[1], []).append(offer)
         return by_node.values()
     depth = -1 if level is None else group.levels.index(level)
     if depth == len(group.levels) - 1 and depth >= 0:
@@ -228,7 +227,7 @@ def _offers(
     free, group_of, nodes, size = index.free, index.group_of, index.nodes, group.size
     plain = not (job.cpus_per_node or job.memory_per_node_bytes)
     ready = [
-        _Offer(0.0, node)
+        (0.0, node, 0)
         for bucket in group.by_free[need:]
         for node in bucket
         if plain or _has_rest(draft, job, node, 0, 0)
@@ -242,11 +241,11 @@ def _offers(
         if plain and had >= need:
             continue
         if plain and had + slots == need == size:
-            others.append(_Offer(costs[node], node))
+            others.append((costs[node], node, 0))
             continue
         victims = _leave_for(draft, job, shape, node, 1, reach)
         if victims:
-            others.append(_Offer(sum([reach.prices[v] for v in victims]), node))
+            others.append((sum([reach.prices[v] for v in victims]), node, 0))
     return ready, others
 
 
@@ -303,7 +302,7 @@ def _split_offers(
                 cost = sum(reach.prices[v] for v in victims)
                 dearest = max(dearest, cost - before)
                 before = cost
-                found.append(_Offer(dearest, node, turn))
+                found.append((dearest, node, turn))
     return found
 
 
