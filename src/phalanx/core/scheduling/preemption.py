@@ -24,7 +24,6 @@ from phalanx.core.scheduling.snapshot import US, Hole, Waiting
 from phalanx.core.scheduling.topology import areas, levels, parts
 from phalanx.core.scheduling.world import Line
 
-
 _Offer = tuple[float, int, int]
 """What freeing a share costs, on which node, and which of the shares that the node could have it is.
 
