@@ -229,7 +229,7 @@ async def _run(
         server_header=False,
     )
     server = _Server(config, on_ready)
-    collector.spare_what_is_there()
+    collector.for_a_long_life()
     signalled = asyncio.Event()
     serving = asyncio.create_task(server.serve(sockets=[sock]), name="http")
     loops = [

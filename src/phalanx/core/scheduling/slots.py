@@ -277,7 +277,8 @@ class SlotIndex:
 
     def state(self) -> tuple[object, ...]:
         """Everything that must equal a rebuild."""
-        return (self.free, self.cpus, self.memory, [group.state() for group in self.groups])
+        rooms = [[list(here) for here in self.in_order(group)] for group in self.groups]
+        return (self.free, self.cpus, self.memory, [group.state() for group in self.groups], rooms)
 
 
 def _group_key(node: Node) -> GroupKey:
