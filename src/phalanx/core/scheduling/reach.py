@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from phalanx.core.scheduling.draft import Claim, Draft
 from phalanx.core.scheduling.entitlement import Tier
 from phalanx.core.scheduling.prices import lost_work, price
+from phalanx.core.scheduling.relief import is_hero
 from phalanx.core.scheduling.snapshot import US, Held
 from phalanx.core.scheduling.world import World
 
@@ -81,7 +82,14 @@ def could_suffice(draft: Draft, claim: Claim, num_free: int) -> bool:
         return True
     peers = _peers(draft, claim.job.priority)
     slots = num_free + _below(draft, claim.job.priority).num_slots
+    if peers.heroes:
+        return True
     return slots + peers.slots[peers.num_below(draft, claim)] >= claim.job.num_slots
+
+
+def heroes(draft: Draft, priority: int) -> list[tuple[float, int]]:
+    """Jobs of this priority that are too large to be victims of their peers, by score."""
+    return _peers(draft, priority).heroes
 
 
 def _below(draft: Draft, priority: int) -> Reach:
@@ -105,11 +113,12 @@ def _below(draft: Draft, priority: int) -> Reach:
 class Peers:
     """Jobs of one priority whom a peer may put aside, by score, with what each would lose.
 
-    `slots` are those that the first n of them hold together.
+    `slots` are those that the first n of them hold together. Heroes stand apart.
     """
 
     ranked: list[tuple[float, int, float]] = field(default_factory=list)
     slots: list[int] = field(default_factory=lambda: [0])
+    heroes: list[tuple[float, int]] = field(default_factory=list)
 
     def num_below(self, draft: Draft, claim: Claim) -> int:
         """How many of them may be less urgent than the claim."""
@@ -124,9 +133,13 @@ def _peers(draft: Draft, priority: int) -> Peers:
         known = draft.peers[priority] = Peers()
         for score, num in draft.world.prey(draft.now).get(priority, ()):
             held = draft.world.held[num]
-            if held.protected_until <= draft.now and not _is_settled(draft, held):
-                known.ranked.append((score, num, lost_work(draft, held)))
-                known.slots.append(known.slots[-1] + held.num_slots)
+            if held.protected_until > draft.now or _is_fresh(draft, held):
+                continue
+            if is_hero(draft, held):
+                known.heroes.append((score, num))
+                continue
+            known.ranked.append((score, num, lost_work(draft, held)))
+            known.slots.append(known.slots[-1] + held.num_slots)
     return known
 
 
@@ -158,7 +171,7 @@ def may_evict(draft: Draft, claim: Claim, held: Held, score: float) -> bool:
             return True
     if held.priority != job.priority:
         return held.priority < job.priority
-    if _is_settled(draft, held):
+    if _is_fresh(draft, held) or is_hero(draft, held):
         return False
     return _outweighs(draft, claim, held, score, lost_work(draft, held))
 
@@ -230,13 +243,6 @@ def _doubt(draft: Draft, claim: Claim) -> float:
     return 1.0 + draft.terms.guess_margin / (1 + draft.world.history.num_observed)
 
 
-def _is_settled(draft: Draft, held: Held) -> bool:
-    """Whether its peers have to let it run: it has only just started, or it is a hero."""
-    if (draft.now - (held.started_at or 0)) / US < draft.terms.min_run_s:
-        return True
-    nodes = draft.world.nodes_of[held.job]
-    if not nodes:
-        return False
-    group = draft.index.group_of[nodes[0]]
-    limit = max(draft.terms.hero_slots, draft.terms.hero_fraction * group.num_nodes * group.size)
-    return held.num_slots > limit
+def _is_fresh(draft: Draft, held: Held) -> bool:
+    """Whether it has only just started, so that its peers have to let it run."""
+    return (draft.now - (held.started_at or 0)) / US < draft.terms.min_run_s
