@@ -25,7 +25,7 @@ _DAY_S = 86_400.0
 _PERIODS = 3
 _LOAD = 0.9
 _GOAL = 0.86
-_POLICIES = ["phalanx", "fifo-skip", "easy", "las", "gavel-max-min"]
+_POLICIES = ["phalanx", "fifo-skip", "easy", "las"]
 
 
 def t1s(bench: Bench) -> None:

@@ -38,8 +38,8 @@ def evicted(world: Snapshot, now: int) -> list[int]:
 
 
 FULL_HOUSE = (hero(1, 0, 1, 2, 3), hero(2, 4, 5))
-# Stopping job 2 puts it off for 390 s, which weigh √8 times as much.
-DUE_S = 390.0 * 8**0.5
+# Stopping job 2 puts its eight slots off for 390 s.
+DUE_S = 8 * 390.0
 
 
 def test_one_hero_leaves_once_the_small_jobs_have_waited_for_as_long() -> None:
@@ -58,7 +58,7 @@ def test_the_usual_wait_of_its_size_counts_for_the_hero() -> None:
     waiting = tuple(small(10 + n, since) for n in range(10))
     asked = Snapshot(NODES, FULL_HOUSE, waiting, terms=TERMS, history=history)
     assert evicted(asked, since + int((DUE_S / 10 + 1) * US)) == []
-    assert evicted(asked, since + int((3990.0 * 8**0.5 / 10 + 1) * US)) == [2]
+    assert evicted(asked, since + int((8 * 3990.0 / 10 + 1) * US)) == [2]
 
 
 def test_while_one_leaves_no_other_does() -> None:
@@ -79,16 +79,9 @@ def test_waits_are_not_paid_by_other_priorities_or_projects() -> None:
     assert evicted(Snapshot(NODES, held, theirs, projects, terms=TERMS), now) == []
 
 
-def test_a_large_gang_pays_with_its_own_wait_for_all_who_leave() -> None:
-    since = 10 * HOUR
-    halves = (hero(1, 0, 1), hero(2, 2, 3), hero(3, 4, 5))
-    gang = Waiting(10, GangShape(4, 4, 4), 50, since)
-    small_ones = tuple(small(20 + n, since, attained_slot_s=1e9) for n in range(50))
-    asked = Snapshot(NODES, halves, (gang, *small_ones), terms=TERMS)
-    # Two of √8 each for one of √16, and the waits of others pay nothing.
-    due_s = 2 * DUE_S / 16**0.5
-    assert evicted(asked, since + int((due_s - 1) * US)) == []
-    assert evicted(asked, since + int((due_s + 1) * US)) == [1, 2]
+def test_heroes_make_no_room_for_heroes() -> None:
+    gang = Waiting(10, GangShape(2, 4, 4), 50, 10 * HOUR)
+    assert evicted(Snapshot(NODES, FULL_HOUSE, (gang,), terms=TERMS), 40 * HOUR) == []
 
 
 def test_heroes_make_no_room_for_less_urgent_jobs() -> None:

@@ -77,10 +77,7 @@ def _relieved(draft: Draft, line: Line, claim: Claim, reach: Reach) -> tuple[Cho
     if not more:
         return None, reach
     wider = reach.with_more(draft.world, more)
-    best = _best(draft, line, claim.job, wider)
-    if best is not None and not relief.is_paid(draft, claim, best.victims):
-        best = None
-    return best, wider
+    return _best(draft, line, claim.job, wider), wider
 
 
 def _best(draft: Draft, line: Line, job: Waiting, reach: Reach) -> Chosen | None:

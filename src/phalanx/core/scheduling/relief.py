@@ -1,11 +1,10 @@
-"""Relief: a hero makes room once those who wait have waited for as long as that puts it off.
+"""Relief: a hero makes room for small jobs once those have waited for as long as that puts it off.
 
 Among peers a hero is nobody's victim, or it would stop for every short job in turn. A few of them can hold
-a whole pool, though, while a thousand small jobs wait, or a larger hero. So who waits has to pay: when the
-small jobs together, or the one large gang, have waited for as long as the heroes in question will be put off
-(their pause, and the usual wait of their size until they start again), those leave. Waits weigh as sizes do
-in the order of the queue. However long the heroes would have run, the waits come to at most about twice the
-least possible that way.
+a whole pool, though, while a thousand small jobs wait. So who waits has to pay: when the small jobs of a
+priority have together waited as many slot-seconds as a hero will lose by stopping (its pause, and the usual
+wait of its size until it starts again), one hero leaves. However long the heroes would have run, the waits
+come to at most about twice the least possible that way.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 from phalanx.core.scheduling.draft import Claim, Draft
 from phalanx.core.scheduling.estimates import size_class
 from phalanx.core.scheduling.prices import price
-from phalanx.core.scheduling.snapshot import US, Held, Terms
+from phalanx.core.scheduling.snapshot import US, Held
 
 
 def hero_limit(draft: Draft, node: int) -> float:
@@ -29,12 +28,14 @@ def is_hero(draft: Draft, held: Held) -> bool:
 
 
 def candidates(draft: Draft, claim: Claim, heroes: list[tuple[float, int]]) -> dict[int, float]:
-    """Heroes that this claim outweighs and whose pause has been paid for, with what stopping them costs.
+    """Heroes that this claim outweighs and whose loss has been paid for, with what stopping them costs.
 
     None while another leaves: what that frees is often enough for all who wait.
     """
     terms, held_by = draft.terms, draft.world.held
     found: dict[int, float] = {}
+    if not heroes or claim.job.num_slots > _largest_small(draft):
+        return found
     for score, num in heroes:
         held = held_by[num]
         draft.steps += 1
@@ -42,43 +43,27 @@ def candidates(draft: Draft, claim: Claim, heroes: list[tuple[float, int]]) -> d
             break
         if draft.standings and held.project != claim.job.project:
             continue
-        if _put_off(draft, held) <= _waited(draft, claim):
+        if _put_off_slot_s(draft, held) <= _waited_slot_s(draft, claim):
             found[num] = price(draft, held)
     return {} if found and _is_one_leaving(draft) else found
 
 
-def is_paid(draft: Draft, claim: Claim, victims: list[int]) -> bool:
-    """Whether the waits come to what all these heroes together will be put off."""
-    held = [draft.world.held[num] for num in victims]
-    put_off = sum(_put_off(draft, one) for one in held if is_hero(draft, one))
-    return put_off <= _waited(draft, claim)
-
-
-def _weight(num_slots: int, terms: Terms) -> float:
-    """What the wait of a job counts beside that of a job of one slot."""
-    return float(num_slots ** (1.0 - terms.size_exponent))
-
-
-def _put_off(draft: Draft, held: Held) -> float:
-    """For how long stopping this hero puts it off, by its weight."""
-    history = draft.world.history
-    again_s = history.requeue_s.get(size_class(held.num_slots), 0.0)
+def _put_off_slot_s(draft: Draft, held: Held) -> float:
+    """Slot-seconds by which stopping this hero puts it off."""
+    again_s = draft.world.history.requeue_s.get(size_class(held.num_slots), 0.0)
     pause_s = held.restart_s + (held.save_s or 0.0) + draft.terms.min_run_s
-    return _weight(held.num_slots, draft.terms) * (pause_s + again_s)
+    return held.num_slots * (pause_s + again_s)
 
 
-def _waited(draft: Draft, claim: Claim) -> float:
-    """How long this large gang, or the queued small jobs of its priority together, have waited by weight."""
-    mine, limit = claim.job, _small(draft)
-    if mine.num_slots > limit:
-        return _weight(mine.num_slots, draft.terms) * (draft.now - mine.since) / US
+def _waited_slot_s(draft: Draft, claim: Claim) -> float:
+    """Slot-seconds that the queued small jobs of this priority have waited since they queued last."""
     key = ("" if not draft.standings else claim.job.project, claim.job.priority)
     known = draft.waited.get(key)
     if known is None:
-        now, terms, world = draft.now, draft.terms, draft.world
+        limit = _largest_small(draft)
         known = draft.waited[key] = sum(
-            _weight(job.num_slots, terms) * (now - job.since) / US
-            for job in world.waiting.values()
+            job.num_slots * (draft.now - job.since) / US
+            for job in draft.world.waiting.values()
             if job.priority == key[1]
             and job.num_slots <= limit
             and job.num not in draft.started
@@ -87,7 +72,7 @@ def _waited(draft: Draft, claim: Claim) -> float:
     return known
 
 
-def _small(draft: Draft) -> float:
+def _largest_small(draft: Draft) -> float:
     pool = max(group.num_nodes * group.size for group in draft.index.groups)
     return max(draft.terms.hero_slots, draft.terms.hero_fraction * pool)
 
