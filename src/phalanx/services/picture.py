@@ -15,6 +15,8 @@ from phalanx.core.placement import Node
 from phalanx.core.reasons import Reason
 from phalanx.core.scheduling import Plan, Snapshot, Terms, Waiting, World, plan, plan_pass
 from phalanx.core.scheduling.estimates import History, KindKey, size_class
+from phalanx.core.scheduling.preference import narrowest_levels, preferred_level
+from phalanx.core.scheduling.preference import patience_s as expected_patience_s
 from phalanx.core.scheduling.topology import Ask, ask_of
 from phalanx.errors import InvariantBroken
 from phalanx.kit import collector
@@ -76,6 +78,7 @@ class _Asked:
     plain: Waiting
     patient: Waiting
     ask: int | None
+    patience_s: float
 
 
 @dataclass
@@ -95,6 +98,7 @@ class Picture:
     _nodes: tuple[object, tuple[Node, ...]] = ((), ())
     _asks: dict[Ask, int] = field(default_factory=dict)
     _fits: dict[int, bool] = field(default_factory=dict)
+    _narrowest: dict[str, str | None] = field(default_factory=dict)
     _asked: dict[int, _Asked] = field(default_factory=dict)
     _said: dict[int, tuple[int | None, Reason, int]] = field(default_factory=dict)
     _turn: int = 0
@@ -243,6 +247,10 @@ class Picture:
             if self._nodes[0] != key:
                 self._nodes = (key, _laid_out(self._pools[1], real, marks))
                 self._fits.clear()
+                levels = narrowest_levels(self._nodes[1])
+                if levels != self._narrowest:
+                    self._narrowest = levels
+                    self._asked.clear()
             return self._nodes[1]
 
     def learn(self, tx: Tx) -> History:
@@ -312,11 +320,17 @@ class Picture:
         if known is None or (known.version, known.hole) != (stored.version, hole):
             plain = standing.waiting(stored, hole)
             patient, ask = plain, None
-            if demand.preferred is not None:
-                patient = replace(plain, required=demand.preferred)
+            patience_s = demand.patience_s
+            level = preferred_level(demand.preferred, plain, self._narrowest)
+            # Whoever has nodes kept for it takes those.
+            if level is not None and hole is None:
+                patient = replace(plain, required=level)
                 ask = self._asks.setdefault(ask_of(patient), len(self._asks))
-            known = self._asked[stored.job.num] = _Asked(stored.version, hole, plain, patient, ask)
-        if known.ask is None or now - known.plain.since >= demand.patience_s * _US:
+                if patience_s is None:
+                    patience_s = expected_patience_s(plain, self._history)
+            known = _Asked(stored.version, hole, plain, patient, ask, patience_s or 0.0)
+            self._asked[stored.job.num] = known
+        if known.ask is None or now - known.plain.since >= known.patience_s * _US:
             return known.plain
         # The same object at every pass: the planner's indexes then see that nothing has changed.
         return known.patient if self._ever(known.patient, known.ask, nodes) else known.plain

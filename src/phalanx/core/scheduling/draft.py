@@ -71,6 +71,7 @@ class Draft:
     reach: dict[int, Reach] = field(default_factory=dict)
     stretches: dict[int, Stretch] = field(default_factory=dict)
     peers: dict[int, Peers] = field(default_factory=dict)
+    waited: dict[tuple[str, int], float] = field(default_factory=dict)
     no_room: set[int] = field(default_factory=set)
     no_victims: set[tuple[str, int, int]] = field(default_factory=set)
     sizes: dict[int, int] = field(default_factory=dict)

@@ -14,11 +14,18 @@ from itertools import chain
 
 from phalanx.core.placement import GangShape
 from phalanx.core.reasons import Reason, ReasonCode
-from phalanx.core.scheduling import moves
+from phalanx.core.scheduling import moves, relief
 from phalanx.core.scheduling.draft import Claim, Draft
 from phalanx.core.scheduling.order import is_guarded
 from phalanx.core.scheduling.outcome import Preemption
-from phalanx.core.scheduling.reach import Reach, could_suffice, reach_in_order, reach_of
+from phalanx.core.scheduling.reach import (
+    Reach,
+    Stretch,
+    could_suffice,
+    heroes,
+    reach_in_order,
+    reach_of,
+)
 from phalanx.core.scheduling.slots import NodeGroup, Taking, pick
 from phalanx.core.scheduling.snapshot import US, Hole, Waiting
 from phalanx.core.scheduling.topology import areas, levels, parts
@@ -61,10 +68,23 @@ def make_room(draft: Draft, line: Line, since: int, num: int) -> bool:
         if best is not None and not moves.pays(draft, job, best.cost, best.nodes, best.victims):
             best = None
     if best is None:
+        best, reach = _relieved(draft, line, claim, reach)
+    if best is None:
         draft.no_victims.add(key)
         return False
     _commit(draft, job, best, reach)
     return True
+
+
+def _relieved(draft: Draft, line: Line, claim: Claim, reach: Reach) -> tuple[Chosen | None, Reach]:
+    """Room that a hero makes, if those who wait have paid for it."""
+    more = relief.candidates(draft, claim, heroes(draft, claim.job.priority))
+    if not more:
+        return None, reach
+    if isinstance(reach, Stretch):
+        reach = reach_in_order(draft, claim)
+    wider = reach.with_more(draft.world, more)
+    return _best(draft, line, claim.job, wider), wider
 
 
 def _best(draft: Draft, line: Line, job: Waiting, reach: Reach) -> Chosen | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from phalanx.core.scheduling.draft import Claim, Draft
 from phalanx.core.scheduling.entitlement import Tier
 from phalanx.core.scheduling.prices import lost_work, price
+from phalanx.core.scheduling.relief import is_hero
 from phalanx.core.scheduling.snapshot import US, Held
 from phalanx.core.scheduling.world import World
 
@@ -69,11 +70,12 @@ class Reach:
 class Peers:
     """Jobs of one priority whom a peer may put aside, by score, with what each would lose.
 
-    `slots` are those that the first n of them hold together.
+    `slots` are those that the first n of them hold together. Heroes stand apart.
     """
 
     ranked: list[tuple[float, int, float]] = field(default_factory=list)
     slots: list[int] = field(default_factory=lambda: [0])
+    heroes: list[tuple[float, int]] = field(default_factory=list)
     most_lost: float = 0.0
     _rank: dict[int, int] = field(default_factory=dict)
 
@@ -208,7 +210,14 @@ def could_suffice(draft: Draft, claim: Claim, num_free: int) -> bool:
         return True
     peers = _peers(draft, claim.job.priority)
     slots = num_free + _below(draft, claim.job.priority).num_slots
+    if peers.heroes:
+        return True
     return slots + peers.slots[peers.num_below(draft, claim)] >= claim.job.num_slots
+
+
+def heroes(draft: Draft, priority: int) -> list[tuple[float, int]]:
+    """Jobs of this priority that are too large to be victims of their peers, by score."""
+    return _peers(draft, priority).heroes
 
 
 def _below(draft: Draft, priority: int) -> Reach:
@@ -236,13 +245,17 @@ def _peers(draft: Draft, priority: int) -> Peers:
         ranked, slots, total = known.ranked, known.slots, 0
         for score, num in draft.world.prey(now).get(priority, ()):
             held = held_by[num]
-            if held.protected_until <= now and not _is_settled(draft, held):
-                lost = 0.0 if held.save_s is not None else lost_work(draft, held)
-                ranked.append((score, num, lost))
-                total += held.num_slots
-                slots.append(total)
-                if lost > known.most_lost:
-                    known.most_lost = lost
+            if held.protected_until > now or _is_fresh(draft, held):
+                continue
+            if is_hero(draft, held):
+                known.heroes.append((score, num))
+                continue
+            lost = 0.0 if held.save_s is not None else lost_work(draft, held)
+            ranked.append((score, num, lost))
+            total += held.num_slots
+            slots.append(total)
+            if lost > known.most_lost:
+                known.most_lost = lost
     return known
 
 
@@ -274,7 +287,7 @@ def may_evict(draft: Draft, claim: Claim, held: Held, score: float) -> bool:
             return True
     if held.priority != job.priority:
         return held.priority < job.priority
-    if _is_settled(draft, held):
+    if _is_fresh(draft, held) or is_hero(draft, held):
         return False
     return _outweighs(draft, claim, held, score, lost_work(draft, held))
 
@@ -346,16 +359,6 @@ def _doubt(draft: Draft, claim: Claim) -> float:
     return 1.0 + draft.terms.guess_margin / (1 + draft.world.history.num_observed)
 
 
-def _is_settled(draft: Draft, held: Held) -> bool:
-    """Whether its peers have to let it run: it has only just started, or it is a hero."""
-    terms = draft.world.terms
-    if (draft.now - (held.started_at or 0)) / US < terms.min_run_s:
-        return True
-    if held.num_slots <= terms.hero_slots:
-        return False
-    nodes = draft.world.nodes_of[held.job]
-    if not nodes:
-        return False
-    group = draft.index.group_of[nodes[0]]
-    limit = max(terms.hero_slots, terms.hero_fraction * group.num_nodes * group.size)
-    return held.num_slots > limit
+def _is_fresh(draft: Draft, held: Held) -> bool:
+    """Whether it has only just started, so that its peers have to let it run."""
+    return (draft.now - (held.started_at or 0)) / US < draft.terms.min_run_s
