@@ -4,89 +4,111 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from pathlib import Path
 
-from bench.scheduler.philly import blind, shuffled
-from bench.scheduler.table import Table, compare, run_one
+from bench.scheduler.philly import blind
+from bench.scheduler.table import Bench
 
 from phalanx.core.placement import Node
+from phalanx.core.scheduling.preference import NOTHING
 from phalanx.sim import traces, workloads
 from phalanx.sim.catalog import POLICIES
 from phalanx.sim.costs import Costs
-from phalanx.sim.engine import Outage, Setup
-from phalanx.sim.evictions import lost_to_evictions_h
+from phalanx.sim.engine import Outage, Result, Setup
+from phalanx.sim.evictions import Witness, lost_to_evictions_h
 from phalanx.sim.jobs import TraceJob
-from phalanx.sim.report import delays_h, figures, mean
+from phalanx.sim.report import delays_h, mean
 
 _SPAN_S = 6e5
-_PATIENCE_S = 3600.0
+T3 = ["phalanx", "skip-first-fit", "fifo-skip", "easy", "kai-like", "las", "gavel-max-min"]
 
 
-def t3(where: Path, seed: int, table: Table) -> None:
-    jobs = shuffled(blind(traces.llm_mix(where / "llm_synth_s0.csv")), seed)
-    names = ["phalanx", "skip-first-fit", "fifo-skip", "easy", "kai-like", "las", "gavel-max-min"]
-    runs = compare("T3 LLM mix", jobs, Setup(traces.grid_nodes(256, 8, 16, 8)), names).runs
-    hero = {
-        name: mean(delays_h(result, lambda run: run.job.label == "pretrain"))
-        for name, result in runs.items()
-    }
-    print("  pre-training delay h:", {name: round(h, 1) for name, h in hero.items()})
-    rows = {name: figures(result) for name, result in runs.items()}
-    best = min(hero[name] for name in names[1:])
+def t3(bench: Bench) -> None:
+    """A draw of the LLM mix; the seed is that of the draw."""
+    jobs, table = blind(workloads.llm_mix(bench.seed)), bench.table
+    setup = Setup(traces.grid_nodes(256, 8, 16, 8))
+    found = bench.compare("T3", jobs, setup, T3, heroes)
+    hero = {name: one.more["pretrain_h"] for name, one in found.items()}
+    bench.say(f"pre-training delay h: { {name: round(h, 1) for name, h in hero.items()} }")
+    rows = {name: one.row for name, one in found.items()}
+    ours, peers = rows["phalanx"], [rows[name] for name in T3[1:]]
+    best = min(hero[name] for name in T3[1:])
     table.at_most("T3", "pre-training delay <= best peer", hero["phalanx"] / best, 1.0)
-    fastest = min(rows[name].makespan_h for name in names[1:])
-    table.at_most("T3", "makespan <= best peer", rows["phalanx"].makespan_h / fastest, 1.0)
-    table.at_most("T3", "gangs slowed < 2 %", rows["phalanx"].slowed_percent, 1.999, "%")
+    fastest = min(row.makespan_h for row in peers)
+    table.at_most("T3", "makespan <= best peer", ours.makespan_h / fastest, 1.0)
+    table.at_most("T3", "gangs slowed < 2 %", ours.slowed_percent, 1.999, "%")
+    table.at_most(
+        "T3",
+        "gangs slowed, of those a rack holds < 2 %",
+        found["phalanx"].more["slowed"],
+        1.999,
+        "%",
+    )
+    table.at_most("T3", "mean <= LAS", ours.delay_h / rows["las"].delay_h, 1.0)
 
 
-def t4(where: Path, seed: int, table: Table) -> None:
-    """Cross-rack time of gangs; also with gangs that insist on one rack for their first hour."""
-    nodes = traces.lingjun_nodes(where / "lingjun_topology_847.csv")
+def heroes(result: Result, _: Witness) -> dict[str, float]:
+    """The delay of pre-training, and how many gangs run slowed that one rack could hold, per cent."""
+    gangs = [run for run in result.runs.values() if run.job.num_slots > 1]
+    held = [run for run in gangs if run.job.shape.nodes <= 16]
+    return {
+        "pretrain_h": mean(delays_h(result, lambda run: run.job.label == "pretrain")),
+        "slowed": 100.0 * sum(run.factor > 1.0 for run in held) / len(gangs),
+    }
+
+
+def t4(bench: Bench) -> None:
+    """Cross-rack time of gangs; also with a planner that prefers nothing."""
+    nodes = traces.lingjun_nodes(bench.traces / "lingjun_topology_847.csv")
     jobs = [
-        replace(job, submit_s=job.submit_s / 3.3)
-        for job in shuffled(blind(traces.llm_mix(where / "llm_synth_s0.csv")), seed)
+        replace(job, submit_s=job.submit_s / 3.3) for job in blind(workloads.llm_mix(bench.seed))
     ]
     setup = Setup(nodes)
-    runs = dict(
-        compare("T4 Clos network", jobs, setup, ["phalanx", "skip-first-fit", "kueue-like"]).runs
-    )
-    patient = [
-        replace(job, preferred="rack", patience_s=_PATIENCE_S) if job.shape.nodes > 1 else job
-        for job in jobs
-    ]
-    name = "phalanx, prefer rack"
-    runs[name], _ = run_one(name, patient, setup, POLICIES["phalanx"])
-    cross = {name: result.tally.scattered / 3600 for name, result in runs.items()}
-    spare = {name: result.tally.avoidable / 3600 for name, result in runs.items()}
-    print("  cross-rack slot-hours of gangs:", {n: round(h) for n, h in cross.items()})
-    print("  of those that one rack could hold:", {n: round(h) for n, h in spare.items()})
-    for ours in ("phalanx", name):
-        for what, hours in (("cross-rack", cross), ("avoidable cross-rack", spare)):
-            to_first = hours[ours] / max(hours["skip-first-fit"], 1e-9)
-            to_kueue = hours[ours] / max(hours["kueue-like"], 1e-9)
-            table.at_most("T4", f"{ours}: {what} <= 0.2 x first-fit", to_first, 0.2)
-            table.at_most("T4", f"{ours}: {what} <= 0.5 x Kueue-like", to_kueue, 0.5)
+    found = bench.compare("T4", jobs, setup, ["phalanx", "skip-first-fit", "kueue-like"], crossing)
+    anywhere = [replace(job, preferred=NOTHING) for job in jobs]
+    name = "phalanx, prefers nothing"
+    found[name] = bench.run(name, anywhere, setup, POLICIES["phalanx"], crossing)
+    for what in ("cross-rack", "avoidable cross-rack"):
+        hours = {name: one.more[what] for name, one in found.items()}
+        bench.say(f"{what} slot-hours: { {n: round(h) for n, h in hours.items()} }")
+        to_first = hours["phalanx"] / max(hours["skip-first-fit"], 1e-9)
+        to_kueue = hours["phalanx"] / max(hours["kueue-like"], 1e-9)
+        bench.table.at_most("T4", f"{what} <= 0.2 x first-fit", to_first, 0.2)
+        bench.table.at_most("T4", f"{what} <= 0.5 x Kueue-like", to_kueue, 0.5)
+    ratio = found["phalanx"].row.delay_h / found["kueue-like"].row.delay_h
+    bench.table.at_most("T4", "mean delay <= Kueue-like", ratio, 1.0)
 
 
-def t7(where: Path, seed: int, table: Table) -> None:
+def crossing(result: Result, _: Witness) -> dict[str, float]:
+    """Slot-hours of gangs beyond one rack; avoidable: of those that one rack could hold."""
+    tally = result.tally
+    return {
+        "cross-rack": tally.scattered / 3600,
+        "avoidable cross-rack": tally.avoidable / 3600,
+    }
+
+
+def t7(bench: Bench) -> None:
     """A third of the nodes may be reclaimed, some break, and a fifth of the jobs is urgent."""
-    nodes = _spot_and_sure()
-    jobs = _mixed(seed)
-    kill = Setup(nodes, outages=_outages(nodes, seed), costs=Costs(graceful=False))
+    nodes, table = _spot_and_sure(), bench.table
+    jobs = _mixed(bench.seed)
+    kill = Setup(nodes, outages=_outages(nodes, bench.seed), costs=Costs(graceful=False))
     names = ["phalanx", "phalanx-blind", "kueue-like", "kai-like", "las"]
-    rough = compare("T7 spot, failures, priorities; nobody saves on request", jobs, kill, names)
-    lost = {name: lost_to_evictions_h(result) for name, result in rough.runs.items()}
-    print("  lost to evictions, slot-hours:", {n: round(h) for n, h in lost.items()})
+    rough = bench.compare("T7", jobs, kill, names, evicted)
+    lost = {name: one.more["lost_to_evictions_h"] for name, one in rough.items()}
+    bench.say(f"lost to evictions, slot-hours: { {n: round(h) for n, h in lost.items()} }")
     ratio = lost["phalanx"] / max(lost["phalanx-blind"], 1.0)
     table.at_most("T7", "kill mode: lost to evictions <= 0.5 x blind planner", ratio, 0.5)
     best = min(lost[name] for name in names[2:])
     ratio = lost["phalanx"] / max(best, 1.0)
     table.at_most("T7", "kill mode: lost to evictions <= 0.5 x best peer", ratio, 0.5)
     kind = replace(kill, costs=Costs())
-    saved = compare("T7 with saves on request and on notice", jobs, kind, ["phalanx", "kai-like"])
-    ours = figures(saved.runs["phalanx"]).lost_h
-    theirs = figures(rough.runs["phalanx-blind"]).lost_h
-    table.at_most("T7", "lost in all <= 0.5 x blind planner that kills", ours / theirs, 0.5)
+    saved = bench.compare("saves on request", jobs, kind, ["phalanx", "kai-like"])
+    ratio = saved["phalanx"].row.lost_h / rough["phalanx-blind"].row.lost_h
+    table.at_most("T7", "lost in all <= 0.5 x blind planner that kills", ratio, 0.5)
+
+
+def evicted(result: Result, _: Witness) -> dict[str, float]:
+    return {"lost_to_evictions_h": lost_to_evictions_h(result)}
 
 
 def _spot_and_sure() -> list[Node]:

@@ -8,15 +8,16 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from bench.scheduler.table import KNOW_THE_TRUTH, Table, compare, run_one
+from bench.scheduler.table import KNOW_THE_TRUTH, Bench
 
 from phalanx.core.scheduling import Project
 from phalanx.sim import traces
 from phalanx.sim.catalog import POLICIES
 from phalanx.sim.costs import Costs
 from phalanx.sim.engine import Result, Setup
+from phalanx.sim.evictions import Witness
 from phalanx.sim.jobs import TraceJob
-from phalanx.sim.report import figures, mean
+from phalanx.sim.report import mean
 
 DAY_S = 86_400.0
 # The time zero of the Philly trace.
@@ -62,67 +63,72 @@ def week(where: Path, seed: int) -> list[TraceJob]:
     return shuffled(found, seed)
 
 
-def t1(where: Path, seed: int, table: Table) -> None:
-    jobs = blind(week(where, seed))
+def t1(bench: Bench) -> None:
+    table = bench.table
+    jobs = blind(week(bench.traces, bench.seed))
     setup = Setup(traces.grid_nodes(60, 8, 15, 4))
-    runs = compare("T1 Philly week", jobs, setup, T1).runs
-    rows = {name: figures(result) for name, result in runs.items()}
+    rows = {name: one.row for name, one in bench.compare("T1", jobs, setup, T1).items()}
     ours = rows["phalanx"]
     rivals = [rows[n] for n in T1[1:] if n not in KNOW_THE_TRUTH]
     best = min(rivals, key=lambda row: row.delay_h)
-    ratio = ours.delay_h / best.delay_h
-    table.at_most("T1", f"mean <= 0.75 x best peer ({best.policy})", ratio, 0.75)
+    table.at_most("T1", "mean <= 0.75 x best peer", ours.delay_h / best.delay_h, 0.75)
     table.at_most("T1", "p99 <= 0.6 x that peer", ours.delay_p99_h / best.delay_p99_h, 0.6)
     table.at_most("T1", "gangs >= 8: mean <= 6 h", ours.gang_delay_h, 6.0, "h")
     ratio = ours.delay_h / rows["srpt-oracle"].delay_h
     table.at_most("T1", "<= 1.15 x SRPT oracle", ratio, 1.15)
     rough = replace(setup, costs=Costs(graceful=False))
-    kill = compare("T1 without saving on request", jobs, rough, ["phalanx", "las", "phalanx-blind"])
-    lost = {name: figures(result).lost_h for name, result in kill.runs.items()}
-    ratio = lost["phalanx"] / max(lost["las"], 1.0)
+    kill = bench.compare("nobody saves", jobs, rough, ["phalanx", "las", "phalanx-blind"])
+    ratio = kill["phalanx"].row.lost_h / max(kill["las"].row.lost_h, 1.0)
     table.at_most("T1", "kill mode: lost <= 0.5 x LAS", ratio, 0.5)
 
 
-def t2(where: Path, seed: int, table: Table) -> None:
-    path = where / "philly.csv.gz"
+def gangs(where: Path, seed: int) -> list[TraceJob]:
+    """Seven weeks of gangs of two slots and more."""
     span = (day(9, 25), day(11, 13))
+    path = where / "philly.csv.gz"
     found = traces.philly(path, *span, min_slots=2, seed=seed, longest_s=864_000.0)
-    jobs = shuffled(blind(found), seed)
-    runs = compare("T2 gangs, 7 weeks", jobs, Setup(traces.grid_nodes(52, 8, 13, 4)), T2).runs
-    rows = {name: figures(result) for name, result in runs.items()}
-    ours = rows["phalanx"]
+    return shuffled(blind(found), seed)
+
+
+def t2(bench: Bench) -> None:
+    table, setup = bench.table, Setup(traces.grid_nodes(52, 8, 13, 4))
+    found = bench.compare("T2", gangs(bench.traces, bench.seed), setup, T2)
+    ours = found["phalanx"].row
     for peer in ("las", "las-authors"):
-        theirs = rows[peer]
+        theirs = found[peer].row
         table.at_most("T2", f"mean <= 0.5 x {peer}", ours.delay_h / theirs.delay_h, 0.5)
         table.at_most("T2", f"p99 <= 1.3 x {peer}", ours.delay_p99_h / theirs.delay_p99_h, 1.3)
         table.at_most("T2", f"max <= {peer}", ours.delay_max_h / theirs.delay_max_h, 1.0)
     table.at_most("T2", "<= 3 evictions a job", ours.preemptions_per_job, 3.0, "")
 
 
-def tenants(where: Path, seed: int, table: Table) -> None:
+def tenants(bench: Bench) -> None:
     """T1 with the quotas of its tenants, scaled to the cluster; rho is their time beside being alone."""
-    jobs = week(where, seed)
-    owned = quotas(where / "philly_vc_quota.csv", 60)
+    jobs = week(bench.traces, bench.seed)
+    owned = quotas(bench.traces / "philly_vc_quota.csv", 60)
     names = {job.project for job in jobs}
     projects = [Project(name, guaranteed_slots=8 * owned.get(name, 0)) for name in sorted(names)]
     setup = Setup(traces.grid_nodes(60, 8, 15, 4), projects)
     own = {
-        name: alone([job for job in jobs if job.project == name], owned[name])
+        name: alone(bench, [job for job in jobs if job.project == name], owned[name])
         for name in sorted(names & set(owned))
     }
-    for policy in TENANTS:
-        found = compare("T1 with quotas", jobs, setup, [policy])
-        shared, owed_s = times(found.runs[policy]), found.witnesses[policy].owed_s
-        rho = {name: shared[name] / alone_h for name, alone_h in own.items()}
+    for policy, found in bench.compare("T1q", jobs, setup, TENANTS, shares).items():
+        owed_s = found.more["owed_s"]
+        rho = {name: found.more[name] / alone_h for name, alone_h in own.items()}
         worst = max(rho, key=lambda name: rho[name])
-        print(
-            f"  {policy:20} worst rho {rho[worst]:.2f} (tenant {worst}); longest wait within a "
-            f"guarantee {owed_s / 60:.0f} min",
-            flush=True,
+        bench.say(
+            f"{policy}: worst rho {rho[worst]:.2f} (tenant {worst}); longest wait within a "
+            f"guarantee {owed_s / 60:.0f} min"
         )
         if policy == "phalanx":
+            table = bench.table
             table.at_most("T1q", "worst tenant rho <= 1.3", rho[worst], 1.3)
             table.at_most("T1q", "guarantee met in 2 passes and a save (150 s)", owed_s, 150.0, "s")
+
+
+def shares(result: Result, witness: Witness) -> dict[str, float]:
+    return {**times(result), "owed_s": witness.owed_s}
 
 
 def quotas(path: Path, num_nodes: int) -> dict[str, int]:
@@ -133,14 +139,14 @@ def quotas(path: Path, num_nodes: int) -> dict[str, int]:
     return {name: max(1, nodes * num_nodes // total) for name, nodes in wanted.items()}
 
 
-def alone(jobs: list[TraceJob], num_nodes: int) -> float:
+def alone(bench: Bench, jobs: list[TraceJob], num_nodes: int) -> float:
     """Mean hours from submission to end on the tenant's own nodes (as many as its largest job needs)."""
     nodes = max(num_nodes, max(job.shape.nodes for job in jobs))
     mine = [replace(job, num=num) for num, job in enumerate(jobs, start=1)]
     name = jobs[0].project
     setup = Setup(traces.grid_nodes(nodes, 8, 15, 4))
-    result, _ = run_one(f"alone: {name} x{nodes}", mine, setup, POLICIES["phalanx"])
-    return times(result)[name]
+    make = POLICIES["phalanx"]
+    return bench.run(f"alone: {name} x{nodes} phalanx", mine, setup, make, shares).more[name]
 
 
 def times(result: Result) -> dict[str, float]:

@@ -1,15 +1,23 @@
-"""Runs policies on the same jobs, prints a line each, and keeps the goals for the table at the end."""
+"""Runs policies on the same jobs, prints a line each, and keeps the goals for the table at the end.
+
+Finished runs can be kept in a folder: a bench that was stopped goes on where it was, and after a change
+of one policy only its own runs are made anew (delete its files).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from phalanx.sim.catalog import POLICIES
 from phalanx.sim.engine import Policy, Result, Setup, simulate
 from phalanx.sim.evictions import Witness
 from phalanx.sim.jobs import TraceJob
-from phalanx.sim.report import figures
+from phalanx.sim.report import Figures, figures
 
 KNOW_THE_TRUTH = frozenset({"srpt-oracle", "sjf-oracle", "themis-like"})
 """Policies that look at true durations: bounds, not rivals."""
@@ -29,49 +37,104 @@ class Table:
     ) -> None:
         self.goal(scenario, what, f"{value:.2f} {unit}".strip(), value <= limit)
 
+    def add(self, other: Table) -> None:
+        """What another process found, behind what is known."""
+        for key, found in other.goals.items():
+            self.goals.setdefault(key, []).extend(found)
+
     def __str__(self) -> str:
-        lines = [f"{'':5} {'goal':58} {'measured':>24}  met"]
+        lines = [f"{'':5} {'goal':58} {'measured':>30}  met"]
         for (scenario, what), found in self.goals.items():
             measured = ", ".join(figure for figure, _ in found)
             met = "yes" if all(ok for _, ok in found) else "NO"
-            lines.append(f"{scenario:5} {what:58} {measured:>24}  {met}")
+            lines.append(f"{scenario:5} {what:58} {measured:>30}  {met}")
         return "\n".join(lines)
 
 
-class Compared:
-    """Finished runs by policy, with the witnesses of their evictions."""
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What is kept of a run: the usual row, and what its scenario wants to know beyond."""
 
-    def __init__(self) -> None:
-        self.runs: dict[str, Result] = {}
-        self.witnesses: dict[str, Witness] = {}
+    row: Figures
+    more: Mapping[str, float]
 
 
-def run_one(
-    name: str, jobs: Sequence[TraceJob], setup: Setup, make: Callable[[], Policy]
-) -> tuple[Result, Witness]:
-    witness = Witness(make())
-    result = simulate(jobs, setup, witness)
-    row = figures(result)
-    print(
-        f"  {name:20} delay h mean {row.delay_h:7.3f} p99 {row.delay_p99_h:7.2f} "
+Probe = Callable[[Result, Witness], Mapping[str, float]]
+
+
+def nothing(_: Result, __: Witness) -> Mapping[str, float]:
+    """For scenarios that the usual row is enough for."""
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One scenario with one seed: its traces, the table for its goals, and the folder of kept runs."""
+
+    scenario: str
+    seed: int
+    traces: Path
+    kept: Path | None = None
+    table: Table = field(default_factory=Table)
+
+    def say(self, text: str) -> None:
+        """One line, marked with the scenario and the seed: several may run side by side."""
+        print(f"[{self.scenario} seed {self.seed}] {text}", flush=True)
+
+    def run(
+        self,
+        name: str,
+        jobs: Sequence[TraceJob],
+        setup: Setup,
+        make: Callable[[], Policy],
+        probe: Probe = nothing,
+    ) -> Measured:
+        """One policy; read from the folder of kept runs if it is there."""
+        path = None if self.kept is None else self.kept / _file_name(self.scenario, self.seed, name)
+        if path is not None and path.exists():
+            found = json.loads(path.read_text())
+            measured = Measured(Figures(**found["row"]), found["more"])
+        else:
+            witness = Witness(make())
+            result = simulate(jobs, setup, witness)
+            measured = Measured(figures(result), probe(result, witness))
+            if path is not None:
+                kept = {"row": dataclasses.asdict(measured.row), "more": dict(measured.more)}
+                path.write_text(json.dumps(kept))
+        self.say(_line(name, measured.row))
+        return measured
+
+    def compare(
+        self,
+        name: str,
+        jobs: Sequence[TraceJob],
+        setup: Setup,
+        policies: Sequence[str],
+        probe: Probe = nothing,
+    ) -> dict[str, Measured]:
+        """Several policies on the same jobs, by name."""
+        slots = sum(node.num_slots for node in setup.nodes)
+        self.say(f"{name}: {len(jobs)} jobs, {slots} slots")
+        label = "" if name == self.scenario else f"{name}: "
+        return {
+            policy: self.run(f"{label}{policy}", jobs, setup, POLICIES[policy], probe)
+            for policy in policies
+        }
+
+
+def _file_name(scenario: str, seed: int, name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", f"{scenario} {seed} {name}".lower()) + ".json"
+
+
+def _line(name: str, row: Figures) -> str:
+    return (
+        f"{name.rpartition(': ')[2]:14} delay h mean {row.delay_h:7.3f} p99 {row.delay_p99_h:7.2f} "
         f"max {row.delay_max_h:6.1f} gangs>=8 {row.gang_delay_h:6.2f} | makespan {row.makespan_h:5.0f}"
         f" | evictions/job {row.preemptions_per_job:.2f} lost h {row.lost_h:6.0f} slowed "
         f"{row.slowed_percent:4.1f} % scattered {row.scattered_percent:4.1f} % | pass ms "
-        f"{row.pass_p50_ms:.2f}/{row.pass_p99_ms:.2f} | {row.wall_s:.0f} s",
-        flush=True,
+        f"{row.pass_p50_ms:.2f}/{row.pass_p99_ms:.2f} | {row.wall_s:.0f} s"
     )
-    return result, witness
 
 
-def compare(name: str, jobs: Sequence[TraceJob], setup: Setup, policies: Sequence[str]) -> Compared:
-    slots = sum(node.num_slots for node in setup.nodes)
-    print(f"\n{name}: {len(jobs)} jobs, {slots} slots", flush=True)
-    found = Compared()
-    for policy in policies:
-        run, witness = run_one(policy, jobs, setup, POLICIES[policy])
-        found.runs[policy], found.witnesses[policy] = run, witness
-    return found
-
-
-Scenario = Callable[[Path, int, Table], None]
-"""What runs: the folder of the traces, the seed, and the table for the goals."""
+Scenario = Callable[[Bench], None]
+"""What runs: it measures and writes its goals into the table of the bench."""

@@ -25,7 +25,7 @@ def bench(*words: str) -> subprocess.CompletedProcess[str]:
 def test_the_quick_run_compares_every_policy() -> None:
     done = bench("--quick")
     assert done.returncode == 0, done.stderr
-    lines = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")]
+    lines = [line.split()[3] for line in done.stdout.splitlines() if line.startswith("[quick")]
     assert set(POLICIES) <= set(lines)
     assert "quick a storm: evictions in vain" in done.stdout
 

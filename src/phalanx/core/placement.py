@@ -45,8 +45,10 @@ class Demand:
     """What a job wants of its nodes beyond the shape of its gang, and of the planner.
 
     `required` and `preferred` name levels of the pools' topology; what is preferred is insisted on
-    for `patience_s` seconds of waiting. `selector` are labels that every node must have, `tolerates`
-    taints that it may have. `preemptible` False: no other job may push it aside.
+    for `patience_s` seconds of waiting. Without `preferred` that is the narrowest level of the pools,
+    with "none" nothing; without `patience_s` it goes by how long the job is expected to run. `selector`
+    are labels that every node must have, `tolerates` taints that it may have. `preemptible` False: no
+    other job may push it aside.
     """
 
     memory_per_node_bytes: int = 0
@@ -54,7 +56,7 @@ class Demand:
     device_memory_bytes: int = 0
     required: str | None = None
     preferred: str | None = None
-    patience_s: float = 600.0
+    patience_s: float | None = None
     selector: tuple[tuple[str, str], ...] = ()
     tolerates: tuple[str, ...] = ()
     preemptible: bool = True

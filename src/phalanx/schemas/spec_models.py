@@ -54,10 +54,13 @@ class PlacementWish(Section):
         default=None, description="The gang must lie inside one of these."
     )
     preferred: Name | None = Field(
-        default=None, description="The gang should lie inside one of these."
+        default=None,
+        description="The gang should lie inside one of these; absent: the narrowest; none: anywhere.",
     )
-    patience: Duration = Field(
-        default=600.0, description="How long to wait for what is preferred before doing without."
+    patience: Duration | None = Field(
+        default=None,
+        description="How long to wait for what is preferred before doing without; absent: "
+        "a twentieth of the expected run, at most an hour (ten minutes where nothing is known).",
     )
     selector: dict[Name, Text] = Field(
         default_factory=dict, description="Labels that every node must have."

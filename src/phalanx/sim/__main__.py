@@ -76,9 +76,9 @@ def parser() -> argparse.ArgumentParser:
     where.add_argument("--quota", action="append", default=[], metavar="PROJECT=SLOTS")
     where.add_argument("--guarantee", action="append", default=[], metavar="PROJECT=SLOTS")
     where.add_argument(
-        "--prefer", default="", metavar="LEVEL", help="what gangs insist on at first"
+        "--prefer", default="", metavar="LEVEL", help="what gangs insist on at first; none: nothing"
     )
-    where.add_argument("--patience", default="10m", help="for how long they insist")
+    where.add_argument("--patience", default="", help="how long they insist")
     where.add_argument("--price", type=float, default=0.0, help="of one slot for an hour")
     where.add_argument("--failures", type=float, default=0.0, help="1: the published rates")
     where.add_argument("--kill", action="store_true", help="victims do not save first")
@@ -153,7 +153,9 @@ def _scenario(asked: argparse.Namespace) -> Scenario:
         else (),
     )
     if asked.prefer:
-        made = changed(made, f"prefer={asked.prefer},patience={asked.patience}")
+        made = changed(made, f"prefer={asked.prefer}")
+    if asked.patience:
+        made = changed(made, f"patience={asked.patience}")
         made = replace(made, label="")
     for option, field in (("quota", "max_slots"), ("guarantee", "guaranteed_slots")):
         for text in getattr(asked, option):

@@ -18,6 +18,7 @@ from phalanx.core.placement import Placement
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import Held, Plan, Waiting, World
 from phalanx.core.scheduling.estimates import History, KindKey, size_class
+from phalanx.core.scheduling.preference import narrowest_levels, patience_s, preferred_level
 from phalanx.errors import InvariantBroken
 from phalanx.sim.costs import num_domains, slow_down
 from phalanx.sim.jobs import US, TraceJob
@@ -53,6 +54,7 @@ class _Cluster:
         self.runs = {job.num: Run(job, max(job.duration_s, 1.0)) for job in jobs}
         self.tally = Tally()
         self.levels = EmptyCluster(setup.nodes)
+        self.narrowest = narrowest_levels(setup.nodes) if policy.name == PLANNER else {}
         self.largest_leaf = max((g.largest_leaf for g in self.world.index.groups), default=0)
         self.events: list[tuple[float, int, str, int, int]] = []
         self.seq = 0
@@ -203,16 +205,20 @@ class _Cluster:
     def _enqueue(self, run: Run, waiting: Waiting) -> None:
         """Into the queue, where it insists on its preferred level for a while if that can hold it."""
         job = run.job
-        if job.preferred is None or job.required is not None:
+        level = preferred_level(job.preferred, waiting, self.narrowest)
+        if level is None or job.required is not None:
             self.world.submit(waiting)
             return
-        patient = replace(waiting, required=job.preferred)
+        patient = replace(waiting, required=level)
         if not self.levels.can_hold(patient):
             self.world.submit(waiting)
             return
         self.world.submit(patient)
         run.insisted += 1
-        self._at(self.now_s + job.patience_s, "relent", job.num, run.insisted)
+        wait_s = job.patience_s
+        if wait_s is None:
+            wait_s = patience_s(waiting, self.world.history)
+        self._at(self.now_s + wait_s, "relent", job.num, run.insisted)
 
     def _on_relent(self, num: int, insisted: int) -> None:
         job = self.world.waiting.get(num)

@@ -18,7 +18,8 @@ class TraceJob:
     what its user declared. `checkpoint_s` 0: it never saves on its own; `save_s` is what a requested save
     takes, where that is not the same for all. `speeds` of an elastic job: its
     speed on 1, 2, 3… shares beside that at full size; empty means in proportion to the slots.
-    `preferred` names a topology level that it insists on for its first `patience_s` in the queue.
+    `preferred` names a topology level that it insists on for its first `patience_s` in the queue; without
+    them the planner decides, as it does for a spec, and its peers insist on nothing.
     `roles` are further parts of the gang, with shapes of their own.
     """
 
@@ -36,7 +37,7 @@ class TraceJob:
     checkpoint_s: float = 1800.0
     required: str | None = None
     preferred: str | None = None
-    patience_s: float = 600.0
+    patience_s: float | None = None
     pools: tuple[str, ...] = ()
     speeds: tuple[float, ...] = ()
     save_s: float | None = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from phalanx.core.placement import Node
 from phalanx.core.scheduling import Project
+from phalanx.core.scheduling.preference import NOTHING
 from phalanx.errors import UserError
 from phalanx.kit.units import parse_duration
 from phalanx.sim import faults, traces
@@ -23,7 +24,8 @@ _EXAMPLE = "write for example nodes=+4, policy=las, quota.vision=64 or price=1.9
 class Scenario:
     """One column of a comparison. `price` is that of one slot for an hour, whether used or not.
 
-    `prefer` names a topology level that every gang insists on for its first `patience_s` in the queue.
+    `prefer` names a topology level that every gang insists on for its first `patience_s` in the queue;
+    without it the planner prefers the narrowest level and its peers none, and "none" is no level.
     """
 
     policy: str = "phalanx"
@@ -38,7 +40,7 @@ class Scenario:
     topology: tuple[Node, ...] = ()
     label: str = ""
     prefer: str = ""
-    patience_s: float = 600.0
+    patience_s: float | None = None
 
     def nodes(self) -> list[Node]:
         """The nodes: those of a topology file, else a grid."""
@@ -87,7 +89,7 @@ def _patient(
     if not level:
         return jobs
     levels = dict.fromkeys(name for node in nodes for name, _ in node.domains)
-    if level not in levels:
+    if level != NOTHING and level not in levels:
         raise UserError(f"the nodes have no level {level!r}", f"there is {', '.join(levels)}")
     return [
         replace(job, preferred=level, patience_s=patience_s) if job.shape.nodes > 1 else job

@@ -1,0 +1,47 @@
+"""Preference: the level of the topology that a gang should lie inside, and for how long it insists.
+
+Unless its owner says otherwise a gang of several nodes insists on the narrowest level of its pools, if
+that could ever hold it. It does so for a twentieth of the time it is expected to run, and an hour at most:
+a bad place costs as long as the gang runs, a wait costs once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from phalanx.core.placement import Node
+from phalanx.core.scheduling.estimates import History
+from phalanx.core.scheduling.order import expected_s, kind_key
+from phalanx.core.scheduling.snapshot import Waiting
+
+NOTHING = "none"
+"""What a spec says that prefers no level."""
+_PART = 0.05
+_MOST_S = 3600.0
+_UNKNOWN_S = 600.0
+
+
+def narrowest_levels(nodes: Iterable[Node]) -> dict[str, str | None]:
+    """The name of the narrowest level of each pool; None where its nodes do not agree on one."""
+    found: dict[str, set[str | None]] = {}
+    for node in nodes:
+        found.setdefault(node.pool, set()).add(node.domains[-1][0] if node.domains else None)
+    return {pool: next(iter(names)) if len(names) == 1 else None for pool, names in found.items()}
+
+
+def preferred_level(
+    wished: str | None, job: Waiting, narrowest: Mapping[str, str | None]
+) -> str | None:
+    """The level that this job insists on at first; None: whatever is free will do."""
+    if wished is not None:
+        return None if wished == NOTHING else wished
+    if job.required is not None or (job.shape.nodes == 1 and not job.roles):
+        return None
+    names = {narrowest.get(pool) for pool in job.pools or narrowest}
+    return next(iter(names)) if len(names) == 1 else None
+
+
+def patience_s(job: Waiting, history: History) -> float:
+    """How long it insists where its owner has named no time, seconds."""
+    lasts_s = expected_s(job, kind_key(job), history, 0.5)
+    return _UNKNOWN_S if lasts_s is None else min(_PART * lasts_s, _MOST_S)

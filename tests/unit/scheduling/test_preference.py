@@ -1,0 +1,61 @@
+"""Which level a gang prefers when nobody said so, and how long it insists."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from phalanx.core.placement import GangShape, Node
+from phalanx.core.scheduling import Waiting
+from phalanx.core.scheduling.estimates import History
+from phalanx.core.scheduling.order import kind_key
+from phalanx.core.scheduling.preference import narrowest_levels, patience_s, preferred_level
+
+pytestmark = pytest.mark.unit
+
+GANG = Waiting(1, GangShape(4, 8, 8), 50, 0)
+LEVELS: dict[str, str | None] = {"a": "rack", "b": "rack", "c": "leaf", "d": None}
+
+
+def node(name: str, pool: str, *levels: str) -> Node:
+    return Node(name, pool, name, 8, 8, 0, domains=tuple((level, "x") for level in levels))
+
+
+def test_the_narrowest_level_of_a_pool_is_that_of_all_its_nodes() -> None:
+    nodes = [node("1", "a", "block", "rack"), node("2", "a", "block", "rack"), node("3", "b")]
+    mixed = [node("4", "c", "rack"), node("5", "c", "zone")]
+    assert narrowest_levels(nodes + mixed) == {"a": "rack", "b": None, "c": None}
+
+
+def test_a_gang_prefers_the_narrowest_level_that_its_pools_agree_on() -> None:
+    assert preferred_level(None, replace(GANG, pools=("a", "b")), LEVELS) == "rack"
+    assert preferred_level(None, replace(GANG, pools=("a", "c")), LEVELS) is None
+    assert preferred_level(None, replace(GANG, pools=("d",)), LEVELS) is None
+    assert preferred_level(None, GANG, LEVELS) is None
+    assert preferred_level(None, GANG, {"a": "rack"}) == "rack"
+    assert preferred_level(None, GANG, {}) is None
+
+
+def test_what_its_owner_says_comes_first() -> None:
+    assert preferred_level("zone", GANG, {"a": "rack"}) == "zone"
+    assert preferred_level("none", GANG, {"a": "rack"}) is None
+    assert preferred_level(None, replace(GANG, required="block"), {"a": "rack"}) is None
+
+
+def test_one_node_needs_no_level_and_several_roles_do() -> None:
+    alone = Waiting(1, GangShape(1, 8, 8), 50, 0)
+    assert preferred_level(None, alone, {"a": "rack"}) is None
+    assert preferred_level(None, replace(alone, roles=(GangShape(1, 1, 1),)), {"a": "rack"}) == (
+        "rack"
+    )
+
+
+def test_patience_is_a_twentieth_of_the_expected_run_and_an_hour_at_most() -> None:
+    history = History()
+    assert patience_s(GANG, history) == 600.0
+    assert patience_s(replace(GANG, remaining_s=7200.0), history) == 360.0
+    assert patience_s(replace(GANG, remaining_s=1e6), history) == 3600.0
+    for _ in range(100):
+        history.observe(kind_key(GANG), 32 * 1000.0)
+    assert 40.0 < patience_s(GANG, history) < 75.0
