@@ -56,14 +56,15 @@ def make_room(draft: Draft, line: Line, since: int, num: int) -> bool:
         draft.no_victims.add(key)
         return False
     reach = reach_of(draft, claim)
+    plain = reach
     best = _best(draft, line, job, reach)
     if best is None and moves.may_help(draft, line, job):
-        reach = reach.with_more(draft.world, moves.candidates(draft, job))
+        reach = plain.with_more(draft.world, moves.candidates(draft, job))
         best = _best(draft, line, job, reach)
         if best is not None and not moves.pays(draft, job, best.cost, best.nodes, best.victims):
             best = None
     if best is None:
-        best, reach = _relieved(draft, line, claim, reach)
+        best, reach = _relieved(draft, line, claim, plain)
     if best is None:
         draft.no_victims.add(key)
         return False
