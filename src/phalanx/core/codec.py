@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 import types
 import typing
 from collections.abc import Callable
@@ -61,11 +62,16 @@ def _record_writer(kind: Any) -> _Write:
 
 def _field_writer(kind: Any) -> _Write:
     names = tuple(field.name for field in dataclasses.fields(kind))
+    if len(names) < 2:
+        return lambda value: {name: encode(getattr(value, name)) for name in names}
+    values = operator.attrgetter(*names)
 
     def write(value: Any) -> Any:
         # Most fields are plain: a call for each would be most of the time.
-        items = [(name, getattr(value, name)) for name in names]
-        return {name: item if type(item) in _PLAIN else encode(item) for name, item in items}
+        return {
+            name: item if type(item) in _PLAIN else encode(item)
+            for name, item in zip(names, values(value), strict=True)
+        }
 
     return write
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,11 +74,17 @@ class HomeLayout:
 
     def attempt_dir(self, num: int, attempt: int) -> Path:
         """One attempt; its copy of the code is `code` in it."""
-        return self.job_dir(num) / f"a{attempt:03d}"
+        return _attempt_dir(self.root, num, attempt)
 
     def node_dir(self, num: int, attempt: int, node_rank: int) -> Path:
         """One supervisor: exit record, spool, logs."""
         return self.attempt_dir(num, attempt) / f"n{node_rank}"
+
+
+@functools.lru_cache(maxsize=4096)
+def _attempt_dir(root: Path, num: int, attempt: int) -> Path:
+    """Put together once: a launch names the same folder for every one of its nodes."""
+    return HomeLayout(root).job_dir(num) / f"a{attempt:03d}"
 
 
 class ServerFile(BaseModel):

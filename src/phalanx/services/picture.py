@@ -19,6 +19,7 @@ from phalanx.core.scheduling.preference import narrowest_levels, preferred_level
 from phalanx.core.scheduling.preference import patience_s as expected_patience_s
 from phalanx.core.scheduling.topology import Ask, ask_of
 from phalanx.errors import InvariantBroken
+from phalanx.kit import collector
 from phalanx.schemas.pools import Machine, PoolSpec
 from phalanx.schemas.projects import ProjectSpec
 from phalanx.services import standing
@@ -67,13 +68,16 @@ class Sight:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a queued job asks for, as of a version; `patient` insists on what it only prefers."""
+    """What a queued job asks for, as of a version; `patient` insists on what it only prefers.
+
+    `ask` is the number of what the patient one asks of nodes, None where it prefers nothing.
+    """
 
     version: int
     hole: StoredHole | None
     plain: Waiting
     patient: Waiting
-    ask: Ask | None
+    ask: int | None
     patience_s: float
 
 
@@ -92,7 +96,8 @@ class Picture:
     _pools: tuple[object, tuple[PoolSpec, ...]] = ((), ())
     _projects: tuple[object, dict[str, ProjectSpec]] = field(default_factory=lambda: ((), {}))
     _nodes: tuple[object, tuple[Node, ...]] = ((), ())
-    _fits: dict[Ask, bool] = field(default_factory=dict)
+    _asks: dict[Ask, int] = field(default_factory=dict)
+    _fits: dict[int, bool] = field(default_factory=dict)
     _narrowest: dict[str, str | None] = field(default_factory=dict)
     _asked: dict[int, _Asked] = field(default_factory=dict)
     _said: dict[int, tuple[int | None, Reason, int]] = field(default_factory=dict)
@@ -207,7 +212,8 @@ class Picture:
         """Plan on the indexes of the last pass, brought up to date."""
         with self._lock:
             self._world = follow(self._world, snapshot)
-            return plan_pass(self._world, now)
+            with collector.held_off():
+                return plan_pass(self._world, now)
 
     def remember(self, touched: Touched) -> None:
         """Jobs as this process has just stored them. A row of another version is read again.
@@ -319,7 +325,7 @@ class Picture:
             # Whoever has nodes kept for it takes those.
             if level is not None and hole is None:
                 patient = replace(plain, required=level)
-                ask = ask_of(patient)
+                ask = self._asks.setdefault(ask_of(patient), len(self._asks))
                 if patience_s is None:
                     patience_s = expected_patience_s(plain, self._history)
             known = _Asked(stored.version, hole, plain, patient, ask, patience_s or 0.0)
@@ -329,7 +335,7 @@ class Picture:
         # The same object at every pass: the planner's indexes then see that nothing has changed.
         return known.patient if self._ever(known.patient, known.ask, nodes) else known.plain
 
-    def _ever(self, job: Waiting, ask: Ask, nodes: tuple[Node, ...]) -> bool:
+    def _ever(self, job: Waiting, ask: int, nodes: tuple[Node, ...]) -> bool:
         known = self._fits.get(ask)
         if known is None:
             known = self._fits[ask] = fits_ever(job, nodes)

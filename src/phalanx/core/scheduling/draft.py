@@ -15,12 +15,11 @@ from phalanx.core.scheduling.topology import place
 from phalanx.core.scheduling.world import Line, World
 
 if TYPE_CHECKING:
-    from phalanx.core.scheduling.reach import Peers, Reach
+    from phalanx.core.scheduling.reach import Peers, Reach, Stretch
     from phalanx.core.scheduling.reservations import Openings
 
+Footing = tuple[int, tuple[int, ...]]
 Rank = tuple[int, tuple[int, ...], int, int, float, int, int]
-NEVER = 1 << 62
-"""Later than any time that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +69,7 @@ class Draft:
     wide_kept: bool = False
     ending: list[tuple[int, int]] | None = None
     reach: dict[int, Reach] = field(default_factory=dict)
+    stretches: dict[int, Stretch] = field(default_factory=dict)
     peers: dict[int, Peers] = field(default_factory=dict)
     waited: dict[tuple[str, int], float] = field(default_factory=dict)
     no_room: set[int] = field(default_factory=set)
@@ -112,15 +112,19 @@ class Draft:
                 )
         return aged(line.base, (self.now - since) / US, self.terms)
 
+    def footing(self, job: Waiting) -> Footing:
+        """What of a rank moves within a pass: the tier, and how far its projects are above their parts."""
+        tier = self.tier(job)
+        standing = self.standings.get(job.project)
+        if standing is None or tier is Tier.GUARANTEED:
+            return (tier, ())
+        return (tier, standing.level(self.used))
+
     def rank(self, line: Line, position: int) -> Rank:
         """The sort key of the job at `position` of a line; lower goes first."""
         since, num = line.jobs[position]
         job = line.sample
-        tier = self.tier(job)
-        standing = self.standings.get(job.project)
-        level: tuple[int, ...] = ()
-        if standing is not None and tier is not Tier.GUARANTEED:
-            level = standing.level(self.used)
+        tier, level = self.footing(job)
         if is_guarded(since, self.now, self.terms):
             return (tier, level, -job.priority, 0, 0.0, since, num)
         return (tier, level, -job.priority, 1, -self.urgency(line, since), since, num)
@@ -128,10 +132,7 @@ class Draft:
     def ends(self) -> list[tuple[int, int]]:
         """(expected end, job) of everybody who runs, the first to go first."""
         if self.ending is None:
-            running, now = self.world.running, self.now
-            running.settle(now)
-            found = [(running.end_of(num, now), num) for num in self.world.held]
-            self.ending = sorted((NEVER if end is None else end, num) for end, num in found)
+            self.ending = self.world.running.ends(self.now)
         return self.ending
 
     # -- deciding --------------------------------------------------------------------------------
@@ -160,6 +161,9 @@ class Draft:
         self.use(held.project, -held.num_slots)
         for reach in self.reach.values():
             reach.remove(self.world, num)
+        for stretch in self.stretches.values():
+            stretch.leave(self.world, num)
+            stretch.num_left += 1
 
     def try_start(self, line: Line, num: int) -> bool:
         """Start this job of a line at full size, else at the largest size its range allows."""

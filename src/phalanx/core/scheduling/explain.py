@@ -59,7 +59,7 @@ def _blocked(draft: Draft, line: Line) -> Reason:
     if not line.groups:
         return Reason(ReasonCode.UNPLACEABLE, f"{need(job)}; {_nowhere(draft, job)}")
     owner = draft.owner_of(line)
-    if owner is not None and owner not in {num for _, num in line.jobs}:
+    if owner is not None and draft.world.line_of.get(owner) is not line:
         text = f"j-{owner} is first in line for these slots; {need(job)}"
         return Reason(ReasonCode.WAITING_BEHIND, text)
     free = sum(group.num_free for group in line.groups)

@@ -134,7 +134,7 @@ def _serve_lines(draft: Draft) -> None:
     reserved = tries = 0
     while heap:
         rank, num, line, position = heapq.heappop(heap)
-        if rank[:2] != draft.rank(line, position)[:2]:
+        if rank[:2] != draft.footing(line.sample):
             _push(draft, heap, line, position, owners)
             continue
         if _limited(draft, line, num):

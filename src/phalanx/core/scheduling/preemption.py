@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import chain
 
 from phalanx.core.placement import GangShape
 from phalanx.core.reasons import Reason, ReasonCode
@@ -18,19 +18,24 @@ from phalanx.core.scheduling import moves, relief
 from phalanx.core.scheduling.draft import Claim, Draft
 from phalanx.core.scheduling.order import is_guarded
 from phalanx.core.scheduling.outcome import Preemption
-from phalanx.core.scheduling.reach import Reach, could_suffice, heroes, reach_of
+from phalanx.core.scheduling.reach import (
+    Reach,
+    Stretch,
+    could_suffice,
+    heroes,
+    reach_in_order,
+    reach_of,
+)
 from phalanx.core.scheduling.slots import NodeGroup, Taking, pick
 from phalanx.core.scheduling.snapshot import US, Hole, Waiting
 from phalanx.core.scheduling.topology import areas, levels, parts
 from phalanx.core.scheduling.world import Line
 
+_Offer = tuple[float, int, int]
+"""What freeing a share costs, on which node, and which of the shares that the node could have it is.
 
-class _Offer(NamedTuple):
-    """What freeing a share on one node costs; `turn` counts the shares of a node that has several."""
-
-    cost: float
-    node: int
-    turn: int = 0
+A plain tuple, because a claim looks at thousands of them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +60,10 @@ def make_room(draft: Draft, line: Line, since: int, num: int) -> bool:
     if not could_suffice(draft, claim, num_free):
         draft.no_victims.add(key)
         return False
-    reach = reach_of(draft, claim)
-    plain = reach
-    best = _best(draft, line, job, reach)
+    plain = reach_in_order(draft, claim) if job.roles else reach_of(draft, claim)
+    best, reach = _best(draft, line, job, plain), plain
     if best is None and moves.may_help(draft, line, job):
-        reach = plain.with_more(draft.world, moves.candidates(draft, job))
+        reach = reach_in_order(draft, claim).with_more(draft.world, moves.candidates(draft, job))
         best = _best(draft, line, job, reach)
         if best is not None and not moves.pays(draft, job, best.cost, best.nodes, best.victims):
             best = None
@@ -77,6 +81,8 @@ def _relieved(draft: Draft, line: Line, claim: Claim, reach: Reach) -> tuple[Cho
     more = relief.candidates(draft, claim, heroes(draft, claim.job.priority))
     if not more:
         return None, reach
+    if isinstance(reach, Stretch):
+        reach = reach_in_order(draft, claim)
     wider = reach.with_more(draft.world, more)
     return _best(draft, line, claim.job, wider), wider
 
@@ -159,37 +165,56 @@ def _cheapest(
     inside: Collection[int] | None = None,
 ) -> list[int] | None:
     """Nodes for all shares in the domain where victims cost least, of the narrowest level that can."""
-    index, need = draft.index, shape.nodes
+    need, leaf_of = shape.nodes, draft.index.leaf_of
+    ready, others = _offers(draft, group, job, shape, reach)
     by_leaf: dict[int, list[_Offer]] = {}
-    leaf_of = index.leaf_of
     num_offers = 0
-    for offer in _offers(draft, group, job, shape, reach):
-        if inside is None or offer.node in inside:
+    for offer in chain(ready, others):
+        if inside is None or offer[1] in inside:
             num_offers += 1
-            here = by_leaf.get(leaf_of[offer.node])
+            leaf = leaf_of[offer[1]]
+            here = by_leaf.get(leaf)
             if here is None:
-                by_leaf[leaf_of[offer.node]] = [offer]
+                by_leaf[leaf] = [offer]
             else:
                 here.append(offer)
     if num_offers < need:
         return None
     if inside is not None and job.required != "node":
         return _first(by_leaf.values(), need)
-    best: tuple[float, list[int]] | None = None
     for level in levels(group, job.required):
+        best, equal = 0.0, list[list[_Offer]]()
         for together in _together(group, by_leaf, level):
             if len(together) >= need:
-                cheap = sorted(together)[:need]
-                cost = sum(offer.cost for offer in cheap)
-                if best is None or cost < best[0]:
-                    best = (cost, [offer.node for offer in cheap])
-        if best is not None:
-            return best[1]
+                cost = sum([offer[0] for offer in sorted(together)[:need]])
+                if not equal or cost < best:
+                    best, equal = cost, [together]
+                elif cost == best:
+                    equal.append(together)
+        if equal:
+            chosen = equal[0] if len(equal) == 1 else _earliest(draft, equal, ready, reach)
+            return [node for _, node, _ in sorted(chosen)[:need]]
     return None
 
 
+def _earliest(
+    draft: Draft, equal: list[list[_Offer]], ready: list[_Offer], reach: Reach
+) -> list[_Offer]:
+    """Of domains that cost the same the one that was found first."""
+    order = {offer[1]: at for at, offer in reversed(list(enumerate(ready)))}
+    turn = reach.turns(draft.world)
+
+    def found_at(offers: list[_Offer]) -> tuple[tuple[int, ...], ...]:
+        first = min((order[node] for _, node, _ in offers if node in order), default=None)
+        if first is not None:
+            return ((0, first),)
+        return ((1,), min(turn(node) for _, node, _ in offers))
+
+    return min(equal, key=found_at)
+
+
 def _first(offers: Collection[list[_Offer]], need: int) -> list[int]:
-    return [offer.node for offer in sorted(o for here in offers for o in here)[:need]]
+    return [node for _, node, _ in sorted(o for here in offers for o in here)[:need]]
 
 
 def _together(
@@ -200,7 +225,7 @@ def _together(
         by_node: dict[int, list[_Offer]] = {}
         for offers in by_leaf.values():
             for offer in offers:
-                by_node.setdefault(offer.node, []).append(offer)
+                by_node.setdefault(offer[1], []).append(offer)
         return by_node.values()
     depth = -1 if level is None else group.levels.index(level)
     if depth == len(group.levels) - 1 and depth >= 0:
@@ -213,34 +238,34 @@ def _together(
 
 def _offers(
     draft: Draft, group: NodeGroup, job: Waiting, shape: GangShape, reach: Reach
-) -> list[_Offer]:
-    """What a share costs on each node that has room already or could have it."""
+) -> tuple[list[_Offer], list[_Offer]]:
+    """What a share costs on each node that has room already, and on each that could have it."""
     index, need = draft.index, shape.slots_per_node
     if group.splittable:
-        return _split_offers(draft, group, job, shape, reach)
+        return _split_offers(draft, group, job, shape, reach), []
     free, group_of, nodes, size = index.free, index.group_of, index.nodes, group.size
     plain = not (job.cpus_per_node or job.memory_per_node_bytes)
-    found = [
-        _Offer(0.0, node)
+    ready = [
+        (0.0, node, 0)
         for bucket in group.by_free[need:]
         for node in bucket
         if plain or _has_rest(draft, job, node, 0, 0)
     ]
-    costs = reach.costs
-    draft.steps += len(found) + len(reach.slots)
+    draft.steps += len(ready) + len(reach.slots)
+    costs, others = reach.costs, list[_Offer]()
     for node, slots in reach.slots.items():
         had = free[node].bit_count()
-        if not slots or had + slots < need or group_of[node] is not group or nodes[node].closed:
+        if had + slots < need or not slots or group_of[node] is not group or nodes[node].closed:
             continue
         if plain and had >= need:
             continue
         if plain and had + slots == need == size:
-            found.append(_Offer(costs[node], node))
+            others.append((costs[node], node, 0))
             continue
         victims = _leave_for(draft, job, shape, node, 1, reach)
         if victims:
-            found.append(_Offer(sum(reach.prices[v] for v in victims), node))
-    return found
+            others.append((sum([reach.prices[v] for v in victims]), node, 0))
+    return ready, others
 
 
 def _has_rest(draft: Draft, job: Waiting, node: int, cpus: int, memory_bytes: int) -> bool:
@@ -296,7 +321,7 @@ def _split_offers(
                 cost = sum(reach.prices[v] for v in victims)
                 dearest = max(dearest, cost - before)
                 before = cost
-                found.append(_Offer(dearest, node, turn))
+                found.append((dearest, node, turn))
     return found
 
 
@@ -351,9 +376,10 @@ def _commit(draft: Draft, job: Waiting, chosen: Chosen, reach: Reach) -> None:
     )
     draft.holes.append(hole)
     draft.block(hole, *job.widths(len(nodes)))
-    for victim in victims:
+    # Who leaves is out of reach from then on.
+    costs = [reach.prices[victim] for victim in victims]
+    for victim, cost in zip(victims, costs, strict=True):
         draft.leaves(victim)
-        cost = reach.prices[victim]
         text = (
             f"makes room for j-{job.num} ({job.num_slots} slots, priority {job.priority}); "
             f"costs about {cost / 3600:.2f} slot-hours"

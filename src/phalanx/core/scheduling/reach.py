@@ -7,7 +7,7 @@ that it outweighs.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from phalanx.core.scheduling.draft import Claim, Draft
@@ -49,6 +49,11 @@ class Reach:
             self.slots[node] = sum(world.on_node[node][j].bit_count() for j in mine)
             self.costs[node] = sum(self.prices[j] for j in mine)
 
+    def turns(self, world: World) -> Callable[[int], tuple[int, ...]]:
+        """When a node came within reach, to be compared: of equal domains the first is taken."""
+        order = {node: at for at, node in enumerate(self.slots)}
+        return lambda node: (order[node],)
+
     def copy(self) -> Reach:
         """The same, to be changed by itself."""
         return Reach(self.prices.copy(), self.slots.copy(), self.costs.copy(), self.num_slots)
@@ -61,10 +66,122 @@ class Reach:
         return more
 
 
+@dataclass(slots=True)
+class Peers:
+    """Jobs of one priority whom a peer may put aside, by score, with what each would lose.
+
+    `slots` are those that the first n of them hold together. Heroes stand apart.
+    """
+
+    ranked: list[tuple[float, int, float]] = field(default_factory=list)
+    slots: list[int] = field(default_factory=lambda: [0])
+    heroes: list[tuple[float, int]] = field(default_factory=list)
+    most_lost: float = 0.0
+    _rank: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def rank(self) -> dict[int, int]:
+        """The place of each in `ranked`."""
+        if len(self._rank) != len(self.ranked):
+            self._rank = {num: at for at, (_, num, _) in enumerate(self.ranked)}
+        return self._rank
+
+    def num_below(self, draft: Draft, claim: Claim) -> int:
+        """How many of them may be less urgent than the claim."""
+        if claim.guarded:
+            return len(self.ranked)
+        return bisect_left(self.ranked, (claim.urgency / draft.terms.hysteresis,))
+
+
+@dataclass(slots=True)
+class Stretch(Reach):
+    """The reach of claims of one priority one after another: what they have in common stays.
+
+    At every moment it equals a reach built anew, but for the order of its nodes, which `turns` gives.
+    It covers everybody `below` and the first `num` of the `peers`, without those who leave.
+    """
+
+    below: Reach = field(default_factory=Reach)
+    peers: Peers = field(default_factory=Peers)
+    num: int = 0
+    num_left: int = 0
+
+    def leave(self, world: World, num: int) -> None:
+        """This one is no longer within reach. `below` must know already."""
+        if self.prices.pop(num, None) is not None:
+            for node in world.nodes_of[num]:
+                self._look_again(world, node)
+
+    def reach_to(self, draft: Draft, num: int) -> None:
+        """Cover the first `num` peers from now on."""
+        world, ranked = draft.world, self.peers.ranked
+        for _, one, _ in ranked[self.num : num]:
+            if one not in draft.leaving:
+                self.add(world, one, price(draft, world.held[one]))
+        for _, one, _ in ranked[num : self.num]:
+            self.leave(world, one)
+        self.num = num
+
+    def turns(self, world: World) -> Callable[[int], tuple[int, ...]]:
+        """Whoever is below comes first, as it came there; then peer after peer."""
+        order = {node: at for at, node in enumerate(self.below.slots)}
+        rank, prices, nodes_of = self.peers.rank, self.prices, world.nodes_of
+
+        def turn(node: int) -> tuple[int, ...]:
+            at = order.get(node)
+            if at is not None:
+                return (-1, at)
+            first = min(rank[one] for one in world.on_node[node] if one in prices)
+            return (first, nodes_of[self.peers.ranked[first][1]].index(node))
+
+        return turn
+
+    def _look_again(self, world: World, node: int) -> None:
+        """What the node offers, worked out in the order in which a reach built anew would be."""
+        below, ranked, on_node = self.below, self.peers.ranked, world.on_node[node]
+        rank, prices = self.peers.rank, self.prices
+        places = sorted([rank[one] for one in on_node if one in prices and one in rank])
+        slots, cost = below.slots.get(node, 0), below.costs.get(node, 0.0)
+        for place in places:
+            one = ranked[place][1]
+            slots += on_node[one].bit_count()
+            cost += prices[one]
+        self.num_slots += slots - self.slots[node]
+        if places or node in below.slots:
+            self.slots[node], self.costs[node] = slots, cost
+        else:
+            del self.slots[node], self.costs[node]
+
+
 def reach_of(draft: Draft, claim: Claim) -> Reach:
-    """Everybody this claim outweighs, with the price of each."""
+    """Everybody this claim outweighs, with the price of each. Not to be changed, but to be copied."""
     if draft.standings:
         return _across_projects(draft, claim)
+    peers = _peers(draft, claim.job.priority)
+    num = peers.num_below(draft, claim)
+    bound = draft.terms.lost_per_need * claim.need_slot_s(draft.terms)
+    if claim.guarded or peers.most_lost > bound:
+        return _built(draft, claim)
+    draft.steps += num
+    score = draft.terms.hysteresis, doubt(draft, claim)
+    num = bisect_left(
+        peers.ranked, True, 0, num, key=lambda one: one[0] * score[0] * score[1] >= claim.urgency
+    )
+    return _stretched(draft, claim.job.priority, peers, num)
+
+
+def _stretched(draft: Draft, priority: int, peers: Peers, num: int) -> Stretch:
+    below, known = _below(draft, priority), draft.stretches.get(priority)
+    anew = known is None or known.num_left != len(draft.leaving) or known.num > 2 * num
+    if known is None or anew:
+        parts = (below.prices.copy(), below.slots.copy(), below.costs.copy(), below.num_slots)
+        known = draft.stretches[priority] = Stretch(*parts, below, peers, 0, len(draft.leaving))
+    known.reach_to(draft, num)
+    return known
+
+
+def _built(draft: Draft, claim: Claim) -> Reach:
+    """The reach of this claim alone."""
     reach = _below(draft, claim.job.priority).copy()
     peers = _peers(draft, claim.job.priority)
     held_by, leaving = draft.world.held, draft.leaving
@@ -74,6 +191,17 @@ def reach_of(draft: Draft, claim: Claim) -> Reach:
         if num not in leaving and _outweighs(draft, claim, held, score, lost):
             reach.add(draft.world, num, price(draft, held))
     return reach
+
+
+def reach_in_order(draft: Draft, claim: Claim) -> Reach:
+    """The same as `reach_of`, to be changed: its nodes stand in the order in which they came."""
+    if draft.standings:
+        return _across_projects(draft, claim)
+    steps = draft.steps
+    found = _built(draft, claim)
+    # The steps of a reach are counted where it is worked out first.
+    draft.steps = steps
+    return found
 
 
 def could_suffice(draft: Draft, claim: Claim, num_free: int) -> bool:
@@ -109,37 +237,25 @@ def _below(draft: Draft, priority: int) -> Reach:
     return known
 
 
-@dataclass(slots=True)
-class Peers:
-    """Jobs of one priority whom a peer may put aside, by score, with what each would lose.
-
-    `slots` are those that the first n of them hold together. Heroes stand apart.
-    """
-
-    ranked: list[tuple[float, int, float]] = field(default_factory=list)
-    slots: list[int] = field(default_factory=lambda: [0])
-    heroes: list[tuple[float, int]] = field(default_factory=list)
-
-    def num_below(self, draft: Draft, claim: Claim) -> int:
-        """How many of them may be less urgent than the claim."""
-        if claim.guarded:
-            return len(self.ranked)
-        return bisect_left(self.ranked, (claim.urgency / draft.terms.hysteresis,))
-
-
 def _peers(draft: Draft, priority: int) -> Peers:
     known = draft.peers.get(priority)
     if known is None:
         known = draft.peers[priority] = Peers()
-        for score, num in draft.world.prey(draft.now).get(priority, ()):
-            held = draft.world.held[num]
-            if held.protected_until > draft.now or _is_fresh(draft, held):
+        now, held_by = draft.now, draft.world.held
+        ranked, slots, total = known.ranked, known.slots, 0
+        for score, num in draft.world.prey(now).get(priority, ()):
+            held = held_by[num]
+            if held.protected_until > now or _is_fresh(draft, held):
                 continue
             if is_hero(draft, held):
                 known.heroes.append((score, num))
                 continue
-            known.ranked.append((score, num, lost_work(draft, held)))
-            known.slots.append(known.slots[-1] + held.num_slots)
+            lost = 0.0 if held.save_s is not None else lost_work(draft, held)
+            ranked.append((score, num, lost))
+            total += held.num_slots
+            slots.append(total)
+            if lost > known.most_lost:
+                known.most_lost = lost
     return known
 
 

@@ -23,6 +23,8 @@ def hero_limit(draft: Draft, node: int) -> float:
 
 def is_hero(draft: Draft, held: Held) -> bool:
     """Whether a running job is so large that its peers have to let it run."""
+    if held.num_slots <= draft.terms.hero_slots:
+        return False
     nodes = draft.world.nodes_of[held.job]
     return bool(nodes) and held.num_slots > hero_limit(draft, nodes[0])
 

@@ -20,6 +20,10 @@ from phalanx.core.scheduling.order import (
 )
 from phalanx.core.scheduling.snapshot import US, Held, Terms
 
+NEVER = 1 << 62
+"""Later than any time that is known."""
+_FEW = 16
+
 
 @dataclass(slots=True)
 class _Kind:
@@ -39,9 +43,18 @@ class _Job:
     kind: _Kind
     scored: bool = False
     score: float = 0.0
-    due_at: int = 1 << 62
+    spot: int = -1
+    due_at: int = NEVER
     settled: bool = False
     end: int | None = None
+
+
+@dataclass(slots=True)
+class _Moves:
+    """Places in the ranking of one priority that jobs leave, and those that they take."""
+
+    gone: list[tuple[float, int]] = field(default_factory=list)
+    fresh: list[tuple[float, int]] = field(default_factory=list)
 
 
 class Running:
@@ -55,6 +68,8 @@ class Running:
         self._unscored: set[int] = set()
         self._kinds: dict[KindKey, _Kind] = {}
         self._num_observed = -1
+        self._settled_at = -1
+        self._in_order: list[int] = []
 
     def add(self, held: Held) -> None:
         """A job runs from now on."""
@@ -85,11 +100,51 @@ class Running:
                     kind.version = version
                     kind.known.clear()
                     self._unscored |= kind.jobs
+        elif self._settled_at == now and not self._unscored:
+            return
+        self._settled_at = now
         # A look at everybody costs less than keeping a queue of those who are due.
         self._unscored.update([num for num, job in self._jobs.items() if job.due_at <= now])
+        moves: dict[int, _Moves] = {}
         for num in self._unscored:
-            self._score(self._jobs[num], now)
+            self._score(self._jobs[num], now, moves)
         self._unscored.clear()
+        for priority, one in moves.items():
+            self._rerank(priority, one)
+
+    def _rerank(self, priority: int, moves: _Moves) -> None:
+        """Many who change their places at once cost one sort, few a search each."""
+        ranked = self.ranked.setdefault(priority, [])
+        if _FEW * len(moves.fresh) < len(ranked):
+            for entry in moves.gone:
+                del ranked[bisect_left(ranked, entry)]
+            for entry in moves.fresh:
+                insort(ranked, entry)
+        else:
+            gone = set(moves.gone)
+            stay = [entry for entry in ranked if entry not in gone]
+            self.ranked[priority] = sorted(stay + moves.fresh)
+
+    def ends(self, now: int) -> list[tuple[int, int]]:
+        """(expected end, job) of everybody who runs, the first to go first; NEVER if nobody knows."""
+        self.settle(now)
+        jobs, soon = self._jobs, now + US
+        # In nearly the order of the last time, in which sorting is cheap.
+        known = [num for num in self._in_order if num in jobs]
+        known += jobs.keys() - set(known) if len(known) < len(jobs) else ()
+        found: list[tuple[int, int]] = []
+        for num in known:
+            job = jobs[num]
+            if not job.settled:
+                end = expected_end(job.held, self.history, now)
+            elif job.end is not None:
+                end = job.end if job.end > soon else soon
+            else:
+                end = None
+            found.append((NEVER if end is None else end, num))
+        found.sort()
+        self._in_order = [num for _, num in found]
+        return found
 
     def end_of(self, num: int, now: int) -> int | None:
         """When a running job is expected to be gone; constant while it stays in its service bin."""
@@ -103,20 +158,25 @@ class Running:
         base = held_base(held, bin_of(held.attained(now)), self.history, self.terms)
         return aged(base, held.delayed_s, self.terms)
 
-    def _score(self, job: _Job, now: int) -> None:
+    def _score(self, job: _Job, now: int, moves: dict[int, _Moves]) -> None:
         held = job.held
         if held.started_at is None or held.stopping:
             return
-        spot = bin_of(held.attained_slot_s + held.num_slots * (now - held.started_at) / US)
-        base, total = self._known(job, spot)
+        if job.spot < 0 or job.due_at <= now:
+            job.spot = bin_of(held.attained_slot_s + held.num_slots * (now - held.started_at) / US)
+            job.due_at = bin_ends_at(held, job.spot)
+        base, total = self._known(job, job.spot)
         if held.remaining_s is None:
             job.settled, job.end = True, settled_end(held, total)
         score = aged(base, held.delayed_s, self.terms) if held.delayed_s else base
         if held.preemptible and not (job.scored and score == job.score):
-            self._unrank(job)
-            insort(self.ranked.setdefault(held.priority, []), (score, held.job))
+            here = moves.get(held.priority)
+            if here is None:
+                here = moves[held.priority] = _Moves()
+            if job.scored:
+                here.gone.append((job.score, held.job))
+            here.fresh.append((score, held.job))
             job.scored, job.score = True, score
-        job.due_at = bin_ends_at(held, spot)
 
     def _known(self, job: _Job, spot: int) -> tuple[float, float | None]:
         """Urgency before its waits and expected total service of a job in this bin."""

@@ -16,6 +16,9 @@ from phalanx.core.placement import Node, NodeShare, Placement
 from phalanx.core.scheduling.strands import Appetite
 from phalanx.errors import InvariantBroken
 
+NODE_BITS = 24
+_MOST_SHARES = 16_384
+
 
 @dataclass(frozen=True, slots=True)
 class GroupKey:
@@ -46,6 +49,9 @@ class NodeGroup:
         self.leaves: list[tuple[str, ...]] = []
         self.leaf_full: list[list[int]] = []
         self.leaves_by_full: list[list[int]] = [[]]
+        self.in_order: list[list[int]] = []
+        self.place_of: dict[int, int] = {}
+        self.unsorted: set[int] = set()
         self.domain_full: list[dict[str, int]] = [{} for _ in levels]
         self.domain_leaves: list[dict[str, list[int]]] = [{} for _ in levels]
         self.largest_leaf = 0
@@ -56,6 +62,7 @@ class NodeGroup:
         leaf = len(self.leaves)
         self.leaves.append(names)
         self.leaf_full.append([])
+        self.in_order.append([])
         while len(self.leaves_by_full) <= members:
             self.leaves_by_full.append([])
         insort(self.leaves_by_full[0], leaf)
@@ -110,6 +117,7 @@ class SlotIndex:
         self.pools: tuple[str, ...] = tuple(dict.fromkeys(node.pool for node in self.nodes))
         self.journal: list[tuple[int, Taking]] = []
         self.appetite = Appetite()
+        self._shares: dict[tuple[int, int], NodeShare] = {}
         self.beside: dict[int, tuple[int, ...]] = _beside(self.nodes)
         self._group_nodes()
 
@@ -152,6 +160,7 @@ class SlotIndex:
     def _enter(self, node: int) -> None:
         group, count = self.group_of[node], self.free[node].bit_count()
         group.num_free += count
+        group.unsorted.add(node)
         insort(group.by_free[count], node)
         if count == group.size:
             group.change_full(self.leaf_of[node], node, +1)
@@ -164,19 +173,41 @@ class SlotIndex:
             return
         group = self.group_of[node]
         group.num_free += after - before
-        _drop(group.by_free[before], node)
-        insort(group.by_free[after], node)
+        group.unsorted.add(node)
+        by_free = group.by_free
+        bucket = by_free[before]
+        del bucket[bisect_left(bucket, node)]
+        insort(by_free[after], node)
         if before == group.size:
             group.change_full(self.leaf_of[node], node, -1)
         elif after == group.size:
             group.change_full(self.leaf_of[node], node, +1)
+
+    def in_order(self, group: NodeGroup) -> list[list[int]]:
+        """The open nodes of each leaf as `free slots << NODE_BITS | node`, least room first.
+
+        Nodes that changed since the last look are put in their places only now: most gangs are placed
+        without it.
+        """
+        free, leaf_of, place_of = self.free, self.leaf_of, group.place_of
+        for node in group.unsorted:
+            fresh, known = free[node].bit_count() << NODE_BITS | node, place_of.get(node)
+            if fresh != known:
+                here = group.in_order[leaf_of[node]]
+                if known is not None:
+                    _drop(here, known)
+                insort(here, fresh)
+                place_of[node] = fresh
+        group.unsorted.clear()
+        return group.in_order
 
     def take(self, taking: Taking) -> None:
         """Hold these slots. They must be free: anything else is a bug of the caller."""
         node = taking.node
         if taking.mask & ~self.free[node]:
             raise InvariantBroken(f"node {self.nodes[node].id}: slots {taking.mask:b} are not free")
-        self._use(taking, 1)
+        if taking.cpus or taking.memory_bytes:
+            self._use(taking, 1)
         self.set_free(node, self.free[node] & ~taking.mask)
         self.journal.append((-1, taking))
 
@@ -185,7 +216,8 @@ class SlotIndex:
         node = taking.node
         if taking.mask & self.free[node]:
             raise InvariantBroken(f"node {self.nodes[node].id}: slots {taking.mask:b} are not held")
-        self._use(taking, -1)
+        if taking.cpus or taking.memory_bytes:
+            self._use(taking, -1)
         self.set_free(node, self.free[node] | taking.mask)
         self.journal.append((+1, taking))
 
@@ -209,7 +241,8 @@ class SlotIndex:
         while len(self.journal) > mark:
             sign, taking = self.journal.pop()
             node = taking.node
-            self._use(taking, sign)
+            if taking.cpus or taking.memory_bytes:
+                self._use(taking, sign)
             mask = self.free[node]
             self.set_free(node, mask & ~taking.mask if sign > 0 else mask | taking.mask)
 
@@ -229,15 +262,23 @@ class SlotIndex:
 
     def placement(self, takings: list[Taking]) -> Placement:
         """Takings as a placement, in order of node rank."""
-        shares = tuple(
-            NodeShare(self.nodes[t.node].id, self.nodes[t.node].address, slots_of(t.mask))
-            for t in takings
-        )
+        shares = tuple([self._share(taking.node, taking.mask) for taking in takings])
         return Placement(self.nodes[takings[0].node].pool, shares)
+
+    def _share(self, num: int, mask: int) -> NodeShare:
+        """The same share is the same object: most of a cluster is taken whole, again and again."""
+        known = self._shares.get((num, mask))
+        if known is None:
+            node = self.nodes[num]
+            known = NodeShare(node.id, node.address, slots_of(mask))
+            if len(self._shares) < _MOST_SHARES:
+                self._shares[num, mask] = known
+        return known
 
     def state(self) -> tuple[object, ...]:
         """Everything that must equal a rebuild."""
-        return (self.free, self.cpus, self.memory, [group.state() for group in self.groups])
+        rooms = [[list(here) for here in self.in_order(group)] for group in self.groups]
+        return (self.free, self.cpus, self.memory, [group.state() for group in self.groups], rooms)
 
 
 def _group_key(node: Node) -> GroupKey:

@@ -7,12 +7,15 @@ used only when no narrower one holds the gang, and then by the fewest leaves.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from phalanx.core.placement import GangShape
-from phalanx.core.scheduling.slots import NodeGroup, SlotIndex, Taking, pick
+from phalanx.core.scheduling.slots import NODE_BITS, NodeGroup, SlotIndex, Taking, pick
 from phalanx.core.scheduling.snapshot import Waiting
+
+_NODE = (1 << NODE_BITS) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +164,11 @@ def _place_in(
     else:
         chosen = _least_stranding(index, ask, group, num, per_node)
         if chosen is None:
-            rooms = _rooms(index, ask, group, per_node)
-            chosen = spread(group, rooms, num, ask.required)
+            if plain and ask.required != "node":
+                chosen = _one_leaf(index, group, num, per_node)
+            if chosen is None:
+                rooms = _rooms(index, ask, group, per_node)
+                chosen = spread(group, rooms, num, ask.required)
     return None if chosen is None else _cut(index, ask, chosen, per_node)
 
 
@@ -229,14 +235,37 @@ def _whole_nodes(group: NodeGroup, num: int, required: str | None) -> list[int] 
     return spread(group, rooms, num, required)
 
 
+def _one_leaf(index: SlotIndex, group: NodeGroup, num: int, per_node: int) -> list[int] | None:
+    """What `spread` finds first, where slots are all that counts: the leaf with the fewest nodes that
+    have room, of those with enough of them."""
+    least = per_node << NODE_BITS
+    best: tuple[int, list[int], int] | None = None
+    for here in index.in_order(group):
+        at = bisect_left(here, least)
+        wide = len(here) - at
+        if wide >= num and (best is None or wide < best[0]):
+            best = (wide, here, at)
+    if best is None:
+        return None
+    _, here, at = best
+    return [code & _NODE for code in here[at : at + num]]
+
+
 def _rooms(index: SlotIndex, ask: Ask, group: NodeGroup, per_node: int) -> dict[int, list[int]]:
     """Nodes with room for a share, by leaf, least room first; a splittable node counts repeatedly."""
-    rooms: dict[int, list[int]] = {}
-    for count in range(per_node, group.size + 1):
-        for node in group.by_free[count]:
-            room = _num_shares(index, ask, node, count, per_node)
-            if room > 0:
-                rooms.setdefault(index.leaf_of[node], []).extend([node] * room)
+    least = per_node << NODE_BITS
+    plain = not (ask.cpus or ask.memory_bytes or group.splittable)
+    found: list[tuple[int, int, int, list[int]]] = []
+    for leaf, here in enumerate(index.in_order(group)):
+        wide = here[bisect_left(here, least) :]
+        if plain:
+            nodes = [code & _NODE for code in wide]
+        else:
+            nodes = [node for code in wide for node in _shares(index, ask, code, per_node)]
+        if nodes:
+            found.append((index.free[nodes[0]].bit_count(), nodes[0], leaf, nodes))
+    # Leaves in the order of their fullest node.
+    rooms = {leaf: nodes for _, _, leaf, nodes in sorted(found)}
     return _together_on_hosts(index, ask, rooms) if index.beside else rooms
 
 
@@ -258,13 +287,16 @@ def _together_on_hosts(
     return found
 
 
-def _num_shares(index: SlotIndex, ask: Ask, node: int, count: int, per_node: int) -> int:
+def _shares(index: SlotIndex, ask: Ask, code: int, per_node: int) -> list[int]:
+    """A node as often as it has room for a share."""
+    node, count = code & _NODE, code >> NODE_BITS
     this = index.nodes[node]
-    if this.splittable:
-        if ask.cpus > this.num_cpus:
-            return 0
-        return count // per_node if per_node else 64
-    return int(index.cpus[node] >= ask.cpus and index.memory[node] >= ask.memory_bytes)
+    if not this.splittable:
+        enough = index.cpus[node] >= ask.cpus and index.memory[node] >= ask.memory_bytes
+        return [node] if enough else []
+    if ask.cpus > this.num_cpus:
+        return []
+    return [node] * (count // per_node if per_node else 64)
 
 
 def spread(

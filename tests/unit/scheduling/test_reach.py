@@ -1,0 +1,98 @@
+"""A reach that is kept from claim to claim is the one that would be built anew for each."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from phalanx.core.placement import GangShape, Node
+from phalanx.core.scheduling import Held, Terms, Waiting, World
+from phalanx.core.scheduling.draft import Claim, Draft
+from phalanx.core.scheduling.entitlement import Tier
+from phalanx.core.scheduling.reach import Reach, Stretch, reach_in_order, reach_of
+from phalanx.core.scheduling.slots import Taking
+
+pytestmark = pytest.mark.unit
+
+US = 1_000_000
+NOW = 40_000 * US
+
+
+def crowded(rng: random.Random) -> World:
+    """Forty nodes full of jobs of two priorities; some stand on two nodes, some saved just now."""
+    nodes = [
+        Node(f"n{i}", "main", "h", 4, 8, 64, domains=(("rack", f"r{i // 4}"),)) for i in range(40)
+    ]
+    world = World(nodes, terms=Terms(step_budget=10**9, lost_per_need=1e9))
+    for num in range(1, 90):
+        width = rng.choice([1, 1, 2, 3])
+        homes = [i for i, mask in enumerate(world.index.free) if mask.bit_count() >= width]
+        chosen = rng.sample(homes, min(len(homes), rng.choice([1, 1, 2])))
+        if not chosen:
+            break
+        takings = [
+            Taking(i, sum(sorted(1 << s for s in range(4) if world.index.free[i] >> s & 1)[:width]))
+            for i in chosen
+        ]
+        world.hold(
+            Held(
+                num,
+                world.index.placement(takings),
+                priority=rng.choice([40, 50, 50]),
+                kind=f"k{num % 5}",
+                started_at=NOW - rng.randrange(400, 30_000) * US,
+                save_s=rng.choice([30.0, 7.3]),
+            )
+        )
+    return world
+
+
+def claims(rng: random.Random) -> list[Claim]:
+    asked = Waiting(1000, GangShape(2, 4, 1), 50, NOW)
+    urgencies = [rng.uniform(0.0, 0.02) for _ in range(6)] + [1e-9, 1.0]
+    return [Claim(asked, Tier.SHARED, urgency, False) for urgency in urgencies]
+
+
+def same_reach(world: World, kept: Reach, anew: Reach) -> bool:
+    """Prices, slots and costs to the last digit, and the nodes in the same order by their turns."""
+    turn = kept.turns(world)
+    return (
+        kept.prices == anew.prices
+        and kept.slots == anew.slots
+        and kept.costs == anew.costs
+        and kept.num_slots == anew.num_slots
+        and sorted(kept.slots, key=turn) == list(anew.slots)
+    )
+
+
+def walk(seed: int, leave: Callable[[Draft, int], None]) -> list[bool]:
+    """Claim after claim, of whose victims one leaves each time; whether the reach was right each time."""
+    rng = random.Random(seed)
+    world = crowded(rng)
+    draft = Draft(world, NOW, {}, {})
+    right = []
+    for claim in claims(rng):
+        kept = reach_of(draft, claim)
+        assert isinstance(kept, Stretch)
+        right.append(same_reach(world, kept, reach_in_order(draft, claim)))
+        if kept.prices:
+            leave(draft, rng.choice(sorted(kept.prices)))
+    return right
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_reach_kept_from_claim_to_claim_is_the_one_built_anew(seed: int) -> None:
+    assert all(walk(seed, Draft.leaves))
+
+
+def test_without_word_of_who_leaves_it_would_be_another() -> None:
+    def unnoticed(draft: Draft, num: int) -> None:
+        stretches, draft.stretches = draft.stretches, {}
+        draft.leaves(num)
+        draft.stretches = stretches
+        for stretch in stretches.values():
+            stretch.num_left += 1
+
+    assert not all(walk(1, unnoticed))
