@@ -30,6 +30,7 @@ async def until_idle(context: Context, idle_exit_s: float) -> None:
 async def _has_work(context: Context) -> bool:
     """Whether a job may need us: a database that cannot be asked for a moment does not say no."""
     try:
-        return await in_thread(context.platform.store.view, jobs.count_live) > 0
+        num_live: int = await in_thread(context.platform.store.view, jobs.count_live)
+        return num_live > 0
     except StoreError:
         return True
