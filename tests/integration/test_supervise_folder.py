@@ -2,6 +2,7 @@
 
 import os
 import queue
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ from phalanx.core.checkpoints import Keep
 from phalanx.kit.clock import SystemClock
 from phalanx.launch import linux
 from phalanx.schemas.spec import check_supported, validate_spec
-from phalanx.supervise import folder
+from phalanx.supervise import folder, folderturn
 from phalanx.supervise.folder import FolderFacts, KeptFolder, Progress
 
 pytestmark = pytest.mark.integration
@@ -26,12 +27,13 @@ GUARD_S = 60.0
 class Watched:
     """One generation's folder, and what its watcher said."""
 
-    def __init__(self, root, generation=0, intact=lambda: True, keep=3):
-        self.folder, self.store = root / "out", root / "store"
+    def __init__(self, root, generation=0, intact=lambda: True, keep=3, commits=True, folder="out"):
+        self.folder, self.store = root / folder, root / "store"
         self.said, self.step, self.failed = [], None, []
         self.calls: queue.Queue = queue.Queue()
         facts = FolderFacts(
-            folder=self.folder, store=self.store, keep=Keep(last=keep), commits=True,
+            folder=self.folder, store=self.store, keep=Keep(last=keep), commits=commits,
+            meeting=f"127.0.0.1:{4000 + generation}",
             origin=Origin(job="j-1", attempt=1, generation=generation, world_size=2, reference_world=2),
         )  # fmt: skip
         self.kept = KeptFolder(
@@ -164,13 +166,89 @@ def test_two_nodes_with_one_folder_put_it_back_at_once(tmp_path):
     assert errors == [] and list(folders.look(one.folder)) == ["state.bin"]
 
 
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_late_node_leaves_alone_what_ranks_of_another_already_write(
+    tmp_path, monkeypatch, guarded
+):
+    if not guarded:  # the negative control: nobody hears what another node has done
+        monkeypatch.setattr(folderturn.Turn, "_read", lambda self: None)
+    one = Watched(tmp_path)
+    (one.folder / "state.bin").write_bytes(b"good")
+    one.committed(1)
+    one.end(one.kept.abandon)
+    (one.folder / "half.bin").write_bytes(b"half")
+    early = Watched(tmp_path, generation=1, commits=False)
+    assert not (early.folder / "half.bin").exists()
+    (early.folder / "state.bin").write_bytes(b"newer")
+    (early.folder / "another.bin").write_bytes(b"new")
+    late = Watched(tmp_path, generation=1)
+    assert (late.folder / "state.bin").read_bytes() == (b"newer" if guarded else b"good")
+    assert (late.folder / "another.bin").exists() is guarded
+    if guarded:
+        # What was written before the node that commits had come is committed by it all the same.
+        assert late.kinds()[:1] == ["restored"] and early.kinds() == []
+        found = late.committed(1)
+        assert checkpoint.verify(found[0].path).step == 2
+        assert (found[0].path / "another.bin").read_bytes() == b"new"
+    for node in (early, late):
+        node.end(node.kept.abandon)
+
+
+def test_a_node_with_a_folder_of_its_own_gets_its_own_back(tmp_path):
+    one = Watched(tmp_path)
+    (one.folder / "state.bin").write_bytes(b"good")
+    one.committed(1)
+    one.end(one.kept.abandon)
+    for name in ("out", "elsewhere"):
+        node = Watched(tmp_path, generation=1, commits=name == "out", folder=name)
+        assert (node.folder / "state.bin").read_bytes() == b"good"
+        node.end(node.kept.abandon)
+
+
+def test_nodes_take_turns_and_one_that_is_not_needed_any_more_leaves(tmp_path):
+    whose = ("j-1", 1, 0, "127.0.0.1:4000")
+    over = threading.Event()
+    asked = []
+
+    def waits(seconds):
+        asked.append(seconds)
+        over.set()
+        return over.is_set()
+
+    with folderturn.turn(tmp_path, whose, over.wait) as first:
+        first.tell(folderturn.Told(None, 7, {"x": (1, 2, 3)}, [("a", "bad")]))
+        with folderturn.turn(tmp_path, whose, waits) as second:
+            assert second is None and asked
+    with folderturn.turn(tmp_path, whose, waits) as third:
+        assert third.told == folderturn.Told(None, 7, {"x": (1, 2, 3)}, [["a", "bad"]])
+    with folderturn.turn(tmp_path, (*whose[:2], 1, "127.0.0.1:4001"), waits) as next_one:
+        assert next_one.told is None
+    (tmp_path / folderturn.MARK).write_bytes(b'{"whose": ["j-1", 1, 0, "127.0.0.1:4000"], "st')
+    with folderturn.turn(tmp_path, whose, waits) as after_a_death:
+        assert after_a_death.told is None
+
+
+def test_a_bad_checkpoint_that_another_node_met_is_set_aside(tmp_path):
+    one = Watched(tmp_path)
+    for number in (1, 2):
+        (one.folder / "state.bin").write_bytes(bytes([number]) * 1000)
+        found = one.committed(number)
+    one.end(one.kept.abandon)
+    (found[0].path / "state.bin").write_bytes(b"\3" * 1000)
+    early = Watched(tmp_path, generation=1, commits=False)
+    assert (early.folder / "state.bin").read_bytes() == b"\1" * 1000
+    late = Watched(tmp_path, generation=1)
+    assert late.kinds() == ["quarantined", "restored"] and early.kinds() == []
+    for node in (early, late):
+        node.end(node.kept.abandon)
+
+
 def test_a_folder_that_cannot_be_put_back_fails_the_start(tmp_path):
     one = Watched(tmp_path)
     (one.folder / "state.bin").write_bytes(b"good")
     one.committed(1)
     one.end(one.kept.abandon)
-    (one.folder / "state.bin").unlink()
-    one.folder.rmdir()
+    shutil.rmtree(one.folder)
     one.folder.write_text("in the way")
     two = Watched(tmp_path, generation=1)
     assert "could not be put back" in two.failed[0]

@@ -22,6 +22,8 @@ from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, PlatformError
 from phalanx.kit.clock import Clock
 from phalanx.kit.ids import random_hex
 from phalanx.launch import linux
+from phalanx.supervise import folderturn
+from phalanx.supervise.folderturn import Told
 
 LOOK_S = 0.1
 _PAUSE_FOR_A_LOOK = 10.0
@@ -90,6 +92,9 @@ class FolderFacts:
     origin: Origin
     keep: Keep
     commits: bool
+    meeting: (
+        str  # where the ranks of this generation meet: the same on all nodes, seldom any other's
+    )
 
 
 @dataclass(slots=True)
@@ -234,10 +239,31 @@ class KeptFolder:
         return True
 
     def _put_back(self) -> None:
-        facts, began = self.facts, self.clock.monotonic()
+        """Once for a folder in each generation: another node may have it too, and its ranks may write."""
+        facts, began, origin = self.facts, self.clock.monotonic(), self.facts.origin
         facts.folder.mkdir(parents=True, exist_ok=True)
         if facts.commits:
             checkpoint.clean_debris(facts.store)
+        whose = (origin.job, origin.attempt, origin.generation, facts.meeting)
+        with folderturn.turn(facts.folder, whose, self._over.wait) as mine:
+            if mine is None:
+                return  # the generation is over
+            if mine.told is None:
+                mine.tell(self._put_back_newest())
+            told = mine.told
+        self._known, self._step = told.stats, told.step
+        for path, why in told.bad:
+            self._set_aside(Path(path), why)
+        if told.path is not None and facts.commits:
+            self._tell(
+                "restored", path=told.path, name=Path(told.path).name, step=told.step, epoch=0,
+                position=0, exact=False, why="what the script restores is its own business",
+                restore_s=round(self.clock.monotonic() - began, 6),
+            )  # fmt: skip
+
+    def _put_back_newest(self) -> Told:
+        """The newest that verifies, if there is one."""
+        facts, bad = self.facts, []
         for one in checkpoint.resume_order(checkpoint.scan(facts.store)):
             if one.manifest.why != folders.WHY:
                 continue
@@ -247,18 +273,10 @@ class KeptFolder:
             except CheckpointNotFound:
                 continue
             except CheckpointCorrupt as error:
-                self._set_aside(one.path, error.message)
+                bad.append((str(one.path), error.message))
                 continue
-            self._step = manifest.step
-            if facts.commits:
-                self._tell(
-                    "restored", path=str(one.path), name=one.path.name, step=manifest.step, epoch=0,
-                    position=0, exact=False, why="what the script restores is its own business",
-                    restore_s=round(self.clock.monotonic() - began, 6),
-                )  # fmt: skip
-            self._known = folders.look(facts.folder)
-            return
-        self._known = folders.look(facts.folder)
+            return Told(str(one.path), manifest.step, folders.look(facts.folder), bad)
+        return Told(None, 0, folders.look(facts.folder), bad)
 
     def _set_aside(self, path: Path, why: str) -> None:
         if self.facts.commits and path.is_dir():

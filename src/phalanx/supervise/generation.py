@@ -81,7 +81,7 @@ class Generation:
         )  # fmt: skip
         self.metrics = MetricTail(files)
         self._ear = Hearing(gang.metric_lines, around.clock, self.records, self.metrics)
-        self._kept = kept_folder(around, self.number, self._ear, self.ranks)
+        self._kept = kept_folder(around, orders, self._ear, self.ranks)
         self.failure: FailureReport | None = None
         self.stop_delivered = False
         self._ended_from_above = False
@@ -394,7 +394,7 @@ def gang_environment(assignment: Assignment, orders: Orders) -> GangEnvironment:
 
 
 def kept_folder(
-    around: Surroundings, generation: int, ear: Hearing, ranks: list[LocalRank]
+    around: Surroundings, orders: Orders, ear: Hearing, ranks: list[LocalRank]
 ) -> Folder:
     """The folder that the job's script keeps its state in; node rank 0 commits it."""
     assignment = around.assignment
@@ -407,12 +407,13 @@ def kept_folder(
         origin=Origin(
             job=job_label(gang.job),
             attempt=gang.attempt,
-            generation=generation,
+            generation=orders.generation,
             world_size=gang.num_nodes * gang.ranks_per_node,
             reference_world=gang.reference_world,
         ),
         keep=Keep.from_json(gang.checkpoint_keep or {}),
         commits=assignment.node_rank == 0,
+        meeting=f"{orders.master_address}:{orders.master_port}",
     )
     outside = around.loop.call_from_outside
 

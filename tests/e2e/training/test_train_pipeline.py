@@ -62,6 +62,26 @@ def test_clipping_sees_the_gradients_of_all_stages(parallel, fault):
 
 
 @pytest.mark.proof
+@pytest.mark.parametrize(
+    ("strategy", "batch", "fault"),
+    [
+        ("fsdp", "4", ()), ("dp=2,fsdp=2", "4", ()), ("fsdp=2,tp=2", "8", ()),
+        ("pp=2,fsdp=2", "8", ()), ("fsdp=2,tp=2", "8", ("--fault", "state-left-behind")),
+    ],
+)  # fmt: skip
+def test_what_an_optimizer_knew_before_prepare_goes_along(parallel, strategy, batch, fault):
+    """All with sixteen samples in a batch; the last one is the negative control."""
+    args = ("--dropout", "0", "--warm-up", "--epochs", "1", "--batch")
+    plain = parallel("ddp", *args, "4", name="plain", world=4).start().finish()
+    moved = parallel(strategy, *args, batch, *fault, name="moved", world=4).start().finish()
+    if not fault:
+        close(result_of(moved), result_of(plain))
+        return
+    with pytest.raises(AssertionError):
+        close(result_of(moved), result_of(plain))
+
+
+@pytest.mark.proof
 def test_a_batch_that_is_not_a_number_is_skipped_by_all_stages(parallel):
     args = ("--dropout", "0", "--poison", "17")
     plain = parallel("ddp", *args, name="plain", world=2).start().finish()
