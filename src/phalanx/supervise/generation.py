@@ -41,6 +41,9 @@ from phalanx.supervise.stalls import Vigil, patience_of
 # How long to look for the death that caused a collateral one.
 SETTLE_S = 0.15
 _SIGKILL, _SIGTERM = 9, 15
+# How long a folder's copies may take once the ranks have ended well.
+_UPLOAD_S = 600.0
+_SHARE_OF_GRACE = 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +261,7 @@ class Generation:
 
     def end(self) -> None:
         """Kill everything at once: another node's rank has failed, or the attempt is over."""
+        self._kept.hurry()
         if not self._killing:
             self._ended_from_above = True
             self._kill()
@@ -272,6 +276,8 @@ class Generation:
             if self._deadline is not None:
                 self._deadline.cancel()
             self._deadline = around.loop.call_later(grace_s, self._kill)
+        if self._finished or not self._announced:
+            self._kept.hurry()
         if self.stop_delivered:
             return
         self.stop_delivered = True
@@ -317,7 +323,8 @@ class Generation:
         if self._killed and not self._finished:
             self._finished = True
             if self.failure is None and all(_is_clean(one) for one in self.ranks):
-                self._kept.finish(self._finish)
+                left_s = max(0.0, self._deadline_at - self._around.clock.monotonic())
+                self._kept.finish(self._finish, min(_UPLOAD_S, _SHARE_OF_GRACE * left_s))
             else:
                 self._kept.abandon(self._finish)
 
@@ -413,6 +420,8 @@ def kept_folder(
         ),
         keep=Keep.from_json(gang.checkpoint_keep or {}),
         commits=assignment.node_rank == 0,
+        far=gang.checkpoint_store,
+        env=assignment.env,
         meeting=f"{orders.master_address}:{orders.master_port}",
     )
     outside = around.loop.call_from_outside
