@@ -281,9 +281,7 @@ class KeptFolder:
         with folderturn.turn(facts.folder, whose, self._over.wait) as mine:
             if mine is None:
                 return  # the generation is over
-            if mine.told is None:
-                mine.tell(self._put_back_newest())
-            told = mine.told
+            told = mine.told or mine.tell(self._put_back_newest())
         self._known, self._step = told.stats, told.step
         if facts.commits:
             self._tier.committed()  # what the last start did not get to copy

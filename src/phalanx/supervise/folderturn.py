@@ -61,7 +61,6 @@ class Turn:
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, data, 0)
         os.fsync(self._descriptor)
-        self.told = told
         return told
 
 

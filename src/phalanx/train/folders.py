@@ -62,7 +62,7 @@ def save(
         raise
     report = _report(info.report_file)
     if info.checkpoint_store is not None:
-        _say_once(report, _NO_COPIES)
+        _say_once(info.report_file, _NO_COPIES)
     report.write("step", step=step, epoch=0, consumed=0)
     report.write(
         "checkpoint", path=str(made), name=made.name, step=step, epoch=0, position=0,
@@ -108,8 +108,8 @@ def _info(checkpoint_dir: str | Path | None) -> RankInfo:
 
 
 @cache
-def _say_once(report: Report, message: str) -> None:
-    report.write("warn", message=message)
+def _say_once(path: Path | None, message: str) -> None:
+    _report(path).write("warn", message=message)
 
 
 @cache
