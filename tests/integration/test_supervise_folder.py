@@ -2,6 +2,7 @@
 
 import os
 import queue
+import shutil
 import subprocess
 import sys
 import threading
@@ -12,11 +13,12 @@ import pytest
 from phalanx import checkpoint
 from phalanx.checkpoint import folders
 from phalanx.checkpoint.folders import SET_ASIDE, Origin
+from phalanx.checkpoint.remote_tier import OneTier
 from phalanx.core.checkpoints import Keep
 from phalanx.kit.clock import SystemClock
 from phalanx.launch import linux
 from phalanx.schemas.spec import check_supported, validate_spec
-from phalanx.supervise import folder
+from phalanx.supervise import folder, folderturn
 from phalanx.supervise.folder import FolderFacts, KeptFolder, Progress
 
 pytestmark = pytest.mark.integration
@@ -26,12 +28,15 @@ GUARD_S = 60.0
 class Watched:
     """One generation's folder, and what its watcher said."""
 
-    def __init__(self, root, generation=0, intact=lambda: True, keep=3):
-        self.folder, self.store = root / "out", root / "store"
+    def __init__(self, root, generation=0, intact=lambda: True, keep=3, commits=True, folder="out",
+                 far=None):  # fmt: skip
+        self.folder, self.store = root / folder, root / "store"
         self.said, self.step, self.failed = [], None, []
         self.calls: queue.Queue = queue.Queue()
         facts = FolderFacts(
-            folder=self.folder, store=self.store, keep=Keep(last=keep), commits=True,
+            folder=self.folder, store=self.store, keep=Keep(last=keep), commits=commits,
+            far=far, env=dict(os.environ),
+            meeting=f"127.0.0.1:{4000 + generation}",
             origin=Origin(job="j-1", attempt=1, generation=generation, world_size=2, reference_world=2),
         )  # fmt: skip
         self.kept = KeptFolder(
@@ -58,6 +63,9 @@ class Watched:
         self.until(lambda: self.kinds().count("checkpoint") >= count)
         return checkpoint.list_checkpoints(self.store)
 
+    def finish(self, then):
+        self.kept.finish(then, GUARD_S)
+
     def end(self, how):
         over = threading.Event()
         how(over.set)
@@ -71,7 +79,7 @@ def test_committed_shared_and_kept_by_the_rules(tmp_path):
         (one.folder / f"epoch-{step}.bin").write_bytes(bytes([step]) * 100_000)
         (one.folder / f"epoch-{step + 1}.bin.tmp").write_bytes(b"half")
         one.committed(step)
-    one.end(one.kept.finish)  # only then what has to go is gone
+    one.end(one.finish)  # only then what has to go is gone
     found = checkpoint.list_checkpoints(one.store)
     assert [checkpoint.verify(each.path).step for each in found] == [3, 2]
     assert [entry.path for entry in found[0].manifest.files] == [
@@ -98,7 +106,7 @@ def test_a_new_start_finds_exactly_what_was_committed(tmp_path):
     assert not (two.folder / "later.bin").exists()
     assert (two.folder / SET_ASIDE / "later.bin").read_bytes() == b"half"
     assert two.kinds() == ["restored"]
-    two.end(two.kept.finish)
+    two.end(two.finish)
     assert len(checkpoint.list_checkpoints(two.store)) == 1  # nothing new, nothing committed
 
 
@@ -122,7 +130,7 @@ def test_pipes_and_links_are_no_state(tmp_path):
     (one.folder / "link").symlink_to(tmp_path)
     (one.folder / "state.bin").write_bytes(b"good")
     found = one.committed(1)
-    one.end(one.kept.finish)
+    one.end(one.finish)
     assert [entry.path for entry in found[0].manifest.files] == ["state.bin"]
 
 
@@ -164,13 +172,160 @@ def test_two_nodes_with_one_folder_put_it_back_at_once(tmp_path):
     assert errors == [] and list(folders.look(one.folder)) == ["state.bin"]
 
 
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_late_node_leaves_alone_what_ranks_of_another_already_write(
+    tmp_path, monkeypatch, guarded
+):
+    if not guarded:  # the negative control: nobody hears what another node has done
+        monkeypatch.setattr(folderturn.Turn, "_read", lambda self: None)
+    one = Watched(tmp_path)
+    (one.folder / "state.bin").write_bytes(b"good")
+    one.committed(1)
+    one.end(one.kept.abandon)
+    (one.folder / "half.bin").write_bytes(b"half")
+    early = Watched(tmp_path, generation=1, commits=False)
+    assert not (early.folder / "half.bin").exists()
+    (early.folder / "state.bin").write_bytes(b"newer")
+    (early.folder / "another.bin").write_bytes(b"new")
+    late = Watched(tmp_path, generation=1)
+    assert (late.folder / "state.bin").read_bytes() == (b"newer" if guarded else b"good")
+    assert (late.folder / "another.bin").exists() is guarded
+    if guarded:
+        # What was written before the node that commits had come is committed by it all the same.
+        assert late.kinds()[:1] == ["restored"] and early.kinds() == []
+        found = late.committed(1)
+        assert checkpoint.verify(found[0].path).step == 2
+        assert (found[0].path / "another.bin").read_bytes() == b"new"
+    for node in (early, late):
+        node.end(node.kept.abandon)
+
+
+def test_a_node_with_a_folder_of_its_own_gets_its_own_back(tmp_path):
+    one = Watched(tmp_path)
+    (one.folder / "state.bin").write_bytes(b"good")
+    one.committed(1)
+    one.end(one.kept.abandon)
+    for name in ("out", "elsewhere"):
+        node = Watched(tmp_path, generation=1, commits=name == "out", folder=name)
+        assert (node.folder / "state.bin").read_bytes() == b"good"
+        node.end(node.kept.abandon)
+
+
+def test_nodes_take_turns_and_one_that_is_not_needed_any_more_leaves(tmp_path):
+    whose = ("j-1", 1, 0, "127.0.0.1:4000")
+    over = threading.Event()
+    asked = []
+
+    def waits(seconds):
+        asked.append(seconds)
+        over.set()
+        return over.is_set()
+
+    with folderturn.turn(tmp_path, whose, over.wait) as first:
+        first.tell(folderturn.Told(None, 7, {"x": (1, 2, 3)}, [("a", "bad")]))
+        with folderturn.turn(tmp_path, whose, waits) as second:
+            assert second is None and asked
+    with folderturn.turn(tmp_path, whose, waits) as third:
+        assert third.told == folderturn.Told(None, 7, {"x": (1, 2, 3)}, [["a", "bad"]])
+    with folderturn.turn(tmp_path, (*whose[:2], 1, "127.0.0.1:4001"), waits) as next_one:
+        assert next_one.told is None
+    (tmp_path / folderturn.MARK).write_bytes(b'{"whose": ["j-1", 1, 0, "127.0.0.1:4000"], "st')
+    with folderturn.turn(tmp_path, whose, waits) as after_a_death:
+        assert after_a_death.told is None
+
+
+def test_a_bad_checkpoint_that_another_node_met_is_set_aside(tmp_path):
+    one = Watched(tmp_path)
+    for number in (1, 2):
+        (one.folder / "state.bin").write_bytes(bytes([number]) * 1000)
+        found = one.committed(number)
+    one.end(one.kept.abandon)
+    (found[0].path / "state.bin").write_bytes(b"\3" * 1000)
+    early = Watched(tmp_path, generation=1, commits=False)
+    assert (early.folder / "state.bin").read_bytes() == b"\1" * 1000
+    late = Watched(tmp_path, generation=1)
+    assert late.kinds() == ["quarantined", "restored"] and early.kinds() == []
+    for node in (early, late):
+        node.end(node.kept.abandon)
+
+
+def copied(tmp_path, numbers=(1, 2)):
+    """A store with copies of a folder's checkpoints."""
+    pytest.importorskip("obstore")
+    url = f"file://{tmp_path}/far"
+    one = Watched(tmp_path, far=url)
+    for number in numbers:
+        (one.folder / "state.bin").write_bytes(bytes([number]) * 1000)
+        one.committed(number)
+    one.end(one.finish)
+    assert one.kinds().count("uploaded") == len(numbers)
+    return url
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_with_the_disk_lost_the_folder_comes_back_from_the_object_store(tmp_path, commits):
+    url = copied(tmp_path)
+    shutil.rmtree(tmp_path / "store")
+    shutil.rmtree(tmp_path / "out")
+    lost = Watched(tmp_path, generation=1)  # the negative control: nobody looks there
+    assert not list(lost.folder.glob("*.bin"))
+    lost.end(lost.kept.abandon)
+    two = Watched(tmp_path, generation=2, far=url, commits=commits)
+    assert (two.folder / "state.bin").read_bytes() == b"\2" * 1000
+    assert two.kinds() == (["restored"] if commits else [])
+    two.end(two.kept.abandon)
+
+
+def test_a_folder_that_rotted_here_comes_from_there(tmp_path):
+    url = copied(tmp_path)
+    newest = checkpoint.list_checkpoints(tmp_path / "store")[0].path
+    (newest / "state.bin").write_bytes(b"\3" * 1000)
+    two = Watched(tmp_path, generation=1, far=url)
+    assert (two.folder / "state.bin").read_bytes() == b"\2" * 1000
+    assert two.kinds() == ["quarantined", "restored"] and two.said[1]["name"] == newest.name
+    two.end(two.kept.abandon)
+
+
+def test_a_store_that_cannot_be_reached_is_a_warning_or_fails_the_start(tmp_path):
+    url = copied(tmp_path, numbers=(1,))
+    shutil.rmtree(tmp_path / "far")
+    (tmp_path / "far").write_text("in the way")
+    two = Watched(tmp_path, generation=1, far=url)
+    assert set(two.kinds()) == {"warn", "restored"} and not two.failed
+    two.end(two.kept.abandon)
+    shutil.rmtree(tmp_path / "store")
+    three = Watched(tmp_path, generation=2, far=url)
+    assert "could not be put back" in three.failed[0]
+    three.end(three.kept.abandon)
+
+
+def test_nobody_waits_for_copies_once_the_attempt_is_over(tmp_path, monkeypatch):
+    released, waits = threading.Event(), threading.Event()
+
+    class Slow(OneTier):
+        def finish(self, limit_s):
+            waits.set()
+            assert released.wait(limit_s)
+
+        def leave(self):
+            released.set()
+
+    one = Watched(tmp_path)
+    one.kept._tier = Slow()
+    over = threading.Event()
+    one.finish(over.set)
+    one.until(waits.is_set)
+    assert not over.is_set()
+    one.kept.hurry()
+    one.until(over.is_set)
+
+
 def test_a_folder_that_cannot_be_put_back_fails_the_start(tmp_path):
     one = Watched(tmp_path)
     (one.folder / "state.bin").write_bytes(b"good")
     one.committed(1)
     one.end(one.kept.abandon)
-    (one.folder / "state.bin").unlink()
-    one.folder.rmdir()
+    shutil.rmtree(one.folder)
     one.folder.write_text("in the way")
     two = Watched(tmp_path, generation=1)
     assert "could not be put back" in two.failed[0]
@@ -187,7 +342,7 @@ def test_a_watcher_that_fails_still_lets_the_generation_end(tmp_path, monkeypatc
     (one.folder / "state.bin").write_bytes(b"good")
     one.until(lambda: "warn" in one.kinds())
     assert "never thought of" in one.said[-1]["message"]
-    one.end(one.kept.finish)
+    one.end(one.finish)
     assert checkpoint.list_checkpoints(one.store) == [], "the last commit fails as well"
 
 
@@ -263,5 +418,7 @@ def test_what_a_spec_says_is_checked():
     with pytest.raises(Exception, match="metrics"):
         validate_spec({"schema": 1, "run": "x", "metrics": "no name"})
     far = {"directory": "out", "store": "s3://bucket/x"}
-    problems = check_supported(validate_spec({"schema": 1, "run": "x", "checkpoint": far}))
+    assert check_supported(validate_spec({"schema": 1, "run": "x", "checkpoint": far})) == []
+    disguised = {**far, "compress": "zstd"}
+    problems = check_supported(validate_spec({"schema": 1, "run": "x", "checkpoint": disguised}))
     assert [problem.path for problem in problems] == ["checkpoint.directory"]

@@ -3,6 +3,7 @@
 import pytest
 
 from phalanx import checkpoint
+from phalanx.core import reports
 from phalanx.errors import SpecInvalid, UserError
 from phalanx.train import folders
 
@@ -73,3 +74,16 @@ def test_nothing_to_save_and_nowhere_to_save_it(tmp_path):
         folders.save(tmp_path / "empty", step=1, checkpoint_dir=tmp_path / "store")
     with pytest.raises((SpecInvalid, ValueError)):
         folders.save(state(tmp_path, "x"), step=-1, checkpoint_dir=tmp_path / "store")
+
+
+def test_that_they_are_not_copied_to_an_object_store_is_said_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("PHALANX_CHECKPOINT_DIR", str(tmp_path / "store"))
+    monkeypatch.setenv("PHALANX_CHECKPOINT_STORE", "s3://bucket/prefix")
+    monkeypatch.setenv("PHALANX_REPORT_FILE", str(tmp_path / "report"))
+    for step in (1, 2):
+        folders.save(state(tmp_path, str(step)), step=step)
+    data = (tmp_path / "report").read_bytes()
+    size = reports.committed_length(data[: reports.HEADER_BYTES])
+    body = data[reports.HEADER_BYTES : reports.HEADER_BYTES + size]
+    said = [record for _, record in reports.decode(body) if record["k"] == "warn"]
+    assert len(said) == 1 and "checkpoint.directory" in said[0]["message"]

@@ -142,6 +142,55 @@ def test_parameters_from_before_are_empty_once_they_are_sharded(alone_in_a_group
     assert [one.numel() for one in early] == sizes
 
 
+def warmed_up():
+    """A model, and an optimizer that has made some steps with it already."""
+    torch.manual_seed(7)
+    model = Net()
+    opt = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for _ in range(3):
+        step(model, opt)
+    return model, opt
+
+
+def step(model, opt):
+    opt.zero_grad()
+    model(torch.arange(32.0).reshape(4, 8).cos()).square().sum().backward()
+    opt.step()
+
+
+@pytest.mark.parametrize("forgetful", [False, True])
+def test_what_an_optimizer_knew_before_goes_along(alone_in_a_group, monkeypatch, forgetful):
+    if forgetful:  # the negative control
+        monkeypatch.setattr(making, "split_state", lambda state, owner, optimizer: {})
+    model, opt = warmed_up()
+    step(model, opt)
+    wanted = weights(model)
+    for strategy in (Shards({}), Grid(Layout(dp=1), {}, {})):
+        model, opt = warmed_up()
+        wrapped = strategy.wrap(model, CPU, Wishes())
+        strategy.adopt(opt)
+        assert set(opt.state) == set(model.parameters())
+        step(wrapped, opt)
+        found = weights(model)
+        near = [torch.allclose(found[name], one, atol=1e-6) for name, one in wanted.items()]
+        assert all(near) is not forgetful
+
+
+def test_what_an_optimizer_knew_and_nobody_can_split_is_named(alone_in_a_group):
+    model, opt = warmed_up()
+    opt.state[model.head.weight]["row"] = torch.zeros(4)
+    strategy = Shards({})
+    strategy.wrap(model, CPU, Wishes())
+    with pytest.raises(NotSupported, match=r"AdamW's row has shape \[4\].*before prepare\(\)"):
+        strategy.adopt(opt)
+    model = hollow()
+    opt = torch.optim.AdamW(model.parameters())
+    opt.load_state_dict(warmed_up()[1].state_dict())
+    strategy.wrap(model, CPU, Wishes())
+    with pytest.raises(NotSupported, match="AdamW's exp_avg was loaded while the model had no mem"):
+        strategy.adopt(opt)
+
+
 def test_the_users_own_malloc_settings_stand(monkeypatch):
     asked = []
 

@@ -151,7 +151,12 @@ def put_back(source: Path, manifest: Manifest, folder: Path) -> None:
 def _set_aside(path: Path, target: Path) -> None:
     """Move a file. Another node that has the same folder may be doing the same."""
     while os.path.lexists(path):
-        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            if target.parent.exists() and not target.parent.is_dir():
+                raise
+            continue  # the other node has just removed it
         with contextlib.suppress(FileNotFoundError):
             os.replace(path, target)
 

@@ -56,6 +56,10 @@ class Tier(Protocol):
         """Wait until everything is copied, for so long; what is left goes on at the next start."""
         ...
 
+    def leave(self) -> None:
+        """Copy nothing more; a `finish` that waits in another thread comes back."""
+        ...
+
 
 class OneTier:
     """There is only the folder."""
@@ -78,16 +82,22 @@ class OneTier:
     def finish(self, limit_s: float) -> None:
         """Nothing."""
 
+    def leave(self) -> None:
+        """Nothing."""
+
 
 class FarTier:
     """A prefix of an object store, reached through a process of its own (`remote_mirror`).
 
     `tell` gets ("warn", {"message"}) and ("uploaded", {"name", "bytes", "took_s"}) from another thread.
+    The process has this one's environment, if none is given.
     """
 
-    def __init__(self, url: str, local: Path, keep: Keep, tell: Tell) -> None:
+    def __init__(
+        self, url: str, local: Path, keep: Keep, tell: Tell, env: Mapping[str, str] | None = None
+    ) -> None:
         self._opening = {"url": url.rstrip("/"), "local": str(local), "keep": asdict(keep)}
-        self._tell = tell
+        self._tell, self._env = tell, env
         self._child: subprocess.Popen[bytes] | None = None
         self._replies: queue.Queue[dict[str, Any]] = queue.Queue()
         self._lock = threading.Lock()
@@ -113,6 +123,10 @@ class FarTier:
         except (CheckpointCorrupt, NotFound) as error:
             self._tell("warn", {"message": f"{path.name} in the object store: {error.message}"})
             return False
+        except CheckpointUnavailable:
+            # Another node that shares the folder may have been quicker.
+            if not path.is_dir():
+                raise
         return True
 
     def has_another(self, path: Path) -> bool:
@@ -135,8 +149,14 @@ class FarTier:
         if not reply.get("all"):
             text = "not all checkpoints are in the object store yet; the next start goes on with it"
             self._tell("warn", {"message": text})
-        child, self._child = self._child, None
-        _end(child)
+        self.leave()
+
+    def leave(self) -> None:
+        """Kill the process; what it was copying goes on at the next start."""
+        with self._lock:
+            child, self._child = self._child, None
+        if child is not None:
+            _end(child)
 
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         self._forget_replies()
@@ -172,6 +192,7 @@ class FarTier:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
+            env=self._env,
         )
         self._child = child
         threading.Thread(target=self._listen, args=(child,), daemon=True).start()
@@ -211,6 +232,25 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     if child.stdin is not None:
         with contextlib.suppress(OSError):
             child.stdin.close()
+
+
+def known(
+    tier: Tier, near: Sequence[Manifest], warn: Callable[[str], object]
+) -> dict[str, Manifest]:
+    """Checkpoints of both tiers, by name.
+
+    A store that does not answer costs a warning when there is something here to go on with. With
+    nothing here it ends the run, to be tried again: to begin anew would be worse. Raises
+    CheckpointUnavailable, PermissionDenied, NotSupported.
+    """
+    try:
+        far: Mapping[str, Manifest] = tier.manifests()
+    except PlatformError as error:
+        if not near:
+            raise
+        warn(error.message)
+        far = {}
+    return both(near, far)
 
 
 def both(near: Sequence[Manifest], far: Mapping[str, Manifest]) -> dict[str, Manifest]:

@@ -33,8 +33,10 @@ def _elsewhere(spec: JobSpec) -> bool:
     return wish.store is not None or wish.encryption is not None or wish.compress != "none"
 
 
-def _kept_elsewhere(spec: JobSpec) -> bool:
-    return spec.checkpoint.directory is not None and _elsewhere(spec)
+def _kept_in_disguise(spec: JobSpec) -> bool:
+    wish = spec.checkpoint
+    changed = wish.encryption is not None or wish.compress != "none"
+    return wish.directory is not None and changed
 
 
 def _trees_elsewhere(spec: JobSpec) -> bool:
@@ -68,8 +70,8 @@ _NOT_YET: tuple[tuple[str, Callable[[JobSpec], Any], str, str], ...] = (
     ),
     (
         "checkpoint.directory",
-        _kept_elsewhere,
-        "folders with store, encryption or compress",
+        _kept_in_disguise,
+        "folders with encryption or compress",
         "remove these",
     ),
     ("checkpoint", _trees_elsewhere, "store, encryption and compress with jax", "remove these"),

@@ -17,11 +17,14 @@ from typing import Any, Protocol
 from phalanx import checkpoint
 from phalanx.checkpoint import folders
 from phalanx.checkpoint.folders import Origin, Shared, Stat
-from phalanx.core.checkpoints import Keep, checkpoint_name
+from phalanx.checkpoint.remote_tier import FarTier, OneTier, Tier, known
+from phalanx.core.checkpoints import Keep, checkpoint_name, lineages
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, PlatformError
 from phalanx.kit.clock import Clock
 from phalanx.kit.ids import random_hex
 from phalanx.launch import linux
+from phalanx.supervise import folderturn
+from phalanx.supervise.folderturn import Told
 
 LOOK_S = 0.1
 _PAUSE_FOR_A_LOOK = 10.0
@@ -29,6 +32,7 @@ QUIET_S = 0.3
 # A folder that is never quiet is committed all the same, between two writes.
 RESTLESS_S = 3.0
 ELDER_S = 2.0
+SHORT_UPLOAD_S = 0.5
 # Appended to for as long as a script runs: a handle on one of these says nothing about a save.
 _JOURNALS = (".log", ".txt", ".csv", ".jsonl", ".out", ".err")
 _JOURNAL_STEM = "events.out.tfevents"
@@ -56,12 +60,19 @@ class Folder(Protocol):
         """
         ...
 
-    def finish(self, then: Call) -> None:
-        """The ranks have ended well: commit what is there, then call `then`."""
+    def finish(self, then: Call, upload_s: float) -> None:
+        """The ranks have ended well: commit what is there, have it copied, then call `then`.
+
+        Copying may take `upload_s`.
+        """
         ...
 
     def abandon(self, then: Call) -> None:
         """The ranks were ended: leave what is not committed alone, then call `then`."""
+        ...
+
+    def hurry(self) -> None:
+        """Wait for no copies any more."""
         ...
 
 
@@ -72,7 +83,7 @@ class NoFolder:
         """Go on."""
         then()
 
-    def finish(self, then: Call) -> None:
+    def finish(self, then: Call, upload_s: float) -> None:
         """Go on."""
         then()
 
@@ -80,16 +91,26 @@ class NoFolder:
         """Go on."""
         then()
 
+    def hurry(self) -> None:
+        """Nothing."""
+
 
 @dataclass(slots=True)
 class FolderFacts:
-    """Where it is and whose it is. Only one node of a gang `commits`."""
+    """Where it is and whose it is. Only one node of a gang `commits`.
+
+    `far` is an object store for copies, reached with what `env` says; `meeting` is where the ranks of this
+    generation meet: the same on all nodes, and hardly ever another generation's.
+    """
 
     folder: Path
     store: Path
     origin: Origin
     keep: Keep
     commits: bool
+    far: str | None
+    env: Mapping[str, str]
+    meeting: str
 
 
 @dataclass(slots=True)
@@ -107,6 +128,8 @@ class KeptFolder:
     intact: Callable[[], bool]
     _over: threading.Event = field(default_factory=threading.Event)
     _trusted: bool = False
+    _upload_s: float = SHORT_UPLOAD_S
+    _tier: Tier = field(default_factory=OneTier)
     _shared: Shared = field(default_factory=Shared)
     _known: dict[str, Stat] = field(default_factory=dict)
     _step: int = 0
@@ -115,6 +138,14 @@ class KeptFolder:
     _elders: tuple[int, ...] = ()
     _complained: set[str] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        facts = self.facts
+        if facts.far is not None:
+            self._tier = FarTier(
+                facts.far, facts.store, facts.keep, lambda kind, said: self._tell(kind, **said),
+                facts.env,
+            )  # fmt: skip
+
     def open(self, then: Call, failed: Callable[[str], None]) -> None:
         """See `Folder`."""
         self._thread = threading.Thread(
@@ -122,9 +153,9 @@ class KeptFolder:
         )
         self._thread.start()
 
-    def finish(self, then: Call) -> None:
+    def finish(self, then: Call, upload_s: float) -> None:
         """See `Folder`."""
-        self._trusted = True
+        self._trusted, self._upload_s = True, upload_s
         self.abandon(then)
 
     def abandon(self, then: Call) -> None:
@@ -133,6 +164,10 @@ class KeptFolder:
         self._over.set()
         if self._thread is None:
             then()
+
+    def hurry(self) -> None:
+        """See `Folder`."""
+        self._tier.leave()
 
     # -- the thread --------------------------------------------------------------------------------
 
@@ -148,6 +183,8 @@ class KeptFolder:
         self._over.wait()
         if self._trusted:
             self._guarded(self._commit_if_changed)
+        if self.facts.commits:
+            self._guarded(lambda: self._tier.finish(self._upload_s))
         if self._finished is not None:
             self.outside(self._finished)
 
@@ -157,7 +194,7 @@ class KeptFolder:
             work()
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
-            self._complain(f"{self.facts.folder} is not watched any more: {said}")
+            self._complain(f"{self.facts.folder} is not looked after any more: {said}")
 
     def _watch(self) -> None:
         before, quiet_since = self._known, self.clock.monotonic()
@@ -227,6 +264,7 @@ class KeptFolder:
             commit=manifest.commit, bytes=manifest.size_bytes, why=folders.WHY,
             metrics=dict(told.metrics), save_s=round(self.clock.monotonic() - began, 6),
         )  # fmt: skip
+        self._tier.committed()
         for gone in checkpoint.retain(
             facts.store, facts.keep, check=checkpoint.read_manifest, now=now
         ):
@@ -234,31 +272,54 @@ class KeptFolder:
         return True
 
     def _put_back(self) -> None:
-        facts, began = self.facts, self.clock.monotonic()
+        """Once for a folder in each generation: another node may have it too, and its ranks may write."""
+        facts, began, origin = self.facts, self.clock.monotonic(), self.facts.origin
         facts.folder.mkdir(parents=True, exist_ok=True)
         if facts.commits:
             checkpoint.clean_debris(facts.store)
-        for one in checkpoint.resume_order(checkpoint.scan(facts.store)):
-            if one.manifest.why != folders.WHY:
-                continue
+        whose = (origin.job, origin.attempt, origin.generation, facts.meeting)
+        with folderturn.turn(facts.folder, whose, self._over.wait) as mine:
+            if mine is None:
+                return  # the generation is over
+            told = mine.told or mine.tell(self._put_back_newest())
+        self._known, self._step = told.stats, told.step
+        if facts.commits:
+            self._tier.committed()  # what the last start did not get to copy
+        else:
+            self._tier.leave()
+        for path, why in told.bad:
+            self._set_aside(Path(path), why)
+        if told.path is not None and facts.commits:
+            self._tell(
+                "restored", path=told.path, name=Path(told.path).name, step=told.step, epoch=0,
+                position=0, exact=False, why="what the script restores is its own business",
+                restore_s=round(self.clock.monotonic() - began, 6),
+            )  # fmt: skip
+
+    def _put_back_newest(self) -> Told:
+        """The newest that verifies, here or in the object store, if there is one."""
+        facts, bad = self.facts, []
+        near = [one.manifest for one in checkpoint.scan(facts.store).good]
+        order = lineages(known(self._tier, near, self._complain))
+        names = [one.name for one in order if one.why == folders.WHY]
+        while names:
+            path = facts.store / names.pop(0)
             try:
-                manifest = checkpoint.verify(one.path)
-                folders.put_back(one.path, manifest, facts.folder)
+                if not self._tier.bring(path):
+                    continue
+                manifest = checkpoint.verify(path)
+                folders.put_back(path, manifest, facts.folder)
             except CheckpointNotFound:
                 continue
             except CheckpointCorrupt as error:
-                self._set_aside(one.path, error.message)
+                self._set_aside(path, error.message)
+                if self._tier.has_another(path):
+                    names.insert(0, path.name)
+                elif not facts.commits:
+                    bad.append((str(path), error.message))
                 continue
-            self._step = manifest.step
-            if facts.commits:
-                self._tell(
-                    "restored", path=str(one.path), name=one.path.name, step=manifest.step, epoch=0,
-                    position=0, exact=False, why="what the script restores is its own business",
-                    restore_s=round(self.clock.monotonic() - began, 6),
-                )  # fmt: skip
-            self._known = folders.look(facts.folder)
-            return
-        self._known = folders.look(facts.folder)
+            return Told(str(path), manifest.step, folders.look(facts.folder), bad)
+        return Told(None, 0, folders.look(facts.folder), bad)
 
     def _set_aside(self, path: Path, why: str) -> None:
         if self.facts.commits and path.is_dir():

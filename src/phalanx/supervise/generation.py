@@ -42,6 +42,9 @@ from phalanx.supervise.stalls import Vigil, patience_of
 # How long to look for the death that caused a collateral one.
 SETTLE_S = 0.15
 _SIGKILL, _SIGTERM = 9, 15
+# How long a folder's copies may take once the ranks have ended well.
+_UPLOAD_S = 600.0
+_SHARE_OF_GRACE = 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,7 @@ class Generation:
         )  # fmt: skip
         self.metrics = MetricTail(files)
         self._ear = Hearing(gang.metric_lines, around.clock, self.records, self.metrics)
-        self._kept = kept_folder(around, self.number, self._ear, self.ranks)
+        self._kept = kept_folder(around, orders, self._ear, self.ranks)
         self.failure: FailureReport | None = None
         self.stop_delivered = False
         self._ended_from_above = False
@@ -269,6 +272,7 @@ class Generation:
 
     def end(self) -> None:
         """Kill everything at once: another node's rank has failed, or the attempt is over."""
+        self._kept.hurry()
         if not self._killing:
             self._ended_from_above = True
             self._kill()
@@ -283,6 +287,8 @@ class Generation:
             if self._deadline is not None:
                 self._deadline.cancel()
             self._deadline = around.loop.call_later(grace_s, self._kill)
+        if self._finished or not self._announced:
+            self._kept.hurry()
         if self.stop_delivered:
             return
         self.stop_delivered = True
@@ -328,7 +334,8 @@ class Generation:
         if self._killed and not self._finished:
             self._finished = True
             if self.failure is None and all(_is_clean(one) for one in self.ranks):
-                self._kept.finish(self._finish)
+                left_s = max(0.0, self._deadline_at - self._around.clock.monotonic())
+                self._kept.finish(self._finish, min(_UPLOAD_S, _SHARE_OF_GRACE * left_s))
             else:
                 self._kept.abandon(self._finish)
 
@@ -420,7 +427,7 @@ def _role_environment(assignment: Assignment, orders: Orders) -> RoleEnvironment
 
 
 def kept_folder(
-    around: Surroundings, generation: int, ear: Hearing, ranks: list[LocalRank]
+    around: Surroundings, orders: Orders, ear: Hearing, ranks: list[LocalRank]
 ) -> Folder:
     """The folder that the job's script keeps its state in; node rank 0 commits it."""
     assignment = around.assignment
@@ -433,12 +440,15 @@ def kept_folder(
         origin=Origin(
             job=job_label(gang.job),
             attempt=gang.attempt,
-            generation=generation,
+            generation=orders.generation,
             world_size=gang.num_nodes * gang.ranks_per_node,
             reference_world=gang.reference_world,
         ),
         keep=Keep.from_json(gang.checkpoint_keep or {}),
         commits=assignment.node_rank == 0,
+        far=gang.checkpoint_store,
+        env=assignment.env,
+        meeting=f"{orders.master_address}:{orders.master_port}",
     )
     outside = around.loop.call_from_outside
 

@@ -21,6 +21,11 @@ from phalanx.train import context
 from phalanx.train.context import RankInfo
 from phalanx.train.report import NoReport, Report, ReportFile
 
+_NO_COPIES = (
+    "checkpoint.store: folders that a script saves itself are not copied there; name the folder in"
+    " checkpoint.directory instead, and it is"
+)
+
 
 def save(
     folder: str | Path,
@@ -56,6 +61,8 @@ def save(
         draft.abandon()
         raise
     report = _report(info.report_file)
+    if info.checkpoint_store is not None:
+        _say_once(info.report_file, _NO_COPIES)
     report.write("step", step=step, epoch=0, consumed=0)
     report.write(
         "checkpoint", path=str(made), name=made.name, step=step, epoch=0, position=0,
@@ -98,6 +105,11 @@ def newest(checkpoint_dir: str | Path | None = None) -> tuple[Path, int] | None:
 
 def _info(checkpoint_dir: str | Path | None) -> RankInfo:
     return context.with_checkpoints(context.read(), {"dir": checkpoint_dir})
+
+
+@cache
+def _say_once(path: Path | None, message: str) -> None:
+    _report(path).write("warn", message=message)
 
 
 @cache

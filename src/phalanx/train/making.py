@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from phalanx.errors import NotSupported
 from phalanx.train import context, randomness
+from phalanx.train.sharding import box_of
 
 _M_MMAP_THRESHOLD = -3
 _LARGE_BYTES = 1 << 20
@@ -82,6 +84,39 @@ def let_go(model: nn.Module, before: Iterator[nn.Parameter] | list[nn.Parameter]
     for parameter in before:
         if id(parameter) not in still:
             parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
+
+
+def split_state(state: Mapping[str, Any], owner: nn.Parameter, optimizer: str) -> dict[str, Any]:
+    """What an optimizer kept of a whole parameter, laid out over the ranks as `owner` now is.
+
+    Every rank cuts its part out of what it has itself. Raises NotSupported for a tensor of another shape,
+    or without memory.
+    """
+    return {name: _split(value, owner, f"{optimizer}'s {name}") for name, value in state.items()}
+
+
+def _split(value: Any, owner: nn.Parameter, what: str) -> Any:
+    if not isinstance(value, torch.Tensor) or isinstance(value, DTensor):
+        return value
+    if not isinstance(owner, DTensor) or (value.dim() == 0 and owner.dim() > 0):
+        return value
+    if value.is_meta:
+        raise NotSupported(
+            f"{what} was loaded while the model had no memory, so its numbers are lost",
+            'make a model whose optimizer you load outside of torch.device("meta")',
+        )
+    if value.shape != owner.shape:
+        raise NotSupported(
+            f"{what} has shape {list(value.shape)} for a parameter of shape {list(owner.shape)}:"
+            " it was there before prepare(), and cannot be split over the ranks as the parameter is",
+            "train with the strategy ddp, or begin with a new optimizer",
+        )
+    shape, start = box_of(owner)
+    part = value.detach()[tuple(slice(at, at + num) for at, num in zip(start, shape, strict=True))]
+    return DTensor.from_local(
+        part.clone(memory_format=torch.contiguous_format).to(owner.device), owner.device_mesh,
+        owner.placements, run_check=False, shape=owner.shape, stride=owner.stride(),
+    )  # fmt: skip
 
 
 def return_large_blocks(device: torch.device) -> None:

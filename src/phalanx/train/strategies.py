@@ -223,13 +223,21 @@ class Shards(Undivided):
             self._repoint(optimizer)
 
     def adopt(self, optimizer: Optimizer) -> None:
-        """Point an optimizer to the parameters that `wrap` put in place of those it was made for."""
+        """Point an optimizer to the parameters that `wrap` put in place of those it was made for.
+
+        What it kept of those goes along. Raises NotSupported where that cannot be split as they were.
+        """
         self._optimizers.append(optimizer)
         self._repoint(optimizer)
 
     def _repoint(self, optimizer: Optimizer) -> None:
         for group in optimizer.param_groups:
             group["params"] = [self._moved.get(one, one) for one in group["params"]]
+        for old in [one for one in optimizer.state if one in self._moved]:
+            new, kept = self._moved[old], optimizer.state.pop(old)
+            # A rank of another pipeline stage neither has the parameter nor needs its state.
+            if not new.is_meta:
+                optimizer.state[new] = making.split_state(kept, new, type(optimizer).__name__)
 
     def watch(self, scale: replica.GradientScale, model: nn.Module) -> None:
         """By its outputs: the gradients of gathered parameters pass no hook of the shards."""

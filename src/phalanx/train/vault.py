@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from phalanx.checkpoint import Listing
 from phalanx.checkpoint.packing import Packing, Unpacked, packing
-from phalanx.checkpoint.remote_tier import FarTier, OneTier, Tier, both
+from phalanx.checkpoint.remote_tier import FarTier, OneTier, Tier, known
 from phalanx.checkpoint.seal import Seal, Sealing, Unsealed
 from phalanx.core.checkpoints import Manifest
-from phalanx.errors import PlatformError
 from phalanx.train.context import RankInfo
 from phalanx.train.report import Report
 
@@ -28,21 +26,9 @@ class Vault:
     packing: Packing = field(default_factory=Unpacked)
 
     def known(self, listing: Listing, report: Report) -> dict[str, Manifest]:
-        """Checkpoints of both tiers, by name.
-
-        A store that does not answer costs a warning when there is something here to go on with. With
-        nothing here it ends the run, to be tried again: to begin anew would be worse. Raises
-        CheckpointUnavailable, PermissionDenied, NotSupported.
-        """
+        """Checkpoints of both tiers, by name; see `remote_tier.known`."""
         near = [one.manifest for one in listing.good]
-        try:
-            far: Mapping[str, Manifest] = self.tier.manifests()
-        except PlatformError as error:
-            if not near:
-                raise
-            report.write("warn", message=error.message)
-            far = {}
-        return both(near, far)
+        return known(self.tier, near, lambda said: report.write("warn", message=said))
 
     def finish(self, why: str, grace_s: float) -> None:
         """Wait for uploads as long as the end of the run allows; `why` is that of its last save.

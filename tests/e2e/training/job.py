@@ -163,6 +163,12 @@ def full(tensor):
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
+def buckets_of(model):
+    """How many buckets DDP reduces gradients in."""
+    told = getattr(model, "_get_ddp_logging_data", dict)()
+    return len(told.get("rebuilt_bucket_sizes", "").split(","))
+
+
 def main():
     args = arguments()
     without(args.break_cure)
@@ -218,7 +224,7 @@ def main():
         print("digest", digest(run.unwrap(model), None), flush=True)
     if run.is_main:
         result = {"digest": found, "step": run.step, "state": run.state, "tally": tally.rows,
-                  "lr": sched.get_last_lr(), "pid": os.getpid()}  # fmt: skip
+                  "lr": sched.get_last_lr(), "pid": os.getpid(), "buckets": buckets_of(model)}  # fmt: skip
         with open(f"{args.out}.json", "w") as file:
             json.dump(result, file)
 

@@ -85,7 +85,16 @@ def held_by(model, opt):
     return {"weights": weights, "digests": digests, "held": held}
 
 
-def main():
+def warm_up(model, opt, data):
+    """Some steps without the library, as a script makes that goes on from files of its own."""
+    for _ in range(3):
+        opt.zero_grad()
+        loss_of(model(data.x[:8]), data.y[:8]).backward()
+        opt.step()
+    opt.zero_grad()
+
+
+def arguments():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
     parser.add_argument("--strategy", required=True)
@@ -101,8 +110,13 @@ def main():
     parser.add_argument("--poison", type=int, default=-1)
     parser.add_argument("--device", default="cpu", help="where the model is made: cpu or meta")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--fault", choices=["norm-of-one-stage"])
-    args = parser.parse_args()
+    parser.add_argument("--warm-up", action="store_true", help="the optimizer knows something")
+    parser.add_argument("--fault", choices=["norm-of-one-stage", "state-left-behind"])
+    return parser.parse_args()
+
+
+def main():
+    args = arguments()
     torch.set_default_dtype(getattr(torch, args.dtype))
     run = pt.init(
         seed=3, accumulate=args.accumulate, strategy=args.strategy, tp_plan=PLANS[args.plan], clip=0.5,
@@ -116,8 +130,12 @@ def main():
     if args.poison >= 0:
         data.x[args.poison] = float("nan")
     loader = DataLoader(data, batch_size=args.batch, shuffle=True)
+    if args.warm_up:
+        warm_up(model, opt, data)
+    if args.fault == "state-left-behind":
+        opt.state.clear()
     model, opt, loader = run.prepare(model, opt, loader)
-    if args.fault:
+    if args.fault == "norm-of-one-stage":
         run._care.measure(gradients.gradient_norm)
     staged = "pp" in args.strategy
     with open(f"{args.out}.r{run.rank}.seen", "a") as seen:

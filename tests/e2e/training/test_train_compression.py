@@ -10,8 +10,8 @@ from e2e.training.gang import HERE
 
 pytestmark = pytest.mark.e2e
 
-# Several buckets: the smallest that DDP makes holds one layer.
-SEVERAL = ("--epochs", "2", "--bucket-mb", "0.005")
+# Four buckets: the smallest that DDP makes holds one tensor.
+SEVERAL = ("--epochs", "2", "--bucket-mb", "0.001")
 AT_ONCE = {"PHALANX_CHECKPOINT_ASYNC": "0"}
 
 
@@ -31,6 +31,7 @@ def survives(gang, args, extra, world, kills, seed, every="4 steps"):
     killed.finish()
     assert killed.result["digest"] == whole.result["digest"]
     assert killed.records(kind="restored")[0]["exact"] is True
+    assert whole.result["buckets"] == 4
     return whole
 
 
