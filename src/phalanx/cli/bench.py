@@ -52,7 +52,7 @@ def scaling(  # noqa: PLR0913 - one parameter for each option
     ] = 1_281_167,
     price: Annotated[
         float | None,
-        typer.Option("--price", min=0, help="Of a slot and hour; default: what the pool says."),
+        typer.Option("--price", min=0, help="US dollars for a slot and hour; default: the pool's."),
     ] = None,
     pool: Annotated[str | None, typer.Option("--pool", help="The pool to measure.")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw it into this SVG file.")] = None,
@@ -126,7 +126,7 @@ def _print(table: Sequence[ScalingRow]) -> None:
         (
             row.ranks, f"{row.samples_per_s:.1f}", f"{row.step_s * 1e3:.1f} ms", f"{row.speed_up:.2f}",
             f"{row.efficiency:.0%}", format_duration(row.epoch_s),
-            "-" if row.cost is None else f"{row.cost:.2f}", bar,
+            "-" if row.cost is None else f"${row.cost:,.2f}", bar,
         )
         for row, bar in zip(table, drawn, strict=True)
     ]  # fmt: skip

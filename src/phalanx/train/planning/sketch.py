@@ -49,7 +49,7 @@ class Sketch:
     """Stands in a run's place, with every name that scripts use."""
 
     def __init__(self, options: Options, world_size: int) -> None:
-        self.options, self.world_size = options, world_size
+        self.options, self.world_size, self.batch_world = options, world_size, world_size
         self.rank, self.is_main = 0, True
         self.state: dict[str, Any] = {}
         self.device = torch.device("meta")
@@ -179,7 +179,9 @@ class Sketch:
             batch=self._batch or 1,
             activation_bytes=None if kept is None else int(kept * narrow),
             flops=None if flops is None else flops * self.options.accumulate,
-            precision=tuning.precision,
+            convolved=self.gauge.convolved,
+            precision=outlining.computes_in(main, tuning.precision),
+            cast_bytes=0 if tuning.precision == "fp32" else outlining.cast_bytes(tensors),
             tp_part=outlining.split_part(main, self.options.tp_plan),
             layer_bytes=outlining.layer_bytes(main),
             schedule=tuning.pipeline_schedule,
