@@ -14,7 +14,7 @@ from phalanx.cli.measuring import figures, run_to_end, shape
 from phalanx.cli.options import AsJson
 from phalanx.cli.session import Session
 from phalanx.core.scaling import ScalingRow, in_words, rows
-from phalanx.errors import UserError
+from phalanx.errors import NotSupported, UserError
 from phalanx.kit.units import format_duration
 
 if TYPE_CHECKING:
@@ -71,7 +71,13 @@ def scaling(  # noqa: PLR0913 - one parameter for each option
         for count in numbers:
             output.note(f"{model} on {count} rank{'s' if count > 1 else ''} …")
             wish = _wish(count, per_node, pool)
-            view, ran_in = run_to_end(session, client, _MODULE, words, wish)
+            try:
+                view, ran_in = run_to_end(session, client, _MODULE, words, wish)
+            except NotSupported as error:
+                if not found:
+                    raise
+                output.note(f"{count} ranks have no place, and more would not either: {error}")
+                break
             if price is None:
                 price = _price(client, ran_in or pool)
             step_s, batch = figures(client, view, _NAMES)
