@@ -18,14 +18,12 @@ BOOK = EXAMPLES / "gpt" / "book.txt"
 
 
 def copied(name: str, root: Path) -> Path:
-    """The example's folder, made smaller."""
+    """The example's folder."""
     folder = root / name
     shutil.copytree(EXAMPLES / name, folder)
     recipe = folder / "recipe.yaml"
-    recipe.write_text(recipe.read_text().replace("epochs: 3", "epochs: 2"))
-    if name in ("resnet", "vit"):
-        script = folder / "make_images.py"
-        script.write_text(script.read_text().replace("per_class=120", "per_class=48"))
+    # So that there is time to kill it and to pause it.
+    recipe.write_text(recipe.read_text().replace("epochs: 2", "epochs: 5"))
     return folder
 
 
@@ -67,9 +65,7 @@ def test_an_example_is_killed_paused_resumed_and_exported(
         scores = series(platform, job, "val_loss")
         assert scores[-1] < scores[0] < 5.6  # that of a guess is log(256)
     else:
-        assert 0 <= series(platform, job, "val_acc")[-1] <= 1
-    losses = series(platform, job, "loss")
-    assert losses[-1] < losses[0]
+        assert 0.3 < series(platform, job, "val_acc")[-1] <= 1  # that of a guess is a quarter
     out = tmp_path / "model.pt"
     platform.run("checkpoints", "export", job, out)
     model = MODELS[name]()
@@ -102,8 +98,8 @@ def test_every_flag_at_once_then_another_job_goes_on(platform: Platform, tmp_pat
     assert "3 steps" in planned and "slots_per_node: 2" in planned
     job = platform.run("recipe", "train", *words, "--detach").stdout.split()[-1]
     view = platform.wait_state(job, "succeeded")
-    # 192 pictures, 8 in a batch of two ranks, 2 batches in a step, 2 epochs.
-    assert view.progress.step == 24 and len(view.ranks) == 2
+    # 480 pictures, 8 in a batch of two ranks, 2 batches in a step, 2 epochs.
+    assert view.progress.step == 60 and view.world_size == 2
     manifest = json.loads(platform.run("checkpoints", "show", job, "--json").stdout)
     assert manifest["global_batch"] == 16
     rates = series(platform, job, "lr")
@@ -115,7 +111,7 @@ def test_every_flag_at_once_then_another_job_goes_on(platform: Platform, tmp_pat
     again[again.index("--epochs") + 1] = 3
     other = platform.run("recipe", "train", *again, "--detach").stdout.split()[-1]
     view = platform.wait_state(other, "succeeded")
-    assert view.progress.step == 36 and len(series(platform, other, "val_acc")) == 2
+    assert view.progress.step == 90 and len(series(platform, other, "val_acc")) == 2
     # One that takes the weights only begins at its first step.
     fine = [*words, "--pretrained", job, "--max-steps", 2]
     third = platform.run("recipe", "train", *fine, "--detach").stdout.split()[-1]
