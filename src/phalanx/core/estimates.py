@@ -202,10 +202,9 @@ def estimate(layout: Layout, world: World, outline: Outline) -> Estimate:
     sharded = layout.fsdp > 1 or (layout.num_places > 1 and layout.dp < layout.world_size)
     # DDP sums gradients in buckets beside them; shards are gathered two blocks at a time.
     beside = outline.trainable_bytes if layout.dp == layout.world_size > 1 else 0
-    # In half precision that is what shards are gathered in, else casts stay beside the parameters.
-    narrow = 0.5 if outline.cast_bytes else 1.0
-    gathered = int(2 * outline.block_bytes * split * narrow) if sharded else 0
-    beside += 0 if layout.fsdp > 1 else int(outline.cast_bytes * kept)
+    gathered = int(2 * outline.block_bytes * split) if sharded else 0
+    # Autocast's copies are made of gathered parameters: shards do not divide them.
+    beside += int(outline.cast_bytes * kept * layout.fsdp)
     activations = _activations(layout, world, outline, split)
     device = world.device
     limit = USABLE if activations is not None else USABLE - UNKNOWN_ACTIVATIONS
@@ -272,8 +271,7 @@ def _exposed_s(layout: Layout, world: World, outline: Outline, compute_s: float)
             link = min(link, each * world.device.network_bytes_s)
         return num_bytes * (size - 1) / size / (link * LINK_EFFICIENCY)
 
-    gathers = 1.0 if outline.cast_bytes else 2.0
-    shards = takes((gathers + 1) * moved, layout.fsdp, layout.tp)
+    shards = takes(3 * moved, layout.fsdp, layout.tp)
     replicas = takes(2 * moved / layout.fsdp, layout.dp, layout.tp * layout.fsdp)
     hidden = compute_s * (1.0 if layout.fsdp > 1 else _BACKWARD)
     outer = max(0.1 * (shards + replicas), shards + replicas - hidden)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from phalanx.core.meshes import AUTO, Layout
 from phalanx.train.parallel import Grid
 from phalanx.train.picking import Auto
-from phalanx.train.strategies import Alone, Replicas, Shards, Strategy, shard_options
+from phalanx.train.strategies import Alone, Replicas, Shards, Strategy
 
 if TYPE_CHECKING:
     from phalanx.train.parts import Options, Parts
@@ -39,11 +39,10 @@ def chosen(layout: Layout, rank: int, options: Options) -> Strategy:
     if layout.dp == layout.world_size:
         # Also what `auto` takes where gradients are compressed.
         return Replicas()
-    shards = shard_options(options.tuning.precision, options.fsdp)
     if layout.fsdp == layout.world_size:
-        return Shards(shards)
+        return Shards(options.fsdp)
     if layout.pp == 1:
-        return Grid(layout, options.tp_plan, shards)
+        return Grid(layout, options.tp_plan, options.fsdp)
     # torch's pipelines bring its compiler along, which takes most of a second.
     from phalanx.train.pipeline import Course, Pipelined
 
@@ -54,4 +53,4 @@ def chosen(layout: Layout, rank: int, options: Options) -> Strategy:
         split=tuning.pipeline_split,
         precision=tuning.precision,
     )
-    return Pipelined(layout, rank, options.tp_plan, shards, course)
+    return Pipelined(layout, rank, options.tp_plan, options.fsdp, course)

@@ -15,14 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from phalanx.train import gradients, making, replica
 from phalanx.train.groups import Channel
-from phalanx.train.precision import HALF
 
 LossFn = Callable[[Any, Any], torch.Tensor]
 
@@ -253,19 +252,6 @@ class Shards(Undivided):
     def reduces(self, models: Iterable[nn.Module]) -> bool:
         """Whether there is a sharded model."""
         return any(isinstance(model, FSDPModule) for model in models)
-
-
-def shard_options(precision: str, wished: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Arguments of `fully_shard`: what was wished for, over what a precision needs.
-
-    In half precision blocks are gathered in it. Gathered in fp32 they would be cast by autocast, and
-    those copies kept until the backward pass: half of the whole model on every rank.
-    """
-    dtype = HALF.get(precision)
-    if dtype is None:
-        return wished
-    policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
-    return {"mp_policy": policy, **wished}
 
 
 def _learns(model: nn.Module) -> bool:

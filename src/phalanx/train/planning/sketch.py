@@ -161,6 +161,11 @@ class Sketch:
 
     # -- what was seen ---------------------------------------------------------------------------
 
+    @property
+    def _casts(self) -> bool:
+        """Whether autocast makes copies; a policy of `fully_shard` gathers in half precision instead."""
+        return self.options.tuning.precision != "fp32" and "mp_policy" not in self.options.fsdp
+
     def outline(self) -> Outline:
         """All that estimates need."""
         self.gauge.stop()
@@ -181,7 +186,7 @@ class Sketch:
             flops=None if flops is None else flops * self.options.accumulate,
             convolved=self.gauge.convolved,
             precision=outlining.computes_in(main, tuning.precision),
-            cast_bytes=0 if tuning.precision == "fp32" else outlining.cast_bytes(tensors),
+            cast_bytes=outlining.cast_bytes(tensors) if self._casts else 0,
             tp_part=outlining.split_part(main, self.options.tp_plan),
             layer_bytes=outlining.layer_bytes(main),
             schedule=tuning.pipeline_schedule,
