@@ -7,6 +7,7 @@ docs/reference/pool-file.md            from the models of the pool file and the 
 docs/reference/project-file.md         with pool-file.schema.json and project-file.schema.json
 docs/reference/states.md               from the transition table
 docs/reference/errors.md               from the exception tree and the exit codes
+docs/reference/settings.md             from the model of the control plane's settings
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from phalanx.kit.units import format_duration
 from phalanx.schemas.pools import PoolFile, pool_json_schema
 from phalanx.schemas.projects import ProjectFile, project_json_schema
 from phalanx.schemas.spec import JobSpec, check_supported, json_schema, validate_spec
+from phalanx.server.settings import Settings
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
 MARK = (
@@ -293,6 +295,31 @@ def errors_page() -> str:
     )
 
 
+# -- settings ------------------------------------------------------------------------------------
+
+
+def _settings(model: type[BaseModel], under: str) -> Iterator[list[str]]:
+    for name, field in model.model_fields.items():
+        variable, default = f"{under}{name.upper()}", field.get_default()
+        if isinstance(default, BaseModel):
+            yield from _settings(type(default), f"{variable}__")
+            continue
+        shown = {None: "", float: f"{default:g}" if isinstance(default, float) else ""}.get(
+            default if default is None else type(default), json.dumps(default)
+        )
+        yield [f"`{variable}`", shown and f"`{shown}`", field.description or ""]
+
+
+def settings_page() -> str:
+    return page(
+        "Settings of the control plane",
+        "Environment variables `PHALANX__SECTION__KEY` of the process that `phalanx up`, or the first "
+        "verb, starts. Names ending in `_S` are seconds; lists are JSON. A variable that is none of "
+        "these, or has a value that makes no sense, keeps it from starting and is named.",
+        table(["variable", "default", "meaning"], list(_settings(Settings, "PHALANX__"))),
+    )
+
+
 def as_text(schema: dict[str, Any]) -> str:
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
@@ -307,6 +334,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "project-file.schema.json": lambda: as_text(project_json_schema()),
     "states.md": states_page,
     "errors.md": errors_page,
+    "settings.md": settings_page,
 }
 
 

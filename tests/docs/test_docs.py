@@ -53,6 +53,13 @@ def test_generated_pages_are_current():
     assert found.returncode == 0, found.stdout + found.stderr + "\nrun `make docs`"
 
 
+def test_the_index_leads_to_every_page():
+    index = ROOT / "docs" / "README.md"
+    listed = {(index.parent / target).resolve() for target in LINK.findall(index.read_text())}
+    pages = {page for page in (ROOT / "docs").rglob("*.md") if page != index}
+    assert pages - listed == set()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_links_lead_somewhere(page):
     for target in LINK.findall(page.read_text()):

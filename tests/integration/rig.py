@@ -186,15 +186,19 @@ class ScriptedSupervisor:
 
 @contextmanager
 def open_rig(
-    root: Path, *, executor: FakeExecutor | None = None, clock: ManualClock | None = None
+    root: Path,
+    *,
+    executor: FakeExecutor | None = None,
+    clock: ManualClock | None = None,
+    settings: Settings | None = None,
 ) -> Iterator[Rig]:
     home = HomeLayout(root)
     clock = clock or ManualClock()
     executor = executor or FakeExecutor()
     store = open_store(home.database_file)
     context = build_context(
-        store=store, home=home, executor=executor, url=URL, token=TOKEN, settings=Settings(),
-        clock=clock,
+        store=store, home=home, executor=executor, url=URL, token=TOKEN,
+        settings=settings or Settings(), clock=clock,
     )  # fmt: skip
     try:
         with (

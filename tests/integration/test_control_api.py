@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
+from fastapi.routing import iter_route_contexts
 
-from integration.rig import TOKEN, URL, Rig, spec
-from phalanx.errors import NotFound, ServerUnavailable, SpecInvalid, UserError
+from integration.rig import TOKEN, URL, Rig, open_rig, spec
+from phalanx.errors import NotFound, ServerError, ServerUnavailable, SpecInvalid, UserError
 from phalanx.schemas.api import SubmitRequest
 from phalanx.sdk import PhalanxClient
+from phalanx.server.app import create_app
+from phalanx.server.settings import ApiSettings, Settings
+from phalanx.services import views
 
 pytestmark = pytest.mark.integration
 
@@ -20,18 +26,66 @@ def call(rig: Rig, method: str, path: str, headers: dict[str, str] | None = None
         return http.request(method, path, headers=headers or {}, **rest)
 
 
-def test_every_route_but_a_few_wants_the_token(rig: Rig) -> None:
-    # Supervisors show a token of their own to two of them.
-    code = "/api/v1/supervisors/code/{digest}"
-    open_paths = {"/healthz", "/api/v1/supervisors/sync", "/login", code}
-    paths = call(rig, "GET", "/openapi.json").json()["paths"]
-    assert len(paths) > 12
-    for path, methods in paths.items():
-        real = path.replace("{num}", "1").replace("{digest}", "0" * 64)
-        for method in methods:
-            for headers in ({}, {"Authorization": "Bearer wrong"}):
-                status = call(rig, method.upper(), real, headers).status_code
-                assert (status == 403) == (path not in open_paths), (method, path, status)
+# Open to everybody: they hide nothing, or check a token of another kind by themselves.
+_OPEN = {
+    "/healthz": 200,
+    "/openapi.json": 200,
+    "/docs": 200,
+    "/login": 403,
+    "/api/v1/supervisors/sync": 422,
+    "/api/v1/supervisors/code/{digest}": 422,
+}
+_SAMPLES = {"{num}": "1", "{digest}": "0" * 64, "{name}": "local"}
+
+
+def routes(rig: Rig) -> list[tuple[str, str]]:
+    """Every method and path that the application knows, pages and documentation among them."""
+    found = [
+        (method, route.path)
+        for route in iter_route_contexts(create_app(rig.context).routes)
+        for method in sorted(route.methods or ())
+    ]
+    assert len(found) > 40 and {"/", "/metrics", "/jobs/{num}"} <= {path for _, path in found}
+    assert set(_OPEN) <= {path for _, path in found}
+    return found
+
+
+def test_every_route_is_closed_to_all_but_its_own_callers(rig: Rig) -> None:
+    """Whoever adds a route gets it closed: only the client's token opens, the cookie only for reading."""
+    rig.submit()
+    rig.turn()
+    supervisor = rig.supervisor(1).token
+    callers = {
+        "nobody": {},
+        "wrong token": {"Authorization": "Bearer wrong"},
+        "empty token": {"Authorization": "Bearer "},
+        "other scheme": {"Authorization": f"Basic {TOKEN}"},
+        "a supervisor": {"Authorization": f"Bearer {supervisor}"},
+        "wrong cookie": {"Cookie": "phalanx_session=wrong"},
+        "the supervisor's cookie": {"Cookie": f"phalanx_session={supervisor}"},
+    }
+    cookie = {"Cookie": f"phalanx_session={TOKEN}"}
+    for method, path in routes(rig):
+        real = path
+        for name, sample in _SAMPLES.items():
+            real = real.replace(name, sample)
+        assert "{" not in real, f"say in _SAMPLES what stands for the variable of {path}"
+        for who, headers in callers.items():
+            status = call(rig, method, real, headers).status_code
+            wanted = _OPEN.get(path, 403)
+            assert status == wanted, (method, path, who, status)
+        if method not in ("GET", "HEAD") and path not in _OPEN:
+            assert call(rig, method, real, cookie).status_code == 403, (method, path)
+    assert rig.job(1).state == "starting"  # and nothing was done
+
+
+def test_the_token_opens_what_is_closed(rig: Rig) -> None:
+    """The guard of the test above, off."""
+    good = {"Authorization": f"Bearer {TOKEN}"}
+    for method, path in routes(rig):
+        if method == "GET" and "{" not in path and path not in _OPEN:
+            status = call(rig, method, path, good).status_code
+            assert status == 200, path
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", ""])
@@ -145,6 +199,38 @@ def test_nonsense_gets_one_clear_message(rig: Rig) -> None:
     assert call(rig, "GET", "/api/v1/jobs/x", good).status_code == 422
     big = good | {"Content-Length": str(1 << 40)}
     assert call(rig, "POST", "/api/v1/jobs", big, content=b"{}").status_code == 400
+    assert call(rig, "DELETE", "/api/v1/jobs/1", good).json()["code"] == "invalid"
+    for path in (f"/api/v1/jobs/{10**30}", f"/api/v1/jobs?before={10**30}"):
+        answer = call(rig, "GET", path, good)
+        assert (answer.status_code, answer.json()["code"]) == (400, "invalid")
+
+
+def test_a_bug_has_the_body_of_every_error(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> None:
+        raise ZeroDivisionError("secret detail")
+
+    monkeypatch.setattr(views, "job_view", broken)
+    with pytest.raises(ServerError, match="ran into a bug: ZeroDivisionError") as caught:
+        rig.client.job(1)
+    assert "log" in str(caught.value) and "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["/api/v1/jobs", "/api/v1/supervisors/sync"])
+def test_a_body_that_does_not_say_how_large_it_is_is_bounded_all_the_same(
+    tmp_path: Path, path: str
+) -> None:
+    api = ApiSettings(max_body_bytes=1000)
+
+    def chunks() -> Iterator[bytes]:
+        yield from (b" " * 100 for _ in range(100))
+
+    with open_rig(tmp_path / "home", settings=Settings(api=api)) as rig:
+        good = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+        answer = call(rig, "POST", path, good, content=chunks())
+        assert answer.status_code == 400
+        assert "larger than 1.0 KB" in answer.json()["message"]
+        whole = SubmitRequest(spec=spec()).model_dump_json().encode()
+        assert call(rig, "POST", "/api/v1/jobs", good, content=iter([whole])).status_code == 201
 
 
 def test_no_server_is_said_so() -> None:
@@ -164,6 +250,8 @@ def test_something_else_answers() -> None:
         assert caught.value.hint and "Phalanx server" in caught.value.hint
     with PhalanxClient("http://x", "t", transport=transport) as client:
         assert not client.is_healthy()
+        with pytest.raises(ServerError, match="not one of Phalanx"):
+            client.info()
 
 
 def test_gauges(rig: Rig) -> None:

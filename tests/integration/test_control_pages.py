@@ -6,6 +6,8 @@ import httpx
 import pytest
 
 from integration.rig import TOKEN, URL, Rig
+from phalanx.services import views
+from phalanx.services.commit import Note, commit_events
 
 pytestmark = pytest.mark.integration
 
@@ -26,6 +28,19 @@ def test_a_token_in_the_address_becomes_a_cookie(rig: Rig, browser: httpx.Client
     assert "httponly" in flags and "samesite=strict" in flags
     assert "No job yet." in answer.text
     assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+def test_the_story_of_a_long_job_ends_with_its_newest_events(
+    rig: Rig, browser: httpx.Client
+) -> None:
+    num = rig.submit()
+    notes = [Note("warned", 1, 0, {"message": str(number)}) for number in range(10_100)]
+    rig.store.transact(lambda tx: commit_events(tx, num, notes, rig.clock.now(), "test"))
+    rig.client.stop(num)
+    found = views.last_events(rig.platform, num, 3)
+    assert [one.kind for one in found] == ["warned", "warned", "stop_requested"]
+    browser.get("/login", params={"token": TOKEN})
+    assert "stop requested" in browser.get(f"/jobs/{num}").text
 
 
 def test_a_job_is_shown_and_nothing_of_it_is_run(rig: Rig, browser: httpx.Client) -> None:

@@ -92,6 +92,18 @@ def test_only_pools_that_need_it_are_asked_to_reserve(pools, routed):
         routed.reserve(Placement("gone", ()), [])
 
 
+def test_a_node_that_its_cluster_closes_is_not_shown_as_free(rig: Rig) -> None:
+    (node,) = rig.executor.nodes
+    said = "its raylet does not answer"
+    rig.executor.nodes = (node, replace(node, id="other", closed=said))
+    shown = {one.id: (one.state, one.reason) for one in rig.client.nodes()}
+    assert shown == {"local": ("open", ""), "other": ("closed", said)}
+    (pool,) = rig.client.pools()
+    assert (pool.num_slots, pool.num_free, pool.num_closed) == (8, 4, 1)
+    rig.client.drain("other", reason="fan")
+    assert (rig.client.node("other").state, rig.client.node("other").reason) == ("drained", "fan")
+
+
 def test_a_job_that_waits_for_a_closed_node_is_not_refused(rig: Rig) -> None:
     rig.executor.nodes = (replace(HERE, closed="being looked at"),)
     num = rig.submit()

@@ -169,6 +169,38 @@ def test_ledgers_checkpoints_and_restores_add_up(rig: Rig, supervisor: ScriptedS
     assert rig.store.view(lambda tx: events.count_kind(tx, 1, "warned")) == 1
 
 
+def test_ledgers_of_nodes_that_share_every_batch_are_a_few_rows_together(rig: Rig) -> None:
+    num = rig.submit(resources={"nodes": 2, "slots_per_node": 1})
+    rig.turn()
+    nodes = [rig.supervisor(num, rank) for rank in (0, 1)]
+
+    def consumed(node: int, steps: range) -> wire.LedgerReport:
+        rows = [
+            wire.LedgerRow(epoch=0, lo=96 * step + 48 * node, hi=96 * step + 48 * node + 48)
+            for step in steps
+        ]
+        return wire.LedgerReport(
+            seq=nodes[node].next_seq(), generation=0, num_samples=None if node else 960,
+            rows=rows, added=True,
+        )  # fmt: skip
+
+    def kept() -> list[tuple[int | None, int]]:
+        found = rig.store.view(lambda tx: lineage.ledger_of(tx, num))
+        return [(one.num_samples, len(one.rows)) for one in found]
+
+    first = consumed(0, range(6))
+    nodes[0].sync(first)
+    assert kept() == [(960, 6)]
+    nodes[0].sync(first)  # said again after a lost answer: it counts once
+    nodes[1].sync(consumed(1, range(4)))
+    nodes[1].sync(consumed(1, range(4, 10)))
+    nodes[0].sync(consumed(0, range(6, 10)))
+    assert kept() == [(960, 1)]
+    found = rig.job(num).lineage
+    assert found is not None
+    assert (found.missed, found.duplicated, found.consumed) == (0, 0, 960)
+
+
 def test_logs_come_back_as_lines(rig: Rig, supervisor: ScriptedSupervisor) -> None:
     long = b"x" * 300_000
     supervisor.log(0, b"one\ntw")

@@ -214,6 +214,40 @@ def test_more_readers(tmp_path: Path) -> None:
     assert workloads.research(3, 1.0)
 
 
+_TIRESIAS = b"num_gpu,submit_time,duration\n"
+
+
+@pytest.mark.parametrize(
+    ("form", "content", "said"),
+    [
+        ("tiresias", b"a,b\n1,2\n", "no column num_gpu"),
+        ("tiresias", _TIRESIAS + b"0,1,2\n", "line 2: num_gpu is '0'"),
+        ("tiresias", _TIRESIAS + b"1\n", "line 2: submit_time is None"),
+        ("tiresias", _TIRESIAS + b"1,nan,3\n", "line 2: submit_time is 'nan'"),
+        ("tiresias", b"\x9d\x00\xff", "cannot be read"),
+        ("tiresias", None, "cannot be read"),
+        ("swf", b"1 nan 0 1 1 1 1 1 1 1 1 1\n", "line 1: a field is not a number"),
+        ("swf", None, "cannot be read"),
+        ("phalanx", None, "cannot be read"),
+        ("phalanx", b"\xff\xfe", "no Phalanx trace"),
+    ],
+)
+def test_a_trace_that_is_none_is_said_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str, content: bytes | None, said: str
+) -> None:
+    path = tmp_path / "trace"
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    assert main(["--format", form, "--trace", str(path)]) == 1
+    told = capsys.readouterr().err
+    assert said in told and told.count("\n") <= 2
+    jobs = ["--jobs", "3", "--save-trace", str(tmp_path / "none" / "x")]
+    assert main(jobs) == 1
+    assert "cannot be written" in capsys.readouterr().err
+
+
 @pytest.mark.proof
 def test_start_times_are_neither_promised_too_early_nor_too_late() -> None:
     """Of waiting jobs, about half start before the p50 they were told, and most before the p90."""

@@ -83,14 +83,23 @@ def scaling(  # noqa: PLR0913 - one parameter for each option
             step_s, batch = figures(client, view, _NAMES)
             found[count], batches[count] = step_s, int(batch)
     table = rows(found, batches, epoch_samples, price)
-    if plot is not None:
-        plot.write_text(svg(table, model))
+    drawn = plot is not None and _draw(plot, svg(table, model))
     if json:
         output.as_json([_plain(row) for row in table])
         return
     _print(table)
-    if plot is not None:
+    if drawn:
         print(f"drawn in {plot}")
+
+
+def _draw(plot: Path, text: str) -> bool:
+    try:
+        plot.write_text(text)
+        return True
+    except OSError as error:
+        # What was measured took minutes: it is printed all the same.
+        output.note(f"--plot {plot}: cannot be written: {error.strerror}")
+        return False
 
 
 def _numbers(text: str) -> list[int]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from phalanx.errors import UserError
+from phalanx.kit.text import sayable
 
 _SECRET_WORDS = frozenset(
     {
@@ -63,10 +64,14 @@ def looks_secret(name: str, value: str = "") -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Luggage:
-    """What of the caller's environment goes along, and the names of what was held back."""
+    """What of the caller's environment goes along, and the names of what was held back.
+
+    `odd` are variables that are not UTF-8: they cannot be sent.
+    """
 
     env: dict[str, str]
     withheld: tuple[str, ...]
+    odd: tuple[str, ...] = ()
 
 
 def pack(env: Mapping[str, str], named: Iterable[str]) -> Luggage:
@@ -82,8 +87,11 @@ def pack(env: Mapping[str, str], named: Iterable[str]) -> Luggage:
             )
     kept: dict[str, str] = {}
     withheld: list[str] = []
+    odd: list[str] = []
     for name, value in env.items():
-        if name in wanted:
+        if sayable(name + value) != name + value:
+            odd.append(sayable(name))
+        elif name in wanted:
             kept[name] = value
         elif _LEFT_OUT.fullmatch(name):
             continue
@@ -91,4 +99,4 @@ def pack(env: Mapping[str, str], named: Iterable[str]) -> Luggage:
             withheld.append(name)
         else:
             kept[name] = value
-    return Luggage(kept, tuple(sorted(withheld)))
+    return Luggage(kept, tuple(sorted(withheld)), tuple(sorted(odd)))

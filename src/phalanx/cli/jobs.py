@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from phalanx.sdk import PhalanxClient
 
 _WAIT_S = 20.0
+_FEW = 5
+_OVER = ("succeeded", "failed", "cancelled")
+_LIVE = ("queued", "starting", "running", "recovering", "stopping", "paused")
 
 
 def ps(
@@ -25,16 +28,15 @@ def ps(
     everything: Annotated[
         bool, typer.Option("--all", "-a", help="Jobs that are over as well.")
     ] = False,
-    limit: Annotated[int, typer.Option("--limit", "-l", min=1, help="At most so many.")] = 50,
+    limit: Annotated[
+        int, typer.Option("--limit", "-l", min=1, max=1000, help="At most so many.")
+    ] = 50,
     json: AsJson = False,
 ) -> None:
     """List jobs, the newest first; without --all, live ones and the last few that ended."""
     session: Session = ctx.obj
     with session.client() as client:
-        jobs = client.jobs(limit=limit).jobs
-    if not everything:
-        over = [job.num for job in jobs if job.is_terminal][:5]
-        jobs = [job for job in jobs if not job.is_terminal or job.num in over]
+        jobs = client.jobs(limit=limit).jobs if everything else _current(client, limit)
     if json:
         output.as_json(jobs)
         return
@@ -56,6 +58,13 @@ def ps(
         ),
         "no jobs yet; start one with: phalanx run train.py",
     )
+
+
+def _current(client: PhalanxClient, limit: int) -> list[JobView]:
+    """Live jobs, however many have ended since they were submitted, and the last few that ended."""
+    live = client.jobs(states=_LIVE, limit=limit).jobs
+    over = client.jobs(states=_OVER, limit=_FEW).jobs[: limit - len(live)]
+    return sorted([*live, *over], key=lambda job: -job.num)
 
 
 def _reason(job: JobView) -> str:

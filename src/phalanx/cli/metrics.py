@@ -22,7 +22,8 @@ def metrics(
     ] = None,
     rank: Annotated[int | None, typer.Option("--rank", "-r", min=0, help="Only this rank.")] = None,
     points: Annotated[
-        int, typer.Option("--points", min=2, help="At most so many points of each series.")
+        int,
+        typer.Option("--points", min=4, max=100_000, help="At most so many points of each series."),
     ] = 200,
     json: AsJson = False,
 ) -> None:

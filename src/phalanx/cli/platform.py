@@ -10,14 +10,15 @@ from typing import Annotated
 import typer
 
 from phalanx.cli import embedded, output
-from phalanx.cli.options import AsJson
+from phalanx.cli.options import AsJson, duration
 from phalanx.cli.session import Session
 from phalanx.errors import Conflict, UserError
 
 _LEAVE_S = 30.0
+_MIN_AGE_S = 3600.0
 
 
-def up(
+def up(  # noqa: PLR0913 (one parameter for each flag)
     ctx: typer.Context,
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="On the loopback interface; 0: any.")
@@ -44,6 +45,18 @@ def up(
     keep_warm: Annotated[
         int, typer.Option("--keep-warm", min=0, max=1, help="Spare warm supervisors.")
     ] = 1,
+    keep_logs: Annotated[
+        str | None,
+        typer.Option(
+            "--keep-logs", metavar="DURATION", help="Let output older than this go, as in 30d."
+        ),
+    ] = None,
+    keep_metrics: Annotated[
+        str | None,
+        typer.Option(
+            "--keep-metrics", metavar="DURATION", help="Let metrics of jobs go so long after them."
+        ),
+    ] = None,
 ) -> None:
     """Start the platform in the foreground: API, scheduler, pages; Ctrl-C ends it, jobs go on.
 
@@ -52,6 +65,11 @@ def up(
     session: Session = ctx.obj
     if session.url is not None:
         raise UserError("`up` starts a platform on this machine; leave --url out")
+    ages = [
+        (f"{option}-s", _age(option, text))
+        for option, text in (("--keep-logs", keep_logs), ("--keep-metrics", keep_metrics))
+        if text is not None
+    ]
     _take_over(session)
     words = [sys.executable, "-m", "phalanx.standalone", "--home", str(session.home)]
     words += ["--port", str(port), "--keep-warm", str(keep_warm)]
@@ -59,11 +77,20 @@ def up(
         words += ["--slots", str(slots)]
     for file in pool or ():
         words += ["--pool", str(file.absolute())]
+    for option, age_s in ages:
+        words += [option, str(age_s)]
     words += ["--host", host]
     if advertise is not None:
         words += ["--advertise", advertise]
     sys.stdout.flush()
     os.execv(sys.executable, words)
+
+
+def _age(option: str, text: str) -> float:
+    age_s = duration(option, text) or 0.0
+    if age_s < _MIN_AGE_S:
+        raise UserError(f"{option} {text}: at least 1h")
+    return age_s
 
 
 def _take_over(session: Session) -> None:

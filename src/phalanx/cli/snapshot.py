@@ -104,6 +104,9 @@ class _Walk:
         except PermissionError:
             self.notes.append(f"{folder or '.'}: left out, it may not be read")
             return
+        except (FileNotFoundError, NotADirectoryError):
+            self.notes.append(f"{folder or '.'}: left out, it is gone")
+            return
         for entry in found:
             relative = folder + entry.name
             if entry.name in _ALWAYS_OUT:
@@ -179,7 +182,11 @@ def _describe(
     relative: str, entry: os.DirEntry[str], real_root: Path, notes: list[str]
 ) -> tarfile.TarInfo | None:
     info = tarfile.TarInfo(relative)
-    status = entry.stat(follow_symlinks=False)
+    try:
+        status = entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        notes.append(f"{relative}: left out, it is gone")
+        return None
     if entry.is_symlink():
         target = _inside(Path(entry.path), real_root)
         if target is None:

@@ -156,6 +156,8 @@ def hand_in_run(
             f"not taken along, as they look like secrets: {', '.join(luggage.withheld)} "
             "(name one with --env NAME)"
         )
+    if luggage.odd:
+        note(f"not taken along, as they are not UTF-8: {', '.join(luggage.odd)}")
     request = {
         "kind": "run",
         "caller_cwd": str(session.caller.cwd),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -80,6 +81,21 @@ class SupervisorRecord:
             guard=None if guard is None else ProcessName(**guard),
             tag=data["tag"],
         )
+
+
+def is_held(node_dir: Path) -> bool:
+    """Whether a supervisor holds the lock of this folder: it does for as long as it lives."""
+    try:
+        descriptor = os.open(node_dir / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def this_process() -> ProcessName:

@@ -369,7 +369,7 @@ class NodeView(View):
     num_cpus: int
     memory_bytes: int
     jobs: list[int]
-    state: str = "open"  # open, drained or quarantined
+    state: str = "open"  # open, drained, quarantined, or closed by its own cluster
     reason: str = ""
     topology: dict[str, str] = Field(default_factory=dict)
     labels: dict[str, str] = Field(default_factory=dict)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from phalanx.core.failures import Failure
 from phalanx.core.jobs.desired import Action, Desired
 from phalanx.core.jobs.model import Outcome
+from phalanx.schemas.texts import Said
 
 PROTOCOL = 1
 
@@ -129,12 +130,12 @@ class FailureReport(Message):
     cause: str
     rank: int | None
     at: int
-    message: str
+    message: Said
     collateral: bool = False
     exit_code: int | None = None
     signal: int | None = None
-    exception: str | None = None
-    traceback: str = ""
+    exception: Said | None = None
+    traceback: Said = ""
 
     @classmethod
     def from_core(cls, failure: Failure) -> FailureReport:
@@ -181,7 +182,7 @@ class CheckpointReport(Message):
     generation: int
     step: int
     epoch: int | None = None
-    path: str
+    path: Said
     size_bytes: int = 0
     took_s: float | None = None
     metrics: dict[str, float] = Field(default_factory=dict)
@@ -194,7 +195,7 @@ class RestoredReport(Message):
     kind: Literal["restored"] = "restored"
     seq: int
     generation: int
-    path: str | None = None
+    path: Said | None = None
     step: int = 0
     epoch: int = 0
     position: int = 0
@@ -208,8 +209,8 @@ class QuarantinedReport(Message):
     kind: Literal["quarantined"] = "quarantined"
     seq: int
     generation: int
-    path: str
-    message: str
+    path: Said
+    message: Said
 
 
 class CheckpointRemovedReport(Message):
@@ -218,7 +219,7 @@ class CheckpointRemovedReport(Message):
     kind: Literal["checkpoint_removed"] = "checkpoint_removed"
     seq: int
     generation: int
-    path: str
+    path: Said
 
 
 class WarningReport(Message):
@@ -228,7 +229,7 @@ class WarningReport(Message):
     seq: int
     generation: int
     rank: int | None = None
-    message: str
+    message: Said
     at: int
 
 
@@ -239,9 +240,9 @@ class GuardReport(Message):
     seq: int
     generation: int
     step: int
-    what: str  # non_finite, spike
-    origin: str  # data, hardware, unknown
-    action: str  # skip, rollback, stop, applied
+    what: Said  # non_finite, spike
+    origin: Said  # data, hardware, unknown
+    action: Said  # skip, rollback, stop, applied
     ranks: list[int] = Field(default_factory=list)
 
 
@@ -249,8 +250,8 @@ class RankStacks(Message):
     """Where one rank is: the stacks of its threads, or why there are none."""
 
     rank: int
-    text: str = ""
-    why: str = ""
+    text: Said = ""
+    why: Said = ""
 
 
 class StacksReport(Message):
@@ -277,11 +278,11 @@ class ProfileReport(Message):
     at: int
     first_step: int
     splits: list[dict[str, float | None]]
-    finding: str
-    said: str
-    advice: str
-    trace: str = ""
-    notes: list[str] = Field(default_factory=list)
+    finding: Said
+    said: Said
+    advice: Said
+    trace: Said = ""
+    notes: list[Said] = Field(default_factory=list)
 
 
 class RanksStalledReport(Message):
@@ -306,13 +307,18 @@ class LedgerRow(Message):
 
 
 class LedgerReport(Message):
-    """The whole ledger of this node and generation so far; a later report replaces an earlier one."""
+    """What this node's ranks consumed in one generation.
+
+    `added`: since the report before. Without it, as supervisors of earlier releases say it, the whole so
+    far, which takes the place of an earlier report: on several nodes a row for every step, again and again.
+    """
 
     kind: Literal["ledger"] = "ledger"
     seq: int
     generation: int
     num_samples: int | None = None
     rows: list[LedgerRow]
+    added: bool = False
 
 
 class MetricPoint(Message):
@@ -382,7 +388,7 @@ class Heartbeat(Message):
     step: int | None = None
     epoch: int | None = None
     num_epochs: int | None = None
-    phase: str = ""
+    phase: Said = ""
 
 
 class SyncRequest(Message):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeVar
 
 import httpx
+from pydantic import BaseModel, ValidationError
 
 from phalanx.errors import (
     PlatformError,
@@ -12,7 +14,11 @@ from phalanx.errors import (
     ServerError,
     ServerUnavailable,
     SpecInvalid,
+    UserError,
 )
+from phalanx.kit.text import sayable
+
+M = TypeVar("M", bound=BaseModel)
 
 
 def _subclasses(kind: type[PlatformError]) -> Iterator[type[PlatformError]]:
@@ -47,6 +53,37 @@ def raise_for(response: httpx.Response) -> None:
     error = kind(message)  # not every class takes a hint
     error.hint = None if hint is None else str(hint)
     raise error
+
+
+def read(model: type[M], response: httpx.Response) -> M:
+    """The answer as a model. Raises ServerError for one that only something else could give."""
+    try:
+        return model.model_validate_json(response.content)
+    except ValidationError:
+        raise ServerError(
+            f"the server gave an answer to {response.request.url.path} that is not one of Phalanx",
+            "is that the address of a Phalanx server of this version?",
+        ) from None
+
+
+def written(body: BaseModel) -> bytes:
+    """A request's body. Raises UserError naming a text that is not UTF-8, as names of files may be."""
+    try:
+        return body.model_dump_json().encode()
+    except ValueError:
+        odd = next((one for one in _texts(body.model_dump()) if sayable(one) != one), None)
+        if odd is None:
+            raise
+        raise UserError(f"{odd!r} is not UTF-8 and cannot be sent", "rename it") from None
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from (text for item in value.items() for text in _texts(item))
+    elif isinstance(value, list | tuple):
+        yield from (text for item in value for text in _texts(item))
 
 
 def unreachable(url: str, error: httpx.HTTPError) -> ServerUnavailable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -11,7 +12,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from phalanx.schemas import api
 from phalanx.schemas.profiles import ProfileAsked, ProfileRequest, ProfilesView
-from phalanx.sdk.answers import raise_for, unreachable
+from phalanx.sdk.answers import raise_for, read, unreachable, written
 from phalanx.sdk.estate import EstateCalls
 
 M = TypeVar("M", bound=BaseModel)
@@ -36,6 +37,7 @@ class PhalanxClient(EstateCalls):
             timeout=_ANSWER_S,
             transport=transport,
             trust_env=False,  # a proxy of the environment has no business on loopback
+            verify=_trusted(self.url),
         )
 
     def __enter__(self) -> Self:
@@ -211,15 +213,18 @@ class PhalanxClient(EstateCalls):
         params: Mapping[str, Any] | None = None,
         wait_s: float = 0.0,
     ) -> M:
-        return model.model_validate_json(self._bytes(path, params, wait_s))
+        return read(model, self._ask(path, params, wait_s))
 
     def _bytes(
         self, path: str, params: Mapping[str, Any] | None = None, wait_s: float = 0.0
     ) -> bytes:
+        return self._ask(path, params, wait_s).content
+
+    def _ask(self, path: str, params: Mapping[str, Any] | None, wait_s: float) -> httpx.Response:
         given = {key: one for key, one in (params or {}).items() if one is not None}
         response = self._send("GET", path, params=given, timeout=_ANSWER_S + wait_s)
         raise_for(response)
-        return response.content
+        return response
 
     def _post(
         self,
@@ -228,11 +233,11 @@ class PhalanxClient(EstateCalls):
         model: type[M],
         params: Mapping[str, str] | None = None,
     ) -> M:
-        content = b"{}" if body is None else body.model_dump_json().encode()
+        content = b"{}" if body is None else written(body)
         headers = {"Content-Type": "application/json"}
         response = self._send("POST", path, content=content, headers=headers, params=params)
         raise_for(response)
-        return model.model_validate_json(response.content)
+        return read(model, response)
 
     def _delete(self, path: str) -> None:
         raise_for(self._send("DELETE", path))
@@ -242,3 +247,10 @@ class PhalanxClient(EstateCalls):
             return self._http.request(method, path, **rest)
         except httpx.HTTPError as error:
             raise unreachable(self.url, error) from error
+
+
+def _trusted(url: str) -> ssl.SSLContext | bool:
+    """Whom to trust. Reading the authorities takes longer than a call, so not where none is asked."""
+    if url.startswith("https:"):
+        return True
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts nobody

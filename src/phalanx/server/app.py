@@ -9,7 +9,7 @@ For programs that start one (`phalanx.standalone`)::
         sock: socket.socket,           # bound; `serve` listens on it
         url: str,                      # how clients and supervisors reach `sock`
         token: str,                    # the bearer token of this home
-        settings: Settings | None = None,   # phalanx.server.settings.Settings(); None: from environment
+        settings: Settings | None = None,   # None: phalanx.server.settings.read_settings()
         clock: Clock | None = None,
         on_ready: Callable[[], None] = nothing,   # called once requests are answered: write server.json
         stop: asyncio.Event | None = None,        # set it to end from outside; SIGTERM and SIGINT do too
@@ -41,7 +41,14 @@ from starlette.responses import Response
 
 import phalanx
 from phalanx.core.scheduling import Terms
-from phalanx.errors import NotFound, PlatformError, Problem, SpecInvalid
+from phalanx.errors import (
+    NotFound,
+    PlatformError,
+    Problem,
+    ServerError,
+    SpecInvalid,
+    UserError,
+)
 from phalanx.executors.protocol import Executor
 from phalanx.kit.clock import Clock, SystemClock
 from phalanx.schemas.home import HomeLayout
@@ -53,7 +60,12 @@ from phalanx.server.loops.steps import all_loops
 from phalanx.server.notifier import Notifier
 from phalanx.server.observe.exposition import Exposition
 from phalanx.server.routers import estate, jobs, metrics, platform, supervisors, telemetry
-from phalanx.server.settings import SchedulerSettings, Settings, base_environment
+from phalanx.server.settings import (
+    SchedulerSettings,
+    Settings,
+    base_environment,
+    read_settings,
+)
 from phalanx.server.web import pages
 from phalanx.services.picture import Policy
 from phalanx.services.platform import Platform
@@ -133,6 +145,7 @@ def create_app(context: Context) -> FastAPI:
     app.add_exception_handler(PlatformError, _platform_error)
     app.add_exception_handler(RequestValidationError, _not_valid)
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _bug)
     app.add_middleware(Gate, context=context)
     return app
 
@@ -157,9 +170,16 @@ def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         return error_response(NotFound(f"there is nothing at {request.url.path}"))
-    answer = error_response(PlatformError(str(error.detail)))
+    kind = UserError if error.status_code < 500 else PlatformError
+    answer = error_response(kind(str(error.detail)))
     answer.status_code = error.status_code
     return answer
+
+
+def _bug(request: Request, error: Exception) -> Response:
+    """What nobody has foreseen. The server's log gets the traceback, the caller a body as always."""
+    said = f"{request.method} {request.url.path} ran into a bug: {type(error).__name__}"
+    return error_response(ServerError(said, "the log of the control plane says more"))
 
 
 class _Server(uvicorn.Server):
@@ -192,7 +212,7 @@ async def serve(  # noqa: PLR0913
     stop: asyncio.Event | None = None,
 ) -> StopCause:
     """Run a control plane until it is told to stop or has nothing to do; see the top of this file."""
-    settings = settings or Settings()
+    settings = settings or read_settings()
     store = open_store(settings.database.url or home.database_file)
     try:
         if store.dialect == "sqlite":

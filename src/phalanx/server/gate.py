@@ -7,8 +7,9 @@ from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from phalanx.errors import PermissionDenied, PlatformError, UserError
 from phalanx.kit.units import format_size
@@ -42,7 +43,7 @@ class Gate:
         self._app = app
         self._context = context
         own = urlsplit(context.platform.server_url).hostname or ""
-        self._hosts = {own, *context.settings.api.allowed_hosts}
+        self._hosts = {own, *(one.lower() for one in context.settings.api.allowed_hosts)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or answer it with the reason why not."""
@@ -59,11 +60,28 @@ class Gate:
         client = not _is_open(scope["path"])
         presence.num_open += client
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, self._bounded(scope["path"], receive), send)
         finally:
             presence.num_open -= client
             if client:
                 presence.last_seen = self._context.clock.monotonic()
+
+    def _bounded(self, path: str, receive: Receive) -> Receive:
+        """`receive` up to the limit: a body that comes in chunks does not say how large it is."""
+        if path.startswith(_CODE):
+            return receive
+        limit, size = self._context.settings.api.max_body_bytes, 0
+
+        async def bounded() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > limit:
+                # The framework passes on no other kind from a body that is being read.
+                raise HTTPException(400, _too_large(limit).message)
+            return message
+
+        return bounded
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         if host_name(headers.get("host", "")) not in self._hosts:
@@ -74,7 +92,7 @@ class Gate:
         limit = self._context.settings.api.max_body_bytes
         size = headers.get("content-length", "0")
         if not path.startswith(_CODE) and (not size.isdigit() or int(size) > limit):
-            raise UserError(f"the request is larger than {format_size(limit)}")
+            raise _too_large(limit)
         if not _is_open(path) and not self._known(scope, headers):
             raise PermissionDenied(
                 "the token is missing or wrong", "send `Authorization: Bearer TOKEN`"
@@ -97,10 +115,14 @@ def _is_open(path: str) -> bool:
     return path in _OPEN or path.startswith(_OPEN_BELOW)
 
 
+def _too_large(limit: int) -> UserError:
+    return UserError(f"the request is larger than {format_size(limit)}")
+
+
 def host_name(header: str) -> str:
     """`localhost:8080` as `localhost`, `[::1]:8080` as `::1`."""
     if header.startswith("["):
-        return header[1:].partition("]")[0]
+        return header[1:].partition("]")[0].lower()
     return header.partition(":")[0].lower()
 
 

@@ -8,9 +8,16 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+
+from phalanx.errors import Problem, SpecInvalid
+from phalanx.kit.nearest import nearest
+from phalanx.kit.units import parse_duration
+
+_PREFIX = "PHALANX__"
 
 
 class Section(BaseModel):
@@ -78,6 +85,28 @@ class SchedulerSettings(Section):
     )
 
 
+def _age(value: object) -> object:
+    return parse_duration(value) if isinstance(value, str) else value
+
+
+# A supervisor may send again what it could not hand over: younger than this nothing is let go.
+Age = Annotated[float | None, BeforeValidator(_age), Field(ge=3600)]
+
+
+class RetentionSettings(Section):
+    """What is let go of, and when; durations such as `30d`. Jobs, events and checkpoints stay."""
+
+    logs: Age = Field(
+        default=None,
+        description="Output of ranks goes when it is so old, and its files when the job ended so "
+        "long ago; absent: never.",
+    )
+    metrics: Age = Field(
+        default=None, description="Metrics of jobs that ended so long ago go; absent: never."
+    )
+    tick_s: float = Field(default=600.0, gt=0, description="How often is looked for what may go.")
+
+
 class ApiSettings(Section):
     """The HTTP side."""
 
@@ -95,19 +124,42 @@ class Settings(BaseSettings):
     """Everything that may be set."""
 
     model_config = SettingsConfigDict(
-        env_prefix="PHALANX__", env_nested_delimiter="__", frozen=True, extra="ignore"
+        env_prefix=_PREFIX, env_nested_delimiter="__", frozen=True, extra="ignore"
     )
 
     database: DatabaseSettings = DatabaseSettings()
     loops: LoopSettings = LoopSettings()
     api: ApiSettings = ApiSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
+    retention: RetentionSettings = RetentionSettings()
     idle_exit_s: float | None = Field(
         default=None, description="Leave after this long without a client and without a live job."
     )
     contact_lost_after_s: float = Field(
         default=480.0, gt=0, description="A supervisor that is alone for longer stops its ranks."
     )
+
+
+def read_settings() -> Settings:
+    """The settings of this process's environment. Raises SpecInvalid naming each wrong variable."""
+    problems = []
+    for name in sorted(os.environ):  # noqa: TID251
+        section = name.removeprefix(_PREFIX).partition("__")[0].lower()
+        if name.startswith(_PREFIX) and section not in Settings.model_fields:
+            close = nearest(section, Settings.model_fields)
+            hint = "" if close is None else f"; did you mean {_PREFIX}{close.upper()}?"
+            problems.append(Problem(name, f"there is no such setting{hint}"))
+    try:
+        found = Settings()
+    except ValidationError as error:
+        for one in error.errors():
+            name = _PREFIX + "__".join(str(part).upper() for part in one["loc"])
+            problems.append(Problem(name, one["msg"], str(one["input"])))
+    except SettingsError as error:
+        problems.append(Problem("", f"{error}: write JSON"))
+    if problems:
+        raise SpecInvalid(problems, "docs/reference/settings.md lists all settings")
+    return found
 
 
 _KEPT = (

@@ -5,7 +5,8 @@ Everything happens in the caller's transaction, so that one of them may carry ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +15,14 @@ from phalanx.core.jobs.commands import JobCommand
 from phalanx.core.jobs.events import JobEvent, StopRequested, Submitted
 from phalanx.core.jobs.model import HOLDING, JobState
 from phalanx.core.jobs.timers import wake_at
-from phalanx.errors import InvalidTransition, InvariantBroken
+from phalanx.errors import Bug, InvalidTransition, InvariantBroken
 from phalanx.kit.units import to_rfc3339
 from phalanx.store import events as log
 from phalanx.store import jobs, outbox
 from phalanx.store.database import Tx
 from phalanx.store.jobs import JobFacts, StoredJob
 
+_LOG = logging.getLogger(__name__)
 QUEUE = "queue"
 TIMERS = "timers"
 LEAVING = "leaving"
@@ -181,6 +183,30 @@ def _touch(tx: Tx, job: Job) -> None:
     tx.touched.topics |= {job_topic(job.num), TIMERS}
     if job.state in (JobState.STOPPING, JobState.RUNNING):
         tx.touched.topics.add(LEAVING)
+
+
+def each_for_itself(nums: Sequence[int], work: Callable[[Sequence[int]], None]) -> None:
+    """Do `work` for all these jobs at once; where that runs into a bug, for one job after the other.
+
+    Raises the first Bug at the end: one job's trouble is said, and holds up nobody else.
+    """
+    if not nums:
+        return
+    try:
+        work(nums)
+        return
+    except Bug as error:
+        if len(nums) == 1:
+            raise
+        _LOG.error("%s; the others are done one by one", error.message)
+    found: list[Bug] = []
+    for num in nums:
+        try:
+            work([num])
+        except Bug as error:
+            found.append(error)
+    if found:
+        raise found[0]
 
 
 def story(tx: Tx, num: int, last: int = 50) -> list[str]:

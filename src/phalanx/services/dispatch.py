@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from phalanx.core.jobs.events import JobEvent, LaunchFailed
 from phalanx.core.jobs.model import Attempt, JobState
 from phalanx.core.placement import Node
-from phalanx.errors import ExecutorUnavailable, LeaseLost, PlatformError
+from phalanx.errors import ExecutorUnavailable, LeaseLost, SpecInvalid
 from phalanx.errors import LaunchFailed as CouldNotLaunch
 from phalanx.executors.protocol import GangReserver, SupervisorRef
 from phalanx.kit.backoff import backoff_s
@@ -76,7 +76,12 @@ def _execute(platform: Platform, commands: list[LeasedCommand], now: int) -> Non
             else:
                 events = _kill(platform, command, stored[command.job])
         except ExecutorUnavailable as error:
-            _try_later(platform, command, error, now)
+            _try_later(platform, command, error.message, now)
+            continue
+        except Exception as error:
+            # Whatever is wrong with one job must not keep the commands of the others from being executed.
+            _LOG.exception("%s of job %d cannot be executed", command.kind, command.job)
+            _try_later(platform, command, f"{type(error).__name__}: {error}", now)
             continue
         done.append((command, events))
     _finish(platform, done, now)
@@ -124,13 +129,14 @@ def _finish(platform: Platform, done: list[tuple[LeasedCommand, list[JobEvent]]]
             _LOG.warning("%s; its new owner stores the result", error)
 
 
-def _try_later(platform: Platform, command: LeasedCommand, error: PlatformError, now: int) -> None:
+def _try_later(platform: Platform, command: LeasedCommand, error: str, now: int) -> None:
     """For as long as it takes: only the executor may say that nothing was started."""
     wait_s = backoff_s(command.tries, first_s=0.5, max_s=30.0)
     later = now + round(wait_s * _US)
-    platform.store.transact(
-        lambda tx: outbox.retry(tx, command, not_before=later, error=error.message)
-    )
+    try:
+        platform.store.transact(lambda tx: outbox.retry(tx, command, not_before=later, error=error))
+    except LeaseLost as lost:
+        _LOG.warning("%s; its new owner tries again", lost)
 
 
 def _live_attempt(stored: StoredJob, command: LeasedCommand) -> Attempt | None:
@@ -159,7 +165,7 @@ def _launch(
         for node, assignment in placed:
             platform.executor.start(node, assignment)
             started += 1
-    except CouldNotLaunch as error:
+    except (CouldNotLaunch, SpecInvalid) as error:
         return _not_launched(attempt, started, error.message)
     except KeyError as error:
         return _not_launched(attempt, started, f"node {error.args[0]} is no longer there")

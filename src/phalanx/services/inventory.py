@@ -130,6 +130,10 @@ def _nodes(found: _Found) -> list[api.NodeView]:
 
 def _node(found: _Found, node: Node, held: int, jobs: set[int]) -> api.NodeView:
     mark = found.marks.get(node.id)
+    # Without a mark it is its own cluster that closes it: it drains it, or cannot reach it.
+    state, reason = ("closed", node.closed) if node.closed else ("open", "")
+    if mark is not None:
+        state, reason = mark.state, mark.reason
     return api.NodeView(
         id=node.id,
         pool=node.pool,
@@ -139,8 +143,8 @@ def _node(found: _Found, node: Node, held: int, jobs: set[int]) -> api.NodeView:
         num_cpus=node.num_cpus,
         memory_bytes=node.memory_bytes,
         jobs=sorted(jobs),
-        state="open" if mark is None else mark.state,
-        reason="" if mark is None else mark.reason,
+        state=state,
+        reason=reason,
         topology=dict(node.domains),
         labels=dict(node.labels),
         taints=list(node.taints),

@@ -11,6 +11,8 @@ from phalanx.services.platform import Platform
 from phalanx.store import jobs, telemetry
 from phalanx.store.database import Tx
 
+# A series is thinned as it is read whenever it has become so many times longer than is shown.
+_MOST = 16
 Sample = tuple[int, float, int]
 """(step, value, at)."""
 
@@ -50,6 +52,8 @@ def _read(
             if wanted:
                 by_step = series.setdefault((name, point.rank), {})
                 by_step[point.step] = (point.step, value, point.at)
+                if len(by_step) > _MOST * max_points:
+                    series[name, point.rank] = _thinner(by_step, max_points)
     return MetricsView(
         names=sorted(known),
         series=[
@@ -57,6 +61,12 @@ def _read(
             for (name, rank), by_step in sorted(series.items())
         ],
     )
+
+
+def _thinner(by_step: dict[int, Sample], max_points: int) -> dict[int, Sample]:
+    """A long series on the way: four times what will be shown, so that what stands out stays."""
+    kept = thin([by_step[step] for step in sorted(by_step)], 4 * max_points)
+    return {sample[0]: sample for sample in kept}
 
 
 def _series(name: str, rank: int, samples: Sequence[Sample]) -> MetricSeries:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from phalanx.core.jobs.events import JobEvent, NodeLost, NodeReleased
 from phalanx.core.jobs.model import Job, JobState, NodePhase
 from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
-from phalanx.services.commit import commit_many
+from phalanx.services.commit import commit_many, each_for_itself
 from phalanx.services.picture import Picture
 from phalanx.services.platform import Platform
 from phalanx.services.reports import ended_event
@@ -38,9 +38,19 @@ def poll_step(platform: Platform, now: int) -> Watched:
         return watched
     gone = [status for status in platform.executor.poll(watched.refs) if not status.alive]
     if gone:
-        platform.store.transact(lambda tx: _note_gone(tx, platform.picture, gone, now))
+        _store_gone(platform, gone, now)
         return platform.store.view(lambda tx: watch(tx, platform.picture))
     return watched
+
+
+def _store_gone(platform: Platform, gone: Sequence[SupervisorStatus], now: int) -> None:
+    """All jobs in one transaction. Raises the Bug that one of them runs into, after the others."""
+
+    def store(some: Sequence[int]) -> None:
+        few = [status for status in gone if status.ref.job in some]
+        platform.store.transact(lambda tx: _note_gone(tx, platform.picture, few, now))
+
+    each_for_itself(list(dict.fromkeys(status.ref.job for status in gone)), store)
 
 
 def watch(tx: Tx, picture: Picture) -> Watched:

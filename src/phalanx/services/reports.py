@@ -190,10 +190,12 @@ def _ranks_stalled(inbox: Inbox, report: wire.RanksStalledReport) -> None:
 
 def _ledger(inbox: Inbox, report: wire.LedgerReport) -> None:
     rows = merge(Row(row.epoch, row.lo, row.hi, getattr(row, "times", 1)) for row in report.rows)
-    lineage.put_ledger(
-        inbox.tx,
-        LedgerSlice(*inbox.key(report.generation), inbox.node_rank, report.num_samples, rows),
-    )
+    key = inbox.key(report.generation)
+    if report.added:
+        lineage.add_to_ledger(inbox.tx, key, report.num_samples, rows)
+        return
+    slice_ = LedgerSlice(*key, inbox.node_rank, report.num_samples, rows)
+    lineage.put_ledger(inbox.tx, slice_)
 
 
 def _metrics(inbox: Inbox, report: wire.MetricsReport) -> None:

@@ -39,15 +39,16 @@ def lineage_view(tx: Tx, job: Job) -> LineageView:
     endings = events.of_job(tx, job.num, limit=100_000, kinds=_ENDINGS)
     restarts = restarts_of(endings, rows)
     slices = lineage.ledger_of(tx, job.num)
+    saved = lineage.count_checkpoints(tx, job.num)
     num_samples = max((s.num_samples for s in slices if s.num_samples is not None), default=None)
     counted = None if num_samples is None else account(slices, restores, num_samples)
     return LineageView(
         generations=len(rows),
         restarts=restarts,
         lost_s=round(sum(one.lost_s or 0.0 for one in restarts), 3),
-        num_checkpoints=len(lineage.checkpoints_of(tx, job.num)),
-        num_valid=lineage.count_checkpoints(tx, job.num, "valid"),
-        num_quarantined=lineage.count_checkpoints(tx, job.num, "quarantined"),
+        num_checkpoints=sum(saved.values()),
+        num_valid=saved.get("valid", 0),
+        num_quarantined=saved.get("quarantined", 0),
         num_samples=num_samples,
         consumed=None if counted is None else counted.consumed,
         missed=None if counted is None else counted.missed,

@@ -55,6 +55,17 @@ def event_page(platform: Platform, num: int, *, after: int, limit: int = 500) ->
     return platform.store.view(work)
 
 
+def last_events(platform: Platform, num: int, count: int) -> list[api.EventView]:
+    """The newest events of a job's story, in order. Raises NotFound."""
+
+    def work(tx: Tx) -> list[api.EventView]:
+        last_seq = jobs.load(tx, num).last_seq
+        found = events.of_job(tx, num, after=max(0, last_seq - count), limit=count)
+        return [_event(one) for one in found]
+
+    return platform.store.view(work)
+
+
 def list_checkpoints(platform: Platform, num: int) -> list[api.CheckpointView]:
     """A job's checkpoints, oldest first. Raises NotFound."""
 

@@ -98,19 +98,24 @@ def _checkpoint_s(spec: Any) -> float:
 
 
 def save(path: Path, found: Iterable[TraceJob]) -> None:
-    """Write jobs as lines of JSON behind one line that names the format."""
+    """Write jobs as lines of JSON behind one line that names the format. Raises UserError."""
     lines = [json.dumps({"phalanx_trace": _VERSION})]
     lines += [json.dumps(asdict(job)) for job in found]
-    path.write_text("\n".join(lines) + "\n")
+    try:
+        path.write_text("\n".join(lines) + "\n")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def read(path: Path) -> list[TraceJob]:
     """The jobs of a file that `save` wrote. Raises NotFound, or UserError with the line."""
     if not path.exists():
         raise NotFound(f"no trace at {path}")
-    head, *lines = path.read_text().splitlines() or [""]
     try:
+        head, *lines = path.read_text().splitlines() or [""]
         version = json.loads(head)["phalanx_trace"]
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path} is no Phalanx trace: its first line does not say so") from None
     if version != _VERSION:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,19 +22,32 @@ def _rows(path: Path, needed: tuple[str, ...]) -> Iterator[tuple[int, dict[str, 
     if not path.exists():
         raise NotFound(f"no trace at {path}")
     open_it = gzip.open if path.suffix == ".gz" else open
-    with open_it(path, "rt", newline="") as file:
-        reader = csv.DictReader(file)
-        missing = [name for name in needed if name not in (reader.fieldnames or ())]
-        if missing:
-            raise UserError(f"{path}: no column {', '.join(missing)}")
-        yield from enumerate(reader, start=2)
+    try:
+        with open_it(path, "rt", newline="") as file:
+            reader = csv.DictReader(file)
+            missing = [name for name in needed if name not in (reader.fieldnames or ())]
+            if missing:
+                raise UserError(f"{path}: no column {', '.join(missing)}")
+            yield from enumerate(reader, start=2)
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
 
 
 def _number(path: Path, line: int, row: dict[str, str], name: str) -> float:
     try:
-        return float(row[name])
-    except ValueError:
-        raise UserError(f"{path}, line {line}: {name} is {row[name]!r}, not a number") from None
+        value = float(row[name])
+    except (ValueError, TypeError):  # a line that is too short has None
+        value = math.nan
+    if not math.isfinite(value):
+        raise UserError(f"{path}, line {line}: {name} is {row[name]!r}, not a number")
+    return value
+
+
+def _slots(path: Path, line: int, row: dict[str, str], name: str) -> int:
+    slots = int(_number(path, line, row, name))
+    if slots < 1:
+        raise UserError(f"{path}, line {line}: {name} is {row[name]!r}, a job has at least 1")
+    return slots
 
 
 def philly(
@@ -82,7 +96,7 @@ def llm_mix(path: Path, node_size: int = 8, longest_s: float = 864_000.0) -> lis
     needed = ("submit_s", "duration_s", "gpus", "tenant", "kind", "locality", "ckpt_s")
     jobs: list[TraceJob] = []
     for line, row in _rows(path, needed):
-        shape = gang_of(int(_number(path, line, row, "gpus")), node_size)
+        shape = gang_of(_slots(path, line, row, "gpus"), node_size)
         jobs.append(
             TraceJob(
                 len(jobs) + 1,
@@ -103,7 +117,7 @@ def tiresias(path: Path, node_size: int = 8) -> list[TraceJob]:
     """Columns num_gpu, submit_time, duration."""
     jobs: list[TraceJob] = []
     for line, row in _rows(path, ("num_gpu", "submit_time", "duration")):
-        shape = gang_of(int(_number(path, line, row, "num_gpu")), node_size)
+        shape = gang_of(_slots(path, line, row, "num_gpu"), node_size)
         at_s = _number(path, line, row, "submit_time")
         duration_s = _number(path, line, row, "duration")
         jobs.append(TraceJob(len(jobs) + 1, at_s, duration_s, shape))
@@ -125,7 +139,7 @@ def sia(path: Path, node_size: int = 4) -> list[TraceJob]:
     """Columns time, application, num_replicas; rigid at the size their users asked for."""
     jobs: list[TraceJob] = []
     for line, row in _rows(path, ("time", "application", "num_replicas")):
-        slots = int(_number(path, line, row, "num_replicas"))
+        slots = _slots(path, line, row, "num_replicas")
         name = row["application"]
         hours = sia_hours(name)
         jobs.append(
@@ -173,7 +187,8 @@ def swf(path: Path, node_size: int = 8, longest_s: float = float("inf")) -> list
     if not path.exists():
         raise NotFound(f"no trace at {path}")
     jobs: list[TraceJob] = []
-    for number, text in enumerate(path.read_text().splitlines(), start=1):
+    # Comments of old logs hold names in whatever encoding.
+    for number, text in enumerate(_text(path, errors="replace").splitlines(), start=1):
         line = text.split(";", 1)[0].split()
         if not line:
             continue
@@ -181,6 +196,8 @@ def swf(path: Path, node_size: int = 8, longest_s: float = float("inf")) -> list
             raise UserError(f"{path}, line {number}: {len(line)} fields, a job has 18")
         try:
             values = [float(word) for word in line]
+            if not all(map(math.isfinite, values)):
+                raise ValueError
         except ValueError:
             raise UserError(f"{path}, line {number}: a field is not a number") from None
         slots = int(values[7] if values[7] > 0 else values[4])
@@ -198,6 +215,13 @@ def swf(path: Path, node_size: int = 8, longest_s: float = float("inf")) -> list
             )
         )
     return jobs
+
+
+def _text(path: Path, errors: str = "strict") -> str:
+    try:
+        return path.read_text(errors=errors)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
 
 
 def lingjun_nodes(path: Path, num_slots: int = 8) -> list[Node]:

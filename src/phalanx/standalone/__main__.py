@@ -22,6 +22,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1", help="interface; default: loopback")
     parser.add_argument("--advertise", default=None, help="URL for other machines")
     parser.add_argument("--pool", action="append", default=[], type=Path, help="pool file")
+    parser.add_argument("--keep-logs-s", type=float, default=None, help="default: the settings'")
+    parser.add_argument("--keep-metrics-s", type=float, default=None)
     parser.add_argument("--keep-warm", type=int, default=0, choices=(0, 1))
     return parser
 
@@ -43,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 host=options.host,
                 advertise=options.advertise,
                 pools=tuple(options.pool),
+                keep_logs_s=options.keep_logs_s,
+                keep_metrics_s=options.keep_metrics_s,
             )
         )
     except PlatformError as error:

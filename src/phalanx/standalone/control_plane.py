@@ -21,7 +21,7 @@ from phalanx.launch.durable import write_file
 from phalanx.launch.identity import this_process
 from phalanx.schemas.home import HomeLayout, ServerFile
 from phalanx.server.app import serve
-from phalanx.server.settings import Settings
+from phalanx.server.settings import Settings, read_settings
 from phalanx.standalone import pools
 from phalanx.standalone.home import HomeLock, prepare_home, read_token, rotate_log
 
@@ -36,7 +36,8 @@ class Setup:
     """What the command line says. `port` 0: any free one. `num_slots` None: max(4, cores).
 
     `advertise` is the URL under which other machines reach the server; None: `host` and the port.
-    `pools` are pool files to take in; those taken in before stay.
+    `pools` are pool files to take in; those taken in before stay. `keep_logs_s`, `keep_metrics_s` None:
+    what the settings say.
     """
 
     root: Path
@@ -48,6 +49,8 @@ class Setup:
     host: str = HOST
     advertise: str | None = None
     pools: tuple[Path, ...] = ()
+    keep_logs_s: float | None = None
+    keep_metrics_s: float | None = None
 
 
 def default_slots() -> int:
@@ -124,12 +127,25 @@ def _executor(home: HomeLayout, setup: Setup, clock: Clock) -> Executor:
     return RoutedExecutor({local.POOL: here, **others}, shared=here) if others else here
 
 
+def _settings(setup: Setup) -> Settings:
+    """The environment's, below what the command line says. Raises SpecInvalid."""
+    settings = read_settings()
+    ages = {"logs": setup.keep_logs_s, "metrics": setup.keep_metrics_s}
+    given = {name: age for name, age in ages.items() if age is not None}
+    changes: dict[str, object] = {"retention": settings.retention.model_copy(update=given)}
+    if setup.idle_exit_s is not None:
+        changes["idle_exit_s"] = setup.idle_exit_s
+    return settings.model_copy(update=changes)
+
+
 def run(setup: Setup) -> int:
     """Serve until told to stop; returns the exit code.
 
-    Raises ServerError, Conflict (the home has a control plane) and what `serve` raises.
+    Raises SpecInvalid for wrong settings, ServerError, Conflict (the home has a control plane) and what
+    `serve` raises.
     """
     clock = SystemClock()
+    settings = _settings(setup)
     home = prepare_home(setup.root)
     with _held(home, clock), bind(setup.port, setup.host) as sock:
         rotate_log(home.server_log)
@@ -137,9 +153,6 @@ def run(setup: Setup) -> int:
         token = read_token(home)
         url = setup.advertise or f"http://{_reachable(setup.host)}:{sock.getsockname()[1]}"
         executor = _executor(home, setup, clock)
-        settings = Settings()
-        if setup.idle_exit_s is not None:
-            settings = settings.model_copy(update={"idle_exit_s": setup.idle_exit_s})
         try:
             asyncio.run(
                 serve(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,7 +31,8 @@ def build_all(home: HomeLayout, given: Sequence[Path]) -> dict[str, Executor]:
         pool = read_pool(path)
         if pool.name == local.POOL:
             raise ServerError(f"{path}: the name {local.POOL} is taken by this machine's own pool")
-        shutil.copyfile(path, folder / f"{pool.name}.yaml")
+        # Read first: it may be the very file that was taken in before.
+        write_file(folder / f"{pool.name}.yaml", path.read_bytes())
     found = [read_pool(path) for path in sorted(folder.glob("*.yaml"))]
     if not found:
         return {}

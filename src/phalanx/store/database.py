@@ -15,15 +15,26 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event, select
-from sqlalchemy.exc import DatabaseError, DBAPIError, IntegrityError, OperationalError
+from sqlalchemy.exc import (
+    DatabaseError,
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    OperationalError,
+)
 
-from phalanx.errors import StaleRow, StoreCorrupt, StoreError, StoreUnavailable
+from phalanx.errors import StaleRow, StoreCorrupt, StoreError, StoreUnavailable, UserError
 from phalanx.store import migrate, sqlite_file
 from phalanx.store.tables import counters
 
 T = TypeVar("T")
 _READ_ONLY = "phalanx_read_only"
 _BUSY_TIMEOUT_S = 10.0
+# PostgreSQL would show every statement what has been committed by then.
+_ONE_PICTURE: dict[str, dict[str, Any]] = {
+    "sqlite": {},
+    "postgresql": {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True},
+}
 # Two writers that meet on one row: how often the later one decides again before it gives up.
 _RETRIES = 20
 # One encoder for all values: none of them holds itself, and blanks would only be stored.
@@ -124,7 +135,7 @@ class Store:
     def view(self, work: Callable[[Tx], T]) -> T:
         """Run `work` on one consistent picture of the database; it must not write."""
         with translated(), self._engine.connect() as conn:
-            conn = conn.execution_options(**{_READ_ONLY: True})
+            conn = conn.execution_options(**{_READ_ONLY: True}, **_ONE_PICTURE[self.dialect])
             with conn.begin():
                 return work(Tx(conn, read_only=True))
 
@@ -195,6 +206,8 @@ def translated() -> Iterator[None]:
         raise StoreError(f"the database refused a row: {error.orig}") from error
     except OperationalError as error:
         raise _operational(error) from error
+    except (OverflowError, DataError) as error:
+        raise UserError("a number or a text is larger than the database can hold") from error
     except DatabaseError as error:
         raise _damaged(error) from error
     except DBAPIError as error:

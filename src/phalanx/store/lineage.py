@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from phalanx.core.ledger import Row
+from phalanx.core.ledger import Row, merge
 from phalanx.store.database import Tx, take_numbers
 from phalanx.store.tables import checkpoints, generations, ledger_rows, restores
 
@@ -184,6 +184,21 @@ def put_ledger(tx: Tx, fresh: LedgerSlice) -> None:
         tx.conn.execute(ledger_rows.insert(), {**key, **values})
 
 
+def add_to_ledger(tx: Tx, key: Key, num_samples: int | None, rows: Sequence[Row]) -> None:
+    """Add to what all nodes of a generation consumed, kept as one slice, that of node rank 0.
+
+    What one node leaves out of every batch the others have: together they are a few rows.
+    """
+    here = ledger_rows.c
+    where = (here.job == key[0], here.attempt == key[1], here.generation == key[2])
+    query = select(ledger_rows).where(*where, here.node_rank == 0).with_for_update()
+    known = tx.conn.execute(query).mappings().first()
+    before = [] if known is None else [Row(*cells) for cells in known["rows"]]
+    if num_samples is None and known is not None:
+        num_samples = known["num_samples"]
+    put_ledger(tx, LedgerSlice(*key, 0, num_samples, merge([*before, *rows])))
+
+
 def ledger_of(tx: Tx, job: int) -> list[LedgerSlice]:
     """Everything a job consumed."""
     query = (
@@ -197,10 +212,11 @@ def ledger_of(tx: Tx, job: int) -> list[LedgerSlice]:
     ]
 
 
-def count_checkpoints(tx: Tx, job: int, state: str) -> int:
-    """How many of a job's checkpoints are in a state."""
-    query = select(func.count()).where(checkpoints.c.job == job, checkpoints.c.state == state)
-    return int(tx.conn.execute(query).scalar_one())
+def count_checkpoints(tx: Tx, job: int) -> dict[str, int]:
+    """How many of a job's checkpoints are in each state that any is in."""
+    here = checkpoints.c
+    query = select(here.state, func.count()).where(here.job == job).group_by(here.state)
+    return {state: int(count) for state, count in tx.conn.execute(query)}
 
 
 def last_saves(tx: Tx, nums: Sequence[int]) -> dict[int, tuple[int, float | None]]:

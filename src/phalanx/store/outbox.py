@@ -17,7 +17,7 @@ from phalanx.core.jobs.commands import JobCommand
 from phalanx.errors import LeaseLost
 from phalanx.store.database import Tx, take_numbers
 from phalanx.store.events import kind_of
-from phalanx.store.tables import commands
+from phalanx.store.tables import commands, jobs
 
 TOPIC = "commands"
 
@@ -129,6 +129,23 @@ def free_all(tx: Tx) -> None:
     tx.conn.execute(
         commands.update().where(commands.c.done_at.is_(None)).values(lease_expires_at=None)
     )
+
+
+def drop_done(tx: Tx, *, before: int, limit: int) -> int:
+    """Forget up to `limit` commands that were executed before a time; says how many.
+
+    Those of jobs that are not over stay: `launched` asks for them.
+    """
+    query = (
+        select(commands.c.id)
+        .join(jobs, jobs.c.num == commands.c.job)
+        .where(commands.c.done_at < before, jobs.c.ended_at.is_not(None))
+        .limit(limit)
+    )
+    ids = list(tx.conn.execute(query).scalars())
+    if ids:
+        tx.conn.execute(commands.delete().where(commands.c.id.in_(ids)))
+    return len(ids)
 
 
 def next_at(tx: Tx) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from pathlib import Path
@@ -46,9 +47,8 @@ def check(path: Path, mounts: str | None = None) -> None:
 def _check_pages(path: Path) -> None:
     """Walk the file's structure; linear in its size, a few hundred MB per second."""
     try:
-        with sqlite3.connect(path, timeout=10.0) as conn:
+        with contextlib.closing(sqlite3.connect(path, timeout=10.0)) as conn:
             verdict = conn.execute("PRAGMA quick_check(1)").fetchone()[0]
-        conn.close()
     except sqlite3.OperationalError as error:
         raise StoreUnavailable(f"cannot open {path}: {error}") from error
     except sqlite3.DatabaseError as error:

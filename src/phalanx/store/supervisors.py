@@ -57,8 +57,14 @@ def expect(tx: Tx, attempts: Sequence[tuple[int, int, int, str]]) -> None:
 
 
 def find(tx: Tx, job: int, attempt: int, node_rank: int) -> SupervisorRow | None:
-    """One supervisor, or None when no such one was ever launched."""
+    """One supervisor, or None when no such one was ever launched.
+
+    In a write transaction of PostgreSQL the row is locked, so that a call which a supervisor makes
+    again while the first one is still being stored waits, and finds its reports known.
+    """
     query = select(supervisors).where(_is(job, attempt, node_rank))
+    if not tx.read_only:
+        query = query.with_for_update()  # SQLite, with its one writer, leaves it out
     row = tx.conn.execute(query).mappings().first()
     return None if row is None else _row(row)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import Table, func, select
 
 from phalanx.store.database import Tx, take_numbers
 from phalanx.store.tables import log_segments, metric_chunks
@@ -58,8 +58,10 @@ def add_log(tx: Tx, fresh: LogSegment) -> None:
         log_segments.c.rank == fresh.rank,
         log_segments.c.stream == fresh.stream,
     )
+    # Segments of a stream do not overlap, so the newest ends last; the index leads straight to it.
     end = log_segments.c.offset + func.length(log_segments.c.data)
-    known = tx.conn.execute(select(func.max(end)).where(*same)).scalar()
+    newest = select(end).where(*same).order_by(log_segments.c.offset.desc()).limit(1)
+    known = tx.conn.execute(newest).scalar()
     data = fresh.data[max(0, (known or 0) - fresh.offset) :]
     if not data:
         return
@@ -141,19 +143,21 @@ def add_points(tx: Tx, job: int, node_rank: int, points: Sequence[Point]) -> Non
     tx.conn.execute(metric_chunks.insert(), row)
 
 
-def points_of(tx: Tx, job: int, *, after_step: int = -1) -> list[Point]:
-    """A job's points with a step behind `after_step`, in the order in which they arrived."""
+def points_of(tx: Tx, job: int, *, after_step: int = -1) -> Iterator[Point]:
+    """A job's points with a step behind `after_step`, in the order in which they arrived.
+
+    Read on as they are taken, and only inside the transaction: those of a long job are many.
+    """
     query = (
         select(metric_chunks)
         .where(metric_chunks.c.job == job, metric_chunks.c.last_step > after_step)
         .order_by(metric_chunks.c.id)
     )
-    return [
-        Point(row["attempt"], row["generation"], rank, step, at, _floats(values))
-        for row in tx.conn.execute(query).mappings()
-        for rank, step, at, values in row["points"]
-        if step > after_step
-    ]
+    with tx.conn.execution_options(yield_per=32).execute(query) as rows:
+        for row in rows.mappings():
+            for rank, step, at, values in row["points"]:
+                if step > after_step:
+                    yield Point(row["attempt"], row["generation"], rank, step, at, _floats(values))
 
 
 def last_points(tx: Tx, job: int, *, num_chunks: int = 4) -> list[Point]:
@@ -196,6 +200,31 @@ def chunks_after(tx: Tx, after: int, *, limit: int) -> list[tuple[int, int, list
 def last_chunk_id(tx: Tx) -> int:
     """The number of the newest chunk of any job."""
     return int(tx.conn.execute(select(func.max(metric_chunks.c.id))).scalar() or 0)
+
+
+def drop_logs(tx: Tx, *, before: int, limit: int) -> int:
+    """Forget up to `limit` of the oldest segments, as far as they came before a time; says how many.
+
+    They are numbered as they come, so those to go are the first ones.
+    """
+    here = log_segments.c
+    oldest = tx.conn.execute(select(here.id, here.at).order_by(here.id).limit(limit))
+    return _drop(tx, log_segments, [number for number, at in oldest if at < before])
+
+
+def drop_points(tx: Tx, nums: Sequence[int], *, limit: int) -> int:
+    """Forget up to `limit` chunks of metrics of these jobs; says how many."""
+    if not nums:
+        return 0
+    here = metric_chunks.c
+    query = select(here.id).where(here.job.in_(nums)).limit(limit)
+    return _drop(tx, metric_chunks, list(tx.conn.execute(query).scalars()))
+
+
+def _drop(tx: Tx, table: Table, ids: Sequence[int]) -> int:
+    if ids:
+        tx.conn.execute(table.delete().where(table.c.id.in_(ids)))
+    return len(ids)
 
 
 def _plain(values: dict[str, float]) -> dict[str, float | str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from phalanx.errors import StoreUnavailable
 from phalanx.kit.backoff import backoff_s
 from phalanx.kit.clock import Clock
 from phalanx.schemas.supervision import (
@@ -51,6 +52,10 @@ class Address:
             self.url = url
 
 
+class CannotStore(OSError):
+    """A control plane answers that cannot store for now: nor can it give this node's slots to others."""
+
+
 class Line:
     """One kept-alive HTTP connection. Not safe for several threads."""
 
@@ -61,7 +66,7 @@ class Line:
         self._url = ""
 
     def sync(self, request: SyncRequest) -> SyncResponse:
-        """One call. Raises OSError when no control plane answers, or none that takes us."""
+        """One call. Raises OSError when no control plane answers, or none that takes us; CannotStore."""
         if self._connection is None or self._url != self._address.url:
             self.close()
             self._connection = self._connect()
@@ -77,9 +82,13 @@ class Line:
             connection.request("POST", PATH, request.model_dump_json().encode(), headers)
             answer = connection.getresponse()
             data = answer.read()
+            if _cannot_store(answer.status, data):
+                raise CannotStore(f"the control plane cannot store: {data[:200]!r}")
             if answer.status != 200:
                 raise OSError(f"the control plane answered {answer.status}: {data[:200]!r}")
             return SyncResponse.model_validate_json(data)
+        except CannotStore:
+            raise
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.close()
             raise OSError(str(error)) from error
@@ -97,6 +106,16 @@ class Line:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _cannot_store(status: int, data: bytes) -> bool:
+    """Whether it is the control plane itself that says so, and no proxy that has lost it."""
+    if status != StoreUnavailable.http_status:
+        return False
+    try:
+        return bool(json.loads(data)["code"] == StoreUnavailable.code)
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 class Link:
@@ -184,6 +203,9 @@ class Link:
         try:
             response = line.sync(request)
         except OSError as error:
+            if isinstance(error, CannotStore):
+                # Ranks go on however long that lasts; what they report waits here.
+                self._contact = self._clock.monotonic()
             if failures == 0:
                 _LOG.warning("no contact with the control plane: %s", error)
             self._outbox.control_plane_away()

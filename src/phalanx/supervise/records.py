@@ -12,6 +12,7 @@ from typing import Any
 from phalanx.core import reports
 from phalanx.core.ledger import Row, merge
 from phalanx.core.stalls import StallWatch
+from phalanx.kit.text import sayable
 from phalanx.launch.space import Trimmed
 from phalanx.schemas.supervision import (
     CheckpointRemovedReport,
@@ -33,6 +34,11 @@ _READ_BYTES = 1 << 20
 TRIM_BYTES = 4 << 20
 BACKLOG_BYTES = 256 << 20
 _MOST_WAITING = 200_000
+_REMEMBERED = 10_000
+_MOST_WARNINGS = 1000
+_MOST_ROWS = 5000
+# What a record raises that a user's process has written as it likes.
+_NONSENSE = (KeyError, TypeError, ValueError, ArithmeticError, AttributeError)
 Record = dict[str, Any]
 Put = Callable[[Callable[[int], Report]], object]
 
@@ -72,7 +78,8 @@ class RecordTail:
             found: list[Record] = []
             end = 0
             for end, record in reports.decode(chunk):  # noqa: B007 - the last one counts
-                found.append(record)
+                if isinstance(record, dict):
+                    found.append(record)
             if end == 0 and size == _READ_BYTES:
                 raise ValueError("a record larger than a megabyte")
             self._position += end
@@ -110,11 +117,12 @@ class GenerationRecords:
         self.done: set[int] = set()
         self.stopped: set[int] = set()
         self._began = False
-        self._rows: tuple[Row, ...] = ()
         self._fresh_rows: list[Row] = []
+        self._merge_at = _MOST_ROWS
         self._num_samples: int | None = None
         self._num_epochs: int | None = None
-        self._said: set[tuple[str, str]] = set()
+        self._said: dict[tuple[str, str], None] = {}
+        self._num_warned = 0
 
     def read(self) -> None:
         """Take in what is new; reports worth sending are put at once."""
@@ -122,7 +130,7 @@ class GenerationRecords:
             while records := tail.read():
                 for record in records:
                     # Written by a user's process: what cannot be understood is passed over.
-                    with contextlib.suppress(KeyError, TypeError, ValueError):
+                    with contextlib.suppress(*_NONSENSE):
                         self._take(rank, record)
 
     def said(self, rank: int, record: Record) -> None:
@@ -150,18 +158,28 @@ class GenerationRecords:
         )
 
     def put_ledger(self, put: Put) -> bool:
-        """Queue the ledger when it has grown; says whether it did."""
+        """Queue what was consumed since the last time, in parts; says whether there was anything."""
         if not self._fresh_rows:
             return False
-        self._rows = merge([*self._rows, *self._fresh_rows])
-        self._fresh_rows = []
-        rows = [LedgerRow(epoch=r.epoch, lo=r.lo, hi=r.hi, times=r.times) for r in self._rows]
+        merged = merge(self._fresh_rows)
+        self._fresh_rows, self._merge_at = list(merged[_MOST_ROWS:]), _MOST_ROWS
+        rows = [
+            LedgerRow(epoch=r.epoch, lo=r.lo, hi=r.hi, times=r.times) for r in merged[:_MOST_ROWS]
+        ]
         put(
             lambda seq: LedgerReport(
-                seq=seq, generation=self._generation, num_samples=self._num_samples, rows=rows
+                seq=seq, generation=self._generation, num_samples=self._num_samples, rows=rows,
+                added=True,
             )
-        )
+        )  # fmt: skip
         return True
+
+    def _consumed(self, row: Row) -> None:
+        self._fresh_rows.append(row)
+        if len(self._fresh_rows) > self._merge_at:
+            # Nobody fetches them: slices of this node's ranks lie side by side.
+            self._fresh_rows = list(merge(self._fresh_rows))
+            self._merge_at = max(_MOST_ROWS, 2 * len(self._fresh_rows))
 
     def _take(self, rank: int, record: Record) -> None:
         kind = record["k"]
@@ -172,7 +190,7 @@ class GenerationRecords:
             self._watch.stepped(int(record["t"]))
         elif kind == "ledger":
             row = Row(int(record["epoch"]), int(record["lo"]), int(record["hi"]))
-            self._fresh_rows.append(row)
+            self._consumed(row)
         elif kind == "metric":
             self._look_for_divergence(rank, record)
         elif kind == "phase":
@@ -223,14 +241,24 @@ class GenerationRecords:
                 self._warn_once("metric", name, rank, said, int(record["t"]))
 
     def _warn_once(self, kind: str, what: str, rank: int, said: str, at: int) -> None:
+        # A script that warns at every step must not fill the job's story.
+        if (kind, what) in self._said or self._num_warned >= _MOST_WARNINGS:
+            return
+        self._num_warned += 1
         self._once(kind, what, lambda seq: WarningReport(
             seq=seq, generation=self._generation, rank=rank, message=said, at=at))  # fmt: skip
 
     def _once(self, kind: str, what: str, make: Callable[[int], Report]) -> None:
-        """Ranks agree on what they say; it is passed on once per generation."""
-        if (kind, what) not in self._said and len(self._said) < 10_000:
-            self._said.add((kind, what))
-            self._put(make)
+        """Ranks agree on what they say; it is passed on once per generation.
+
+        They say it at about the same time, so only the newest has to be remembered.
+        """
+        if (kind, what) in self._said:
+            return
+        self._said[kind, what] = None
+        if len(self._said) > _REMEMBERED:
+            del self._said[next(iter(self._said))]
+        self._put(make)
 
     def _guard(self, record: Record) -> Callable[[int], Report]:
         fields: dict[str, Any] = {
@@ -319,7 +347,7 @@ class MetricTail:
             for rank, tail in self._tails.items():
                 for record in tail.read():
                     if record.get("k") == "metric":
-                        with contextlib.suppress(KeyError, TypeError, ValueError):
+                        with contextlib.suppress(*_NONSENSE):
                             self._waiting.append(_point(rank, record))
         taken, self._waiting = self._waiting[:limit], self._waiting[limit:]
         return taken
@@ -336,6 +364,6 @@ def _point(rank: int, record: Record) -> MetricPoint:
 
 
 def finite(values: dict[str, Any]) -> dict[str, float]:
-    """Values that JSON can carry: what is not finite is left out."""
-    found = {name: float(value) for name, value in values.items()}
+    """Values that JSON can carry, by names that it can: what is not finite is left out."""
+    found = {sayable(name): float(value) for name, value in values.items()}
     return {name: value for name, value in found.items() if math.isfinite(value)}

@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
+from sqlalchemy import select
 
 from phalanx.core.jobs import Job, create, decide, rebuild
 from phalanx.core.jobs.commands import KillAttempt, LaunchAttempt
@@ -26,6 +28,7 @@ from phalanx.store.events import NewEvent
 from phalanx.store.jobs import JobFacts, JobFilter
 from phalanx.store.leases import Lease
 from phalanx.store.lineage import LedgerSlice
+from phalanx.store.tables import leases as leases_table
 from phalanx.store.telemetry import LogSegment, Point
 
 Reopen = Callable[[], Store]
@@ -239,6 +242,25 @@ class StoreContract:
         store.transact(lambda tx: leases.release(tx, longer))
         assert not store.transact(lambda tx: leases.acquire(tx, mine, NOW + 21))
 
+    def test_a_view_is_one_picture_whatever_is_committed_meanwhile(self, store: Store) -> None:
+        lease = Lease("leader", "a", "t1", NOW + 10)
+        other = Lease("leader", "b", "t2", NOW + 10)
+
+        def look(tx: Tx) -> list[bool]:
+            def there() -> bool:
+                return tx.conn.execute(select(leases_table.c.name)).first() is not None
+
+            before = there()
+            writer = threading.Thread(
+                target=store.transact, args=(lambda tx: leases.acquire(tx, lease, NOW),)
+            )
+            writer.start()
+            writer.join()
+            return [before, there()]
+
+        assert store.view(look) == [False, False]
+        assert not store.transact(lambda tx: leases.acquire(tx, other, NOW))
+
     # -- bulk --------------------------------------------------------------------------------------
 
     def test_bytes_of_a_log_are_stored_once_however_they_are_cut(self, store: Store) -> None:
@@ -268,10 +290,33 @@ class StoreContract:
     def test_what_is_not_finite_survives(self, store: Store) -> None:
         points = [Point(1, 0, 0, 1, NOW, {"loss": math.nan, "top": math.inf, "ok": 0.5})]
         store.transact(lambda tx: telemetry.add_points(tx, 1, 0, points))
-        (point,) = store.view(lambda tx: telemetry.points_of(tx, 1))
+        (point,) = store.view(lambda tx: list(telemetry.points_of(tx, 1)))
         assert math.isnan(point.values["loss"])
         assert (point.values["top"], point.values["ok"]) == (math.inf, 0.5)
-        assert store.view(lambda tx: telemetry.points_of(tx, 1, after_step=1)) == []
+        assert store.view(lambda tx: list(telemetry.points_of(tx, 1, after_step=1))) == []
+
+    def test_the_oldest_goes_first_and_only_what_is_old(self, store: Store) -> None:
+        def fill(tx: Tx) -> None:
+            for index in range(4):
+                telemetry.add_log(tx, replace(segment(1, index, b"x"), at=NOW + index))
+            for job in (1, 2):
+                telemetry.add_points(tx, job, 0, [Point(1, 0, 0, 1, NOW, {"loss": 0.5})])
+
+        def drop(limit: int) -> tuple[int, int]:
+            return store.transact(
+                lambda tx: (
+                    telemetry.drop_logs(tx, before=NOW + 3, limit=limit),
+                    telemetry.drop_points(tx, [1, 3], limit=limit),
+                )
+            )
+
+        store.transact(fill)
+        assert [drop(2), drop(2), drop(2)] == [(2, 1), (1, 0), (0, 0)]
+        assert [one.at for one in store.view(lambda tx: telemetry.logs_after(tx, 1, cursor=0))] == [
+            NOW + 3
+        ]
+        assert store.view(lambda tx: len(list(telemetry.points_of(tx, 2)))) == 1
+        assert store.transact(lambda tx: telemetry.drop_points(tx, [], limit=9)) == 0
 
     def test_lineage_is_kept_by_generation(self, store: Store) -> None:
         saved = {

@@ -100,7 +100,10 @@ def same_state_and_curve(job, whole):
 
 
 PLACES = [(name, world) for name in ("ddp", "fsdp") for world in (1, 2, 3, 4)]
-PAIRS = [(("fsdp", 3), ("ddp", 2)), (("ddp", 2), ("fsdp", 4))]
+PAIRS = [
+    (("fsdp", 3), ("ddp", 2)),
+    pytest.param(("ddp", 2), ("fsdp", 4), marks=pytest.mark.extras),
+]
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)

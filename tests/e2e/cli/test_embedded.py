@@ -92,6 +92,7 @@ def _pid_or(home: Home, other: int) -> int:
         return other
 
 
+@pytest.mark.extras
 def test_a_second_ctrl_c_leaves_the_job_alone(home: Home):
     """Ranks that ignore SIGTERM would keep the first one waiting for the whole grace."""
     script = home.root / "stubborn.py"

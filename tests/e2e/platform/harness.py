@@ -49,6 +49,7 @@ class Platform:
             "PROBE_OUT": str(root / "probe"),
         }
         self.process: subprocess.Popen[bytes] | None = None
+        self._client: tuple[str, PhalanxClient] | None = None
 
     def up(self) -> None:
         """Start the control plane and wait until it answers."""
@@ -97,14 +98,21 @@ class Platform:
         return done
 
     def client(self) -> PhalanxClient:
-        """The typed client of whoever is in charge now."""
+        """A typed client of whoever is in charge now."""
         server = json.loads((self.home / "server.json").read_text())
         return PhalanxClient(server["url"], server["token"])
 
+    def _kept_client(self) -> PhalanxClient:
+        """The same for polls, which are many: one for each control plane."""
+        text = (self.home / "server.json").read_text()
+        if self._client is None or self._client[0] != text:
+            server = json.loads(text)
+            self._client = (text, PhalanxClient(server["url"], server["token"]))
+        return self._client[1]
+
     def jobs(self) -> list[JobView]:
         """All jobs."""
-        with self.client() as client:
-            return client.jobs().jobs
+        return self._kept_client().jobs().jobs
 
     def submit(self, spec: dict[str, Any]) -> str:
         """Submit a spec whose code is this folder; returns the job's label."""
@@ -116,8 +124,7 @@ class Platform:
         """The job as the API shows it."""
         num = parse_job_label(job)
         assert num is not None
-        with self.client() as client:
-            return client.job(num)
+        return self._kept_client().job(num)
 
     def wait_state(self, job: str, *states: str) -> JobView:
         """Wait until the job is in one of `states`; fail when it ends otherwise."""

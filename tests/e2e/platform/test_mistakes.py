@@ -145,6 +145,7 @@ def test_corrupt_checkpoint_falls_back_and_is_reported(platform: Platform, tmp_p
     assert "a bad checkpoint was set aside" in platform.run("show", job).stdout
 
 
+@pytest.mark.extras
 @pytest.mark.skipif(
     shutil.which("unshare") is None
     or subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode != 0,

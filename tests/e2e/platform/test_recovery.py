@@ -73,6 +73,7 @@ def test_killed_control_plane_leaves_the_job_untouched(platform: Platform, tmp_p
     assert (view.lineage.missed, view.lineage.duplicated) == (0, 0)
 
 
+@pytest.mark.extras
 def test_finished_while_nobody_was_in_charge(platform: Platform, tmp_path: Path):
     out = tmp_path / "probe"
     job = platform.submit(probe_spec(out, "--epochs=4", "--step-s=0.02"))

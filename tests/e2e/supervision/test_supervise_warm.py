@@ -283,6 +283,7 @@ TRAIN = """
 """
 
 
+@pytest.mark.extras
 def test_an_unmodified_torch_script_recovers_with_data_workers_of_every_kind(tmp_path):
     # Under torchrun the second rendezvous hangs on gloo; and a warm parent that had run a tensor
     # operation would hang its children at the first one.

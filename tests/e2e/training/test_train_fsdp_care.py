@@ -68,6 +68,7 @@ def shards_equal_replicas_and_resume(care, cell, accumulate, kills):
     return whole
 
 
+@pytest.mark.extras
 @pytest.mark.parametrize(("cell", "accumulate"), [("all", 3)])
 def test_sharded_training_equals_replicas_and_resumes_exactly(care, cell, accumulate):
     shards_equal_replicas_and_resume(care, cell, accumulate, (4,))

@@ -61,7 +61,9 @@ def close(one, two):
     ("strategy", "world", "args"),
     [
         ("fsdp=2,tp=2", 4, ("--device", "meta")),
-        ("tp", 4, ("--accumulate", "2", "--plan", "sequence")),
+        pytest.param(
+            "tp", 4, ("--accumulate", "2", "--plan", "sequence"), marks=pytest.mark.extras
+        ),
     ],
 )
 def test_killed_and_resumed_the_weights_are_bit_identical(parallel, strategy, world, args):
@@ -85,6 +87,7 @@ def test_matrix_of_layouts(parallel, strategy, world, accumulate, precision, pla
     survives(parallel, strategy, args, world, (2, 3))
 
 
+@pytest.mark.extras
 def test_every_layout_trains_the_same_weights_and_loads_the_others(parallel):
     args = ("--dropout", "0")
     plain = parallel("ddp", *args, name="plain", world=2).start().finish()

@@ -179,3 +179,8 @@ def test_flags_for_scripts_that_know_nothing_of_it(caller, tmp_path):
     spec = plan_run(["train.py"], flags, caller).spec
     assert (spec.framework, spec.metrics) == ("horovod", ["loss {loss}"])
     assert spec.checkpoint.directory == "out"
+
+
+def test_variables_that_are_not_utf8_stay_behind_and_are_named():
+    luggage = pack({"A": "1", "ODD": "b\udce4d", "\udce4": "x"}, [])
+    assert (luggage.env, luggage.odd) == ({"A": "1"}, ("ODD", "\ufffd"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.cli.snapshot import take
+from phalanx.cli.snapshot import _Walk, take
 from phalanx.errors import UserError
 
 pytestmark = pytest.mark.unit
@@ -114,3 +114,18 @@ def test_names_with_spaces_and_other_alphabets(tmp_path: Path):
     (root / "é ü.py").write_text("")
     (root / ("n" * 200)).write_text("")
     assert names(take(root, tmp_path / "1.tar")) == ["n" * 200, "é ü.py"]
+
+
+def test_what_goes_away_while_it_is_copied_is_left_out(tmp_path: Path, monkeypatch):
+    root = write(tmp_path / "a", gone_dot_py="x", left_dot_py="y")
+    real = _Walk.entries
+
+    def entries(self):
+        for relative, entry in real(self):
+            if relative == "gone.py":
+                os.unlink(entry.path)
+            yield relative, entry
+
+    monkeypatch.setattr(_Walk, "entries", entries)
+    snapshot = take(root, tmp_path / "1.tar")
+    assert names(snapshot) == ["left.py"] and "gone.py: left out" in snapshot.notes[0]

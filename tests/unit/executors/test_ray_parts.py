@@ -1,16 +1,20 @@
 """Parts of the Ray executor that need no Ray: pool files, inventory, files on a node, hooks."""
 
+import fcntl
 import hashlib
 import http.server
+import os
 import sys
 import tarfile
 import threading
+import time
 
 import pytest
 
 from phalanx.errors import SpecInvalid
 from phalanx.executors.ray.inventory import Inventory
 from phalanx.executors.ray.node_files import CodeSource, CodeUnavailable, NodeFiles
+from phalanx.launch.identity import LOCK_NAME
 from phalanx.schemas.ray_pools import RayPool, read_pool
 
 pytestmark = pytest.mark.unit
@@ -150,6 +154,23 @@ def test_code_that_is_not_what_its_digest_says_is_refused(tmp_path, server):
         files.bring(source(server, "0" * 64), target)
     assert not list((tmp_path / "node" / "code").glob("*.tar"))
     assert not target.exists()
+
+
+def test_what_ended_long_ago_goes_and_what_lives_stays_however_long(tmp_path):
+    files, now_s = NodeFiles(tmp_path / "node"), time.time()
+    for job in (1, 2, 3):
+        node = files.node_dir(job, 1, 0)
+        node.mkdir(parents=True)
+        (node / LOCK_NAME).touch()
+        for folder in (node, node.parent):
+            os.utime(folder, (now_s - 30 * 86400, now_s - 30 * 86400))
+    (files.node_dir(2, 1, 0) / "exit.json").touch()  # it ended just now, after a month
+    with open(files.node_dir(3, 1, 0) / LOCK_NAME) as lock:  # it still runs
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        files.prune(now_s)
+        assert [files.node_dir(job, 1, 0).is_dir() for job in (1, 2, 3)] == [False, True, True]
+    files.prune(now_s)
+    assert not files.node_dir(3, 1, 0).exists()
 
 
 # -- hooks of framework: ray ---------------------------------------------------------------------

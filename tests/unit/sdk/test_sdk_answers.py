@@ -6,8 +6,9 @@ import httpx
 import pytest
 
 from phalanx import errors
-from phalanx.errors import PlatformError, Problem, SpecInvalid
-from phalanx.sdk.answers import _BY_CODE, raise_for
+from phalanx.errors import PlatformError, Problem, SpecInvalid, UserError
+from phalanx.schemas.api import SubmitRequest
+from phalanx.sdk.answers import _BY_CODE, raise_for, written
 from phalanx.server.gate import cookie_of, error_response, host_name
 
 pytestmark = pytest.mark.unit
@@ -63,3 +64,10 @@ def test_host_names(header: str, name: str) -> None:
 )
 def test_cookies(header: str, value: str) -> None:
     assert cookie_of(header) == value
+
+
+def test_a_text_that_is_not_utf8_is_named() -> None:
+    spec = {"schema": 1, "run": ["echo", "b\udce4d"]}
+    with pytest.raises(UserError, match=r"'b\\udce4d' is not UTF-8"):
+        written(SubmitRequest(spec=spec))
+    assert written(SubmitRequest(spec={"run": "größer"})).decode().count("größer") == 1

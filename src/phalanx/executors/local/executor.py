@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import subprocess
@@ -20,7 +19,7 @@ from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
 from phalanx.kit.clock import Clock
 from phalanx.launch import linux
 from phalanx.launch.durable import write_file
-from phalanx.launch.identity import EXIT_NAME, LOCK_NAME, LOG_NAME, SupervisorRecord
+from phalanx.launch.identity import EXIT_NAME, LOG_NAME, SupervisorRecord, is_held
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.supervision import Assignment, ExitRecord
 
@@ -110,6 +109,8 @@ class LocalExecutor:
         """See `Executor`."""
         with self._lock:
             self._reap()
+            # Of whom nobody asks any more nothing need be remembered.
+            self._gone.intersection_update(refs)
         statuses = [self._status(ref) for ref in refs]
         # A spare that warms up takes CPU time that a starting job needs more.
         if not any(one.alive and self._is_young(one.ref) for one in statuses):
@@ -147,7 +148,7 @@ class LocalExecutor:
             # Between its start and its record a supervisor holds the lock, or not even that.
             with self._lock:
                 starting = node_dir in self._starting
-            return SupervisorStatus(ref, alive=starting or _is_held(node_dir), exit=exit)
+            return SupervisorStatus(ref, alive=starting or is_held(node_dir), exit=exit)
         if record.supervisor.is_alive():
             return SupervisorStatus(ref, alive=True, exit=exit)
         if record.guard is not None and record.guard.is_alive():
@@ -171,7 +172,7 @@ class LocalExecutor:
         while SupervisorRecord.read(node_dir) is None:
             # One that finds its folder taken leaves: then the record comes from another one, which a
             # control plane started before it was killed.
-            if child.poll() is not None and not _is_held(node_dir):
+            if child.poll() is not None and not is_held(node_dir):
                 if SupervisorRecord.read(node_dir) is not None:
                     return
                 tail = _tail(node_dir / LOG_NAME)
@@ -206,21 +207,6 @@ def _spawn(assignment: Path, node_dir: Path) -> subprocess.Popen[bytes]:
             stderr=log,
             start_new_session=True,
         )
-
-
-def _is_held(node_dir: Path) -> bool:
-    """Whether a supervisor holds the folder's lock."""
-    try:
-        descriptor = os.open(node_dir / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def _read_exit(node_dir: Path) -> ExitRecord | None:

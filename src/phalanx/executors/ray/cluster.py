@@ -223,6 +223,7 @@ class Cluster:
 
         Once all that are asked for of an attempt are gone, its group is removed before that is said.
         """
+        self._forget(refs)
         found = [self._look(ref, fence_s) for ref in refs]
         living = {
             (ref["job"], ref["attempt"])
@@ -235,6 +236,13 @@ class Cluster:
                     if (ref["job"], ref["attempt"]) == pair:
                         one.update(alive=True, message="its placement group is being removed")
         return found
+
+    def _forget(self, refs: Sequence[Mapping[str, Any]]) -> None:
+        """Of those that are gone and that nobody asks for any more, nothing need be remembered."""
+        asked = {(ref["job"], ref["attempt"], ref["node_rank"]) for ref in refs}
+        for key, one in list(self._tracked.items()):
+            if one.result is not None and key not in asked:
+                self._tracked.pop(key, None)
 
     def _look(self, ref: Mapping[str, Any], fence_s: float) -> dict[str, Any]:
         key: Key = (ref["job"], ref["attempt"], ref["node_rank"])

@@ -165,6 +165,8 @@ class RayExecutor:
             for ref in refs
         ]
         answers = self._bridge.ask("poll", refs=asked, fence_s=self._pool.fence)
+        # Of whom nobody asks any more nothing need be remembered.
+        self._gone.intersection_update(refs)
         statuses = []
         for ref, answer in zip(refs, answers, strict=True):
             if not answer["alive"]:

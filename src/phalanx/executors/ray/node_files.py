@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from phalanx.kit.ids import job_label
+from phalanx.launch.identity import is_held
 
 NUM_ARCHIVES = 16
 _OLD_S = 7 * 86400.0
@@ -60,9 +61,12 @@ class NodeFiles:
     def prune(self, now_s: float) -> None:
         """Let attempts go that ended long ago, and archives beyond the newest few."""
         for folder in self.root.glob("jobs/j-*/a*"):
-            with contextlib.suppress(OSError):
-                if now_s - folder.stat().st_mtime > _OLD_S:
-                    shutil.rmtree(folder, ignore_errors=True)
+            nodes = list(folder.glob("n*"))
+            # A folder's time says when something was last made or renamed in it, which in a long run
+            # may be weeks ago: whoever lives holds the lock of its own.
+            last_s = max(map(_used_at, [folder, *nodes]))
+            if now_s - last_s > _OLD_S and not any(map(is_held, nodes)):
+                shutil.rmtree(folder, ignore_errors=True)
         archives = sorted(self.root.glob("code/*.tar"), key=_used_at, reverse=True)
         for archive in archives[NUM_ARCHIVES:]:
             archive.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from phalanx.services.commit import LEAVING, QUEUE, TIMERS
 from phalanx.services.dispatch import Dispatcher, dispatch_step
 from phalanx.services.draining import draining_step
 from phalanx.services.polling import poll_step
+from phalanx.services.retention import Sweep, retention_step
 from phalanx.services.scaling import scaling_step
 from phalanx.services.scheduling import scheduling_step
 from phalanx.services.timers import timers_step
@@ -16,7 +17,7 @@ from phalanx.store import outbox
 
 
 def all_loops(context: Context) -> tuple[Loop, ...]:
-    """Scheduler, dispatcher, timers, polling and draining."""
+    """Scheduler, dispatcher, timers, polling, draining and retention."""
     platform, ticks = context.platform, context.settings.loops
     who = Dispatcher(owner="embedded", token=random_hex(16))
 
@@ -39,10 +40,21 @@ def all_loops(context: Context) -> tuple[Loop, ...]:
         watched = poll_step(platform, now)
         return now + round(ticks.leaving_tick_s * 1e6) if watched.leaving else None
 
+    retention = context.settings.retention
+    sweep = Sweep(_us(retention.logs), _us(retention.metrics))
+
+    def let_go(now: int) -> int | None:
+        return now if retention_step(platform, sweep, now) else None
+
     return (
         Loop("scheduler", schedule, (QUEUE,), ticks.scheduler_tick_s),
         Loop("dispatcher", dispatch, (outbox.TOPIC,), ticks.dispatcher_tick_s),
         Loop("timers", fire, (TIMERS,), ticks.timers_tick_s),
         Loop("polling", poll, (LEAVING,), ticks.poll_tick_s),
         Loop("draining", drain, (), ticks.draining_tick_s),
+        Loop("retention", let_go, (), retention.tick_s),
     )
+
+
+def _us(age_s: float | None) -> int | None:
+    return None if age_s is None else round(age_s * 1e6)

@@ -129,7 +129,7 @@ def _checkpoints(here: Here, num: int) -> list[str]:
 
 
 def _story(here: Here, num: int) -> list[str]:
-    found = views.event_page(here.platform, num, after=0, limit=10_000).events[-40:]
+    found = views.last_events(here.platform, num, 40)
     rows = [
         (_time(one.at), one.kind.replace("_", " "), one.state, one.reason.message, one.actor)
         for one in reversed(found)

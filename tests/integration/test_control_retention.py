@@ -1,0 +1,105 @@
+"""What is old enough goes, a little at a time; what somebody may still need stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, select
+
+from integration.rig import Rig
+from phalanx.services import retention
+from phalanx.services.retention import Sweep, retention_step
+from phalanx.store.tables import commands, log_segments, metric_chunks
+
+pytestmark = pytest.mark.integration
+DAY_S = 86_400
+SMALL = {"nodes": 1, "slots_per_node": 1}
+
+
+def days(number: float) -> int:
+    return round(number * DAY_S * 1e6)
+
+
+def started(rig: Rig) -> tuple[int, object]:
+    num = rig.submit(resources=SMALL)
+    rig.turn()
+    supervisor = rig.supervisor(num)
+    supervisor.ready()
+    supervisor.started(pids=(1,))
+    for step in range(3):
+        supervisor.step(0, step)
+        supervisor.log(step * 4, b"abc\n")
+    return num, supervisor
+
+
+def ended(rig: Rig) -> int:
+    num, supervisor = started(rig)
+    supervisor.ended(0, "succeeded", step=2)
+    supervisor.leave()
+    rig.turn()
+    assert rig.job(num).state == "succeeded"
+    return num
+
+
+def rows(rig: Rig, table, num: int) -> int:
+    query = select(func.count()).where(table.c.job == num)
+    return rig.store.view(lambda tx: tx.conn.execute(query).scalar_one())
+
+
+def kept(rig: Rig, num: int) -> tuple[int, int, int]:
+    return tuple(rows(rig, one, num) for one in (log_segments, metric_chunks, commands))
+
+
+def sweep_all(rig: Rig, sweep: Sweep) -> int:
+    steps = 1
+    while retention_step(rig.platform, sweep, rig.clock.now()):
+        steps += 1
+    return steps
+
+
+def node_folder(rig: Rig, num: int) -> Path:
+    folder = rig.platform.home.node_dir(num, 1, 0)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "out").write_text("abc")
+    return folder
+
+
+def test_output_and_metrics_go_when_they_are_old(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "ROWS", 2)
+    monkeypatch.setattr(retention, "JOBS", 1)
+    first, second = ended(rig), ended(rig)
+    folders = [node_folder(rig, num) for num in (first, second)]
+    code = rig.platform.home.attempt_dir(first, 1) / "code"
+    rig.clock.advance(10 * DAY_S)
+    young = ended(rig)
+    sweep = Sweep(days(5), days(20))
+    assert sweep_all(rig, sweep) > 3
+    assert kept(rig, first) == kept(rig, second) == (0, 3, 0)
+    assert kept(rig, young) == (3, 3, 1)
+    assert not any(one.exists() for one in folders) and code.is_dir()
+    assert rig.client.logs(first).lines == [] and len(rig.client.logs(young).lines) == 3
+    rig.clock.advance(11 * DAY_S)
+    sweep_all(rig, sweep)
+    assert [kept(rig, num) for num in (first, second, young)] == [(0, 0, 0)] * 2 + [(0, 3, 0)]
+    assert rig.job(first).state == "succeeded" and list(rig.client.story(first))
+    assert not rig.client.metrics(first).series
+
+
+def test_a_job_that_runs_for_long_keeps_its_newest_output_and_its_launch(rig: Rig) -> None:
+    num, supervisor = started(rig)
+    folder = node_folder(rig, num)
+    rig.clock.advance(30 * DAY_S)
+    supervisor.log(12, b"new\n")
+    sweep_all(rig, Sweep(days(5), days(5)))
+    assert [one.text for one in rig.client.logs(num).lines] == ["new"]
+    assert kept(rig, num) == (1, 3, 1) and folder.is_dir()
+    supervisor.log(8, b"abc\nnew\nlast\n")  # sent again from before: known bytes stay known
+    assert [one.text for one in rig.client.logs(num).lines] == ["new", "last"]
+
+
+def test_without_ages_nothing_goes(rig: Rig) -> None:
+    num = ended(rig)
+    rig.clock.advance(1000 * DAY_S)
+    sweep_all(rig, Sweep())
+    assert kept(rig, num) == (3, 3, 0)

@@ -1,0 +1,131 @@
+"""Trouble with one job, or for a moment with the database, is nobody else's trouble."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from integration.rig import Rig
+from phalanx.core.jobs.timers import due
+from phalanx.errors import InvariantBroken, StoreUnavailable
+from phalanx.kit.clock import SystemClock
+from phalanx.server.context import Presence
+from phalanx.server.loops.idle import until_idle
+from phalanx.services import polling, timers
+from phalanx.services.polling import poll_step
+from phalanx.services.timers import timers_step
+from phalanx.store.tables import jobs
+
+pytestmark = pytest.mark.integration
+SMALL = {"nodes": 1, "slots_per_node": 1}
+
+
+def two_jobs(rig: Rig, **changes: object) -> tuple[int, int]:
+    return rig.submit(resources=SMALL, **changes), rig.submit(resources=SMALL, **changes)
+
+
+def run(rig: Rig, num: int):
+    supervisor = rig.supervisor(num)
+    supervisor.ready()
+    supervisor.started(pids=(1,))
+    return supervisor
+
+
+def test_a_launch_that_runs_into_a_bug_holds_up_no_other(rig: Rig) -> None:
+    real = rig.executor.start
+
+    def start(node, assignment):
+        if assignment.gang.job == 1:
+            raise RuntimeError("a bug")
+        real(node, assignment)
+
+    rig.executor.start = start
+    two_jobs(rig)
+    rig.turn()
+    assert {ref.job for ref in rig.executor.started} == {2}
+    rig.executor.start = real
+    rig.turn(60)  # tried again by itself
+    assert {ref.job for ref in rig.executor.started} == {1, 2}
+
+
+def test_a_stored_spec_that_cannot_be_read_any_more_ends_its_job_alone(rig: Rig) -> None:
+    policy = {"start_failed": {"count": 0}}
+    one, two = two_jobs(rig, recovery=policy)
+    rig.store.transact(
+        lambda tx: tx.conn.execute(
+            jobs.update().where(jobs.c.num == one).values(spec={"schema": 1, "rnu": "x"})
+        )
+    )
+    rig.turn()
+    rig.turn()
+    view = rig.job(one)
+    assert (view.state, view.reason.code) == ("failed", "start_failed")
+    assert "rnu" in view.reason.message
+    assert rig.job(two).state == "starting"
+
+
+def test_timers_of_the_others_fire_beside_a_job_with_a_bug(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = two_jobs(rig, max_duration="60s")
+    rig.turn()
+    run(rig, one)
+    run(rig, two)
+
+    def broken(job, now):
+        if job.num == one:
+            raise InvariantBroken("a bug")
+        return due(job, now)
+
+    monkeypatch.setattr(timers, "due", broken)
+    with pytest.raises(InvariantBroken):
+        timers_step(rig.platform, rig.clock.advance(61))
+    assert (rig.job(one).state, rig.job(two).state) == ("running", "stopping")
+
+
+def test_deaths_of_the_others_are_noted_beside_a_job_with_a_bug(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = two_jobs(rig)
+    rig.turn()
+    for num in (one, two):
+        rig.executor.bury(run(rig, num).ref)
+    real = polling._gone
+
+    def broken(job, status, row):
+        if job.num == one:
+            raise InvariantBroken("a bug")
+        return real(job, status, row)
+
+    monkeypatch.setattr(polling, "_gone", broken)
+    with pytest.raises(InvariantBroken):
+        poll_step(rig.platform, rig.clock.now())
+    assert (rig.job(one).state, rig.job(two).state) == ("running", "queued")
+
+
+@pytest.mark.parametrize("healthy", [False, True])
+def test_a_database_that_cannot_be_asked_is_no_reason_to_leave(tmp_path, healthy: bool) -> None:
+    """With a healthy one and no job, the guard off, it leaves."""
+
+    def view(work):
+        if not healthy:
+            raise StoreUnavailable("locked")
+        return 0
+
+    clock = SystemClock()
+    home = SimpleNamespace(root=tmp_path)
+    context = SimpleNamespace(
+        clock=clock,
+        presence=Presence(clock.monotonic() - 3600),
+        platform=SimpleNamespace(home=home, store=SimpleNamespace(view=view)),
+    )
+
+    async def main() -> bool:
+        leaving = asyncio.create_task(until_idle(context, 0.02))
+        done, _ = await asyncio.wait({leaving}, timeout=30 if healthy else 0.5)
+        leaving.cancel()
+        return bool(done)
+
+    assert asyncio.run(main()) is healthy

@@ -1,0 +1,37 @@
+"""Settings: from the environment, from flags above it, and mistakes that are named."""
+
+import pytest
+
+from phalanx.errors import SpecInvalid
+from phalanx.server.settings import read_settings
+from phalanx.standalone.control_plane import Setup, _settings
+
+pytestmark = pytest.mark.unit
+
+
+def test_ages_are_written_as_people_write_them(monkeypatch, tmp_path):
+    monkeypatch.setenv("PHALANX__RETENTION__LOGS", "30d")
+    assert read_settings().retention.logs == 30 * 86400
+    setup = Setup(tmp_path, keep_metrics_s=7200.0, idle_exit_s=3.0)
+    found = _settings(setup)
+    assert (found.retention.logs, found.retention.metrics) == (30 * 86400, 7200)
+    assert found.idle_exit_s == 3
+    assert _settings(Setup(tmp_path, keep_logs_s=3600.0)).retention.logs == 3600
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("PHALANX__LOOPS__POLL_TICK_S", "soon", "PHALANX__LOOPS__POLL_TICK_S"),
+        ("PHALANX__LOOPS__POL_TICK_S", "1", "PHALANX__LOOPS__POL_TICK_S"),
+        ("PHALANX__LOPS__POLL_TICK_S", "1", "did you mean PHALANX__LOOPS"),
+        ("PHALANX__API__ALLOWED_HOSTS", "example.org", "JSON"),
+        ("PHALANX__RETENTION__LOGS", "30 moons", "moons"),
+        ("PHALANX__RETENTION__LOGS", "10m", "3600"),
+    ],
+)
+def test_a_wrong_variable_is_named(monkeypatch, name, value, said):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SpecInvalid) as caught:
+        read_settings()
+    assert said in str(caught.value)

@@ -1,0 +1,98 @@
+"""What ranks report becomes reports: once each, and for as long as a generation lasts."""
+
+import math
+
+import pytest
+
+from phalanx.core import reports
+from phalanx.core.ledger import Row, merge
+from phalanx.core.stalls import Patience, StallWatch
+from phalanx.supervise import records
+from phalanx.supervise.records import GenerationRecords
+
+pytestmark = pytest.mark.unit
+
+
+def opened():
+    sent = []
+    watch = StallWatch(Patience(math.inf), 0.0)
+    return GenerationRecords(0, {}, lambda make: sent.append(make(len(sent) + 1)), watch), sent
+
+
+def saved(number):
+    return {"k": "checkpoint", "step": number, "path": f"/c/{number}", "t": 1}
+
+
+def test_every_checkpoint_of_a_generation_that_lasts_for_months_is_reported():
+    here, sent = opened()
+    num = 3 * records._REMEMBERED
+    for number in range(num):
+        for rank in (0, 1):  # all ranks say it
+            here.said(rank, saved(number))
+        here.said(0, {"k": "removed", "path": f"/c/{number}", "t": 1})
+    kinds = [one.kind for one in sent]
+    assert kinds.count("checkpoint") == num == len({one.path for one in sent})
+    assert len(kinds) == 2 * num
+    assert len(here._said) <= records._REMEMBERED
+
+
+def test_warnings_of_a_script_come_to_an_end_and_checkpoints_do_not():
+    here, sent = opened()
+    for number in range(3 * records._MOST_WARNINGS):
+        here.said(0, {"k": "warn", "message": f"step {number} was slow", "t": 1})
+    here.said(0, saved(1))
+    assert [one.kind for one in sent].count("warning") == records._MOST_WARNINGS
+    assert sent[-1].kind == "checkpoint"
+
+
+def test_what_was_consumed_is_said_once_and_in_parts():
+    """On several nodes every step leaves a row of its own: to say them all again would never end."""
+    here, _ = opened()
+    said = []
+
+    def consume(steps):
+        for step in steps:
+            for rank in (0, 1):  # this node has the first half of every batch of 96
+                lo = step * 96 + rank * 24
+                here.said(rank, {"k": "ledger", "epoch": 0, "lo": lo, "hi": lo + 24, "t": 1})
+
+    def put(make):
+        said.append(make(len(said) + 1))
+
+    num = 2 * records._MOST_ROWS + 10
+    consume(range(num))  # while nobody fetched anything
+    assert len(here._fresh_rows) <= 4 * records._MOST_ROWS
+    while here.put_ledger(put):
+        pass
+    consume(range(num, num + 3))
+    assert here.put_ledger(put) and not here.put_ledger(put)
+    assert [len(one.rows) for one in said] == [records._MOST_ROWS, records._MOST_ROWS, 10, 3]
+    assert all(one.added for one in said)
+    rows = merge(Row(one.epoch, one.lo, one.hi) for report in said for one in report.rows)
+    assert rows == tuple(Row(0, step * 96, step * 96 + 48) for step in range(num + 3))
+
+
+def test_records_that_make_no_sense_are_passed_over(tmp_path):
+    """They come from a user's process: none of them may end the supervisor."""
+    path = tmp_path / "r00000.report"
+    rows = [
+        [1, 2], "text", {}, {"k": "step"}, {"k": "step", "step": 1e999, "epoch": 0, "t": 1},
+        {"k": "metric", "step": 1, "t": 1, "v": {"loss": 10**400}},
+        {"k": "metric", "step": 1, "t": 1, "v": [1]}, {"k": "metric", "step": 1e999, "t": 1, "v": {}},
+        {"k": "guard", "step": 1, "what": 1, "origin": 2, "action": 3, "ranks": [1e999]},
+        {"k": "profile"}, {"k": 7}, {"k": "data", "num_samples": 1e999},
+        {"k": "metric", "step": 2, "t": 1, "v": {"loss": 0.5}},
+    ]  # fmt: skip
+    body = b"".join(reports.encode(row) for row in rows)
+    head = bytearray(reports.header(1))
+    head[reports.LENGTH_OFFSET : reports.LENGTH_OFFSET + 8] = reports.pack_length(len(body))
+    path.write_bytes(bytes(head) + body)
+    sent = []
+    here = GenerationRecords(
+        0, {0: path}, lambda make: sent.append(make(1)), StallWatch(Patience(math.inf), 0.0)
+    )
+    here.read()
+    tail = records.MetricTail({0: path})
+    assert [point.step for point in tail.take(100)][-1] == 2
+    here.close()
+    tail.close()
