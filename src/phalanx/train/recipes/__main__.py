@@ -22,7 +22,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         train(recipe)
     except (UserError, RestoreMismatch, PreflightFailed) as error:
-        failure.write(context.error_file(), error)
+        error.__cause__, error.__suppress_context__ = None, True
+        # Where in this package it was noticed helps nobody: the sentence alone is shown.
+        failure.write(context.error_file(), error.with_traceback(None))
         sys.stderr.write(f"phalanx recipe train: {error}\n")
         return error.exit_code
     except SystemExit as left:
