@@ -14,7 +14,7 @@ from phalanx.cli.measuring import figures, run_to_end, shape
 from phalanx.cli.options import AsJson
 from phalanx.cli.session import Session
 from phalanx.core.scaling import ScalingRow, in_words, rows
-from phalanx.errors import NotSupported, UserError
+from phalanx.errors import UserError
 from phalanx.kit.units import format_duration
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def scaling(  # noqa: PLR0913 - one parameter for each option
             wish = _wish(count, per_node, pool)
             try:
                 view, ran_in = run_to_end(session, client, _MODULE, words, wish)
-            except NotSupported as error:
+            except UserError as error:  # refused, or in the queue for ever
                 if not found:
                     raise
                 output.note(f"{count} ranks have no place, and more would not either: {error}")
