@@ -478,6 +478,10 @@ def test_weights_are_exported_as_safetensors_and_alone(tmp_path, capsys):
     assert export.main([str(one.path), str(tmp_path / "h.safetensors"), "--dtype=bfloat16"]) == 0
     _, half = read_safetensors(tmp_path / "h.safetensors")
     assert all(torch.equal(half[k], v.bfloat16()) for k, v in model.state_dict().items())
+    assert export.main([str(one.path), str(tmp_path / "m.pt")]) == 0
+    plain = torch.load(tmp_path / "m.pt", weights_only=True)
+    assert list(plain) == list(model.state_dict())
+    assert all(torch.equal(plain[key], value) for key, value in model.state_dict().items())
     assert export.main([str(one.path), str(tmp_path / "weights")]) == 0
     (small,) = checkpoint.list_checkpoints(tmp_path / "weights")
     state, _ = content(small.path)

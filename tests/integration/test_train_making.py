@@ -1,5 +1,8 @@
 """Models made without memory: first weights, what keeps its identity, what the ranks hold."""
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, field
 
 import pytest
@@ -200,7 +203,7 @@ def test_the_users_own_malloc_settings_stand(monkeypatch):
 
     monkeypatch.setattr(making.ctypes, "CDLL", Library)
     making.return_large_blocks(CPU)
-    assert asked == [(-3, 1 << 20)]
+    assert asked == [(-3, 4 << 20)]
     making.return_large_blocks(torch.device("cuda"))
     for name, value in (
         ("MALLOC_MMAP_THRESHOLD_", "65536"),
@@ -210,3 +213,32 @@ def test_the_users_own_malloc_settings_stand(monkeypatch):
             inside.setenv(name, value)
             making.return_large_blocks(CPU)
     assert len(asked) == 1
+
+
+def test_shards_ask_for_huge_pages_before_torch_makes_a_tensor(tmp_path):
+    """Torch looks once, at its first tensor: a process of its own shows that `init` comes in time."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, torch, phalanx.train as pt\n"
+        "run = pt.init(strategy=sys.argv[1])\n"
+        "import ctypes, resource\n"
+        "ctypes.CDLL(None).mallopt(-3, 1 << 20)\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "for _ in range(3):\n"
+        "    torch.empty(16 << 20).fill_(1)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)\n"
+    )
+
+    def faults(strategy, **env):
+        # One rank of one: the strategy is looked at, and nothing is shared.
+        done = subprocess.run(
+            [sys.executable, script, strategy], capture_output=True, text=True, check=True,
+            env={**os.environ, **env},
+        )  # fmt: skip
+        return int(done.stdout)
+
+    pages = 3 * (64 << 20) // os.sysconf("SC_PAGE_SIZE")
+    if faults("ddp", THP_MEM_ALLOC_ENABLE="1") > pages / 2:
+        pytest.skip("this machine has no huge pages to give")
+    assert faults("auto") < pages / 2 < faults("ddp")
+    assert faults("auto", THP_MEM_ALLOC_ENABLE="0") > pages / 2  # what the user says stands

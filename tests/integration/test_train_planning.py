@@ -10,6 +10,7 @@ from torch import nn
 from phalanx.core import estimates
 from phalanx.errors import NotSupported, SpecInvalid, UserError
 from phalanx.train import picking, stages
+from phalanx.train.planning import outlining
 from phalanx.train.planning.__main__ import looked_at, main
 from phalanx.train.planning.sketch import Sketch
 from phalanx.train.run import Run
@@ -192,3 +193,30 @@ def test_auto_takes_the_first_that_fits(memory, best):
     choice = picking.pick(model, estimates.World(1, 8, device))
     assert choice.best.name == best
     assert choice.best.fits == (memory > 1 << 20)
+
+
+def test_attention_is_counted_as_flash_kernels_keep_it():
+    heads, length, width = 4, 512, 16
+    shape, bytes_of_scores = (1, heads, length, width), heads * length * length * 4
+    query = torch.empty(shape, device="meta", requires_grad=True)
+    few = torch.empty((1, 2, length, width), device="meta", requires_grad=True)  # two heads share
+
+    def kept():
+        found = {}
+
+        def keep(tensor):
+            found[tensor.untyped_storage()._cdata] = tensor
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one):
+            put_out = nn.functional.scaled_dot_product_attention(
+                query, few, few, is_causal=True, enable_gqa=True
+            )
+        assert put_out.shape == shape
+        put_out.sum().backward()
+        return sum(one.untyped_storage().nbytes() for one in found.values())
+
+    with outlining.lean_attention():
+        assert kept() < bytes_of_scores / 4
+    # The control: torch's plain formula keeps the scores.
+    assert kept() >= bytes_of_scores

@@ -52,7 +52,7 @@ def scaling(  # noqa: PLR0913 - one parameter for each option
     ] = 1_281_167,
     price: Annotated[
         float | None,
-        typer.Option("--price", min=0, help="Of a slot and hour; default: what the pool says."),
+        typer.Option("--price", min=0, help="US dollars for a slot and hour; default: the pool's."),
     ] = None,
     pool: Annotated[str | None, typer.Option("--pool", help="The pool to measure.")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw it into this SVG file.")] = None,
@@ -71,7 +71,13 @@ def scaling(  # noqa: PLR0913 - one parameter for each option
         for count in numbers:
             output.note(f"{model} on {count} rank{'s' if count > 1 else ''} …")
             wish = _wish(count, per_node, pool)
-            view, ran_in = run_to_end(session, client, _MODULE, words, wish)
+            try:
+                view, ran_in = run_to_end(session, client, _MODULE, words, wish)
+            except UserError as error:  # refused, or in the queue for ever
+                if not found:
+                    raise
+                output.note(f"{count} ranks have no place, and more would not either: {error}")
+                break
             if price is None:
                 price = _price(client, ran_in or pool)
             step_s, batch = figures(client, view, _NAMES)
@@ -135,7 +141,7 @@ def _print(table: Sequence[ScalingRow]) -> None:
         (
             row.ranks, f"{row.samples_per_s:.1f}", f"{row.step_s * 1e3:.1f} ms", f"{row.speed_up:.2f}",
             f"{row.efficiency:.0%}", format_duration(row.epoch_s),
-            "-" if row.cost is None else f"{row.cost:.2f}", bar,
+            "-" if row.cost is None else f"${row.cost:,.2f}", bar,
         )
         for row, bar in zip(table, drawn, strict=True)
     ]  # fmt: skip

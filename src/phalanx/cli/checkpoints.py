@@ -46,7 +46,7 @@ def checkpoints(
     """List the checkpoints of a job; or list, show, verify, remove, scrub and export any.
 
     `verify` reads every byte, and with a key also decrypts. `scrub` sets aside what no longer matches its
-    digests. `export` writes the weights to OUT, for example model.safetensors. Where WHERE is no single
+    digests. `export` writes the weights to OUT, model.safetensors or model.pt. Where WHERE is no single
     checkpoint, `show` and `export` take the newest.
     """
     show = output.as_json if json else None

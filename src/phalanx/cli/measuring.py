@@ -7,13 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from phalanx.cli.session import Session
-from phalanx.errors import PlatformError, UserError
+from phalanx.core.reasons import ReasonCode
+from phalanx.errors import NotSupported, PlatformError, UserError
 
 if TYPE_CHECKING:
     from phalanx.schemas.api import JobView
     from phalanx.sdk import PhalanxClient
 
 _ROUND_S = 20.0
+_QUEUED_ROUND_S = 1.0
+_ROUNDS_WITHOUT_PLACE = 5
+"""A platform that has only just started may not know its nodes yet."""
 
 
 def run_to_end(
@@ -25,9 +29,9 @@ def run_to_end(
 ) -> tuple[JobView, str | None]:
     """Run a module of ours as a job with this part of a spec; also the pool that it ran in.
 
-    Ctrl-C cancels the job.
+    Ctrl-C cancels the job, and so does a platform that has no place for it, however long it waits.
 
-    Raises SpecInvalid, and UserError where it cannot be placed.
+    Raises SpecInvalid, and NotSupported where no pool is large enough.
     """
     from phalanx.cli.caller import pack
     from phalanx.schemas.api import SubmitRequest
@@ -42,7 +46,7 @@ def run_to_end(
     assert job is not None
     try:
         return _awaited(client, job.num)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, NotSupported):
         # Nobody waits for its figures any more: its slots are for others.
         with contextlib.suppress(PlatformError):
             client.stop(job.num, goal="cancel")
@@ -50,10 +54,16 @@ def run_to_end(
 
 
 def _awaited(client: PhalanxClient, num: int) -> tuple[JobView, str | None]:
-    after, pool = 0, None
+    after, pool, without_place = 0, None, 0
     while not (view := client.job(num)).is_terminal:
         pool = view.pool or pool
-        page = client.events(num, after=after, wait_s=_ROUND_S)
+        stays = view.stays
+        nowhere = stays is not None and stays.code == ReasonCode.UNPLACEABLE.value
+        without_place = without_place + 1 if nowhere else 0
+        if stays is not None and without_place >= _ROUNDS_WITHOUT_PLACE:
+            raise NotSupported(stays.message, "phalanx pools shows what there is")
+        # What keeps a job in the queue is no event.
+        page = client.events(num, after=after, wait_s=_ROUND_S if pool else _QUEUED_ROUND_S)
         after = page.events[-1].seq if page.events else after
     return view, pool
 

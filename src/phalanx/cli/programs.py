@@ -12,6 +12,8 @@ PASSED_ON = {
     "allow_extra_args": True,
     "ignore_unknown_options": True,
     "help_option_names": [],
+    # A `--` between a program's own words and a script's is theirs to see.
+    "allow_interspersed_args": False,
 }
 
 

@@ -15,12 +15,15 @@ from phalanx.core.meshes import Layout
 from phalanx.kit.nearest import nearest
 
 GIB = 1 << 30
+_DOUBLINGS = 10
 USABLE = 0.9
 """The part of a device's memory that may be planned with; allocators and kernels need the rest."""
 UNKNOWN_ACTIVATIONS = 0.4
 """The part of a device's memory left to activations that nobody has measured."""
 EFFICIENCY = 0.4
 """The part of a device's peak that training usually reaches."""
+CONVOLVING = 0.2
+"""The same of networks made of convolutions, which move more memory."""
 LINK_EFFICIENCY = 0.7
 NEARLY = 1.05
 """Of layouts that are this close, the one with the fewest shards is taken."""
@@ -108,6 +111,8 @@ class Outline:
     """What one step of a script needs, without layout. Bytes are those of one rank that holds all.
 
     `activation_bytes` and `flops` are of one batch of `batch` samples, None where they are not known.
+    `convolved` is the part of `flops` that are convolutions'.
+    `cast_bytes` are copies of parameters in half precision that autocast keeps for the backward pass.
     `tp_part` is the part of the parameters that tensor parallel ranks split, `layer_bytes` the parameters
     of each layer that pipeline stages may be made of; empty: the model cannot be cut.
     """
@@ -120,7 +125,9 @@ class Outline:
     batch: int = 1
     activation_bytes: int | None = None
     flops: float | None = None
+    convolved: float = 0.0
     precision: str = "fp32"
+    cast_bytes: int = 0
     tp_part: float = 0.0
     layer_bytes: tuple[int, ...] = ()
     schedule: str = "1f1b"
@@ -196,12 +203,15 @@ def estimate(layout: Layout, world: World, outline: Outline) -> Estimate:
     # DDP sums gradients in buckets beside them; shards are gathered two blocks at a time.
     beside = outline.trainable_bytes if layout.dp == layout.world_size > 1 else 0
     gathered = int(2 * outline.block_bytes * split) if sharded else 0
+    # Autocast's copies are made of gathered parameters: shards do not divide them.
+    beside += int(outline.cast_bytes * kept * layout.fsdp)
     activations = _activations(layout, world, outline, split)
     device = world.device
     limit = USABLE if activations is not None else USABLE - UNKNOWN_ACTIVATIONS
     compute = None
     if outline.flops is not None:
-        compute = outline.flops / (device.flops(outline.precision) * EFFICIENCY)
+        inverse = outline.convolved / CONVOLVING + (1 - outline.convolved) / EFFICIENCY
+        compute = outline.flops * inverse / device.flops(outline.precision)
     pieces = _pieces(layout, world, outline)
     bubble = pipelines.bubble(outline.schedule, layout.pp, pieces) if layout.pp > 1 else 0.0
     return Estimate(
@@ -289,8 +299,7 @@ def recommend(world: World, outline: Outline) -> Choice:
         least = min(found, key=lambda one: one.total_bytes)
         text = (
             f"nothing fits into {_gib(least.limit_bytes)} of {world.device.name}: {least.name} needs"
-            f" least, {_gib(least.total_bytes)} a rank; use more devices, a smaller batch or"
-            " activation_checkpointing"
+            f" least, {_gib(least.total_bytes)} a rank; {_enough(world, outline)}"
         )
         return Choice(least, text, found)
     best = min(fitting, key=_seconds)
@@ -303,6 +312,17 @@ def recommend(world: World, outline: Outline) -> Choice:
         much = outline.flops is not None and _seconds(best) < worth_it
         best = best if much else fastest
     return Choice(best, _reason(best, found, world), found)
+
+
+def _enough(world: World, outline: Outline) -> str:
+    """How many more devices would do, if any number does."""
+    less = "a smaller batch or activation_checkpointing"
+    for doubled in range(1, _DOUBLINGS + 1):
+        larger = replace(world, nodes=world.nodes << doubled)
+        one = estimate(Layout(fsdp=larger.num_ranks), larger, outline)
+        if one.fits:
+            return f"fsdp over {larger} would fit with {_gib(one.total_bytes)}, or take {less}"
+    return f"no number of them would do, but {less} may"
 
 
 def _rank(one: Estimate) -> tuple[int, int, int]:

@@ -16,6 +16,8 @@ _MISTAKES = frozenset(
         "AttributeError", "FileNotFoundError", "ImportError", "IndentationError", "KeyError",
         "ModuleNotFoundError", "NameError", "NotImplementedError", "SyntaxError", "TabError",
         "TypeError", "UnboundLocalError", "ValueError",
+        # What the library says of arguments, data and checkpoints that do not go together.
+        "NotFound", "NotSupported", "PermissionDenied", "RestoreMismatch", "SpecInvalid", "UserError",
     }
 )  # fmt: skip
 _COLLATERAL_WORDS = (

@@ -14,7 +14,7 @@ _SHELL_WORDS = frozenset("|&;<>()$`\\*?[]#~{}!\n")
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 _SENSITIVE = (
     "ATEN_", "DNNL_", "GLIBC_TUNABLES", "GOMP_", "KMP_", "LANG", "LC_", "LD_", "MALLOC_", "MKL_",
-    "OMP_", "ONEDNN_", "OPENBLAS_", "PYTHON", "TORCH",
+    "OMP_", "ONEDNN_", "OPENBLAS_", "PYTHON", "THP_", "TORCH",
 )  # fmt: skip
 
 

@@ -38,6 +38,7 @@ def init(  # noqa: PLR0913 - one keyword for each wish, none of them positional
     checkpoint_store: str | None = None,
     checkpoint_key_env: str | None = None,
     checkpoint_key_file: str | Path | None = None,
+    resume_from: str | Path | None = None,
     ddp: Mapping[str, Any] | None = None,
     strategy: str | Mapping[str, int] = "ddp",
     fsdp: Mapping[str, Any] | None = None,
@@ -70,7 +71,8 @@ def init(  # noqa: PLR0913 - one keyword for each wish, none of them positional
     `1 epoch` or `auto`, `checkpoint_keep` says which stay (`{"last": 3}`), `checkpoint_compress="zstd"`
     makes them smaller, `checkpoint_store` is a prefix
     of an object store that gets copies, such as `s3://bucket/run-7`, and the key that encrypts them is
-    named by a variable (`checkpoint_key_env`) or a file (`checkpoint_key_file`).
+    named by a variable (`checkpoint_key_env`) or a file (`checkpoint_key_file`). A job without a checkpoint
+    of its own goes on from the one in `resume_from`: its folder, or that of the job which made it.
     `ddp` holds further arguments of DistributedDataParallel. With `strategy="fsdp"` every rank holds a
     shard of each parameter instead; `fsdp` holds further arguments of `fully_shard`. A mapping of sizes
     combines replicas, shards and tensor parallel ranks: `{"fsdp": 2, "tp": 2}`; `tp_plan` says how which
@@ -94,7 +96,8 @@ def init(  # noqa: PLR0913 - one keyword for each wish, none of them positional
     speed. A resume on other data ends in an error unless `data_changed="allow"`. Before anything else the
     ranks compare versions, devices and hosts, unless `preflight="off"`.
 
-    Raises SpecInvalid when an argument or the environment makes no sense, and PreflightFailed.
+    Raises SpecInvalid when an argument or the environment makes no sense, UserError where there is no
+    sound checkpoint at `resume_from`, and PreflightFailed.
     """
     from phalanx.train import start
 
@@ -123,4 +126,5 @@ def init(  # noqa: PLR0913 - one keyword for each wish, none of them positional
             "compress": checkpoint_compress, "store": checkpoint_store, "key_env": checkpoint_key_env,
             "key_file": checkpoint_key_file,
         },
+        resume_from=resume_from,
     )  # fmt: skip

@@ -198,6 +198,20 @@ def network_variables() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key.startswith(PREFIXES)}  # noqa: TID251
 
 
+def error_file() -> Path | None:
+    """Where this process is to leave why it failed, whatever else its environment says."""
+    text = os.environ.get("TORCHELASTIC_ERROR_FILE", "")  # noqa: TID251
+    return Path(text) if text else None
+
+
+def ask_for_huge_pages() -> None:
+    """Have torch put large CPU tensors on huge pages, unless this process's environment says otherwise.
+
+    It looks when it makes the first tensor, and never again.
+    """
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # noqa: TID251
+
+
 def tunes_malloc() -> bool:
     """Whether this process's environment says when the C library gives memory back."""
     env = os.environ  # noqa: TID251

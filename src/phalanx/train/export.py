@@ -1,20 +1,24 @@
 """`python -m phalanx.train.export CHECKPOINT OUT`: a checkpoint's weights for other programs.
 
 `OUT.safetensors` is a safetensors file (a JSON header and raw bytes: the format is a page long, and is
-written here tensor by tensor, so that a large model needs no memory of its size). Any other `OUT` becomes
-a directory with a checkpoint that holds the weights alone.
+written here tensor by tensor, so that a large model needs no memory of its size). `OUT.pt` or `OUT.pth`
+is what `torch.load(OUT, weights_only=True)` reads: a state dictionary. Any other `OUT` becomes a
+directory with a checkpoint that holds the weights alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from phalanx import checkpoint
 from phalanx.checkpoint import tensorfile
@@ -37,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command. Returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m phalanx.train.export", description=__doc__)
     parser.add_argument("checkpoint", type=Path, help="a committed checkpoint's directory")
-    parser.add_argument("out", type=Path, help="NAME.safetensors, or a directory")
+    parser.add_argument("out", type=Path, help="NAME.safetensors, NAME.pt, or a directory")
     parser.add_argument("--model", type=int, default=0, help="which prepared model, from 0")
     parser.add_argument("--dtype", default=None, help="convert floating point weights: bfloat16 …")
     parser.add_argument("--key-env", default=None, help="variable with the encryption key")
@@ -48,6 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         weights, manifest = weights_of(wanted.checkpoint, wanted.model, keys)
         if wanted.out.suffix == ".safetensors":
             write_safetensors(wanted.out, weights, manifest, wanted.dtype)
+            made = wanted.out
+        elif wanted.out.suffix in (".pt", ".pth"):
+            write_state_dict(wanted.out, weights, wanted.dtype)
             made = wanted.out
         else:
             made = write_weights_only(wanted.out, weights, manifest, wanted.dtype)
@@ -94,10 +101,27 @@ def write_safetensors(
         at += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
+    _write_whole(out, _pieces(struct.pack("<Q", len(text)) + text, weights, dtype))
+
+
+def write_state_dict(out: Path, weights: dict[str, StoredTensor], dtype: str | None = None) -> None:
+    """Write a state dictionary as `torch.save` does, whole or not at all. Raises OSError, UserError.
+
+    The weights are in memory meanwhile, twice.
+    """
+    tensors = {
+        name: one.read().to(tree.dtype_of(_converted(one, dtype))) for name, one in weights.items()
+    }
+    body = io.BytesIO()
+    torch.save(tensors, body)
+    _write_whole(out, [body.getbuffer()])
+
+
+def _write_whole(out: Path, pieces: Iterable[Any]) -> None:
+    """A file of these pieces, whole or not at all. Raises OSError."""
     out.parent.mkdir(parents=True, exist_ok=True)
     disk, draft = checkpoint.LocalDisk(), out.with_name(f"{out.name}.{random_hex(8)}.tmp")
     try:
-        pieces = _pieces(struct.pack("<Q", len(text)) + text, weights, dtype)
         tensorfile.write_pieces(disk, draft.parent, draft.name, pieces)
         disk.rename(draft, out)
         disk.sync_dir(out.parent)

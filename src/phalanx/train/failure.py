@@ -27,9 +27,10 @@ def install(path: Path | None) -> None:
     sys.excepthook = hook
 
 
-def write(path: Path, error: BaseException) -> None:
+def write(path: Path | None, error: BaseException) -> None:
     """Write the file unless it is there already: the first failure is the cause. Never raises."""
-
+    if path is None:
+        return
     stack = "".join(traceback.format_exception(error))
     body = {
         "message": {

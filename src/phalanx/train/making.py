@@ -19,7 +19,7 @@ from phalanx.train import context, randomness
 from phalanx.train.sharding import box_of
 
 _M_MMAP_THRESHOLD = -3
-_LARGE_BYTES = 1 << 20
+_LARGE_BYTES = 4 << 20
 
 
 class Maker:
@@ -123,7 +123,8 @@ def return_large_blocks(device: torch.device) -> None:
     """Have the C library give large blocks back to the system as soon as they are free.
 
     Shards gather, use and free a block's parameters all the time. The C library learns from that to keep
-    freed memory for itself, in pieces that fit badly: three times what is in use. What the environment
+    freed memory for itself, in pieces that fit badly: three times what is in use. What this costs in page
+    faults, huge pages (`context.ask_for_huge_pages`) mostly save. What the environment
     says (`MALLOC_MMAP_THRESHOLD_`, `GLIBC_TUNABLES`) stands over this; without glibc nothing is done.
     """
     if device.type != "cpu" or context.tunes_malloc():

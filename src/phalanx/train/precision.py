@@ -16,13 +16,13 @@ from torch import nn
 
 from phalanx.errors import TrainingError
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _HALVES = (torch.bfloat16, torch.float16)
 
 
 def cast_forward(model: nn.Module, precision: str, device: torch.device) -> None:
     """Run the model's forward pass in `precision` from now on; fp32 leaves it alone."""
-    dtype = _DTYPES.get(precision)
+    dtype = HALF.get(precision)
     if dtype is None:
         return
     inner = model.forward

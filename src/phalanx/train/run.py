@@ -42,8 +42,8 @@ _RANKS = 5
 class Run:
     """One rank's view of a training run. Made by `phalanx.train.init`.
 
-    `device`, `rank`, `world_size` and `is_main` say where it is. `state` is a dictionary for plain
-    values of the script's own: saved with every checkpoint, restored by the first `prepare`.
+    `device`, `rank`, `world_size` and `is_main` say where it is; batch sizes are for `batch_world` ranks,
+    the job's full number. `state` is a dictionary for plain values of the script's own: saved, restored.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -75,6 +75,7 @@ class Run:
         loop.on_first_step = self._first_step
         loop.on_try = self._spent
         self._care = Care(parts, self._scale, self._mean_over_tokens)
+        self.batch_world = self._care.batch_world
         self._care.measure(self._strategy.norm)
         loop.on_step_over = self._step_over
         now = Now(lambda: loop.step, lambda: self._care.loss_scale, parts.report)
@@ -177,7 +178,7 @@ class Run:
             self._loop,
             seed=self._options.seed,
             place=self._place,
-            reference_world=self._care.batch_world,
+            reference_world=self.batch_world,
             accumulate=self._options.accumulate,
             device=self.device,
             pieces=self._care.pieces,
@@ -282,8 +283,7 @@ class Run:
         of equal size, so `loss_fn` has to be a mean over its samples. Under `torch.no_grad()` there is no
         backward pass. `model` is the first one that was prepared, if not given.
         """
-        model = self._models[0] if model is None else model
-        factor = self._loss_factor
+        model, factor = self._models[0] if model is None else model, self._loss_factor
         return self._strategy.compute(model, inputs, target, loss_fn, self.backward, factor)
 
     def _loss_factor(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from phalanx.core import meshes
 from phalanx.core.meshes import Layout
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.kit.clock import SystemClock
-from phalanx.train import context, failure, lowcomm, preflight, randomness, stacks
+from phalanx.train import adopting, context, failure, lowcomm, preflight, randomness, stacks
 from phalanx.train.context import RankInfo
 from phalanx.train.devices import measured
 from phalanx.train.groups import Connection
@@ -48,6 +49,7 @@ def start(
     checkpoints: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
     disk: Disk | None = None,
+    resume_from: str | Path | None = None,
 ) -> Run:
     """Build every part and meet the other ranks; see `phalanx.train.init`."""
     if _stand_ins:
@@ -61,6 +63,9 @@ def start(
     sync, gang = options.tuning.sync, info
     serves, info = is_server(sync, gang), as_worker(sync, gang)
     layout = _laid_out(options, info.world_size)
+    if options.strategy == meshes.AUTO or layout.dp < info.world_size:
+        # Shards map and give back large blocks all the time (`making`): page by page that is slow.
+        context.ask_for_huge_pages()
     failure.install(info.error_file)
     clock = SystemClock()
     stop = StopSignal(clock)
@@ -71,6 +76,8 @@ def start(
     stacks.listen(info.report_file)
     if serves:
         run_server(sync, gang, lambda: stop.at is not None, report)
+    if resume_from is not None:
+        adopting.adopt(resume_from, info, disk or LocalDisk())
     device = _device(info)
     randomness.seed_everything(options.seed)
     look = preflight.check if options.tuning.preflight == "check" else preflight.unchecked

@@ -32,6 +32,12 @@ def exit_of(rank=0, **changes) -> RankExit:
             Cause.OOM,
         ),
         (exit_of(exit_code=3), False, Cause.RANK_CRASH),
+        # What the library says of a script's arguments and data would be the same at every start.
+        (exit_of(exit_code=1, exception="SpecInvalid"), False, Cause.USER_ERROR),
+        (exit_of(exit_code=102, exception="NotFound"), False, Cause.USER_ERROR),
+        (exit_of(exit_code=1, exception="RestoreMismatch"), False, Cause.USER_ERROR),
+        (exit_of(exit_code=1, exception="UserError"), True, Cause.RANK_CRASH),
+        (exit_of(exit_code=1, exception="CheckpointUnavailable"), False, Cause.RANK_CRASH),
     ],
 )
 def test_cause(exit, stepped, cause):

@@ -37,6 +37,13 @@ def test_the_file_people_know_and_flags_over_it(tmp_path):
     assert job["resources"] == {"slots_per_node": 8, "slots_per_rank": 2}
 
 
+def test_numbers_as_people_write_them(tmp_path):
+    file = tmp_path / "recipe.yaml"
+    file.write_text("{data: {path: x}, training: {learning_rate: 1e-3, weight_decay: 5e-4}}")
+    found = read("--config", str(file))
+    assert (found.lr, found.weight_decay) == (1e-3, 5e-4)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -47,6 +54,10 @@ def test_the_file_people_know_and_flags_over_it(tmp_path):
         ("3", "must have the sections"),
         ("training: {epochs: many}", "--epochs: must be a int (got 'many')"),
         ("training: {epochs: 0}", "--epochs: must be at least 1"),
+        ("training: {learning_rate: fast}", "--lr: must be a float (got 'fast')"),
+        ("{model: {name: gpt, scale: .inf}, data: {dataset: x}}", "--scale: must be above 0"),
+        ("{training: {label_smoothing: 1}, data: {path: x}}", "--label-smoothing: must be"),
+        ("{model: {image_size: 4}, data: {path: x}}", "--image-size: must be at least 8"),
         ("model: {name: resnet19}", "--model: must be resnet18, resnet50"),
         ("model: {name: gpt}", "--dataset: gpt reads a text"),
         ("model: {name: resnet18}", "--data-path: is needed: where cifar10 lies"),

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.optim import Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 
 from phalanx.errors import SpecInvalid
 from phalanx.train import parallel, stages
+from phalanx.train.precision import HALF
 from phalanx.train.strategies import blocks
 
 _SPLITTING = ("colwise", "rowwise", "embedding")
@@ -47,6 +49,32 @@ def hollow_in_place(model: nn.Module) -> None:
                 module._parameters[name] = made
 
 
+@contextlib.contextmanager
+def lean_attention() -> Iterator[None]:
+    """Attention keeps what the kernels of real devices keep: not the scores of all pairs.
+
+    Without memory torch takes its plain formula, which would count them.
+    """
+    usual = functional.scaled_dot_product_attention
+
+    def lean(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **options: Any
+    ) -> torch.Tensor:
+        if not (query.is_meta and query.dim() == 4 and key.shape[-1] == value.shape[-1]):
+            return usual(query, key, value, *args, **options)
+        heads = query.shape[1] // key.shape[1]
+        key, value = (one.repeat_interleave(heads, 1) if heads > 1 else one for one in (key, value))
+        found = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value)
+        put_out: torch.Tensor = found[0]
+        return put_out
+
+    functional.scaled_dot_product_attention = lean
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = usual
+
+
 class Gauge:
     """Counts what forward passes keep for the backward pass, and what both compute."""
 
@@ -65,6 +93,7 @@ class Gauge:
                 self._own.add(one.untyped_storage()._cdata)
         if not self._counts:
             self._counts = True
+            self._counting.enter_context(lean_attention())
             self._counting.enter_context(self._flops)
             self._counting.enter_context(self._hooks)
 
@@ -91,10 +120,30 @@ class Gauge:
         # A backward pass costs twice its forward pass.
         return (found if self.went_back else 3 * found) or None
 
+    @property
+    def convolved(self) -> float:
+        """The part of the operations that are convolutions'."""
+        counts = self._flops.get_flop_counts().get("Global", {})
+        found = sum(num for kind, num in counts.items() if "convolution" in str(kind))
+        return found / max(1, self._flops.get_total_flops())
+
 
 def bytes_of(tensors: Any) -> int:
     """Of all of them together."""
     return sum(one.numel() * one.element_size() for one in tensors)
+
+
+def cast_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Of the copies in half precision that autocast makes of matrices and leaves for the backward pass."""
+    wide = [one for one in tensors if one.dtype == torch.float32 and one.dim() > 1]
+    return sum(2 * one.numel() for one in wide if one.requires_grad)
+
+
+def computes_in(model: nn.Module, precision: str) -> str:
+    """The precision of a model's arithmetic: that of its parameters, where autocast is off."""
+    if precision == "fp32" and any(one.dtype in HALF.values() for one in model.parameters()):
+        return "bf16"
+    return precision
 
 
 def block_bytes(model: nn.Module) -> int:

@@ -49,7 +49,7 @@ class Sketch:
     """Stands in a run's place, with every name that scripts use."""
 
     def __init__(self, options: Options, world_size: int) -> None:
-        self.options, self.world_size = options, world_size
+        self.options, self.world_size, self.batch_world = options, world_size, world_size
         self.rank, self.is_main = 0, True
         self.state: dict[str, Any] = {}
         self.device = torch.device("meta")
@@ -161,6 +161,11 @@ class Sketch:
 
     # -- what was seen ---------------------------------------------------------------------------
 
+    @property
+    def _casts(self) -> bool:
+        """Whether autocast makes copies; a policy of `fully_shard` gathers in half precision instead."""
+        return self.options.tuning.precision != "fp32" and "mp_policy" not in self.options.fsdp
+
     def outline(self) -> Outline:
         """All that estimates need."""
         self.gauge.stop()
@@ -179,7 +184,9 @@ class Sketch:
             batch=self._batch or 1,
             activation_bytes=None if kept is None else int(kept * narrow),
             flops=None if flops is None else flops * self.options.accumulate,
-            precision=tuning.precision,
+            convolved=self.gauge.convolved,
+            precision=outlining.computes_in(main, tuning.precision),
+            cast_bytes=outlining.cast_bytes(tensors) if self._casts else 0,
             tp_part=outlining.split_part(main, self.options.tp_plan),
             layer_bytes=outlining.layer_bytes(main),
             schedule=tuning.pipeline_schedule,

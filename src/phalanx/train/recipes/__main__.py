@@ -6,7 +6,8 @@ import json
 import sys
 from collections.abc import Sequence
 
-from phalanx.errors import PlatformError, SpecInvalid, UserError
+from phalanx.errors import PreflightFailed, RestoreMismatch, UserError
+from phalanx.train import context, failure
 from phalanx.train.recipes import settings
 
 
@@ -20,11 +21,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from phalanx.train.recipes.trainer import train
 
         train(recipe)
-    except (SpecInvalid, UserError) as error:
+    except (UserError, RestoreMismatch, PreflightFailed) as error:
+        error.__cause__, error.__suppress_context__ = None, True
+        # Where in this package it was noticed helps nobody: the sentence alone is shown.
+        failure.write(context.error_file(), error.with_traceback(None))
         sys.stderr.write(f"phalanx recipe train: {error}\n")
         return error.exit_code
-    except PlatformError:
-        raise
     except SystemExit as left:
         if left.code == 2:  # argparse's code for wrong usage
             return 1

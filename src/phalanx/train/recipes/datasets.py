@@ -91,6 +91,9 @@ def images(recipe: Recipe) -> Parts:
     if files := sorted(binary.glob("data_batch_*.bin")):
         train = CifarBinary(files, moved=True)
         return train, CifarBinary([binary / "test_batch.bin"], moved=False), 10
+    if (root / "cifar-10-batches-py").is_dir():
+        hint = "cifar-10-binary.tar.gz holds the same without"
+        raise UserError(f"{root}: CIFAR-10 as pickles, and nothing is unpickled here", hint)
     size = image_size(recipe)
     fit, middle = Cropped(size, anywhere=True), Cropped(size, anywhere=False)
     held = next((root / name for name in ("val", "test") if (root / name).is_dir()), None)

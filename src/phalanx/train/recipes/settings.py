@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,6 +19,7 @@ IMAGE_MODELS = ("resnet18", "resnet50", "resnet101", "vit_b_16")
 TEXT_MODELS = ("gpt", "bert")
 MODELS = (*IMAGE_MODELS, *TEXT_MODELS)
 SCHEDULES = ("cosine", "constant")
+LEAST_PIXELS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +157,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--resume-from",
         metavar="PATH|latest",
-        help="latest (this run's own), or weights",
+        help="this run's own newest checkpoint (latest); without one, that of another run",
     )
     add("--num-workers", type=int, help="ranks of the job, where -n does not say")
     add("--gpus-per-worker", type=int, help="slots that each rank uses (1)")
@@ -196,7 +199,7 @@ def _of_file(path: Path) -> dict[str, Any]:
         for key, value in entries.items():
             where = f"{section}.{key}"
             if key in known:
-                values[known[key]] = value
+                values[known[key]] = _number(known[key], value)
             elif where not in _ELSEWHERE:
                 problems.append(Problem(where, _unknown(str(key), known)))
     if isinstance(values.get("pretrained", ""), bool | None) and values.pop("pretrained"):
@@ -205,6 +208,14 @@ def _of_file(path: Path) -> dict[str, Any]:
     if problems:
         raise SpecInvalid(problems, str(path))
     return values
+
+
+def _number(name: str, value: Any) -> Any:
+    """A value of the file; YAML takes `1e-3` for a word, which no float is."""
+    if isinstance(value, str) and isinstance(getattr(Recipe(), name), float):
+        with contextlib.suppress(ValueError):
+            return float(value)
+    return value
 
 
 def _yaml(text: str) -> Any:
@@ -231,10 +242,16 @@ def _problems(recipe: Recipe) -> list[Problem]:
             found.append(Problem(flag, f"must be a {wanted.__name__}", repr(value)))
         elif name in _CHOICES and value not in _CHOICES[name]:
             found.append(Problem(flag, f"must be {', '.join(_CHOICES[name])}", str(value)))
-        elif name in _LEAST and value < _LEAST[name]:
+        elif name in _LEAST and not value >= _LEAST[name]:
             found.append(Problem(flag, f"must be at least {_LEAST[name]:g}", str(value)))
-    if not found and recipe.scale <= 0:
+    if not found and not 0 < recipe.scale < math.inf:
         found.append(Problem("--scale", "must be above 0", str(recipe.scale)))
+    if not found and not 0 <= recipe.label_smoothing < 1:
+        value = str(recipe.label_smoothing)
+        found.append(Problem("--label-smoothing", "must be at least 0 and below 1", value))
+    if not found and 0 < recipe.image_size < LEAST_PIXELS:
+        said = f"must be at least {LEAST_PIXELS}"
+        found.append(Problem("--image-size", said, str(recipe.image_size)))
     if not recipe.is_image and recipe.dataset in ("cifar10", "imagenet"):
         said = f"{recipe.model} reads a text: name a file or a folder of them"
         found.append(Problem("--dataset", said, recipe.dataset))

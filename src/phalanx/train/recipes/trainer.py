@@ -6,7 +6,6 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,14 +14,15 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 import phalanx.train as pt
-from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, UserError
-from phalanx.train import export
+from phalanx.errors import CheckpointCorrupt, UserError
+from phalanx.train import adopting, context, export, randomness
 from phalanx.train.recipes import datasets, images, texts
 from phalanx.train.recipes.settings import Recipe
 from phalanx.train.run import Run
 
 Loss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 _PROFILE_FROM = 10
+_HELD_OUT_SEED = 0
 _BLOCKS = ("Residual", "TransformerEncoderLayer", "Layer")
 
 
@@ -84,7 +84,8 @@ def schedule_of(
 ) -> torch.optim.lr_scheduler.LambdaLR:
     """Up over the first epochs, then down a cosine, or level."""
     up = round(recipe.warmup_epochs * steps_per_epoch)
-    whole = max(1, recipe.epochs * steps_per_epoch - up)
+    steps = recipe.epochs * steps_per_epoch
+    whole = max(1, min(steps, recipe.max_steps or steps) - up)
 
     def factor(step: int) -> float:
         if step < up:
@@ -94,6 +95,15 @@ def schedule_of(
         return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - up) / whole)))
 
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+
+def steps_of(recipe: Recipe, num_samples: int, num_ranks: int) -> int:
+    """Optimizer steps of an epoch on the job's full number of ranks. Raises UserError for none."""
+    batch = recipe.batch_size * num_ranks
+    if num_samples < batch:
+        said = f"{num_samples} samples for training are less than a batch on {num_ranks} ranks, {batch}"
+        raise UserError(said, "--batch-size says how many each rank gets")
+    return math.ceil(num_samples // batch / recipe.gradient_accumulation_steps)
 
 
 def train(recipe: Recipe) -> None:
@@ -107,6 +117,7 @@ def train(recipe: Recipe) -> None:
         checkpoint_dir=recipe.checkpoint_dir or None,
         checkpoint_every=f"{recipe.checkpoint_freq} steps" if recipe.checkpoint_freq else None,
         checkpoint_keep={"last": recipe.keep_last_n} if recipe.checkpoint_dir else None,
+        resume_from=None if recipe.resume_from == "latest" else recipe.resume_from,
     )
     task = task_of(recipe)
     _begin_with(task.model, recipe)
@@ -119,13 +130,11 @@ def train(recipe: Recipe) -> None:
         task.train, recipe.batch_size, shuffle=True, num_workers=workers, drop_last=True, **more
     )
     held_out = run.eval_loader(DataLoader(task.held_out, recipe.batch_size))
-    world = recipe.batch_size * recipe.gradient_accumulation_steps * run.world_size
-    steps = len(task.train) // world
-    if steps == 0:
-        raise UserError(f"{len(task.train)} samples are less than one global batch of {world}")
-    scheduler = schedule_of(recipe, optimizer, steps)
+    scheduler = schedule_of(recipe, optimizer, steps_of(recipe, len(task.train), run.batch_world))
     model, optimizer, scheduler, loader = run.prepare(task.model, optimizer, scheduler, loader)
-    for epoch in run.epochs(recipe.epochs):
+    last = recipe.max_steps or math.inf
+    loss: torch.Tensor | None = None  # as long as a resume at an epoch's end has only to evaluate
+    for epoch in run.epochs(recipe.epochs if run.step < last else 0):
         for x, y in loader:
             if recipe.profile_steps and run.step == _PROFILE_FROM:
                 run.profile(steps=recipe.profile_steps)
@@ -135,37 +144,38 @@ def train(recipe: Recipe) -> None:
             scheduler.step()
             optimizer.zero_grad()
             run.log(loss=loss, lr=scheduler.get_last_lr()[0])
-            if recipe.max_steps and run.step >= recipe.max_steps:
+            if run.step >= last:
                 break
         score = evaluate(run, model, task, held_out)
         run.log(**{task.score: score})
         if run.is_main:
-            _say(f"epoch {epoch + 1}/{recipe.epochs}  {task.score} {score:.4f}")
-        if recipe.max_steps and run.step >= recipe.max_steps:
+            shown = "" if loss is None else f"loss {float(loss.detach()):.4f}  "
+            _say(
+                f"epoch {epoch + 1}/{recipe.epochs}  step {run.step}  {shown}{task.score} {score:.4f}"
+            )
+        if run.step >= last:
             break
     run.finish()
 
 
 def _begin_with(model: nn.Module, recipe: Recipe) -> None:
     """Weights of another run's checkpoint; a resume of this run's own comes later and stands over them."""
-    exact = recipe.resume_from != "latest"
-    path = recipe.resume_from if exact else recipe.pretrained
-    if not path:
+    if not recipe.pretrained:
         return
+    info = context.read()
+    path = adopting.checkpoint_at(recipe.pretrained, info, "--pretrained")
     try:
-        stored, _ = export.weights_of(Path(path))
-    except (CheckpointNotFound, CheckpointCorrupt) as error:
-        flag = "--resume-from" if exact else "--pretrained"
-        raise UserError(f"{flag}: {error.message}", "name the folder of one checkpoint") from None
+        stored, _ = export.weights_of(path, keys=info.keys)
+    except CheckpointCorrupt as error:
+        raise UserError(f"--pretrained: {error.message}") from None
     own = model.state_dict()
     fit = {
         name: one.read()
         for name, one in stored.items()
         if name in own and tuple(one.shape) == tuple(own[name].shape)
     }
-    others = sorted(set(own) - set(fit))
-    if (exact and others) or not fit:
-        raise UserError(f"{path}: does not fit {recipe.model}: {', '.join(others[:4])}")
+    if not fit:
+        raise UserError(f"--pretrained: {path}: none of its weights fits {recipe.model}")
     model.load_state_dict({**own, **fit})
 
 
@@ -173,7 +183,8 @@ def evaluate(run: Run, model: nn.Module, task: Task, loader: Any) -> float:
     """The share of right answers for images, the mean loss for texts, over all ranks."""
     model.eval()
     total = seen = 0.0
-    with torch.no_grad():
+    with torch.no_grad(), randomness.undisturbed():
+        torch.manual_seed(_HELD_OUT_SEED)  # hides the same bytes every time
         for x, y in loader:
             if task.score == "val_acc":
                 total += float((model(x).argmax(1) == y).sum())
