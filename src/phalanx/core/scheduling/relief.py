@@ -42,7 +42,8 @@ def doubt(draft: Draft, claim: Claim) -> float:
 def candidates(draft: Draft, claim: Claim, heroes: list[tuple[float, int]]) -> dict[int, float]:
     """Heroes that this claim outweighs and whose loss has been paid for, with what stopping them costs.
 
-    None while another leaves: what that frees is often enough for all who wait.
+    None while another leaves: what that frees is often enough for all who wait. Nor does anybody leave who
+    has not run for `move_after_s`: the same hero must not pay again and again.
     """
     terms, held_by = draft.terms, draft.world.held
     found: dict[int, float] = {}
@@ -54,6 +55,8 @@ def candidates(draft: Draft, claim: Claim, heroes: list[tuple[float, int]]) -> d
         if score * terms.hysteresis * doubt(draft, claim) >= claim.urgency:
             break
         if draft.standings and held.project != claim.job.project:
+            continue
+        if (draft.now - (held.started_at or 0)) / US < terms.move_after_s:
             continue
         if _put_off_slot_s(draft, held) <= _waited_slot_s(draft, claim):
             found[num] = price(draft, held)
