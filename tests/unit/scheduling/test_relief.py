@@ -79,13 +79,6 @@ def test_waits_are_not_paid_by_other_priorities_or_projects() -> None:
     assert evicted(Snapshot(NODES, held, theirs, projects, terms=TERMS), now) == []
 
 
-def test_who_has_started_within_the_hour_does_not_leave() -> None:
-    since, now = 10 * HOUR, 11 * HOUR
-    waiting = tuple(small(10 + n, since) for n in range(10))
-    back = (hero(1, 0, 1, 2, 3, started_at=now - HOUR), hero(2, 4, 5, started_at=now - HOUR + US))
-    assert evicted(Snapshot(NODES, back, waiting, terms=TERMS), now) == [1]
-
-
 def test_heroes_make_no_room_for_heroes() -> None:
     gang = Waiting(10, GangShape(2, 4, 4), 50, 10 * HOUR)
     assert evicted(Snapshot(NODES, FULL_HOUSE, (gang,), terms=TERMS), 40 * HOUR) == []
