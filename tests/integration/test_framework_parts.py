@@ -181,7 +181,7 @@ def test_a_script_comes_from_the_copy_of_the_code(tmp_path):
 def test_what_a_rank_of_each_framework_runs():
     def command(framework, **resources):
         spec = {"schema": 1, "run": "python x.py", "framework": framework, "resources": resources}
-        return _command(validate_spec(spec), 4)
+        return _command(validate_spec(spec).plans[0], 4)
 
     assert command("jax") == command("horovod") == "python x.py"
     assert command("mpi", slots_per_node=4, slots_per_rank=2)[2:5] == [
