@@ -18,7 +18,7 @@ from phalanx.core.placement import Placement
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import Held, Plan, Waiting, World
 from phalanx.core.scheduling.estimates import History, KindKey, size_class
-from phalanx.core.scheduling.preference import narrowest_levels, patience_s, preferred_level
+from phalanx.core.scheduling.preference import narrowest_levels
 from phalanx.errors import InvariantBroken
 from phalanx.sim.costs import num_domains, slow_down
 from phalanx.sim.jobs import US, TraceJob
@@ -53,8 +53,8 @@ class _Cluster:
         self.world = World(setup.nodes, setup.projects, History(), setup.terms)
         self.runs = {job.num: Run(job, max(job.duration_s, 1.0)) for job in jobs}
         self.tally = Tally()
-        self.levels = EmptyCluster(setup.nodes)
-        self.narrowest = narrowest_levels(setup.nodes) if policy.name == PLANNER else {}
+        own = narrowest_levels(setup.nodes) if policy.name == PLANNER else {}
+        self.levels = EmptyCluster(setup.nodes, own)
         self.largest_leaf = max((g.largest_leaf for g in self.world.index.groups), default=0)
         self.events: list[tuple[float, int, str, int, int]] = []
         self.seq = 0
@@ -204,21 +204,14 @@ class _Cluster:
 
     def _enqueue(self, run: Run, waiting: Waiting) -> None:
         """Into the queue, where it insists on its preferred level for a while if that can hold it."""
-        job = run.job
-        level = preferred_level(job.preferred, waiting, self.narrowest)
-        if level is None or job.required is not None:
+        patience = self.levels.patience(run.job, waiting, self.world.history)
+        if patience is None:
             self.world.submit(waiting)
             return
-        patient = replace(waiting, required=level)
-        if not self.levels.can_hold(patient):
-            self.world.submit(waiting)
-            return
-        self.world.submit(patient)
+        level, wait_s = patience
+        self.world.submit(replace(waiting, required=level))
         run.insisted += 1
-        wait_s = job.patience_s
-        if wait_s is None:
-            wait_s = patience_s(waiting, self.world.history)
-        self._at(self.now_s + wait_s, "relent", job.num, run.insisted)
+        self._at(self.now_s + wait_s, "relent", run.job.num, run.insisted)
 
     def _on_relent(self, num: int, insisted: int) -> None:
         job = self.world.waiting.get(num)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from phalanx.core.placement import Node
 from phalanx.core.reasons import Cause
 from phalanx.core.scheduling import Plan, Project, Terms, Waiting, World
+from phalanx.core.scheduling.estimates import History
+from phalanx.core.scheduling.preference import patience_s, preferred_level
 from phalanx.core.scheduling.slots import SlotIndex
 from phalanx.core.scheduling.topology import Ask, ask_of, place, suitable
 from phalanx.sim.costs import Costs
@@ -127,9 +129,13 @@ class Setup:
 
 
 class EmptyCluster:
-    """The nodes as if nothing ran on them: whether a level of their topology could hold a gang."""
+    """The nodes as if nothing ran on them: whether a level of their topology could hold a gang.
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    `narrowest` are the levels by pool that gangs prefer which say nothing; none of them: they do not.
+    """
+
+    def __init__(self, nodes: Sequence[Node], narrowest: Mapping[str, str | None]) -> None:
+        self._narrowest = narrowest
         self._index = SlotIndex(replace(node, closed="") for node in nodes)
         self._known: dict[Ask, bool] = {}
 
@@ -141,6 +147,17 @@ class EmptyCluster:
             groups = suitable(self._index, ask)
             known = self._known[ask] = place(self._index, ask, groups, job.shape) is not None
         return known
+
+    def patience(
+        self, job: TraceJob, waiting: Waiting, history: History
+    ) -> tuple[str, float] | None:
+        """The level that it insists on and for how many seconds; None if it takes any place."""
+        level = preferred_level(job.preferred, waiting, self._narrowest)
+        if level is None or job.required is not None:
+            return None
+        if not self.can_hold(replace(waiting, required=level)):
+            return None
+        return level, patience_s(waiting, history) if job.patience_s is None else job.patience_s
 
 
 @dataclass(slots=True)

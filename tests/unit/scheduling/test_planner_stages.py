@@ -265,6 +265,18 @@ class TestPreemption:
         gone = plan(after, first.holes[0].expires_at)
         assert started(gone) == [2]
 
+    def test_nobody_slips_into_a_hole_while_its_victims_save(self) -> None:
+        history = History()
+        history.num_observed = 100
+        free_and_victim = (held(9, {1: FULL}, priority=10, save_s=300.0),)
+        asks = (job(1, 2, 4, priority=90), job(2, 1, 1, remaining_s=5.0))
+        decided = plan(Snapshot(nodes(2), free_and_victim, asks, history=history), HOUR)
+        assert decided.holes[0].victims == (9,)
+        assert started(decided) == []
+        # The same slots, kept for nobody.
+        alone = Snapshot(nodes(2), free_and_victim, asks[1:], history=history)
+        assert started(plan(alone, HOUR)) == [2]
+
     def test_a_job_of_which_nothing_is_known_is_never_a_victim(self) -> None:
         running = (held(9, {0: FULL}, priority=0, started_at=None),)
         assert (

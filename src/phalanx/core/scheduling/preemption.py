@@ -60,15 +60,15 @@ def make_room(draft: Draft, line: Line, since: int, num: int) -> bool:
     if not could_suffice(draft, claim, num_free):
         draft.no_victims.add(key)
         return False
-    reach = reach_in_order(draft, claim) if job.roles else reach_of(draft, claim)
-    best = _best(draft, line, job, reach)
+    plain = reach_in_order(draft, claim) if job.roles else reach_of(draft, claim)
+    best, reach = _best(draft, line, job, plain), plain
     if best is None and moves.may_help(draft, line, job):
         reach = reach_in_order(draft, claim).with_more(draft.world, moves.candidates(draft, job))
         best = _best(draft, line, job, reach)
         if best is not None and not moves.pays(draft, job, best.cost, best.nodes, best.victims):
             best = None
     if best is None:
-        best, reach = _relieved(draft, line, claim, reach)
+        best, reach = _relieved(draft, line, claim, plain)
     if best is None:
         draft.no_victims.add(key)
         return False

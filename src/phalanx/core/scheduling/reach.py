@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from phalanx.core.scheduling.draft import Claim, Draft
 from phalanx.core.scheduling.entitlement import Tier
 from phalanx.core.scheduling.prices import lost_work, price
-from phalanx.core.scheduling.relief import is_hero
+from phalanx.core.scheduling.relief import doubt, is_hero
 from phalanx.core.scheduling.snapshot import US, Held
 from phalanx.core.scheduling.world import World
 
@@ -163,7 +163,7 @@ def reach_of(draft: Draft, claim: Claim) -> Reach:
     if claim.guarded or peers.most_lost > bound:
         return _built(draft, claim)
     draft.steps += num
-    score = draft.terms.hysteresis, _doubt(draft, claim)
+    score = draft.terms.hysteresis, doubt(draft, claim)
     num = bisect_left(
         peers.ranked, True, 0, num, key=lambda one: one[0] * score[0] * score[1] >= claim.urgency
     )
@@ -343,20 +343,10 @@ def _outweighs(draft: Draft, claim: Claim, held: Held, score: float, lost: float
     if claim.guarded:
         # Two that starve must not take turns.
         return held.delayed_s <= terms.guard_after_s / 2
-    if score * terms.hysteresis * _doubt(draft, claim) >= claim.urgency:
+    if score * terms.hysteresis * doubt(draft, claim) >= claim.urgency:
         return False
     # Never throw away much of what the claim itself is expected to need.
     return lost <= terms.lost_per_need * claim.need_slot_s(terms)
-
-
-def _doubt(draft: Draft, claim: Claim) -> float:
-    """How many times more must speak for a claim whose urgency is little more than a guess.
-
-    Without it jobs of which nothing is known take turns for as long as nothing is learned.
-    """
-    if claim.job.remaining_s is not None or claim.job.max_duration_s is not None:
-        return 1.0
-    return 1.0 + draft.terms.guess_margin / (1 + draft.world.history.num_observed)
 
 
 def _is_fresh(draft: Draft, held: Held) -> bool:

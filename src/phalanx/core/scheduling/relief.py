@@ -29,6 +29,16 @@ def is_hero(draft: Draft, held: Held) -> bool:
     return bool(nodes) and held.num_slots > hero_limit(draft, nodes[0])
 
 
+def doubt(draft: Draft, claim: Claim) -> float:
+    """How many times more must speak for a claim whose urgency is little more than a guess.
+
+    Without it jobs of which nothing is known take turns for as long as nothing is learned.
+    """
+    if claim.job.remaining_s is not None or claim.job.max_duration_s is not None:
+        return 1.0
+    return 1.0 + draft.terms.guess_margin / (1 + draft.world.history.num_observed)
+
+
 def candidates(draft: Draft, claim: Claim, heroes: list[tuple[float, int]]) -> dict[int, float]:
     """Heroes that this claim outweighs and whose loss has been paid for, with what stopping them costs.
 
@@ -41,7 +51,7 @@ def candidates(draft: Draft, claim: Claim, heroes: list[tuple[float, int]]) -> d
     for score, num in heroes:
         held = held_by[num]
         draft.steps += 1
-        if score * terms.hysteresis >= claim.urgency:
+        if score * terms.hysteresis * doubt(draft, claim) >= claim.urgency:
             break
         if draft.standings and held.project != claim.job.project:
             continue

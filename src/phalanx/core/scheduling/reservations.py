@@ -197,8 +197,13 @@ class Openings:
 
 
 def backfill(draft: Draft, lines: list[tuple[Line, int]]) -> None:
-    """Let short jobs of blocked lines use kept slots until their owner can."""
+    """Let short jobs of blocked lines use kept slots until their owner can.
+
+    What victims have made room for is open within a save: an estimate as short as that is worth nothing.
+    """
     for block in [b for b in draft.blocks if b.takings and b.hole.ready_at is not None]:
+        if block.hole.victims:
+            continue
         window_s = ((block.hole.ready_at or 0) - draft.now) / US
         if window_s > 0:
             _fill(draft, block, lines, window_s)
