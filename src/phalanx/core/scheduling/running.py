@@ -131,7 +131,8 @@ class Running:
         jobs, soon = self._jobs, now + US
         # In nearly the order of the last time, in which sorting is cheap.
         known = [num for num in self._in_order if num in jobs]
-        known += jobs.keys() - set(known) if len(known) < len(jobs) else ()
+        if len(known) < len(jobs):
+            known += jobs.keys() - set(known)
         found: list[tuple[int, int]] = []
         for num in known:
             job = jobs[num]
