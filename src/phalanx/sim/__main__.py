@@ -182,7 +182,7 @@ def _jobs(asked: argparse.Namespace, base: Scenario) -> list[TraceJob]:
         "swf": lambda: traces.swf(asked.trace, size),
         "phalanx": lambda: history.read(asked.trace),
     }
-    if not asked.trace.is_file():
+    if not asked.trace.exists():
         raise NotFound(f"no trace at {asked.trace}")
     try:
         found = readers[asked.format]()[: asked.jobs]
