@@ -117,6 +117,7 @@ def test_killing_the_cli_leaves_the_job_running(platform: Platform, tmp_path: Pa
     assert platform.wait_state(platform.jobs()[0].label, "succeeded").restarts == 0
 
 
+@pytest.mark.extras
 def test_corrupt_checkpoint_falls_back_and_is_reported(platform: Platform, tmp_path: Path):
     """The newest checkpoint loses one bit, then the gang dies: the one before it is taken."""
     out = tmp_path / "probe"

@@ -86,6 +86,7 @@ def test_finished_while_nobody_was_in_charge(platform: Platform, tmp_path: Path)
     assert platform.wait_state(job, "succeeded").restarts == 0
 
 
+@pytest.mark.extras
 def test_two_pretend_nodes_recover_together(platform: Platform, tmp_path: Path):
     out = tmp_path / "probe"
     spec = probe_spec(out, "--epochs=5", "--step-s=0.02")

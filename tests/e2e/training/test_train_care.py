@@ -205,6 +205,7 @@ def test_a_jump_that_does_not_come_again_is_the_machines_and_nothing_is_passed_o
     assert off.result["digest"] != plain.result["digest"]
 
 
+@pytest.mark.extras
 def test_a_loss_that_jumps_again_is_passed_over_and_its_checkpoints_set_aside(care):
     args = ("--epochs", "3", "--spike", "7")
     init = {"on_spike": "rollback"}
