@@ -76,7 +76,8 @@ def turn(
 
     `whose` names the generation. Raises OSError.
     """
-    descriptor = os.open(folder / MARK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(folder / MARK, flags, 0o644)
     try:
         while not _locked(descriptor):
             if over(_WAIT_S):
