@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from phalanx.core.meshes import Layout
 from phalanx.errors import NotSupported
-from phalanx.train import making
+from phalanx.train import making, precision
 from phalanx.train.parallel import Grid
 from phalanx.train.strategies import Alone, Replicas, Shards
 
@@ -243,3 +243,15 @@ def test_shards_ask_for_huge_pages_before_torch_makes_a_tensor(tmp_path):
         pytest.skip("this machine has no huge pages to give")
     assert faults("auto") < pages / 2 < faults("ddp")
     assert faults("auto", THP_MEM_ALLOC_ENABLE="0") > pages / 2  # what the user says stands
+
+
+def test_whole_gradients_and_sharded_ones_are_unscaled_together(alone_in_a_group):
+    """Stages of tensor parallel layers beside plain ones have both; torch takes one kind in a call."""
+    mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+    whole = nn.Parameter(torch.ones(2))
+    sharded = nn.Parameter(distribute_tensor(torch.ones(2), mesh, [Shard(0)]))
+    scale = precision.LossScale(initial=8.0)
+    for one in (whole, sharded):
+        scale.scaled((one * 3).sum()).backward()
+    scale.unscale([whole, sharded])
+    assert whole.grad.tolist() == sharded.grad.full_tensor().tolist() == [3.0, 3.0]

@@ -23,7 +23,7 @@ from phalanx.core.guards import Memory, Origin, Policy, Skip, Undo, origin
 from phalanx.core.learning_rate import Ramp
 from phalanx.errors import Diverged, DivergedForGood
 from phalanx.train import randomness, restoring
-from phalanx.train.gradients import clip, gradient_norm, whole
+from phalanx.train.gradients import clip, gradient_norm, own_part, whole
 from phalanx.train.groups import Channel
 from phalanx.train.loop import Loop
 from phalanx.train.memory import Keeper
@@ -38,7 +38,7 @@ def fingerprint(parameters: Iterable[torch.Tensor]) -> int:
     for at, one in enumerate(parameters):
         if one.grad is None:
             continue
-        local = getattr(one.grad, "to_local", lambda grad=one.grad: grad)()
+        local = own_part(one.grad)
         flat = local.detach().contiguous().reshape(-1).view(torch.uint8)
         odd = flat[: flat.numel() // 4 * 4].view(torch.int32).to(torch.int64)
         weights = torch.arange(1, odd.numel() + 1, device=odd.device, dtype=torch.int64)

@@ -60,7 +60,13 @@ def clip(parameters: Iterable[torch.Tensor], most: float, norm: torch.Tensor) ->
         return
     factor = min(1.0, most / (whole(norm) + 1e-6))
     for one in gradients:
-        getattr(one, "to_local", lambda grad=one: grad)().mul_(factor)
+        own_part(one).mul_(factor)
+
+
+def own_part(gradient: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a gradient; changing it in place changes the gradient."""
+    found: torch.Tensor = getattr(gradient, "to_local", lambda: gradient)()
+    return found
 
 
 def scale(models: Iterable[nn.Module], factor: float) -> None:

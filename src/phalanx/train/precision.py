@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from phalanx.errors import TrainingError
+from phalanx.train.gradients import own_part
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _HALVES = (torch.bfloat16, torch.float16)
@@ -149,7 +150,8 @@ class LossScale:
         self._stepped = True
         todo = [one for one in parameters if one.grad is not None and id(one) not in self._done]
         self._done.update(id(one) for one in todo)
-        gradients = [one.grad for one in todo if one.grad is not None]
+        # Sharded gradients, whole ones and those of other meshes do not mix in one call; their parts do.
+        gradients = [own_part(one.grad) for one in todo if one.grad is not None]
         if gradients:
             torch._foreach_mul_(gradients, 1.0 / self.scale)
 
