@@ -84,7 +84,8 @@ def test_killed_and_resumed_the_weights_are_bit_identical(parallel, strategy, wo
 )  # fmt: skip
 def test_matrix_of_layouts(parallel, strategy, world, accumulate, precision, plan):
     args = ("--accumulate", str(accumulate), "--precision", precision, "--plan", plan)
-    survives(parallel, strategy, args, world, (2, 3))
+    # The first kill comes before anything is saved, the second after the save of step 3.
+    survives(parallel, strategy, args, world, (2, 5))
 
 
 @pytest.mark.extras

@@ -57,6 +57,9 @@ def _run(options: argparse.Namespace, env: dict[str, str], folder: Path) -> int:
         SOCKET_VARIABLE: str(folder / "reports"),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_TRAIN_V2_ENABLED": env.get("RAY_TRAIN_V2_ENABLED", "1"),
+        # Ray's daemons ask for a token by default where the user's ~/.ray holds one, and this process
+        # sends none. What the job's env says is in this process's environment as well.
+        "RAY_AUTH_MODE": env.get("RAY_AUTH_MODE", "disabled"),
     }
     # A machine's share of CPUs is Ray's business here, per task; not the launcher's, per rank.
     env.pop("OMP_NUM_THREADS", None)
