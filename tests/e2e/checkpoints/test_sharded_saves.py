@@ -34,7 +34,10 @@ def loaded(job):
     return [json.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize(("name", "compress"), [("ddp", "none"), ("fsdp", "zstd")])
+@pytest.mark.parametrize(
+    ("name", "compress"),
+    [("ddp", "none"), pytest.param("fsdp", "zstd", marks=pytest.mark.extras)],
+)
 def test_killed_between_and_in_saves_the_weights_are_bit_identical(gang, name, compress):
     extra = {**strategy(name), "PHALANX_CHECKPOINT_COMPRESS": compress}
     whole = trained(gang, extra=extra)

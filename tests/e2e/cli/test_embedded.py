@@ -60,6 +60,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
     psutil.wait_procs(one.servers(), timeout=60)
 
 
+@pytest.mark.extras
 def test_verbs_at_once_start_one_control_plane_which_up_takes_over(home: Home):
     children = [home.verb("ps", "--json") for _ in range(4)]
     outcomes = [(child.communicate(timeout=120), child.returncode) for child in children]

@@ -48,6 +48,7 @@ def environment(tmp_path):
     return link
 
 
+@pytest.mark.extras
 def test_ranks_and_set_up_find_the_package(tmp_path):
     python = packages(tmp_path, "tinypkg==1.0")
     setup = "python -c 'import tinypkg' && command -v python > ../which"

@@ -69,7 +69,9 @@ def resumed(care, cell, world, kills):
     return whole
 
 
-@pytest.mark.parametrize(("cell", "world"), [("fp16", 3), ("norm", 4)])
+@pytest.mark.parametrize(
+    ("cell", "world"), [("fp16", 3), pytest.param("norm", 4, marks=pytest.mark.extras)]
+)
 def test_a_resume_is_bit_identical_with(care, cell, world):
     whole = resumed(care, cell, world, (5, 11))
     if cell == "fp16":
