@@ -422,3 +422,17 @@ def test_what_a_spec_says_is_checked():
     disguised = {**far, "compress": "zstd"}
     problems = check_supported(validate_spec({"schema": 1, "run": "x", "checkpoint": disguised}))
     assert [problem.path for problem in problems] == ["checkpoint.directory"]
+
+
+def test_a_link_in_the_place_of_the_mark_is_not_written_through(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"dear")
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / folderturn.MARK).symlink_to(victim)
+    told = folderturn.Told(path=None, step=0, stats={}, bad=())
+    with (
+        pytest.raises(OSError, match=folderturn.MARK),
+        folderturn.turn(tmp_path / "kept", (1,), lambda _: True) as turn,
+    ):
+        turn.tell(told)
+    assert victim.read_bytes() == b"dear"
