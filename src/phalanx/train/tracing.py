@@ -32,11 +32,11 @@ def unrecorded() -> Iterator[None]:
     For collectives that are still under way when a trace may stop: one that ended after that would write
     its time into memory that the profiler has freed.
     """
-    torch.autograd._enable_record_function(False)
+    torch._C._autograd._enable_record_function(False)
     try:
         yield
     finally:
-        torch.autograd._enable_record_function(True)
+        torch._C._autograd._enable_record_function(True)
 
 
 def settle(
