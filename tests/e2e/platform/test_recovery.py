@@ -1,6 +1,7 @@
 """Faults of one running job: what dies, what comes back, and that it comes back exact."""
 
 import random
+import shutil
 import signal
 from pathlib import Path
 
@@ -53,6 +54,50 @@ def test_killed_supervisor_leaves_nothing_and_the_job_recovers(platform: Platfor
     view = platform.wait_state(job, "succeeded")
     assert view.attempts == 2
     assert (view.lineage.missed, view.lineage.duplicated) == (0, 0)
+
+
+def test_what_a_killed_supervisor_never_reported_is_told_by_the_next(
+    platform: Platform, tmp_path: Path
+):
+    """Both die after a save that the control plane has not heard of; one job's node goes with it."""
+    kept, lost = (tmp_path / name for name in ("kept", "lost"))
+    go = tmp_path / "go"
+    flags = ("--epochs=5", f"--samples={SAMPLES}", "--step-s=0.05", f"--until={go}")
+    often = {"ranks": 2, "checkpoint": {"every": "10 steps"}}
+    jobs = [platform.submit(probe_spec(out, *flags, **often)) for out in (kept, lost)]
+    for out in (kept, lost):
+        platform.wait_steps(5, out)
+    supervisors = [platform.show(job).nodes[0].pid for job in jobs]
+    stores = [Path(platform.show(job).checkpoint_dir) for job in jobs]
+    kill(platform.server_pid())
+    assert platform.process is not None
+    platform.process.wait(30)
+    known = {one for store in stores for one in store.glob("step-*")}
+    for store in stores:
+        # The second one from now on lies behind steps of which nobody has heard.
+        wait_for("two saves", lambda store=store: len(committed(store) - known) >= 2)
+    trees = [family(pid) for pid in supervisors]
+    for tree, pid in zip(trees, supervisors, strict=True):
+        kill(pid)
+        wait_for("the gang's end", lambda tree=tree: not survivors(tree))
+    shutil.rmtree(platform.home / "jobs" / jobs[1] / "a001" / "n0" / "g000")
+    go.touch()
+    platform.up()
+    for job in jobs:
+        assert platform.wait_state(job, "succeeded").attempts == 2
+    told = wait_for(
+        "the account", lambda: (v := platform.show(jobs[0]).lineage).unheard == 0 and v
+    )
+    assert (told.missed, told.duplicated, told.consumed) == (0, 0, 5 * SAMPLES)
+    assert told.redone > 0
+    view = platform.show(jobs[1]).lineage
+    assert (view.missed, view.duplicated) == (0, 0)
+    assert view.unheard > 0 and view.unheard + view.consumed == 5 * SAMPLES
+    assert f"{view.unheard} unheard of" in platform.run("show", jobs[1]).stdout
+
+
+def committed(store: Path) -> set[Path]:
+    return {one.parent for one in store.glob("step-*/MANIFEST.json")}
 
 
 def test_killed_control_plane_leaves_the_job_untouched(platform: Platform, tmp_path: Path):
