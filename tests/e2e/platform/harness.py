@@ -149,12 +149,17 @@ class Platform:
         )
 
     def rank_pids(self, job: str) -> dict[int, int]:
-        """The live ranks' pids, once all are known."""
-        view = wait_for(
-            "rank pids",
-            lambda: (v := self.show(job)).ranks and all(r.pid for r in v.ranks) and v,
-        )
-        return {rank.rank: rank.pid for rank in view.ranks}
+        """The live ranks' pids, once all are known; those of a generation that is over are not."""
+
+        def known() -> dict[int, int] | None:
+            view = self.show(job)
+            assert not view.is_terminal, f"{job} is {view.state}: too late for its ranks"
+            found = {rank.rank: rank.pid for rank in view.ranks or () if rank.pid}
+            alive = all(psutil.pid_exists(pid) for pid in found.values())
+            return found if found and len(found) == len(view.ranks or ()) and alive else None
+
+        found: dict[int, int] = wait_for("rank pids", known)
+        return found
 
 
 def probe_spec(out: Path, *flags: str, ranks: int = 3, **spec: Any) -> dict[str, Any]:

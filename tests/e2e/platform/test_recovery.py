@@ -85,9 +85,7 @@ def test_what_a_killed_supervisor_never_reported_is_told_by_the_next(
     platform.up()
     for job in jobs:
         assert platform.wait_state(job, "succeeded").attempts == 2
-    told = wait_for(
-        "the account", lambda: (v := platform.show(jobs[0]).lineage).unheard == 0 and v
-    )
+    told = wait_for("the account", lambda: (v := platform.show(jobs[0]).lineage).unheard == 0 and v)
     assert (told.missed, told.duplicated, told.consumed) == (0, 0, 5 * SAMPLES)
     assert told.redone > 0
     view = platform.show(jobs[1]).lineage
