@@ -92,6 +92,11 @@ class NoteFile:
         with contextlib.suppress(OSError):
             self._descriptor = os.open(self._path, flags, 0o600)
 
+    @property
+    def opened(self) -> bool:
+        """Whether what is written will be found."""
+        return self._descriptor is not None
+
     def write(self, delivery: Delivery) -> None:
         """See `Notes`."""
         if self._descriptor is None:

@@ -171,13 +171,13 @@ class Earlier:
 
 def _hand_over(folder: Path, voice: _Voice) -> None:
     acked = voice.say([])
-    generations = sorted(one for one in folder.glob("g*") if one.is_dir())
-    if not voice.assignment.leads:
-        generations = []  # what its ranks read is not the job's data
-    known = {one: read_notes(one) for one in generations}
+    # What ranks of another role than the first read is not the job's data.
+    folders = sorted(folder.glob("g*")) if voice.assignment.leads else []
+    known = {one: read_notes(one) for one in folders if one.is_dir()}
     noted = [note.seq for notes in known.values() for note in notes or ()]
     # Behind everything that may have had a number: what was never stored is said anew.
-    seq, waiting, whole = max([acked, *noted]), list[Report](), bool(known)
+    seq, waiting = max([acked, *noted]), list[Report]()
+    whole = bool(known) or not voice.assignment.leads
     for generation, notes in known.items():
         rest = None if notes is None else _rest(generation, last_stored(notes, acked), voice, acked)
         whole = whole and rest is not None
@@ -195,7 +195,10 @@ def _hand_over(folder: Path, voice: _Voice) -> None:
 def _rest(
     folder: Path, last: Delivery, voice: _Voice, acked: int
 ) -> list[Callable[[int], Report]] | None:
-    """What one generation's ranks wrote behind `last`; None where not all of it can be read."""
+    """What one generation's ranks wrote behind `last`; None where not all of it can be read.
+
+    Raises OSError where its notes cannot be written.
+    """
     number = re.fullmatch(r"g(\d{3,9})", folder.name)
     first, count = voice.assignment.first_rank, voice.assignment.gang.ranks_per_node
     files = {rank: folder / f"r{rank:05d}.report" for rank in range(first, first + count)}
@@ -206,6 +209,8 @@ def _rest(
     notes = NoteFile(folder, lambda: acked, last)
     records = GenerationRecords(int(number[1]), files, made.append, watch, notes)
     notes.begin()
+    if not notes.opened:
+        raise OSError(f"{folder} cannot be written to")
     records.take_up(last)
     records.read()
     while records.put_ledger(made.append):
@@ -245,9 +250,14 @@ def _held(folder: Path) -> Iterator[bool]:
         yield False
         return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield True
-    except BlockingIOError:
-        yield False
+        yield _lock(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -14,13 +14,18 @@ pytestmark = pytest.mark.e2e
 EPOCHS, SAMPLES = 8, 480
 
 
+def slow(go: Path, step_s: float) -> tuple[str, str]:
+    """Flags of a probe that must not be over before something happens to it; then `go` is touched."""
+    return f"--step-s={step_s}", f"--until={go}"
+
+
 def test_five_random_kills_end_bit_identical(platform: Platform, tmp_path: Path):
     """SIGKILL of a random rank at five random moments against an uninterrupted run."""
     flags = [f"--epochs={EPOCHS}", f"--samples={SAMPLES}"]
-    calm, hit = tmp_path / "calm", tmp_path / "hit"
+    calm, hit, go = (tmp_path / name for name in ("calm", "hit", "go"))
     undisturbed = platform.submit(probe_spec(calm, *flags))
     platform.wait_state(undisturbed, "succeeded")
-    job = platform.submit(probe_spec(hit, *flags, "--step-s=0.02"))
+    job = platform.submit(probe_spec(hit, *flags, *slow(go, 0.04)))
     rng = random.Random(20261121)
     seen = 0
     for _ in range(5):
@@ -30,6 +35,7 @@ def test_five_random_kills_end_bit_identical(platform: Platform, tmp_path: Path)
         kill(rng.choice(list(platform.rank_pids(job).values())))
         steps = Path(f"{hit}.steps").read_text().splitlines()
         seen = max(seen, len(steps))
+    go.touch()
     view = platform.wait_state(job, "succeeded")
     assert view.restarts >= 4  # two kills may hit one generation
     assert hit.read_text() == calm.read_text()
@@ -40,8 +46,8 @@ def test_five_random_kills_end_bit_identical(platform: Platform, tmp_path: Path)
 
 
 def test_killed_supervisor_leaves_nothing_and_the_job_recovers(platform: Platform, tmp_path: Path):
-    out = tmp_path / "probe"
-    job = platform.submit(probe_spec(out, "--epochs=6", "--step-s=0.02", "--workers=1"))
+    out, go = tmp_path / "probe", tmp_path / "go"
+    job = platform.submit(probe_spec(out, "--epochs=4", *slow(go, 0.05), "--workers=1"))
     platform.wait_steps(20, out)
     view = platform.show(job)
     supervisor = view.nodes[0].pid
@@ -51,6 +57,7 @@ def test_killed_supervisor_leaves_nothing_and_the_job_recovers(platform: Platfor
     assert len(tree) > len(ranks) + 2  # the data workers are in it too
     kill(supervisor)
     wait_for("the gang's end", lambda: not survivors(tree))
+    go.touch()
     view = platform.wait_state(job, "succeeded")
     assert view.attempts == 2
     assert (view.lineage.missed, view.lineage.duplicated) == (0, 0)
@@ -62,7 +69,7 @@ def test_what_a_killed_supervisor_never_reported_is_told_by_the_next(
     """Both die after a save that the control plane has not heard of; one job's node goes with it."""
     kept, lost = (tmp_path / name for name in ("kept", "lost"))
     go = tmp_path / "go"
-    flags = ("--epochs=5", f"--samples={SAMPLES}", "--step-s=0.05", f"--until={go}")
+    flags = ("--epochs=5", f"--samples={SAMPLES}", *slow(go, 0.05))
     often = {"ranks": 2, "checkpoint": {"every": "10 steps"}}
     jobs = [platform.submit(probe_spec(out, *flags, **often)) for out in (kept, lost)]
     for out in (kept, lost):
@@ -99,18 +106,19 @@ def committed(store: Path) -> set[Path]:
 
 
 def test_killed_control_plane_leaves_the_job_untouched(platform: Platform, tmp_path: Path):
-    out = tmp_path / "probe"
-    job = platform.submit(probe_spec(out, "--epochs=8", "--step-s=0.03"))
-    platform.wait_steps(10, out)
+    out, go = tmp_path / "probe", tmp_path / "go"
+    job = platform.submit(probe_spec(out, "--epochs=8", *slow(go, 0.1)))
+    platform.wait_steps(5, out)
     before = platform.rank_pids(job)
     kill(platform.server_pid())
     assert platform.process is not None
     platform.process.wait(30)
     done = len(Path(f"{out}.steps").read_text().splitlines())
-    platform.wait_steps(done + 15, out)  # nobody is in charge, and it trains on
+    platform.wait_steps(done + 5, out)  # nobody is in charge, and it trains on
     platform.up()
     view = platform.wait_state(job, "running")
     assert platform.rank_pids(job) == before
+    go.touch()
     view = platform.wait_state(job, "succeeded")
     assert (view.attempts, view.restarts) == (1, 0)
     assert (view.lineage.missed, view.lineage.duplicated) == (0, 0)
@@ -131,8 +139,8 @@ def test_finished_while_nobody_was_in_charge(platform: Platform, tmp_path: Path)
 
 @pytest.mark.extras
 def test_two_pretend_nodes_recover_together(platform: Platform, tmp_path: Path):
-    out = tmp_path / "probe"
-    spec = probe_spec(out, "--epochs=5", "--step-s=0.02")
+    out, go = tmp_path / "probe", tmp_path / "go"
+    spec = probe_spec(out, "--epochs=3", *slow(go, 0.1))
     spec["resources"] = {"nodes": 2, "slots_per_node": 2}
     job = platform.submit(spec)
     platform.wait_steps(10, out)
@@ -141,6 +149,7 @@ def test_two_pretend_nodes_recover_together(platform: Platform, tmp_path: Path):
     assert [rank.node_rank for rank in view.ranks] == [0, 0, 1, 1]
     pids = platform.rank_pids(job)
     kill(pids[3])
+    go.touch()
     view = platform.wait_state(job, "succeeded")
     assert (view.attempts, view.restarts) == (1, 1)
     assert (view.lineage.missed, view.lineage.duplicated) == (0, 0)
@@ -148,14 +157,14 @@ def test_two_pretend_nodes_recover_together(platform: Platform, tmp_path: Path):
 
 
 def test_pause_saves_and_resume_goes_on(platform: Platform, tmp_path: Path):
-    out = tmp_path / "probe"
-    calm = tmp_path / "calm"
+    out, calm, go = (tmp_path / name for name in ("probe", "calm", "go"))
     platform.wait_state(platform.submit(probe_spec(calm, "--epochs=4")), "succeeded")
-    job = platform.submit(probe_spec(out, "--epochs=4", "--step-s=0.02"))
+    job = platform.submit(probe_spec(out, "--epochs=4", *slow(go, 0.1)))
     platform.wait_steps(15, out)
     platform.run("pause", job)
     view = platform.wait_state(job, "paused")
     assert view.progress.checkpoint_step == len(Path(f"{out}.steps").read_text().splitlines())
+    go.touch()
     platform.run("resume", job)
     view = platform.wait_state(job, "succeeded")
     assert view.lineage.redone == 0
