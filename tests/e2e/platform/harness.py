@@ -128,14 +128,19 @@ class Platform:
 
     def wait_state(self, job: str, *states: str) -> JobView:
         """Wait until the job is in one of `states`; fail when it ends otherwise."""
+        num, after = parse_job_label(job), 0
+        assert num is not None
 
         def reached() -> JobView | None:
+            nonlocal after
             view = self.show(job)
             if view.state in states:
                 return view
             if view.is_terminal:
                 story = self.run("show", job, check=False).stdout
                 raise AssertionError(f"{job} is {view.state}\n{story}\n{view.failure}")
+            # Every state comes with an event: to ask all the time would cost the job its processors.
+            after = self._kept_client().events(num, after=after, wait_s=5.0).cursor
             return None
 
         return wait_for(f"{job} in {states}", reached)

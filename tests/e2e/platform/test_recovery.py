@@ -12,6 +12,7 @@ from e2e.platform.harness import Platform, family, kill, probe_spec, survivors, 
 
 pytestmark = pytest.mark.e2e
 EPOCHS, SAMPLES = 8, 480
+FLAGS = (f"--epochs={EPOCHS}", f"--samples={SAMPLES}")
 
 
 def slow(go: Path, step_s: float) -> tuple[str, str]:
@@ -19,13 +20,18 @@ def slow(go: Path, step_s: float) -> tuple[str, str]:
     return f"--step-s={step_s}", f"--until={go}"
 
 
-def test_five_random_kills_end_bit_identical(platform: Platform, tmp_path: Path):
+@pytest.fixture(scope="module")
+def calm(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What an uninterrupted run of `FLAGS` ends with."""
+    out = tmp_path_factory.mktemp("calm") / "probe"
+    platform.wait_state(platform.submit(probe_spec(out, *FLAGS)), "succeeded")
+    return out.read_text()
+
+
+def test_five_random_kills_end_bit_identical(platform: Platform, tmp_path: Path, calm: str):
     """SIGKILL of a random rank at five random moments against an uninterrupted run."""
-    flags = [f"--epochs={EPOCHS}", f"--samples={SAMPLES}"]
-    calm, hit, go = (tmp_path / name for name in ("calm", "hit", "go"))
-    undisturbed = platform.submit(probe_spec(calm, *flags))
-    platform.wait_state(undisturbed, "succeeded")
-    job = platform.submit(probe_spec(hit, *flags, *slow(go, 0.04)))
+    hit, go = tmp_path / "hit", tmp_path / "go"
+    job = platform.submit(probe_spec(hit, *FLAGS, *slow(go, 0.04)))
     rng = random.Random(20261121)
     seen = 0
     for _ in range(5):
@@ -38,7 +44,7 @@ def test_five_random_kills_end_bit_identical(platform: Platform, tmp_path: Path)
     go.touch()
     view = platform.wait_state(job, "succeeded")
     assert view.restarts >= 4  # two kills may hit one generation
-    assert hit.read_text() == calm.read_text()
+    assert hit.read_text() == calm
     lineage = view.lineage
     assert (lineage.missed, lineage.duplicated) == (0, 0)
     assert lineage.consumed == EPOCHS * SAMPLES
@@ -69,11 +75,11 @@ def test_what_a_killed_supervisor_never_reported_is_told_by_the_next(
     """Both die after a save that the control plane has not heard of; one job's node goes with it."""
     kept, lost = (tmp_path / name for name in ("kept", "lost"))
     go = tmp_path / "go"
-    flags = ("--epochs=5", f"--samples={SAMPLES}", *slow(go, 0.05))
-    often = {"ranks": 2, "checkpoint": {"every": "10 steps"}}
+    flags = ("--epochs=5", f"--samples={SAMPLES}", *slow(go, 0.25))
+    often = {"ranks": 2, "checkpoint": {"every": "4 steps"}}
     jobs = [platform.submit(probe_spec(out, *flags, **often)) for out in (kept, lost)]
     for out in (kept, lost):
-        platform.wait_steps(5, out)
+        platform.wait_steps(3, out)
     supervisors = [platform.show(job).nodes[0].pid for job in jobs]
     stores = [Path(platform.show(job).checkpoint_dir) for job in jobs]
     kill(platform.server_pid())
@@ -156,10 +162,9 @@ def test_two_pretend_nodes_recover_together(platform: Platform, tmp_path: Path):
     assert not [pid for pid in pids.values() if psutil.pid_exists(pid)]
 
 
-def test_pause_saves_and_resume_goes_on(platform: Platform, tmp_path: Path):
-    out, calm, go = (tmp_path / name for name in ("probe", "calm", "go"))
-    platform.wait_state(platform.submit(probe_spec(calm, "--epochs=4")), "succeeded")
-    job = platform.submit(probe_spec(out, "--epochs=4", *slow(go, 0.1)))
+def test_pause_saves_and_resume_goes_on(platform: Platform, tmp_path: Path, calm: str):
+    out, go = tmp_path / "probe", tmp_path / "go"
+    job = platform.submit(probe_spec(out, *FLAGS, *slow(go, 0.1)))
     platform.wait_steps(15, out)
     platform.run("pause", job)
     view = platform.wait_state(job, "paused")
@@ -168,7 +173,7 @@ def test_pause_saves_and_resume_goes_on(platform: Platform, tmp_path: Path):
     platform.run("resume", job)
     view = platform.wait_state(job, "succeeded")
     assert view.lineage.redone == 0
-    assert out.read_text() == calm.read_text()
+    assert out.read_text() == calm
 
 
 def test_a_plain_env_script_recovers_too(platform: Platform, tmp_path: Path):
