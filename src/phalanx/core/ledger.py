@@ -29,27 +29,33 @@ class Row:
 @dataclass(frozen=True, slots=True)
 class GenerationLedger:
     """What one generation consumed. `began` is where it took up: (0, 0) for a fresh start, None when
-    it ended before it knew."""
+    it ended before it knew. `heard`: no report of it was lost with a node."""
 
     attempt: int
     generation: int
     began: Point | None
     rows: tuple[Row, ...]
+    heard: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerSummary:
-    """Counts of samples. Exactly once means `missed` and `duplicated` are 0."""
+    """Counts of samples. Exactly once means that `missed`, `duplicated` and `unheard` are 0.
+
+    Samples are `unheard` of where no report of them arrived because a node was lost with it: whether
+    they were consumed nobody can say.
+    """
 
     missed: int
     duplicated: int
     redone: int
     consumed: int
+    unheard: int = 0
 
     @property
     def exactly_once(self) -> bool:
         """Whether each (epoch, sample) is in exactly one ancestor step of the final weights."""
-        return self.missed == 0 and self.duplicated == 0
+        return self.missed == 0 and self.duplicated == 0 and self.unheard == 0
 
 
 def merge(rows: Iterable[Row]) -> tuple[Row, ...]:
@@ -102,21 +108,42 @@ def audit(
     kept: list[Row] = []
     redone = 0
     limit = until
+    doubted: list[tuple[Point, Point]] = []
+    doubt = False
     for one in sorted(generations, key=lambda g: (g.attempt, g.generation), reverse=True):
         before, after = split(merge(one.rows), limit)
         kept.extend(before)
         redone += _count(after)
+        # One that did not even say where it took up may have done any part of what came before.
+        doubt = doubt or not one.heard
         if one.began is not None:
-            limit = min(limit, one.began)
+            if doubt and one.began < limit:
+                doubted.append((one.began, limit))
+            limit, doubt = min(limit, one.began), False
     rows = merge(kept)
-    covered = sum(row.hi - row.lo for row in rows)
-    expected = until[0] * num_samples + until[1]
+    covered = _covered(rows)
+    unheard = sum(_gaps(rows, begin, end, num_samples) for begin, end in doubted)
     return LedgerSummary(
-        missed=expected - covered,
+        missed=_place(until, num_samples) - covered - unheard,
         duplicated=sum((row.hi - row.lo) * (row.times - 1) for row in rows),
         redone=redone,
         consumed=covered,
+        unheard=unheard,
     )
+
+
+def _place(point: Point, num_samples: int) -> int:
+    return point[0] * num_samples + point[1]
+
+
+def _gaps(rows: Iterable[Row], begin: Point, end: Point, num_samples: int) -> int:
+    """Positions between two points that are in no row."""
+    inside, _ = split(split(rows, begin)[1], end)
+    return _place(end, num_samples) - _place(begin, num_samples) - _covered(inside)
+
+
+def _covered(rows: Iterable[Row]) -> int:
+    return sum(row.hi - row.lo for row in rows)
 
 
 def _count(rows: Iterable[Row]) -> int:

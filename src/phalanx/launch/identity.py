@@ -13,6 +13,7 @@ from typing import Any
 from phalanx.launch import linux
 from phalanx.launch.durable import write_file
 
+ASSIGNMENT_NAME = "assignment.json"
 RECORD_NAME = "supervisor.json"
 LOCK_NAME = "lock"
 LOG_NAME = "supervisor.log"

@@ -223,6 +223,9 @@ class LineageView(View):
     missed: int | None = None
     duplicated: int | None = None
     redone: int | None = None
+    unheard: int | None = (
+        None  # neither missed nor consumed: a node was lost before it reported them
+    )
     exact: bool | None = None  # every restore was exact
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from phalanx.core.codec import decode
 from phalanx.core.jobs.events import (
@@ -17,7 +17,7 @@ from phalanx.core.jobs.events import (
 from phalanx.core.jobs.model import Job, StopGoal
 from phalanx.core.ledger import GenerationLedger, LedgerSummary, Point, Row, audit, merge
 from phalanx.schemas.api import LineageView, RestartView, at_of, at_or_none
-from phalanx.store import events, lineage
+from phalanx.store import events, lineage, supervisors
 from phalanx.store.database import Tx
 from phalanx.store.events import StoredEvent
 from phalanx.store.lineage import GenerationRow, LedgerSlice, RestoreRow
@@ -41,7 +41,10 @@ def lineage_view(tx: Tx, job: Job) -> LineageView:
     slices = lineage.ledger_of(tx, job.num)
     saved = lineage.count_checkpoints(tx, job.num)
     num_samples = max((s.num_samples for s in slices if s.num_samples is not None), default=None)
-    counted = None if num_samples is None else account(slices, restores, num_samples)
+    silent = supervisors.silent_attempts(tx, job.num)
+    if job.attempt is not None:
+        silent.discard(job.attempt.num)
+    counted = None if num_samples is None else account(slices, restores, num_samples, silent)
     return LineageView(
         generations=len(rows),
         restarts=restarts,
@@ -54,20 +57,28 @@ def lineage_view(tx: Tx, job: Job) -> LineageView:
         missed=None if counted is None else counted.missed,
         duplicated=None if counted is None else counted.duplicated,
         redone=None if counted is None else counted.redone,
+        unheard=None if counted is None else counted.unheard,
         exact=all(one.exact for one in restores) if restores else None,
     )
 
 
 def account(
-    slices: Sequence[LedgerSlice], restores: Sequence[RestoreRow], num_samples: int
-) -> LedgerSummary:
-    """What the lineage of the newest weights consumed."""
+    slices: Sequence[LedgerSlice], restores: Sequence[RestoreRow], num_samples: int,
+    silent: Set[int] = frozenset(),
+) -> LedgerSummary:  # fmt: skip
+    """What the lineage of the newest weights consumed.
+
+    `silent` are attempts that are over and of which a supervisor went without saying goodbye.
+    """
     began = {(one.attempt, one.generation): (one.epoch, one.position) for one in restores}
     consumed: dict[tuple[int, int], list[Row]] = {key: [] for key in began}
     for one in slices:
         consumed.setdefault((one.attempt, one.generation), []).extend(one.rows)
+    for attempt in silent - {attempt for attempt, _ in consumed}:
+        consumed[attempt, 0] = []
     generations = [
-        GenerationLedger(*key, began.get(key), merge(rows)) for key, rows in consumed.items()
+        GenerationLedger(*key, began.get(key), merge(rows), heard=key[0] not in silent)
+        for key, rows in consumed.items()
     ]
     return audit(generations, num_samples=num_samples, until=_head(generations, num_samples))
 

@@ -105,6 +105,15 @@ def released(tx: Tx, live: Sequence[tuple[int, int]]) -> set[tuple[int, int, int
     }
 
 
+def silent_attempts(tx: Tx, job: int) -> set[int]:
+    """Attempts with a supervisor that checked in and never said that it goes."""
+    here = supervisors.c
+    query = select(here.attempt).where(
+        here.job == job, here.first_seen_at.is_not(None), here.released_at.is_(None)
+    )
+    return set(tx.conn.execute(query).scalars())
+
+
 def epochs_of(tx: Tx, live: Sequence[tuple[int, int]]) -> dict[int, tuple[int, int]]:
     """Epochs done and planned of each of several (job, attempt), by the slowest of its nodes."""
     if not live:

@@ -30,6 +30,7 @@ from phalanx.schemas.supervision import (
     WarningReport,
 )
 from phalanx.supervise import rendezvous
+from phalanx.supervise.deliveries import NoteFile
 from phalanx.supervise.eventloop import EventLoop, Timer
 from phalanx.supervise.folder import Folder, FolderFacts, KeptFolder, NoFolder
 from phalanx.supervise.lines import Hearing
@@ -59,6 +60,7 @@ class Surroundings:
     put: Put
     over: Callable[[Generation], None]
     opener: Callable[[Path], tuple[int, Callable[[bytes], int]]]
+    acked: Callable[[], int]
 
 
 class Generation:
@@ -80,7 +82,8 @@ class Generation:
         patience = patience_of(around.assignment.gang.stall_after)
         watch = StallWatch(patience, around.clock.monotonic())
         kind = GenerationRecords if self.leads else SideRecords
-        self.records = kind(self.number, files, around.put, watch)
+        notes = NoteFile(self.folder, around.acked)
+        self.records = kind(self.number, files, around.put, watch, notes)
         self.vigil = Vigil(
             (node, self.number), self.ranks, watch, around.loop, around.clock, around.put,
             lambda: self.ending or self.failure is not None,
@@ -124,6 +127,7 @@ class Generation:
             return
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)
+            self.records.notes.begin()
             launches = [(rank, self._launch(rank)) for rank in self.ranks]
             self._start_rendezvous()
         except OSError as error:

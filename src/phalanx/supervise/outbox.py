@@ -28,6 +28,7 @@ class Outbox:
         self._lock = threading.Lock()
         self._waiting: deque[Report] = deque()
         self._next = 1
+        self._acked = 0
         self._bulk_until = 0
         self._spooled = 0
         self._away = False
@@ -54,6 +55,11 @@ class Outbox:
         with self._lock:
             return bool(self._waiting) and self._waiting[0].seq <= self._bulk_until
 
+    @property
+    def acked(self) -> int:
+        """The number of the last report that is known to be stored. Takes no lock."""
+        return self._acked
+
     def pending(self) -> list[Report]:
         """What to send now, in order, about a megabyte at most."""
         with self._lock:
@@ -69,6 +75,7 @@ class Outbox:
     def acknowledge(self, seq: int) -> bool:
         """Everything up to `seq` is stored; says whether that is news. Late calls do no harm."""
         with self._lock:
+            self._acked = max(self._acked, seq)
             news = bool(self._waiting) and self._waiting[0].seq <= seq
             while self._waiting and self._waiting[0].seq <= seq:
                 self._waiting.popleft()

@@ -35,6 +35,7 @@ from phalanx.schemas.supervision import (
 )
 from phalanx.supervise import profiles
 from phalanx.supervise.carrier import Carrier
+from phalanx.supervise.earlier import Earlier, mark_told
 from phalanx.supervise.eventloop import EventLoop
 from phalanx.supervise.generation import Generation, Surroundings
 from phalanx.supervise.link import Link
@@ -76,6 +77,7 @@ class Supervisor:
         self._outbox = Outbox(self._node_dir / "spool")
         self._link = Link(self._assignment, self._outbox, self._clock, self._deliver)
         self._carrier = Carrier(self._outbox, self._clock)
+        self._earlier = Earlier(self._assignment, self._clock)
         self._current: Generation | None = None
         self._next: Orders | None = None
         self._ended = -1
@@ -95,6 +97,7 @@ class Supervisor:
         port, host = free_port(self._parts.rng), socket.gethostname()
         self._put(lambda seq: NodeReadyReport(seq=seq, port=port, pid=os.getpid(), host=host))
         self._link.start()
+        self._earlier.start()
         self._look()
         self._loop.run()
 
@@ -184,6 +187,7 @@ class Supervisor:
             put=self._put,
             over=self._over,
             opener=parts.opener,
+            acked=lambda: self._outbox.acked,
         )
         generation = Generation(around, orders)
         self._current = generation
@@ -294,7 +298,7 @@ class Supervisor:
         self._load()
         if self._clock.monotonic() > deadline:
             self._loop.stop()
-        elif self._outbox.empty:
+        elif self._outbox.empty and self._earlier.over:
             self._put(lambda seq: LeavingReport(seq=seq))
             self._part(deadline)
         else:
@@ -302,7 +306,10 @@ class Supervisor:
 
     def _part(self, deadline: float) -> None:
         if self._outbox.empty or self._clock.monotonic() > deadline:
+            if self._outbox.empty:
+                mark_told(self._node_dir)
             self._link.close()
+            self._earlier.close()
             self._loop.stop()
         else:
             self._loop.call_later(0.005, lambda: self._part(deadline))

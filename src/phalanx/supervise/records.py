@@ -28,6 +28,7 @@ from phalanx.schemas.supervision import (
     RestoredReport,
     WarningReport,
 )
+from phalanx.supervise.deliveries import Delivery, NoNotes, Notes
 
 _READ_BYTES = 1 << 20
 # Of a report file this much is kept after it was read, and this much at most until it is.
@@ -57,9 +58,14 @@ class RecordTail:
         """Where in the file the first record begins that was not read."""
         return reports.HEADER_BYTES + self._position
 
-    def skip_to(self, other: RecordTail) -> None:
-        """Pass over everything that another reader of the same file has read."""
-        self._position = max(self._position, other._position)
+    @property
+    def broken(self) -> bool:
+        """Whether the rest of the file cannot be read."""
+        return self._broken
+
+    def skip_to(self, end: int) -> None:
+        """Pass over everything before `end`, as another reader of the same file gives it."""
+        self._position = max(self._position, end - reports.HEADER_BYTES)
 
     def read(self) -> list[Record]:
         """Records that were committed since the last call, about a megabyte of them at most.
@@ -105,10 +111,12 @@ class GenerationRecords:
     """All ranks of this node in one generation, read for everything but metrics."""
 
     def __init__(
-        self, generation: int, files: dict[int, Path], put: Put, watch: StallWatch
-    ) -> None:
+        self, generation: int, files: dict[int, Path], put: Put, watch: StallWatch,
+        notes: Notes | None = None,
+    ) -> None:  # fmt: skip
         self._generation = generation
         self._watch = watch
+        self.notes: Notes = NoNotes() if notes is None else notes
         self._tails = {rank: RecordTail(path) for rank, path in files.items()}
         self._put = put
         self.step: int | None = None
@@ -119,6 +127,7 @@ class GenerationRecords:
         self._began = False
         self._fresh_rows: list[Row] = []
         self._merge_at = _MOST_ROWS
+        self._commits: list[Record] = []
         self._num_samples: int | None = None
         self._num_epochs: int | None = None
         self._said: dict[tuple[str, str], None] = {}
@@ -132,10 +141,21 @@ class GenerationRecords:
                     # Written by a user's process: what cannot be understood is passed over.
                     with contextlib.suppress(*_NONSENSE):
                         self._take(rank, record)
+        self._put_commits()
+
+    def take_up(self, last: Delivery) -> None:
+        """Begin behind what was handed over in `last`, and with what that left over."""
+        for rank, tail in self._tails.items():
+            tail.skip_to(last.ends.get(rank, 0))
+        self._fresh_rows.extend(last.left)
+        for record in last.saves:
+            with contextlib.suppress(*_NONSENSE):
+                self._take(min(self._tails), record)
 
     def said(self, rank: int, record: Record) -> None:
         """Take in a record that the supervisor made itself, of what a rank printed or left in a folder."""
         self._take(rank, record)
+        self._put_commits()
 
     @property
     def tails(self) -> dict[int, RecordTail]:
@@ -146,6 +166,7 @@ class GenerationRecords:
         """Give descriptors back."""
         for tail in self._tails.values():
             tail.close()
+        self.notes.close()
 
     @property
     def reached(self) -> int | None:
@@ -171,13 +192,31 @@ class GenerationRecords:
         rows = [
             LedgerRow(epoch=r.epoch, lo=r.lo, hi=r.hi, times=r.times) for r in merged[:_MOST_ROWS]
         ]
-        put(
-            lambda seq: LedgerReport(
+        ends = {rank: tail.end for rank, tail in self._tails.items()}
+        left, saves = tuple(self._fresh_rows), tuple(self._commits)
+
+        def make(seq: int) -> Report:
+            self.notes.write(Delivery(seq, ends, left, saves))
+            return LedgerReport(
                 seq=seq, generation=self._generation, num_samples=self._num_samples, rows=rows,
                 added=True,
-            )
-        )  # fmt: skip
+            )  # fmt: skip
+
+        put(make)
         return True
+
+    def _put_commits(self) -> None:
+        """What was consumed before a checkpoint goes along with its report, not some time later.
+
+        Ranks are read one after another: when the first tells of a checkpoint, the others' last steps
+        before it are read in the same turn.
+        """
+        if self._commits:
+            while self.put_ledger(self._put):
+                pass
+            commits, self._commits = self._commits, []
+            for record in commits:
+                self._put(self._checkpoint(record))
 
     def _consumed(self, row: Row) -> None:
         self._fresh_rows.append(row)
@@ -212,7 +251,9 @@ class GenerationRecords:
 
     def _announce(self, rank: int, kind: str, record: Record) -> None:
         if kind == "checkpoint":
-            self._once(kind, record["path"], self._checkpoint(record))
+            self._checkpoint(record)  # what makes no sense is refused here, not later
+            if self._is_new(kind, record["path"]):
+                self._commits.append(record)
         elif kind == "restored" and not self._began:
             self._began = True
             self._put(self._restored(record))
@@ -254,16 +295,21 @@ class GenerationRecords:
             seq=seq, generation=self._generation, rank=rank, message=said, at=at))  # fmt: skip
 
     def _once(self, kind: str, what: str, make: Callable[[int], Report]) -> None:
-        """Ranks agree on what they say; it is passed on once per generation.
+        """Ranks agree on what they say; it is passed on once per generation."""
+        if self._is_new(kind, what):
+            self._put(make)
 
-        They say it at about the same time, so only the newest has to be remembered.
+    def _is_new(self, kind: str, what: str) -> bool:
+        """Whether this was not said before.
+
+        Ranks say it at about the same time, so only the newest has to be remembered.
         """
         if (kind, what) in self._said:
-            return
+            return False
         self._said[kind, what] = None
         if len(self._said) > _REMEMBERED:
             del self._said[next(iter(self._said))]
-        self._put(make)
+        return True
 
     def _guard(self, record: Record) -> Callable[[int], Report]:
         fields: dict[str, Any] = {
@@ -365,7 +411,7 @@ class MetricTail:
         lost: list[int] = []
         for rank, tail in self._tails.items():
             if read[rank].end - tail.end > BACKLOG_BYTES:
-                tail.skip_to(read[rank])
+                tail.skip_to(read[rank].end)
                 lost.append(rank)
             end = min(tail.end, read[rank].end)
             if end - self._trimmed[rank].begin < TRIM_BYTES:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from e2e.platform.harness import wait_for
 from phalanx import checkpoint
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -39,8 +40,19 @@ def metric(platform: Any, job: str, name: str) -> dict[int, float]:
     }
 
 
+def wait_reported(platform: Any, job: str) -> Any:
+    """The job, once a checkpoint of it is known to the control plane.
+
+    One that lies in the folder may not be known yet; and of those of a job that runs, one that is verified
+    may be let go meanwhile.
+    """
+    return wait_for(
+        "a checkpoint", lambda: (v := platform.show(job)).progress.checkpoint_path and v
+    )
+
+
 def committed(view: Any) -> list[checkpoint.Stored]:
-    """A job's checkpoints, newest first, every byte verified."""
+    """The checkpoints of a job that has ended, newest first, every byte verified."""
     found = checkpoint.list_checkpoints(Path(view.checkpoint_dir))
     for one in found:
         checkpoint.verify(one.path)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from e2e.frameworks.foreign import committed, example, metric, needs
-from e2e.platform.harness import kill, wait_for
+from e2e.frameworks.foreign import committed, example, metric, needs, wait_reported
+from e2e.platform.harness import kill
 
 pytestmark = [pytest.mark.extras, pytest.mark.e2e, needs("horovod", "make horovod builds it")]
 
@@ -15,7 +15,7 @@ def test_killed_and_recovered(platform, resources):
     usual = platform.wait_state(calm, "succeeded")
     spec = example("horovod", "--epochs=10", "--pause=1", resources=resources)
     job = platform.submit(spec)
-    wait_for("a committed state", lambda: committed(platform.show(job)))
+    wait_reported(platform, job)
     kill(platform.rank_pids(job)[2])
     view = platform.wait_state(job, "succeeded")
     assert (view.attempts, view.restarts) == (1, 1)

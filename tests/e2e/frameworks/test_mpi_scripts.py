@@ -7,7 +7,7 @@ import numpy as np
 import psutil
 import pytest
 
-from e2e.frameworks.foreign import committed, example, metric, needs
+from e2e.frameworks.foreign import committed, example, metric, needs, wait_reported
 from e2e.platform.harness import family, kill, survivors, wait_for
 
 pytestmark = [
@@ -36,7 +36,7 @@ def test_killed_and_recovered_on_two_nodes(platform):
     calm = platform.submit(example("mpi", "--steps=12"))
     usual = platform.wait_state(calm, "succeeded")
     job = platform.submit(example("mpi", "--steps=12", "--pause=1"))
-    wait_for("a committed state", lambda: committed(platform.show(job)))
+    wait_reported(platform, job)
     ranks = wait_for("MPI ranks", lambda: (r := mpi_ranks(platform, job)) and len(r) == 4 and r)
     # Two of the four run on the second node, below its own supervisor.
     second = platform.show(job).nodes[1].pid

@@ -2,8 +2,8 @@
 
 import pytest
 
-from e2e.frameworks.foreign import committed, example, metric, needs
-from e2e.platform.harness import kill, wait_for
+from e2e.frameworks.foreign import committed, example, metric, needs, wait_reported
+from e2e.platform.harness import kill
 
 pytestmark = [
     pytest.mark.extras,
@@ -14,7 +14,7 @@ pytestmark = [
 
 def test_killed_and_recovered(platform):
     job = platform.submit(example("tensorflow", "--steps=12", "--pause=1"))
-    wait_for("a committed state", lambda: committed(platform.show(job)))
+    wait_reported(platform, job)
     kill(platform.rank_pids(job)[1])
     view = platform.wait_state(job, "succeeded")
     assert (view.attempts, view.restarts) == (1, 1)

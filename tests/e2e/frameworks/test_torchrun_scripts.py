@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from e2e.frameworks.foreign import committed, example, metric
-from e2e.platform.harness import kill, wait_for
+from e2e.frameworks.foreign import committed, example, metric, wait_reported
+from e2e.platform.harness import kill
 
 pytestmark = [pytest.mark.extras, pytest.mark.e2e]
 
@@ -12,8 +12,7 @@ pytestmark = [pytest.mark.extras, pytest.mark.e2e]
 def test_killed_and_recovered_with_its_own_snapshots(platform):
     calm = platform.submit(example("torchrun", "--epochs=8"))
     job = platform.submit(example("torchrun", "--epochs=8", "--pause=0.7"))
-    wait_for("a snapshot in the registry", lambda: platform.show(job).progress.checkpoint_path)
-    assert committed(platform.show(job))
+    wait_reported(platform, job)
     kill(platform.rank_pids(job)[1])
     view = platform.wait_state(job, "succeeded")
     assert (view.attempts, view.restarts) == (1, 1)

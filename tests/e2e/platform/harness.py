@@ -128,14 +128,19 @@ class Platform:
 
     def wait_state(self, job: str, *states: str) -> JobView:
         """Wait until the job is in one of `states`; fail when it ends otherwise."""
+        num, after = parse_job_label(job), 0
+        assert num is not None
 
         def reached() -> JobView | None:
+            nonlocal after
             view = self.show(job)
             if view.state in states:
                 return view
             if view.is_terminal:
                 story = self.run("show", job, check=False).stdout
                 raise AssertionError(f"{job} is {view.state}\n{story}\n{view.failure}")
+            # Every state comes with an event: to ask all the time would cost the job its processors.
+            after = self._kept_client().events(num, after=after, wait_s=5.0).cursor
             return None
 
         return wait_for(f"{job} in {states}", reached)
@@ -149,12 +154,17 @@ class Platform:
         )
 
     def rank_pids(self, job: str) -> dict[int, int]:
-        """The live ranks' pids, once all are known."""
-        view = wait_for(
-            "rank pids",
-            lambda: (v := self.show(job)).ranks and all(r.pid for r in v.ranks) and v,
-        )
-        return {rank.rank: rank.pid for rank in view.ranks}
+        """The live ranks' pids, once all are known; those of a generation that is over are not."""
+
+        def known() -> dict[int, int] | None:
+            view = self.show(job)
+            assert not view.is_terminal, f"{job} is {view.state}: too late for its ranks"
+            found = {rank.rank: rank.pid for rank in view.ranks or () if rank.pid}
+            alive = all(psutil.pid_exists(pid) for pid in found.values())
+            return found if found and len(found) == len(view.ranks or ()) and alive else None
+
+        found: dict[int, int] = wait_for("rank pids", known)
+        return found
 
 
 def probe_spec(out: Path, *flags: str, ranks: int = 3, **spec: Any) -> dict[str, Any]:

@@ -35,8 +35,8 @@ def test_a_job_loses_its_disk_and_goes_on_from_s3_encrypted(platform: Platform, 
 
 
 def _lose_the_disk(platform: Platform, tmp_path: Path, secrets: list[str], far: dict) -> str:
-    out = tmp_path / "probe"
-    spec = probe_spec(out, "--epochs=4", "--samples=160", "--step-s=0.08", ranks=2)
+    out, go = tmp_path / "probe", tmp_path / "go"
+    spec = probe_spec(out, "--epochs=4", "--samples=160", "--step-s=0.2", f"--until={go}", ranks=2)
     spec["env"] |= far
     spec["checkpoint"] = {
         "every": "10 steps", "store": "s3://bucket/ckpt", "encryption": {"key_env": "CKPT_KEY"},
@@ -54,6 +54,7 @@ def _lose_the_disk(platform: Platform, tmp_path: Path, secrets: list[str], far: 
     folder = Path(platform.show(job).checkpoint_dir)
     assert list(folder.glob("step-*"))
     shutil.rmtree(folder)
+    go.touch()
     platform.run("resume", job)
     view = platform.wait_state(job, "succeeded")
     assert (view.lineage.missed, view.lineage.duplicated, view.lineage.redone) == (0, 0, 0)

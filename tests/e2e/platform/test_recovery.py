@@ -1,6 +1,7 @@
 """Faults of one running job: what dies, what comes back, and that it comes back exact."""
 
 import random
+import shutil
 import signal
 from pathlib import Path
 
@@ -11,15 +12,26 @@ from e2e.platform.harness import Platform, family, kill, probe_spec, survivors, 
 
 pytestmark = pytest.mark.e2e
 EPOCHS, SAMPLES = 8, 480
+FLAGS = (f"--epochs={EPOCHS}", f"--samples={SAMPLES}")
 
 
-def test_five_random_kills_end_bit_identical(platform: Platform, tmp_path: Path):
+def slow(go: Path, step_s: float) -> tuple[str, str]:
+    """Flags of a probe that must not be over before something happens to it; then `go` is touched."""
+    return f"--step-s={step_s}", f"--until={go}"
+
+
+@pytest.fixture(scope="module")
+def calm(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What an uninterrupted run of `FLAGS` ends with."""
+    out = tmp_path_factory.mktemp("calm") / "probe"
+    platform.wait_state(platform.submit(probe_spec(out, *FLAGS)), "succeeded")
+    return out.read_text()
+
+
+def test_five_random_kills_end_bit_identical(platform: Platform, tmp_path: Path, calm: str):
     """SIGKILL of a random rank at five random moments against an uninterrupted run."""
-    flags = [f"--epochs={EPOCHS}", f"--samples={SAMPLES}"]
-    calm, hit = tmp_path / "calm", tmp_path / "hit"
-    undisturbed = platform.submit(probe_spec(calm, *flags))
-    platform.wait_state(undisturbed, "succeeded")
-    job = platform.submit(probe_spec(hit, *flags, "--step-s=0.02"))
+    hit, go = tmp_path / "hit", tmp_path / "go"
+    job = platform.submit(probe_spec(hit, *FLAGS, *slow(go, 0.04)))
     rng = random.Random(20261121)
     seen = 0
     for _ in range(5):
@@ -29,9 +41,10 @@ def test_five_random_kills_end_bit_identical(platform: Platform, tmp_path: Path)
         kill(rng.choice(list(platform.rank_pids(job).values())))
         steps = Path(f"{hit}.steps").read_text().splitlines()
         seen = max(seen, len(steps))
+    go.touch()
     view = platform.wait_state(job, "succeeded")
     assert view.restarts >= 4  # two kills may hit one generation
-    assert hit.read_text() == calm.read_text()
+    assert hit.read_text() == calm
     lineage = view.lineage
     assert (lineage.missed, lineage.duplicated) == (0, 0)
     assert lineage.consumed == EPOCHS * SAMPLES
@@ -39,8 +52,8 @@ def test_five_random_kills_end_bit_identical(platform: Platform, tmp_path: Path)
 
 
 def test_killed_supervisor_leaves_nothing_and_the_job_recovers(platform: Platform, tmp_path: Path):
-    out = tmp_path / "probe"
-    job = platform.submit(probe_spec(out, "--epochs=6", "--step-s=0.02", "--workers=1"))
+    out, go = tmp_path / "probe", tmp_path / "go"
+    job = platform.submit(probe_spec(out, "--epochs=4", *slow(go, 0.05), "--workers=1"))
     platform.wait_steps(20, out)
     view = platform.show(job)
     supervisor = view.nodes[0].pid
@@ -50,24 +63,68 @@ def test_killed_supervisor_leaves_nothing_and_the_job_recovers(platform: Platfor
     assert len(tree) > len(ranks) + 2  # the data workers are in it too
     kill(supervisor)
     wait_for("the gang's end", lambda: not survivors(tree))
+    go.touch()
     view = platform.wait_state(job, "succeeded")
     assert view.attempts == 2
     assert (view.lineage.missed, view.lineage.duplicated) == (0, 0)
 
 
+def test_what_a_killed_supervisor_never_reported_is_told_by_the_next(
+    platform: Platform, tmp_path: Path
+):
+    """Both die after a save that the control plane has not heard of; one job's node goes with it."""
+    kept, lost = (tmp_path / name for name in ("kept", "lost"))
+    go = tmp_path / "go"
+    flags = ("--epochs=5", f"--samples={SAMPLES}", *slow(go, 0.25))
+    often = {"ranks": 2, "checkpoint": {"every": "4 steps"}}
+    jobs = [platform.submit(probe_spec(out, *flags, **often)) for out in (kept, lost)]
+    for out in (kept, lost):
+        platform.wait_steps(3, out)
+    supervisors = [platform.show(job).nodes[0].pid for job in jobs]
+    stores = [Path(platform.show(job).checkpoint_dir) for job in jobs]
+    kill(platform.server_pid())
+    assert platform.process is not None
+    platform.process.wait(30)
+    known = {one for store in stores for one in store.glob("step-*")}
+    for store in stores:
+        # The second one from now on lies behind steps of which nobody has heard.
+        wait_for("two saves", lambda store=store: len(committed(store) - known) >= 2)
+    trees = [family(pid) for pid in supervisors]
+    for tree, pid in zip(trees, supervisors, strict=True):
+        kill(pid)
+        wait_for("the gang's end", lambda tree=tree: not survivors(tree))
+    shutil.rmtree(platform.home / "jobs" / jobs[1] / "a001" / "n0" / "g000")
+    go.touch()
+    platform.up()
+    for job in jobs:
+        assert platform.wait_state(job, "succeeded").attempts == 2
+    told = wait_for("the account", lambda: (v := platform.show(jobs[0]).lineage).unheard == 0 and v)
+    assert (told.missed, told.duplicated, told.consumed) == (0, 0, 5 * SAMPLES)
+    assert told.redone > 0
+    view = platform.show(jobs[1]).lineage
+    assert (view.missed, view.duplicated) == (0, 0)
+    assert view.unheard > 0 and view.unheard + view.consumed == 5 * SAMPLES
+    assert f"{view.unheard} unheard of" in platform.run("show", jobs[1]).stdout
+
+
+def committed(store: Path) -> set[Path]:
+    return {one.parent for one in store.glob("step-*/MANIFEST.json")}
+
+
 def test_killed_control_plane_leaves_the_job_untouched(platform: Platform, tmp_path: Path):
-    out = tmp_path / "probe"
-    job = platform.submit(probe_spec(out, "--epochs=8", "--step-s=0.03"))
-    platform.wait_steps(10, out)
+    out, go = tmp_path / "probe", tmp_path / "go"
+    job = platform.submit(probe_spec(out, "--epochs=8", *slow(go, 0.1)))
+    platform.wait_steps(5, out)
     before = platform.rank_pids(job)
     kill(platform.server_pid())
     assert platform.process is not None
     platform.process.wait(30)
     done = len(Path(f"{out}.steps").read_text().splitlines())
-    platform.wait_steps(done + 15, out)  # nobody is in charge, and it trains on
+    platform.wait_steps(done + 5, out)  # nobody is in charge, and it trains on
     platform.up()
     view = platform.wait_state(job, "running")
     assert platform.rank_pids(job) == before
+    go.touch()
     view = platform.wait_state(job, "succeeded")
     assert (view.attempts, view.restarts) == (1, 0)
     assert (view.lineage.missed, view.lineage.duplicated) == (0, 0)
@@ -88,8 +145,8 @@ def test_finished_while_nobody_was_in_charge(platform: Platform, tmp_path: Path)
 
 @pytest.mark.extras
 def test_two_pretend_nodes_recover_together(platform: Platform, tmp_path: Path):
-    out = tmp_path / "probe"
-    spec = probe_spec(out, "--epochs=5", "--step-s=0.02")
+    out, go = tmp_path / "probe", tmp_path / "go"
+    spec = probe_spec(out, "--epochs=3", *slow(go, 0.1))
     spec["resources"] = {"nodes": 2, "slots_per_node": 2}
     job = platform.submit(spec)
     platform.wait_steps(10, out)
@@ -98,25 +155,25 @@ def test_two_pretend_nodes_recover_together(platform: Platform, tmp_path: Path):
     assert [rank.node_rank for rank in view.ranks] == [0, 0, 1, 1]
     pids = platform.rank_pids(job)
     kill(pids[3])
+    go.touch()
     view = platform.wait_state(job, "succeeded")
     assert (view.attempts, view.restarts) == (1, 1)
     assert (view.lineage.missed, view.lineage.duplicated) == (0, 0)
     assert not [pid for pid in pids.values() if psutil.pid_exists(pid)]
 
 
-def test_pause_saves_and_resume_goes_on(platform: Platform, tmp_path: Path):
-    out = tmp_path / "probe"
-    calm = tmp_path / "calm"
-    platform.wait_state(platform.submit(probe_spec(calm, "--epochs=4")), "succeeded")
-    job = platform.submit(probe_spec(out, "--epochs=4", "--step-s=0.02"))
+def test_pause_saves_and_resume_goes_on(platform: Platform, tmp_path: Path, calm: str):
+    out, go = tmp_path / "probe", tmp_path / "go"
+    job = platform.submit(probe_spec(out, *FLAGS, *slow(go, 0.1)))
     platform.wait_steps(15, out)
     platform.run("pause", job)
     view = platform.wait_state(job, "paused")
     assert view.progress.checkpoint_step == len(Path(f"{out}.steps").read_text().splitlines())
+    go.touch()
     platform.run("resume", job)
     view = platform.wait_state(job, "succeeded")
     assert view.lineage.redone == 0
-    assert out.read_text() == calm.read_text()
+    assert out.read_text() == calm
 
 
 def test_a_plain_env_script_recovers_too(platform: Platform, tmp_path: Path):

@@ -71,7 +71,8 @@ def test_roles_of_different_shapes_start_together_and_end_together(
     view = platform.wait_state(job, "running")
     where = {(rank.role, rank.node) for rank in view.ranks}
     assert {("learner", "wide"), ("actor", "thin-0"), ("actor", "thin-1")} < where
-    wait_for("all to speak", lambda: len(lines(platform, job)) == 6)
+    with platform.client() as client:
+        wait_for("all to speak", lambda: len(client.logs(view.num).lines) == 6)
     assert sorted(line for line in lines(platform, job, "--role", "actor")) == [
         "[actor 0] actor 0/2 2/5", "[actor 1] actor 1/2 3/5",
     ]  # fmt: skip
@@ -93,12 +94,12 @@ def test_who_is_required_takes_all_along_and_who_is_not_goes_alone(
     platform: Platform, tmp_path: Path
 ):
     job = hand_in(platform, **roles(tmp_path / "go"))
-    platform.wait_state(job, "running")
+    num = platform.wait_state(job, "running").num
     first = pids(platform, job)
     kill(first["server"][0], signal.SIGKILL)
-    wait_for(
-        "the warning", lambda: "the job goes on without it" in platform.run("show", job).stdout
-    )
+    with platform.client() as client:
+        wait_for("the warning", lambda: any(one.kind == "warned" for one in client.story(num)))
+    assert "the job goes on without it" in platform.run("show", job).stdout
     assert (platform.show(job).state, platform.show(job).restarts) == ("running", 0)
     everyone = [one for pid in (*first["learner"], *first["actor"]) for one in family(pid)]
     kill(first["actor"][1], signal.SIGKILL)

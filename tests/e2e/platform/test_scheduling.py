@@ -49,11 +49,10 @@ def test_an_evicted_job_saves_waits_and_ends_bit_identical(platform: Platform, t
     platform.wait_state(
         platform.submit({**probe_spec(calm, "--epochs=3", "--samples=480"), **where}), "succeeded"
     )
-    low = platform.submit(
-        {**probe_spec(hit, "--epochs=3", "--samples=480", "--step-s=0.05"), **where}
-    )
-    platform.wait_steps(3, hit)
     go = tmp_path / "go"
+    flags = ("--epochs=3", "--samples=480", "--step-s=0.2", f"--until={go}")
+    low = platform.submit({**probe_spec(hit, *flags), **where})
+    platform.wait_steps(3, hit)
     waiting = {"framework": "none", "run": ["sh", "-c", f"until [ -e {go} ]; do sleep 0.05; done"]}
     high = hand_in(
         platform, **waiting, resources={"slots_per_node": 3}, pool="reserved", priority="high"

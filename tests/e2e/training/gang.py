@@ -49,7 +49,10 @@ class Nursery:
         return self.ended
 
     def close(self):
-        self.process.stdin.close()
+        # The end of its input is not enough: whatever was forked from this process holds it open.
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write('{"do": "leave"}\n')
+            self.process.stdin.close()
         self.process.wait(HANG_GUARD_S)
         self.process.stdout.close()
 

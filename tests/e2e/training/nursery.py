@@ -1,7 +1,8 @@
 """A process that has imported torch and forks ranks: the tests' own cheap launcher.
 
 Reads one JSON object per line: {"do": "spawn", "env": …, "argv": …, "out": path} answers {"pid": …};
-{"do": "poll"} answers {"ended": {pid: status}}. Runs no tensor operation, or its children would hang.
+{"do": "poll"} answers {"ended": {pid: status}}; {"do": "leave"} answers nothing. Runs no tensor
+operation, or its children would hang.
 """
 
 import atexit
@@ -55,6 +56,8 @@ def main():
     children = set()
     for line in iter(sys.stdin.readline, ""):
         order = json.loads(line)
+        if order["do"] == "leave":
+            break
         if order["do"] == "spawn":
             pid = os.fork()
             if pid == 0:
@@ -73,6 +76,7 @@ def main():
     for pid in children:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    os._exit(0)  # as ranks do
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ from phalanx.core.ledger import GenerationLedger, Row, audit, merge, split
 pytestmark = pytest.mark.unit
 
 
-def generation(number, began, *rows, attempt=1):
-    return GenerationLedger(attempt, number, began, tuple(rows))
+def generation(number, began, *rows, attempt=1, heard=True):
+    return GenerationLedger(attempt, number, began, tuple(rows), heard)
 
 
 def test_slices_of_all_ranks_and_steps_fold_into_one_row():
@@ -75,3 +75,46 @@ def test_misses_and_duplicates_in_the_lineage_are_counted():
     )
     assert (summary.missed, summary.duplicated) == (10, 5)
     assert not summary.exactly_once
+
+
+@pytest.mark.parametrize(
+    ("heard", "missed", "unheard"), [(False, 0, 15), (True, 15, 0)], ids=["lost", "heard"]
+)
+def test_what_a_lost_node_did_not_report_is_unheard_not_missed(heard, missed, unheard):
+    """Its last rows before the point where the next one took up; what it redid counts as ever."""
+    found = audit(
+        [
+            generation(0, (0, 0), Row(0, 0, 90), Row(0, 95, 100), heard=heard),
+            generation(0, (1, 10), Row(1, 10, 100), attempt=2),
+        ],
+        num_samples=100,
+        until=(2, 0),
+    )
+    assert (found.missed, found.unheard, found.duplicated) == (missed, unheard, 0)
+    assert not found.exactly_once and found.consumed == 185
+
+
+def test_only_the_lost_ones_part_is_unheard():
+    found = audit(
+        [
+            generation(0, (0, 0), Row(0, 0, 30)),  # took part until 40, and said 30
+            generation(0, (0, 40), Row(0, 40, 50), attempt=2, heard=False),  # until 60
+            generation(0, (0, 60), Row(0, 65, 100), attempt=3),  # a hole of its own
+        ],
+        num_samples=100,
+        until=(1, 0),
+    )
+    assert (found.missed, found.unheard) == (15, 10)
+
+
+def test_one_that_did_not_even_say_where_it_took_up_may_have_done_any_part():
+    found = audit(
+        [
+            generation(0, (0, 0), Row(0, 0, 30)),
+            generation(0, None, attempt=2, heard=False),
+            generation(0, (0, 60), Row(0, 60, 100), attempt=3),
+        ],
+        num_samples=100,
+        until=(1, 0),
+    )
+    assert (found.missed, found.unheard) == (0, 30)

@@ -122,3 +122,16 @@ def test_work_behind_a_restore_is_redone_and_all_is_counted_once() -> None:
     assert (found.missed, found.duplicated, found.redone, found.consumed) == (0, 0, 4, 20)
     lost = account(slices, [restore(0, 0), restore(1, 6)], 10)  # resumed too far, as the data says
     assert lost.duplicated == 2
+
+
+def test_what_a_silent_attempt_did_not_tell_is_unheard() -> None:
+    def taken(attempt: int, position: int) -> RestoreRow:
+        return RestoreRow(1, attempt, 0, None, 0, 0, position, True, None, S)
+
+    slices = [
+        LedgerSlice(1, 1, 0, 0, 10, (Row(0, 0, 2),)), LedgerSlice(1, 3, 0, 0, 10, (Row(0, 6, 10),)),
+    ]  # fmt: skip
+    restores = [taken(1, 0), taken(3, 6)]
+    for silent, missed, unheard in ((set[int](), 4, 0), ({1}, 0, 4), ({2}, 0, 4), ({3}, 4, 0)):
+        found = account(slices, restores, 10, silent)
+        assert (found.missed, found.unheard) == (missed, unheard), silent

@@ -19,11 +19,19 @@ def opened():
     return GenerationRecords(0, {}, lambda make: sent.append(make(len(sent) + 1)), watch), sent
 
 
+def written(path, rows):
+    body = b"".join(reports.encode(row) for row in rows)
+    head = bytearray(reports.header(1))
+    head[reports.LENGTH_OFFSET : reports.LENGTH_OFFSET + 8] = reports.pack_length(len(body))
+    path.write_bytes(bytes(head) + body)
+
+
 def saved(number):
     return {"k": "checkpoint", "step": number, "path": f"/c/{number}", "t": 1}
 
 
-def test_every_checkpoint_of_a_generation_that_lasts_for_months_is_reported():
+def test_every_checkpoint_of_a_generation_that_lasts_for_months_is_reported(monkeypatch):
+    monkeypatch.setattr(records, "_REMEMBERED", 500)
     here, sent = opened()
     num = 3 * records._REMEMBERED
     for number in range(num):
@@ -34,6 +42,22 @@ def test_every_checkpoint_of_a_generation_that_lasts_for_months_is_reported():
     assert kinds.count("checkpoint") == num == len({one.path for one in sent})
     assert len(kinds) == 2 * num
     assert len(here._said) <= records._REMEMBERED
+
+
+def test_what_was_consumed_before_a_save_is_said_before_it(tmp_path):
+    """Rank 0 is read first and tells of the save; the last rows of the others go along all the same."""
+    files = {rank: tmp_path / f"r{rank}.report" for rank in (0, 1)}
+    for rank, file in files.items():
+        row = {"k": "ledger", "epoch": 0, "lo": 4 * rank, "hi": 4 * rank + 4, "t": 1}
+        written(file, [row, saved(1)])
+    sent = []
+    here = GenerationRecords(
+        0, files, lambda make: sent.append(make(len(sent) + 1)), StallWatch(Patience(math.inf), 0.0)
+    )
+    here.read()
+    here.close()
+    assert [one.kind for one in sent] == ["ledger", "checkpoint"]
+    assert [(row.lo, row.hi) for row in sent[0].rows] == [(0, 8)]
 
 
 def test_warnings_of_a_script_come_to_an_end_and_checkpoints_do_not():
@@ -83,10 +107,7 @@ def test_records_that_make_no_sense_are_passed_over(tmp_path):
         {"k": "profile"}, {"k": 7}, {"k": "data", "num_samples": 1e999},
         {"k": "metric", "step": 2, "t": 1, "v": {"loss": 0.5}},
     ]  # fmt: skip
-    body = b"".join(reports.encode(row) for row in rows)
-    head = bytearray(reports.header(1))
-    head[reports.LENGTH_OFFSET : reports.LENGTH_OFFSET + 8] = reports.pack_length(len(body))
-    path.write_bytes(bytes(head) + body)
+    written(path, rows)
     sent = []
     here = GenerationRecords(
         0, {0: path}, lambda make: sent.append(make(1)), StallWatch(Patience(math.inf), 0.0)

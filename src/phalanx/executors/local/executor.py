@@ -19,7 +19,7 @@ from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
 from phalanx.kit.clock import Clock
 from phalanx.launch import linux
 from phalanx.launch.durable import write_file
-from phalanx.launch.identity import EXIT_NAME, LOG_NAME, SupervisorRecord, is_held
+from phalanx.launch.identity import ASSIGNMENT_NAME, EXIT_NAME, LOG_NAME, SupervisorRecord, is_held
 from phalanx.schemas.assignments import Assignment
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.supervision import ExitRecord
@@ -30,7 +30,6 @@ ADDRESS = "127.0.0.1"
 _STARTED_WITHIN_S = 30.0
 # How long after the start of its first ranks a job is left alone.
 _YOUNG_S = 4.0
-_ASSIGNMENT = "assignment.json"
 
 
 class LocalExecutor:
@@ -86,7 +85,7 @@ class LocalExecutor:
             return
         try:
             node_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path = node_dir / _ASSIGNMENT
+            path = node_dir / ASSIGNMENT_NAME
             write_file(path, assignment.model_dump_json().encode())
             child = self._spare.take(assignment, path) or _spawn(path, node_dir)
         except OSError as error:

@@ -23,7 +23,7 @@ from phalanx import __version__
 from phalanx.executors.ray.node_files import CodeSource, CodeUnavailable, NodeFiles
 from phalanx.launch import linux
 from phalanx.launch.durable import write_file
-from phalanx.launch.identity import EXIT_NAME, LOG_NAME, SupervisorRecord
+from phalanx.launch.identity import ASSIGNMENT_NAME, EXIT_NAME, LOG_NAME, SupervisorRecord
 
 _STARTED_WITHIN_S = 30.0
 _GIVE_BACK_S = 3600.0
@@ -97,7 +97,7 @@ class Host:
             place(assignment, self._node_dir, files.code_dir(job, attempt, node_rank))
             if assignment.get("python"):
                 assignment["python"]["root"] = str(files.python_dir)
-            path = self._node_dir / "assignment.json"
+            path = self._node_dir / ASSIGNMENT_NAME
             write_file(path, json.dumps(assignment).encode())
             return {**self._start(path, self._node_dir), "cached": cached}
         except (CodeUnavailable, OSError, ValueError) as error:

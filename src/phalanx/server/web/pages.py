@@ -110,7 +110,8 @@ def _facts(job: api.JobView) -> Markup:
 def _samples(lineage: api.LineageView) -> str:
     if lineage.missed is None:
         return "not reported"
-    return f"{lineage.missed}, {lineage.duplicated}, {lineage.redone}"
+    said = f"{lineage.missed}, {lineage.duplicated}, {lineage.redone}"
+    return f"{said}; {lineage.unheard} unheard of: a lost node" if lineage.unheard else said
 
 
 def _curves(here: Here, num: int) -> list[str]:
