@@ -334,7 +334,7 @@ def _offers(
     if group.splittable:
         paid = _split_offers(draft, group, job, shape, reach)
         return _Offers([], paid, [node for _, node, _ in paid])
-    free, group_of, nodes, size = index.free, index.group_of, index.nodes, group.size
+    free, group_of, nodes, size = index.num_free, index.group_of, index.nodes, group.size
     plain = not (job.cpus_per_node or job.memory_per_node_bytes)
     ready: list[int] = []
     for bucket in group.by_free[need:]:
@@ -342,7 +342,7 @@ def _offers(
     draft.steps += len(ready) + len(reach.slots)
     costs, others = reach.costs, list[_Offer]()
     for node, slots in reach.slots.items():
-        had = free[node].bit_count()
+        had = free[node]
         if had + slots < need or not slots or (plain and had >= need):
             continue
         if group_of[node] is not group or nodes[node].closed:
@@ -373,7 +373,9 @@ def _leave_for(
     """Who leaves this node so that it has room for so many shares; None if not all could help."""
     index, world = draft.index, draft.world
     on_node, prices = world.on_node[node], reach.prices
-    slots, need = index.free[node].bit_count(), shape.slots_per_node * shares
+    slots, need = index.num_free[node], shape.slots_per_node * shares
+    if not (job.cpus_per_node or job.memory_per_node_bytes):
+        return _leave_for_slots(on_node, prices, need - slots)
     cpus = memory = 0
     if slots >= need and _has_rest(draft, job, node, cpus, memory):
         return []
@@ -386,6 +388,27 @@ def _leave_for(
         cpus += held.cpus_per_node
         memory += held.memory_per_node_bytes
         if slots >= need and _has_rest(draft, job, node, cpus, memory):
+            return victims
+    return None
+
+
+def _leave_for_slots(
+    on_node: dict[int, int], prices: dict[int, float], lack: int
+) -> list[int] | None:
+    """The same where slots are all that counts: the cheapest for each of their slots go first."""
+    if lack <= 0:
+        return []
+    ranked: list[tuple[float, int]] = []
+    for num, mask in on_node.items():
+        price = prices.get(num)
+        if price is not None:
+            ranked.append((price / mask.bit_count(), num))
+    ranked.sort()
+    victims: list[int] = []
+    for _, victim in ranked:
+        victims.append(victim)
+        lack -= on_node[victim].bit_count()
+        if lack <= 0:
             return victims
     return None
 
