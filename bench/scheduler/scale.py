@@ -42,6 +42,8 @@ class Scale:
     memory_mb: float
     num_submitted: int
     num_started: int
+    num_evicted: int
+    planner: str
     decisions: str
 
 
@@ -71,11 +73,11 @@ def _in_its_process(variant: variants.Variant) -> Scale:
     return Scale(**json.loads(done.stdout))
 
 
-def measured() -> Scale:
-    """The stream of T9 through the planner of this process."""
+def measured(num_passes: int) -> Scale:
+    """The stream of T9, or its beginning, through the planner of this process."""
     stream = _Stream()
     times: list[float] = []
-    for _ in range(_PASSES):
+    for _ in range(num_passes):
         stream.step()
         began = time.process_time()
         # As the control plane does: Python's collector runs between passes.
@@ -86,8 +88,17 @@ def measured() -> Scale:
     steady = sorted(times[_WARM_UP:])
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     p50, p99 = steady[len(steady) // 2], steady[int(0.99 * len(steady))]
-    digest = stream.decisions.hexdigest()[:16]
-    return Scale(p50, p99, times[0], rss, stream.num, stream.num_started, digest)
+    return Scale(
+        p50,
+        p99,
+        times[0],
+        rss,
+        stream.num,
+        stream.num_started,
+        stream.num_evicted,
+        variants.here().name,
+        stream.decisions.hexdigest()[:16],
+    )
 
 
 class _Stream:
@@ -96,7 +107,7 @@ class _Stream:
     def __init__(self) -> None:
         self.rng = random.Random(9)
         self.world = World(traces.grid_nodes(1250, 8, 16, 8), terms=Terms())
-        self.num = self.now = self.num_started = 0
+        self.num = self.now = self.num_started = self.num_evicted = 0
         self.running: list[int] = []
         self.decisions = hashlib.sha256()
 
@@ -126,6 +137,7 @@ class _Stream:
         world.holes = {hole.job: hole for hole in decided.holes if hole.victims}
         for preemption in decided.preemptions:
             world.release(preemption.job)
+            self.num_evicted += 1
         for start in decided.starts:
             job = world.waiting[start.job]
             fresh = Held(
@@ -137,4 +149,5 @@ class _Stream:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(measured())))
+    asked = int(sys.argv[1]) if sys.argv[1:] else _PASSES
+    print(json.dumps(asdict(measured(asked))))
