@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -q
 DEFAULT := not extras and not proof
 
 .DEFAULT_GOAL := help
-.PHONY: help install horovod demo up test test-fast test-extras proof bench bench-scheduler bench-train check format docs clean
+.PHONY: help install horovod demo up test test-fast test-extras proof bench compiled bench-scheduler bench-train check format docs clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -71,6 +71,9 @@ bench-train: $(STAMP) ## median training step, against raw DDP (ARGS=--quick)
 
 bench-scheduler: $(STAMP) ## the planner against its goals; ARGS='--traces FOLDER' or ARGS=--quick
 	@$(BIN)/python bench/scheduler/run.py $(ARGS)
+
+compiled: $(STAMP) ## a copy of the sources with the planner compiled by mypyc; prints its folder
+	@$(BIN)/python scripts/compile_planner.py
 
 check: $(STAMP) ## style, types, the floors of the house, documentation
 	@$(BIN)/ruff check .

@@ -1,6 +1,7 @@
 """The scheduler's benchmark: one table of goals against what was measured.
 
     python bench/scheduler/run.py [--quick] [--only T1,T9] [--seeds 0,1,2] [--traces DIR] [--keep DIR]
+                                  [--pure]
 
 Runs the production planner and its peers in the same simulator on the same jobs; a peer runs where the
 scenario tells it from the others. Two scenarios run side by side, but for T9 and T8, which measure the
@@ -8,7 +9,8 @@ time of a pass and run alone before. Scenarios whose trace is absent say so; T3,
 seed above 0 puts the days of a trace in another order and draws the sensitivity to placement anew, or draws
 the generated jobs anew; the measured figures of all seeds stand side by side, and a goal is met only if
 every seed meets it. T6 has three orders of its own. With `--keep` finished runs lie in a folder, and a
-bench that was stopped goes on where it was.
+bench that was stopped goes on where it was. Where there is a C compiler the planner and the simulator are
+compiled first, unless `--pure` is asked for; T9 is measured both ways. `--quick` takes them as they are.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from bench.scheduler import variants
 from bench.scheduler.elastic import t5
 from bench.scheduler.live import accasim
 from bench.scheduler.llm import t3, t4, t7
@@ -142,29 +145,43 @@ def main() -> int:
     asked.add_argument("--only", default=",".join(SCENARIOS))
     asked.add_argument("--seeds", default="0,1,2")
     asked.add_argument("--traces", type=Path, default=Path("../shared/traces"))
+    asked.add_argument("--pure", action="store_true", help="compile nothing")
     asked.add_argument("--keep", type=Path, help="a folder for finished runs, to go on from")
     options = asked.parse_args()
     wanted = options.only.split(",")
     unknown = [name for name in wanted if name not in SCENARIOS]
     if unknown:
         asked.error(f"no scenario {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
+    tasks = _tasks(wanted, options.seeds, options.traces)
+    if tasks and not (options.quick or options.pure):
+        _compile_first()
     began = time.perf_counter()
     if options.quick:
         table = Table()
         quick(table)
     else:
+        for name in wanted:
+            if name not in {task[0] for task in tasks}:
+                print(f"\n{name}: skipped, no traces at {options.traces}")
         if options.keep is not None:
             options.keep.mkdir(parents=True, exist_ok=True)
-        table = run_all(_tasks(wanted, options.seeds, options.traces), options.traces, options.keep)
-    print(f"\n{table}\n{time.perf_counter() - began:.0f} s")
+        table = run_all(tasks, options.traces, options.keep)
+    print(f"\nplanner: {variants.here().name}\n{table}\n{time.perf_counter() - began:.0f} s")
     return 0
+
+
+def _compile_first() -> None:
+    """Go on with a compiled planner, if this is not one and there can be one."""
+    if variants.here().name == variants.PYTHON:
+        found = variants.compiled()
+        if found is not None:
+            variants.run_again_with(found, __file__)
 
 
 def _tasks(wanted: Sequence[str], seeds: str, where: Path) -> list[Task]:
     tasks: list[Task] = []
     for name in wanted:
         if name in NEED_TRACES and not where.exists():
-            print(f"\n{name}: skipped, no traces at {where}")
             continue
         tasks += [(name, int(seed)) for seed in (seeds.split(",") if name in SEEDED else ["0"])]
     return tasks

@@ -56,14 +56,14 @@ def claims(rng: random.Random) -> list[Claim]:
 
 
 def same_reach(world: World, kept: Reach, anew: Reach) -> bool:
-    """Prices, slots and costs to the last digit, and the nodes in the same order by their turns."""
-    turn = kept.turns(world)
+    """Prices, slots and costs to the last digit, and the nodes in the same order, turn by turn."""
+    in_turn = dict.fromkeys(node for node in kept.in_turn(world) if node in kept.slots)
     return (
         kept.prices == anew.prices
         and kept.slots == anew.slots
         and kept.costs == anew.costs
         and kept.num_slots == anew.num_slots
-        and sorted(kept.slots, key=turn) == list(anew.slots)
+        and list(in_turn) == list(anew.slots)
     )
 
 

@@ -153,7 +153,7 @@ def _demands(job: Waiting) -> list[tuple[str, Callable[[Node], bool]]]:
         ),
         (
             f"says which {job.required} it is in",
-            lambda n: job.required in (None, "node", *(level for level, _ in n.domains)),
+            lambda n: job.required in {None, "node"} or job.required in dict(n.domains),
         ),
     ]
 

@@ -42,6 +42,7 @@ class Block:
 
     hole: Hole
     takings: list[Taking]
+    num_slots: int
 
 
 @dataclass(slots=True)
@@ -194,7 +195,7 @@ class Draft:
             node = self.index.num_of.get(name)
             if node is not None:
                 wanted[node] = wanted.get(node, 0) + width
-        takings = []
+        takings, num_slots = [], 0
         for node, slots in wanted.items():
             free = self.index.free[node]
             mask = pick(free, min(free.bit_count(), slots))
@@ -202,14 +203,15 @@ class Draft:
                 taking = Taking(node, mask)
                 self.index.take(taking)
                 takings.append(taking)
-        self.blocks.append(Block(hole, takings))
+                num_slots += mask.bit_count()
+        self.blocks.append(Block(hole, takings, num_slots))
 
     def lift(self, block: Block) -> None:
         """Open a hole again."""
         self.no_room.clear()
         for taking in block.takings:
             self.index.give(taking)
-        block.takings = []
+        block.takings, block.num_slots = [], 0
 
     def owner_of(self, line: Line) -> int | None:
         """Whose hole keeps this line out, if slots are free but kept."""
@@ -219,7 +221,7 @@ class Draft:
             return None
         free = sum(g.num_free for g in line.groups)
         for block in kept:
-            free += sum(t.mask.bit_count() for t in block.takings)
+            free += block.num_slots
         if free < line.sample.num_slots:
             return None
         for block in kept:

@@ -32,10 +32,29 @@ from phalanx.core.scheduling.topology import Ask, areas, hosts, lands, levels, p
 from phalanx.core.scheduling.world import Line
 
 _Offer = tuple[float, int, int]
-"""What freeing a share costs, on which node, and which of the shares that the node could have it is.
+"""What freeing a share costs, on which node, and which of the shares that the node could have it is."""
 
-A plain tuple, because a claim looks at thousands of them.
-"""
+
+@dataclass(frozen=True, slots=True)
+class _Offers:
+    """Nodes that have room for a share already, and what shares cost elsewhere.
+
+    `first` settles which of equal domains is taken: the one whose node comes first in it.
+    """
+
+    free: list[int]
+    paid: list[_Offer]
+    first: list[int]
+
+    def inside(self, nodes: Collection[int]) -> _Offers:
+        """Those on some of the nodes."""
+        paid = [offer for offer in self.paid if offer[1] in nodes]
+        return _Offers([node for node in self.free if node in nodes], paid, self.first)
+
+    def on(self, leaves: Collection[int], leaf_of: list[int]) -> list[_Offer]:
+        """Those of some leaf domains, the cheapest first."""
+        found = [(0.0, node, 0) for node in self.free if leaf_of[node] in leaves]
+        return sorted(found + [offer for offer in self.paid if leaf_of[offer[1]] in leaves])
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,98 +228,124 @@ def _cheapest(
 ) -> list[int] | None:
     """Nodes for all shares in the domain where victims cost least, of the narrowest level that can."""
     need, leaf_of = shape.nodes, draft.index.leaf_of
-    ready, others = _offers(draft, group, job, shape, reach)
-    by_leaf: dict[int, list[_Offer]] = {}
-    num_offers = 0
-    for offer in chain(ready, others):
-        if inside is None or offer[1] in inside:
-            num_offers += 1
-            leaf = leaf_of[offer[1]]
-            here = by_leaf.get(leaf)
-            if here is None:
-                by_leaf[leaf] = [offer]
-            else:
-                here.append(offer)
-    if num_offers < need:
+    offers = _offers(draft, group, job, shape, reach)
+    if inside is not None:
+        offers = offers.inside(inside)
+    if len(offers.free) + len(offers.paid) < need:
         return None
-    if inside is not None and job.required != "node":
-        return _first(by_leaf.values(), need)
+    if job.required == "node":
+        return _one_host(draft, offers, need, reach)
+    if inside is not None:
+        every = [(0.0, node, 0) for node in offers.free] + offers.paid
+        return [node for _, node, _ in sorted(every)[:need]]
+    num_free: dict[int, int] = {}
+    for node in offers.free:
+        leaf = leaf_of[node]
+        num_free[leaf] = num_free.get(leaf, 0) + 1
+    costs: dict[int, list[float]] = {leaf: [] for leaf in num_free}
+    for cost, node, _ in offers.paid:
+        leaf = leaf_of[node]
+        here = costs.get(leaf)
+        if here is None:
+            costs[leaf] = [cost]
+        else:
+            here.append(cost)
     for level in levels(group, job.required):
-        best, equal = 0.0, list[list[_Offer]]()
-        for together in _together(group, by_leaf, level):
-            if len(together) >= need:
-                cost = sum([offer[0] for offer in sorted(together)[:need]])
-                if not equal or cost < best:
-                    best, equal = cost, [together]
-                elif cost == best:
-                    equal.append(together)
+        equal = _cheapest_domains(_domains(group, costs, level), num_free, costs, need)
         if equal:
-            chosen = equal[0] if len(equal) == 1 else _earliest(draft, equal, ready, reach)
-            return [node for _, node, _ in sorted(chosen)[:need]]
+            chosen = equal[0] if len(equal) == 1 else _earliest(draft, equal, offers, reach)
+            return [node for _, node, _ in offers.on(set(chosen), leaf_of)[:need]]
     return None
 
 
-def _earliest(
-    draft: Draft, equal: list[list[_Offer]], ready: list[_Offer], reach: Reach
-) -> list[_Offer]:
-    """Of domains that cost the same the one that was found first."""
-    order = {offer[1]: at for at, offer in reversed(list(enumerate(ready)))}
-    turn = reach.turns(draft.world)
-
-    def found_at(offers: list[_Offer]) -> tuple[tuple[int, ...], ...]:
-        first = min((order[node] for _, node, _ in offers if node in order), default=None)
-        if first is not None:
-            return ((0, first),)
-        return ((1,), min(turn(node) for _, node, _ in offers))
-
-    return min(equal, key=found_at)
-
-
-def _first(offers: Collection[list[_Offer]], need: int) -> list[int]:
-    return [node for _, node, _ in sorted(o for here in offers for o in here)[:need]]
-
-
-def _together(
-    group: NodeGroup, by_leaf: dict[int, list[_Offer]], level: str | None
-) -> Collection[list[_Offer]]:
-    """Offers that lie in one domain of this level."""
-    if level == "node":
-        by_node: dict[int, list[_Offer]] = {}
-        for offers in by_leaf.values():
-            for offer in offers:
-                by_node.setdefault(offer[1], []).append(offer)
-        return by_node.values()
+def _domains(group: NodeGroup, leaves: Collection[int], level: str | None) -> list[list[int]]:
+    """Leaf domains by the domain of this level that they lie in."""
     depth = -1 if level is None else group.levels.index(level)
     if depth == len(group.levels) - 1 and depth >= 0:
-        return by_leaf.values()
-    found: dict[str, list[_Offer]] = {}
-    for leaf, offers in by_leaf.items():
-        found.setdefault("" if depth < 0 else group.leaves[leaf][depth], []).extend(offers)
-    return found.values()
+        return [[leaf] for leaf in leaves]
+    found: dict[str, list[int]] = {}
+    for leaf in leaves:
+        found.setdefault("" if depth < 0 else group.leaves[leaf][depth], []).append(leaf)
+    return list(found.values())
+
+
+def _cheapest_domains(
+    domains: list[list[int]], num_free: dict[int, int], costs: dict[int, list[float]], need: int
+) -> list[list[int]]:
+    """The domains that can have so many shares at the least cost; none if none can."""
+    best, equal = 0.0, list[list[int]]()
+    for leaves in domains:
+        lack, dear = need, costs[leaves[0]] if len(leaves) == 1 else list[float]()
+        for leaf in leaves:
+            lack -= num_free.get(leaf, 0)
+            if len(leaves) > 1:
+                dear += costs[leaf]
+        if lack > len(dear):
+            continue
+        cost = 0.0 if lack <= 0 else min(dear) if lack == 1 else sum(sorted(dear)[:lack])
+        if not equal or cost < best:
+            best, equal = cost, [leaves]
+        elif cost == best:
+            equal.append(leaves)
+    return equal
+
+
+def _earliest(draft: Draft, equal: list[list[int]], offers: _Offers, reach: Reach) -> list[int]:
+    """Of domains that cost the same the one that was found first."""
+    leaf_of = draft.index.leaf_of
+    domain_of = {leaf: leaves for leaves in equal for leaf in leaves}
+    for node in offers.first:
+        found = domain_of.get(leaf_of[node])
+        if found is not None:
+            return found
+    there = {node for _, node, _ in offers.paid}
+    for node in reach.in_turn(draft.world):
+        found = domain_of.get(leaf_of[node])
+        if found is not None and node in there:
+            return found
+    return equal[0]
+
+
+def _one_host(draft: Draft, offers: _Offers, need: int, reach: Reach) -> list[int] | None:
+    """The cheapest node that can have all shares, so many times."""
+    by_node: dict[int, list[float]] = {}
+    for node in offers.free:
+        by_node.setdefault(node, []).append(0.0)
+    for cost, node, _ in offers.paid:
+        by_node.setdefault(node, []).append(cost)
+    sums = {
+        node: sum(sorted(costs)[:need]) for node, costs in by_node.items() if len(costs) >= need
+    }
+    if not sums:
+        return None
+    best = min(sums.values())
+    equal = {node for node, cost in sums.items() if cost == best}
+    for node in chain(offers.first, reach.in_turn(draft.world)):
+        if node in equal:
+            return [node] * need
+    return [min(equal)] * need
 
 
 def _offers(
     draft: Draft, group: NodeGroup, job: Waiting, shape: GangShape, reach: Reach
-) -> tuple[list[_Offer], list[_Offer]]:
+) -> _Offers:
     """What a share costs on each node that has room already, and on each that could have it."""
     index, need = draft.index, shape.slots_per_node
     if group.splittable:
-        return _split_offers(draft, group, job, shape, reach), []
-    free, group_of, nodes, size = index.free, index.group_of, index.nodes, group.size
+        paid = _split_offers(draft, group, job, shape, reach)
+        return _Offers([], paid, [node for _, node, _ in paid])
+    free, group_of, nodes, size = index.num_free, index.group_of, index.nodes, group.size
     plain = not (job.cpus_per_node or job.memory_per_node_bytes)
-    ready = [
-        (0.0, node, 0)
-        for bucket in group.by_free[need:]
-        for node in bucket
-        if plain or _has_rest(draft, job, node, 0, 0)
-    ]
+    ready: list[int] = []
+    for bucket in group.by_free[need:]:
+        ready += bucket if plain else [n for n in bucket if _has_rest(draft, job, n, 0, 0)]
     draft.steps += len(ready) + len(reach.slots)
     costs, others = reach.costs, list[_Offer]()
     for node, slots in reach.slots.items():
-        had = free[node].bit_count()
-        if had + slots < need or not slots or group_of[node] is not group or nodes[node].closed:
+        had = free[node]
+        if had + slots < need or not slots or (plain and had >= need):
             continue
-        if plain and had >= need:
+        if group_of[node] is not group or nodes[node].closed:
             continue
         if plain and had + slots == need == size:
             others.append((costs[node], node, 0))
@@ -308,7 +353,7 @@ def _offers(
         victims = _leave_for(draft, job, shape, node, 1, reach)
         if victims:
             others.append((sum([reach.prices[v] for v in victims]), node, 0))
-    return ready, others
+    return _Offers(ready, others, ready)
 
 
 def _has_rest(draft: Draft, job: Waiting, node: int, cpus: int, memory_bytes: int) -> bool:
@@ -328,20 +373,42 @@ def _leave_for(
     """Who leaves this node so that it has room for so many shares; None if not all could help."""
     index, world = draft.index, draft.world
     on_node, prices = world.on_node[node], reach.prices
-    slots, need = index.free[node].bit_count(), shape.slots_per_node * shares
+    slots, need = index.num_free[node], shape.slots_per_node * shares
+    if not (job.cpus_per_node or job.memory_per_node_bytes):
+        return _leave_for_slots(on_node, prices, need - slots)
     cpus = memory = 0
     if slots >= need and _has_rest(draft, job, node, cpus, memory):
         return []
-    holders = [j for j in on_node if j in prices]
-    holders.sort(key=lambda j: (prices[j] / on_node[j].bit_count(), j))
+    holders = sorted([(prices[j] / on_node[j].bit_count(), j) for j in on_node if j in prices])
     victims: list[int] = []
-    for victim in holders:
+    for _, victim in holders:
         held = world.held[victim]
         victims.append(victim)
         slots += on_node[victim].bit_count()
         cpus += held.cpus_per_node
         memory += held.memory_per_node_bytes
         if slots >= need and _has_rest(draft, job, node, cpus, memory):
+            return victims
+    return None
+
+
+def _leave_for_slots(
+    on_node: dict[int, int], prices: dict[int, float], lack: int
+) -> list[int] | None:
+    """The same where slots are all that counts: the cheapest for each of their slots go first."""
+    if lack <= 0:
+        return []
+    ranked: list[tuple[float, int]] = []
+    for num, mask in on_node.items():
+        price = prices.get(num)
+        if price is not None:
+            ranked.append((price / mask.bit_count(), num))
+    ranked.sort()
+    victims: list[int] = []
+    for _, victim in ranked:
+        victims.append(victim)
+        lack -= on_node[victim].bit_count()
+        if lack <= 0:
             return victims
     return None
 

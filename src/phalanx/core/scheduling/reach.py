@@ -7,7 +7,7 @@ that it outweighs.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from phalanx.core.scheduling.draft import Claim, Draft
@@ -49,10 +49,9 @@ class Reach:
             self.slots[node] = sum(world.on_node[node][j].bit_count() for j in mine)
             self.costs[node] = sum(self.prices[j] for j in mine)
 
-    def turns(self, world: World) -> Callable[[int], tuple[int, ...]]:
-        """When a node came within reach, to be compared: of equal domains the first is taken."""
-        order = {node: at for at, node in enumerate(self.slots)}
-        return lambda node: (order[node],)
+    def in_turn(self, world: World) -> Iterator[int]:
+        """Nodes in the order in which they came within reach: of equal domains the first is taken."""
+        return iter(self.slots)
 
     def copy(self) -> Reach:
         """The same, to be changed by itself."""
@@ -97,7 +96,7 @@ class Peers:
 class Stretch(Reach):
     """The reach of claims of one priority one after another: what they have in common stays.
 
-    At every moment it equals a reach built anew, but for the order of its nodes, which `turns` gives.
+    At every moment it equals a reach built anew, but for the order of its nodes, which `in_turn` gives.
     It covers everybody `below` and the first `num` of the `peers`, without those who leave.
     """
 
@@ -122,19 +121,13 @@ class Stretch(Reach):
             self.leave(world, one)
         self.num = num
 
-    def turns(self, world: World) -> Callable[[int], tuple[int, ...]]:
-        """Whoever is below comes first, as it came there; then peer after peer."""
-        order = {node: at for at, node in enumerate(self.below.slots)}
-        rank, prices, nodes_of = self.peers.rank, self.prices, world.nodes_of
-
-        def turn(node: int) -> tuple[int, ...]:
-            at = order.get(node)
-            if at is not None:
-                return (-1, at)
-            first = min(rank[one] for one in world.on_node[node] if one in prices)
-            return (first, nodes_of[self.peers.ranked[first][1]].index(node))
-
-        return turn
+    def in_turn(self, world: World) -> Iterator[int]:
+        """Whoever is below comes first, as it came there; then peer after peer. Nodes come repeatedly."""
+        yield from self.below.slots
+        prices, nodes_of = self.prices, world.nodes_of
+        for _, one, _ in self.peers.ranked[: self.num]:
+            if one in prices:
+                yield from nodes_of[one]
 
     def _look_again(self, world: World, node: int) -> None:
         """What the node offers, worked out in the order in which a reach built anew would be."""
@@ -184,12 +177,24 @@ def _built(draft: Draft, claim: Claim) -> Reach:
     """The reach of this claim alone."""
     reach = _below(draft, claim.job.priority).copy()
     peers = _peers(draft, claim.job.priority)
-    held_by, leaving = draft.world.held, draft.leaving
-    for score, num, lost in peers.ranked[: peers.num_below(draft, claim)]:
-        draft.steps += 1
+    held_by, leaving, terms = draft.world.held, draft.leaving, draft.terms
+    ranked = peers.ranked[: peers.num_below(draft, claim)]
+    draft.steps += len(ranked)
+    # What `_outweighs` says of each, with all that is the same for all worked out once.
+    factor, doubt, urgency = terms.hysteresis, _doubt(draft, claim), claim.urgency
+    bound = terms.lost_per_need * claim.need_slot_s(terms)
+    for score, num, lost in ranked:
+        if num in leaving:
+            continue
         held = held_by[num]
-        if num not in leaving and _outweighs(draft, claim, held, score, lost):
-            reach.add(draft.world, num, price(draft, held))
+        if claim.guarded:
+            if not _outweighs(draft, claim, held, score, lost):
+                continue
+        elif score * factor * doubt >= urgency:
+            break
+        elif lost > bound:
+            continue
+        reach.add(draft.world, num, price(draft, held))
     return reach
 
 

@@ -62,15 +62,17 @@ def _waited_slot_s(draft: Draft, claim: Claim) -> float:
     key = ("" if not draft.standings else claim.job.project, claim.job.priority)
     known = draft.waited.get(key)
     if known is None:
-        limit = _largest_small(draft)
-        known = draft.waited[key] = sum(
-            job.num_slots * (draft.now - job.since) / US
-            for job in draft.world.waiting.values()
-            if job.priority == key[1]
-            and job.num_slots <= limit
-            and job.num not in draft.started
-            and (not key[0] or job.project == key[0])
-        )
+        project, priority = key
+        limit, waiting, waited = _largest_small(draft), draft.world.waiting, 0
+        for (whose, urgent, slots), queued in draft.world.queued.items():
+            if urgent == priority and slots <= limit and (not project or whose == project):
+                waited += slots * (queued.num * draft.now - queued.since)
+        for num in draft.started:
+            job = waiting[num]
+            mine = job.priority == priority and (not project or job.project == project)
+            if mine and job.num_slots <= limit:
+                waited -= job.num_slots * (draft.now - job.since)
+        known = draft.waited[key] = waited / US
     return known
 
 
@@ -81,6 +83,6 @@ def _largest_small(draft: Draft) -> float:
 
 def _is_one_leaving(draft: Draft) -> bool:
     held = draft.world.held
-    return any(
-        (one.stopping or one.job in draft.leaving) and is_hero(draft, one) for one in held.values()
-    )
+    if any(is_hero(draft, held[num]) for num in draft.world.stopping):
+        return True
+    return any(is_hero(draft, held[num]) for num in draft.leaving)

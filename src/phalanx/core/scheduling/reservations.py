@@ -178,7 +178,7 @@ class Openings:
         draft, index, need = self.draft, self.draft.index, self.need
         on_node, nodes_of, nodes = draft.world.on_node, draft.world.nodes_of, index.nodes
         split = self.group.splittable
-        free = {n: index.free[n].bit_count() for bucket in self.group.by_free for n in bucket}
+        free = {n: index.num_free[n] for bucket in self.group.by_free for n in bucket}
         for bucket in self.group.by_free[need:]:
             for node in bucket:
                 yield draft.now, node, free[node] // need if nodes[node].splittable else 1

@@ -109,6 +109,7 @@ class SlotIndex:
         self.nodes: tuple[Node, ...] = tuple(nodes)
         self.num_of: dict[str, int] = {node.id: i for i, node in enumerate(self.nodes)}
         self.free: list[int] = [(1 << node.num_slots) - 1 for node in self.nodes]
+        self.num_free: list[int] = [node.num_slots for node in self.nodes]
         self.cpus: list[int] = [node.num_cpus for node in self.nodes]
         self.memory: list[int] = [node.memory_bytes for node in self.nodes]
         self.groups: list[NodeGroup] = []
@@ -158,7 +159,7 @@ class SlotIndex:
         return [tuple(here) for here in found.values()]
 
     def _enter(self, node: int) -> None:
-        group, count = self.group_of[node], self.free[node].bit_count()
+        group, count = self.group_of[node], self.num_free[node]
         group.num_free += count
         group.unsorted.add(node)
         insort(group.by_free[count], node)
@@ -167,8 +168,8 @@ class SlotIndex:
 
     def set_free(self, node: int, mask: int) -> None:
         """Replace a node's free mask and bring every count up to date."""
-        before, after = self.free[node].bit_count(), mask.bit_count()
-        self.free[node] = mask
+        before, after = self.num_free[node], mask.bit_count()
+        self.free[node], self.num_free[node] = mask, after
         if before == after or self.nodes[node].closed:
             return
         group = self.group_of[node]
@@ -189,9 +190,9 @@ class SlotIndex:
         Nodes that changed since the last look are put in their places only now: most gangs are placed
         without it.
         """
-        free, leaf_of, place_of = self.free, self.leaf_of, group.place_of
+        num_free, leaf_of, place_of = self.num_free, self.leaf_of, group.place_of
         for node in group.unsorted:
-            fresh, known = free[node].bit_count() << NODE_BITS | node, place_of.get(node)
+            fresh, known = num_free[node] << NODE_BITS | node, place_of.get(node)
             if fresh != known:
                 here = group.in_order[leaf_of[node]]
                 if known is not None:
@@ -293,7 +294,14 @@ class SlotIndex:
     def state(self) -> tuple[object, ...]:
         """Everything that must equal a rebuild."""
         rooms = [[list(here) for here in self.in_order(group)] for group in self.groups]
-        return (self.free, self.cpus, self.memory, [group.state() for group in self.groups], rooms)
+        return (
+            self.free,
+            self.num_free,
+            self.cpus,
+            self.memory,
+            [group.state() for group in self.groups],
+            rooms,
+        )
 
 
 def _group_key(node: Node) -> GroupKey:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from phalanx.core.placement import GangShape, Node, Placement
 from phalanx.core.scheduling.estimates import EDGES, History, KindKey, bin_of
@@ -88,6 +88,14 @@ def line_key(job: Waiting) -> tuple[object, ...]:
     )
 
 
+@dataclass(slots=True)
+class Queued:
+    """How many queued jobs of one project, priority and size there are, and the sum of their `since`."""
+
+    num: int = 0
+    since: int = 0
+
+
 class World:
     """Nodes, holdings, queue, projects and holes, with every index the stages need."""
 
@@ -98,6 +106,16 @@ class World:
         history: History | None = None,
         terms: Terms | None = None,
     ) -> None:
+        self._begin(nodes, projects, history, terms)
+
+    def _begin(
+        self,
+        nodes: Iterable[Node],
+        projects: Iterable[Project],
+        history: History | None,
+        terms: Terms | None,
+    ) -> None:
+        """Everything at its beginning: nodes, and nothing on them."""
         self.index = SlotIndex(nodes)
         self.projects: dict[str, Project] = {p.name: p for p in projects}
         self.history = History() if history is None else history
@@ -110,7 +128,9 @@ class World:
         self.line_of: dict[int, Line] = {}
         self.deferred: dict[int, int] = {}
         self.demand: dict[str, int] = {}
+        self.queued: dict[tuple[str, int, int], Queued] = {}
         self.elastic: set[int] = set()
+        self.stopping: set[int] = set()
         self.holes: dict[int, Hole] = {}
         self.running = Running(self.history, self.terms)
         self.nodes_of: dict[int, tuple[int, ...]] = {}
@@ -121,13 +141,16 @@ class World:
     def of(cls, snapshot: Snapshot) -> World:
         """Build everything anew from a snapshot."""
         world = cls(snapshot.nodes, snapshot.projects, snapshot.history, snapshot.terms)
-        for held in snapshot.held:
-            world.hold(held)
-        for job in snapshot.waiting:
-            world.submit(job)
-        for hole in snapshot.holes:
-            world.holes[hole.job] = hole
+        world._fill(snapshot)
         return world
+
+    def _fill(self, snapshot: Snapshot) -> None:
+        for held in snapshot.held:
+            self.hold(held)
+        for job in snapshot.waiting:
+            self.submit(job)
+        for hole in snapshot.holes:
+            self.holes[hole.job] = hole
 
     def snapshot(self) -> Snapshot:
         """The same world as an immutable value."""
@@ -150,6 +173,7 @@ class World:
         self.waiting[job.num] = job
         self.demand[job.project] = self.demand.get(job.project, 0) + job.num_slots
         self._hunger(job, 1)
+        self._count(job, 1)
         if job.not_before is not None:
             self.deferred[job.num] = job.not_before
         else:
@@ -167,6 +191,7 @@ class World:
         if job is None:
             return
         self._hunger(job, -1)
+        self._count(job, -1)
         left = self.demand[job.project] - job.num_slots
         if left:
             self.demand[job.project] = left
@@ -201,6 +226,16 @@ class World:
         shapes = (job.shape, *job.roles)
         self.index.appetite.add(shapes, job.cpus_per_node, job.memory_per_node_bytes, sign)
 
+    def _count(self, job: Waiting, sign: int) -> None:
+        key = (job.project, job.priority, job.num_slots)
+        queued = self.queued.get(key)
+        if queued is None:
+            queued = self.queued[key] = Queued()
+        queued.num += sign
+        queued.since += sign * job.since
+        if not queued.num:
+            del self.queued[key]
+
     def _feed(self, held: Held, sign: int) -> None:
         shapes = [GangShape(1, len(share.slots), 1) for share in held.placement.shares]
         self.index.appetite.add(shapes, held.cpus_per_node, held.memory_per_node_bytes, sign)
@@ -227,6 +262,7 @@ class World:
         self.nodes_of[held.job] = tuple(dict.fromkeys(nodes))
         self.held[held.job] = held
         self.running.add(held)
+        self._note_stopping(held)
         if held.min_nodes is not None and held.max_nodes is not None:
             self.elastic.add(held.job)
         self.used[held.project] = self.used.get(held.project, 0) + held.num_slots
@@ -245,6 +281,7 @@ class World:
         del self.held[num]
         self.running.remove(num)
         self.elastic.discard(num)
+        self.stopping.discard(num)
         for taking in self.index.takings(
             held.placement, held.cpus_per_node, held.memory_per_node_bytes, held.roles
         ):
@@ -266,6 +303,13 @@ class World:
             self.running.remove(held.job)
             self.held[held.job] = held
             self.running.add(held)
+            self._note_stopping(held)
+
+    def _note_stopping(self, held: Held) -> None:
+        if held.stopping:
+            self.stopping.add(held.job)
+        else:
+            self.stopping.discard(held.job)
 
     def saved(self, num: int, at: int) -> None:
         """A running attempt committed a checkpoint."""
@@ -288,8 +332,8 @@ class World:
 
     def _rebuild(self, nodes: list[Node]) -> None:
         before = self.snapshot()
-        fresh = World.of(replace(before, nodes=tuple(nodes)))
-        self.__dict__.update(fresh.__dict__)
+        self._begin(nodes, before.projects, before.history, before.terms)
+        self._fill(before)
 
     # -- who is worth less than whom -------------------------------------------------------------
 
@@ -316,6 +360,8 @@ class World:
             self.on_node,
             self.used,
             self.demand,
+            self.queued,
+            self.stopping,
             lines,
             self.deferred,
             self.holes,

@@ -24,9 +24,9 @@ AUTHORS_QUEUES_SLOT_S = (3250.0, 7200.0)
 _PAPER_QUEUES_SLOT_S = (3600.0, 36_000.0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Active:
-    """A job that wants to run, running or not."""
+    """A job that wants to run, running or not. Not frozen: each pass makes thousands."""
 
     num: int
     slots: int
@@ -54,9 +54,10 @@ def by(key: Key) -> Order:
     """Everybody by a key, lowest first; of equals, who runs, then who came first."""
 
     def order(scene: Scene) -> list[Active]:
-        keyed = [(key(active, scene), active) for active in scene.everyone]
-        keyed.sort(key=lambda pair: (pair[0], pair[1].held is None, pair[1].num))
-        return [active for _, active in keyed]
+        # No two have the same number, so that jobs themselves are never compared.
+        keyed = [(key(one, scene), one.held is None, one.num, one) for one in scene.everyone]
+        keyed.sort()
+        return [one for _, _, _, one in keyed]
 
     return order
 

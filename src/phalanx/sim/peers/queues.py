@@ -16,6 +16,10 @@ Placer = Callable[[World, Waiting], list[Taking] | None]
 
 def best_fit(world: World, job: Waiting) -> list[Taking] | None:
     """The production placement: the smallest domain, best fit, or wait."""
+    line = world.line_of.get(job.num)
+    if line is not None:
+        # What its line asks for is what it asks for, and known already.
+        return place(world.index, line.ask, line.groups, job.shape)
     ask = ask_of(job)
     return place(world.index, ask, world.groups_for(ask), job.shape)
 

@@ -1,0 +1,123 @@
+"""Compile the planner of this checkout with mypyc, beside it, and print the folder to put on PYTHONPATH.
+
+    PYTHONPATH=$(.venv/bin/python scripts/compile_planner.py) .venv/bin/phalanx simulate …
+
+The sources stay as they are: a copy of `src` with the compiled modules in it lies in
+`build/compiled/<digest of the sources>`, so that what is found there is never stale. What is compiled is
+listed in pyproject.toml under `tool.phalanx.compiled`; the C compiler runs again only when the planner,
+the simulator, or what they import has changed. Exit code 3: no C compiler, or no mypyc.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+KEPT = ROOT / "build" / "compiled"
+BUILD_FILES = ("pyproject.toml", "setup.py")
+# What the compiled modules are, and what they import.
+TYPES_FROM = ("core/**/*.py", "kit/**/*.py", "sim/**/*.py", "errors.py")
+NOT_POSSIBLE = 3
+
+
+def missing() -> str:
+    """What keeps this machine from compiling, in words; empty if nothing does."""
+    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
+    if not shutil.which(os.environ.get("CC", compiler).split()[0]):
+        return "there is no C compiler (on Debian and Ubuntu: apt-get install gcc)"
+    if not importlib.util.find_spec("mypyc"):
+        return "there is no mypyc (pip install 'mypy>=2,<3')"
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if not header.exists():
+        return f"Python's headers are not there: {header}"
+    return ""
+
+
+def compiled() -> Path:
+    """The folder whose `phalanx` is this checkout's with the planner compiled; made if it is not there."""
+    source = ROOT / "src" / "phalanx"
+    tree = KEPT / f"tree-{_digest(source.rglob('*.py'))}"
+    if not tree.exists():
+        native = KEPT / f"native-{_digest(p for glob in TYPES_FROM for p in source.glob(glob))}"
+        if not native.exists():
+            _compile(native)
+        fresh = _scratch()
+        shutil.copytree(ROOT / "src", fresh, ignore=_not_python, dirs_exist_ok=True)
+        shutil.copytree(native, fresh, dirs_exist_ok=True)
+        _keep(fresh, tree)
+        _forget_others(tree, native)
+    return tree
+
+
+def _digest(paths: Iterable[Path]) -> str:
+    told = hashlib.sha256(f"{sys.version} {sysconfig.get_platform()}".encode())
+    for path in [*(ROOT / name for name in BUILD_FILES), *sorted(paths)]:
+        told.update(f"{path.relative_to(ROOT)} {path.stat().st_size}\n".encode())
+        told.update(path.read_bytes())
+    return told.hexdigest()[:16]
+
+
+def _compile(native: Path) -> None:
+    print("compiling the planner with mypyc: this takes some minutes", file=sys.stderr, flush=True)
+    here = _scratch()
+    shutil.copytree(ROOT / "src", here / "src", ignore=_not_python)
+    for name in (*BUILD_FILES, "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, here / name)
+    asked = {**os.environ, "PHALANX_COMPILE": "1"}
+    words = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+    done = subprocess.run(words, cwd=here, env=asked, capture_output=True, text=True)
+    found = sorted((here / "src").rglob("*.so")) + sorted((here / "src").rglob("*.pyd"))
+    if done.returncode or not found:
+        sys.exit(f"mypyc failed:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
+    fresh = _scratch()
+    for path in found:
+        to = fresh / path.relative_to(here / "src")
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, to)
+    _keep(fresh, native)
+    shutil.rmtree(here)
+
+
+def _scratch() -> Path:
+    KEPT.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix="new-", dir=KEPT))
+
+
+def _keep(fresh: Path, at: Path) -> None:
+    """Two that compile at once both succeed: the second finds the folder there and drops its own."""
+    try:
+        fresh.rename(at)
+    except OSError:
+        shutil.rmtree(fresh)
+
+
+def _not_python(_: str, names: list[str]) -> list[str]:
+    return [name for name in names if name == "__pycache__" or name.endswith((".so", ".egg-info"))]
+
+
+def _forget_others(*kept: Path) -> None:
+    for path in KEPT.iterdir():
+        if path not in kept and path.name.startswith(("tree-", "native-")):
+            shutil.rmtree(path)
+
+
+def main() -> int:
+    why_not = missing()
+    if why_not:
+        print(f"the planner stays Python: {why_not}", file=sys.stderr)
+        return NOT_POSSIBLE
+    print(compiled())
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
