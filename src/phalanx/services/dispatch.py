@@ -67,6 +67,7 @@ def _execute(platform: Platform, commands: list[LeasedCommand], now: int) -> Non
     stored = platform.store.view(lambda tx: platform.picture.some(tx, nums))
     _expect(platform, [c for c in commands if _is_launch(c, stored[c.job])], stored)
     done: list[tuple[LeasedCommand, list[JobEvent]]] = []
+    started = all(_is_launch(command, stored[command.job]) for command in commands)
     nodes: dict[str, Node] = {}
     for command in commands:
         try:
@@ -84,7 +85,7 @@ def _execute(platform: Platform, commands: list[LeasedCommand], now: int) -> Non
             _try_later(platform, command, f"{type(error).__name__}: {error}", now)
             continue
         done.append((command, events))
-    _finish(platform, done, now)
+    _finish(platform, done, now, () if started else (LEAVING,))
 
 
 def _is_launch(command: LeasedCommand, stored: StoredJob) -> bool:
@@ -109,13 +110,20 @@ def _expect(
         platform.store.transact(lambda tx: supervisors.expect(tx, fresh))
 
 
-def _finish(platform: Platform, done: list[tuple[LeasedCommand, list[JobEvent]]], now: int) -> None:
+def _finish(
+    platform: Platform,
+    done: list[tuple[LeasedCommand, list[JobEvent]]],
+    now: int,
+    topics: tuple[str, ...],
+) -> None:
+    """Store what followed, and wake `topics`: whoever was not started, or was killed, is polled now."""
+
     def work(tx: Tx) -> None:
         outbox.finish(tx, [command for command, _ in done], now)
         for command, events in done:
             if events:
                 commit_events(tx, command.job, events, now, "dispatcher")
-        tx.touched.topics.add(LEAVING)
+        tx.touched.topics.update(topics)
 
     if not done:
         return
@@ -124,7 +132,7 @@ def _finish(platform: Platform, done: list[tuple[LeasedCommand, list[JobEvent]]]
     except LeaseLost as error:
         if len(done) > 1:
             for one in done:
-                _finish(platform, [one], now)
+                _finish(platform, [one], now, topics)
         else:
             _LOG.warning("%s; its new owner stores the result", error)
 
@@ -157,8 +165,10 @@ def _launch(
         return []
     started = 0
     try:
-        target = code_dir(platform.home, command.job, attempt.num)
-        code.unpack(platform.home, stored.facts.code_digest, target)
+        digest = stored.facts.code_digest
+        # Without code the folder is empty: the executor makes it, where the ranks will be.
+        if digest is not None:
+            code.unpack(platform.home, digest, code_dir(platform.home, command.job, attempt.num))
         placed = assignments(platform, stored, attempt, nodes)
         if isinstance(platform.executor, GangReserver):
             platform.executor.reserve(attempt.placement, [assignment for _, assignment in placed])

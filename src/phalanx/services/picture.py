@@ -86,6 +86,8 @@ class Picture:
     """Caches keyed by what was stored when: versions of jobs, stamps of pools, ends of jobs."""
 
     _lock: threading.RLock = field(default_factory=threading.RLock)
+    # Apart from the other: a long plan must not keep launches and reports from looking at jobs.
+    _planning: threading.RLock = field(default_factory=threading.RLock)
     _jobs: dict[int, StoredJob] = field(default_factory=dict)
     _split: tuple[list[StoredJob], list[StoredJob]] | None = None
     _launched: set[tuple[int, int]] = field(default_factory=set)
@@ -102,6 +104,7 @@ class Picture:
     _asked: dict[int, _Asked] = field(default_factory=dict)
     _said: dict[int, tuple[int | None, Reason, int]] = field(default_factory=dict)
     _turn: int = 0
+    _blocked: dict[int, tuple[int, Reason]] = field(default_factory=dict)
 
     def sight(self, tx: Tx, real: Sequence[Node], policy: Policy, now: int) -> Sight:
         """Everything a plan may depend on. `real` are the executor's own nodes."""
@@ -112,8 +115,12 @@ class Picture:
             holes = planning.holes_now(tx)
             projects = self._projects_now(tx)
             known = planning.usage_now(tx)
-            facts = self._facts(tx, holding)
-            held_back = standing.over_running(waiting, holding, projects, set(holes))
+            facts = standing.Facts(
+                lineage.last_saves(tx), lineage.restoring(tx), supervisors.epochs_now(tx)
+            )
+            held_back = self._blocked_now(waiting, now)
+            willing = [one for one in waiting if one.job.num not in held_back]
+            held_back |= standing.over_running(willing, holding, projects, set(holes))
             shown = [one for one in waiting if one.job.num not in held_back]
             wishes = {key for one in shown for key, _ in one.facts.demand.selector}
             snapshot = Snapshot(
@@ -210,7 +217,7 @@ class Picture:
 
     def plan(self, snapshot: Snapshot, now: int) -> Plan:
         """Plan on the indexes of the last pass, brought up to date."""
-        with self._lock:
+        with self._planning:
             self._world = follow(self._world, snapshot)
             with collector.held_off():
                 return plan_pass(self._world, now)
@@ -255,13 +262,18 @@ class Picture:
 
     def learn(self, tx: Tx) -> History:
         """Durations and waits of jobs that ended since the last look."""
-        with self._lock:
+        with self._planning:
             if self._learned is None:
                 self._learned = (0, 0)
                 self._observe(jobs.last_finished(tx, limit=LEARNED_AT_START))
             while page := jobs.finished_after(tx, *self._learned, limit=_PAGE):
                 self._observe(page)
             return self._history
+
+    def keep_back(self, num: int, reason: Reason, until: int) -> None:
+        """Do not show a queued job to the planner for a while; the reason is what is said of it."""
+        with self._lock:
+            self._blocked[num] = (until, reason)
 
     def unsaid(
         self, stays: Sequence[tuple[int, Reason]], versions: Mapping[int, int]
@@ -294,23 +306,23 @@ class Picture:
 
     # -- inside ------------------------------------------------------------------------------------
 
+    def _blocked_now(self, waiting: Sequence[StoredJob], now: int) -> dict[int, Reason]:
+        if not self._blocked:
+            return {}
+        nums = {one.job.num for one in waiting}
+        self._blocked = {
+            num: (until, reason)
+            for num, (until, reason) in self._blocked.items()
+            if num in nums and now < until
+        }
+        return {num: reason for num, (_, reason) in self._blocked.items()}
+
     def _projects_now(self, tx: Tx) -> dict[str, ProjectSpec]:
         stamps = estate.project_stamps(tx)
         if self._projects[0] != stamps:
             found = {one.name: ProjectSpec(**one.body) for one in estate.projects_now(tx)}
             self._projects = (stamps, found)
         return self._projects[1]
-
-    def _facts(self, tx: Tx, holding: Sequence[StoredJob]) -> standing.Facts:
-        nums = [one.job.num for one in holding]
-        live = [
-            (one.job.num, one.job.attempt.num) for one in holding if one.job.attempt is not None
-        ]
-        return standing.Facts(
-            lineage.last_saves(tx, nums),
-            lineage.restoring(tx, nums),
-            supervisors.epochs_of(tx, live),
-        )
 
     def _waiting(
         self, stored: StoredJob, hole: StoredHole | None, nodes: tuple[Node, ...], now: int

@@ -58,7 +58,7 @@ def watch(tx: Tx, picture: Picture) -> Watched:
     holding = [stored.job for stored in picture.jobs(tx)[1]]
     live = [(job.num, job.attempt.num) for job in holding if job.attempt is not None]
     launched = picture.launched(tx, live)
-    said = supervisors.released(tx, live)
+    said = supervisors.released(tx)
     refs = [
         SupervisorRef(job.num, job.attempt.num, rank, job.attempt.placement.pool)
         for job in holding

@@ -6,6 +6,7 @@ together or refused together, so that nobody leaves for a start that cannot come
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -14,6 +15,8 @@ from phalanx.core.jobs.model import JobState, StopGoal
 from phalanx.core.placement import Placement
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import Hole, Migration, Plan, Preemption, Resize
+from phalanx.errors import PlatformError
+from phalanx.kit.ids import job_label
 from phalanx.services.commit import Note, commit_events, commit_many
 from phalanx.services.picture import Sight
 from phalanx.services.platform import Platform
@@ -22,7 +25,10 @@ from phalanx.store.database import Tx
 from phalanx.store.jobs import StoredJob
 from phalanx.store.planning import EVICTION, MOVE, StoredHole
 
+_LOG = logging.getLogger(__name__)
 _US = 1_000_000
+# After so long a job whose start ran into a bug is tried once more: what it met may have changed.
+BLOCKED_US = 600 * _US
 _ACTOR = "scheduler"
 
 
@@ -71,6 +77,7 @@ class _Work:
     refused: list[int] = field(default_factory=list)
     evicted: list[int] = field(default_factory=list)
     moved: list[int] = field(default_factory=list)
+    struck: dict[int, str] = field(default_factory=dict)
 
 
 def apply(platform: Platform, decided: Plan, sight: Sight, now: int) -> Step:
@@ -100,10 +107,13 @@ def apply(platform: Platform, decided: Plan, sight: Sight, now: int) -> Step:
         return Step((), (), decided.wake_at)
     done = platform.store.transact(work)
     platform.picture.said(unsaid, sight.versions)
+    for num, why in done.struck.items():
+        _LOG.error("%s cannot be started: %s", job_label(num), why)
+        platform.picture.keep_back(num, Reason(ReasonCode.BLOCKED, why), now + BLOCKED_US)
     return Step(
         tuple(done.started),
         tuple(done.refused),
-        now if done.refused else decided.wake_at,
+        now if done.refused or done.struck else decided.wake_at,
         tuple(done.evicted),
         tuple(done.moved),
     )
@@ -117,7 +127,10 @@ def _decides(decided: Plan) -> bool:
 
 
 def _start(here: _Work, decided: Plan, queued: Mapping[int, StoredJob]) -> None:
-    """Place whole gangs; one that no longer fits the live state is refused."""
+    """Place whole gangs; one that no longer fits the live state is refused.
+
+    One whose start runs into a bug stays queued, and the others start: they have done nothing.
+    """
     placed: list[tuple[int, list[JobEvent | Note]]] = []
     for start in decided.starts:
         stored, wanted = queued.get(start.job), _slots(start.placement)
@@ -127,7 +140,13 @@ def _start(here: _Work, decided: Plan, queued: Mapping[int, StoredJob]) -> None:
         placed.append((start.job, [AttemptPlaced(stored.job.attempts + 1, start.placement)]))
         here.taken.update(wanted)
         here.started.append(start.job)
-    commit_many(here.tx, placed, here.now, _ACTOR, known=queued)
+
+    def struck(num: int, error: Exception) -> None:
+        here.started.remove(num)
+        said = str(error) if isinstance(error, PlatformError) else repr(error)
+        here.struck[num] = f"a bug of Phalanx keeps it from starting: {said}"
+
+    commit_many(here.tx, placed, here.now, _ACTOR, known=queued, struck=struck)
 
 
 def _is_free(here: _Work, wanted: list[tuple[str, int]]) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from phalanx.kit.ids import random_hex
 from phalanx.server.context import Context
 from phalanx.server.loops.runner import Loop
@@ -15,11 +17,33 @@ from phalanx.services.scheduling import scheduling_step
 from phalanx.services.timers import timers_step
 from phalanx.store import outbox
 
+# A plan over thousands of queued jobs takes a tenth of a second, for one start or for hundreds: planned
+# without rest, those that launch and report would wait for the planner.
+_PLANNER_REST = 1.0
+_FEW_COMMANDS, _MANY_COMMANDS = 16, 512
+_STEP_S = 0.5
+
+
+@dataclass(slots=True)
+class Batch:
+    """How many commands the dispatcher takes at a time.
+
+    What was launched is stored when the whole batch is done, so it must not take long: batches grow
+    while they are quick, as with an executor that only has to be told, and shrink when they are not.
+    """
+
+    size: int = _FEW_COMMANDS
+
+    def took(self, duration_s: float) -> None:
+        """A step with this batch took so long."""
+        size = self.size * 2 if duration_s < _STEP_S else self.size // 2
+        self.size = min(max(size, _FEW_COMMANDS), _MANY_COMMANDS)
+
 
 def all_loops(context: Context) -> tuple[Loop, ...]:
     """Scheduler, dispatcher, timers, polling, draining and retention."""
     platform, ticks = context.platform, context.settings.loops
-    who = Dispatcher(owner="embedded", token=random_hex(16))
+    who, batch = Dispatcher(owner="embedded", token=random_hex(16)), Batch()
 
     def schedule(now: int) -> int | None:
         step = scheduling_step(platform, now)
@@ -31,7 +55,10 @@ def all_loops(context: Context) -> tuple[Loop, ...]:
         return None
 
     def dispatch(now: int) -> int | None:
-        return dispatch_step(platform, who, now)
+        began = context.clock.monotonic()
+        again_at = dispatch_step(platform, who, now, batch.size)
+        batch.took(context.clock.monotonic() - began)
+        return again_at
 
     def fire(now: int) -> int | None:
         return timers_step(platform, now)
@@ -47,7 +74,7 @@ def all_loops(context: Context) -> tuple[Loop, ...]:
         return now if retention_step(platform, sweep, now) else None
 
     return (
-        Loop("scheduler", schedule, (QUEUE,), ticks.scheduler_tick_s),
+        Loop("scheduler", schedule, (QUEUE,), ticks.scheduler_tick_s, _PLANNER_REST),
         Loop("dispatcher", dispatch, (outbox.TOPIC,), ticks.dispatcher_tick_s),
         Loop("timers", fire, (TIMERS,), ticks.timers_tick_s),
         Loop("polling", poll, (LEAVING,), ticks.poll_tick_s),
