@@ -232,25 +232,30 @@ class Bench:
             asyncio.create_task(run_loop(self.context, self._timed(loop)), name=loop.name)
             for loop in all_loops(self.context)
         ]
-        while len(self.done) < total and not self.bad:
-            batch = []
-            while todo and todo[0][0] <= self.elapsed() and len(batch) < 2000:
-                batch.append(todo.popleft())
-            if batch:
-                await in_thread(self._count_cpu, "submit", self._submit, batch, templates)
-            if self.executor.fresh:
-                await in_thread(self._count_cpu, "report", self._report)
-            if self.leaving or (self.ends and self.ends[0][0] <= self.elapsed()):
-                await in_thread(self._count_cpu, "report", self._end)
+        world = [
+            asyncio.create_task(self._as_it_comes("submit", self._due(todo), self._submit(templates))),
+            asyncio.create_task(self._as_it_comes("up", self._fresh, self._up)),
+            asyncio.create_task(self._as_it_comes("gone", self._over, self._gone)),
+        ]
+        while len(self.done) < total and not self.bad and not any(task.done() for task in world):
             await asyncio.sleep(TELL_S)
         wall = self.elapsed()
         self.context.notifier.close()
-        for task in loops:
+        for task in (*world, *loops):
             task.cancel()
-        await asyncio.gather(*loops, return_exceptions=True)
+        for end in await asyncio.gather(*world, *loops, return_exceptions=True):
+            if isinstance(end, Exception):
+                raise end
         if self.bad:
             raise SystemExit(f"workloads ended badly: {self.bad[:3]}")
         return wall
+
+    async def _as_it_comes(self, name, find, tell) -> None:
+        """Tell the control plane what was found, again and again."""
+        while True:
+            if found := find():
+                await in_thread(self._count_cpu, name, tell, found)
+            await asyncio.sleep(TELL_S)
 
     def _timed(self, loop: Loop) -> Loop:
         return replace(loop, step=lambda now: self._count_cpu(loop.name, loop.step, now))
@@ -277,26 +282,41 @@ class Bench:
             elif state in (JobState.FAILED, JobState.CANCELLED):
                 self.bad.append(row.job.reason.message)
 
-    def _submit(self, batch, templates) -> None:
-        now = self.context.clock.now()
+    def _due(self, todo):
+        def due() -> list[tuple[float, int, Kind]]:
+            batch = []
+            while todo and todo[0][0] <= self.elapsed() and len(batch) < 2000:
+                batch.append(todo.popleft())
+            return batch
 
-        def work(tx) -> list[int]:
-            first = jobs.new_num(tx, len(batch))
-            fresh = []
-            for num, (_, queue, kind) in enumerate(batch, start=first):
-                facts, terms = templates[queue, kind.name]
-                fresh.append((e.Submitted(num, terms), facts))
-            return [job.num for job in commit_new_many(tx, fresh, now, "user:bench")]
+        return due
 
-        for num, (due, _, kind) in zip(self.platform.store.transact(work), batch, strict=True):
-            self.kind_of[num], self.created[num] = kind, due
+    def _submit(self, templates):
+        def submit(batch) -> None:
+            now = self.context.clock.now()
 
-    def _report(self) -> None:
-        """Gangs that were started are up."""
+            def work(tx) -> None:
+                first = jobs.new_num(tx, len(batch))
+                fresh = []
+                for num, (due, queue, kind) in enumerate(batch, start=first):
+                    facts, terms = templates[queue, kind.name]
+                    fresh.append((e.Submitted(num, terms), facts))
+                    self.kind_of[num], self.created[num] = kind, due
+                commit_new_many(tx, fresh, now, "user:bench")
+
+            self.platform.store.transact(work)
+
+        return submit
+
+    def _fresh(self) -> dict[tuple[int, int], int]:
+        """Gangs that were started, with how many of their supervisors were."""
         up: dict[tuple[int, int], int] = {}
         for _ in range(len(self.executor.fresh)):
             ref = self.executor.fresh.popleft()
             up[ref.job, ref.attempt] = up.get((ref.job, ref.attempt), 0) + 1
+        return up
+
+    def _up(self, up: dict[tuple[int, int], int]) -> None:
         told: list[tuple[int, list[e.JobEvent]]] = []
         at = self.elapsed()
         for (num, attempt), count in up.items():
@@ -306,8 +326,8 @@ class Bench:
             heapq.heappush(self.ends, (at + self.kind_of[num].runtime_ms / 1000, num, attempt))
         self._tell(told, [])
 
-    def _end(self) -> None:
-        """Gangs whose time is over, or that were asked to leave, are gone."""
+    def _over(self) -> dict[int, int]:
+        """Gangs whose time is over, or that were asked to leave, with their attempts."""
         due: dict[int, int] = {}
         for _ in range(len(self.leaving)):
             num, attempt = self.leaving.popleft()
@@ -315,6 +335,9 @@ class Bench:
         while self.ends and self.ends[0][0] <= self.elapsed():
             _, num, attempt = heapq.heappop(self.ends)
             due[num] = max(attempt, due.get(num, 0))
+        return due
+
+    def _gone(self, due: dict[int, int]) -> None:
         found = self.platform.store.view(lambda tx: self.platform.picture.some(tx, list(due)))
         told: list[tuple[int, list[e.JobEvent]]] = []
         gone: list[SupervisorRef] = []

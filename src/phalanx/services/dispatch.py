@@ -41,8 +41,8 @@ class Dispatcher:
 def dispatch_step(platform: Platform, who: Dispatcher, now: int, limit: int = 16) -> int | None:
     """Execute what is open; returns when to look again, or None when nothing is."""
 
-    def take(tx: Tx) -> list[LeasedCommand]:
-        return outbox.lease(
+    def take(tx: Tx) -> tuple[list[LeasedCommand], dict[int, StoredJob]]:
+        commands = outbox.lease(
             tx,
             owner=who.owner,
             token=who.token,
@@ -50,9 +50,13 @@ def dispatch_step(platform: Platform, who: Dispatcher, now: int, limit: int = 16
             expires_at=now + round(LEASE_S * _US),
             limit=limit,
         )
+        nums = list(dict.fromkeys(command.job for command in commands))
+        stored = platform.picture.some(tx, nums)
+        _expect(tx, platform, [c for c in commands if _is_launch(c, stored[c.job])], stored)
+        return commands, stored
 
     if platform.store.view(lambda tx: _is_due(tx, now)):
-        _execute(platform, platform.store.transact(take), now)
+        _execute(platform, *platform.store.transact(take), now)
     return platform.store.view(outbox.next_at)
 
 
@@ -61,11 +65,10 @@ def _is_due(tx: Tx, now: int) -> bool:
     return at is not None and at <= now
 
 
-def _execute(platform: Platform, commands: list[LeasedCommand], now: int) -> None:
-    """Execute a batch: one look at its jobs, one transaction before the effects, one after them."""
-    nums = list(dict.fromkeys(command.job for command in commands))
-    stored = platform.store.view(lambda tx: platform.picture.some(tx, nums))
-    _expect(platform, [c for c in commands if _is_launch(c, stored[c.job])], stored)
+def _execute(
+    platform: Platform, commands: list[LeasedCommand], stored: dict[int, StoredJob], now: int
+) -> None:
+    """Execute a batch: one transaction was before the effects, one is after them."""
     done: list[tuple[LeasedCommand, list[JobEvent]]] = []
     started = all(_is_launch(command, stored[command.job]) for command in commands)
     nodes: dict[str, Node] = {}
@@ -98,7 +101,7 @@ def _is_launch(command: LeasedCommand, stored: StoredJob) -> bool:
 
 
 def _expect(
-    platform: Platform, commands: list[LeasedCommand], stored: dict[int, StoredJob]
+    tx: Tx, platform: Platform, commands: list[LeasedCommand], stored: dict[int, StoredJob]
 ) -> None:
     fresh = []
     for command in commands:
@@ -106,8 +109,7 @@ def _expect(
         assert attempt is not None
         hashed = token_hash(platform.supervisor_token(command.job, attempt.num))
         fresh.append((command.job, attempt.num, len(attempt.nodes), hashed))
-    if fresh:
-        platform.store.transact(lambda tx: supervisors.expect(tx, fresh))
+    supervisors.expect(tx, fresh)
 
 
 def _finish(
