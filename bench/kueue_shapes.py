@@ -233,7 +233,9 @@ class Bench:
             for loop in all_loops(self.context)
         ]
         world = [
-            asyncio.create_task(self._as_it_comes("submit", self._due(todo), self._submit(templates))),
+            asyncio.create_task(
+                self._as_it_comes("submit", self._due(todo), self._submit(templates))
+            ),
             asyncio.create_task(self._as_it_comes("up", self._fresh, self._up)),
             asyncio.create_task(self._as_it_comes("gone", self._over, self._gone)),
         ]

@@ -23,7 +23,7 @@ from phalanx.kit import collector
 from phalanx.schemas.pools import Machine, PoolSpec
 from phalanx.schemas.projects import ProjectSpec
 from phalanx.services import standing
-from phalanx.services.living import follow
+from phalanx.services.living import follow, only_longer_lines
 from phalanx.services.standing import kind_of
 from phalanx.store import estate, events, jobs, lineage, outbox, planning, supervisors
 from phalanx.store.database import Touched, Tx
@@ -104,6 +104,8 @@ class Picture:
     _asked: dict[int, _Asked] = field(default_factory=dict)
     _said: dict[int, tuple[int | None, Reason, int]] = field(default_factory=dict)
     _turn: int = 0
+    _started: frozenset[int] = frozenset()
+    _planned_for: object = None
     _blocked: dict[int, tuple[int, Reason]] = field(default_factory=dict)
 
     def sight(self, tx: Tx, real: Sequence[Node], policy: Policy, now: int) -> Sight:
@@ -220,7 +222,20 @@ class Picture:
         with self._planning:
             self._world = follow(self._world, snapshot)
             with collector.held_off():
-                return plan_pass(self._world, now)
+                decided = plan_pass(self._world, now)
+            self._started = frozenset(start.job for start in decided.starts)
+            self._planned_for = self._projects
+            return decided
+
+    def only_longer_lines(self, snapshot: Snapshot) -> bool:
+        """Whether nothing but more jobs in lines that stood still has come since the last pass.
+
+        Then there is nothing to start: if the first of a line cannot, none can.
+        """
+        with self._planning:
+            if self._world is None or self._planned_for is not self._projects:
+                return False
+            return only_longer_lines(self._world, snapshot, self._started)
 
     def remember(self, touched: Touched) -> None:
         """Jobs as this process has just stored them. A row of another version is read again.

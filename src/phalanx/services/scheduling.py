@@ -34,13 +34,14 @@ _ACTOR = "scheduler"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step did, and when to look again without being woken."""
+    """What one step did, and when to look again without being woken; `planned`: not spared."""
 
     started: tuple[int, ...]
     refused: tuple[int, ...]
     wake_at: int | None
     evicted: tuple[int, ...] = ()
     moved: tuple[int, ...] = ()
+    planned: bool = True
 
 
 def sight_of(platform: Platform, now: int) -> Sight:
@@ -49,9 +50,15 @@ def sight_of(platform: Platform, now: int) -> Sight:
     return platform.store.view(lambda tx: platform.picture.sight(tx, real, platform.policy, now))
 
 
-def scheduling_step(platform: Platform, now: int) -> Step:
-    """Plan and carry the plan out. Raises ExecutorUnavailable when the nodes are not known."""
+def scheduling_step(platform: Platform, now: int, spare_until: int = 0) -> Step:
+    """Plan and carry the plan out. Raises ExecutorUnavailable when the nodes are not known.
+
+    Up to `spare_until` the work of planning is spared where it could start nobody: jobs have only
+    joined lines that stand still. What is said of those is said at the next pass.
+    """
     sight = sight_of(platform, now)
+    if now < spare_until and platform.picture.only_longer_lines(sight.snapshot):
+        return Step((), (), spare_until, planned=False)
     busy = _worth_a_plan(sight)
     decided = platform.picture.plan(sight.snapshot, now) if busy else Plan((), ())
     return apply(platform, decided, sight, now)

@@ -11,7 +11,7 @@ import pytest
 from phalanx.errors import ExecutorUnavailable
 from phalanx.kit.clock import ManualClock, SystemClock
 from phalanx.server.loops.runner import Loop, _wait_s, run_loop
-from phalanx.server.loops.steps import Batch
+from phalanx.server.loops.steps import Batch, planner_rest_s
 from phalanx.server.notifier import Notifier, wait_for
 from phalanx.store.database import Touched
 
@@ -65,7 +65,7 @@ def test_a_loop_that_is_woken_without_end_rests_in_proportion(rest: float) -> No
         here.notifier.publish(["topic"])
 
     here.clock, here.notifier.pause = clock, pause
-    asyncio.run(run_loop(here, Loop("x", step, ("topic",), 60.0, rest)))
+    asyncio.run(run_loop(here, Loop("x", step, ("topic",), 60.0, lambda took_s: rest * took_s)))
     assert pauses == ([0.75] * 4 if rest else [])
 
 
@@ -79,6 +79,11 @@ def test_a_pause_ends_with_the_server() -> None:
             await pausing
 
     asyncio.run(main())
+
+
+def test_the_planner_rests_longer_after_longer_plans() -> None:
+    shares = [planner_rest_s(took_s) / took_s for took_s in (0.001, 0.1, 0.2, 10.0)]
+    assert shares == pytest.approx([0.01, 1.0, 2.0, 4.0])
 
 
 def test_the_dispatcher_takes_more_at_a_time_while_that_is_quick() -> None:

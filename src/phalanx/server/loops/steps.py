@@ -17,9 +17,12 @@ from phalanx.services.scheduling import scheduling_step
 from phalanx.services.timers import timers_step
 from phalanx.store import outbox
 
-# A plan over thousands of queued jobs takes a tenth of a second, for one start or for hundreds: planned
-# without rest, those that launch and report would wait for the planner.
-_PLANNER_REST = 1.0
+# A plan that took so long is followed by a rest of the same length.
+_PLAN_S = 0.1
+_MOST_REST = 4.0
+# For how many times as long as a plan took, and how long at most, no other is made for jobs that only
+# join lines which stand still: in a long queue most arrivals are such.
+_SPARED, _SPARED_S = 20.0, 1.0
 _FEW_COMMANDS, _MANY_COMMANDS = 16, 512
 _STEP_S = 0.5
 
@@ -40,14 +43,40 @@ class Batch:
         self.size = min(max(size, _FEW_COMMANDS), _MANY_COMMANDS)
 
 
+def planner_rest_s(took_s: float) -> float:
+    """Short after a short plan, and up to four times as long as one over tens of thousands of jobs.
+
+    A plan costs nearly the same for one start as for hundreds. Planned without rest, those that launch
+    and report would wait for the planner all the time.
+    """
+    return took_s * min(took_s / _PLAN_S, _MOST_REST)
+
+
+def as_long(took_s: float) -> float:
+    """Every look asks for all supervisors, however few have gone."""
+    return took_s
+
+
+@dataclass(slots=True)
+class Spare:
+    """Until when the planner need not look at jobs that can only wait."""
+
+    until: int = 0
+
+
 def all_loops(context: Context) -> tuple[Loop, ...]:
     """Scheduler, dispatcher, timers, polling, draining and retention."""
     platform, ticks = context.platform, context.settings.loops
     who, batch = Dispatcher(owner="embedded", token=random_hex(16)), Batch()
+    spare = Spare()
 
     def schedule(now: int) -> int | None:
-        step = scheduling_step(platform, now)
+        began = context.clock.monotonic()
+        step = scheduling_step(platform, now, spare.until)
         scaling_step(platform)
+        if step.planned:
+            took_s = context.clock.monotonic() - began
+            spare.until = now + _us_of(min(took_s * _SPARED, _SPARED_S))
         return step.wake_at
 
     def drain(now: int) -> int | None:
@@ -74,14 +103,18 @@ def all_loops(context: Context) -> tuple[Loop, ...]:
         return now if retention_step(platform, sweep, now) else None
 
     return (
-        Loop("scheduler", schedule, (QUEUE,), ticks.scheduler_tick_s, _PLANNER_REST),
+        Loop("scheduler", schedule, (QUEUE,), ticks.scheduler_tick_s, planner_rest_s),
         Loop("dispatcher", dispatch, (outbox.TOPIC,), ticks.dispatcher_tick_s),
         Loop("timers", fire, (TIMERS,), ticks.timers_tick_s),
-        Loop("polling", poll, (LEAVING,), ticks.poll_tick_s),
+        Loop("polling", poll, (LEAVING,), ticks.poll_tick_s, as_long),
         Loop("draining", drain, (), ticks.draining_tick_s),
         Loop("retention", let_go, (), retention.tick_s),
     )
 
 
 def _us(age_s: float | None) -> int | None:
-    return None if age_s is None else round(age_s * 1e6)
+    return None if age_s is None else _us_of(age_s)
+
+
+def _us_of(duration_s: float) -> int:
+    return round(duration_s * 1e6)
