@@ -89,7 +89,11 @@ class Picture:
     # Apart from the other: a long plan must not keep launches and reports from looking at jobs.
     _planning: threading.RLock = field(default_factory=threading.RLock)
     _jobs: dict[int, StoredJob] = field(default_factory=dict)
-    _split: tuple[list[StoredJob], list[StoredJob]] | None = None
+    # The same jobs, those that wait and those that hold slots, and both by number once asked for.
+    _queued: dict[int, StoredJob] = field(default_factory=dict)
+    _held: dict[int, StoredJob] = field(default_factory=dict)
+    _queue: list[StoredJob] | None = None
+    _holding: list[StoredJob] | None = None
     _launched: set[tuple[int, int]] = field(default_factory=set)
     _feed: int | None = None
     _world: World | None = None
@@ -152,15 +156,18 @@ class Picture:
     def jobs(self, tx: Tx) -> tuple[list[StoredJob], list[StoredJob]]:
         """Queued jobs and those that hold slots, by number; only those that changed are decoded."""
         with self._lock:
+            holding = self.holding(tx)
+            if self._queue is None:
+                self._queue = [self._queued[num] for num in sorted(self._queued)]
+            return list(self._queue), holding
+
+    def holding(self, tx: Tx) -> list[StoredJob]:
+        """Jobs that hold slots, by number; however long the queue is."""
+        with self._lock:
             self._look(tx)
-            if self._split is None:
-                both = [self._jobs[num] for num in sorted(self._jobs)]
-                self._split = (
-                    [one for one in both if one.job.state is JobState.QUEUED],
-                    [one for one in both if one.job.state is not JobState.QUEUED],
-                )
-            waiting, holding = self._split
-        return list(waiting), list(holding)
+            if self._holding is None:
+                self._holding = [self._held[num] for num in sorted(self._held)]
+            return list(self._holding)
 
     def some(self, tx: Tx, nums: Sequence[int]) -> dict[int, StoredJob]:
         """These jobs by number, as far as they are there; those that are over are read."""
@@ -209,13 +216,24 @@ class Picture:
             self._keep(one)
 
     def _keep(self, one: StoredJob) -> None:
-        self._split = None
-        self._jobs[one.job.num] = one
+        num = one.job.num
+        self._part(num)
+        self._jobs[num] = one
+        if one.job.state is JobState.QUEUED:
+            self._queued[num], self._queue = one, None
+        else:
+            self._held[num], self._holding = one, None
 
     def _forget(self, num: int) -> None:
-        self._split = None
+        self._part(num)
         self._jobs.pop(num, None)
         self._asked.pop(num, None)
+
+    def _part(self, num: int) -> None:
+        if self._queued.pop(num, None) is not None:
+            self._queue = None
+        if self._held.pop(num, None) is not None:
+            self._holding = None
 
     def plan(self, snapshot: Snapshot, now: int) -> Plan:
         """Plan on the indexes of the last pass, brought up to date."""

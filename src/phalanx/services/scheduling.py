@@ -93,7 +93,8 @@ def apply(platform: Platform, decided: Plan, sight: Sight, now: int) -> Step:
     unsaid = platform.picture.unsaid(stays, sight.versions)
 
     def work(tx: Tx) -> _Work:
-        waiting, holding = platform.picture.jobs(tx)
+        holding = platform.picture.holding(tx)
+        starting = platform.picture.some(tx, [start.job for start in decided.starts])
         here = _Work(
             tx=tx,
             now=now,
@@ -103,7 +104,8 @@ def apply(platform: Platform, decided: Plan, sight: Sight, now: int) -> Step:
             slots={node.id: node.num_slots for node in sight.nodes},
             ttl_us=round(platform.policy.terms.hole_ttl_s * _US),
         )
-        _start(here, decided, {one.job.num: one for one in waiting})
+        queued = {n: one for n, one in starting.items() if one.job.state is JobState.QUEUED}
+        _start(here, decided, queued)
         _keep_holes(here, decided)
         _cut_holes(here, decided)
         jobs.say_stays(tx, unsaid)

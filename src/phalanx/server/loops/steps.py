@@ -10,7 +10,7 @@ from phalanx.server.loops.runner import Loop
 from phalanx.services.commit import LEAVING, QUEUE, TIMERS
 from phalanx.services.dispatch import Dispatcher, dispatch_step
 from phalanx.services.draining import draining_step
-from phalanx.services.polling import poll_step
+from phalanx.services.polling import poll_leaving_step, poll_step
 from phalanx.services.retention import Sweep, retention_step
 from phalanx.services.scaling import scaling_step
 from phalanx.services.scheduling import scheduling_step
@@ -52,11 +52,6 @@ def planner_rest_s(took_s: float) -> float:
     return took_s * min(took_s / _PLAN_S, _MOST_REST)
 
 
-def as_long(took_s: float) -> float:
-    """Every look asks for all supervisors, however few have gone."""
-    return took_s
-
-
 @dataclass(slots=True)
 class Spare:
     """Until when the planner need not look at jobs that can only wait."""
@@ -64,11 +59,18 @@ class Spare:
     until: int = 0
 
 
+@dataclass(slots=True)
+class Round:
+    """When all supervisors are asked for again, beside those that are expected to go."""
+
+    due: int = 0
+
+
 def all_loops(context: Context) -> tuple[Loop, ...]:
     """Scheduler, dispatcher, timers, polling, draining and retention."""
     platform, ticks = context.platform, context.settings.loops
     who, batch = Dispatcher(owner="embedded", token=random_hex(16)), Batch()
-    spare = Spare()
+    spare, everybody = Spare(), Round()
 
     def schedule(now: int) -> int | None:
         began = context.clock.monotonic()
@@ -93,7 +95,11 @@ def all_loops(context: Context) -> tuple[Loop, ...]:
         return timers_step(platform, now)
 
     def poll(now: int) -> int | None:
-        watched = poll_step(platform, now)
+        if now >= everybody.due:
+            everybody.due = now + _us_of(ticks.poll_tick_s)
+            watched = poll_step(platform, now)
+        else:
+            watched = poll_leaving_step(platform, now)
         return now + round(ticks.leaving_tick_s * 1e6) if watched.leaving else None
 
     retention = context.settings.retention
@@ -106,7 +112,7 @@ def all_loops(context: Context) -> tuple[Loop, ...]:
         Loop("scheduler", schedule, (QUEUE,), ticks.scheduler_tick_s, planner_rest_s),
         Loop("dispatcher", dispatch, (outbox.TOPIC,), ticks.dispatcher_tick_s),
         Loop("timers", fire, (TIMERS,), ticks.timers_tick_s),
-        Loop("polling", poll, (LEAVING,), ticks.poll_tick_s, as_long),
+        Loop("polling", poll, (LEAVING,), ticks.poll_tick_s),
         Loop("draining", drain, (), ticks.draining_tick_s),
         Loop("retention", let_go, (), retention.tick_s),
     )
