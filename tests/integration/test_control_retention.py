@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from sqlalchemy import func, select
 
 from integration.rig import Rig
+from phalanx.services import code as code_service
 from phalanx.services import retention
 from phalanx.services.retention import Sweep, retention_step
-from phalanx.store.tables import commands, log_segments, metric_chunks
+from phalanx.store.tables import commands, jobs, log_segments, metric_chunks
 
 pytestmark = pytest.mark.integration
 DAY_S = 86_400
@@ -71,6 +73,7 @@ def test_output_and_metrics_go_when_they_are_old(rig: Rig, monkeypatch: pytest.M
     first, second = ended(rig), ended(rig)
     folders = [node_folder(rig, num) for num in (first, second)]
     code = rig.platform.home.attempt_dir(first, 1) / "code"
+    code.mkdir()
     rig.clock.advance(10 * DAY_S)
     young = ended(rig)
     sweep = Sweep(days(5), days(20))
@@ -103,3 +106,43 @@ def test_without_ages_nothing_goes(rig: Rig) -> None:
     rig.clock.advance(1000 * DAY_S)
     sweep_all(rig, Sweep())
     assert kept(rig, num) == (3, 3, 0)
+
+
+def archive(rig: Rig, digest: str, age_days: float) -> Path:
+    path = code_service.archive_path(rig.platform.home, digest)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    at_s = rig.clock.now() / 1e6 - age_days * DAY_S
+    os.utime(path, (at_s, at_s))
+    return path
+
+
+def with_code(rig: Rig, num: int, digest: str) -> None:
+    named = jobs.update().where(jobs.c.num == num).values(code_digest=digest)
+    rig.store.transact(lambda tx: tx.conn.execute(named))
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_code_goes_a_week_after_its_last_job_was_over(rig: Rig, used: bool) -> None:
+    over, runs = ended(rig), started(rig)[0]
+    digests = ["a" * 64, "b" * 64, "c" * 64, "d" * 64]
+    if used:
+        with_code(rig, over, digests[0])
+        with_code(rig, runs, digests[1])
+    paths = [archive(rig, digest, age) for digest, age in zip(digests, (8, 8, 8, 6), strict=True)]
+    code_service.has(rig.platform.home, digests[2])  # somebody is about to submit with it
+    os.utime(paths[2], (rig.clock.now() / 1e6,) * 2)
+    sweep_all(rig, Sweep())
+    assert [one.exists() for one in paths] == [used, used, True, True]
+    rig.clock.advance(8 * DAY_S)
+    sweep_all(rig, Sweep())
+    assert [one.exists() for one in paths] == [False, used, False, False]
+
+
+def test_whoever_asks_for_an_archive_keeps_it_from_going(rig: Rig) -> None:
+    path, before_s = archive(rig, "a" * 64, 8), rig.clock.now() / 1e6 - 7 * DAY_S
+    home = rig.platform.home
+    assert code_service.unused_since(home, before_s) == ["a" * 64]
+    assert code_service.has(home, "a" * 64) and not code_service.has(home, "b" * 64)
+    code_service.remove(home, "a" * 64, before_s)  # it was asked for since it was found idle
+    assert path.exists() and code_service.unused_since(home, before_s) == []

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
 import time
+from typing import Any
 
 import pytest
 
 from integration.rig import Rig, ScriptedSupervisor
 from phalanx.core.jobs.desired import Action
 from phalanx.schemas import supervision as wire
+from phalanx.server.app import create_app
 from phalanx.store import events, lineage
 
 pytestmark = pytest.mark.integration
@@ -91,6 +94,32 @@ def test_values_that_are_not_finite_arrive(rig: Rig, supervisor: ScriptedSupervi
     supervisor.step(0, 2, loss=0.25)
     (series,) = rig.client.metrics(1).series
     assert (series.steps, series.values) == ([1, 2], [None, 0.25])
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_body_is_read_only_from_who_has_a_token(
+    rig: Rig, supervisor: ScriptedSupervisor, known: bool
+) -> None:
+    """With a token of a supervisor, the guard open, the large body is read."""
+    pulled: list[int] = []
+    answers: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        pulled.append(1)
+        return {"type": "http.request", "body": b"[" * 65536, "more_body": len(pulled) < 100}
+
+    async def send(message: dict[str, Any]) -> None:
+        answers.append(message)
+
+    token = supervisor.token if known else "wrong"
+    scope = {
+        "type": "http", "method": "POST", "path": "/api/v1/supervisors/sync", "query_string": b"",
+        "headers": [(b"host", b"127.0.0.1"), (b"authorization", f"Bearer {token}".encode()),
+                    (b"content-type", b"application/json")],
+    }  # fmt: skip
+    asyncio.run(create_app(rig.context)(scope, receive, send))
+    assert answers[0]["status"] == (400 if known else 403)
+    assert len(pulled) == (100 if known else 0)
 
 
 def test_failures_are_put_on_our_clock(rig: Rig, supervisor: ScriptedSupervisor) -> None:

@@ -8,12 +8,15 @@ from types import SimpleNamespace
 import pytest
 
 from integration.rig import Rig
+from phalanx.core.jobs import machine
+from phalanx.core.jobs.events import AttemptPlaced
+from phalanx.core.jobs.model import JobState
 from phalanx.core.jobs.timers import due
 from phalanx.errors import InvariantBroken, StoreUnavailable
 from phalanx.kit.clock import SystemClock
 from phalanx.server.context import Presence
 from phalanx.server.loops.idle import until_idle
-from phalanx.services import polling, timers
+from phalanx.services import polling, scheduling, timers
 from phalanx.services.polling import poll_step
 from phalanx.services.timers import timers_step
 from phalanx.store.tables import jobs
@@ -129,3 +132,36 @@ def test_a_database_that_cannot_be_asked_is_no_reason_to_leave(tmp_path, healthy
         return bool(done)
 
     assert asyncio.run(main()) is healthy
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_start_that_runs_into_a_bug_holds_up_no_other(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, guarded: bool
+) -> None:
+    """Without the guard nobody starts."""
+    one, two = two_jobs(rig)
+    real = machine.TRANSITIONS[JobState.QUEUED, AttemptPlaced]
+
+    def placed(job, event, now):
+        if job.num == one:
+            raise InvariantBroken("a bug")
+        return real(job, event, now)
+
+    monkeypatch.setitem(machine.TRANSITIONS, (JobState.QUEUED, AttemptPlaced), placed)
+    if not guarded:
+        commit = scheduling.commit_many
+        monkeypatch.setattr(
+            scheduling, "commit_many", lambda *a, struck, **rest: commit(*a, **rest)
+        )
+        with pytest.raises(InvariantBroken):
+            rig.turn()
+        assert [rig.job(num).state for num in (one, two)] == ["queued", "queued"]
+        return
+    rig.turn()
+    assert [rig.job(num).state for num in (one, two)] == ["queued", "starting"]
+    rig.turn(1)  # it is not planned again for a while, and everybody may read why
+    assert rig.job(one).stays.code == "blocked" and "a bug" in rig.job(one).stays.message
+    assert rig.client.why(one).reason.code == "blocked"
+    monkeypatch.setitem(machine.TRANSITIONS, (JobState.QUEUED, AttemptPlaced), real)
+    rig.turn(scheduling.BLOCKED_US / 1e6)
+    assert rig.job(one).state == "starting"

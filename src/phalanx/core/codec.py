@@ -21,6 +21,7 @@ _Write = Callable[[Any], Any]
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _WRITTEN_ONCE: set[type] = set()
 _KEPT = 1024
+_KEPT_BY_NAME = 4096
 
 
 def encode(value: Any) -> Any:
@@ -35,7 +36,8 @@ def encode(value: Any) -> Any:
 def written_once(kind: type[T]) -> type[T]:
     """For frozen dataclasses that stay as they are inside a record that is written again and again.
 
-    What they are written as is kept for the newest thousand values, which must be hashable and small.
+    What they are written as is kept for the newest thousand values, which must be hashable and small;
+    a value that comes again and again as the same object is not even hashed.
     """
     _WRITTEN_ONCE.add(kind)
     return kind
@@ -57,7 +59,25 @@ def _writer(kind: Any) -> _Write:
 
 def _record_writer(kind: Any) -> _Write:
     write = _field_writer(kind)
-    return functools.lru_cache(maxsize=_KEPT)(write) if kind in _WRITTEN_ONCE else write
+    return _kept(write) if kind in _WRITTEN_ONCE else write
+
+
+def _kept(write: _Write) -> _Write:
+    """`write` once for equal values. To hash a nested record takes as long as to write a small one."""
+    of_value = functools.lru_cache(maxsize=_KEPT)(write)
+    of_object: dict[int, tuple[Any, Any]] = {}  # holds the objects, so that their ids stay theirs
+
+    def kept(value: Any) -> Any:
+        known = of_object.get(id(value))
+        if known is not None:
+            return known[1]
+        if len(of_object) >= _KEPT_BY_NAME:
+            of_object.clear()
+        written = of_value(value)
+        of_object[id(value)] = (value, written)
+        return written
+
+    return kept
 
 
 def _field_writer(kind: Any) -> _Write:

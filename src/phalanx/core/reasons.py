@@ -50,6 +50,7 @@ class ReasonCode(StrEnum):
     RESIZED = "resized"
     MOVED = "moved"
     NODE_DRAINED = "node_drained"
+    BLOCKED = "blocked"
 
 
 @dataclass(frozen=True, slots=True)

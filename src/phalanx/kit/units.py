@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from datetime import UTC, datetime
 
@@ -30,6 +31,12 @@ def parse_duration(text: str | int | float) -> float:
         if text < 0:
             raise ValueError("a duration cannot be negative")
         return float(text)
+    return _duration_s(text)
+
+
+@functools.lru_cache(maxsize=1024)
+def _duration_s(text: str) -> float:
+    """Every spec has the same thirty defaults."""
     rest, total, seen = text.strip(), 0.0, False
     while rest:
         match = _PART.match(rest)

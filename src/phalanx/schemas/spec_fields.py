@@ -5,6 +5,7 @@ Each type reads several spellings and writes one, so that a dumped spec can be r
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ _SPAN = re.compile(r"(\d+)(?:-(\d+))?")
 _MAX_ARRAY = 100_000
 
 
+@functools.lru_cache(maxsize=1024)
 def write_duration(seconds: float) -> str:
     """`43200.0` as `12h`, `90.0` as `1m30s`: exact, unlike `format_duration`."""
     if seconds != int(seconds) or seconds == 0:

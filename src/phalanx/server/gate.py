@@ -14,11 +14,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from phalanx.errors import PermissionDenied, PlatformError, UserError
 from phalanx.kit.units import format_size
 from phalanx.schemas.api import ErrorView, ProblemView
-from phalanx.server.context import Context
+from phalanx.server.context import Context, in_thread
+from phalanx.services.platform import token_hash
+from phalanx.store import supervisors
 
 COOKIE = "phalanx_session"
 # Supervisors show their own token, which the service checks; the others say nothing worth hiding.
-_OPEN = frozenset({"/healthz", "/login", "/api/v1/supervisors/sync", "/openapi.json", "/docs"})
+_SYNC = "/api/v1/supervisors/sync"
+_OPEN = frozenset({"/healthz", "/login", _SYNC, "/openapi.json", "/docs"})
 _OPEN_BELOW = "/api/v1/supervisors/code/"
 _CODE = "/api/v1/code/"
 
@@ -53,6 +56,8 @@ class Gate:
         headers = Headers(scope=scope)
         try:
             self._check(scope, headers)
+            if scope["path"] == _SYNC:
+                await in_thread(self._check_supervisor, headers)
         except PlatformError as error:
             await error_response(error)(scope, receive, send)
             return
@@ -105,6 +110,18 @@ class Gate:
         # The cookie opens what is read only: what changes something needs the header.
         reads = scope["method"] in ("GET", "HEAD")
         return reads and self._is_token(cookie_of(headers.get("cookie", "")))
+
+    def _check_supervisor(self, headers: Headers) -> None:
+        """Before the body is read, which is large and is only then parsed: is this anybody's token?
+
+        Whose it is, the service checks.
+        """
+        token = headers.get("authorization", "").removeprefix("Bearer ").strip()
+        known: bool = self._context.platform.store.view(
+            lambda tx: supervisors.knows_token(tx, token_hash(token))
+        )
+        if not known:
+            raise PermissionDenied("this is not the token of that supervisor")
 
     def _is_token(self, shown: str) -> bool:
         return hmac.compare_digest(shown.encode(), self._context.token.encode())

@@ -20,6 +20,7 @@ class Notifier:
         self._waiting: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
+        self._ends = asyncio.Event()
 
     @property
     def closed(self) -> bool:
@@ -60,9 +61,16 @@ class Notifier:
             for woken in self._waiting.get(topic, ()):
                 woken.set()
 
+    async def pause(self, duration_s: float) -> None:
+        """Wait for so long, or until the server goes away."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(duration_s):
+                await self._ends.wait()
+
     def close(self) -> None:
         """Wake everybody for good."""
         self._closed = True
+        self._ends.set()
         for waiting in self._waiting.values():
             for woken in waiting:
                 woken.set()

@@ -20,6 +20,10 @@ from phalanx.schemas.spec_roles import RolePlan
 from phalanx.services.platform import Platform
 from phalanx.store.jobs import StoredJob
 
+# Specs that are kept as they were read. A queue of thousands holds a few of each project's, and a cache
+# that is too small for all of them would be emptied by every round through it.
+_SPECS = 4096
+
 
 def checkpoint_dir(home: HomeLayout, project: str, num: int) -> Path:
     """The job's own folder in the checkpoint store."""
@@ -75,7 +79,7 @@ def _role(
     )
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=_SPECS)
 def _spec(text: str) -> JobSpec:
     """A stored spec. Jobs of a sweep, and the attempts of one job, share most of theirs."""
     return validate_spec(json.loads(text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import posixpath
@@ -25,8 +26,27 @@ def archive_path(home: HomeLayout, digest: str) -> Path:
 
 
 def has(home: HomeLayout, digest: str) -> bool:
-    """Whether it has been uploaded."""
-    return archive_path(home, digest).is_file()
+    """Whether it has been uploaded. Whoever asks is about to use it: it counts as new again."""
+    try:
+        os.utime(archive_path(home, digest))
+    except OSError:
+        return False
+    return True
+
+
+def unused_since(home: HomeLayout, before_s: float) -> list[str]:
+    """Digests of archives that nobody has uploaded or asked for since a time, in seconds UTC."""
+    return sorted(
+        path.stem for path in home.code_dir.glob("*.tar") if path.stat().st_mtime < before_s
+    )
+
+
+def remove(home: HomeLayout, digest: str, before_s: float) -> None:
+    """Let an archive go, unless somebody has asked for it meanwhile."""
+    path = archive_path(home, digest)
+    with contextlib.suppress(FileNotFoundError):
+        if path.stat().st_mtime < before_s:
+            path.unlink()
 
 
 def holds(home: HomeLayout, digest: str, name: str) -> bool:
@@ -94,18 +114,15 @@ def check_archive(path: Path) -> None:
         raise UserError(f"the code archive cannot be read: {error}") from error
 
 
-def unpack(home: HomeLayout, digest: str | None, target: Path) -> None:
+def unpack(home: HomeLayout, digest: str, target: Path) -> None:
     """The code of an attempt in `target`, whole or not at all; what is there already stays.
 
-    Without a digest the folder is empty. Raises LaunchFailed when it cannot be unpacked.
+    Raises LaunchFailed when it cannot be unpacked.
     """
     if target.is_dir():
         return
     try:
-        if digest is None:
-            target.mkdir(mode=0o700, parents=True, exist_ok=True)
-        else:
-            _unpack_whole(archive_path(home, digest), target)
+        _unpack_whole(archive_path(home, digest), target)
     except (tarfile.TarError, OSError, UserError) as error:
         raise LaunchFailed(f"the code cannot be unpacked: {error}") from error
 

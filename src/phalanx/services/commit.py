@@ -15,7 +15,7 @@ from phalanx.core.jobs.commands import JobCommand
 from phalanx.core.jobs.events import JobEvent, StopRequested, Submitted
 from phalanx.core.jobs.model import HOLDING, JobState
 from phalanx.core.jobs.timers import wake_at
-from phalanx.errors import Bug, InvalidTransition, InvariantBroken
+from phalanx.errors import Bug, InvalidTransition, InvariantBroken, StoreError
 from phalanx.kit.units import to_rfc3339
 from phalanx.store import events as log
 from phalanx.store import jobs, outbox
@@ -57,7 +57,7 @@ def commit_new_many(
     log.append(tx, [_entry(job, submitted, 1, now, actor) for job, submitted, _ in made])
     for job, _, facts in made:
         tx.touched.rows[job.num] = StoredJob(job, facts, 1, 1, None)
-        _touch(tx, job)
+        _touch(tx, job, wake_at(job))
     tx.touched.topics.add(QUEUE)
     return [job for job, _, _ in made]
 
@@ -74,9 +74,13 @@ def commit_events(
     changed = _applied(tx, stored, fresh, now, actor)
     if changed is None:
         return stored
-    jobs.save(tx, stored, changed.job, wake_at(changed.job), len(changed.entries))
+    jobs.save(tx, stored, changed.job, changed.wake, len(changed.entries))
     _log(tx, [changed], now)
     return changed.stored()
+
+
+def _raise(num: int, error: Exception) -> None:
+    raise error
 
 
 def commit_many(
@@ -85,11 +89,14 @@ def commit_many(
     now: int,
     actor: str,
     known: Mapping[int, StoredJob] | None = None,
+    struck: Callable[[int, Exception], None] = _raise,
 ) -> None:
     """`commit_events` for many jobs at once, each named at most once: a few statements in all.
 
     `known` are jobs that the caller has read already; a stale one is found out when it is saved.
-    Jobs that are not there are skipped. Raises StaleRow and InvalidTransition, with nothing stored.
+    Jobs that are not there are skipped. `struck` is told whom a bug of the job machine struck and what
+    it was; where it returns, that job is left as it is and the others go on. By default it raises, with
+    nothing stored. Raises StaleRow.
     """
     events = dict(batch)
     if len(events) != len(batch):
@@ -98,11 +105,18 @@ def commit_many(
     here |= {
         one.job.num: one for one in jobs.load_many(tx, [num for num in events if num not in here])
     }
-    found = (_applied(tx, here[num], events[num], now, actor) for num in events if num in here)
-    changed = [one for one in found if one is not None]
-    jobs.save_many(
-        tx, [(one.before, one.job, wake_at(one.job), len(one.entries)) for one in changed]
-    )
+    changed = []
+    for num in [num for num in events if num in here]:
+        try:
+            one = _applied(tx, here[num], events[num], now, actor)
+        except StoreError:
+            raise
+        except Exception as error:
+            struck(num, error)
+            continue
+        if one is not None:
+            changed.append(one)
+    jobs.save_many(tx, [(one.before, one.job, one.wake, len(one.entries)) for one in changed])
     _log(tx, changed, now)
 
 
@@ -114,6 +128,7 @@ class _Changed:
     job: Job
     entries: list[log.NewEvent]
     commands: list[JobCommand]
+    wake: int | None
 
     def stored(self) -> StoredJob:
         """The job as it stands once this is written."""
@@ -142,7 +157,7 @@ def _applied(
         job = decision.job
         commands.extend(decision.commands)
         entries.append(_entry(job, one, seq, now, actor))
-    return _Changed(stored, job, entries, commands) if entries else None
+    return _Changed(stored, job, entries, commands, wake_at(job)) if entries else None
 
 
 def _log(tx: Tx, changed: Sequence[_Changed], now: int) -> None:
@@ -150,10 +165,10 @@ def _log(tx: Tx, changed: Sequence[_Changed], now: int) -> None:
     log.append(tx, [entry for one in changed for entry in one.entries])
     outbox.add_many(tx, [(one.job.num, c) for one in changed for c in one.commands], now)
     for one in changed:
-        _touch(tx, one.job)
+        _touch(tx, one.job, one.wake)
         tx.touched.rows[one.job.num] = one.stored()
-        states = {one.before.job.state, one.job.state}
-        if len(states) > 1 and not states <= HOLDING:
+        # Whoever starts makes room for nobody: the planner would only plan the same again.
+        if one.job.state is not one.before.job.state and one.job.state not in HOLDING:
             tx.touched.topics.add(QUEUE)
 
 
@@ -178,10 +193,12 @@ def _entry(job: Job, one: JobEvent | Note, seq: int, now: int, actor: str) -> lo
     )
 
 
-def _touch(tx: Tx, job: Job) -> None:
+def _touch(tx: Tx, job: Job, wake: int | None) -> None:
+    """Only who has something to do is woken: each look costs as much as what it finds."""
     tx.touched.jobs.add(job.num)
-    tx.touched.topics |= {job_topic(job.num), TIMERS}
-    if job.state in (JobState.STOPPING, JobState.RUNNING):
+    if wake is not None:
+        tx.touched.topics.add(TIMERS)
+    if job.state is JobState.STOPPING or (job.attempt is not None and job.attempt.finished):
         tx.touched.topics.add(LEAVING)
 
 

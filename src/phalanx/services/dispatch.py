@@ -41,8 +41,8 @@ class Dispatcher:
 def dispatch_step(platform: Platform, who: Dispatcher, now: int, limit: int = 16) -> int | None:
     """Execute what is open; returns when to look again, or None when nothing is."""
 
-    def take(tx: Tx) -> list[LeasedCommand]:
-        return outbox.lease(
+    def take(tx: Tx) -> tuple[list[LeasedCommand], dict[int, StoredJob]]:
+        commands = outbox.lease(
             tx,
             owner=who.owner,
             token=who.token,
@@ -50,9 +50,13 @@ def dispatch_step(platform: Platform, who: Dispatcher, now: int, limit: int = 16
             expires_at=now + round(LEASE_S * _US),
             limit=limit,
         )
+        nums = list(dict.fromkeys(command.job for command in commands))
+        stored = platform.picture.some(tx, nums)
+        _expect(tx, platform, [c for c in commands if _is_launch(c, stored[c.job])], stored)
+        return commands, stored
 
     if platform.store.view(lambda tx: _is_due(tx, now)):
-        _execute(platform, platform.store.transact(take), now)
+        _execute(platform, *platform.store.transact(take), now)
     return platform.store.view(outbox.next_at)
 
 
@@ -61,12 +65,12 @@ def _is_due(tx: Tx, now: int) -> bool:
     return at is not None and at <= now
 
 
-def _execute(platform: Platform, commands: list[LeasedCommand], now: int) -> None:
-    """Execute a batch: one look at its jobs, one transaction before the effects, one after them."""
-    nums = list(dict.fromkeys(command.job for command in commands))
-    stored = platform.store.view(lambda tx: platform.picture.some(tx, nums))
-    _expect(platform, [c for c in commands if _is_launch(c, stored[c.job])], stored)
+def _execute(
+    platform: Platform, commands: list[LeasedCommand], stored: dict[int, StoredJob], now: int
+) -> None:
+    """Execute a batch: one transaction was before the effects, one is after them."""
     done: list[tuple[LeasedCommand, list[JobEvent]]] = []
+    started = all(_is_launch(command, stored[command.job]) for command in commands)
     nodes: dict[str, Node] = {}
     for command in commands:
         try:
@@ -84,7 +88,7 @@ def _execute(platform: Platform, commands: list[LeasedCommand], now: int) -> Non
             _try_later(platform, command, f"{type(error).__name__}: {error}", now)
             continue
         done.append((command, events))
-    _finish(platform, done, now)
+    _finish(platform, done, now, () if started else (LEAVING,))
 
 
 def _is_launch(command: LeasedCommand, stored: StoredJob) -> bool:
@@ -97,7 +101,7 @@ def _is_launch(command: LeasedCommand, stored: StoredJob) -> bool:
 
 
 def _expect(
-    platform: Platform, commands: list[LeasedCommand], stored: dict[int, StoredJob]
+    tx: Tx, platform: Platform, commands: list[LeasedCommand], stored: dict[int, StoredJob]
 ) -> None:
     fresh = []
     for command in commands:
@@ -105,17 +109,23 @@ def _expect(
         assert attempt is not None
         hashed = token_hash(platform.supervisor_token(command.job, attempt.num))
         fresh.append((command.job, attempt.num, len(attempt.nodes), hashed))
-    if fresh:
-        platform.store.transact(lambda tx: supervisors.expect(tx, fresh))
+    supervisors.expect(tx, fresh)
 
 
-def _finish(platform: Platform, done: list[tuple[LeasedCommand, list[JobEvent]]], now: int) -> None:
+def _finish(
+    platform: Platform,
+    done: list[tuple[LeasedCommand, list[JobEvent]]],
+    now: int,
+    topics: tuple[str, ...],
+) -> None:
+    """Store what followed, and wake `topics`: whoever was not started, or was killed, is polled now."""
+
     def work(tx: Tx) -> None:
         outbox.finish(tx, [command for command, _ in done], now)
         for command, events in done:
             if events:
                 commit_events(tx, command.job, events, now, "dispatcher")
-        tx.touched.topics.add(LEAVING)
+        tx.touched.topics.update(topics)
 
     if not done:
         return
@@ -124,7 +134,7 @@ def _finish(platform: Platform, done: list[tuple[LeasedCommand, list[JobEvent]]]
     except LeaseLost as error:
         if len(done) > 1:
             for one in done:
-                _finish(platform, [one], now)
+                _finish(platform, [one], now, topics)
         else:
             _LOG.warning("%s; its new owner stores the result", error)
 
@@ -157,8 +167,10 @@ def _launch(
         return []
     started = 0
     try:
-        target = code_dir(platform.home, command.job, attempt.num)
-        code.unpack(platform.home, stored.facts.code_digest, target)
+        digest = stored.facts.code_digest
+        # Without code the folder is empty: the executor makes it, where the ranks will be.
+        if digest is not None:
+            code.unpack(platform.home, digest, code_dir(platform.home, command.job, attempt.num))
         placed = assignments(platform, stored, attempt, nodes)
         if isinstance(platform.executor, GangReserver):
             platform.executor.reserve(attempt.placement, [assignment for _, assignment in placed])

@@ -7,7 +7,7 @@ from typing import Any
 
 from phalanx.core.jobs.events import StopRequested
 from phalanx.core.jobs.model import Job, JobState, StopGoal
-from phalanx.core.reasons import Reason
+from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import Why, why
 from phalanx.core.scheduling.why import Victim, why_victim
 from phalanx.kit.ids import job_label
@@ -80,6 +80,9 @@ def _starting(platform: Platform, view: WhyView, job: Job) -> WhyView:
 def _waiting(platform: Platform, view: WhyView, stored: StoredJob, now: int) -> WhyView:
     sight, num = sight_of(platform, now), stored.job.num
     held_back = sight.held_back.get(num)
+    if held_back is not None and held_back.code is ReasonCode.BLOCKED:
+        reason = ReasonView(code=held_back.code.value, message=held_back.message)
+        return view.model_copy(update={"reason": reason})
     if held_back is not None:
         return view.model_copy(update=_held_back(sight, stored, held_back, now))
     found = why(sight.snapshot, num, now)

@@ -6,7 +6,8 @@ always equals a world built anew from the same snapshot.
 
 from __future__ import annotations
 
-from phalanx.core.scheduling import Held, Snapshot, World
+from phalanx.core.scheduling import Held, Snapshot, Waiting, World
+from phalanx.core.scheduling.world import line_key
 
 
 def follow(world: World | None, snapshot: Snapshot) -> World:
@@ -33,6 +34,33 @@ def follow(world: World | None, snapshot: Snapshot) -> World:
         world.submit(job)
     world.holes = {hole.job: hole for hole in snapshot.holes}
     return world
+
+
+def only_longer_lines(world: World, snapshot: Snapshot, started: frozenset[int]) -> bool:
+    """Whether the snapshot is the world of the last pass, whose starts were `started`, with those
+    starts done and more jobs behind others that already waited in vain."""
+    same = (
+        world.index.nodes == snapshot.nodes
+        and world.terms == snapshot.terms
+        and world.history is snapshot.history
+        and world.holes == {hole.job: hole for hole in snapshot.holes}
+    )
+    if not same or not world.held.keys() <= (held := {one.job for one in snapshot.held}):
+        return False
+    waiting = {job.num for job in snapshot.waiting}
+    if not held - world.held.keys() <= started or not world.waiting.keys() - waiting <= held:
+        return False
+    return all(
+        world.waiting.get(job.num) is job or _stands_behind(world, job, started)
+        for job in snapshot.waiting
+    )
+
+
+def _stands_behind(world: World, job: Waiting, started: frozenset[int]) -> bool:
+    line = world.lines.get(line_key(job))
+    if job.num in world.waiting or job.not_before is not None or line is None:
+        return False
+    return any(num not in started for _, num in line.jobs)
 
 
 def _follow_held(world: World, held: dict[int, Held]) -> None:

@@ -23,7 +23,7 @@ from phalanx.kit import collector
 from phalanx.schemas.pools import Machine, PoolSpec
 from phalanx.schemas.projects import ProjectSpec
 from phalanx.services import standing
-from phalanx.services.living import follow
+from phalanx.services.living import follow, only_longer_lines
 from phalanx.services.standing import kind_of
 from phalanx.store import estate, events, jobs, lineage, outbox, planning, supervisors
 from phalanx.store.database import Touched, Tx
@@ -86,8 +86,14 @@ class Picture:
     """Caches keyed by what was stored when: versions of jobs, stamps of pools, ends of jobs."""
 
     _lock: threading.RLock = field(default_factory=threading.RLock)
+    # Apart from the other: a long plan must not keep launches and reports from looking at jobs.
+    _planning: threading.RLock = field(default_factory=threading.RLock)
     _jobs: dict[int, StoredJob] = field(default_factory=dict)
-    _split: tuple[list[StoredJob], list[StoredJob]] | None = None
+    # The same jobs, those that wait and those that hold slots, and both by number once asked for.
+    _queued: dict[int, StoredJob] = field(default_factory=dict)
+    _held: dict[int, StoredJob] = field(default_factory=dict)
+    _queue: list[StoredJob] | None = None
+    _holding: list[StoredJob] | None = None
     _launched: set[tuple[int, int]] = field(default_factory=set)
     _feed: int | None = None
     _world: World | None = None
@@ -102,6 +108,9 @@ class Picture:
     _asked: dict[int, _Asked] = field(default_factory=dict)
     _said: dict[int, tuple[int | None, Reason, int]] = field(default_factory=dict)
     _turn: int = 0
+    _started: frozenset[int] = frozenset()
+    _planned_for: object = None
+    _blocked: dict[int, tuple[int, Reason]] = field(default_factory=dict)
 
     def sight(self, tx: Tx, real: Sequence[Node], policy: Policy, now: int) -> Sight:
         """Everything a plan may depend on. `real` are the executor's own nodes."""
@@ -112,8 +121,12 @@ class Picture:
             holes = planning.holes_now(tx)
             projects = self._projects_now(tx)
             known = planning.usage_now(tx)
-            facts = self._facts(tx, holding)
-            held_back = standing.over_running(waiting, holding, projects, set(holes))
+            facts = standing.Facts(
+                lineage.last_saves(tx), lineage.restoring(tx), supervisors.epochs_now(tx)
+            )
+            held_back = self._blocked_now(waiting, now)
+            willing = [one for one in waiting if one.job.num not in held_back]
+            held_back |= standing.over_running(willing, holding, projects, set(holes))
             shown = [one for one in waiting if one.job.num not in held_back]
             wishes = {key for one in shown for key, _ in one.facts.demand.selector}
             snapshot = Snapshot(
@@ -143,15 +156,18 @@ class Picture:
     def jobs(self, tx: Tx) -> tuple[list[StoredJob], list[StoredJob]]:
         """Queued jobs and those that hold slots, by number; only those that changed are decoded."""
         with self._lock:
+            holding = self.holding(tx)
+            if self._queue is None:
+                self._queue = [self._queued[num] for num in sorted(self._queued)]
+            return list(self._queue), holding
+
+    def holding(self, tx: Tx) -> list[StoredJob]:
+        """Jobs that hold slots, by number; however long the queue is."""
+        with self._lock:
             self._look(tx)
-            if self._split is None:
-                both = [self._jobs[num] for num in sorted(self._jobs)]
-                self._split = (
-                    [one for one in both if one.job.state is JobState.QUEUED],
-                    [one for one in both if one.job.state is not JobState.QUEUED],
-                )
-            waiting, holding = self._split
-        return list(waiting), list(holding)
+            if self._holding is None:
+                self._holding = [self._held[num] for num in sorted(self._held)]
+            return list(self._holding)
 
     def some(self, tx: Tx, nums: Sequence[int]) -> dict[int, StoredJob]:
         """These jobs by number, as far as they are there; those that are over are read."""
@@ -200,20 +216,44 @@ class Picture:
             self._keep(one)
 
     def _keep(self, one: StoredJob) -> None:
-        self._split = None
-        self._jobs[one.job.num] = one
+        num = one.job.num
+        self._part(num)
+        self._jobs[num] = one
+        if one.job.state is JobState.QUEUED:
+            self._queued[num], self._queue = one, None
+        else:
+            self._held[num], self._holding = one, None
 
     def _forget(self, num: int) -> None:
-        self._split = None
+        self._part(num)
         self._jobs.pop(num, None)
         self._asked.pop(num, None)
 
+    def _part(self, num: int) -> None:
+        if self._queued.pop(num, None) is not None:
+            self._queue = None
+        if self._held.pop(num, None) is not None:
+            self._holding = None
+
     def plan(self, snapshot: Snapshot, now: int) -> Plan:
         """Plan on the indexes of the last pass, brought up to date."""
-        with self._lock:
+        with self._planning:
             self._world = follow(self._world, snapshot)
             with collector.held_off():
-                return plan_pass(self._world, now)
+                decided = plan_pass(self._world, now)
+            self._started = frozenset(start.job for start in decided.starts)
+            self._planned_for = self._projects
+            return decided
+
+    def only_longer_lines(self, snapshot: Snapshot) -> bool:
+        """Whether nothing but more jobs in lines that stood still has come since the last pass.
+
+        Then there is nothing to start: if the first of a line cannot, none can.
+        """
+        with self._planning:
+            if self._world is None or self._planned_for is not self._projects:
+                return False
+            return only_longer_lines(self._world, snapshot, self._started)
 
     def remember(self, touched: Touched) -> None:
         """Jobs as this process has just stored them. A row of another version is read again.
@@ -255,13 +295,18 @@ class Picture:
 
     def learn(self, tx: Tx) -> History:
         """Durations and waits of jobs that ended since the last look."""
-        with self._lock:
+        with self._planning:
             if self._learned is None:
                 self._learned = (0, 0)
                 self._observe(jobs.last_finished(tx, limit=LEARNED_AT_START))
             while page := jobs.finished_after(tx, *self._learned, limit=_PAGE):
                 self._observe(page)
             return self._history
+
+    def keep_back(self, num: int, reason: Reason, until: int) -> None:
+        """Do not show a queued job to the planner for a while; the reason is what is said of it."""
+        with self._lock:
+            self._blocked[num] = (until, reason)
 
     def unsaid(
         self, stays: Sequence[tuple[int, Reason]], versions: Mapping[int, int]
@@ -294,23 +339,23 @@ class Picture:
 
     # -- inside ------------------------------------------------------------------------------------
 
+    def _blocked_now(self, waiting: Sequence[StoredJob], now: int) -> dict[int, Reason]:
+        if not self._blocked:
+            return {}
+        nums = {one.job.num for one in waiting}
+        self._blocked = {
+            num: (until, reason)
+            for num, (until, reason) in self._blocked.items()
+            if num in nums and now < until
+        }
+        return {num: reason for num, (_, reason) in self._blocked.items()}
+
     def _projects_now(self, tx: Tx) -> dict[str, ProjectSpec]:
         stamps = estate.project_stamps(tx)
         if self._projects[0] != stamps:
             found = {one.name: ProjectSpec(**one.body) for one in estate.projects_now(tx)}
             self._projects = (stamps, found)
         return self._projects[1]
-
-    def _facts(self, tx: Tx, holding: Sequence[StoredJob]) -> standing.Facts:
-        nums = [one.job.num for one in holding]
-        live = [
-            (one.job.num, one.job.attempt.num) for one in holding if one.job.attempt is not None
-        ]
-        return standing.Facts(
-            lineage.last_saves(tx, nums),
-            lineage.restoring(tx, nums),
-            supervisors.epochs_of(tx, live),
-        )
 
     def _waiting(
         self, stored: StoredJob, hole: StoredHole | None, nodes: tuple[Node, ...], now: int

@@ -6,7 +6,7 @@ end, but never reported, is replayed first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from phalanx.core.jobs.events import JobEvent, NodeLost, NodeReleased
@@ -23,24 +23,47 @@ from phalanx.store.supervisors import SupervisorRow
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """Supervisors to ask for. `leaving`: some of them said that they go, so ask again soon."""
+    """Supervisors to ask for. `leaving`: some of them, `said`, said that they go, so ask again soon."""
 
     refs: tuple[SupervisorRef, ...]
     leaving: bool
+    said: frozenset[SupervisorRef] = frozenset()
 
 
 def poll_step(platform: Platform, now: int) -> Watched:
-    """Ask the executor and store what it confirms. Raises ExecutorUnavailable."""
+    """Ask the executor for all and store what it confirms. Raises ExecutorUnavailable."""
     watched = platform.store.view(lambda tx: watch(tx, platform.picture))
     if not watched.refs:
         # Nobody to ask for; but the executor may get ready for the next job in the meantime.
         platform.executor.poll(())
         return watched
+    return _ask(platform, watched, now)
+
+
+def poll_leaving_step(platform: Platform, now: int) -> Watched:
+    """`poll_step` for those who are expected to go: that is soon asked again, however many others run."""
+    watched = platform.store.view(lambda tx: watch(tx, platform.picture, _is_leaving))
+    return _ask(platform, watched, now) if watched.refs else watched
+
+
+def _ask(platform: Platform, watched: Watched, now: int) -> Watched:
     gone = [status for status in platform.executor.poll(watched.refs) if not status.alive]
-    if gone:
-        _store_gone(platform, gone, now)
-        return platform.store.view(lambda tx: watch(tx, platform.picture))
-    return watched
+    if not gone:
+        return watched
+    _store_gone(platform, gone, now)
+    away = {status.ref for status in gone}
+    left = tuple(ref for ref in watched.refs if ref not in away)
+    return Watched(left, any(ref in watched.said for ref in left), watched.said)
+
+
+def _everybody(job: Job, said: set[int]) -> bool:
+    return True
+
+
+def _is_leaving(job: Job, said: set[int]) -> bool:
+    """Whether its supervisors were asked to go, are done, or have said that they go."""
+    done = job.attempt is not None and job.attempt.finished
+    return done or job.state is JobState.STOPPING or job.num in said
 
 
 def _store_gone(platform: Platform, gone: Sequence[SupervisorStatus], now: int) -> None:
@@ -53,12 +76,16 @@ def _store_gone(platform: Platform, gone: Sequence[SupervisorStatus], now: int) 
     each_for_itself(list(dict.fromkeys(status.ref.job for status in gone)), store)
 
 
-def watch(tx: Tx, picture: Picture) -> Watched:
-    """Every supervisor that has been launched and is not known to be gone."""
-    holding = [stored.job for stored in picture.jobs(tx)[1]]
-    live = [(job.num, job.attempt.num) for job in holding if job.attempt is not None]
+def watch(
+    tx: Tx, picture: Picture, wanted: Callable[[Job, set[int]], bool] = _everybody
+) -> Watched:
+    """Every supervisor of the wanted jobs that has been launched and is not known to be gone."""
+    told = supervisors.released(tx)
+    going = {job for job, _, _ in told}
+    everybody = [one.job for one in picture.holding(tx)]
+    live = [(job.num, job.attempt.num) for job in everybody if job.attempt is not None]
+    holding = [job for job in everybody if wanted(job, going)]
     launched = picture.launched(tx, live)
-    said = supervisors.released(tx, live)
     refs = [
         SupervisorRef(job.num, job.attempt.num, rank, job.attempt.placement.pool)
         for job in holding
@@ -66,15 +93,15 @@ def watch(tx: Tx, picture: Picture) -> Watched:
         for rank, node in enumerate(job.attempt.nodes)
         if node.phase is not NodePhase.RELEASED
     ]
-    leaving = any((ref.job, ref.attempt, ref.node_rank) in said for ref in refs)
-    return Watched(tuple(refs), leaving)
+    said = frozenset(ref for ref in refs if (ref.job, ref.attempt, ref.node_rank) in told)
+    return Watched(tuple(refs), bool(said), said)
 
 
 def _note_gone(tx: Tx, picture: Picture, gone: Sequence[SupervisorStatus], now: int) -> None:
     """First what the dead wrote down before their end, then that they are gone."""
     refs = [status.ref for status in gone]
     # Before anything is written: what is read behind that may never be committed.
-    known = {one.job.num: one for one in picture.jobs(tx)[1]}
+    known = {one.job.num: one for one in picture.holding(tx)}
     found = supervisors.of_attempts(tx, [(ref.job, ref.attempt) for ref in refs])
     rows = {(row.job, row.attempt, row.node_rank): row for row in found}
     ended: dict[int, list[JobEvent]] = {}

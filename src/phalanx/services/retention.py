@@ -1,7 +1,7 @@
 """One step of retention: what is old enough goes, a little at a time.
 
-Output and metrics go by their age or that of their job; commands that were executed, which nobody looks at
-again, after a week. Jobs, their events and their checkpoints stay.
+Output and metrics go by their age or that of their job; commands that were executed and archives of code,
+which nobody looks at again, after a week. Jobs, their events and their checkpoints stay.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from phalanx.launch.identity import is_held
 from phalanx.schemas.home import HomeLayout
+from phalanx.services import code
 from phalanx.services.platform import Platform
 from phalanx.store import jobs, outbox, telemetry
 from phalanx.store.jobs import Finished
@@ -18,7 +19,7 @@ from phalanx.store.jobs import Finished
 # Rows that one transaction deletes, and jobs that one step looks at: nobody shall wait for long.
 ROWS = 500
 JOBS = 100
-_COMMANDS_US = 7 * 86_400 * 1_000_000
+_WEEK_US = 7 * 86_400 * 1_000_000
 
 
 @dataclass(slots=True)
@@ -38,14 +39,26 @@ class Sweep:
 def retention_step(platform: Platform, sweep: Sweep, now: int) -> bool:
     """Let some of it go; whether more may be waiting."""
     gone = platform.store.transact(
-        lambda tx: outbox.drop_done(tx, before=now - _COMMANDS_US, limit=ROWS)
+        lambda tx: outbox.drop_done(tx, before=now - _WEEK_US, limit=ROWS)
     )
     more = gone == ROWS
+    _archives(platform, now - _WEEK_US)
     if sweep.logs_us is not None:
         more |= _logs(platform, sweep, now - sweep.logs_us)
     if sweep.metrics_us is not None:
         more |= _metrics(platform, sweep, now - sweep.metrics_us)
     return more
+
+
+def _archives(platform: Platform, before: int) -> None:
+    """Code of jobs that were all over by then. The attempts' own copies stay: scripts write there."""
+    idle = code.unused_since(platform.home, before / 1e6)
+    if not idle:
+        return
+    used = platform.store.view(lambda tx: jobs.code_in_use(tx, since=before))
+    for digest in idle:
+        if digest not in used:
+            code.remove(platform.home, digest, before / 1e6)
 
 
 def _logs(platform: Platform, sweep: Sweep, before: int) -> bool:

@@ -6,6 +6,7 @@ together or refused together, so that nobody leaves for a start that cannot come
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -14,6 +15,8 @@ from phalanx.core.jobs.model import JobState, StopGoal
 from phalanx.core.placement import Placement
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import Hole, Migration, Plan, Preemption, Resize
+from phalanx.errors import PlatformError
+from phalanx.kit.ids import job_label
 from phalanx.services.commit import Note, commit_events, commit_many
 from phalanx.services.picture import Sight
 from phalanx.services.platform import Platform
@@ -22,19 +25,23 @@ from phalanx.store.database import Tx
 from phalanx.store.jobs import StoredJob
 from phalanx.store.planning import EVICTION, MOVE, StoredHole
 
+_LOG = logging.getLogger(__name__)
 _US = 1_000_000
+# After so long a job whose start ran into a bug is tried once more: what it met may have changed.
+BLOCKED_US = 600 * _US
 _ACTOR = "scheduler"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step did, and when to look again without being woken."""
+    """What one step did, and when to look again without being woken; `planned`: not spared."""
 
     started: tuple[int, ...]
     refused: tuple[int, ...]
     wake_at: int | None
     evicted: tuple[int, ...] = ()
     moved: tuple[int, ...] = ()
+    planned: bool = True
 
 
 def sight_of(platform: Platform, now: int) -> Sight:
@@ -43,9 +50,15 @@ def sight_of(platform: Platform, now: int) -> Sight:
     return platform.store.view(lambda tx: platform.picture.sight(tx, real, platform.policy, now))
 
 
-def scheduling_step(platform: Platform, now: int) -> Step:
-    """Plan and carry the plan out. Raises ExecutorUnavailable when the nodes are not known."""
+def scheduling_step(platform: Platform, now: int, spare_until: int = 0) -> Step:
+    """Plan and carry the plan out. Raises ExecutorUnavailable when the nodes are not known.
+
+    Up to `spare_until` the work of planning is spared where it could start nobody: jobs have only
+    joined lines that stand still. What is said of those is said at the next pass.
+    """
     sight = sight_of(platform, now)
+    if now < spare_until and platform.picture.only_longer_lines(sight.snapshot):
+        return Step((), (), spare_until, planned=False)
     busy = _worth_a_plan(sight)
     decided = platform.picture.plan(sight.snapshot, now) if busy else Plan((), ())
     return apply(platform, decided, sight, now)
@@ -71,6 +84,7 @@ class _Work:
     refused: list[int] = field(default_factory=list)
     evicted: list[int] = field(default_factory=list)
     moved: list[int] = field(default_factory=list)
+    struck: dict[int, str] = field(default_factory=dict)
 
 
 def apply(platform: Platform, decided: Plan, sight: Sight, now: int) -> Step:
@@ -79,7 +93,8 @@ def apply(platform: Platform, decided: Plan, sight: Sight, now: int) -> Step:
     unsaid = platform.picture.unsaid(stays, sight.versions)
 
     def work(tx: Tx) -> _Work:
-        waiting, holding = platform.picture.jobs(tx)
+        holding = platform.picture.holding(tx)
+        starting = platform.picture.some(tx, [start.job for start in decided.starts])
         here = _Work(
             tx=tx,
             now=now,
@@ -89,7 +104,8 @@ def apply(platform: Platform, decided: Plan, sight: Sight, now: int) -> Step:
             slots={node.id: node.num_slots for node in sight.nodes},
             ttl_us=round(platform.policy.terms.hole_ttl_s * _US),
         )
-        _start(here, decided, {one.job.num: one for one in waiting})
+        queued = {n: one for n, one in starting.items() if one.job.state is JobState.QUEUED}
+        _start(here, decided, queued)
         _keep_holes(here, decided)
         _cut_holes(here, decided)
         jobs.say_stays(tx, unsaid)
@@ -100,10 +116,13 @@ def apply(platform: Platform, decided: Plan, sight: Sight, now: int) -> Step:
         return Step((), (), decided.wake_at)
     done = platform.store.transact(work)
     platform.picture.said(unsaid, sight.versions)
+    for num, why in done.struck.items():
+        _LOG.error("%s cannot be started: %s", job_label(num), why)
+        platform.picture.keep_back(num, Reason(ReasonCode.BLOCKED, why), now + BLOCKED_US)
     return Step(
         tuple(done.started),
         tuple(done.refused),
-        now if done.refused else decided.wake_at,
+        now if done.refused or done.struck else decided.wake_at,
         tuple(done.evicted),
         tuple(done.moved),
     )
@@ -117,7 +136,10 @@ def _decides(decided: Plan) -> bool:
 
 
 def _start(here: _Work, decided: Plan, queued: Mapping[int, StoredJob]) -> None:
-    """Place whole gangs; one that no longer fits the live state is refused."""
+    """Place whole gangs; one that no longer fits the live state is refused.
+
+    One whose start runs into a bug stays queued, and the others start: they have done nothing.
+    """
     placed: list[tuple[int, list[JobEvent | Note]]] = []
     for start in decided.starts:
         stored, wanted = queued.get(start.job), _slots(start.placement)
@@ -127,7 +149,13 @@ def _start(here: _Work, decided: Plan, queued: Mapping[int, StoredJob]) -> None:
         placed.append((start.job, [AttemptPlaced(stored.job.attempts + 1, start.placement)]))
         here.taken.update(wanted)
         here.started.append(start.job)
-    commit_many(here.tx, placed, here.now, _ACTOR, known=queued)
+
+    def struck(num: int, error: Exception) -> None:
+        here.started.remove(num)
+        said = str(error) if isinstance(error, PlatformError) else repr(error)
+        here.struck[num] = f"a bug of Phalanx keeps it from starting: {said}"
+
+    commit_many(here.tx, placed, here.now, _ACTOR, known=queued, struck=struck)
 
 
 def _is_free(here: _Work, wanted: list[tuple[str, int]]) -> bool:

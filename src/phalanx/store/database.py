@@ -38,8 +38,19 @@ _ONE_PICTURE: dict[str, dict[str, Any]] = {
 # Two writers that meet on one row: how often the later one decides again before it gives up.
 _RETRIES = 20
 # One encoder for all values: none of them holds itself, and blanks would only be stored.
-_to_json = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
+_encoded = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 _DAMAGE = ("malformed", "not a database", "disk image", "no such table", "no such column")
+
+
+class JsonText(str):
+    """A value of a JSON column that its writer has turned into text already."""
+
+    __slots__ = ()
+
+
+def to_json(value: object) -> str:
+    """What is stored of a value in a JSON column."""
+    return value if type(value) is JsonText else _encoded(value)
 
 
 @dataclass(slots=True)
@@ -156,7 +167,7 @@ def open_store(where: Path | str) -> Store:
     elif where.startswith("sqlite"):
         engine = _sqlite(where)
     else:
-        engine = create_engine(_with_driver(where), pool_pre_ping=True, json_serializer=_to_json)
+        engine = create_engine(_with_driver(where), pool_pre_ping=True, json_serializer=to_json)
     try:
         with translated():
             migrate.to_head(engine)
@@ -177,7 +188,7 @@ def _sqlite(url: str) -> Engine:
     engine = create_engine(
         url,
         connect_args={"check_same_thread": False, "timeout": _BUSY_TIMEOUT_S},
-        json_serializer=_to_json,
+        json_serializer=to_json,
     )
 
     @event.listens_for(engine, "connect")

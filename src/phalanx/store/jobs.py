@@ -14,10 +14,14 @@ from phalanx.core.placement import Demand
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.errors import NotFound, StaleRow
 from phalanx.kit.ids import job_label
-from phalanx.store.database import Tx, take_numbers
+from phalanx.store.database import JsonText, Tx, take_numbers, to_json
 from phalanx.store.tables import jobs
 
 _BATCH = 500
+# By the identity of what the codec made of them, and that itself, so that the identity stays its own.
+_TERMS: dict[int, tuple[object, str]] = {}
+_TERMS_KEPT = 4096
+HOLDING_STATES = tuple(sorted(state.value for state in HOLDING))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +148,7 @@ def _changing(job: Job, wake_at: int | None) -> dict[str, Any]:
         "state": job.state.value,
         "reason_code": job.reason.code.value,
         "reason_message": job.reason.message,
-        "snapshot": encode(job),
+        "snapshot": _snapshot(job),
         "attempts": job.attempts,
         "restarts": job.restarts,
         "started_at": job.started_at,
@@ -152,6 +156,18 @@ def _changing(job: Job, wake_at: int | None) -> dict[str, Any]:
         "attained_slot_s": job.attained_slot_s,
         "wake_at": wake_at,
     }
+
+
+def _snapshot(job: Job) -> JsonText:
+    """The job as JSON. Its terms, most of the text, never change and are put into words once."""
+    plain = encode(job)
+    terms = plain.pop("terms")
+    known = _TERMS.get(id(terms))
+    if known is None:
+        if len(_TERMS) >= _TERMS_KEPT:
+            _TERMS.clear()
+        known = _TERMS[id(terms)] = (terms, to_json(terms))
+    return JsonText(f'{{"terms":{known[1]},{to_json(plain)[1:]}')
 
 
 def find(tx: Tx, num: int) -> StoredJob | None:
@@ -289,6 +305,13 @@ def finished_after(tx: Tx, at: int, num: int, *, limit: int) -> list[Finished]:
     later = or_(jobs.c.ended_at > at, and_(jobs.c.ended_at == at, jobs.c.num > num))
     query = select(*columns).where(later).order_by(jobs.c.ended_at, jobs.c.num).limit(limit)
     return [Finished(**row) for row in tx.conn.execute(query).mappings()]
+
+
+def code_in_use(tx: Tx, *, since: int) -> set[str]:
+    """Digests of the code of jobs that are not over, or have not been since a time."""
+    alive = or_(jobs.c.ended_at.is_(None), jobs.c.ended_at >= since)
+    query = select(jobs.c.code_digest).where(alive, jobs.c.code_digest.is_not(None)).distinct()
+    return set(tx.conn.execute(query).scalars())
 
 
 def last_finished(tx: Tx, *, limit: int) -> list[Finished]:

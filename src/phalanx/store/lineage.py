@@ -10,7 +10,8 @@ from sqlalchemy import func, select
 
 from phalanx.core.ledger import Row, merge
 from phalanx.store.database import Tx, take_numbers
-from phalanx.store.tables import checkpoints, generations, ledger_rows, restores
+from phalanx.store.jobs import HOLDING_STATES
+from phalanx.store.tables import checkpoints, generations, jobs, ledger_rows, restores
 
 Key = tuple[int, int, int]
 """(job, attempt, generation)."""
@@ -219,24 +220,32 @@ def count_checkpoints(tx: Tx, job: int) -> dict[str, int]:
     return {state: int(count) for state, count in tx.conn.execute(query)}
 
 
-def last_saves(tx: Tx, nums: Sequence[int]) -> dict[int, tuple[int, float | None]]:
-    """When each of these jobs last saved, and how long that took; left out where it never did."""
-    if not nums:
-        return {}
+def last_saves(tx: Tx) -> dict[int, tuple[int, float | None]]:
+    """When each job that holds slots last saved, and how long that took; left out where it never did.
+
+    One seek in the index for each: a job may have saved ten thousand times.
+    """
+    saved = checkpoints.alias()
     newest = (
         select(func.max(checkpoints.c.id))
-        .where(checkpoints.c.job.in_(nums), checkpoints.c.state == "valid")
-        .group_by(checkpoints.c.job)
+        .where(checkpoints.c.job == jobs.c.num, checkpoints.c.state == "valid")
+        .correlate(jobs)
+        .scalar_subquery()
     )
-    query = select(checkpoints.c.job, checkpoints.c.created_at, checkpoints.c.took_s).where(
-        checkpoints.c.id.in_(newest)
+    query = (
+        select(saved.c.job, saved.c.created_at, saved.c.took_s)
+        .select_from(jobs)
+        .join(saved, saved.c.id == newest)
+        .where(jobs.c.state.in_(HOLDING_STATES))
     )
     return {job: (at, took_s) for job, at, took_s in tx.conn.execute(query)}
 
 
-def restoring(tx: Tx, nums: Sequence[int]) -> set[int]:
-    """Which of these jobs ever said where they take up: their scripts save when they are asked to."""
-    if not nums:
-        return set()
-    query = select(restores.c.job).where(restores.c.job.in_(nums)).distinct()
+def restoring(tx: Tx) -> set[int]:
+    """Jobs that hold slots and ever said where they take up: their scripts save when asked to."""
+    query = (
+        select(jobs.c.num)
+        .where(jobs.c.state.in_(HOLDING_STATES))
+        .where(select(restores.c.job).where(restores.c.job == jobs.c.num).exists())
+    )
     return set(tx.conn.execute(query).scalars())

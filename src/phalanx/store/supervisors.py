@@ -9,7 +9,8 @@ from typing import Any
 from sqlalchemy import func, select
 
 from phalanx.store.database import Tx
-from phalanx.store.tables import supervisors
+from phalanx.store.jobs import HOLDING_STATES
+from phalanx.store.tables import jobs, supervisors
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,12 @@ def find(tx: Tx, job: int, attempt: int, node_rank: int) -> SupervisorRow | None
     return None if row is None else _row(row)
 
 
+def knows_token(tx: Tx, token_hash: str) -> bool:
+    """Whether a token with this hash was ever given to a supervisor."""
+    query = select(supervisors.c.job).where(supervisors.c.token_hash == token_hash).limit(1)
+    return tx.conn.execute(query).first() is not None
+
+
 def of_attempt(tx: Tx, job: int, attempt: int) -> list[SupervisorRow]:
     """All supervisors of an attempt, by node rank."""
     query = (
@@ -89,22 +96,6 @@ def of_attempts(tx: Tx, live: Sequence[tuple[int, int]]) -> list[SupervisorRow]:
     return [row for row in rows if (row.job, row.attempt) in wanted]
 
 
-def released(tx: Tx, live: Sequence[tuple[int, int]]) -> set[tuple[int, int, int]]:
-    """Which supervisors of several (job, attempt) said that they go, with their node ranks."""
-    if not live:
-        return set()
-    here = supervisors.c
-    query = select(here.job, here.attempt, here.node_rank).where(
-        here.job.in_([job for job, _ in live]), here.released_at.is_not(None)
-    )
-    wanted = set(live)
-    return {
-        (job, attempt, rank)
-        for job, attempt, rank in tx.conn.execute(query)
-        if (job, attempt) in wanted
-    }
-
-
 def silent_attempts(tx: Tx, job: int) -> set[int]:
     """Attempts with a supervisor that checked in and never said that it goes."""
     here = supervisors.c
@@ -114,21 +105,36 @@ def silent_attempts(tx: Tx, job: int) -> set[int]:
     return set(tx.conn.execute(query).scalars())
 
 
-def epochs_of(tx: Tx, live: Sequence[tuple[int, int]]) -> dict[int, tuple[int, int]]:
-    """Epochs done and planned of each of several (job, attempt), by the slowest of its nodes."""
-    if not live:
-        return {}
+def released(tx: Tx) -> set[tuple[int, int, int]]:
+    """Who said that they go, of jobs that hold slots: (job, attempt, node rank)."""
     here = supervisors.c
     query = (
-        select(here.job, here.attempt, func.min(here.epoch), func.max(here.num_epochs))
-        .where(here.job.in_([job for job, _ in live]), here.num_epochs.is_not(None))
-        .group_by(here.job, here.attempt)
+        select(here.job, here.attempt, here.node_rank)
+        .join(jobs, jobs.c.num == here.job)
+        .where(
+            jobs.c.state.in_(HOLDING_STATES),
+            here.attempt == jobs.c.attempts,
+            here.released_at.is_not(None),
+        )
     )
-    wanted = set(live)
+    return {(job, attempt, rank) for job, attempt, rank in tx.conn.execute(query)}
+
+
+def epochs_now(tx: Tx) -> dict[int, tuple[int, int]]:
+    """Epochs done and planned of the attempts that hold slots, by the slowest of their nodes."""
+    here = supervisors.c
+    query = (
+        select(here.job, func.min(here.epoch), func.max(here.num_epochs))
+        .join(jobs, jobs.c.num == here.job)
+        .where(
+            jobs.c.state.in_(HOLDING_STATES),
+            here.attempt == jobs.c.attempts,
+            here.num_epochs.is_not(None),
+        )
+        .group_by(here.job)
+    )
     return {
-        job: (done, planned)
-        for job, attempt, done, planned in tx.conn.execute(query)
-        if (job, attempt) in wanted and done is not None
+        job: (done, planned) for job, done, planned in tx.conn.execute(query) if done is not None
     }
 
 

@@ -196,6 +196,7 @@ supervisors = Table(
     Column("pids", JSON, nullable=False),  # of the ranks of `generation`, by local rank
     Column("warm", Boolean),
     Column("released_at", BigInteger),  # it said that it leaves; only the executor confirms
+    Index(None, "token_hash"),
 )
 
 generations = Table(
@@ -245,6 +246,7 @@ checkpoints = Table(
     Column("state", String(16), nullable=False),  # valid | quarantined | removed
     Index(None, "job", "path", unique=True),
     Index(None, "job", "step"),
+    Index(None, "job", "state", "id"),
 )
 
 ledger_rows = Table(

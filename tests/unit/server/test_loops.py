@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from phalanx.errors import ExecutorUnavailable
-from phalanx.kit.clock import SystemClock
+from phalanx.kit.clock import ManualClock, SystemClock
 from phalanx.server.loops.runner import Loop, _wait_s, run_loop
+from phalanx.server.loops.steps import Batch, planner_rest_s
 from phalanx.server.notifier import Notifier, wait_for
 from phalanx.store.database import Touched
 
@@ -46,6 +47,55 @@ def test_an_error_does_not_end_a_loop_and_a_topic_wakes_it() -> None:
 
     asyncio.run(main())
     assert len(calls) >= 4
+
+
+@pytest.mark.parametrize("rest", [0.0, 3.0])
+def test_a_loop_that_is_woken_without_end_rests_in_proportion(rest: float) -> None:
+    """Without a rest, the guard off, it never pauses."""
+    here, clock, pauses, steps = context(), ManualClock(), [], []
+
+    async def pause(duration_s: float) -> None:
+        pauses.append(duration_s)
+
+    def step(now: int) -> None:
+        steps.append(now)
+        clock.advance(0.25)
+        if len(steps) == 4:
+            here.notifier.close()
+        here.notifier.publish(["topic"])
+
+    here.clock, here.notifier.pause = clock, pause
+    asyncio.run(run_loop(here, Loop("x", step, ("topic",), 60.0, lambda took_s: rest * took_s)))
+    assert pauses == ([0.75] * 4 if rest else [])
+
+
+def test_a_pause_ends_with_the_server() -> None:
+    async def main() -> None:
+        here = Notifier()
+        pausing = asyncio.create_task(here.pause(3600.0))
+        await asyncio.sleep(0)
+        here.close()
+        async with asyncio.timeout(30):
+            await pausing
+
+    asyncio.run(main())
+
+
+def test_the_planner_rests_longer_after_longer_plans() -> None:
+    shares = [planner_rest_s(took_s) / took_s for took_s in (0.001, 0.1, 0.2, 10.0)]
+    assert shares == pytest.approx([0.01, 1.0, 2.0, 4.0])
+
+
+def test_the_dispatcher_takes_more_at_a_time_while_that_is_quick() -> None:
+    batch = Batch()
+    for _ in range(10):
+        batch.took(0.01)
+    assert batch.size == 512
+    batch.took(2.0)
+    assert batch.size == 256
+    for _ in range(10):
+        batch.took(2.0)
+    assert batch.size == 16
 
 
 def test_how_long_a_loop_waits() -> None:

@@ -25,6 +25,8 @@ _OWN_WEIGHT = 20.0
 _ALL_WEIGHT = 0.5
 _REFRESH = 12.0
 _TRUSTED = 20
+KINDS_KEPT = 10_000
+"""Of how many kinds of jobs evidence is kept: those of which a job ended last."""
 
 
 def bin_of(slot_s: float) -> int:
@@ -70,12 +72,15 @@ class History:
     """How long finished jobs ran and how long jobs of each size waited.
 
     The caller records; the planner only reads. What is known of a kind is worked out anew after every
-    twelfth more evidence on it, so that not all kinds change at once.
+    twelfth more evidence on it, so that not all kinds change at once. Names that never come again must
+    not fill the memory: beyond `KINDS_KEPT` the kind that was seen longest ago is forgotten, and its jobs
+    are estimated as any others of their size.
     """
 
     counts: dict[Hashable, list[float]] = field(default_factory=dict)
     num_observed: int = 0
     requeue_s: dict[int, float] = field(default_factory=dict)
+    _seen: dict[KindKey, None] = field(default_factory=dict, repr=False, compare=False)
     _totals: dict[Hashable, float] = field(default_factory=dict, repr=False, compare=False)
     _tables: dict[KindKey, _Table] = field(default_factory=dict, repr=False, compare=False)
 
@@ -89,6 +94,11 @@ class History:
             row[spot] += 1.0
             self._totals[name] = self._totals.get(name, 0.0) + 1.0
         self.num_observed += 1
+        self._seen.pop(key, None)
+        self._seen[key] = None
+        if len(self._seen) > KINDS_KEPT:
+            oldest = next(iter(self._seen))
+            del self._seen[oldest], self.counts[oldest], self._totals[oldest]
 
     def observe_wait(self, num_slots: int, wait_s: float) -> None:
         """A job of this size waited so long before it started."""
@@ -122,6 +132,9 @@ class History:
     def _table(self, key: KindKey) -> _Table:
         version, table = self.version(key), self._tables.get(key)
         if table is None or table.version != version:
+            self._tables.pop(key, None)
+            if len(self._tables) >= KINDS_KEPT:
+                del self._tables[next(iter(self._tables))]
             table = self._tables[key] = _tabulate(self._weights(key), version)
         return table
 

@@ -85,6 +85,7 @@ class LocalExecutor:
             return
         try:
             node_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            Path(assignment.workdir).mkdir(mode=0o700, parents=True, exist_ok=True)
             path = node_dir / ASSIGNMENT_NAME
             write_file(path, assignment.model_dump_json().encode())
             child = self._spare.take(assignment, path) or _spawn(path, node_dir)

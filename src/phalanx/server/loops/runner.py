@@ -14,14 +14,25 @@ from phalanx.server.notifier import wait_for
 _LOG = logging.getLogger(__name__)
 
 
+def no_rest(took_s: float) -> float:
+    """For steps that cost as much as what they find to do."""
+    return 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """`step(now)` returns the time at which it wants to run again at the latest, or None."""
+    """`step(now)` returns the time at which it wants to run again at the latest, or None.
+
+    `rest_s(took_s)`: how long the next step waits at least after one that took so long, however often
+    the loop is woken meanwhile. A step that costs nearly the same for one job as for hundreds then
+    serves at once while there is little to do, and many at a time when there is much.
+    """
 
     name: str
     step: Callable[[int], int | None]
     topics: tuple[str, ...]
     tick_s: float
+    rest_s: Callable[[float], float] = no_rest
 
 
 async def run_loop(context: Context, loop: Loop) -> None:
@@ -30,6 +41,7 @@ async def run_loop(context: Context, loop: Loop) -> None:
     with context.notifier.subscribe(*loop.topics) as woken:
         while not context.notifier.closed:
             woken.clear()
+            began = context.clock.monotonic()
             try:
                 wake_at = await in_thread(loop.step, context.clock.now())
                 failures = 0
@@ -41,6 +53,9 @@ async def run_loop(context: Context, loop: Loop) -> None:
             except Exception:
                 failures, wake_at = failures + 1, None
                 _LOG.exception("%s failed", loop.name)
+            rest_s = loop.rest_s(context.clock.monotonic() - began)
+            if rest_s > 0:
+                await context.notifier.pause(rest_s)
             await wait_for(woken, _wait_s(context, loop, wake_at, failures))
 
 
