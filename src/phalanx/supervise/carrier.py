@@ -48,8 +48,17 @@ class Carrier:
         """Queue the next batch unless one is in flight; says whether anything was queued."""
         for cargo in self._cargos:
             self._trim(cargo)
-        if self._outbox.bulk_in_flight:
-            return False
+        return False if self._outbox.bulk_in_flight else self._queue()
+
+    def load_last(self) -> None:
+        """A generation has ended: queue the next batch although one may be in flight.
+
+        Whoever hears of the end finds what the ranks said last: not all of a long backlog, but all of an
+        ordinary one.
+        """
+        self._queue()
+
+    def _queue(self) -> bool:
         left, loaded = LOG_BYTES, False
         for cargo in self._cargos:
             for stream in self._fair(cargo):

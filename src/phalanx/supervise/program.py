@@ -216,7 +216,7 @@ class Supervisor:
     def _over(self, generation: Generation) -> None:
         """Every rank is gone: say so, first on disk."""
         self._current = None
-        self._load()
+        self._carrier.load_last()
         self._report_ended(generation.number, generation.outcome, generation)
         upcoming, self._next = self._next, None
         if self._leaving:

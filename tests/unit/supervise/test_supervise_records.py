@@ -1,13 +1,17 @@
 """What ranks report becomes reports: once each, and for as long as a generation lasts."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
 from phalanx.core import reports
 from phalanx.core.ledger import Row, merge
 from phalanx.core.stalls import Patience, StallWatch
+from phalanx.kit.clock import SystemClock
 from phalanx.supervise import records
+from phalanx.supervise.carrier import Carrier
+from phalanx.supervise.outbox import Outbox
 from phalanx.supervise.records import GenerationRecords
 
 pytestmark = pytest.mark.unit
@@ -117,3 +121,25 @@ def test_records_that_make_no_sense_are_passed_over(tmp_path):
     assert [point.step for point in tail.take(100)][-1] == 2
     here.close()
     tail.close()
+
+
+def test_what_was_said_last_is_queued_before_the_end_although_a_batch_is_in_flight(tmp_path):
+    """Whoever hears that the ranks have ended finds their last values, and a whole account."""
+    here, _ = opened()
+    metrics = records.MetricTail({})
+    generation = SimpleNamespace(number=0, ranks=(), leads=True, records=here, metrics=metrics)
+    outbox = Outbox(tmp_path)
+    carrier = Carrier(outbox, SystemClock())
+    carrier.add(generation)
+
+    def speak(step):
+        here.said(0, {"k": "ledger", "epoch": 0, "lo": step, "hi": step + 1, "t": 1})
+        metrics.said(0, {"k": "metric", "step": step, "v": {"loss": 0.5}, "t": 1})
+
+    speak(0)
+    assert carrier.load()
+    speak(1)
+    assert not carrier.load()
+    assert [one.kind for one in outbox.pending()] == ["ledger", "metrics"]
+    carrier.load_last()
+    assert [one.kind for one in outbox.pending()] == ["ledger", "metrics"] * 2
