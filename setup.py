@@ -23,11 +23,11 @@ def asked() -> bool:
 
 def extensions() -> list[Extension]:
     """The listed files as one group: calls between them go past the interpreter."""
+    if {"egg_info", "dist_info"} & set(sys.argv):
+        return []  # pip only asks what the build needs, and what it will be called
     try:
         from mypyc.build import mypycify
     except ImportError:
-        if "egg_info" in sys.argv:
-            return []  # pip only asks what the build needs, and then installs it
         sys.exit("PHALANX_COMPILE=1 needs mypyc: pip install 'mypy>=2,<3'")
     table = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["phalanx"]["compiled"]
     os.chdir(ROOT)

@@ -5,13 +5,16 @@
 The sources stay as they are: a copy of `src` with the compiled modules in it lies in
 `build/compiled/<digest of the sources>`, so that what is found there is never stale. What is compiled is
 listed in pyproject.toml under `tool.phalanx.compiled`; the C compiler runs again only when the planner,
-the simulator, or what they import has changed. Exit code 3: no C compiler, or no mypyc.
+the simulator, or what they import has changed. A copy is kept only if it decides as Python does: a part
+of the benchmark's stream and a small simulation of every policy are compared to the last digit. Exit code
+3: no C compiler, or no mypyc; 1: it could not be compiled, or decides otherwise.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -27,6 +30,11 @@ BUILD_FILES = ("pyproject.toml", "setup.py")
 # What the compiled modules are, and what they import.
 TYPES_FROM = ("core/**/*.py", "kit/**/*.py", "sim/**/*.py", "errors.py")
 NOT_POSSIBLE = 3
+COMPARED = (
+    ("bench/scheduler/scale.py", "40"),
+    ("-m", "phalanx.sim", "--jobs", "80", "--nodes", "6", "--policy", "all", "--json"),
+)
+MEASURED = ("_ms", "_mb", "wall_s", "planner")
 
 
 def missing() -> str:
@@ -53,6 +61,7 @@ def compiled() -> Path:
         fresh = _scratch()
         shutil.copytree(ROOT / "src", fresh, ignore=_not_python, dirs_exist_ok=True)
         shutil.copytree(native, fresh, dirs_exist_ok=True)
+        _compare(fresh)
         _keep(fresh, tree)
         _forget_others(tree, native)
     return tree
@@ -85,6 +94,32 @@ def _compile(native: Path) -> None:
         shutil.copy(path, to)
     _keep(fresh, native)
     shutil.rmtree(here)
+
+
+def _compare(fresh: Path) -> None:
+    """Exit unless the copy decides as Python does."""
+    for words in COMPARED:
+        told = [_told(folder, words) for folder in (ROOT / "src", fresh)]
+        if told[0] != told[1]:
+            sys.exit(f"compiled, the planner decides otherwise ({' '.join(words)}); kept: {fresh}")
+
+
+def _told(folder: Path, words: tuple[str, ...]) -> object:
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    if done.returncode:
+        sys.exit(f"{' '.join(words)} failed with {folder}:\n{done.stderr[-4000:]}")
+    return _without_times(json.loads(done.stdout))
+
+
+def _without_times(found: object) -> object:
+    """Without what a clock or the memory of a process says, and which planner it was."""
+    if isinstance(found, dict):
+        kept = {k: v for k, v in found.items() if not k.endswith(MEASURED)}
+        return {k: _without_times(v) for k, v in kept.items()}
+    return [_without_times(one) for one in found] if isinstance(found, list) else found
 
 
 def _scratch() -> Path:

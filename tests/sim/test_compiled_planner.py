@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -54,17 +56,24 @@ def test_the_compiled_one_keeps_the_promises(folder: Path) -> None:
     run(folder, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests)
 
 
-def test_simulations_end_the_same(folder: Path) -> None:
-    words = ("-m", "phalanx.sim", "--jobs", "120", "--nodes", "6", "--policy", "all", "--json")
-    python, compiled = (json.loads(run(one, *words)) for one in (ROOT / "src", folder))
-    assert timeless(python) == timeless(compiled)
-
-
-def timeless(found: object) -> object:
-    """Without what a clock measured."""
-    if isinstance(found, dict):
-        return {k: timeless(v) for k, v in found.items() if not k.endswith(("_ms", "wall_s"))}
-    return [timeless(one) for one in found] if isinstance(found, list) else found
+def test_a_copy_that_decides_otherwise_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a compiler: a copy in Python whose planner was changed."""
+    spec = importlib.util.spec_from_file_location("compile_planner", PROGRAM)
+    assert spec is not None and spec.loader is not None
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    monkeypatch.setattr(program, "COMPARED", (("bench/scheduler/scale.py", "25"),))
+    copy = tmp_path / "src"
+    shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("__pycache__"))
+    program._compare(copy)
+    terms = copy / "phalanx" / "core" / "scheduling" / "snapshot.py"
+    changed = terms.read_text().replace("preemption_budget: int = 16", "preemption_budget: int = 2")
+    assert changed != terms.read_text()
+    terms.write_text(changed)
+    with pytest.raises(SystemExit, match="decides otherwise"):
+        program._compare(copy)
 
 
 def test_nothing_is_compiled_beside_the_sources(folder: Path) -> None:
