@@ -99,14 +99,17 @@ def after_a_pass(*waiting: Waiting) -> tuple[World, Snapshot, frozenset[int]]:
 
 
 def test_more_jobs_behind_others_that_wait_are_nothing_to_plan_for() -> None:
-    world, snapshot, started = after_a_pass(job(1), job(2), job(3))
+    first = job(1)
+    world, snapshot, started = after_a_pass(first, job(2), job(3))
     assert started == {1, 2}  # the node is full
     assert only_longer_lines(world, snapshot, started)
     longer = replace(snapshot, waiting=(*snapshot.waiting, job(4)))
     assert only_longer_lines(world, longer, started) and not plan_pass(World.of(longer), US).starts
     others = {
         "an end": replace(longer, held=snapshot.held[1:]),
-        "a start that was refused": replace(longer, waiting=(*longer.waiting, job(1))),
+        "a start that was refused": replace(
+            longer, held=snapshot.held[1:], waiting=(first, *longer.waiting)
+        ),
         "another line": replace(snapshot, waiting=(*snapshot.waiting, job(4, width=1))),
         "another project": replace(snapshot, waiting=(*snapshot.waiting, job(4, project="b"))),
         "a job that left": replace(snapshot, waiting=()),
