@@ -24,7 +24,7 @@ import heapq
 import tempfile
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -188,6 +188,9 @@ class Bench:
     done: set[int] = field(default_factory=set)
     bad: list[str] = field(default_factory=list)
     spent: dict[str, float] = field(default_factory=dict)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    finish: Callable[[], object] = lambda: None
+    total: int = 0
     began: float = 0.0
 
     @property
@@ -225,7 +228,8 @@ class Bench:
     async def run(self) -> float:
         """Seconds from the first arrival to the last workload's end."""
         todo, templates = deque(self.arrivals()), self.templates()
-        total = len(todo)
+        self.total, home = len(todo), asyncio.get_running_loop()
+        self.finish = lambda: home.call_soon_threadsafe(self.over.set)
         self.platform.store.on_commit(self.heard)
         self.began = time.monotonic()
         loops = [
@@ -239,11 +243,11 @@ class Bench:
             asyncio.create_task(self._as_it_comes("up", self._fresh, self._up)),
             asyncio.create_task(self._as_it_comes("gone", self._over, self._gone)),
         ]
-        while len(self.done) < total and not self.bad and not any(task.done() for task in world):
-            await asyncio.sleep(TELL_S)
+        ended = asyncio.create_task(self.over.wait())
+        await asyncio.wait({ended, *world}, return_when=asyncio.FIRST_COMPLETED)
         wall = self.elapsed()
         self.context.notifier.close()
-        for task in (*world, *loops):
+        for task in (ended, *world, *loops):
             task.cancel()
         for end in await asyncio.gather(*world, *loops, return_exceptions=True):
             if isinstance(end, Exception):
@@ -278,11 +282,14 @@ class Bench:
                 self.admitted.setdefault(num, at)
             elif state is JobState.SUCCEEDED:
                 self.done.add(num)
+                if len(self.done) == self.total:
+                    self.finish()
             elif state is JobState.STOPPING and (num, attempt.num) not in self.evicted:
                 self.evicted[num, attempt.num] = None
                 self.leaving.append((num, attempt.num))
             elif state in (JobState.FAILED, JobState.CANCELLED):
                 self.bad.append(row.job.reason.message)
+                self.finish()
 
     def _due(self, todo):
         def due() -> list[tuple[float, int, Kind]]:

@@ -17,7 +17,7 @@ from phalanx.kit.clock import SystemClock
 from phalanx.server.context import Presence
 from phalanx.server.loops.idle import until_idle
 from phalanx.services import polling, scheduling, timers
-from phalanx.services.polling import poll_step
+from phalanx.services.polling import poll_leaving_step, poll_step
 from phalanx.services.timers import timers_step
 from phalanx.store.tables import jobs
 
@@ -165,3 +165,21 @@ def test_a_start_that_runs_into_a_bug_holds_up_no_other(
     monkeypatch.setitem(machine.TRANSITIONS, (JobState.QUEUED, AttemptPlaced), real)
     rig.turn(scheduling.BLOCKED_US / 1e6)
     assert rig.job(one).state == "starting"
+
+
+def test_who_is_expected_to_go_is_asked_for_apart_from_all_others(rig: Rig) -> None:
+    one, two = two_jobs(rig)
+    rig.turn()
+    leaves, dies = run(rig, one), run(rig, two)
+    asked: list[set[int]] = []
+    poll = rig.executor.poll
+    rig.executor.poll = lambda refs: (asked.append({ref.job for ref in refs}), poll(refs))[1]
+    now = rig.clock.now()
+    assert poll_leaving_step(rig.platform, now).refs == () and not asked
+    leaves.ended(0, "succeeded", step=2)
+    leaves.leave()
+    rig.executor.bury(dies.ref)
+    assert poll_leaving_step(rig.platform, now).refs == () and asked == [{one}]
+    assert (rig.job(one).state, rig.job(two).state) == ("succeeded", "running")
+    poll_step(rig.platform, now)
+    assert asked[-1] == {two} and rig.job(two).state == "queued"

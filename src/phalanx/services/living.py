@@ -48,6 +48,8 @@ def only_longer_lines(world: World, snapshot: Snapshot, started: frozenset[int])
     if not same or not world.held.keys() <= (held := {one.job for one in snapshot.held}):
         return False
     waiting = {job.num for job in snapshot.waiting}
+    if not started.isdisjoint(waiting):
+        return False  # a start was refused
     if not held - world.held.keys() <= started or not world.waiting.keys() - waiting <= held:
         return False
     return all(

@@ -125,10 +125,16 @@ class Picture:
                 lineage.last_saves(tx), lineage.restoring(tx), supervisors.epochs_now(tx)
             )
             held_back = self._blocked_now(waiting, now)
-            willing = [one for one in waiting if one.job.num not in held_back]
+            willing = waiting
+            if held_back:
+                willing = [one for one in waiting if one.job.num not in held_back]
             held_back |= standing.over_running(willing, holding, projects, set(holes))
-            shown = [one for one in waiting if one.job.num not in held_back]
-            wishes = {key for one in shown for key, _ in one.facts.demand.selector}
+            shown = waiting
+            if held_back:
+                shown = [one for one in waiting if one.job.num not in held_back]
+            wishes: set[str] = set()
+            if any(node.labels for node in nodes):
+                wishes = {key for one in shown for key, _ in one.facts.demand.selector}
             snapshot = Snapshot(
                 nodes=tuple(_only(node, wishes) for node in nodes),
                 held=tuple(
@@ -248,7 +254,8 @@ class Picture:
     def only_longer_lines(self, snapshot: Snapshot) -> bool:
         """Whether nothing but more jobs in lines that stood still has come since the last pass.
 
-        Then there is nothing to start: if the first of a line cannot, none can.
+        Then there is hardly anything to start: if the first of a line cannot, none can. What it does not
+        see is that time has passed, and that more demand of one project may lower what another is due.
         """
         with self._planning:
             if self._world is None or self._planned_for is not self._projects:
@@ -360,9 +367,9 @@ class Picture:
     def _waiting(
         self, stored: StoredJob, hole: StoredHole | None, nodes: tuple[Node, ...], now: int
     ) -> Waiting:
-        demand = stored.facts.demand
         known = self._asked.get(stored.job.num)
-        if known is None or (known.version, known.hole) != (stored.version, hole):
+        if known is None or known.version != stored.version or known.hole != hole:
+            demand = stored.facts.demand
             plain = standing.waiting(stored, hole)
             patient, ask = plain, None
             patience_s = demand.patience_s

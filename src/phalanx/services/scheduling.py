@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from phalanx.core.jobs.events import AttemptPlaced, JobEvent, StopRequested
 from phalanx.core.jobs.model import JobState, StopGoal
-from phalanx.core.placement import Placement
+from phalanx.core.placement import Node, Placement
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import Hole, Migration, Plan, Preemption, Resize
 from phalanx.errors import PlatformError
@@ -46,22 +46,27 @@ class Step:
 
 def sight_of(platform: Platform, now: int) -> Sight:
     """What the planner would see now. Raises ExecutorUnavailable when the nodes are not known."""
-    real = tuple(platform.executor.inventory())
+    return _sight(platform, tuple(platform.executor.inventory()), now)
+
+
+def _sight(platform: Platform, real: tuple[Node, ...], now: int) -> Sight:
     return platform.store.view(lambda tx: platform.picture.sight(tx, real, platform.policy, now))
 
 
 def scheduling_step(platform: Platform, now: int, spare_until: int = 0) -> Step:
     """Plan and carry the plan out. Raises ExecutorUnavailable when the nodes are not known.
 
-    Up to `spare_until` the work of planning is spared where it could start nobody: jobs have only
-    joined lines that stand still. What is said of those is said at the next pass.
+    Up to `spare_until` the work of planning is spared where it would hardly start anybody: jobs have
+    only joined lines that stand still. What there is to start or to say of those waits for the next pass.
     """
-    sight = sight_of(platform, now)
-    if now < spare_until and platform.picture.only_longer_lines(sight.snapshot):
-        return Step((), (), spare_until, planned=False)
-    busy = _worth_a_plan(sight)
-    decided = platform.picture.plan(sight.snapshot, now) if busy else Plan((), ())
-    return apply(platform, decided, sight, now)
+    real = tuple(platform.executor.inventory())
+    with platform.store.turn():
+        sight = _sight(platform, real, now)
+        if now < spare_until and platform.picture.only_longer_lines(sight.snapshot):
+            return Step((), (), spare_until, planned=False)
+        busy = _worth_a_plan(sight)
+        decided = platform.picture.plan(sight.snapshot, now) if busy else Plan((), ())
+        return apply(platform, decided, sight, now)
 
 
 def _worth_a_plan(sight: Sight) -> bool:

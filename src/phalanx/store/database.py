@@ -123,7 +123,7 @@ class Store:
 
     def _once(self, work: Callable[[Tx], T]) -> T:
         try:
-            with self._write_turn(), translated(), self._engine.begin() as conn:
+            with self.turn(), translated(), self._engine.begin() as conn:
                 tx = Tx(conn)
                 result = work(tx)
         except StoreUnavailable as error:
@@ -136,7 +136,12 @@ class Store:
         return result
 
     @contextlib.contextmanager
-    def _write_turn(self) -> Iterator[None]:
+    def turn(self) -> Iterator[None]:
+        """Alone among the writers of this process, with a database that has one at a time anyway.
+
+        For work that needs the processor for long as well. SQLite's driver gives Python's lock away at
+        every row: a writer beside a thread that computes would wait for it once a row.
+        """
         if self.dialect != "sqlite":
             yield
             return

@@ -22,12 +22,13 @@ from phalanx.core.jobs.model import JobState, JobTerms, StopGoal
 from phalanx.core.ledger import Row
 from phalanx.core.placement import GangShape
 from phalanx.errors import LeaseLost, NotFound, StaleRow
-from phalanx.store import Store, Tx, events, jobs, leases, lineage, outbox, telemetry
+from phalanx.store import Store, Tx, events, jobs, leases, lineage, outbox, supervisors, telemetry
 from phalanx.store.database import take_numbers
 from phalanx.store.events import NewEvent
 from phalanx.store.jobs import JobFacts, JobFilter
 from phalanx.store.leases import Lease
 from phalanx.store.lineage import LedgerSlice
+from phalanx.store.tables import jobs as jobs_table
 from phalanx.store.tables import leases as leases_table
 from phalanx.store.telemetry import LogSegment, Point
 
@@ -347,3 +348,48 @@ class StoreContract:
         assert (generation.up_at, generation.first_step) == (NOW, 1)
         (restore,) = store.view(lambda tx: lineage.restores_of(tx, 1))
         assert restore.position == 96
+
+    def test_what_is_known_of_jobs_that_hold_slots(self, store: Store) -> None:
+        def work(tx: Tx) -> tuple[int, int]:
+            holds, waits = add_job(tx), add_job(tx)
+            for num in (holds, waits):
+                for at, state in ((1, "valid"), (2, "valid"), (3, "quarantined")):
+                    path = f"/c/{at}"
+                    saved = {
+                        "step": at, "epoch": 0, "path": path, "size_bytes": 9, "took_s": 0.5,
+                        "metrics": {}, "created_at": NOW + at,
+                    }  # fmt: skip
+                    lineage.add_checkpoint(tx, (num, 1, 0), saved)
+                    lineage.mark_checkpoint(tx, num, path, state)
+                for attempt in (1, 2):
+                    restored = {
+                        "path": None, "step": 0, "epoch": 0, "position": 0, "exact": True,
+                        "took_s": None, "at": NOW,
+                    }  # fmt: skip
+                    lineage.add_restore(tx, (num, attempt, 0), restored)
+                supervisors.expect(tx, [(num, 1, 1, "old"), (num, 2, 2, f"hash-{num}")])
+                supervisors.update(tx, num, 1, 0, released_at=NOW, epoch=9, num_epochs=9)
+                supervisors.update(tx, num, 2, 1, released_at=NOW, epoch=2, num_epochs=9)
+                supervisors.update(tx, num, 2, 0, epoch=3, num_epochs=9)
+            held = jobs_table.update().where(jobs_table.c.num == holds)
+            tx.conn.execute(held.values(state="running", attempts=2, code_digest="c" * 64))
+            over = jobs_table.update().where(jobs_table.c.num == waits)
+            tx.conn.execute(over.values(code_digest="d" * 64, ended_at=NOW))
+            return holds, waits
+
+        holds, _ = store.transact(work)
+        assert store.view(lineage.last_saves) == {holds: (NOW + 2, 0.5)}
+        assert store.view(lineage.restoring) == {holds}
+        assert store.view(supervisors.released) == {(holds, 2, 1)}
+        assert store.view(supervisors.epochs_now) == {holds: (2, 9)}
+        known = [f"hash-{holds}", "old", "new"]
+        assert [
+            store.view(lambda tx, one=one: supervisors.knows_token(tx, one)) for one in known
+        ] == [
+            True,
+            True,
+            False,
+        ]
+        digests = {"c" * 64, "d" * 64}
+        assert store.view(lambda tx: jobs.code_in_use(tx, since=NOW)) == digests
+        assert store.view(lambda tx: jobs.code_in_use(tx, since=NOW + 1)) == {"c" * 64}

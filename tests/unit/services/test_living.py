@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from phalanx.core.placement import GangShape, Node, NodeShare, Placement
 from phalanx.core.scheduling import Held, Hole, Project, Snapshot, Waiting, World, plan_pass
-from phalanx.services.living import follow
+from phalanx.services.living import follow, only_longer_lines
 
 pytestmark = pytest.mark.unit
 
@@ -82,3 +82,73 @@ def test_a_world_that_missed_a_change_would_be_seen() -> None:
     shares = (NodeShare("n0", "h", (0, 1)),)
     running = Snapshot(NODES, (Held(1, Placement("p", shares)),), ())
     assert follow(None, Snapshot(NODES, (), ())).state() != World.of(running).state()
+
+
+def job(num: int, width: int = 2, project: str = "a", **rest: object) -> Waiting:
+    return Waiting(num, GangShape(1, width, 1), 50, num, project=project, **rest)  # type: ignore[arg-type]
+
+
+def after_a_pass(*waiting: Waiting) -> tuple[World, Snapshot, frozenset[int]]:
+    """The world of a pass, the snapshot with its starts done, and who they were."""
+    world = World.of(Snapshot(NODES[:1], (), waiting))
+    starts = plan_pass(world, US).starts
+    held = tuple(Held(one.job, one.placement, project="a", priority=50) for one in starts)
+    started = frozenset(one.job for one in starts)
+    left = tuple(one for one in waiting if one.num not in started)
+    return world, Snapshot(NODES[:1], held, left, history=world.history), started
+
+
+def test_more_jobs_behind_others_that_wait_are_nothing_to_plan_for() -> None:
+    first = job(1)
+    world, snapshot, started = after_a_pass(first, job(2), job(3))
+    assert started == {1, 2}  # the node is full
+    assert only_longer_lines(world, snapshot, started)
+    longer = replace(snapshot, waiting=(*snapshot.waiting, job(4)))
+    assert only_longer_lines(world, longer, started) and not plan_pass(World.of(longer), US).starts
+    others = {
+        "an end": replace(longer, held=snapshot.held[1:]),
+        "a start that was refused": replace(
+            longer, held=snapshot.held[1:], waiting=(first, *longer.waiting)
+        ),
+        "another line": replace(snapshot, waiting=(*snapshot.waiting, job(4, width=1))),
+        "another project": replace(snapshot, waiting=(*snapshot.waiting, job(4, project="b"))),
+        "a job that left": replace(snapshot, waiting=()),
+        "a job that changed": replace(snapshot, waiting=(replace(job(3), submitted_at=9),)),
+        "a node": replace(longer, nodes=NODES[:2]),
+        "a hole": replace(longer, holes=(Hole(3, ("n0",), US, 9 * US),)),
+    }
+    assert [what for what, one in others.items() if only_longer_lines(world, one, started)] == []
+
+
+def test_a_line_of_which_all_started_does_not_stand_still() -> None:
+    world, snapshot, started = after_a_pass(job(1))
+    assert started == {1}
+    behind = replace(snapshot, waiting=(job(2),))
+    assert not only_longer_lines(world, behind, started)
+    assert plan_pass(World.of(behind), US).starts
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=40, deadline=None)
+def test_within_one_project_nothing_could_start_where_only_lines_have_grown(seed: int) -> None:
+    rng = random.Random(seed)
+    fresh = iter(range(1, 1000))
+    snapshot, world = Snapshot(NODES, (), ()), None
+    started: frozenset[int] = frozenset()
+    for step in range(1, 20):
+        at = step * US
+        wide, ends = rng.choice([1, 2, 4]), rng.random() < 0.3
+        more = [job(next(fresh), wide) for _ in range(rng.randrange(1, 4))]
+        held = snapshot.held[1:] if ends else snapshot.held
+        snapshot = replace(
+            snapshot, waiting=(*snapshot.waiting, *more), held=held,
+            history=snapshot.history if world is None else world.history,
+        )  # fmt: skip
+        if world is not None and only_longer_lines(world, snapshot, started):
+            assert not plan_pass(World.of(snapshot), at).starts
+        world = follow(world, snapshot)
+        starts = plan_pass(world, at).starts
+        started = frozenset(one.job for one in starts)
+        new = [Held(one.job, one.placement, project="a", priority=50) for one in starts]
+        left = tuple(one for one in snapshot.waiting if one.num not in started)
+        snapshot = replace(snapshot, held=(*snapshot.held, *new), waiting=left)

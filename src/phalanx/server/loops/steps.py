@@ -100,7 +100,8 @@ def all_loops(context: Context) -> tuple[Loop, ...]:
             watched = poll_step(platform, now)
         else:
             watched = poll_leaving_step(platform, now)
-        return now + round(ticks.leaving_tick_s * 1e6) if watched.leaving else None
+        soon = now + _us_of(ticks.leaving_tick_s)
+        return min(soon, everybody.due) if watched.leaving else everybody.due
 
     retention = context.settings.retention
     sweep = Sweep(_us(retention.logs), _us(retention.metrics))
