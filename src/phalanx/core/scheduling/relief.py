@@ -36,7 +36,7 @@ def candidates(draft: Draft, claim: Claim, heroes: list[tuple[float, int]]) -> d
     """
     terms, held_by = draft.terms, draft.world.held
     found: dict[int, float] = {}
-    if not heroes or claim.job.num_slots > _largest_small(draft):
+    if not heroes or claim.job.num_slots > draft.largest_small():
         return found
     for score, num in heroes:
         held = held_by[num]
@@ -62,7 +62,7 @@ def _waited_slot_s(draft: Draft, claim: Claim) -> float:
     key = ("" if not draft.standings else claim.job.project, claim.job.priority)
     known = draft.waited.get(key)
     if known is None:
-        limit = _largest_small(draft)
+        limit = draft.largest_small()
         known = draft.waited[key] = sum(
             job.num_slots * (draft.now - job.since) / US
             for job in draft.world.waiting.values()
@@ -72,11 +72,6 @@ def _waited_slot_s(draft: Draft, claim: Claim) -> float:
             and (not key[0] or job.project == key[0])
         )
     return known
-
-
-def _largest_small(draft: Draft) -> float:
-    pool = max(group.num_nodes * group.size for group in draft.index.groups)
-    return max(draft.terms.hero_slots, draft.terms.hero_fraction * pool)
 
 
 def _is_one_leaving(draft: Draft) -> bool:
