@@ -11,6 +11,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,9 +23,11 @@ from phalanx.errors import RankDesync
 from phalanx.train.context import RankInfo
 from phalanx.train.groups import Connection
 from phalanx.train.report import Report
+from phalanx.train.tracing import unrecorded
 
 _PACE_US = 1_000_000
 _MOST_STEPS = 1000
+_LAST_WAIT = timedelta(seconds=5)
 # What fits into 32 bits, with room.
 _LONG_US = 1 << 30
 
@@ -211,14 +214,22 @@ class DelayedReduction:
         self._requests = 0
         mine = [int(bool(self._sent & bit)) for bit in control.REQUESTS]
         self._flags = torch.tensor([*mine, self._pace.offer(step)], dtype=torch.int32)
-        self._work = dist.all_reduce(
-            self._flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True
-        )
+        with unrecorded():  # it ends in another step, and a trace may stop before
+            self._work = dist.all_reduce(
+                self._flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True
+            )
         return agreed
 
     def close(self) -> None:
-        """Leave what is still under way alone."""
-        self._work = None
+        """See the last one to its end, or wait for it in vain for some seconds.
+
+        It holds a tensor of Python's. Were it to end while the interpreter is taken apart, gloo's thread
+        would let go of that tensor without an interpreter to ask, and the process would abort.
+        """
+        work, self._work = self._work, None
+        if work is not None:
+            with contextlib.suppress(RuntimeError):  # a peer is gone, or does not come
+                work.wait(_LAST_WAIT)
 
 
 def agreement_for(

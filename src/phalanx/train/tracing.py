@@ -6,7 +6,8 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,58 @@ import torch
 from torch.profiler import ProfilerActivity
 
 _MEMORY_ENTRIES = 100_000
+_GLOO_WORKERS = "pt_gloo_runloop"
+_TASKS = Path("/proc/self/task")
+_LOOK_S = 0.0005
+_PATIENCE_S = 5.0
 _NO_GPU = {
     "memory": "no memory snapshot: there is no GPU",
     "nvtx": "no NVTX ranges: there is no GPU",
 }
+
+
+@contextlib.contextmanager
+def unrecorded() -> Iterator[None]:
+    """What this thread starts within leaves no events in a trace, whenever it ends.
+
+    For collectives that are still under way when a trace may stop: one that ended after that would write
+    its time into memory that the profiler has freed.
+    """
+    torch._C._autograd._enable_record_function(False)
+    try:
+        yield
+    finally:
+        torch._C._autograd._enable_record_function(True)
+
+
+def settle(
+    threads: Callable[[], dict[str, tuple[str, str]]], patience_s: float = _PATIENCE_S
+) -> None:
+    """Wait until every thread that runs gloo's collectives has been seen asleep.
+
+    gloo says that a collective is finished, and only then writes its end into the trace. The trainer may
+    stop the trace in between, which frees the memory that is about to be written: with more ranks than
+    cores, where a thread that wakes another is often put aside for it, most traces crashed or corrupted
+    the process sooner or later. `threads` gives (name, state) by thread, as Linux tells them.
+    """
+    until = time.monotonic() + patience_s
+    asleep: set[str] = set()
+    while time.monotonic() < until:
+        found = threads()
+        asleep |= {task for task, (_, state) in found.items() if state != "R"}
+        if all(task in asleep for task, (name, _) in found.items() if name == _GLOO_WORKERS):
+            return
+        time.sleep(_LOOK_S)
+
+
+def own_threads() -> dict[str, tuple[str, str]]:
+    """(name, state) of each thread of this process; of none where the system does not tell."""
+    found = {}
+    for task in _TASKS.iterdir() if _TASKS.is_dir() else ():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            before, _, after = (task / "stat").read_text().rpartition(")")
+            found[task.name] = (before.partition("(")[2], after.split()[0])
+    return found
 
 
 class Tracer:
@@ -47,6 +96,7 @@ class Tracer:
         self._open.close()
         if self.on_gpu and "nvtx" in self.extras:
             return 0, []
+        settle(own_threads)
         self._profiler.stop()
         handle, name = tempfile.mkstemp(suffix=".json")
         os.close(handle)

@@ -96,3 +96,27 @@ def test_a_stop_arrives_when_the_next_reduction_is_due(one_rank, monkeypatch):
         if one_rank.agree(step) & control.STOP:
             heard.append(step)
     assert len(heard) == 1 and 250 < heard[0] <= 250 + 2 * 100
+
+
+class Pending:
+    """A reduction that a peer has not joined yet."""
+
+    def __init__(self, ends: bool) -> None:
+        self.ends, self.waits = ends, []
+
+    def wait(self, timeout=None):
+        self.waits.append(timeout)
+        if not self.ends:
+            raise RuntimeError("Operation timed out!")
+        return True
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_the_last_reduction_is_seen_to_its_end_before_the_interpreter_goes(monkeypatch, ends):
+    work = Pending(ends)
+    monkeypatch.setattr(agreement.dist, "all_reduce", lambda flags, **given: work)
+    one = DelayedReduction(None)
+    one.agree(1)
+    one.close()
+    one.close()
+    assert [wait.total_seconds() for wait in work.waits] == [5.0]
