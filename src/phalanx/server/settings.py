@@ -67,7 +67,7 @@ class SchedulerSettings(Section):
         "priority takes its place; absent: never.",
     )
     min_run_s: float = Field(
-        default=300.0, ge=0, description="A fresh start is safe from its peers for so long."
+        default=1200.0, ge=0, description="A fresh start is safe from its peers for so long."
     )
     hole_ttl_s: float = Field(
         default=900.0,

@@ -110,7 +110,7 @@ class TestOrder:
         asks = (job(1, 1, 4, kind="long"), job(2, 1, 4, kind="short", queued_at=now))
         guarded = Snapshot(nodes(1), (), asks, history=history)
         assert started(plan(guarded, now)) == [1]
-        off = replace(guarded, terms=Terms(guard_after_s=1e12, steepness=1.0))
+        off = replace(guarded, terms=Terms(guard_after_s=1e12, steepness=1.0, early_gain=0.0))
         assert started(plan(off, now)) == [2]
 
     def test_a_hero_that_has_run_for_long_is_not_overdue_for_ever(self) -> None:
@@ -129,12 +129,25 @@ class TestOrder:
             history.observe(KindKey("", "short", 2), 300.0)
             history.observe(KindKey("", "long", 2), 300_000.0)
         now = 2 * HOUR
-        back = job(1, 1, 4, kind="long", queued_at=HOUR, delayed_s=200 * 3600.0)
+        back = job(1, 1, 4, kind="long", queued_at=now - 60 * US, delayed_s=200 * 3600.0)
         fresh = job(2, 1, 4, kind="short", queued_at=now)
         asked = Snapshot(nodes(1), (), (back, fresh), history=history)
         assert started(plan(asked, now)) == [1]
         forgotten = replace(asked, waiting=(replace(back, delayed_s=0.0), fresh))
         assert started(plan(forgotten, now)) == [2]
+
+    def test_who_has_waited_an_hour_in_all_is_not_put_off_again_for_a_like_job(self) -> None:
+        """Many short waits of a long job come to no more than about an hour."""
+        history = History()
+        for slot_s in (600.0, 6000.0, 60_000.0):
+            for _ in range(100):
+                history.observe(KindKey("", "", 2), slot_s)
+        back = job(1, 1, 4, queued_at=2 * HOUR - 60 * US, attained_slot_s=1000.0, delayed_s=3600.0)
+        fresh = job(2, 1, 4, queued_at=2 * HOUR)
+        asked = Snapshot(nodes(1), (), (back, fresh), history=history)
+        assert started(plan(asked, 2 * HOUR)) == [1]
+        off = replace(asked, terms=Terms(early_gain=0.0))
+        assert started(plan(off, 2 * HOUR)) == [2]
 
     def test_a_running_job_keeps_what_its_waits_earned(self) -> None:
         short, now = job(2, 1, 4, queued_at=10 * HOUR), 10 * HOUR
@@ -338,11 +351,12 @@ class TestWhy:
         running = (held(8, {0: FULL}, priority=60, max_duration_s=7200.0),)
         pair = (*nodes(1), replace(nodes(2, pool="q")[1], num_slots=2))
         asks = (job(1, 1, 4, pools=("p",)), job(2, 1, 4, pools=("p",)))
-        answer = why(Snapshot(pair, running, asks), 2, HOUR)
+        terms = Terms(hysteresis=float("inf"))
+        answer = why(Snapshot(pair, running, asks, terms=terms), 2, HOUR)
         assert answer is not None
         assert (answer.position, answer.num_waiting) == (2, 2)
         assert answer.eta_p50_at is None  # j-1 has no known end
-        first = why(Snapshot(pair, running, asks), 1, HOUR)
+        first = why(Snapshot(pair, running, asks, terms=terms), 1, HOUR)
         assert first is not None and first.eta_p50_at is not None
         assert abs(first.eta_p50_at - 2 * HOUR) < 60 * US
         assert [c.text for c in first.changes] == ["starts now at priority 70"]

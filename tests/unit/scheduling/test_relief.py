@@ -8,7 +8,7 @@ import pytest
 
 from phalanx.core.placement import GangShape, Node, NodeShare, Placement
 from phalanx.core.scheduling import Held, Project, Snapshot, Terms, Waiting, plan
-from phalanx.core.scheduling.estimates import History, size_class
+from phalanx.core.scheduling.estimates import History, KindKey, size_class
 
 pytestmark = pytest.mark.unit
 
@@ -16,7 +16,7 @@ US = 1_000_000
 HOUR = 3600 * US
 FULL = (0, 1, 2, 3)
 # Two nodes are a hero, one is not.
-TERMS = Terms(hero_slots=4, hero_fraction=0.1)
+TERMS = Terms(hero_slots=4, hero_fraction=0.1, min_run_s=300.0)
 NODES = tuple(Node(f"n{i}", "p", "h", 4, 8, 100, domains=(("rack", "r"),)) for i in range(6))
 
 
@@ -94,3 +94,26 @@ def test_where_peers_are_never_put_aside_heroes_are_not_either() -> None:
     terms = replace(TERMS, hysteresis=float("inf"))
     waiting = tuple(small(10 + n, 0) for n in range(100))
     assert evicted(Snapshot(NODES, FULL_HOUSE, waiting, terms=terms), 40 * HOUR) == []
+
+
+def test_a_hero_that_made_room_returns_before_heroes_that_have_not_run() -> None:
+    nodes, since, now = NODES[:2], 10 * HOUR, 30 * HOUR
+    left = Waiting(1, GangShape(2, 4, 4), 50, 0, queued_at=now - 60 * US, attained_slot_s=1e7)
+    # It came later than the other one left, and has waited for long.
+    other = Waiting(2, GangShape(2, 4, 4), 50, since)
+    asked = Snapshot(nodes, (), (left, other), terms=TERMS)
+    assert [start.job for start in plan(asked, now).starts] == [1]
+    # Among small jobs service counts against who has had it.
+    small_ones = replace(asked, terms=replace(TERMS, hero_slots=8))
+    assert [start.job for start in plan(small_ones, now).starts] == [2]
+
+
+def test_a_hero_that_made_room_returns_after_the_small_jobs_it_made_room_for() -> None:
+    now = 30 * HOUR
+    left = Waiting(1, GangShape(2, 4, 4), 50, 0, queued_at=now - 60 * US, attained_slot_s=1e7)
+    history = History()
+    for _ in range(50):
+        history.observe(KindKey("", "", size_class(4)), 600.0)
+        history.observe(KindKey("", "", size_class(8)), 1e7)
+    asked = Snapshot(NODES[:2], (), (left, small(10, now, 4)), terms=TERMS, history=history)
+    assert [start.job for start in plan(asked, now).starts] == [10]

@@ -152,7 +152,8 @@ class TestChanges:
 
     def test_a_higher_priority_lists_its_victims(self) -> None:
         running = (held(8, {0: FULL}, priority=50),)
-        answer = ask(Snapshot(nodes(1), running, (job(1, 1, 4, 40),)))
+        terms = Terms(hysteresis=float("inf"))
+        answer = ask(Snapshot(nodes(1), running, (job(1, 1, 4, 40),), terms=terms))
         change = next(c for c in answer.changes if c.kind == "priority")
         assert change.text == "starts now at priority 60"
         assert (change.by_preemption, change.victims) == (True, (8,))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.core.reasons import Reason
 from phalanx.core.scheduling.entitlement import Standing, Tier
-from phalanx.core.scheduling.order import aged, base_urgency, is_guarded
+from phalanx.core.scheduling.order import aged, base_urgency, is_guarded, slowly_aged
 from phalanx.core.scheduling.outcome import Migration, Preemption, Resize, Start
 from phalanx.core.scheduling.slots import SlotIndex, Taking, pick
 from phalanx.core.scheduling.snapshot import US, Hole, Terms, Waiting
@@ -18,22 +18,27 @@ if TYPE_CHECKING:
     from phalanx.core.scheduling.reach import Peers, Reach, Stretch
     from phalanx.core.scheduling.reservations import Openings
 
+_JUST_BEFORE = 1.0 + 1e-9
+
 Footing = tuple[int, tuple[int, ...]]
 Rank = tuple[int, tuple[int, ...], int, int, float, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Who wants room, and how strongly."""
+    """Who wants room, and how strongly. `base` is its urgency before its waits (0: as it is)."""
 
     job: Waiting
     tier: Tier
     urgency: float
     guarded: bool
+    base: float = 0.0
 
     def need_slot_s(self, terms: Terms) -> float:
-        """Slot-seconds of work that its urgency says it needs."""
-        return float(self.job.num_slots ** (1.0 - terms.size_exponent) / self.urgency)
+        """Slot-seconds of work that its urgency says it needs. What it has waited changes nothing."""
+        return float(
+            self.job.num_slots ** (1.0 - terms.size_exponent) / (self.base or self.urgency)
+        )
 
 
 @dataclass(slots=True)
@@ -77,6 +82,8 @@ class Draft:
     no_victims: set[tuple[str, int, int]] = field(default_factory=set)
     sizes: dict[int, int] = field(default_factory=dict)
     steps: int = 0
+    small: float = 0.0
+    first_heroes: dict[int, float] | None = None
     mark: int = 0
 
     @property
@@ -111,7 +118,39 @@ class Draft:
                 line.base = base_urgency(
                     line.sample, line.kind, line.attained_bin, history, self.terms
                 )
-        return aged(line.base, (self.now - since) / US, self.terms)
+        wait_s = (self.now - since) / US
+        if line.sample.num_slots > self.largest_small():
+            return slowly_aged(line.base, wait_s, self.terms)
+        return aged(line.base, wait_s, self.terms)
+
+    def _turn(self, line: Line, since: int) -> float:
+        """The urgency by which a line's job gets its turn.
+
+        A hero that had to leave comes before the heroes of its priority that have not run: it made room for
+        small jobs, and no other hero is to profit from that.
+        """
+        urgency = self.urgency(line, since)
+        if not line.attained_bin or line.sample.num_slots <= self.largest_small():
+            return urgency
+        return max(urgency, self._first_hero(line.sample.priority) * _JUST_BEFORE)
+
+    def _first_hero(self, priority: int) -> float:
+        """How urgent the most urgent queued hero of this priority is that has not run; 0: there is none."""
+        if self.first_heroes is None:
+            self.first_heroes = {}
+            for line in self.world.lines.values():
+                if not line.attained_bin and line.sample.num_slots > self.largest_small():
+                    urgent, known = line.sample.priority, self.first_heroes
+                    found = self.urgency(line, line.jobs[0][0])
+                    known[urgent] = max(found, known.get(urgent, 0.0))
+        return self.first_heroes.get(priority, 0.0)
+
+    def largest_small(self) -> float:
+        """The slots beyond which a queued job counts as a hero, by the largest pool."""
+        if self.small == 0.0:
+            pool = max(group.num_nodes * group.size for group in self.index.groups)
+            self.small = max(self.terms.hero_slots, self.terms.hero_fraction * pool)
+        return self.small
 
     def footing(self, job: Waiting) -> Footing:
         """What of a rank moves within a pass: the tier, and how far its projects are above their parts."""
@@ -128,7 +167,7 @@ class Draft:
         tier, level = self.footing(job)
         if is_guarded(since, self.now, self.terms):
             return (tier, level, -job.priority, 0, 0.0, since, num)
-        return (tier, level, -job.priority, 1, -self.urgency(line, since), since, num)
+        return (tier, level, -job.priority, 1, -self._turn(line, since), since, num)
 
     def ends(self) -> list[tuple[int, int]]:
         """(expected end, job) of everybody who runs, the first to go first."""

@@ -62,8 +62,11 @@ class _Table:
         known = self.totals.get((spot, quantile))
         if known is None:
             left = self.tail[spot] * (1.0 - quantile)
-            after = (b for b in range(spot, _NUM_BINS) if self.tail[b + 1] <= left)
-            known = self.totals[spot, quantile] = EDGES[next(after) + 1]
+            at = next(b for b in range(spot, _NUM_BINS) if self.tail[b + 1] <= left)
+            # Ends lie evenly within a bin: its far border would be too late for most of them.
+            part = (self.tail[at] - left) / (self.tail[at] - self.tail[at + 1])
+            known = EDGES[at] + part * (EDGES[at + 1] - EDGES[at])
+            self.totals[spot, quantile] = known
         return known
 
 

@@ -23,6 +23,9 @@ _MAX_PASSES = 150
 _MIN_STEP_S = 30.0
 # Events closer together than this part of the time looked ahead are one pass.
 _GRAIN = 0.05
+# No pass is further from the one before than this, or than this part of the time looked ahead.
+_LOOK_S = 1200.0
+_LOOK = 0.1
 _GOLDEN = 0.6180339887498949
 
 
@@ -99,7 +102,10 @@ class _Scenario:
             later.append(self.wake_at)
         if not later:
             return False
-        grain_s = max(_MIN_STEP_S, _GRAIN * (self.at - self.began) / US)
+        ahead_s = (self.at - self.began) / US
+        grain_s = max(_MIN_STEP_S, _GRAIN * ahead_s)
+        # A wait alone may decide: nobody else's end is needed for that.
+        later.append(self.at + int(max(_LOOK_S, _LOOK * ahead_s) * US))
         due = min(later) + int(grain_s * US)
         self.at = max((end for end in later if end <= due), default=due)
         for gone in [job for job, end in self.ends.items() if end <= self.at]:
@@ -136,7 +142,9 @@ class _Scenario:
             return
         back = self.jobs.get(num) or _as_waiting(held)
         attained = held.attained(self.at)
-        self.world.submit(replace(back, queued_at=self.at, attained_slot_s=attained))
+        self.world.submit(
+            replace(back, queued_at=self.at, attained_slot_s=attained, delayed_s=held.delayed_s)
+        )
 
 
 def _as_held(job: Waiting, now: int) -> Held:
@@ -157,6 +165,7 @@ def _as_held(job: Waiting, now: int) -> Held:
         memory_per_node_bytes=job.memory_per_node_bytes,
         speeds=job.speeds,
         roles=job.roles,
+        delayed_s=(now - job.owed_since) / US,
     )
 
 

@@ -72,9 +72,8 @@ def make_room(draft: Draft, line: Line, since: int, num: int) -> bool:
     key = (job.project, job.priority, line.ask_num)
     if key in draft.no_victims:
         return False
-    claim = Claim(
-        job, draft.tier(job), draft.urgency(line, since), is_guarded(since, draft.now, draft.terms)
-    )
+    urgency, guarded = draft.urgency(line, since), is_guarded(since, draft.now, draft.terms)
+    claim = Claim(job, draft.tier(job), urgency, guarded, line.base)
     num_free = sum(group.num_free for group in line.groups)
     if not could_suffice(draft, claim, num_free):
         draft.no_victims.add(key)

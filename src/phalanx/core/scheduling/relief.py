@@ -36,7 +36,7 @@ def candidates(draft: Draft, claim: Claim, heroes: list[tuple[float, int]]) -> d
     """
     terms, held_by = draft.terms, draft.world.held
     found: dict[int, float] = {}
-    if not heroes or claim.job.num_slots > _largest_small(draft):
+    if not heroes or claim.job.num_slots > draft.largest_small():
         return found
     for score, num in heroes:
         held = held_by[num]
@@ -63,7 +63,7 @@ def _waited_slot_s(draft: Draft, claim: Claim) -> float:
     known = draft.waited.get(key)
     if known is None:
         project, priority = key
-        limit, waiting, waited = _largest_small(draft), draft.world.waiting, 0
+        limit, waiting, waited = draft.largest_small(), draft.world.waiting, 0
         for (whose, urgent, slots), queued in draft.world.queued.items():
             if urgent == priority and slots <= limit and (not project or whose == project):
                 waited += slots * (queued.num * draft.now - queued.since)
@@ -74,11 +74,6 @@ def _waited_slot_s(draft: Draft, claim: Claim) -> float:
                 waited -= job.num_slots * (draft.now - job.since)
         known = draft.waited[key] = waited / US
     return known
-
-
-def _largest_small(draft: Draft) -> float:
-    pool = max(group.num_nodes * group.size for group in draft.index.groups)
-    return max(draft.terms.hero_slots, draft.terms.hero_fraction * pool)
 
 
 def _is_one_leaving(draft: Draft) -> bool:
