@@ -382,14 +382,11 @@ class StoreContract:
         assert store.view(lineage.restoring) == {holds}
         assert store.view(supervisors.released) == {(holds, 2, 1)}
         assert store.view(supervisors.epochs_now) == {holds: (2, 9)}
-        known = [f"hash-{holds}", "old", "new"]
-        assert [
-            store.view(lambda tx, one=one: supervisors.knows_token(tx, one)) for one in known
-        ] == [
-            True,
-            True,
-            False,
-        ]
+
+        def known(tx: Tx) -> list[bool]:
+            return [supervisors.knows_token(tx, one) for one in (f"hash-{holds}", "old", "new")]
+
+        assert store.view(known) == [True, True, False]
         digests = {"c" * 64, "d" * 64}
         assert store.view(lambda tx: jobs.code_in_use(tx, since=NOW)) == digests
         assert store.view(lambda tx: jobs.code_in_use(tx, since=NOW + 1)) == {"c" * 64}
