@@ -128,9 +128,11 @@ def test_an_mpi_process_is_a_rank_like_others():
     env = {
         "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
         "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "RANK": "1", "WORLD_SIZE": "2",
-        "PHALANX_REPORT_FILE": "/r",
+        "PHALANX_REPORT_FILE": "/r", "PYTHONUNBUFFERED": "1",
     }  # fmt: skip
     found = mpi_variables(env)
+    # Unbuffered, a line is written in two pieces, and mpirun puts those of other ranks between them.
+    assert "PYTHONUNBUFFERED" not in found
     places = (found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"])
     assert places == ("3", "4", "1", "2")
     assert "PHALANX_REPORT_FILE" not in found

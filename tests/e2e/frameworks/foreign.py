@@ -40,15 +40,13 @@ def metric(platform: Any, job: str, name: str) -> dict[int, float]:
     }
 
 
-def wait_reported(platform: Any, job: str) -> Any:
-    """The job, once a checkpoint of it is known to the control plane.
+def wait_committed(platform: Any, job: str) -> None:
+    """Until a checkpoint of the job lies in its folder.
 
-    One that lies in the folder may not be known yet; and of those of a job that runs, one that is verified
-    may be let go meanwhile.
+    Find whom to kill before: on a busy machine the job may be over before the control plane has answered.
     """
-    return wait_for(
-        "a checkpoint", lambda: (v := platform.show(job)).progress.checkpoint_path and v
-    )
+    store = Path(platform.show(job).checkpoint_dir)
+    wait_for("a checkpoint", lambda: any(store.glob("step-*/MANIFEST.json")))
 
 
 def committed(view: Any) -> list[checkpoint.Stored]:

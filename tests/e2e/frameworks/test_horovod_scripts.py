@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from e2e.frameworks.foreign import committed, example, metric, needs, wait_reported
+from e2e.frameworks.foreign import committed, example, metric, needs, wait_committed
 from e2e.platform.harness import kill
 
 pytestmark = [pytest.mark.extras, pytest.mark.e2e, needs("horovod", "make horovod builds it")]
@@ -15,8 +15,9 @@ def test_killed_and_recovered(platform, resources):
     usual = platform.wait_state(calm, "succeeded")
     spec = example("horovod", "--epochs=10", "--pause=1", resources=resources)
     job = platform.submit(spec)
-    wait_reported(platform, job)
-    kill(platform.rank_pids(job)[2])
+    rank = platform.rank_pids(job)[2]
+    wait_committed(platform, job)
+    kill(rank)
     view = platform.wait_state(job, "succeeded")
     assert (view.attempts, view.restarts) == (1, 1)
     world = resources.get("nodes", 1) * resources["slots_per_node"]

@@ -7,7 +7,7 @@ import numpy as np
 import psutil
 import pytest
 
-from e2e.frameworks.foreign import committed, example, metric, needs, wait_reported
+from e2e.frameworks.foreign import committed, example, metric, needs, wait_committed
 from e2e.platform.harness import family, kill, survivors, wait_for
 
 pytestmark = [
@@ -21,8 +21,10 @@ pytestmark = [
 def mpi_ranks(platform, job):
     """The MPI processes by rank. Open MPI's daemons are no children of the ranks that we know."""
     found = {}
-    for node in platform.show(job).nodes:
-        for process in family(node.pid) if node.pid else ():
+    view = platform.show(job)
+    assert not view.is_terminal, f"{job} is {view.state}: too late for its ranks"
+    for node in view.nodes:
+        for process in below(node.pid):
             try:
                 words = process.cmdline()
                 if len(words) > 1 and words[1].endswith("/train.py"):
@@ -32,15 +34,22 @@ def mpi_ranks(platform, job):
     return found
 
 
+def below(pid):
+    try:
+        return family(pid) if pid else []
+    except psutil.NoSuchProcess:
+        return []
+
+
 def test_killed_and_recovered_on_two_nodes(platform):
     calm = platform.submit(example("mpi", "--steps=12"))
     usual = platform.wait_state(calm, "succeeded")
     job = platform.submit(example("mpi", "--steps=12", "--pause=1"))
-    wait_reported(platform, job)
     ranks = wait_for("MPI ranks", lambda: (r := mpi_ranks(platform, job)) and len(r) == 4 and r)
     # Two of the four run on the second node, below its own supervisor.
     second = platform.show(job).nodes[1].pid
     assert {rank for rank, one in ranks.items() if second in map(pid, one.parents())} == {2, 3}
+    wait_committed(platform, job)
     kill(ranks[3].pid)
     view = platform.wait_state(job, "succeeded")
     assert (view.attempts, view.restarts) == (1, 1)

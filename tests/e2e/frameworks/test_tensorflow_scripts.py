@@ -2,7 +2,7 @@
 
 import pytest
 
-from e2e.frameworks.foreign import committed, example, metric, needs, wait_reported
+from e2e.frameworks.foreign import committed, example, metric, needs, wait_committed
 from e2e.platform.harness import kill
 
 pytestmark = [
@@ -14,8 +14,9 @@ pytestmark = [
 
 def test_killed_and_recovered(platform):
     job = platform.submit(example("tensorflow", "--steps=12", "--pause=1"))
-    wait_reported(platform, job)
-    kill(platform.rank_pids(job)[1])
+    rank = platform.rank_pids(job)[1]
+    wait_committed(platform, job)
+    kill(rank)
     view = platform.wait_state(job, "succeeded")
     assert (view.attempts, view.restarts) == (1, 1)
     said = platform.run("logs", job).stdout.splitlines()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from e2e.frameworks.foreign import committed, example, metric, wait_reported
+from e2e.frameworks.foreign import committed, example, metric, wait_committed
 from e2e.platform.harness import kill
 
 pytestmark = [pytest.mark.extras, pytest.mark.e2e]
@@ -12,8 +12,9 @@ pytestmark = [pytest.mark.extras, pytest.mark.e2e]
 def test_killed_and_recovered_with_its_own_snapshots(platform):
     calm = platform.submit(example("torchrun", "--epochs=8"))
     job = platform.submit(example("torchrun", "--epochs=8", "--pause=0.7"))
-    wait_reported(platform, job)
-    kill(platform.rank_pids(job)[1])
+    rank = platform.rank_pids(job)[1]
+    wait_committed(platform, job)
+    kill(rank)
     view = platform.wait_state(job, "succeeded")
     assert (view.attempts, view.restarts) == (1, 1)
     said = platform.run("logs", job).stdout

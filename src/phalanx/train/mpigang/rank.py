@@ -40,6 +40,9 @@ def variables(env: Mapping[str, str]) -> dict[str, str]:
     }
     if folder := found.pop(FOLDER_VARIABLE, ""):
         found.setdefault("OMPI_MCA_btl_vader_backing_directory", folder)
+    # mpirun makes one stream of all ranks' output, as it comes: unbuffered, Python writes a line in two
+    # pieces, and those of other ranks come between. Each has a terminal of its own and writes whole lines.
+    found.pop("PYTHONUNBUFFERED", None)
     found.pop("TMPDIR", None)
     if usual := found.pop(TMPDIR_VARIABLE, ""):
         found["TMPDIR"] = usual
