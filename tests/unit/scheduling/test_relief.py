@@ -117,3 +117,8 @@ def test_a_hero_that_made_room_returns_after_the_small_jobs_it_made_room_for() -
         history.observe(KindKey("", "", size_class(8)), 1e7)
     asked = Snapshot(NODES[:2], (), (left, small(10, now, 4)), terms=TERMS, history=history)
     assert [start.job for start in plan(asked, now).starts] == [10]
+
+
+def test_a_queue_without_any_node_waits() -> None:
+    decided = plan(Snapshot((), (), (small(1, 0),), terms=TERMS), HOUR)
+    assert (decided.starts, [num for num, _ in decided.stays]) == ((), [1])

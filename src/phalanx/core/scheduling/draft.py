@@ -148,7 +148,7 @@ class Draft:
     def largest_small(self) -> float:
         """The slots beyond which a queued job counts as a hero, by the largest pool."""
         if self.small == 0.0:
-            pool = max(group.num_nodes * group.size for group in self.index.groups)
+            pool = max((group.num_nodes * group.size for group in self.index.groups), default=0)
             self.small = max(self.terms.hero_slots, self.terms.hero_fraction * pool)
         return self.small
 
