@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.core.reasons import Reason
 from phalanx.core.scheduling.entitlement import Standing, Tier
-from phalanx.core.scheduling.order import aged, base_urgency, is_guarded, slowly_aged
+from phalanx.core.scheduling.order import aged, base_urgency, is_guarded
 from phalanx.core.scheduling.outcome import Migration, Preemption, Resize, Start
 from phalanx.core.scheduling.slots import SlotIndex, Taking, pick
 from phalanx.core.scheduling.snapshot import US, Hole, Terms, Waiting
@@ -118,10 +118,7 @@ class Draft:
                 line.base = base_urgency(
                     line.sample, line.kind, line.attained_bin, history, self.terms
                 )
-        wait_s = (self.now - since) / US
-        if line.sample.num_slots > self.largest_small():
-            return slowly_aged(line.base, wait_s, self.terms)
-        return aged(line.base, wait_s, self.terms)
+        return aged(line.base, (self.now - since) / US, self.terms)
 
     def _turn(self, line: Line, since: int) -> float:
         """The urgency by which a line's job gets its turn.

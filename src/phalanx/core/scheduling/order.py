@@ -70,15 +70,7 @@ def _blend(
 
 
 def aged(base: float, wait_s: float, terms: Terms) -> float:
-    """Urgency after waits of this length in all: it rises within the first hour or so, then slowly."""
-    if wait_s == 0.0:
-        return base
-    early = terms.early_gain * min(wait_s / terms.early_s, 1.0) ** 3
-    return slowly_aged(base, wait_s, terms) * (1.0 + early)
-
-
-def slowly_aged(base: float, wait_s: float, terms: Terms) -> float:
-    """The same for heroes: linear at first, then ever steeper."""
+    """Urgency after waits of this length in all: linear at first, then ever steeper."""
     if wait_s == 0.0:
         return base
     steep = float((wait_s / terms.steep_s) ** terms.steepness)
@@ -158,5 +150,4 @@ __all__ = [
     "is_guarded",
     "kind_key",
     "settled_end",
-    "slowly_aged",
 ]

@@ -161,10 +161,9 @@ class Terms:
     (infinite: never); `guess_margin` / (1 + ends seen) times more than that while learned urgency is
     little but a guess. `min_run_s` protects a fresh start. `guard_after_s`: who has waited longer in
     all goes first in its class, gets a reservation, and is safe from its peers for `guard_quantum_s`.
-    Within the first `early_s` of all its waits the urgency of a job that is no hero grows by
-    `early_gain` times what it was, with the cube of the wait; every `age_s` adds as much as it then is;
-    from about `steep_s` on it grows with this power (`steepness`). A running job keeps what its waits
-    earned: a long job is put off again and again only up to a point. `size_exponent` 1.0 orders by work
+    `age_s`: the wait that doubles a job's urgency; from about `steep_s` on, all waits taken together,
+    urgency grows with this power of it (`steepness`), and a running job keeps what its waits earned:
+    a long job is put off again and again only up to a point. `size_exponent` 1.0 orders by work
     per slot-second, lower values help gangs. `hero_fraction` of a pool's slots: larger jobs are never
     victims of their own priority. `lost_per_need`: a victim may lose at most this part of the work
     that the claim needs. Who has run for `move_after_s` may be asked to move aside for a gang that
@@ -177,8 +176,6 @@ class Terms:
     min_run_s: float = 1200.0
     guard_after_s: float = 7 * 86_400.0
     guard_quantum_s: float = 6 * 3600.0
-    early_s: float = 3600.0
-    early_gain: float = 20.0
     age_s: float = 86_400.0
     steep_s: float = 3 * 86_400.0
     steepness: float = 8.0
