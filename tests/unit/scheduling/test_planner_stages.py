@@ -110,7 +110,7 @@ class TestOrder:
         asks = (job(1, 1, 4, kind="long"), job(2, 1, 4, kind="short", queued_at=now))
         guarded = Snapshot(nodes(1), (), asks, history=history)
         assert started(plan(guarded, now)) == [1]
-        off = replace(guarded, terms=Terms(guard_after_s=1e12, steepness=1.0, early_gain=0.0))
+        off = replace(guarded, terms=Terms(guard_after_s=1e12, steepness=1.0))
         assert started(plan(off, now)) == [2]
 
     def test_a_hero_that_has_run_for_long_is_not_overdue_for_ever(self) -> None:
@@ -135,19 +135,6 @@ class TestOrder:
         assert started(plan(asked, now)) == [1]
         forgotten = replace(asked, waiting=(replace(back, delayed_s=0.0), fresh))
         assert started(plan(forgotten, now)) == [2]
-
-    def test_who_has_waited_an_hour_in_all_is_not_put_off_again_for_a_like_job(self) -> None:
-        """Many short waits of a long job come to no more than about an hour."""
-        history = History()
-        for slot_s in (600.0, 6000.0, 60_000.0):
-            for _ in range(100):
-                history.observe(KindKey("", "", 2), slot_s)
-        back = job(1, 1, 4, queued_at=2 * HOUR - 60 * US, attained_slot_s=1000.0, delayed_s=3600.0)
-        fresh = job(2, 1, 4, queued_at=2 * HOUR)
-        asked = Snapshot(nodes(1), (), (back, fresh), history=history)
-        assert started(plan(asked, 2 * HOUR)) == [1]
-        off = replace(asked, terms=Terms(early_gain=0.0))
-        assert started(plan(off, 2 * HOUR)) == [2]
 
     def test_a_running_job_keeps_what_its_waits_earned(self) -> None:
         short, now = job(2, 1, 4, queued_at=10 * HOUR), 10 * HOUR
@@ -340,6 +327,23 @@ class TestElastic:
         decided = plan(Snapshot(nodes(2), wide, (job(1, 1, 4),)), HOUR)
         assert [len(r.placement.shares) for r in decided.resizes] == [1]
         assert decided.preemptions == ()
+
+    def test_the_place_that_it_gives_up_counts_for_the_limit_of_who_gets_it(self) -> None:
+        """Slots of a smaller job for one claim, slots of a victim for another: both of one project."""
+        limited = Project("p", max_slots=8)
+        running = (
+            held(7, {0: (2, 3)}, priority=90, project="o"),
+            held(8, {0: (0, 1), 1: (0, 1)}, project="p", min_nodes=1, max_nodes=2),
+            held(9, {2: FULL}, priority=10, project="o"),
+        )
+        asks = (job(1, 1, 4, project="p"), job(2, 1, 4, project="p"))
+        decided = plan(Snapshot(nodes(3), running, asks, (limited, Project("o"))), HOUR)
+        assert [len(r.placement.shares) for r in decided.resizes] == [1]
+        assert [hole.job for hole in decided.holes] == [1]
+        assert decided.preemptions == ()
+        wider = replace(limited, max_slots=10)
+        decided = plan(Snapshot(nodes(3), running, asks, (wider, Project("o"))), HOUR)
+        assert sorted(hole.job for hole in decided.holes) == [1, 2]
 
     def test_it_does_not_resize_twice_within_the_cool_down(self) -> None:
         running = (held(8, {0: FULL}, min_nodes=1, max_nodes=2, resized_at=HOUR - US),)
