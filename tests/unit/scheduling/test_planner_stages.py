@@ -341,7 +341,7 @@ class TestElastic:
         assert [len(r.placement.shares) for r in decided.resizes] == [1]
         assert [hole.job for hole in decided.holes] == [1]
         assert decided.preemptions == ()
-        wider = replace(limited, max_slots=10)
+        wider = replace(limited, max_slots=12)
         decided = plan(Snapshot(nodes(3), running, asks, (wider, Project("o"))), HOUR)
         assert sorted(hole.job for hole in decided.holes) == [1, 2]
 

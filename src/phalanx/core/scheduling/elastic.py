@@ -158,13 +158,13 @@ def _commit(
         text = f"gives {len(shares)} nodes to j-{job.num}"
         draft.resizes.append(Resize(num, smaller, Reason(ReasonCode.PREEMPTED, text)))
         draft.leaving.add(num)
-        draft.use(held.project, -sum(len(share.slots) for share in held.placement.shares[keep:]))
         wait_s = max(wait_s, held.save_s or 0.0)
     names = tuple(draft.index.nodes[taking.node].id for taking in takings)
     ready_at = draft.now + int(wait_s * US)
     expires_at = ready_at + int(draft.terms.hole_ttl_s * US)
     hole = Hole(job.num, names, ready_at, expires_at, tuple(given))
     draft.holes.append(hole)
+    # What the smaller ones give counts for their projects until they have given it.
     draft.use(job.project, job.num_slots)
     draft.block(hole, *job.widths(len(hole.nodes)))
 
