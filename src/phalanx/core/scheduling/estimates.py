@@ -63,9 +63,7 @@ class _Table:
         if known is None:
             left = self.tail[spot] * (1.0 - quantile)
             at = next(b for b in range(spot, _NUM_BINS) if self.tail[b + 1] <= left)
-            # Ends lie evenly within a bin: its far border would be too late for most of them.
-            part = (self.tail[at] - left) / (self.tail[at] - self.tail[at + 1])
-            known = EDGES[at] + part * (EDGES[at + 1] - EDGES[at])
+            known = EDGES[at + 1]
             self.totals[spot, quantile] = known
         return known
 
