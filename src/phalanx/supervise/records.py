@@ -216,7 +216,7 @@ class GenerationRecords:
                 pass
             commits, self._commits = self._commits, []
             for record in commits:
-                self._put(self._checkpoint(record))
+                self._put(self._about(record))
 
     def _consumed(self, row: Row) -> None:
         self._fresh_rows.append(row)
@@ -263,14 +263,10 @@ class GenerationRecords:
             if not self._began:
                 self._began = True
                 self._put(self._restored({**record, "path": None}))
-        elif kind == "quarantined":
-            why, path = str(record.get("why", "")), str(record["path"])
-            self._once(kind, path, lambda seq: QuarantinedReport(
-                seq=seq, generation=self._generation, path=path, message=why))  # fmt: skip
-        elif kind == "removed":
-            gone = str(record["path"])
-            self._once(kind, gone, lambda seq: CheckpointRemovedReport(
-                seq=seq, generation=self._generation, path=gone))  # fmt: skip
+        elif kind in ("quarantined", "removed"):
+            # Behind the news that it was made: told first, it would count as one that is still there.
+            if self._is_new(kind, str(record["path"])):
+                self._commits.append(record)
         elif kind == "guard":
             self._put(self._guard(record))
         elif kind == "profile":
@@ -334,6 +330,18 @@ class GenerationRecords:
         }
         ProfileReport(seq=0, **fields)  # a user's process wrote it: refuse it here, not later
         return lambda seq: ProfileReport(seq=seq, **fields)
+
+    def _about(self, record: Record) -> Callable[[int], Report]:
+        """A checkpoint was made, found to be broken, or is gone."""
+        generation, path = self._generation, str(record["path"])
+        if record["k"] == "removed":
+            return lambda seq: CheckpointRemovedReport(seq=seq, generation=generation, path=path)
+        if record["k"] == "quarantined":
+            why = str(record.get("why", ""))
+            return lambda seq: QuarantinedReport(
+                seq=seq, generation=generation, path=path, message=why
+            )
+        return self._checkpoint(record)
 
     def _checkpoint(self, record: Record) -> Callable[[int], Report]:
         fields: dict[str, Any] = {

@@ -26,12 +26,12 @@ def test_killed_and_recovered(platform, resources):
     assert len(begun) == 2 * world
     losses = metric(platform, job, "loss")
     assert sorted(losses) == list(range(10))
-    assert losses == pytest.approx(metric(platform, calm, "loss"), abs=1e-4)
+    # Sums in fp16 (an epsilon of 1e-3) by three ranks and more come in any order.
+    assert losses == pytest.approx(metric(platform, calm, "loss"), rel=1e-2)
     found = committed(view)
     assert found[0].manifest.step == 9
     here, there = (
         torch.load(one.path / "checkpoint.pt", weights_only=True)["model"]
         for one in (found[0], committed(usual)[0])
     )
-    # Sums in fp16 by three ranks and more come in any order.
     assert all(torch.allclose(here[name], there[name], atol=1e-2) for name in there)

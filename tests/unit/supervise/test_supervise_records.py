@@ -64,6 +64,18 @@ def test_what_was_consumed_before_a_save_is_said_before_it(tmp_path):
     assert [(row.lo, row.hi) for row in sent[0].rows] == [(0, 8)]
 
 
+def test_a_checkpoint_that_is_gone_again_was_there_first(tmp_path):
+    """Read in one turn: told the other way round, it would count as one that can be resumed from."""
+    file = tmp_path / "r0.report"
+    written(file, [saved(1), saved(2), {"k": "removed", "path": "/c/1", "t": 2}, saved(3)])
+    sent = []
+    watch = StallWatch(Patience(math.inf), 0.0)
+    GenerationRecords(0, {0: file}, lambda make: sent.append(make(len(sent) + 1)), watch).read()
+    told = [(one.kind, one.path) for one in sent]
+    assert told.index(("checkpoint", "/c/1")) < told.index(("checkpoint_removed", "/c/1"))
+    assert len(told) == 4
+
+
 def test_warnings_of_a_script_come_to_an_end_and_checkpoints_do_not():
     here, sent = opened()
     for number in range(3 * records._MOST_WARNINGS):
