@@ -62,9 +62,8 @@ class _Table:
         known = self.totals.get((spot, quantile))
         if known is None:
             left = self.tail[spot] * (1.0 - quantile)
-            at = next(b for b in range(spot, _NUM_BINS) if self.tail[b + 1] <= left)
-            known = EDGES[at + 1]
-            self.totals[spot, quantile] = known
+            after = (b for b in range(spot, _NUM_BINS) if self.tail[b + 1] <= left)
+            known = self.totals[spot, quantile] = EDGES[next(after) + 1]
         return known
 
 

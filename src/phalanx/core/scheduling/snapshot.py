@@ -163,8 +163,8 @@ class Terms:
     all goes first in its class, gets a reservation, and is safe from its peers for `guard_quantum_s`.
     `age_s`: the wait that doubles a job's urgency; from about `steep_s` on, all waits taken together,
     urgency grows with this power of it (`steepness`), and a running job keeps what its waits earned:
-    a long job is put off again and again only up to a point. `size_exponent` 1.0 orders by work
-    per slot-second, lower values help gangs. `hero_fraction` of a pool's slots: larger jobs are never
+    a long job is put off again and again only up to a point. `size_exponent` 1.0 orders by work per
+    slot-second, lower values help gangs. `hero_fraction` of a pool's slots: larger jobs are never
     victims of their own priority. `lost_per_need`: a victim may lose at most this part of the work
     that the claim needs. Who has run for `move_after_s` may be asked to move aside for a gang that
     gains more slot-seconds in `move_gain_s` than all the moves cost (0: nobody moves). `step_budget`
