@@ -36,9 +36,11 @@ up: $(STAMP) ## start the platform in the foreground
 	@$(BIN)/phalanx up
 
 test: $(STAMP) ## every test that needs nothing but this checkout
-	@$(PYTEST) -n 2 --dist worksteal -m "$(DEFAULT)" --ignore=$(PROCESSES)
-	@$(PYTEST) -n 3 --dist loadfile -m "$(DEFAULT)" $(PROCESSES) --ignore=$(GANGS)
-	@$(PYTEST) -n 2 --dist loadfile -m "$(DEFAULT)" $(GANGS)
+	@failed=0; \
+	$(PYTEST) -n 2 --dist worksteal -m "$(DEFAULT)" --ignore=$(PROCESSES) || failed=1; \
+	$(PYTEST) -n 3 --dist loadfile -m "$(DEFAULT)" $(PROCESSES) --ignore=$(GANGS) || failed=1; \
+	$(PYTEST) -n 2 --dist loadfile -m "$(DEFAULT)" $(GANGS) || failed=1; \
+	exit $$failed
 
 test-fast: $(STAMP) ## the unit tests only
 	@$(PYTEST) -n 2 --dist worksteal -m unit --ignore=$(PROCESSES)

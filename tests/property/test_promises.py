@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.core.jobs import Decision
+from phalanx.core.jobs import Decision, decide
 from phalanx.core.placement import GangShape, Node, NodeShare, Placement
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import (
@@ -28,7 +28,7 @@ from phalanx.core.scheduling import (
 )
 from phalanx.core.scheduling.slots import mask_of
 from phalanx.errors import InvariantBroken
-from phalanx.sim import audit, lives
+from phalanx.sim import audit
 from phalanx.sim.engine import Tally
 from phalanx.sim.jobs import TraceJob
 from phalanx.sim.lives import Lives
@@ -282,15 +282,12 @@ def test_a_planner_that_a_node_makes_worse_is_caught(monkeypatch: pytest.MonkeyP
         audit.check_monotone(GangShape(1, 1, 1), make_nodes(3), make_nodes(4)[3])
 
 
-def test_a_machine_that_counts_repetitions_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = lives.decide
-
+def test_a_machine_that_counts_repetitions_is_caught() -> None:
     def forgetful(job: Any, event: Any, now: int) -> Decision:
-        decision = honest(job, event, now)
+        decision = decide(job, event, now)
         return replace(decision, job=replace(decision.job, restarts=job.restarts + 1), ignored=None)
 
-    monkeypatch.setattr(lives, "decide", forgetful)
-    told = Lives(deliveries=2)
+    told = Lives(deliveries=2, machine=forgetful)
     told.submitted(TraceJob(1, 0.0, 10.0, GangShape(1, 1, 1)), 0.0)
     with pytest.raises(InvariantBroken, match="a second AttemptPlaced changed the job"):
         told.placed(1, at((0, (0,))), 1.0)

@@ -255,7 +255,8 @@ class Picture:
         """Whether nothing but more jobs in lines that stood still has come since the last pass.
 
         Then there is hardly anything to start: if the first of a line cannot, none can. What it does not
-        see is that time has passed, and that more demand of one project may lower what another is due.
+        see is that time has passed, that more demand of one project may lower what another is due, and
+        that room which a pass kept for one job may lie elsewhere once its own starts are done.
         """
         with self._planning:
             if self._world is None or self._planned_for is not self._projects:

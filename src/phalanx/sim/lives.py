@@ -8,11 +8,11 @@ the repetitions must change nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from phalanx.core.failures import Failure
-from phalanx.core.jobs import Job, JobState, create, decide
+from phalanx.core.jobs import Decision, Job, JobState, create, decide
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.commands import LaunchAttempt
 from phalanx.core.jobs.model import HOLDING, Attempt, JobTerms, NodePhase, Outcome, StopGoal
@@ -32,6 +32,7 @@ class Lives:
     grace_s: float = 30.0
     policy: RecoveryPolicy = RecoveryPolicy()
     deliveries: int = 1
+    machine: Callable[[Job, e.JobEvent, int], Decision] = decide
     num_events: int = 0
     num_ignored: int = 0
     jobs: dict[int, Job] = field(default_factory=dict)
@@ -39,14 +40,14 @@ class Lives:
     def tell(self, num: int, event: e.JobEvent, at_s: float) -> Job:
         """One event, as often as this network delivers it."""
         now, job = int(at_s * US), self.jobs[num]
-        decision = decide(job, event, now)
+        decision = self.machine(job, event, now)
         self.num_events += 1
         self.num_ignored += decision.ignored is not None
         placed = isinstance(event, e.AttemptPlaced) and decision.ignored is None
         if placed and LaunchAttempt(decision.job.attempts) not in decision.commands:
             raise InvariantBroken(f"j-{num} was placed and nothing launches it")
         for _ in range(1, self.deliveries):
-            again = decide(decision.job, event, now)
+            again = self.machine(decision.job, event, now)
             if again.ignored is None and (again.job != decision.job or again.commands):
                 raise InvariantBroken(f"j-{num}: a second {type(event).__name__} changed the job")
         self.jobs[num] = decision.job

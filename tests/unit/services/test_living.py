@@ -135,6 +135,9 @@ def test_within_one_project_nothing_could_start_where_only_lines_have_grown(seed
     fresh = iter(range(1, 1000))
     snapshot, world = Snapshot(NODES, (), ()), None
     started: frozenset[int] = frozenset()
+    moving = (
+        False  # the last pass started jobs and kept room for others: that may lie elsewhere now
+    )
     for step in range(1, 20):
         at = step * US
         wide, ends = rng.choice([1, 2, 4]), rng.random() < 0.3
@@ -144,10 +147,11 @@ def test_within_one_project_nothing_could_start_where_only_lines_have_grown(seed
             snapshot, waiting=(*snapshot.waiting, *more), held=held,
             history=snapshot.history if world is None else world.history,
         )  # fmt: skip
-        if world is not None and only_longer_lines(world, snapshot, started):
+        if world is not None and not moving and only_longer_lines(world, snapshot, started):
             assert not plan_pass(World.of(snapshot), at).starts
         world = follow(world, snapshot)
-        starts = plan_pass(world, at).starts
+        plan = plan_pass(world, at)
+        starts, moving = plan.starts, bool(plan.starts and plan.holes)
         started = frozenset(one.job for one in starts)
         new = [Held(one.job, one.placement, project="a", priority=50) for one in starts]
         left = tuple(one for one in snapshot.waiting if one.num not in started)
