@@ -60,7 +60,7 @@ horovod: $(STAMP) ## build Horovod (minutes) or take the wheel that was kept, an
 
 test-extras: $(STAMP) $(RAY) $(FRAMEWORKS) ## tests of optional parts: PostgreSQL, Ray, JAX, MPI, TensorFlow, Horovod
 	@scripts/horovod.sh install-kept $(BIN)/python
-	@$(PYTEST) -m "extras and not proof" || test $$? -eq 5
+	@$(PYTEST) -n 2 --dist loadfile -m "extras and not proof" || test $$? -eq 5
 
 proof: $(STAMP) ## kill counts and full matrices: long; the output goes to docs/proof/
 	@$(PYTEST) -m proof --timeout=3600 -rA || test $$? -eq 5

@@ -234,6 +234,20 @@ class TestPreemption:
         snapshot = Snapshot(nodes(1), running, waiting, history=history, terms=terms)
         assert [p.job for p in plan(snapshot, HOUR).preemptions] == evicted
 
+    def test_a_peer_that_does_not_save_on_request_leaves_only_right_after_a_save(self) -> None:
+        waiting = (replace(job(1, 1, 4), submitted_at=2 * HOUR),)
+
+        def evicted(saved_s_ago: int, terms: Terms) -> bool:
+            saved_at = 2 * HOUR - saved_s_ago * US
+            running = (held(8, {0: FULL}, attained_slot_s=1e6, save_s=None, saved_at=saved_at),)
+            return bool(
+                plan(Snapshot(nodes(1), running, waiting, terms=terms), 2 * HOUR).holes[0].victims
+            )
+
+        ours = Terms(guess_margin=0.0)
+        assert evicted(0, ours) and not evicted(1800, ours)
+        assert evicted(1800, replace(ours, lost_per_need=float("inf")))
+
     def test_superfluous_victims_are_spared(self) -> None:
         running = (
             held(7, {0: (0,)}, priority=10, restart_s=1.0),

@@ -187,7 +187,7 @@ class Terms:
     hole_ttl_s: float = 900.0
     preemption_budget: int = 16
     step_budget: int = 6000
-    lost_per_need: float = 0.1
+    lost_per_need: float = 0.005
     move_after_s: float = 3600.0
     move_gain_s: float = 900.0
     resize_cooldown_s: float = 600.0
