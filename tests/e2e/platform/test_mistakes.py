@@ -188,6 +188,7 @@ def test_full_disk_warns_and_loses_nothing(tmp_path: Path):
     assert out.exists()
 
 
+@pytest.mark.extras
 def test_a_package_that_does_not_exist(platform: Platform):
     job = platform.submit(
         {
