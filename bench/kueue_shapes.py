@@ -1,6 +1,7 @@
 """The load shapes of Kueue's scheduler performance suite, through our production control plane.
 
     python bench/kueue_shapes.py [--shape baseline|large-scale|tas] [--part 0.1] [--config FILE.yaml]
+                                 [--planner compiled|Python]
 
 The generators have the same parameters as Kueue's `test/performance/scheduler/configs`; `--config` reads
 one of its `generator.yaml` files instead. The production control plane's own loops plan, launch and look
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import heapq
+import sys
 import tempfile
 import time
 from collections import deque
@@ -29,6 +31,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.scheduler import variants
 
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.model import JobState, Outcome
@@ -412,9 +418,17 @@ def main() -> int:
     asked.add_argument("--shape", choices=list(SHAPES), default="baseline")
     asked.add_argument("--part", type=float, default=1.0, help="of each workload count")
     asked.add_argument("--config", type=Path)
+    asked.add_argument(
+        "--planner", choices=[variants.COMPILED, variants.PYTHON], default=variants.COMPILED
+    )
     options = asked.parse_args()
+    if options.planner == variants.COMPILED and variants.here().name == variants.PYTHON:
+        found = variants.compiled()
+        if found is not None:
+            variants.run_again_with(found, __file__)
     shape = of_config(options.config) if options.config else SHAPES[options.shape]
     collector.for_a_long_life()  # as a server does before it serves
+    print(f"planner: {variants.here().name}")
     measure(options.shape, shape, options.part)
     return 0
 

@@ -56,6 +56,17 @@ def test_the_compiled_one_keeps_the_promises(folder: Path) -> None:
     run(folder, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests)
 
 
+def test_the_control_plane_runs_on_it(folder: Path) -> None:
+    """What it stores it can read again, from submission to the end of jobs."""
+    tests = [
+        "tests/unit/store",
+        "tests/unit/services",
+        "tests/unit/core",
+        "tests/sim/test_kueue_shapes.py",
+    ]
+    run(folder, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests)
+
+
 def test_a_copy_that_decides_otherwise_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,12 +130,19 @@ def _reader(kind: Any) -> _Read:
     return _as_it_is
 
 
+# What is left of a hint in a compiled class: to read its values as they are would be wrong.
+_BARE = (tuple, dict, list, type)
+
+
 def _record_reader(kind: type) -> _Read:
     hints = typing.get_type_hints(kind)
     readers: dict[str, _Read] = {}
 
     def read(data: Any) -> Any:
         if not readers:  # only now, because a type may hold itself
+            for one in dataclasses.fields(kind):
+                if hints[one.name] in _BARE:
+                    raise TypeError(f"{kind.__name__}.{one.name} does not say what it is made of")
             readers.update({f.name: _reader(hints[f.name]) for f in dataclasses.fields(kind)})
         return kind(**{name: readers[name](item) for name, item in data.items() if name in readers})
 

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import sys
+import tomllib
+import typing
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from phalanx.core.codec import decode, encode
 from phalanx.core.jobs import create, decide
 from phalanx.core.jobs import events as e
-from phalanx.core.jobs.model import Job, JobTerms
-from phalanx.core.placement import GangShape, NodeShare, Placement
+from phalanx.core.jobs.model import Attempt, Job, JobTerms
+from phalanx.core.placement import Demand, GangShape, NodeShare, Placement
+from phalanx.core.reasons import Reason
+from phalanx.core.scheduling import Hole
+from phalanx.store.events import KINDS
 
 pytestmark = pytest.mark.unit
 
@@ -77,3 +87,45 @@ def test_what_is_written_once_reads_back_as_each_value_was() -> None:
     assert encode(one) is encode(same)
     assert decode(JobTerms, encode(one)) == one
     assert decode(JobTerms, encode(other)) == other != one
+
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def kinds_in(hint: Any, found: set[type]) -> set[type]:
+    """Every class that values of this type may hold."""
+    for inner in typing.get_args(hint):
+        kinds_in(inner, found)
+    if isinstance(hint, type) and hint not in found and hint.__module__.startswith("phalanx."):
+        found.add(hint)
+        if dataclasses.is_dataclass(hint):
+            for each in typing.get_type_hints(hint).values():
+                kinds_in(each, found)
+    return found
+
+
+def compiled(but: Iterable[str]) -> set[Path]:
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["phalanx"]["compiled"]
+    files = {path for pattern in table["files"] for path in ROOT.glob(pattern)}
+    return files - {ROOT / name for name in but}
+
+
+def test_what_is_read_again_is_never_compiled() -> None:
+    """A compiled class does not say any more what its fields are made of, so it cannot be decoded."""
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["phalanx"]["compiled"]
+    found: set[type] = set()
+    for kind in (Job, Demand, Placement, Hole, *KINDS.values()):
+        kinds_in(kind, found)
+    assert {GangShape, Attempt, Reason} < found
+    files = {Path(str(sys.modules[kind.__module__].__file__)).resolve() for kind in found}
+    assert not files & compiled(table["but"])
+    assert files & compiled(())
+
+
+def test_a_class_that_does_not_say_what_its_fields_are_made_of_is_refused() -> None:
+    @dataclass
+    class Erased:
+        leaves: tuple  # type: ignore[type-arg]
+
+    with pytest.raises(TypeError, match=r"Erased\.leaves does not say"):
+        decode(Erased, {"leaves": [{"num": 1}]})

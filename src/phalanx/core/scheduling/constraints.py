@@ -12,9 +12,10 @@ from enum import StrEnum
 
 from phalanx.core.placement import Node, Role
 from phalanx.core.scheduling.entitlement import rolled_up, standings
+from phalanx.core.scheduling.holes import Hole
 from phalanx.core.scheduling.outcome import Plan
 from phalanx.core.scheduling.slots import NodeGroup, SlotIndex, Taking, pick
-from phalanx.core.scheduling.snapshot import US, Hole, Waiting
+from phalanx.core.scheduling.snapshot import US, Waiting
 from phalanx.core.scheduling.topology import ask_of, hosts, part_ask, place
 from phalanx.core.scheduling.world import World
 

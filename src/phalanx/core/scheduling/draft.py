@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from phalanx.core.reasons import Reason
 from phalanx.core.scheduling.entitlement import Standing, Tier
+from phalanx.core.scheduling.holes import Hole
 from phalanx.core.scheduling.order import aged, base_urgency, is_guarded
 from phalanx.core.scheduling.outcome import Migration, Preemption, Resize, Start
 from phalanx.core.scheduling.slots import SlotIndex, Taking, pick
-from phalanx.core.scheduling.snapshot import US, Hole, Terms, Waiting
+from phalanx.core.scheduling.snapshot import US, Terms, Waiting
 from phalanx.core.scheduling.topology import place
 from phalanx.core.scheduling.world import Line, World
 

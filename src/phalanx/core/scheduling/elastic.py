@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from phalanx.core.placement import GangShape, Placement
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling.draft import Draft
+from phalanx.core.scheduling.holes import Hole
 from phalanx.core.scheduling.outcome import Resize
 from phalanx.core.scheduling.slots import Taking, pick
-from phalanx.core.scheduling.snapshot import US, Held, Hole, Waiting
+from phalanx.core.scheduling.snapshot import US, Held, Waiting
 from phalanx.core.scheduling.topology import place
 from phalanx.core.scheduling.world import Line
 

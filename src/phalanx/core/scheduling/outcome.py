@@ -8,7 +8,7 @@ from typing import overload
 
 from phalanx.core.placement import Placement
 from phalanx.core.reasons import Reason
-from phalanx.core.scheduling.snapshot import Hole
+from phalanx.core.scheduling.holes import Hole
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,11 @@ from phalanx.core.reasons import Reason
 from phalanx.core.scheduling import elastic, explain, preemption, reservations
 from phalanx.core.scheduling.draft import Draft, Rank
 from phalanx.core.scheduling.entitlement import rolled_up, standings
+from phalanx.core.scheduling.holes import Hole
 from phalanx.core.scheduling.order import is_guarded
 from phalanx.core.scheduling.outcome import Plan, Start
 from phalanx.core.scheduling.slots import SlotIndex
-from phalanx.core.scheduling.snapshot import US, Held, Hole, Snapshot, Waiting
+from phalanx.core.scheduling.snapshot import US, Held, Snapshot, Waiting
 from phalanx.core.scheduling.topology import ask_of, place, suitable
 from phalanx.core.scheduling.world import Line, World
 

@@ -16,6 +16,7 @@ from phalanx.core.placement import GangShape
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import moves, relief
 from phalanx.core.scheduling.draft import Claim, Draft
+from phalanx.core.scheduling.holes import Hole
 from phalanx.core.scheduling.order import is_guarded
 from phalanx.core.scheduling.outcome import Preemption
 from phalanx.core.scheduling.reach import (
@@ -27,7 +28,7 @@ from phalanx.core.scheduling.reach import (
     reach_of,
 )
 from phalanx.core.scheduling.slots import NodeGroup, Taking, pick, wants_of
-from phalanx.core.scheduling.snapshot import US, Hole, Waiting
+from phalanx.core.scheduling.snapshot import US, Waiting
 from phalanx.core.scheduling.topology import Ask, areas, hosts, lands, levels, parts
 from phalanx.core.scheduling.world import Line
 

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from phalanx.core.scheduling.draft import Block, Draft
+from phalanx.core.scheduling.holes import Hole
 from phalanx.core.scheduling.order import expected_s
 from phalanx.core.scheduling.running import NEVER
 from phalanx.core.scheduling.slots import NodeGroup, SlotIndex, Taking
-from phalanx.core.scheduling.snapshot import US, Hole, Waiting
+from phalanx.core.scheduling.snapshot import US, Waiting
 from phalanx.core.scheduling.topology import num_leaves, place
 from phalanx.core.scheduling.world import Line
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from phalanx.core.placement import GangShape, Node, Placement
 from phalanx.core.scheduling.estimates import History
+from phalanx.core.scheduling.holes import Hole
 
 US = 1_000_000
 
@@ -136,21 +137,6 @@ class Project:
     lend_slots: int | None = None
     parent: str = ""
     past_slots: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Hole:
-    """Nodes kept for one job: nobody else starts there unless gone again by `ready_at`.
-
-    A hole cut by a preemption is kept from plan to plan until its owner starts or `expires_at`;
-    `ready_at` None means that nobody knows when the nodes will be free.
-    """
-
-    job: int
-    nodes: tuple[str, ...]
-    ready_at: int | None
-    expires_at: int
-    victims: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 
 from phalanx.core.placement import GangShape, Node, Placement
 from phalanx.core.scheduling.estimates import EDGES, History, KindKey, bin_of
+from phalanx.core.scheduling.holes import Hole
 from phalanx.core.scheduling.order import kind_key
 from phalanx.core.scheduling.running import Running
 from phalanx.core.scheduling.slots import NodeGroup, SlotIndex
-from phalanx.core.scheduling.snapshot import Held, Hole, Project, Snapshot, Terms, Waiting
+from phalanx.core.scheduling.snapshot import Held, Project, Snapshot, Terms, Waiting
 from phalanx.core.scheduling.topology import Ask, ask_of, suitable
 from phalanx.errors import InvariantBroken
 
