@@ -1,8 +1,8 @@
 """Preference: the level of the topology that a gang should lie inside, and for how long it insists.
 
 Unless its owner says otherwise a gang of several nodes insists on the narrowest level of its pools, if
-that could ever hold it. It does so for a twentieth of the time it is expected to run, and an hour at most:
-a bad place costs as long as the gang runs, a wait costs once.
+that could ever hold it. It does so for two fifths of the time it is expected to run, and four hours at most:
+a bad place costs as long as the gang runs, a wait costs once, and is rarely as long as it may be.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from phalanx.core.scheduling.snapshot import Waiting
 
 NOTHING = "none"
 """What a spec says that prefers no level."""
-_PART = 0.05
-_MOST_S = 3600.0
+_PART = 0.4
+_MOST_S = 4 * 3600.0
 _UNKNOWN_S = 600.0
 
 
