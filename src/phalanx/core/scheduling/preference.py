@@ -1,8 +1,8 @@
 """Preference: the level of the topology that a gang should lie inside, and for how long it insists.
 
 Unless its owner says otherwise a gang of several nodes insists on the narrowest level of its pools, if
-that could ever hold it. It does so for two fifths of the time it is expected to run, and four hours at most:
-a bad place costs as long as the gang runs, a wait costs once, and is rarely as long as it may be.
+that could ever hold it. It does so for two fifths of the time it is expected to run, and four hours at
+most: a bad place costs as long as the gang runs, a wait costs once, and is rarely as long as it may be.
 """
 
 from __future__ import annotations
