@@ -245,8 +245,8 @@ class TestPreemption:
             )
 
         ours = Terms(guess_margin=0.0)
-        assert evicted(0, ours) and not evicted(1800, ours)
-        assert evicted(1800, replace(ours, lost_per_need=float("inf")))
+        assert evicted(0, ours) and not evicted(15, ours)
+        assert evicted(15, replace(ours, lost_per_need=0.1))
 
     def test_superfluous_victims_are_spared(self) -> None:
         running = (
