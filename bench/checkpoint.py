@@ -26,16 +26,16 @@ from torch import nn
 from phalanx import checkpoint
 from phalanx.checkpoint import reading
 from phalanx.checkpoint.digest import CHUNK_BYTES, Digest
-from phalanx.core.checkpoints import Keep, Position
+from phalanx.core.training.checkpoints import Keep, Position
 from phalanx.kit.clock import SystemClock
-from phalanx.train import restoring
-from phalanx.train.context import RankInfo
-from phalanx.train.groups import Solo
-from phalanx.train.report import NoReport
-from phalanx.train.resuming import Resumption
-from phalanx.train.saving import CheckpointDirectory, Moment
-from phalanx.train.sharding import empty
-from phalanx.train.staging import Direct, Staging
+from phalanx.train.gang.context import RankInfo
+from phalanx.train.gang.groups import Solo
+from phalanx.train.gang.report import NoReport
+from phalanx.train.state import restoring
+from phalanx.train.state.resuming import Resumption
+from phalanx.train.state.saving import CheckpointDirectory, Moment
+from phalanx.train.state.sharding import empty
+from phalanx.train.state.staging import Direct, Staging
 
 WIDTH = 4096
 

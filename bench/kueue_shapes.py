@@ -36,24 +36,24 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.scheduler import variants
 
+from phalanx.core.gang.placement import Demand, Node
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.model import JobState, Outcome
-from phalanx.core.placement import Demand, Node
 from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
 from phalanx.kit import collector
 from phalanx.kit.clock import SystemClock
-from phalanx.schemas.assignments import Assignment
 from phalanx.schemas.home import HomeLayout
-from phalanx.schemas.spec import resolved, validate_spec
+from phalanx.schemas.spec.document import resolved, validate_spec
+from phalanx.schemas.wire.assignments import Assignment
 from phalanx.server.app import build_context
 from phalanx.server.context import Context, in_thread
 from phalanx.server.loops.runner import Loop, run_loop
 from phalanx.server.loops.steps import all_loops
 from phalanx.server.settings import Settings
-from phalanx.services import estate
-from phalanx.services.commit import commit_many, commit_new_many
-from phalanx.services.fitting import facts_of
+from phalanx.services.lifecycle.commit import commit_many, commit_new_many
+from phalanx.services.planning.admission import facts_of
 from phalanx.services.platform import Platform
+from phalanx.services.resources import estate
 from phalanx.store import jobs, open_store
 from phalanx.store.database import Touched
 from phalanx.store.jobs import JobFacts

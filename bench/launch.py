@@ -180,7 +180,7 @@ def wait_for_spare() -> None:
         states = []
         for proc in Path("/proc").iterdir():
             with contextlib.suppress(OSError, IndexError):
-                if b"phalanx.train.zygote" in (proc / "cmdline").read_bytes():
+                if b"phalanx.train.warm_process.fork_server" in (proc / "cmdline").read_bytes():
                     states.append((proc / "stat").read_text().rsplit(")", 1)[1].split()[0])
         quiet = quiet + 1 if states and "R" not in states else 0
         time.sleep(0.1)

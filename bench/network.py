@@ -14,7 +14,7 @@ import re
 
 from shaped_link import bytes_per_s, ended, gang, in_rooms, refusal, sh, two_rooms
 
-from phalanx.core.networks import PRESETS, rate_text
+from phalanx.core.gang.networks import PRESETS, rate_text
 
 GUARD_S = 300
 SLOW = "100mbit"
@@ -29,7 +29,9 @@ def measured(rooms: list[str], env: dict[str, str], interface: str = "v") -> str
     how = in_rooms(rooms)
     own = [{"GLOO_SOCKET_IFNAME": f"{interface}{at}"} for at in range(2)]
     extra = [{**one, **env, **two} for one, two in zip(how["extra"], own, strict=True)]
-    said = ended(gang([["-m", "phalanx.train.netcheck"]] * 2, how["leads"], extra), GUARD_S)
+    said = ended(
+        gang([["-m", "phalanx.train.programs.netcheck"]] * 2, how["leads"], extra), GUARD_S
+    )
     found = FIGURES.search(said)
     if found is None:
         raise SystemExit(f"the doctor said nothing of the kind:\n{said}")

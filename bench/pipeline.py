@@ -142,7 +142,7 @@ def main() -> None:
     if given.schedule:
         rank_main(given)
         return
-    from phalanx.core import pipelines
+    from phalanx.core.training import pipelines
 
     found = {}
     sizes = f"{given.stages} stages, {given.micro_batches} micro-batches"

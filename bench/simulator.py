@@ -12,11 +12,12 @@ import datetime
 from dataclasses import replace
 from pathlib import Path
 
-from phalanx.sim import calibration, faults, traces, workloads
+from phalanx.sim.audit import calibration
 from phalanx.sim.catalog import POLICIES
-from phalanx.sim.engine import Setup, simulate
+from phalanx.sim.cluster.engine import Setup, simulate
 from phalanx.sim.jobs import TraceJob
-from phalanx.sim.report import HOUR, figures, mean, quantile, useful_under_load
+from phalanx.sim.output.report import HOUR, figures, mean, quantile, useful_under_load
+from phalanx.sim.workload import faults, generated, traces
 
 EPOCH = datetime.datetime(2017, 9, 4, 10, 30, 41, tzinfo=datetime.UTC)
 DAY_S = 86_400.0
@@ -32,9 +33,9 @@ def year(where: Path, quick: bool) -> None:
     num_nodes, days = (16, 60) if quick else (64, 365)
     slots = num_nodes * 8
     nodes = traces.grid_nodes(num_nodes, 8, 16, 4)
-    trial = workloads.training(2000, 0.9 * slots, seed=1)
+    trial = generated.training(2000, 0.9 * slots, seed=1)
     per_job = trial[-1].submit_s / len(trial)
-    jobs = workloads.training(int(days * DAY_S / per_job), 0.9 * slots, seed=2)
+    jobs = generated.training(int(days * DAY_S / per_job), 0.9 * slots, seed=2)
     span_s = max(job.submit_s for job in jobs)
     outages, crashes = faults.draw(faults.PUBLISHED, nodes, span_s * 1.1, 3)
     setup = Setup(nodes, outages=outages, crashes=crashes, sample_s=6 * 3600.0)
@@ -99,7 +100,7 @@ def eta(where: Path, quick: bool) -> None:
     """Asked of waiting jobs at random moments: how many start before p50, and before p90?"""
     asked = []
     for seed in (11,) if quick else (11, 12, 13):
-        jobs = [j for j in workloads.training(260, 1.4 * 32, seed=seed) if j.num_slots <= 16]
+        jobs = [j for j in generated.training(260, 1.4 * 32, seed=seed) if j.num_slots <= 16]
         nodes = traces.grid_nodes(4, 8, 4, 1)
         setup = Setup(nodes, pass_s=300.0, recheck_s=1800.0)
         asked += calibration.ask(jobs, setup, every=12)

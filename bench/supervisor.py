@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 
 from phalanx.core.jobs.desired import Action
-from phalanx.schemas.assignments import Assignment, GangFacts, WarmStart
-from phalanx.schemas.supervision import (
+from phalanx.schemas.wire.assignments import Assignment, GangFacts, WarmStart
+from phalanx.schemas.wire.supervision import (
     NodeReadyReport,
     Orders,
     RanksEndedReport,

@@ -27,13 +27,13 @@ from phalanx.cli.exits import MEANINGS
 from phalanx.core.jobs import events
 from phalanx.core.jobs.machine import TRANSITIONS
 from phalanx.core.jobs.model import HOLDING, TERMINAL, JobState, StopGoal
+from phalanx.core.jobs.recovery import DEFAULT_BUDGETS
 from phalanx.core.reasons import Cause, ReasonCode
-from phalanx.core.recovery import DEFAULT_BUDGETS
 from phalanx.kit.units import format_duration
-from phalanx.schemas.pools import PoolFile, pool_json_schema
-from phalanx.schemas.projects import ProjectFile, project_json_schema
-from phalanx.schemas.ray_pools import RayPool
-from phalanx.schemas.spec import JobSpec, check_supported, json_schema, validate_spec
+from phalanx.schemas.pools.pools import PoolFile, pool_json_schema
+from phalanx.schemas.pools.projects import ProjectFile, project_json_schema
+from phalanx.schemas.pools.ray_pools import RayPool
+from phalanx.schemas.spec.document import JobSpec, check_supported, json_schema, validate_spec
 from phalanx.server.settings import Settings
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"

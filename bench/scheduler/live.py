@@ -22,14 +22,14 @@ from pathlib import Path
 from bench.scheduler.philly import blind, week
 from bench.scheduler.table import Table
 
-from phalanx.core.placement import GangShape
-from phalanx.sim import traces
+from phalanx.core.gang.placement import GangShape
 from phalanx.sim.catalog import POLICIES
-from phalanx.sim.costs import Costs
-from phalanx.sim.engine import Setup, simulate
+from phalanx.sim.cluster.costs import Costs
+from phalanx.sim.cluster.engine import Setup, simulate
 from phalanx.sim.jobs import TraceJob
+from phalanx.sim.output.report import mean
 from phalanx.sim.peers.backfill import user_limit
-from phalanx.sim.report import mean
+from phalanx.sim.workload import traces
 
 NODES, SIZE = 60, 8
 

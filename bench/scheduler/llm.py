@@ -8,15 +8,15 @@ from dataclasses import replace
 from bench.scheduler.philly import blind
 from bench.scheduler.table import Bench
 
-from phalanx.core.placement import Node
-from phalanx.core.scheduling.preference import NOTHING
-from phalanx.sim import traces, workloads
+from phalanx.core.gang.placement import Node
+from phalanx.core.scheduling.stages.preference import NOTHING
+from phalanx.sim.audit.evictions import Witness, lost_to_evictions_h
 from phalanx.sim.catalog import POLICIES
-from phalanx.sim.costs import Costs
-from phalanx.sim.engine import Outage, Result, Setup
-from phalanx.sim.evictions import Witness, lost_to_evictions_h
+from phalanx.sim.cluster.costs import Costs
+from phalanx.sim.cluster.engine import Outage, Result, Setup
 from phalanx.sim.jobs import TraceJob
-from phalanx.sim.report import delays_h, mean
+from phalanx.sim.output.report import delays_h, mean
+from phalanx.sim.workload import generated, traces
 
 _SPAN_S = 6e5
 T3 = ["phalanx", "skip-first-fit", "fifo-skip", "easy", "kai-like", "las", "gavel-max-min"]
@@ -24,7 +24,7 @@ T3 = ["phalanx", "skip-first-fit", "fifo-skip", "easy", "kai-like", "las", "gave
 
 def t3(bench: Bench) -> None:
     """A draw of the LLM mix; the seed is that of the draw."""
-    jobs, table = blind(workloads.llm_mix(bench.seed)), bench.table
+    jobs, table = blind(generated.llm_mix(bench.seed)), bench.table
     setup = Setup(traces.grid_nodes(256, 8, 16, 8))
     found = bench.compare("T3", jobs, setup, T3, heroes)
     hero = {name: one.more["pretrain_h"] for name, one in found.items()}
@@ -60,7 +60,7 @@ def t4(bench: Bench) -> None:
     """Cross-rack time of gangs; also with a planner that prefers nothing."""
     nodes = traces.lingjun_nodes(bench.traces / "lingjun_topology_847.csv")
     jobs = [
-        replace(job, submit_s=job.submit_s / 3.3) for job in blind(workloads.llm_mix(bench.seed))
+        replace(job, submit_s=job.submit_s / 3.3) for job in blind(generated.llm_mix(bench.seed))
     ]
     setup = Setup(nodes)
     found = bench.compare("T4", jobs, setup, ["phalanx", "skip-first-fit", "kueue-like"], crossing)
@@ -142,7 +142,7 @@ def _outages(nodes: list[Node], seed: int) -> list[Outage]:
 def _mixed(seed: int) -> list[TraceJob]:
     """Hours to days of work, each saving at its own pace; a fifth may push others aside."""
     rng = random.Random(200 + seed)
-    found = workloads.training(1500, 0.95 * 512, seed=7 + seed)
+    found = generated.training(1500, 0.95 * 512, seed=7 + seed)
     return [
         replace(
             job,

@@ -9,7 +9,15 @@ from pathlib import Path
 
 from bench.scheduler.table import Table
 
-from phalanx.sim.packing import BestFit, Fgd, ProductionPacking, arrivals, machines, pods, replay
+from phalanx.sim.cluster.packing import (
+    BestFit,
+    Fgd,
+    ProductionPacking,
+    arrivals,
+    machines,
+    pods,
+    replay,
+)
 
 _RATIO = 1.3
 _SEEDS = 3

@@ -11,13 +11,13 @@ from pathlib import Path
 from bench.scheduler.table import KNOW_THE_TRUTH, Bench
 
 from phalanx.core.scheduling import Project
-from phalanx.sim import traces
+from phalanx.sim.audit.evictions import Witness
 from phalanx.sim.catalog import POLICIES
-from phalanx.sim.costs import Costs
-from phalanx.sim.engine import Result, Setup
-from phalanx.sim.evictions import Witness
+from phalanx.sim.cluster.costs import Costs
+from phalanx.sim.cluster.engine import Result, Setup
 from phalanx.sim.jobs import TraceJob
-from phalanx.sim.report import mean
+from phalanx.sim.output.report import mean
+from phalanx.sim.workload import traces
 
 DAY_S = 86_400.0
 # The time zero of the Philly trace.

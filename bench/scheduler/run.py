@@ -36,9 +36,9 @@ from bench.scheduler.steady import t1s, t3s
 from bench.scheduler.storms import t8
 from bench.scheduler.table import Bench, Scenario, Table
 
-from phalanx.sim import storms, traces, workloads
 from phalanx.sim.catalog import POLICIES
-from phalanx.sim.engine import Setup
+from phalanx.sim.cluster.engine import Setup
+from phalanx.sim.workload import generated, storms, traces
 
 
 def printing(scenario: Callable[[Path, int, Table], None]) -> Scenario:
@@ -83,7 +83,7 @@ Task = tuple[str, int]
 def quick(table: Table) -> None:
     """Generated jobs, every policy once, and the storms: seconds instead of most of an hour."""
     bench = Bench("quick", 1, Path(), table=table)
-    jobs = workloads.research(300, 1.4 * 64, seed=1)
+    jobs = generated.research(300, 1.4 * 64, seed=1)
     setup = Setup(traces.grid_nodes(8, 8, 4, 2), audit_every=20)
     rows = {
         name: one.row for name, one in bench.compare("quick", jobs, setup, list(POLICIES)).items()

@@ -20,12 +20,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.scheduler import variants
 from bench.scheduler.table import Table
 
-from phalanx.core.placement import GangShape
+from phalanx.core.gang.placement import GangShape
 from phalanx.core.scheduling import Held, Plan, Terms, Waiting, World, plan_pass
-from phalanx.core.scheduling.estimates import KindKey, size_class
+from phalanx.core.scheduling.model.durations import KindKey, size_class
 from phalanx.kit import collector
-from phalanx.sim import traces
 from phalanx.sim.jobs import US
+from phalanx.sim.workload import traces
 
 _PASSES = 420
 _WARM_UP = 20

@@ -15,11 +15,11 @@ from dataclasses import replace
 from bench.scheduler.philly import blind, shuffled, week
 from bench.scheduler.table import Bench
 
-from phalanx.core.placement import Node
-from phalanx.sim import traces, workloads
-from phalanx.sim.engine import Result, Setup
-from phalanx.sim.evictions import Witness
+from phalanx.core.gang.placement import Node
+from phalanx.sim.audit.evictions import Witness
+from phalanx.sim.cluster.engine import Result, Setup
 from phalanx.sim.jobs import TraceJob
+from phalanx.sim.workload import generated, traces
 
 _DAY_S = 86_400.0
 _PERIODS = 2
@@ -36,7 +36,7 @@ def t1s(bench: Bench) -> None:
 
 
 def t3s(bench: Bench) -> None:
-    jobs = blind(workloads.llm_mix(bench.seed))
+    jobs = blind(generated.llm_mix(bench.seed))
     _steady(bench, jobs, 14 * _DAY_S, traces.grid_nodes(256, 8, 16, 8))
 
 

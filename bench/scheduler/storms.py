@@ -9,11 +9,11 @@ from pathlib import Path
 
 from bench.scheduler.table import Table
 
-from phalanx.core.placement import GangShape, NodeShare, Placement
+from phalanx.core.gang.placement import GangShape, NodeShare, Placement
 from phalanx.core.scheduling import Held, Waiting, World, plan_pass
-from phalanx.sim import storms, traces
 from phalanx.sim.catalog import POLICIES
 from phalanx.sim.jobs import US
+from phalanx.sim.workload import storms, traces
 
 _POLICIES = ("phalanx", "kueue-like", "kai-like", "las")
 

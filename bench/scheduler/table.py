@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from phalanx.sim.audit.evictions import Witness
 from phalanx.sim.catalog import POLICIES
-from phalanx.sim.engine import Policy, Result, Setup, simulate
-from phalanx.sim.evictions import Witness
+from phalanx.sim.cluster.engine import Policy, Result, Setup, simulate
 from phalanx.sim.jobs import TraceJob
-from phalanx.sim.report import Figures, figures
+from phalanx.sim.output.report import Figures, figures
 
 KNOW_THE_TRUTH = frozenset({"srpt-oracle", "sjf-oracle", "themis-like"})
 """Policies that look at true durations: bounds, not rivals."""

@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 
 from phalanx.checkpoint import list_checkpoints, verify
-from phalanx.cli.caller import Caller
-from phalanx.cli.embedded import find
-from phalanx.cli.screen import Pace
-from phalanx.cli.session import Session
+from phalanx.cli.client.embedded import find
+from phalanx.cli.client.invocation import Caller
+from phalanx.cli.client.session import Session
+from phalanx.cli.terminal.screen import Pace
 from phalanx.errors import PlatformError, TrainingError
 from phalanx.kit.units import format_duration, format_size
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import phalanx.train as pt
 from phalanx.checkpoint import list_checkpoints
-from phalanx.train.export import weights_of
+from phalanx.train.state.export import weights_of
 
 
 def net():

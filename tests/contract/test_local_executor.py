@@ -14,9 +14,9 @@ from phalanx.executors.local import LocalExecutor
 from phalanx.kit.clock import SystemClock
 from phalanx.launch import linux
 from phalanx.launch.identity import SupervisorRecord
-from phalanx.schemas.assignments import Assignment, GangFacts, WarmStart
 from phalanx.schemas.home import HomeLayout
-from phalanx.schemas.supervision import NodeReadyReport, Orders, RanksStartedReport
+from phalanx.schemas.wire.assignments import Assignment, GangFacts, WarmStart
+from phalanx.schemas.wire.supervision import NodeReadyReport, Orders, RanksStartedReport
 from phalanx.testing.control_plane import FakeControlPlane
 from phalanx.testing.executors import ExecutorContract, FakeExecutor, ref_of
 

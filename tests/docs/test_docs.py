@@ -11,11 +11,11 @@ import typer.main
 import yaml
 
 from phalanx.cli.app import app
-from phalanx.schemas.pools import EXECUTORS, read_pools
-from phalanx.schemas.projects import check_tree, read_projects
-from phalanx.schemas.spec import JobSpec, validate_spec
-from phalanx.train.recipes.settings import MODELS
-from phalanx.train.recipes.settings import read as read_recipe
+from phalanx.schemas.pools.pools import EXECUTORS, read_pools
+from phalanx.schemas.pools.projects import check_tree, read_projects
+from phalanx.schemas.spec.document import JobSpec, validate_spec
+from phalanx.train.programs.recipes.settings import MODELS
+from phalanx.train.programs.recipes.settings import read as read_recipe
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,17 +15,17 @@ import httpx
 from phalanx.core.jobs import rebuild
 from phalanx.executors.protocol import SupervisorRef
 from phalanx.kit.clock import ManualClock
-from phalanx.schemas import supervision as wire
-from phalanx.schemas.api import JobView, SubmitRequest
+from phalanx.schemas.api.jobs import JobView, SubmitRequest
 from phalanx.schemas.home import HomeLayout
+from phalanx.schemas.wire import supervision as wire
 from phalanx.sdk import PhalanxClient
 from phalanx.server.app import build_context, create_app
 from phalanx.server.context import Context
 from phalanx.server.settings import Settings
-from phalanx.services.dispatch import Dispatcher, dispatch_step
-from phalanx.services.polling import poll_step
-from phalanx.services.scheduling import scheduling_step
-from phalanx.services.timers import timers_step
+from phalanx.services.lifecycle.dispatch import Dispatcher, dispatch_step
+from phalanx.services.lifecycle.polling import poll_step
+from phalanx.services.lifecycle.timers import timers_step
+from phalanx.services.planning.scheduling import scheduling_step
 from phalanx.store import events, jobs, open_store
 from phalanx.testing.asgi import AsgiTransport, asgi_transport
 from phalanx.testing.executors import FakeExecutor

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from phalanx.core.gang.placement import GangShape, NodeShare, Placement
 from phalanx.core.jobs.events import AttemptPlaced, NodeReady, StopRequested, Submitted
 from phalanx.core.jobs.model import JobTerms, StopGoal
-from phalanx.core.placement import GangShape, NodeShare, Placement
-from phalanx.services.commit import commit_events, commit_new
+from phalanx.services.lifecycle.commit import commit_events, commit_new
 from phalanx.store import jobs, open_store
 from phalanx.testing.stores import NOW, facts
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from phalanx.core.ranks import RankFiles, rank_environment
+from phalanx.core.gang.ranks import RankFiles, rank_environment
 from phalanx.errors import SpecInvalid
-from phalanx.supervise.generation import gang_environment
-from phalanx.train import context
+from phalanx.supervise.ranks.generation import gang_environment
+from phalanx.train.gang import context
 
 pytestmark = pytest.mark.integration
 

@@ -27,11 +27,11 @@ from phalanx.checkpoint.commit import MANIFEST
 from phalanx.checkpoint.remote_mirror import Mirror
 from phalanx.checkpoint.remote_store import RemoteObjects, open_store
 from phalanx.checkpoint.remote_tier import FarTier, OneTier
-from phalanx.core.checkpoints import Keep, Manifest, Position, checkpoint_name
+from phalanx.core.training.checkpoints import Keep, Manifest, Position, checkpoint_name
 from phalanx.errors import CheckpointCorrupt, CheckpointUnavailable, NotFound, PermissionDenied
 from phalanx.kit.clock import SystemClock
-from phalanx.train.report import NoReport
-from phalanx.train.vault import Vault
+from phalanx.train.gang.report import NoReport
+from phalanx.train.state.storage import Vault
 
 pytest.importorskip("obstore")
 RCLONE = shutil.which("rclone", path=str(Path(sys.executable).parent)) or shutil.which("rclone")
@@ -508,7 +508,7 @@ def test_the_uploader_does_not_outlive_its_parent(tmp_path):
         "import os, sys, time\n"
         "from pathlib import Path\n"
         "from phalanx.checkpoint.remote_tier import FarTier\n"
-        "from phalanx.core.checkpoints import Keep\n"
+        "from phalanx.core.training.checkpoints import Keep\n"
         "tier = FarTier(sys.argv[1], Path(sys.argv[2]), Keep(), print)\n"
         "tier.manifests()\n"
         "worker = os.fork()\n"

@@ -15,11 +15,11 @@ import torch
 from integration.thread_gang import ThreadGang, trained
 from phalanx import checkpoint
 from phalanx.checkpoint import tensorfile
-from phalanx.core.checkpoints import FileEntry, Keep
+from phalanx.core.training.checkpoints import FileEntry, Keep
 from phalanx.errors import CheckpointCorrupt
-from phalanx.train import export, opening, sharding, tree
-from phalanx.train.resuming import Resumption
-from phalanx.train.staging import Direct, Staging
+from phalanx.train.state import checkpoint_reader, export, sharding, tree
+from phalanx.train.state.resuming import Resumption
+from phalanx.train.state.staging import Direct, Staging
 
 pytestmark = pytest.mark.integration
 
@@ -32,8 +32,8 @@ def local(rank):
 
 def content(path):
     """The whole state of a checkpoint as plain tensors."""
-    state, rng = opening.read_state(path, checkpoint.verify(path))
-    return opening.materialised(state), rng
+    state, rng = checkpoint_reader.read_state(path, checkpoint.verify(path))
+    return checkpoint_reader.materialised(state), rng
 
 
 WIDE = 12_000  # a state of 25 MB: the parts of three ranks have several chunks
@@ -140,7 +140,7 @@ def test_every_rank_writes_its_part_and_all_open_the_whole(tmp_path):
     assert [restored.path for restored in gang.open()] == [one.path] * 3
     for world in (1, 2, 5):
         fewer = ThreadGang(tmp_path, world, local).open()
-        assert all(same(opening.materialised(one.state), 7) for one in fewer)
+        assert all(same(checkpoint_reader.materialised(one.state), 7) for one in fewer)
 
 
 class Slow:
@@ -370,7 +370,7 @@ def corruptions(tmp_path, count, width, seed=0):
         again = ThreadGang(store, 2, local, width=width)
         opened = again.open()
         assert [one.path for one in opened] == [older.path] * 2
-        assert same(opening.materialised(opened[1].state), 1)
+        assert same(checkpoint_reader.materialised(opened[1].state), 1)
         assert all(holds(model, 1) for model, _ in again.pairs)
         assert again.reports[0].records[0]["k"] == "quarantined"
         shutil.rmtree(store)

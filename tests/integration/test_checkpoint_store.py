@@ -11,7 +11,7 @@ import pytest
 from integration.thread_gang import ThreadGang
 from phalanx import checkpoint
 from phalanx.checkpoint import tensorfile
-from phalanx.core.checkpoints import Best, Keep, Manifest, Position, checkpoint_name
+from phalanx.core.training.checkpoints import Best, Keep, Manifest, Position, checkpoint_name
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound
 
 pytestmark = pytest.mark.integration

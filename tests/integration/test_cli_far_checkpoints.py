@@ -9,7 +9,7 @@ from phalanx.checkpoint import remote
 from phalanx.checkpoint.remote_store import open_store
 from phalanx.checkpoint.seal import Key, Sealing, Unsealed
 from phalanx.cli.__main__ import main as program
-from phalanx.core.checkpoints import Manifest, Position, checkpoint_name
+from phalanx.core.training.checkpoints import Manifest, Position, checkpoint_name
 
 pytest.importorskip("obstore")
 pytestmark = pytest.mark.integration

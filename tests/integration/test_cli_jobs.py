@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from integration.rig import Rig
-from phalanx.cli.jobs import _LIVE, _OVER, _current
+from phalanx.cli.verbs.jobs import _LIVE, _OVER, _current
 from phalanx.core.jobs.model import TERMINAL, JobState
 
 pytestmark = pytest.mark.integration

@@ -12,11 +12,11 @@ from fastapi.routing import iter_route_contexts
 
 from integration.rig import TOKEN, URL, Rig, open_rig, spec
 from phalanx.errors import NotFound, ServerError, ServerUnavailable, SpecInvalid, UserError
-from phalanx.schemas.api import SubmitRequest
+from phalanx.schemas.api.jobs import SubmitRequest
 from phalanx.sdk import PhalanxClient
 from phalanx.server.app import create_app
 from phalanx.server.settings import ApiSettings, Settings
-from phalanx.services import views
+from phalanx.services.queries import views
 
 pytestmark = pytest.mark.integration
 

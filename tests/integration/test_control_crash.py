@@ -11,11 +11,11 @@ from phalanx.core.jobs.model import Outcome
 from phalanx.errors import ExecutorUnavailable, LaunchFailed
 from phalanx.executors.protocol import SupervisorRef
 from phalanx.kit.clock import ManualClock
-from phalanx.schemas.supervision import ExitRecord, RanksEndedReport
-from phalanx.services import dispatch
-from phalanx.services.dispatch import Dispatcher
-from phalanx.services.polling import poll_step
-from phalanx.services.scheduling import scheduling_step
+from phalanx.schemas.wire.supervision import ExitRecord, RanksEndedReport
+from phalanx.services.lifecycle import dispatch
+from phalanx.services.lifecycle.dispatch import Dispatcher
+from phalanx.services.lifecycle.polling import poll_step
+from phalanx.services.planning.scheduling import scheduling_step
 from phalanx.store import outbox
 from phalanx.testing.executors import FakeExecutor
 

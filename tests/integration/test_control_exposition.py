@@ -10,8 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from integration.rig import TOKEN, URL, Rig
-from phalanx.core.instruments import BOUNDS
-from phalanx.schemas import supervision as wire
+from phalanx.core.telemetry.instruments import BOUNDS
+from phalanx.schemas.wire import supervision as wire
 from phalanx.server.observe import training
 from phalanx.server.observe.exposition import Exposition
 

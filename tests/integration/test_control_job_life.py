@@ -7,7 +7,7 @@ import pytest
 from integration.rig import Rig
 from phalanx.core.jobs.desired import Action
 from phalanx.errors import Conflict, NotFound
-from phalanx.schemas import supervision as wire
+from phalanx.schemas.wire import supervision as wire
 
 pytestmark = pytest.mark.integration
 
@@ -137,7 +137,7 @@ def test_slots_stay_held_until_death_is_confirmed(rig: Rig) -> None:
 
 
 def test_cancel_before_launch_starts_nothing(rig: Rig) -> None:
-    from phalanx.services.scheduling import scheduling_step
+    from phalanx.services.planning.scheduling import scheduling_step
 
     num = rig.submit()
     scheduling_step(rig.platform, rig.clock.now())

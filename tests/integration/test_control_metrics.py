@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from integration.rig import Rig
-from phalanx.services import metrics
+from phalanx.services.queries import metrics
 from phalanx.store import telemetry
 from phalanx.store.telemetry import Point
 

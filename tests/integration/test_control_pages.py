@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from integration.rig import TOKEN, URL, Rig
-from phalanx.services import views
-from phalanx.services.commit import Note, commit_events
+from phalanx.services.lifecycle.commit import Note, commit_events
+from phalanx.services.queries import views
 
 pytestmark = pytest.mark.integration
 

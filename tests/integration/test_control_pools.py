@@ -12,13 +12,13 @@ import pytest
 
 from integration.rig import URL, Rig
 from integration.test_control_job_life import launch
-from phalanx.core.placement import GangShape, Node, NodeShare, Placement
+from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement
 from phalanx.errors import ExecutorUnavailable, LaunchFailed
 from phalanx.executors.protocol import SupervisorRef
 from phalanx.executors.routing import RoutedExecutor
-from phalanx.schemas.api import SubmitRequest
-from phalanx.services.draining import draining_step
-from phalanx.services.scaling import scaling_step
+from phalanx.schemas.api.jobs import SubmitRequest
+from phalanx.services.planning.draining import draining_step
+from phalanx.services.planning.scaling import scaling_step
 from phalanx.testing.executors import FakeExecutor
 
 pytestmark = pytest.mark.integration

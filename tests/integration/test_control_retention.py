@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import func, select
 
 from integration.rig import Rig
-from phalanx.services import code as code_service
-from phalanx.services import retention
-from phalanx.services.retention import Sweep, retention_step
+from phalanx.services.lifecycle import code as code_service
+from phalanx.services.lifecycle import retention
+from phalanx.services.lifecycle.retention import Sweep, retention_step
 from phalanx.store.tables import commands, jobs, log_segments, metric_chunks
 
 pytestmark = pytest.mark.integration

@@ -10,8 +10,8 @@ import pytest
 
 from integration.rig import Rig, open_rig
 from phalanx.errors import Conflict, NotFound, SpecInvalid
-from phalanx.schemas import supervision as wire
-from phalanx.services.scheduling import apply, scheduling_step, sight_of
+from phalanx.schemas.wire import supervision as wire
+from phalanx.services.planning.scheduling import apply, scheduling_step, sight_of
 from phalanx.store import planning
 
 pytestmark = pytest.mark.integration

@@ -13,7 +13,7 @@ import pytest
 
 from integration.rig import spec
 from phalanx.errors import StoreCorrupt
-from phalanx.schemas.api import SubmitRequest
+from phalanx.schemas.api.jobs import SubmitRequest
 from phalanx.schemas.home import HomeLayout
 from phalanx.sdk import PhalanxClient
 from phalanx.server.app import StopCause, serve

@@ -4,7 +4,7 @@ import pytest
 
 from phalanx.core.jobs.desired import Action
 from phalanx.errors import Conflict, NotFound
-from phalanx.schemas import supervision as wire
+from phalanx.schemas.wire import supervision as wire
 
 pytestmark = pytest.mark.integration
 HERE = 'Current thread 0x1 (most recent call first):\n  File "/x/train.py", line {} in main\n'

@@ -12,7 +12,7 @@ import pytest
 
 from integration.rig import Rig, ScriptedSupervisor
 from phalanx.core.jobs.desired import Action
-from phalanx.schemas import supervision as wire
+from phalanx.schemas.wire import supervision as wire
 from phalanx.server.app import create_app
 from phalanx.store import events, lineage
 

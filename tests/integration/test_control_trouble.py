@@ -16,9 +16,10 @@ from phalanx.errors import InvariantBroken, StoreUnavailable
 from phalanx.kit.clock import SystemClock
 from phalanx.server.context import Presence
 from phalanx.server.loops.idle import until_idle
-from phalanx.services import polling, scheduling, timers
-from phalanx.services.polling import poll_leaving_step, poll_step
-from phalanx.services.timers import timers_step
+from phalanx.services.lifecycle import polling, timers
+from phalanx.services.lifecycle.polling import poll_leaving_step, poll_step
+from phalanx.services.lifecycle.timers import timers_step
+from phalanx.services.planning import scheduling
 from phalanx.store.tables import jobs
 
 pytestmark = pytest.mark.integration

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from phalanx.errors import DataUnavailable
-from phalanx.train.readers import cache as cache_module
-from phalanx.train.readers.cache import NodeCache
+from phalanx.train.data.readers import cache as cache_module
+from phalanx.train.data.readers.cache import NodeCache
 
 pytestmark = pytest.mark.integration
 

@@ -1,4 +1,4 @@
-"""`python -m phalanx.train.readers`, and readers under the library's own loader."""
+"""`python -m phalanx.train.data.readers`, and readers under the library's own loader."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from phalanx.train.readers import __main__ as command
+from phalanx.train.data.readers import __main__ as command
 
 pytestmark = pytest.mark.integration
 
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 def test_index_then_verify_as_a_child_process(folder: Path) -> None:
     def run(verb: str) -> tuple[int, dict[str, object]]:
         done = subprocess.run(
-            [sys.executable, "-m", "phalanx.train.readers", verb, str(folder), "--json"],
+            [sys.executable, "-m", "phalanx.train.data.readers", verb, str(folder), "--json"],
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
         assert not done.stderr
@@ -67,13 +67,13 @@ def test_what_people_see(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_the_index_command_needs_no_torch() -> None:
-    code = "import sys, phalanx.train.readers.__main__; sys.exit('torch' in sys.modules)"
+    code = "import sys, phalanx.train.data.readers.__main__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_do_not_depend_on_workers(folder: Path, num_workers: int) -> None:
-    from phalanx.train.readers import ImageFolder
+    from phalanx.train.data.readers import ImageFolder
 
     loader = torch.utils.data.DataLoader(
         ImageFolder(folder), batch_size=4, num_workers=num_workers,

@@ -23,10 +23,10 @@ import pytest
 from torch.utils.data import DataLoader
 
 from phalanx.errors import DataCorrupt, DataUnavailable, NotFound, PermissionDenied
-from phalanx.train.readers import NodeCache, ObjectSource, TarShards
-from phalanx.train.readers.locating import load_index, locate, save_index
-from phalanx.train.readers.scanning import full_index
-from phalanx.train.readers.verifying import verify
+from phalanx.train.data.readers import NodeCache, ObjectSource, TarShards
+from phalanx.train.data.readers.locating import load_index, locate, save_index
+from phalanx.train.data.readers.scanning import full_index
+from phalanx.train.data.readers.verifying import verify
 
 pytest.importorskip("obstore")
 RCLONE = shutil.which("rclone", path=str(Path(sys.executable).parent)) or shutil.which("rclone")

@@ -5,8 +5,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import phalanx.train as pt
-from phalanx.core.stalls import LEAST_S, OUTSIDE_S, Patience, StallWatch
-from phalanx.supervise.records import GenerationRecords
+from phalanx.core.gang.stalls import LEAST_S, OUTSIDE_S, Patience, StallWatch
+from phalanx.supervise.ranks.records import GenerationRecords
 
 pytestmark = pytest.mark.integration
 

@@ -11,14 +11,14 @@ import pytest
 from phalanx.launch.command import ready
 from phalanx.launch.ports import interface_towards
 from phalanx.launch.scratch import scratch
-from phalanx.schemas.spec import validate_spec
-from phalanx.services.assignments import _command
-from phalanx.supervise.rendezvous import Keys, serve
-from phalanx.train import gathering
-from phalanx.train.gathering import Seat, expect
-from phalanx.train.mpigang.__main__ import settings
-from phalanx.train.mpigang.rank import variables as mpi_variables
-from phalanx.train.tfgang import variables as tf_variables
+from phalanx.schemas.spec.document import validate_spec
+from phalanx.services.lifecycle.assignments import _command
+from phalanx.supervise.ranks.rendezvous import Keys, serve
+from phalanx.train.frameworks.mpi.__main__ import settings
+from phalanx.train.frameworks.mpi.rank import variables as mpi_variables
+from phalanx.train.frameworks.tensorflow import variables as tf_variables
+from phalanx.train.gang import gathering
+from phalanx.train.gang.gathering import Seat, expect
 
 pytestmark = pytest.mark.integration
 
@@ -187,9 +187,9 @@ def test_what_a_rank_of_each_framework_runs():
 
     assert command("jax") == command("horovod") == "python x.py"
     assert command("mpi", slots_per_node=4, slots_per_rank=2)[2:5] == [
-        "phalanx.train.mpigang", "--slots", "2",
+        "phalanx.train.frameworks.mpi", "--slots", "2",
     ]  # fmt: skip
-    assert command("tensorflow")[2] == "phalanx.train.tfgang"
+    assert command("tensorflow")[2] == "phalanx.train.frameworks.tensorflow"
     shape = validate_spec(
         {
             "schema": 1,

@@ -8,8 +8,8 @@ import pytest
 import torch.distributed as dist
 
 from phalanx.errors import PreflightFailed
-from phalanx.train import preflight
-from phalanx.train.context import RankInfo
+from phalanx.train.gang import preflight
+from phalanx.train.gang.context import RankInfo
 
 pytestmark = pytest.mark.integration
 PATIENCE = datetime.timedelta(seconds=60)

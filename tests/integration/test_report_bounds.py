@@ -9,12 +9,12 @@ import pytest
 from phalanx.kit.clock import SystemClock
 from phalanx.launch import space
 from phalanx.launch.capture import Capture, open_append
-from phalanx.supervise import rank as rank_module
-from phalanx.supervise import records
-from phalanx.supervise.carrier import Carrier
-from phalanx.supervise.rank import Stream
-from phalanx.supervise.records import MetricTail, RecordTail
-from phalanx.train.report import ReportFile
+from phalanx.supervise.ranks import rank as rank_module
+from phalanx.supervise.ranks import records
+from phalanx.supervise.ranks.rank import Stream
+from phalanx.supervise.ranks.records import MetricTail, RecordTail
+from phalanx.supervise.uplink.bulk_shipper import Carrier
+from phalanx.train.gang.report import ReportFile
 
 pytestmark = pytest.mark.integration
 NUM_RECORDS = 30_000

@@ -14,12 +14,12 @@ from phalanx import checkpoint
 from phalanx.checkpoint import folders
 from phalanx.checkpoint.folders import SET_ASIDE, Origin
 from phalanx.checkpoint.remote_tier import OneTier
-from phalanx.core.checkpoints import Keep
+from phalanx.core.training.checkpoints import Keep
 from phalanx.kit.clock import SystemClock
 from phalanx.launch import linux
-from phalanx.schemas.spec import check_supported, validate_spec
-from phalanx.supervise import folder, folderturn
-from phalanx.supervise.folder import FolderFacts, KeptFolder, Progress
+from phalanx.schemas.spec.document import check_supported, validate_spec
+from phalanx.supervise.ranks import folder, folder_turn
+from phalanx.supervise.ranks.folder import FolderFacts, KeptFolder, Progress
 
 pytestmark = pytest.mark.integration
 GUARD_S = 60.0
@@ -177,7 +177,7 @@ def test_a_late_node_leaves_alone_what_ranks_of_another_already_write(
     tmp_path, monkeypatch, guarded
 ):
     if not guarded:  # the negative control: nobody hears what another node has done
-        monkeypatch.setattr(folderturn.Turn, "_read", lambda self: None)
+        monkeypatch.setattr(folder_turn.Turn, "_read", lambda self: None)
     one = Watched(tmp_path)
     (one.folder / "state.bin").write_bytes(b"good")
     one.committed(1)
@@ -221,16 +221,16 @@ def test_nodes_take_turns_and_one_that_is_not_needed_any_more_leaves(tmp_path):
         over.set()
         return over.is_set()
 
-    with folderturn.turn(tmp_path, whose, over.wait) as first:
-        first.tell(folderturn.Told(None, 7, {"x": (1, 2, 3)}, [("a", "bad")]))
-        with folderturn.turn(tmp_path, whose, waits) as second:
+    with folder_turn.turn(tmp_path, whose, over.wait) as first:
+        first.tell(folder_turn.Told(None, 7, {"x": (1, 2, 3)}, [("a", "bad")]))
+        with folder_turn.turn(tmp_path, whose, waits) as second:
             assert second is None and asked
-    with folderturn.turn(tmp_path, whose, waits) as third:
-        assert third.told == folderturn.Told(None, 7, {"x": (1, 2, 3)}, [["a", "bad"]])
-    with folderturn.turn(tmp_path, (*whose[:2], 1, "127.0.0.1:4001"), waits) as next_one:
+    with folder_turn.turn(tmp_path, whose, waits) as third:
+        assert third.told == folder_turn.Told(None, 7, {"x": (1, 2, 3)}, [["a", "bad"]])
+    with folder_turn.turn(tmp_path, (*whose[:2], 1, "127.0.0.1:4001"), waits) as next_one:
         assert next_one.told is None
-    (tmp_path / folderturn.MARK).write_bytes(b'{"whose": ["j-1", 1, 0, "127.0.0.1:4000"], "st')
-    with folderturn.turn(tmp_path, whose, waits) as after_a_death:
+    (tmp_path / folder_turn.MARK).write_bytes(b'{"whose": ["j-1", 1, 0, "127.0.0.1:4000"], "st')
+    with folder_turn.turn(tmp_path, whose, waits) as after_a_death:
         assert after_a_death.told is None
 
 
@@ -428,11 +428,11 @@ def test_a_link_in_the_place_of_the_mark_is_not_written_through(tmp_path):
     victim = tmp_path / "victim"
     victim.write_bytes(b"dear")
     (tmp_path / "kept").mkdir()
-    (tmp_path / "kept" / folderturn.MARK).symlink_to(victim)
-    told = folderturn.Told(path=None, step=0, stats={}, bad=())
+    (tmp_path / "kept" / folder_turn.MARK).symlink_to(victim)
+    told = folder_turn.Told(path=None, step=0, stats={}, bad=())
     with (
-        pytest.raises(OSError, match=folderturn.MARK),
-        folderturn.turn(tmp_path / "kept", (1,), lambda _: True) as turn,
+        pytest.raises(OSError, match=folder_turn.MARK),
+        folder_turn.turn(tmp_path / "kept", (1,), lambda _: True) as turn,
     ):
         turn.tell(told)
     assert victim.read_bytes() == b"dear"

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.core import cadence
-from phalanx.train import context
-from phalanx.train.context import Every, RankInfo
-from phalanx.train.loop import Loop
-from phalanx.train.report import NoReport
-from phalanx.train.saving import NoCheckpoints
-from phalanx.train.stopping import StopSignal
+from phalanx.core.training import cadence
+from phalanx.train.gang import context
+from phalanx.train.gang.context import Every, RankInfo
+from phalanx.train.gang.report import NoReport
+from phalanx.train.gang.stopping import StopSignal
+from phalanx.train.state.saving import NoCheckpoints
+from phalanx.train.step.loop import Loop
 
 pytestmark = pytest.mark.integration
 HOUR_US = 3600 * 10**6

@@ -9,12 +9,14 @@ import torch
 from torch import nn
 
 from phalanx.checkpoint import list_checkpoints
-from phalanx.core.guards import MEMORY_FILE, Memory, Skip
+from phalanx.core.training.guards import MEMORY_FILE, Memory, Skip
 from phalanx.errors import SpecInvalid, TrainingError
-from phalanx.train import applying, memory, precision, recompute, start
-from phalanx.train.context import RankInfo
-from phalanx.train.groups import Solo
-from phalanx.train.memory import MemoryFile
+from phalanx.train import start
+from phalanx.train.gang.context import RankInfo
+from phalanx.train.gang.groups import Solo
+from phalanx.train.numerics import precision, recompute
+from phalanx.train.step import apply, guard_state
+from phalanx.train.step.guard_state import MemoryFile
 
 pytestmark = pytest.mark.integration
 
@@ -180,8 +182,8 @@ def test_a_fingerprint_knows_every_bit_and_place_and_every_nan():
     torch.manual_seed(0)
     one, other = torch.randn(5, 3), torch.randn(7)
     one[2, 1] = float("nan")
-    base = applying.fingerprint(with_gradients(one, other))
-    assert applying.fingerprint(with_gradients(one.clone(), other.clone())) == base
+    base = apply.fingerprint(with_gradients(one, other))
+    assert apply.fingerprint(with_gradients(one.clone(), other.clone())) == base
     flipped = other.clone()
     flipped.view(torch.int32)[3] ^= 1
     swapped = other.clone()
@@ -189,7 +191,7 @@ def test_a_fingerprint_knows_every_bit_and_place_and_every_nan():
     moved = one.clone()
     moved[2, 1], moved[0, 0] = 0.0, float("nan")
     for pair in ((one, flipped), (one, swapped), (moved, other)):
-        assert applying.fingerprint(with_gradients(*pair)) != base
+        assert apply.fingerprint(with_gradients(*pair)) != base
 
 
 @pytest.fixture
@@ -274,7 +276,7 @@ def test_a_failed_write_leaves_the_old_memory(tmp_path, monkeypatch):
     def refuse(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(memory.os, "replace", refuse)
+    monkeypatch.setattr(guard_state.os, "replace", refuse)
     with pytest.raises(OSError, match="No space"):
         file.keep(Memory(halvings=2))
     assert file.open() == Memory(halvings=1)
@@ -284,10 +286,10 @@ def test_a_failed_write_leaves_the_old_memory(tmp_path, monkeypatch):
 def test_only_want_of_memory_is_taken_for_it(monkeypatch):
     called = []
     monkeypatch.setattr(sys, "excepthook", lambda *parts: called.append("before"))
-    hook = memory.watch_memory(lambda: called.append("memory"))
+    hook = guard_state.watch_memory(lambda: called.append("memory"))
     for error in (ValueError("x"), MemoryError(), torch.OutOfMemoryError("CUDA out of memory")):
         hook(type(error), error, None)
     assert called == ["before", "memory", "before", "memory", "before"]
     real = "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: x"
-    assert memory.is_out_of_memory(RuntimeError(real))
+    assert guard_state.is_out_of_memory(RuntimeError(real))
     assert json.dumps(Memory().to_json())

@@ -3,9 +3,9 @@
 import pytest
 
 from phalanx import checkpoint
-from phalanx.core import reports
+from phalanx.core.telemetry import reports
 from phalanx.errors import SpecInvalid, UserError
-from phalanx.train import folders
+from phalanx.train.state import folders
 
 pytestmark = pytest.mark.integration
 

@@ -5,9 +5,9 @@ import pytest
 import phalanx.train as pt
 from phalanx.checkpoint import remote
 from phalanx.checkpoint.remote_store import open_store
-from phalanx.core.checkpoints import Keep
+from phalanx.core.training.checkpoints import Keep
 from phalanx.errors import SpecInvalid
-from phalanx.train import context
+from phalanx.train.gang import context
 
 pytestmark = pytest.mark.integration
 

@@ -18,8 +18,10 @@ from torch.utils.data import (
 )
 
 from phalanx.errors import DataCorrupt, NotSupported, RankDesync, RestoreMismatch
-from phalanx.train import data, fingerprint, ordering, randomness, shares, streaming
-from phalanx.train.report import NoReport
+from phalanx.train.data import fingerprint, ordering, shares, streaming
+from phalanx.train.data import loader as data
+from phalanx.train.gang import randomness
+from phalanx.train.gang.report import NoReport
 
 pytestmark = pytest.mark.integration
 NUM = 23

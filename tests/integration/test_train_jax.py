@@ -18,7 +18,7 @@ def no_launcher(monkeypatch):
 
 
 def begun(tmp_path, **given):
-    import phalanx.train.jax as pj
+    import phalanx.train.frameworks.jax as pj
 
     return pj.init(checkpoint_dir=tmp_path / "store", **given)
 

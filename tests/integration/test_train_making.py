@@ -11,11 +11,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from phalanx.core.meshes import Layout
+from phalanx.core.gang.meshes import Layout
 from phalanx.errors import NotSupported
-from phalanx.train import making, precision
-from phalanx.train.parallel import Grid
-from phalanx.train.strategies import Alone, Replicas, Shards
+from phalanx.train.numerics import precision
+from phalanx.train.parallel import materialize
+from phalanx.train.parallel.grid import Grid
+from phalanx.train.parallel.strategies import Alone, Replicas, Shards
 
 pytestmark = pytest.mark.integration
 CPU = torch.device("cpu")
@@ -164,7 +165,7 @@ def step(model, opt):
 @pytest.mark.parametrize("forgetful", [False, True])
 def test_what_an_optimizer_knew_before_goes_along(alone_in_a_group, monkeypatch, forgetful):
     if forgetful:  # the negative control
-        monkeypatch.setattr(making, "split_state", lambda state, owner, optimizer: {})
+        monkeypatch.setattr(materialize, "split_state", lambda state, owner, optimizer: {})
     model, opt = warmed_up()
     step(model, opt)
     wanted = weights(model)
@@ -201,17 +202,17 @@ def test_the_users_own_malloc_settings_stand(monkeypatch):
         def __init__(self, name):
             self.mallopt = lambda what, value: asked.append((what, value))
 
-    monkeypatch.setattr(making.ctypes, "CDLL", Library)
-    making.return_large_blocks(CPU)
+    monkeypatch.setattr(materialize.ctypes, "CDLL", Library)
+    materialize.return_large_blocks(CPU)
     assert asked == [(-3, 4 << 20)]
-    making.return_large_blocks(torch.device("cuda"))
+    materialize.return_large_blocks(torch.device("cuda"))
     for name, value in (
         ("MALLOC_MMAP_THRESHOLD_", "65536"),
         ("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=1"),
     ):
         with monkeypatch.context() as inside:
             inside.setenv(name, value)
-            making.return_large_blocks(CPU)
+            materialize.return_large_blocks(CPU)
     assert len(asked) == 1
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from phalanx.train import norm
+from phalanx.train.numerics import batch_norm
 
 pytestmark = pytest.mark.integration
 
@@ -72,7 +72,7 @@ def alone(dims, size):
     return facts(model, out)
 
 
-def together(dims, sizes, convert=norm.synchronize, weights=None):
+def together(dims, sizes, convert=batch_norm.synchronize, weights=None):
     """The gang's outputs, its reduced gradients, and every rank's buffers."""
     world, total = len(sizes), sum(sizes)
     exchange = Exchange(world)
@@ -134,23 +134,23 @@ def test_conversion_keeps_objects_names_and_evaluation():
     before = dict(model.named_parameters())
     x, _ = batch(2, 3)
     expected = net(2).eval()(x)
-    assert norm.synchronize(model, ThreadLink(Exchange(1), 0, 1.0)) == 1
+    assert batch_norm.synchronize(model, ThreadLink(Exchange(1), 0, 1.0)) == 1
     assert isinstance(model[1], nn.BatchNorm2d)
     assert list(model.state_dict()) == list(net(2).state_dict())
     assert all(before[name] is one for name, one in model.named_parameters())
     assert torch.equal(model.eval()(x), expected)
-    assert norm.synchronize(model, ThreadLink(Exchange(1), 0, 1.0)) == 0
+    assert batch_norm.synchronize(model, ThreadLink(Exchange(1), 0, 1.0)) == 0
 
 
 def test_one_value_per_channel_is_refused():
     model = net(1)
-    norm.synchronize(model, ThreadLink(Exchange(1), 0, 1.0))
+    batch_norm.synchronize(model, ThreadLink(Exchange(1), 0, 1.0))
     with pytest.raises(ValueError, match="more than 1 value"):
         model(batch(1, 1)[0])
 
 
 def test_gradients_are_right_by_finite_differences():
     model = nn.BatchNorm1d(3).double()
-    norm.synchronize(model, ThreadLink(Exchange(1), 0, 1.0))
+    batch_norm.synchronize(model, ThreadLink(Exchange(1), 0, 1.0))
     x = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(model, (x,))

@@ -20,16 +20,19 @@ from torch.utils.data import (
 )
 
 from phalanx.checkpoint import tensorfile
-from phalanx.core import reports
-from phalanx.core.batches import Plan
+from phalanx.core.telemetry import reports
+from phalanx.core.training.batches import Plan
 from phalanx.errors import (
     CheckpointCorrupt,
     RestoreMismatch,
     SpecInvalid,
     TrainingError,
 )
-from phalanx.train import context, data, failure, ordering, randomness, restoring, tree
-from phalanx.train.report import CHUNK_BYTES, Journal, NoReport, ReportFile
+from phalanx.train.data import loader as data
+from phalanx.train.data import ordering
+from phalanx.train.gang import context, failure, randomness
+from phalanx.train.gang.report import CHUNK_BYTES, Journal, NoReport, ReportFile
+from phalanx.train.state import restoring, tree
 
 pytestmark = pytest.mark.integration
 

@@ -7,12 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from phalanx.core import estimates
+from phalanx.core.training import estimates
 from phalanx.errors import NotSupported, SpecInvalid, UserError
-from phalanx.train import picking, stages
-from phalanx.train.planning import outlining
-from phalanx.train.planning.__main__ import looked_at, main
-from phalanx.train.planning.sketch import Sketch
+from phalanx.train.parallel import auto_strategy, outlining, stages
+from phalanx.train.programs.planning.__main__ import looked_at, main
+from phalanx.train.programs.planning.sketch import Sketch
 from phalanx.train.run import Run
 
 pytestmark = pytest.mark.integration
@@ -190,7 +189,7 @@ def test_auto_takes_the_first_that_fits(memory, best):
     device = estimates.with_memory(estimates.DEVICES["H100"], memory)
     with torch.device("meta"):
         model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(6)))
-    choice = picking.pick(model, estimates.World(1, 8, device))
+    choice = auto_strategy.pick(model, estimates.World(1, 8, device))
     assert choice.best.name == best
     assert choice.best.fits == (memory > 1 << 20)
 

@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from phalanx.core.instruments import INSTRUMENTS, is_part, split_part
-from phalanx.train import communication, data, devices, timing
-from phalanx.train.context import RankInfo
-from phalanx.train.timing import COMPUTE, DATA, OPTIMIZER, OUTSIDE, REST, STALL, StepTiming
+from phalanx.core.telemetry.instruments import INSTRUMENTS, is_part, split_part
+from phalanx.train.data import loader as data
+from phalanx.train.gang.context import RankInfo
+from phalanx.train.observe import communication, devices, timing
+from phalanx.train.observe.timing import COMPUTE, DATA, OPTIMIZER, OUTSIDE, REST, STALL, StepTiming
 
 pytestmark = pytest.mark.integration
 MS = 1_000_000

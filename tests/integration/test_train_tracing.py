@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from phalanx.train import tracing
-from phalanx.train.agreement import DelayedReduction
-from phalanx.train.tracing import Tracer, own_threads, settle
+from phalanx.train.gang import tracing
+from phalanx.train.gang.agreement import DelayedReduction
+from phalanx.train.gang.tracing import Tracer, own_threads, settle
 
 pytestmark = pytest.mark.integration
 GLOO = "pt_gloo_runloop"

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from phalanx.core.stragglers import StragglerWatch, scores
+from phalanx.core.telemetry.stragglers import StragglerWatch, scores
 from phalanx.errors import SpecInvalid, TrainingError
-from phalanx.train import batch_size, randomness, stacks
-from phalanx.train.early_stop import EarlyStopping
+from phalanx.train.gang import randomness, stacks
+from phalanx.train.programs import batch_size
+from phalanx.train.step.early_stop import EarlyStopping
 
 pytestmark = pytest.mark.integration
 
@@ -122,7 +123,7 @@ def test_everything_a_try_touched_is_put_back():
 HANGS = """
 import sys, threading
 from pathlib import Path
-from phalanx.train import stacks
+from phalanx.train.gang import stacks
 if sys.argv[2] == "listen":
     stacks.listen(Path(sys.argv[1]))
 def stuck_in_here():

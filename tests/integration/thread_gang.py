@@ -5,13 +5,13 @@ import threading
 import torch
 from torch import nn
 
-from phalanx.core.checkpoints import Position
+from phalanx.core.training.checkpoints import Position
 from phalanx.kit.clock import SystemClock
-from phalanx.train import opening, restoring
-from phalanx.train.context import RankInfo
-from phalanx.train.resuming import Resumption
-from phalanx.train.saving import CheckpointDirectory, Moment
-from phalanx.train.staging import Staging
+from phalanx.train.gang.context import RankInfo
+from phalanx.train.state import checkpoint_reader, restoring
+from phalanx.train.state.resuming import Resumption
+from phalanx.train.state.saving import CheckpointDirectory, Moment
+from phalanx.train.state.staging import Staging
 
 GUARD_S = 60
 
@@ -150,7 +150,7 @@ class ThreadGang:
             resumption = self.resumption(self.savers[rank])
             resumption.open()
             resumption.put(lambda one: restoring.model(model, one.state["models"][0], "test"))
-            resumption.put(lambda one: opening.materialised(one.state["optimizers"]))
+            resumption.put(lambda one: checkpoint_reader.materialised(one.state["optimizers"]))
             resumption.settle()
             return resumption.restored
 

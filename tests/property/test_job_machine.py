@@ -9,7 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from phalanx.core.codec import decode, encode
-from phalanx.core.failures import Failure
+from phalanx.core.gang.failures import Failure
+from phalanx.core.gang.placement import GangShape, NodeShare, Placement, Role
+from phalanx.core.gang.roles import part_at
 from phalanx.core.jobs import Job, JobState, create, decide, rebuild
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.commands import LaunchAttempt
@@ -23,11 +25,9 @@ from phalanx.core.jobs.model import (
     Outcome,
     StopGoal,
 )
+from phalanx.core.jobs.recovery import Budget, RecoveryPolicy
 from phalanx.core.jobs.timers import due, wake_at
-from phalanx.core.placement import GangShape, NodeShare, Placement, Role
 from phalanx.core.reasons import Cause
-from phalanx.core.recovery import Budget, RecoveryPolicy
-from phalanx.core.roles import part_at
 from phalanx.errors import InvalidTransition
 
 pytestmark = pytest.mark.unit

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.core.placement import GangShape, Node, Placement, Role
+from phalanx.core.gang.placement import GangShape, Node, Placement, Role
 from phalanx.core.scheduling import Held, Project, Terms, Waiting, World, plan, plan_pass
-from phalanx.core.scheduling.entitlement import rolled_up
-from phalanx.core.scheduling.estimates import EDGES, History, KindKey, bin_of, size_class
-from phalanx.core.scheduling.slots import mask_of
+from phalanx.core.scheduling.index.slots import mask_of
+from phalanx.core.scheduling.model.durations import EDGES, History, KindKey, bin_of, size_class
+from phalanx.core.scheduling.stages.entitlement import rolled_up
 from phalanx.errors import InvariantBroken
-from phalanx.sim import audit
-from phalanx.sim.watch import Watch
+from phalanx.sim.audit import promises
+from phalanx.sim.audit.watch import Watch
 
 pytestmark = pytest.mark.unit
 
@@ -242,7 +242,7 @@ def test_the_audit_sees_a_corrupt_index() -> None:
     world = World(make_nodes())
     world.index.set_free(0, mask_of([0]))
     with pytest.raises(InvariantBroken, match="differs from its rebuild"):
-        audit.check_rebuild(world)
+        promises.check_rebuild(world)
 
 
 def test_the_audit_sees_a_double_start() -> None:
@@ -251,4 +251,4 @@ def test_the_audit_sees_a_double_start() -> None:
     decided = plan_pass(world, 1)
     twice = replace(decided, starts=decided.starts * 2)
     with pytest.raises(InvariantBroken, match="given twice"):
-        audit.check_starts(world, twice)
+        promises.check_starts(world, twice)

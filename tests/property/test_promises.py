@@ -1,6 +1,6 @@
 """Every promise can be broken: a double of the planner that breaks one rule is caught by its check.
 
-The numbers are those of `audit.PROMISES`.
+The numbers are those of `promises.PROMISES`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement
 from phalanx.core.jobs import Decision, decide
-from phalanx.core.placement import GangShape, Node, NodeShare, Placement
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import (
     Held,
@@ -26,13 +26,13 @@ from phalanx.core.scheduling import (
     World,
     plan_pass,
 )
-from phalanx.core.scheduling.slots import mask_of
+from phalanx.core.scheduling.index.slots import mask_of
 from phalanx.errors import InvariantBroken
-from phalanx.sim import audit
-from phalanx.sim.engine import Tally
+from phalanx.sim.audit import promises
+from phalanx.sim.audit.watch import Watch
+from phalanx.sim.cluster.engine import Tally
+from phalanx.sim.cluster.lives import Lives
 from phalanx.sim.jobs import TraceJob
-from phalanx.sim.lives import Lives
-from phalanx.sim.watch import Watch
 
 pytestmark = pytest.mark.unit
 
@@ -183,31 +183,31 @@ def a_superfluous_victim() -> None:
 
 def a_slot_left_idle() -> None:
     made = world(gang(1, 1, 4))
-    audit.check_work_conserving(made, NOTHING, HOUR)
+    promises.check_work_conserving(made, NOTHING, HOUR)
 
 
 def a_job_left_behind() -> None:
     made = world(gang(1, 1, 4))
-    audit.check_all_started(made, list(made.waiting.values()))
+    promises.check_all_started(made, list(made.waiting.values()))
 
 
 def a_plan_that_depends_on_more_than_the_facts() -> None:
     made = world(gang(1, 1, 4))
-    audit.check_replay(made, plan_pass(made, 1), lambda _: NOTHING)
+    promises.check_replay(made, plan_pass(made, 1), lambda _: NOTHING)
 
 
 def a_slot_held_twice() -> None:
     made = world(running=(held(9, at((0, FULL))),))
     made.held[8] = held(8, at((0, FULL)))
-    audit.check_slots(made)
+    promises.check_slots(made)
 
 
 def books_that_do_not_balance() -> None:
-    audit.check_books(Tally(useful=90.0, overhead=5.0, held=100.0))
+    promises.check_books(Tally(useful=90.0, overhead=5.0, held=100.0))
 
 
 def a_project_favoured() -> None:
-    audit.check_fair({"a": 110.0, "b": 90.0}, {"a": 1.0, "b": 1.0}, 0.05)
+    promises.check_fair({"a": 110.0, "b": 90.0}, {"a": 1.0, "b": 1.0}, 0.05)
 
 
 def a_backfill_that_outstays() -> None:
@@ -277,9 +277,9 @@ def test_a_planner_that_a_node_makes_worse_is_caught(monkeypatch: pytest.MonkeyP
     def spoiled(shape: GangShape, cpus: int, nodes: tuple[Node, ...]) -> bool:
         return len(nodes) < 4
 
-    monkeypatch.setattr(audit, "fits_ever", spoiled)
+    monkeypatch.setattr(promises, "fits_ever", spoiled)
     with pytest.raises(InvariantBroken, match="no longer fits"):
-        audit.check_monotone(GangShape(1, 1, 1), make_nodes(3), make_nodes(4)[3])
+        promises.check_monotone(GangShape(1, 1, 1), make_nodes(3), make_nodes(4)[3])
 
 
 def test_a_machine_that_counts_repetitions_is_caught() -> None:
@@ -295,4 +295,4 @@ def test_a_machine_that_counts_repetitions_is_caught() -> None:
 
 def test_every_promise_has_a_double() -> None:
     elsewhere = {15, 18}
-    assert {number for number, _ in DOUBLES.values()} | elsewhere == set(audit.PROMISES)
+    assert {number for number, _ in DOUBLES.values()} | elsewhere == set(promises.PROMISES)

@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.core.placement import GangShape, Node, Placement
+from phalanx.core.gang.placement import GangShape, Node, Placement
 from phalanx.core.reasons import Cause
 from phalanx.core.scheduling import Held, Project, Terms, Waiting, World, plan_pass
-from phalanx.sim import audit, traces
+from phalanx.sim.audit import promises
 from phalanx.sim.catalog import POLICIES
-from phalanx.sim.costs import Costs
-from phalanx.sim.engine import Crash, Outage, Setup, simulate
+from phalanx.sim.cluster.costs import Costs
+from phalanx.sim.cluster.engine import Crash, Outage, Setup, simulate
 from phalanx.sim.jobs import TraceJob
+from phalanx.sim.workload import traces
 
 pytestmark = pytest.mark.unit
 
@@ -105,7 +106,7 @@ def test_another_node_never_makes_a_gang_impossible(
 ) -> None:
     made = traces.grid_nodes(num, 4, 2, 2)
     more = Node("extra", "pool", "extra", size, 96, 0, domains=made[0].domains)
-    audit.check_monotone(GangShape(nodes, per_node, per_node), made, more)
+    promises.check_monotone(GangShape(nodes, per_node, per_node), made, more)
 
 
 def test_equal_projects_with_equal_demand_get_equal_shares_of_a_day() -> None:
@@ -125,7 +126,7 @@ def test_equal_projects_with_equal_demand_get_equal_shares_of_a_day() -> None:
     assert len(result.lives.jobs) == len(jobs) and any(
         run.end_s is None for run in result.runs.values()
     )
-    audit.check_fair(result.tally.by_project, dict.fromkeys(names, 1.0), 0.05)
+    promises.check_fair(result.tally.by_project, dict.fromkeys(names, 1.0), 0.05)
 
 
 @given(st.integers(0, 2**32))

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.core.batches import Plan, cut, cut_by, parts_of, rebalanced
-from phalanx.core.ledger import GenerationLedger, Row, audit, merge
+from phalanx.core.training.batches import Plan, cut, cut_by, parts_of, rebalanced
+from phalanx.core.training.ledger import GenerationLedger, Row, audit, merge
 
 pytestmark = pytest.mark.unit
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.sim import workloads
 from phalanx.sim.catalog import POLICIES
+from phalanx.sim.workload import generated
 
 pytestmark = pytest.mark.integration
 
@@ -44,7 +44,7 @@ def test_fifo_waits_as_long_as_in_a_third_party_simulator(monkeypatch: pytest.Mo
     pytest.importorskip("accasim")
     monkeypatch.syspath_prepend(str(ROOT))
     live = importlib.import_module("bench.scheduler.live")
-    jobs = workloads.research(400, 1.3 * 64, seed=5)
+    jobs = generated.research(400, 1.3 * 64, seed=5)
     ours, theirs = live.mean_waits([job for job in jobs if job.num_slots <= 64], 8, "FIFO")
     assert theirs > 600.0
     assert ours == pytest.approx(theirs, rel=0.01)

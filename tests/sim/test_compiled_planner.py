@@ -50,7 +50,10 @@ def test_decisions_are_the_same_to_the_last_digit(folder: Path) -> None:
 
 
 def test_the_compiled_one_keeps_the_promises(folder: Path) -> None:
-    where = "import phalanx.sim.engine as e, phalanx.core.jobs.machine as m; print(e.__file__, m.__file__)"
+    where = (
+        "import phalanx.sim.cluster.engine as e, phalanx.core.jobs.machine as m; "
+        "print(e.__file__, m.__file__)"
+    )
     assert [Path(one).suffix for one in run(folder, "-c", where).split()] == [".so", ".so"]
     tests = ["tests/property/test_streams.py", "tests/property/test_promises.py"]
     run(folder, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests)

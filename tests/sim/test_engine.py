@@ -9,13 +9,13 @@ import pytest
 
 from phalanx.core.scheduling import Terms
 from phalanx.errors import UserError
-from phalanx.sim import traces, workloads
 from phalanx.sim.__main__ import main
 from phalanx.sim.catalog import POLICIES
-from phalanx.sim.costs import Costs
-from phalanx.sim.engine import Outage, Result, Setup, simulate
+from phalanx.sim.cluster.costs import Costs
+from phalanx.sim.cluster.engine import Outage, Result, Setup, simulate
 from phalanx.sim.jobs import TraceJob, gang_of
-from phalanx.sim.report import delay_s
+from phalanx.sim.output.report import delay_s
+from phalanx.sim.workload import generated, traces
 
 pytestmark = pytest.mark.unit
 
@@ -29,7 +29,7 @@ def run(
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_every_policy_finishes_every_job_with_its_books_in_balance(policy: str) -> None:
-    jobs = workloads.research(120, 28.0, seed=3)
+    jobs = generated.research(120, 28.0, seed=3)
     result = run(jobs, policy)
     assert all(done.end_s is not None for done in result.runs.values())
     wanted = sum(job.duration_s * job.num_slots for job in jobs)
@@ -42,7 +42,7 @@ def test_every_policy_finishes_every_job_with_its_books_in_balance(policy: str) 
 
 
 def test_two_runs_are_identical() -> None:
-    jobs = workloads.research(100, 28.0, seed=4)
+    jobs = generated.research(100, 28.0, seed=4)
     ends = [{n: r.end_s for n, r in run(jobs).runs.items()} for _ in range(2)]
     assert ends[0] == ends[1]
 

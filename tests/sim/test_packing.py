@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.errors import NotFound, UserError
-from phalanx.sim.packing import (
+from phalanx.sim.cluster.packing import (
     BestFit,
     Fgd,
     Machine,

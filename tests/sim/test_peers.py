@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from phalanx.core.scheduling import Project
-from phalanx.sim import traces, workloads
+from phalanx.sim.audit.evictions import Witness
 from phalanx.sim.catalog import POLICIES
-from phalanx.sim.costs import Costs
-from phalanx.sim.engine import Result, Setup, simulate
-from phalanx.sim.evictions import Witness
+from phalanx.sim.cluster.costs import Costs
+from phalanx.sim.cluster.engine import Result, Setup, simulate
 from phalanx.sim.jobs import TraceJob, gang_of
+from phalanx.sim.output.report import figures, mean
 from phalanx.sim.peers.backfill import Profile, user_limit
 from phalanx.sim.peers.production import Blind
 from phalanx.sim.peers.rounds import water_level
-from phalanx.sim.report import figures, mean
+from phalanx.sim.workload import generated, traces
 
 pytestmark = pytest.mark.unit
 
@@ -92,7 +92,7 @@ class TestBackfill:
         assert start_of(kept, 4) < 4200.0
 
     def test_easy_waits_as_long_as_one_written_from_its_definition(self) -> None:
-        found = workloads.research(250, 2.0 * 64, seed=9)
+        found = generated.research(250, 2.0 * 64, seed=9)
         jobs = [
             replace(one, shape=gang_of(one.num_slots, 64), limit_s=one.duration_s) for one in found
         ]

@@ -9,15 +9,16 @@ from xml.etree import ElementTree
 
 import pytest
 
+from phalanx.core.gang.placement import GangShape, NodeShare, Placement, Role
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.model import JobTerms, Outcome
-from phalanx.core.placement import GangShape, NodeShare, Placement, Role
 from phalanx.schemas.home import HomeLayout
-from phalanx.services.commit import commit_events, commit_new
-from phalanx.sim import calibration, faults, history, traces, workloads
+from phalanx.services.lifecycle.commit import commit_events, commit_new
 from phalanx.sim.__main__ import main
-from phalanx.sim.engine import Setup
+from phalanx.sim.audit import calibration
+from phalanx.sim.cluster.engine import Setup
 from phalanx.sim.jobs import TraceJob
+from phalanx.sim.workload import faults, generated, history, traces
 from phalanx.store.database import Tx, open_store
 from phalanx.store.jobs import JobFacts
 
@@ -212,7 +213,7 @@ def test_more_readers(tmp_path: Path) -> None:
     path.write_text("sn,cpu_milli,memory_mib,gpu,model\nn0,64000,1024,2,P100\n")
     (node,) = traces.openb_nodes(path)
     assert (node.num_slots, node.num_cpus, node.slot_type) == (2, 64, "P100")
-    assert workloads.research(3, 1.0)
+    assert generated.research(3, 1.0)
 
 
 _TIRESIAS = b"num_gpu,submit_time,duration\n"
@@ -252,7 +253,7 @@ def test_a_trace_that_is_none_is_said_in_one_line(
 @pytest.mark.proof
 def test_start_times_are_neither_promised_too_early_nor_too_late() -> None:
     """Of waiting jobs, about half start before the p50 they were told, and most before the p90."""
-    jobs = [job for job in workloads.training(260, 45.0, seed=12) if job.num_slots <= 16]
+    jobs = [job for job in generated.training(260, 45.0, seed=12) if job.num_slots <= 16]
     setup = Setup(traces.grid_nodes(4, 8, 4, 1), pass_s=300.0, recheck_s=1800.0)
     asked = calibration.ask(jobs, setup, every=12)
     known = [(a.started_at, a.p50_at, a.p90_at) for a in asked]

@@ -9,9 +9,9 @@ from types import ModuleType
 
 import pytest
 
-from phalanx.core.placement import GangShape
-from phalanx.sim import traces, workloads
+from phalanx.core.gang.placement import GangShape
 from phalanx.sim.jobs import TraceJob
+from phalanx.sim.workload import generated, traces
 
 pytestmark = pytest.mark.unit
 
@@ -33,11 +33,11 @@ def one(num: int, at_s: float, lasts_s: float, slots: int = 1) -> TraceJob:
 def test_the_first_draw_of_the_llm_mix_is_the_stored_trace() -> None:
     if not TRACE.exists():
         pytest.skip("the trace is not here")
-    assert workloads.llm_mix(0) == traces.llm_mix(TRACE)
+    assert generated.llm_mix(0) == traces.llm_mix(TRACE)
 
 
 def test_draws_differ_in_their_jobs_and_agree_in_their_load() -> None:
-    draws = [workloads.llm_mix(seed, days=4) for seed in (1, 2)]
+    draws = [generated.llm_mix(seed, days=4) for seed in (1, 2)]
     assert draws[0] != draws[1]
     for jobs in draws:
         work = sum(job.num_slots * job.duration_s for job in jobs)

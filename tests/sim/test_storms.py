@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from phalanx.core.scheduling import Plan, World
-from phalanx.sim import storms
 from phalanx.sim.catalog import POLICIES
-from phalanx.sim.engine import Truth
+from phalanx.sim.cluster.engine import Truth
+from phalanx.sim.workload import storms
 
 pytestmark = pytest.mark.unit
 

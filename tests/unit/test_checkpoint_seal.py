@@ -8,7 +8,7 @@ import pytest
 from phalanx.checkpoint import LocalDisk, seal
 from phalanx.checkpoint.reading import VerifiedFile
 from phalanx.checkpoint.tensorfile import write_pieces
-from phalanx.core.checkpoints import Manifest, Position
+from phalanx.core.training.checkpoints import Manifest, Position
 from phalanx.errors import CheckpointCorrupt, PermissionDenied
 
 pytest.importorskip("cryptography")

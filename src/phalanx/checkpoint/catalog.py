@@ -12,7 +12,7 @@ from phalanx.checkpoint.commit import DEBRIS, MANIFEST
 from phalanx.checkpoint.digest import canonical, digest_of
 from phalanx.checkpoint.disk import Disk, LocalDisk
 from phalanx.checkpoint.reading import Direct, VerifiedFile, in_threads
-from phalanx.core.checkpoints import Keep, Manifest, expired, is_checkpoint_name, lineages
+from phalanx.core.training.checkpoints import Keep, Manifest, expired, is_checkpoint_name, lineages
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound
 
 QUARANTINED = ".quarantined-"

@@ -17,7 +17,7 @@ from typing import Any
 from phalanx.checkpoint import tensorfile
 from phalanx.checkpoint.digest import canonical, digest_of
 from phalanx.checkpoint.disk import Disk, LocalDisk
-from phalanx.core.checkpoints import FileEntry, Manifest
+from phalanx.core.training.checkpoints import FileEntry, Manifest
 
 MANIFEST = "MANIFEST.json"
 DEBRIS = ".tmp"

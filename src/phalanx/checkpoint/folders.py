@@ -18,7 +18,7 @@ import phalanx
 from phalanx.checkpoint.catalog import list_checkpoints
 from phalanx.checkpoint.commit import Draft
 from phalanx.checkpoint.digest import digest_of_file
-from phalanx.core.checkpoints import FileEntry, Manifest, Position
+from phalanx.core.training.checkpoints import FileEntry, Manifest, Position
 from phalanx.errors import CheckpointCorrupt
 
 WHY = "folder"

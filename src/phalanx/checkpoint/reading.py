@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from phalanx.checkpoint.digest import CHUNK_BYTES, Digest, digest_of_file, is_tree, root_of
-from phalanx.core.checkpoints import FileEntry
+from phalanx.core.training.checkpoints import FileEntry
 from phalanx.errors import CheckpointCorrupt
 
 _BLOCK_BYTES = 1 << 20

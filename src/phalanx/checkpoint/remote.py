@@ -20,7 +20,13 @@ from phalanx.checkpoint.commit import DEBRIS, MANIFEST
 from phalanx.checkpoint.digest import running
 from phalanx.checkpoint.disk import Disk, LocalDisk
 from phalanx.checkpoint.remote_store import Found, ObjectStore
-from phalanx.core.checkpoints import FileEntry, Keep, Manifest, expired, is_checkpoint_name
+from phalanx.core.training.checkpoints import (
+    FileEntry,
+    Keep,
+    Manifest,
+    expired,
+    is_checkpoint_name,
+)
 from phalanx.errors import CheckpointCorrupt, CheckpointUnavailable, NotFound
 
 DEBRIS_AGE_S = 86_400.0

@@ -21,7 +21,7 @@ from typing import IO, Any
 from phalanx.checkpoint.catalog import Stored, scan
 from phalanx.checkpoint.remote import FarListing, Upload, fetch, look, retain
 from phalanx.checkpoint.remote_store import ObjectStore, brief, open_store
-from phalanx.core.checkpoints import Keep, Manifest, expired
+from phalanx.core.training.checkpoints import Keep, Manifest, expired
 from phalanx.errors import (
     CheckpointCorrupt,
     CheckpointNotFound,

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from phalanx.core.checkpoints import Keep, Manifest
+from phalanx.core.training.checkpoints import Keep, Manifest
 from phalanx.errors import (
     CheckpointCorrupt,
     CheckpointUnavailable,

@@ -31,7 +31,7 @@ from typing import Any, Protocol
 from phalanx.checkpoint.digest import canonical
 from phalanx.checkpoint.reading import VerifiedFile
 from phalanx.checkpoint.tensorfile import Bytes
-from phalanx.core.checkpoints import FileEntry, Manifest
+from phalanx.core.training.checkpoints import FileEntry, Manifest
 from phalanx.errors import CheckpointCorrupt, NotSupported, PermissionDenied
 
 MAGIC = b"PHXSEAL1"

@@ -11,7 +11,7 @@ Layout, little endian::
 A tensor may be a part of a greater one: then its row also has `id`, `of` (the whole shape) and `from`
 (where in it the part begins), and the parts of one `id` may lie in several files.
 
-`tree` is any JSON value; what its parts mean is the business of the framework's side (`train/tree.py`
+`tree` is any JSON value; what its parts mean is the business of the framework's side (`train/state/tree.py`
 writes `{"$tensor": 3}` for the fourth tensor). `dtype` is the framework's name, for example `float32`.
 """
 
@@ -27,7 +27,7 @@ from typing import Any, Protocol
 from phalanx.checkpoint.blocks import BLOCK_BYTES, Behind, blocks_of
 from phalanx.checkpoint.digest import TreeDigest, digest_of
 from phalanx.checkpoint.disk import PAGE_BYTES, Disk
-from phalanx.core.checkpoints import FileEntry
+from phalanx.core.training.checkpoints import FileEntry
 from phalanx.errors import CheckpointCorrupt
 
 MAGIC = b"PHXTENS1"

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from phalanx.cli.app import app
+from phalanx.cli.client.session import describe
 from phalanx.cli.exits import ERROR, INTERRUPTED
-from phalanx.cli.session import describe
 from phalanx.errors import Bug, PlatformError
 
 _USAGE = 2  # Typer's code for wrong usage; programs that call us expect 1

@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from phalanx import __version__
-from phalanx.cli import (
+from phalanx.cli.client.invocation import Caller
+from phalanx.cli.client.session import Session
+from phalanx.cli.verbs import (
     checkpoints,
     jobs,
     logs,
@@ -21,14 +23,12 @@ from phalanx.cli import (
     submit,
     why,
 )
-from phalanx.cli.bench import bench_app
-from phalanx.cli.caller import Caller
-from phalanx.cli.nodes import nodes_app
-from phalanx.cli.pools import pools_app
-from phalanx.cli.projects import projects_app
-from phalanx.cli.recipe import recipe_app
-from phalanx.cli.session import Session
-from phalanx.cli.spec import spec_app
+from phalanx.cli.verbs.bench import bench_app
+from phalanx.cli.verbs.nodes import nodes_app
+from phalanx.cli.verbs.pools import pools_app
+from phalanx.cli.verbs.projects import projects_app
+from phalanx.cli.verbs.recipe import recipe_app
+from phalanx.cli.verbs.spec import spec_app
 
 _TRAIN, _LOOK, _STEER, _PLATFORM = "Train", "Look", "Steer", "Platform"
 

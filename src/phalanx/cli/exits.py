@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from phalanx.schemas.api import JobView
+    from phalanx.schemas.api.jobs import JobView
 
 SUCCESS = 0
 ERROR = 1

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from phalanx.core.placement import GangShape, Node, Placement
-from phalanx.schemas.assignments import Assignment
-from phalanx.schemas.supervision import ExitRecord
+from phalanx.core.gang.placement import GangShape, Node, Placement
+from phalanx.schemas.wire.assignments import Assignment
+from phalanx.schemas.wire.supervision import ExitRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from phalanx.core.placement import GangShape, Node, Placement
+from phalanx.core.gang.placement import GangShape, Node, Placement
 from phalanx.errors import ExecutorUnavailable, LaunchFailed
 from phalanx.executors.protocol import (
     Executor,
@@ -15,7 +15,7 @@ from phalanx.executors.protocol import (
     SupervisorRef,
     SupervisorStatus,
 )
-from phalanx.schemas.assignments import Assignment
+from phalanx.schemas.wire.assignments import Assignment
 
 _LOG = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from phalanx.launch.wire import Channel, pair
 _SOURCE = str(Path(__file__).resolve().parents[2])
 # The guard is to start in milliseconds and to depend on nothing: no site packages, no environment.
 _GUARD = f"import sys; sys.path.insert(0, {_SOURCE!r}); from phalanx.launch.guard import main; main(int(sys.argv[1]))"  # noqa: E501
-ZYGOTE_MODULE = "phalanx.train.zygote"
+ZYGOTE_MODULE = "phalanx.train.warm_process.fork_server"
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class WarmProcess:
         env: Mapping[str, str], sensitive_env: Mapping[str, str], cwd: str,
         stdio: tuple[int, int, int],
     ) -> WarmProcess:  # fmt: skip
-        """Have the guard start it. It runs `python -m phalanx.train.zygote`, by name."""
+        """Have the guard start it. It runs `python -m phalanx.train.warm_process.fork_server`, by name."""
         ours, theirs = pair()
         argv = [python, *(["-u"] if unbuffered else []), "-m", ZYGOTE_MODULE, *imports]
         with theirs:

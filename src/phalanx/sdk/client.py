@@ -10,8 +10,8 @@ from typing import Any, Literal, Self, TypeVar
 import httpx
 from pydantic import BaseModel, TypeAdapter
 
-from phalanx.schemas import api
-from phalanx.schemas.profiles import ProfileAsked, ProfileRequest, ProfilesView
+from phalanx.schemas.api import jobs as api
+from phalanx.schemas.api.profiles import ProfileAsked, ProfileRequest, ProfilesView
 from phalanx.sdk.answers import raise_for, read, unreachable, written
 from phalanx.sdk.estate import EstateCalls
 

@@ -7,7 +7,8 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, TypeAdapter
 
-from phalanx.schemas import api, estate
+from phalanx.schemas.api import estate
+from phalanx.schemas.api import jobs as api
 
 M = TypeVar("M", bound=BaseModel)
 _V1 = "/api/v1"

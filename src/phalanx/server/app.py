@@ -69,10 +69,10 @@ from phalanx.server.settings import (
     read_settings,
 )
 from phalanx.server.web import pages
-from phalanx.services.clusters import Clusters, NoClusters
-from phalanx.services.estate import apply_pools
-from phalanx.services.picture import Policy
+from phalanx.services.planning.scheduler_cache import Policy
 from phalanx.services.platform import Platform
+from phalanx.services.resources.clusters import Clusters, NoClusters
+from phalanx.services.resources.estate import apply_pools
 from phalanx.store import Store, open_store, outbox
 
 _LOG = logging.getLogger(__name__)

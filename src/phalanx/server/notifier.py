@@ -7,7 +7,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from phalanx.services.commit import job_topic
+from phalanx.services.lifecycle.commit import job_topic
 from phalanx.store.database import Touched
 
 ANY_JOB = "jobs"

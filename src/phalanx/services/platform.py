@@ -7,11 +7,11 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from phalanx.core.placement import Node
+from phalanx.core.gang.placement import Node
 from phalanx.executors.protocol import Executor
 from phalanx.schemas.home import HomeLayout
-from phalanx.services.clusters import Clusters, NoClusters
-from phalanx.services.picture import Picture, Policy
+from phalanx.services.planning.scheduler_cache import Picture, Policy
+from phalanx.services.resources.clusters import Clusters, NoClusters
 from phalanx.store.database import Store
 
 

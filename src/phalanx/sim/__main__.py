@@ -15,12 +15,13 @@ from pathlib import Path
 from phalanx.errors import NotFound, PlatformError, UserError
 from phalanx.kit.clock import SystemClock
 from phalanx.kit.units import parse_duration
-from phalanx.sim import history, plots, traces, workloads
 from phalanx.sim.catalog import POLICIES
-from phalanx.sim.costs import Costs
+from phalanx.sim.cluster.costs import Costs
 from phalanx.sim.jobs import TraceJob
-from phalanx.sim.report import Figures, ProjectRow
+from phalanx.sim.output import plots
+from phalanx.sim.output.report import Figures, ProjectRow
 from phalanx.sim.scenario import Outcome, Scenario, changed, run, whole, with_project
+from phalanx.sim.workload import generated, history, traces
 
 _COLUMNS = (
     ("policy", "policy", "{}"),
@@ -174,7 +175,7 @@ def _jobs(asked: argparse.Namespace, base: Scenario) -> list[TraceJob]:
         return history.past_jobs(asked.home, SystemClock().now() - _ago_us(asked.since))
     if asked.trace is None:
         wanted = asked.load * asked.nodes * size
-        return workloads.research(asked.jobs, wanted, size, asked.seed)
+        return generated.research(asked.jobs, wanted, size, asked.seed)
     readers: dict[str, Callable[[], list[TraceJob]]] = {
         "philly": lambda: traces.philly(asked.trace, 0.0, float("inf"), size, seed=asked.seed),
         "llm": lambda: traces.llm_mix(asked.trace, size),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from phalanx.core.placement import GangShape, Role
+from phalanx.core.gang.placement import GangShape, Role
 from phalanx.core.scheduling import Waiting
 
 US = 1_000_000

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from phalanx.core.placement import Node
+from phalanx.core.gang.placement import Node
 from phalanx.core.scheduling import Project
-from phalanx.core.scheduling.preference import NOTHING
+from phalanx.core.scheduling.stages.preference import NOTHING
 from phalanx.errors import UserError
 from phalanx.kit.units import parse_duration
-from phalanx.sim import faults, traces
 from phalanx.sim.catalog import POLICIES
-from phalanx.sim.costs import Costs
-from phalanx.sim.engine import Result, Setup, simulate
+from phalanx.sim.cluster.costs import Costs
+from phalanx.sim.cluster.engine import Result, Setup, simulate
 from phalanx.sim.jobs import TraceJob
-from phalanx.sim.report import Figures, ProjectRow, figures, project_rows
+from phalanx.sim.output.report import Figures, ProjectRow, figures, project_rows
+from phalanx.sim.workload import faults, traces
 
 _EXAMPLE = "write for example nodes=+4, policy=las, quota.vision=64 or price=1.90"
 

@@ -14,11 +14,11 @@ from phalanx.executors.protocol import Executor
 from phalanx.executors.routing import RoutedExecutor
 from phalanx.kit.ids import random_hex
 from phalanx.launch.durable import write_file
-from phalanx.schemas.estate import ChangeView
+from phalanx.schemas.api.estate import ChangeView
 from phalanx.schemas.home import HomeLayout
-from phalanx.schemas.pools import POOL_SCHEMA, read_pool_file
-from phalanx.schemas.ray_pools import RayPool
-from phalanx.services.clusters import Kept
+from phalanx.schemas.pools.pools import POOL_SCHEMA, read_pool_file
+from phalanx.schemas.pools.ray_pools import RayPool
+from phalanx.services.resources.clusters import Kept
 
 _FOLDER = "pools"
 _OWNER = "owner"

@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import and_, bindparam, func, or_, select
 
 from phalanx.core.codec import decode, encode
+from phalanx.core.gang.placement import Demand
 from phalanx.core.jobs.model import HOLDING, TERMINAL, Job, JobState
-from phalanx.core.placement import Demand
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.errors import NotFound, StaleRow
 from phalanx.kit.ids import job_label

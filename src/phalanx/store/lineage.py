@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from phalanx.core.ledger import Row, merge
+from phalanx.core.training.ledger import Row, merge
 from phalanx.store.database import Tx, take_numbers
 from phalanx.store.jobs import HOLDING_STATES
 from phalanx.store.tables import checkpoints, generations, jobs, ledger_rows, restores

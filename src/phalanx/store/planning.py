@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import select
 
 from phalanx.core.codec import decode, encode
-from phalanx.core.placement import Placement
+from phalanx.core.gang.placement import Placement
 from phalanx.core.scheduling import Hole
 from phalanx.store.database import Tx
 from phalanx.store.tables import holes, project_usage

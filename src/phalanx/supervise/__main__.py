@@ -43,10 +43,10 @@ def _supervise(ground: Ground) -> int:
     import random
 
     from phalanx.kit.clock import SystemClock
-    from phalanx.schemas.assignments import Assignment
+    from phalanx.schemas.wire.assignments import Assignment
     from phalanx.supervise.eventloop import EventLoop
-    from phalanx.supervise.processes import Processes
     from phalanx.supervise.program import Parts, Supervisor
+    from phalanx.supervise.ranks.processes import Processes
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     clock = SystemClock()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from phalanx.core.ranks import omp_num_threads
+from phalanx.core.gang.ranks import omp_num_threads
 from phalanx.launch import linux
 from phalanx.launch.command import PythonCommand, parse_python, same_python, sensitive
 from phalanx.launch.identity import (

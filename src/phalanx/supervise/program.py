@@ -23,8 +23,8 @@ from phalanx.launch.command import PythonCommand
 from phalanx.launch.durable import write_file
 from phalanx.launch.identity import EXIT_NAME
 from phalanx.launch.ports import free_port
-from phalanx.schemas.assignments import Assignment
-from phalanx.schemas.supervision import (
+from phalanx.schemas.wire.assignments import Assignment
+from phalanx.schemas.wire.supervision import (
     ExitRecord,
     LeavingReport,
     NodeReadyReport,
@@ -33,17 +33,17 @@ from phalanx.schemas.supervision import (
     Report,
     WarningReport,
 )
-from phalanx.supervise import profiles
-from phalanx.supervise.carrier import Carrier
-from phalanx.supervise.earlier import Earlier, mark_told
 from phalanx.supervise.eventloop import EventLoop
-from phalanx.supervise.generation import Generation, Surroundings
-from phalanx.supervise.link import Link
-from phalanx.supervise.outbox import Outbox
 from phalanx.supervise.packages.plan import Plan
 from phalanx.supervise.packages.step import Packages
-from phalanx.supervise.processes import Processes
-from phalanx.supervise.setup import Setup
+from phalanx.supervise.ranks import profiles
+from phalanx.supervise.ranks.generation import Generation, Surroundings
+from phalanx.supervise.ranks.processes import Processes
+from phalanx.supervise.ranks.setup import Setup
+from phalanx.supervise.uplink.bulk_shipper import Carrier
+from phalanx.supervise.uplink.link import Link
+from phalanx.supervise.uplink.orphan_reports import Earlier, mark_told
+from phalanx.supervise.uplink.outbox import Outbox
 
 _LOG = logging.getLogger(__name__)
 # How often report files and log backlogs are looked at while ranks run.

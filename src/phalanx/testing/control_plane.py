@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeVar
 
 from phalanx.core.jobs.desired import Action
-from phalanx.schemas.supervision import Heartbeat, Orders, Report, SyncRequest, SyncResponse
+from phalanx.schemas.wire.supervision import Heartbeat, Orders, Report, SyncRequest, SyncResponse
 
 R = TypeVar("R")
 WAIT_S = 60.0

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from phalanx.core.placement import Node
+from phalanx.core.gang.placement import Node
 from phalanx.errors import ExecutorUnavailable, LaunchFailed
 from phalanx.executors.protocol import Executor, SupervisorRef, SupervisorStatus
-from phalanx.schemas.assignments import Assignment
-from phalanx.schemas.supervision import ExitRecord
+from phalanx.schemas.wire.assignments import Assignment
+from phalanx.schemas.wire.supervision import ExitRecord
 
 
 def ref_of(assignment: Assignment) -> SupervisorRef:

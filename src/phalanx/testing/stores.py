@@ -15,12 +15,12 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import select
 
+from phalanx.core.gang.placement import GangShape
 from phalanx.core.jobs import Job, create, decide, rebuild
 from phalanx.core.jobs.commands import KillAttempt, LaunchAttempt
 from phalanx.core.jobs.events import JobEvent, StopRequested, Submitted
 from phalanx.core.jobs.model import JobState, JobTerms, StopGoal
-from phalanx.core.ledger import Row
-from phalanx.core.placement import GangShape
+from phalanx.core.training.ledger import Row
 from phalanx.errors import LeaseLost, NotFound, StaleRow
 from phalanx.store import Store, Tx, events, jobs, leases, lineage, outbox, supervisors, telemetry
 from phalanx.store.database import take_numbers

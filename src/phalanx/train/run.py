@@ -13,28 +13,24 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from phalanx.core.batches import Share
+from phalanx.core.training.batches import Share
 from phalanx.errors import NotSupported
-from phalanx.train import (
-    communication,
-    data,
-    fingerprint,
-    gradients,
-    lowcomm,
-    ordering,
-    randomness,
-    replica,
-    restoring,
-)
-from phalanx.train.agreement import Agreement, agreement_for
-from phalanx.train.care import Care
-from phalanx.train.compression import Compressors, Now
-from phalanx.train.early_stop import EarlyStopping
-from phalanx.train.opening import Restored, section
-from phalanx.train.parts import Parts
-from phalanx.train.profiling import Profiler, wish
-from phalanx.train.resuming import Resumption
-from phalanx.train.stepping import ClearGate, ScheduleGate, adopt_model, adopt_optimizer
+from phalanx.train.data import fingerprint, ordering
+from phalanx.train.data import loader as data
+from phalanx.train.gang import randomness
+from phalanx.train.gang.agreement import Agreement, agreement_for
+from phalanx.train.numerics import gradients, local_sgd
+from phalanx.train.numerics.compression import Compressors, Now
+from phalanx.train.observe import communication
+from phalanx.train.observe.profiling import Profiler, wish
+from phalanx.train.parallel import replica
+from phalanx.train.state import restoring
+from phalanx.train.state.checkpoint_reader import Restored, section
+from phalanx.train.state.resuming import Resumption
+from phalanx.train.step.components import Parts
+from phalanx.train.step.early_stop import EarlyStopping
+from phalanx.train.step.gates import ClearGate, ScheduleGate, adopt_model, adopt_optimizer
+from phalanx.train.step.policies import Care
 
 _RANKS = 5
 
@@ -65,7 +61,7 @@ class Run:
         self._where = "the checkpoint"
         self._stream: data.PositionedLoader | None = None
         self._place = parts.layout.place(self.rank)
-        self._strategy = lowcomm.strategy_for(parts)
+        self._strategy = local_sgd.strategy_for(parts)
         parts.saver.watch(self._models, self._optimizers, self._strategy.name, self._strategy.place)
         loop = parts.loop
         loop.state = self._state_tree
@@ -80,7 +76,7 @@ class Run:
         loop.on_step_over = self._step_over
         now = Now(lambda: loop.step, lambda: self._care.loss_scale, parts.report)
         self._compressors = Compressors(parts.options.tuning.compression, parts.options.seed, now)
-        self._rounds = lowcomm.rounds_for(parts)
+        self._rounds = local_sgd.rounds_for(parts)
         loop.profiling = Profiler(
             loop, parts.info, parts.connection.channel, parts.report, self._models, parts.device
         )

@@ -11,24 +11,26 @@ from typing import Any
 import torch
 
 from phalanx.checkpoint import Disk, LocalDisk
-from phalanx.core import meshes
-from phalanx.core.meshes import Layout
+from phalanx.core.gang import meshes
+from phalanx.core.gang.meshes import Layout
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.kit.clock import SystemClock
-from phalanx.train import adopting, context, failure, lowcomm, preflight, randomness, stacks
-from phalanx.train.context import RankInfo
-from phalanx.train.devices import measured
-from phalanx.train.groups import Connection
-from phalanx.train.loop import Loop
-from phalanx.train.lowcomm.gang import as_worker, is_server, run_server
-from phalanx.train.parts import Options, Parts
-from phalanx.train.report import NoReport, Report, ReportFile
+from phalanx.train.gang import context, failure, preflight, randomness, stacks
+from phalanx.train.gang.context import RankInfo
+from phalanx.train.gang.groups import Connection
+from phalanx.train.gang.report import NoReport, Report, ReportFile
+from phalanx.train.gang.stopping import StopSignal
+from phalanx.train.numerics import local_sgd
+from phalanx.train.numerics.local_sgd.gang import as_worker, is_server, run_server
+from phalanx.train.observe.devices import measured
 from phalanx.train.run import Run
-from phalanx.train.saving import CheckpointDirectory, NoCheckpoints, Saver
-from phalanx.train.staging import Direct, Staging
-from phalanx.train.stopping import StopSignal
-from phalanx.train.tuning import tuned
-from phalanx.train.vault import vault_for
+from phalanx.train.settings import tuned
+from phalanx.train.state import warm_start
+from phalanx.train.state.saving import CheckpointDirectory, NoCheckpoints, Saver
+from phalanx.train.state.staging import Direct, Staging
+from phalanx.train.state.storage import vault_for
+from phalanx.train.step.components import Options, Parts
+from phalanx.train.step.loop import Loop
 
 _stand_ins: list[Callable[[Options], Any]] = []
 
@@ -77,7 +79,7 @@ def start(
     if serves:
         run_server(sync, gang, lambda: stop.at is not None, report)
     if resume_from is not None:
-        adopting.adopt(resume_from, info, disk or LocalDisk())
+        warm_start.adopt(resume_from, info, disk or LocalDisk())
     device = _device(info)
     randomness.seed_everything(options.seed)
     look = preflight.check if options.tuning.preflight == "check" else preflight.unchecked
@@ -140,7 +142,7 @@ def _laid_out(options: Options, world_size: int) -> Layout:
         problems.append(
             Problem("compression", "works between whole replicas: strategy ddp", method)
         )
-    problems += lowcomm.conflicts(options, layout)
+    problems += local_sgd.conflicts(options, layout)
     for name, size in (("tp", layout.tp), ("pp", layout.pp)):
         if options.tuning.sync_batchnorm and size > 1:
             problems.append(Problem("sync_batchnorm", f"does not go together with {name}"))

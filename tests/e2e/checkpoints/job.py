@@ -71,7 +71,8 @@ def arguments():
 
 def without(cure):
     """Take one cure out of the library: only the negative controls do this."""
-    from phalanx.train import sharding, strategies
+    from phalanx.train.parallel import strategies
+    from phalanx.train.state import sharding
 
     if cure == "buffers":
         strategies._broadcast_buffers = lambda model: None

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from phalanx.kit.ids import parse_job_label
-from phalanx.schemas.api import JobView
+from phalanx.schemas.api.jobs import JobView
 from phalanx.sdk import PhalanxClient
 
 BIN = Path(sys.executable).parent

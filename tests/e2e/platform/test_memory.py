@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from e2e.platform.harness import BIN, Platform, probe_spec
-from phalanx.core.guards import MEMORY_FILE
+from phalanx.core.training.guards import MEMORY_FILE
 
 pytestmark = pytest.mark.e2e
 TRAINING = Path(__file__).parents[1] / "training"

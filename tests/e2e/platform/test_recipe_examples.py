@@ -10,7 +10,7 @@ import torch
 
 from e2e.platform.harness import BIN, Platform, kill, wait_for
 from phalanx.kit.ids import parse_job_label
-from phalanx.train.recipes import images, texts
+from phalanx.train.programs.recipes import images, texts
 
 pytestmark = [pytest.mark.e2e, pytest.mark.extras]  # whole trainings
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"

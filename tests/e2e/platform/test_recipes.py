@@ -18,7 +18,7 @@ def test_a_recipe_is_a_job(platform: Platform) -> None:
              "--num-workers", 2, "--checkpoint-freq", 2, "--keep-last-n", 1,
              "--num-dataloader-workers", 0, *SMALL)  # fmt: skip
     planned = platform.run(*words, "--dry-run").stdout
-    assert "2 steps" in planned and "phalanx.train.recipes" in planned
+    assert "2 steps" in planned and "phalanx.train.programs.recipes" in planned
     job = platform.run(*words, "--detach").stdout.split()[-1]
     view = platform.wait_state(job, "succeeded")
     assert view.name == "gpt" and view.progress.step == 4

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from e2e.platform.harness import HERE, Platform, probe_spec
-from phalanx.schemas.api import SubmitRequest
+from phalanx.schemas.api.jobs import SubmitRequest
 
 pytestmark = pytest.mark.e2e
 POOLS = {

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from e2e.ray.raylets import Raylets, wait_until
-from phalanx.core.placement import NodeShare, Placement
+from phalanx.core.gang.placement import NodeShare, Placement
 from phalanx.errors import LaunchFailed
 from phalanx.executors.protocol import SupervisorRef
 from phalanx.launch import linux
 from phalanx.launch.identity import SupervisorRecord
-from phalanx.schemas.assignments import Assignment, GangFacts, WarmStart
 from phalanx.schemas.home import HomeLayout
-from phalanx.schemas.ray_pools import RayPool
-from phalanx.schemas.supervision import NodeReadyReport
+from phalanx.schemas.pools.ray_pools import RayPool
+from phalanx.schemas.wire.assignments import Assignment, GangFacts, WarmStart
+from phalanx.schemas.wire.supervision import NodeReadyReport
 from phalanx.testing.control_plane import FakeControlPlane
 from phalanx.testing.executors import ExecutorContract, ref_of
 
@@ -192,7 +192,7 @@ def test_a_start_that_fails_gives_the_group_back(rig):
 
 def test_an_exit_record_arrives(rig):
     from phalanx.core.jobs.desired import Action
-    from phalanx.schemas.supervision import Orders
+    from phalanx.schemas.wire.supervision import Orders
 
     one = rig.assignment(1)
     rig.executor.start(rig.executor.inventory()[0], one)

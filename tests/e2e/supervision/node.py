@@ -12,8 +12,8 @@ from pathlib import Path
 
 from phalanx.core.jobs.desired import Action
 from phalanx.launch import linux
-from phalanx.schemas.assignments import Assignment, GangFacts, WarmStart
-from phalanx.schemas.supervision import (
+from phalanx.schemas.wire.assignments import Assignment, GangFacts, WarmStart
+from phalanx.schemas.wire.supervision import (
     LogReport,
     NodeReadyReport,
     Orders,
@@ -155,7 +155,7 @@ class Node:
 
     def zygote(self):
         """The warm process's number."""
-        return self.child_of(self.guard(), "phalanx.train.zygote")
+        return self.child_of(self.guard(), "phalanx.train.warm_process.fork_server")
 
     def child_of(self, parent, word):
         for pid in linux.children(parent):

@@ -6,7 +6,7 @@ import pytest
 
 from e2e.supervision.node import Node, wait_until
 from phalanx.core.jobs.model import Outcome
-from phalanx.schemas.supervision import ExitRecord, RanksEndedReport, RanksStartedReport
+from phalanx.schemas.wire.supervision import ExitRecord, RanksEndedReport, RanksStartedReport
 
 pytestmark = pytest.mark.e2e
 

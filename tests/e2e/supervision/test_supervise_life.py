@@ -10,8 +10,8 @@ import pytest
 from e2e.supervision.node import Node, wait_until
 from phalanx.core.jobs.desired import Action
 from phalanx.core.jobs.model import Outcome
-from phalanx.core.ledger import Row, merge
-from phalanx.schemas.supervision import (
+from phalanx.core.training.ledger import Row, merge
+from phalanx.schemas.wire.supervision import (
     CheckpointReport,
     ExitRecord,
     LedgerReport,
@@ -338,7 +338,7 @@ def test_setup_runs_once_and_its_failure_is_told(tmp_path):
 
 REPORTS = """
     import mmap, os, time
-    from phalanx.core import reports
+    from phalanx.core.telemetry import reports
     rank = int(os.environ["RANK"])
     path = os.environ["PHALANX_REPORT_FILE"]
     records = [{"k": "restored", "t": 1, "path": "/c/step-1", "step": 1, "epoch": 0, "position": 4},

@@ -10,7 +10,7 @@ import pytest
 from e2e.supervision.node import Node, wait_until
 from phalanx.core.jobs.desired import Action
 from phalanx.core.jobs.model import Outcome
-from phalanx.schemas.assignments import PythonPackages
+from phalanx.schemas.wire.assignments import PythonPackages
 from phalanx.supervise.packages.environments import Environments
 from tinywheel import make_wheel
 

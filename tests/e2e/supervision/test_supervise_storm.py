@@ -10,7 +10,7 @@ import pytest
 
 from e2e.supervision.node import Node
 from phalanx.core.jobs.desired import Action
-from phalanx.schemas.supervision import Orders
+from phalanx.schemas.wire.supervision import Orders
 
 pytestmark = pytest.mark.e2e
 

@@ -13,7 +13,7 @@ import pytest
 from e2e.supervision.node import Node
 from phalanx.core.jobs.desired import Action
 from phalanx.core.jobs.model import Outcome
-from phalanx.schemas.supervision import WarningReport
+from phalanx.schemas.wire.supervision import WarningReport
 
 pytestmark = pytest.mark.e2e
 

@@ -6,8 +6,8 @@ import sys
 import torch
 import torch.distributed as dist
 
-from phalanx.train.compression.codecs import CODECS
-from phalanx.train.compression.settings import Compression
+from phalanx.train.numerics.compression.codecs import CODECS
+from phalanx.train.numerics.compression.settings import Compression
 
 SHAPES = {"wide": (40, 60), "conv": (8, 4, 9, 9), "bias": (17,)}
 STEPS = 5

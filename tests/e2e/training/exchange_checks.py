@@ -6,7 +6,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from phalanx.train.lowcomm.exchange import EXCHANGES
+from phalanx.train.numerics.local_sgd.exchange import EXCHANGES
 
 LENGTH, STEPS = 5000, 6
 # The largest error of one exchange: half a step of the coarsest block, twice.

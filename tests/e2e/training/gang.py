@@ -11,8 +11,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from phalanx.core import reports
-from phalanx.core.ledger import GenerationLedger, Row, audit
+from phalanx.core.telemetry import reports
+from phalanx.core.training.ledger import GenerationLedger, Row, audit
 
 HANG_GUARD_S = 120.0
 HERE = Path(__file__).parent

@@ -93,7 +93,10 @@ def arguments():
 
 def without(cure):
     """Take one cure out of the library: only the tests' negative controls do this."""
-    from phalanx.train import data, groups, loop, replica
+    from phalanx.train.data import loader as data
+    from phalanx.train.gang import groups
+    from phalanx.train.parallel import replica
+    from phalanx.train.step import loop
 
     if cure == "buckets":
         replica.freeze_buckets = lambda ddp: None
@@ -102,11 +105,11 @@ def without(cure):
     elif cure == "rng-after-fetch":
         loop.Loop._take_up_rng = lambda self: setattr(self, "resume_rng", None)
     elif cure == "residuals":
-        from phalanx.train.compression import memory
+        from phalanx.train.numerics.compression import memory
 
         memory.Residuals.load_state_dict = lambda self, state, parameters: None
     elif cure == "own-weights":
-        from phalanx.train.lowcomm.rounds import Member
+        from phalanx.train.numerics.local_sgd.rounds import Member
 
         whole = Member.load_state_dict
         Member.load_state_dict = lambda self, state: whole(self, {**(state or {}), "own": {}})

@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 import phalanx.train as pt
-from phalanx.train import gradients
+from phalanx.train.numerics import gradients
 
 PLAN = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
 SEQUENCE = {

@@ -27,7 +27,7 @@ class Act(nn.Module):
 
 
 def main():
-    from phalanx.train import context
+    from phalanx.train.gang import context
 
     if context.read().rank == args.odd:
         torch.__version__ = "2.12.1+cpu"

@@ -30,7 +30,7 @@ def between(rate, words, env=lambda rank: {}):
 
 @pytest.mark.parametrize("rate", ["100mbit", pytest.param("1gbit", marks=pytest.mark.proof)])
 def test_the_doctor_finds_the_rate_of_the_link(rate):
-    said = between(rate, ("-m", "phalanx.train.netcheck"))
+    said = between(rate, ("-m", "phalanx.train.programs.netcheck"))
     found = re.search(r"move ([\d.]+) MB/s over each link; .*: ([\d.]+) MB/s", said)
     wanted = shaped_link.bytes_per_s(rate) / 1e6
     assert found, said

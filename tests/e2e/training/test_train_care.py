@@ -7,7 +7,7 @@ import time
 import pytest
 
 from e2e.training.gang import HANG_GUARD_S, HERE
-from phalanx.core.guards import MEMORY_FILE
+from phalanx.core.training.guards import MEMORY_FILE
 
 pytestmark = pytest.mark.e2e
 

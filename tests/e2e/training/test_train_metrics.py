@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from phalanx.core.instruments import INSTRUMENTS, is_part
+from phalanx.core.telemetry.instruments import INSTRUMENTS, is_part
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).resolve().parents[3]

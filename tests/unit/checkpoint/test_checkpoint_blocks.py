@@ -18,8 +18,8 @@ from phalanx.checkpoint import reading, tensorfile
 from phalanx.checkpoint.blocks import BLOCK_BYTES, Behind, blocks_of
 from phalanx.checkpoint.disk import begins_a_page
 from phalanx.errors import CheckpointCorrupt
-from phalanx.train.sharding import Piece
-from phalanx.train.staging import Part, Staging
+from phalanx.train.state.sharding import Piece
+from phalanx.train.state.staging import Part, Staging
 
 pytestmark = pytest.mark.unit
 

@@ -9,10 +9,10 @@ from integration.thread_gang import ThreadGang
 from phalanx import checkpoint
 from phalanx.checkpoint import packing, seal, tensorfile
 from phalanx.checkpoint.packing import FRAME_BYTES, MAGIC, Packed, Zstd, opened
-from phalanx.core.checkpoints import FileEntry
+from phalanx.core.training.checkpoints import FileEntry
 from phalanx.errors import CheckpointCorrupt, NotSupported, SpecInvalid
-from phalanx.train import context
-from phalanx.train.vault import Vault, vault_for
+from phalanx.train.gang import context
+from phalanx.train.state.storage import Vault, vault_for
 
 pytestmark = pytest.mark.unit
 

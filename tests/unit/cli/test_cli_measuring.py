@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from phalanx.cli import measuring
+from phalanx.cli.client import measuring
 from phalanx.errors import NotSupported, ServerUnavailable
 
 pytestmark = pytest.mark.unit

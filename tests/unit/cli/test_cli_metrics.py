@@ -2,8 +2,8 @@
 
 import pytest
 
-from phalanx.cli.metrics import lost_time
-from phalanx.schemas.api import MetricSeries
+from phalanx.cli.verbs.metrics import lost_time
+from phalanx.schemas.api.jobs import MetricSeries
 
 pytestmark = pytest.mark.unit
 

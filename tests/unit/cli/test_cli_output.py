@@ -11,13 +11,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from phalanx.cli import embedded, exits, output
+from phalanx.cli import exits
 from phalanx.cli.__main__ import hoist
 from phalanx.cli.__main__ import main as program
-from phalanx.cli.checkup import examine
-from phalanx.cli.options import duration
-from phalanx.cli.screen import Pace
-from phalanx.cli.session import describe, job_number
+from phalanx.cli.client import embedded
+from phalanx.cli.client.checkup import examine
+from phalanx.cli.client.session import describe, job_number
+from phalanx.cli.terminal import output
+from phalanx.cli.terminal.options import duration
+from phalanx.cli.terminal.screen import Pace
 from phalanx.errors import Conflict, NotFound, Problem, ServerError, SpecInvalid, UserError
 from phalanx.kit.clock import SystemClock
 from phalanx.launch.identity import this_process

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.cli.caller import Caller, looks_secret, pack
-from phalanx.cli.run_spec import RunFlags, plan_run, split_env
+from phalanx.cli.client.invocation import Caller, looks_secret, pack
+from phalanx.cli.client.run_spec import RunFlags, plan_run, split_env
 from phalanx.errors import SpecInvalid, UserError
 
 pytestmark = pytest.mark.unit

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.cli.snapshot import _Walk, take
+from phalanx.cli.client.snapshot import _Walk, take
 from phalanx.errors import UserError
 
 pytestmark = pytest.mark.unit

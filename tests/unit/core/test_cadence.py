@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from phalanx.core.cadence import (
+from phalanx.core.training.cadence import (
     LEAST_S,
     MOST_S,
     PRIOR_S,

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from phalanx.core.codec import decode, encode
+from phalanx.core.gang.placement import Demand, GangShape, NodeShare, Placement
 from phalanx.core.jobs import create, decide
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.model import Attempt, Job, JobTerms
-from phalanx.core.placement import Demand, GangShape, NodeShare, Placement
 from phalanx.core.reasons import Reason
 from phalanx.core.scheduling import Hole
 from phalanx.store.events import KINDS

@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.core.lines import LinePattern, LineReader
+from phalanx.core.telemetry.line_patterns import LinePattern, LineReader
 
 pytestmark = pytest.mark.unit
 

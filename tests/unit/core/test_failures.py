@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.core.failures import (
+from phalanx.core.gang.failures import (
     Failure,
     RankExit,
     classify,

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.core.federation import Federation, Phase, Rules
+from phalanx.core.training.federation import Federation, Phase, Rules
 
 pytestmark = pytest.mark.unit
 RULES = Rules(num_rounds=3, min_sites=2, round_s=100.0, gather_s=2.0)

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.core.batches import Plan
-from phalanx.core.failures import Failure, RankExit, classify, is_final
-from phalanx.core.guards import (
+from phalanx.core.gang.failures import Failure, RankExit, classify, is_final
+from phalanx.core.reasons import Cause
+from phalanx.core.training.batches import Plan
+from phalanx.core.training.guards import (
     Memory,
     Origin,
     Skip,
@@ -20,8 +21,7 @@ from phalanx.core.guards import (
     num_pieces,
     origin,
 )
-from phalanx.core.learning_rate import Ramp, factor
-from phalanx.core.reasons import Cause
+from phalanx.core.training.learning_rate import Ramp, factor
 
 pytestmark = pytest.mark.unit
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from phalanx.core.instruments import (
+from phalanx.core.telemetry.instruments import (
     BOUNDS,
     INSTRUMENTS,
     Distribution,

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.core import estimates, meshes, pipelines
-from phalanx.core.estimates import GIB, Outline
-from phalanx.core.meshes import Layout
+from phalanx.core.gang import meshes
+from phalanx.core.gang.meshes import Layout
+from phalanx.core.training import estimates, pipelines
+from phalanx.core.training.estimates import GIB, Outline
 
 pytestmark = pytest.mark.unit
 sizes = st.integers(1, 3)

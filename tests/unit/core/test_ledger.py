@@ -1,6 +1,6 @@
 import pytest
 
-from phalanx.core.ledger import GenerationLedger, Row, audit, merge, split
+from phalanx.core.training.ledger import GenerationLedger, Row, audit, merge, split
 
 pytestmark = pytest.mark.unit
 

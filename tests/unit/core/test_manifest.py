@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from phalanx.core.checkpoints import (
+from phalanx.core.training.checkpoints import (
     Best,
     FileEntry,
     Keep,

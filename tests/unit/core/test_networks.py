@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from phalanx.core import networks
-from phalanx.core.ranks import GangEnvironment, RankFiles, rank_environment
-from phalanx.schemas.spec import validate_spec
+from phalanx.core.gang import networks
+from phalanx.core.gang.ranks import GangEnvironment, RankFiles, rank_environment
+from phalanx.schemas.spec.document import validate_spec
 
 pytestmark = pytest.mark.unit
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.core.preflight import Facts, problems, summary
+from phalanx.core.gang.preflight import Facts, problems, summary
 
 pytestmark = pytest.mark.unit
 VERSIONS = {"torch": "2.13.0", "NCCL": "2.28"}

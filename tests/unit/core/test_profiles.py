@@ -2,8 +2,8 @@
 
 import pytest
 
-from phalanx.core.profiles import Finding, Split, judge
-from phalanx.core.traces import Figures, Offset, RankTrace, figures, merge, offsets
+from phalanx.core.telemetry.profiles import Finding, Split, judge
+from phalanx.core.telemetry.traces import Figures, Offset, RankTrace, figures, merge, offsets
 
 pytestmark = pytest.mark.unit
 

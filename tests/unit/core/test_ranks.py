@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from phalanx.core.ranks import (
+from phalanx.core.gang.ranks import (
     GangEnvironment,
     RankFiles,
     RoleEnvironment,

@@ -1,6 +1,6 @@
 import pytest
 
-from phalanx.core import reports
+from phalanx.core.telemetry import reports
 
 pytestmark = pytest.mark.unit
 

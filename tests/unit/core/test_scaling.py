@@ -2,8 +2,8 @@
 
 import pytest
 
-from phalanx.cli.bench_plot import bars, svg
-from phalanx.core.scaling import in_words, rows
+from phalanx.cli.terminal.bench_plot import bars, svg
+from phalanx.core.telemetry.scaling import in_words, rows
 
 pytestmark = pytest.mark.unit
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from phalanx.core.stacks import MAX_CHARS, elsewhere, main_thread, place, shortened
-from phalanx.core.stalls import FIRST_STEP_S, LEAST_S, OUTSIDE_S, Patience, StallWatch
+from phalanx.core.gang.stacks import MAX_CHARS, elsewhere, main_thread, place, shortened
+from phalanx.core.gang.stalls import FIRST_STEP_S, LEAST_S, OUTSIDE_S, Patience, StallWatch
 
 pytestmark = pytest.mark.unit
 S = 1_000_000

@@ -1,7 +1,7 @@
 import pytest
 
-from phalanx.core import control
-from phalanx.core.batches import Plan, cut
+from phalanx.core.training import control
+from phalanx.core.training.batches import Plan, cut
 
 pytestmark = pytest.mark.unit
 

@@ -15,8 +15,8 @@ from phalanx.errors import SpecInvalid
 from phalanx.executors.ray.inventory import Inventory
 from phalanx.executors.ray.node_files import CodeSource, CodeUnavailable, NodeFiles
 from phalanx.launch.identity import LOCK_NAME
-from phalanx.schemas.pools import read_pool_file
-from phalanx.schemas.ray_pools import RayPool
+from phalanx.schemas.pools.pools import read_pool_file
+from phalanx.schemas.pools.ray_pools import RayPool
 
 pytestmark = pytest.mark.unit
 
@@ -211,7 +211,7 @@ def test_what_ended_long_ago_goes_and_what_lives_stays_however_long(tmp_path):
 def test_reports_are_told_and_stay_what_they_were(tmp_path, monkeypatch):
     import socket
 
-    from phalanx.train.raygang import hooks
+    from phalanx.train.frameworks.ray import hooks
 
     receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     receiver.bind(str(tmp_path / "s"))
@@ -249,7 +249,7 @@ def test_reports_are_told_and_stay_what_they_were(tmp_path, monkeypatch):
 
 
 def test_a_gang_meets_and_ends_together():
-    from phalanx.train.gathering import Seat, Table
+    from phalanx.train.gang.gathering import Seat, Table
 
     table = Table(0, 2)
     port = table._server.getsockname()[1]

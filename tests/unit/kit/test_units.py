@@ -19,7 +19,7 @@ from phalanx.kit.units import (
     parse_size,
     to_rfc3339,
 )
-from phalanx.schemas.spec_fields import write_duration, write_size
+from phalanx.schemas.spec.fields import write_duration, write_size
 
 pytestmark = pytest.mark.unit
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.core.placement import GangShape, Node, NodeShare, Placement
+from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement
 from phalanx.core.scheduling import Held, Plan, Project, Snapshot, Waiting, plan
-from phalanx.core.scheduling.elastic import speed
+from phalanx.core.scheduling.stages.elastic import speed
 
 pytestmark = pytest.mark.unit
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.core.scheduling.estimates import KINDS_KEPT, History, KindKey
+from phalanx.core.scheduling.model.durations import KINDS_KEPT, History, KindKey
 
 pytestmark = pytest.mark.unit
 

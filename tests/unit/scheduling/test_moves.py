@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.core.placement import GangShape, Node, NodeShare, Placement
+from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement
 from phalanx.core.scheduling import Held, Project, Snapshot, Terms, Waiting, plan
 
 pytestmark = pytest.mark.unit

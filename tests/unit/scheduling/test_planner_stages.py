@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.core.placement import GangShape, Node, NodeShare, Placement
+from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement
 from phalanx.core.reasons import ReasonCode
-from phalanx.core.scheduling import Held, Plan, Project, Snapshot, Terms, Waiting, plan, why
-from phalanx.core.scheduling.entitlement import entitlements
-from phalanx.core.scheduling.estimates import History, KindKey, bin_of
-from phalanx.core.scheduling.slots import pick
+from phalanx.core.scheduling import Held, Plan, Project, Snapshot, Terms, Waiting, plan
+from phalanx.core.scheduling.explain.why import why
+from phalanx.core.scheduling.index.slots import pick
+from phalanx.core.scheduling.model.durations import History, KindKey, bin_of
+from phalanx.core.scheduling.stages.entitlement import entitlements
 
 pytestmark = pytest.mark.unit
 

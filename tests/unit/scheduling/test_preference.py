@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.core.placement import GangShape, Node
+from phalanx.core.gang.placement import GangShape, Node
 from phalanx.core.scheduling import Waiting
-from phalanx.core.scheduling.estimates import History
-from phalanx.core.scheduling.order import kind_key
-from phalanx.core.scheduling.preference import narrowest_levels, patience_s, preferred_level
+from phalanx.core.scheduling.model.durations import History
+from phalanx.core.scheduling.stages.order import kind_key
+from phalanx.core.scheduling.stages.preference import narrowest_levels, patience_s, preferred_level
 
 pytestmark = pytest.mark.unit
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.core.placement import GangShape, Node, NodeShare, Placement
+from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement
 from phalanx.core.reasons import ReasonCode
-from phalanx.core.scheduling import Held, Plan, Project, Snapshot, Terms, Waiting, plan, why
-from phalanx.core.scheduling.entitlement import Tier, lineage, rolled_up, standings
+from phalanx.core.scheduling import Held, Plan, Project, Snapshot, Terms, Waiting, plan
+from phalanx.core.scheduling.explain.why import why
+from phalanx.core.scheduling.stages.entitlement import Tier, lineage, rolled_up, standings
 
 pytestmark = pytest.mark.unit
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from phalanx.core.placement import GangShape, Node
+from phalanx.core.gang.placement import GangShape, Node
 from phalanx.core.scheduling import Held, Terms, Waiting, World
-from phalanx.core.scheduling.draft import Claim, Draft
-from phalanx.core.scheduling.entitlement import Tier
-from phalanx.core.scheduling.reach import Reach, Stretch, reach_in_order, reach_of
-from phalanx.core.scheduling.slots import Taking
+from phalanx.core.scheduling.index.slots import Taking
+from phalanx.core.scheduling.search.candidates import Reach, Stretch, reach_in_order, reach_of
+from phalanx.core.scheduling.stages.entitlement import Tier
+from phalanx.core.scheduling.stages.scheduling_pass import Claim, Draft
 
 pytestmark = pytest.mark.unit
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.core.placement import GangShape, Node, NodeShare, Placement
+from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement
 from phalanx.core.scheduling import Held, Project, Snapshot, Terms, Waiting, plan
-from phalanx.core.scheduling.estimates import History, KindKey, size_class
+from phalanx.core.scheduling.model.durations import History, KindKey, size_class
 
 pytestmark = pytest.mark.unit
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.core.placement import GangShape, Node, NodeShare, Placement, Role
-from phalanx.core.scheduling import Held, Plan, Snapshot, Terms, Waiting, World, plan, why
+from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement, Role
+from phalanx.core.scheduling import Held, Plan, Snapshot, Terms, Waiting, World, plan
+from phalanx.core.scheduling.explain.why import why
 
 pytestmark = pytest.mark.unit
 

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from phalanx.core.placement import GangShape, Node
+from phalanx.core.gang.placement import GangShape, Node
 from phalanx.core.scheduling import Waiting
-from phalanx.core.scheduling.slots import NodeGroup, SlotIndex, Taking, pick
-from phalanx.core.scheduling.topology import Ask, ask_of, place, spread, suitable
+from phalanx.core.scheduling.index.slots import NodeGroup, SlotIndex, Taking, pick
+from phalanx.core.scheduling.index.topology import Ask, ask_of, place, spread, suitable
 
 pytestmark = pytest.mark.unit
 

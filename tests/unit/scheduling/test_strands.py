@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.core.placement import GangShape, Node, NodeShare, Placement
+from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement
 from phalanx.core.scheduling import Held, Snapshot, Waiting, World, plan
-from phalanx.core.scheduling.slots import SlotIndex, Taking
-from phalanx.core.scheduling.strands import Appetite, Typical
-from phalanx.core.scheduling.topology import ask_of, place, suitable
-from phalanx.schemas.pools import Machine, read_pools
+from phalanx.core.scheduling.index.fragmentation import Appetite, Typical
+from phalanx.core.scheduling.index.slots import SlotIndex, Taking
+from phalanx.core.scheduling.index.topology import ask_of, place, suitable
+from phalanx.schemas.pools.pools import Machine, read_pools
 
 pytestmark = pytest.mark.unit
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.core.placement import GangShape, Node, NodeShare, Placement
+from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement
 from phalanx.core.scheduling import (
     Held,
     Hole,
@@ -16,12 +16,12 @@ from phalanx.core.scheduling import (
     Waiting,
     Why,
     plan,
-    why,
     why_victim,
 )
-from phalanx.core.scheduling.constraints import Binding, Constraint
-from phalanx.core.scheduling.estimates import History, KindKey
-from phalanx.core.scheduling.forecast import eta
+from phalanx.core.scheduling.explain.why import why
+from phalanx.core.scheduling.explain.constraints import Binding, Constraint
+from phalanx.core.scheduling.explain.forecast import eta
+from phalanx.core.scheduling.model.durations import History, KindKey
 
 pytestmark = pytest.mark.unit
 

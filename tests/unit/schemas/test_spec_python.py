@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.errors import SpecInvalid
-from phalanx.schemas.spec import resolved, validate_spec
+from phalanx.schemas.spec.document import resolved, validate_spec
 
 pytestmark = pytest.mark.unit
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.core.placement import Demand
+from phalanx.core.gang.placement import Demand
+from phalanx.core.jobs.recovery import DEFAULT_BUDGETS, Budget
 from phalanx.core.reasons import Cause
-from phalanx.core.recovery import DEFAULT_BUDGETS, Budget
 from phalanx.errors import SpecInvalid
-from phalanx.schemas.spec import (
+from phalanx.schemas.spec.document import (
     JobSpec,
     check_supported,
     load_spec,

@@ -2,9 +2,15 @@
 
 import pytest
 
-from phalanx.core.placement import GangShape, Role
+from phalanx.core.gang.placement import GangShape, Role
 from phalanx.errors import SpecInvalid
-from phalanx.schemas.spec import check_supported, load_spec, resolved, to_yaml, validate_spec
+from phalanx.schemas.spec.document import (
+    check_supported,
+    load_spec,
+    resolved,
+    to_yaml,
+    validate_spec,
+)
 
 pytestmark = pytest.mark.unit
 ALONE = """

@@ -3,9 +3,9 @@
 import pytest
 
 from phalanx.errors import SpecInvalid
-from phalanx.schemas.spec import validate_spec
-from phalanx.schemas.spec_training import Training
-from phalanx.train import tuning
+from phalanx.schemas.spec.document import validate_spec
+from phalanx.schemas.spec.training import Training
+from phalanx.train import settings
 
 pytestmark = pytest.mark.unit
 
@@ -26,18 +26,18 @@ def test_what_makes_no_sense_is_refused_at_submit(key, value):
 
 
 def test_the_library_knows_every_field():
-    names = {field.name for field in tuning.fields(tuning.Tuning)}
+    names = {field.name for field in settings.fields(settings.Tuning)}
     assert names == set(Training.model_fields) - {"accumulate", "clip", "network", "strategy"}
 
 
 def test_the_library_names_every_problem_at_once():
     with pytest.raises(SpecInvalid) as caught:
-        tuning.tuned({"precision": "fp8", "warmup_steps": -1}, {"max_micro_bach": 3})
+        settings.tuned({"precision": "fp8", "warmup_steps": -1}, {"max_micro_bach": 3})
     text = str(caught.value)
     assert "precision: must be fp32, bf16 or fp16" in text and "warmup_steps" in text
     assert "did you mean max_micro_batch?" in text
 
 
 def test_the_spec_stands_over_the_script():
-    made = tuning.tuned({"precision": "fp16", "warmup_steps": 3}, {"precision": "bf16"})
+    made = settings.tuned({"precision": "fp16", "warmup_steps": 3}, {"precision": "bf16"})
     assert (made.precision, made.warmup_steps) == ("bf16", 3)

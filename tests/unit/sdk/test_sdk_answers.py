@@ -7,7 +7,7 @@ import pytest
 
 from phalanx import errors
 from phalanx.errors import PlatformError, Problem, SpecInvalid, UserError
-from phalanx.schemas.api import SubmitRequest
+from phalanx.schemas.api.jobs import SubmitRequest
 from phalanx.sdk.answers import _BY_CODE, raise_for, written
 from phalanx.server.gate import cookie_of, error_response, host_name
 

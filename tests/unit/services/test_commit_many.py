@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.core.gang.placement import GangShape, NodeShare, Placement
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.model import JobState, JobTerms
-from phalanx.core.placement import GangShape, NodeShare, Placement
 from phalanx.errors import InvalidTransition, InvariantBroken, StaleRow
-from phalanx.services.commit import commit_events, commit_many, commit_new
+from phalanx.services.lifecycle.commit import commit_events, commit_many, commit_new
 from phalanx.store import events, jobs, open_store, outbox
 from phalanx.store.database import Store, Tx
 from phalanx.store.jobs import JobFacts

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.core.placement import GangShape, Node, NodeShare, Placement
+from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement
 from phalanx.core.scheduling import Held, Hole, Project, Snapshot, Waiting, World, plan_pass
-from phalanx.services.living import follow, only_longer_lines
+from phalanx.services.planning.index_sync import follow, only_longer_lines
 
 pytestmark = pytest.mark.unit
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.core.gang.placement import GangShape, NodeShare, Placement
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.model import JobState, JobTerms, StopGoal
-from phalanx.core.placement import GangShape, NodeShare, Placement
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.errors import InvariantBroken
-from phalanx.services.commit import commit_events, commit_new
-from phalanx.services.picture import REWORDED_AT_ONCE, Picture
+from phalanx.services.lifecycle.commit import commit_events, commit_new
+from phalanx.services.planning.scheduler_cache import REWORDED_AT_ONCE, Picture
 from phalanx.store import jobs, open_store
 from phalanx.store.database import Store, Touched, Tx
 from phalanx.store.jobs import JobFacts, StoredJob

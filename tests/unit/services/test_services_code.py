@@ -11,7 +11,7 @@ import pytest
 
 from phalanx.errors import LaunchFailed, UserError
 from phalanx.schemas.home import HomeLayout
-from phalanx.services import code
+from phalanx.services.lifecycle import code
 
 pytestmark = pytest.mark.unit
 

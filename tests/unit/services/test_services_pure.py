@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.core.ledger import Row
+from phalanx.core.training.ledger import Row
 from phalanx.errors import UserError
-from phalanx.services.clocks import estimate_offset
-from phalanx.services.logs import Cursor, assemble, parse_cursor
-from phalanx.services.metrics import thin
-from phalanx.services.story import account
+from phalanx.services.lifecycle.clocks import estimate_offset
+from phalanx.services.queries.lineage import account
+from phalanx.services.queries.logs import Cursor, assemble, parse_cursor
+from phalanx.services.queries.metrics import thin
 from phalanx.store.lineage import LedgerSlice, RestoreRow
 from phalanx.store.telemetry import LogSegment
 

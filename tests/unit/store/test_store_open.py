@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, inspect
 
-from phalanx.core.placement import Demand
+from phalanx.core.gang.placement import Demand
 from phalanx.errors import NotSupported, StoreCorrupt, StoreUnavailable
 from phalanx.store import Store, jobs, migrate, open_store, planning, sqlite_file
 from phalanx.store.tables import metadata

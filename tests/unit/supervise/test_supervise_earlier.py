@@ -7,17 +7,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from phalanx.core import reports
-from phalanx.core.ledger import Row, merge
-from phalanx.core.stalls import Patience, StallWatch
+from phalanx.core.gang.stalls import Patience, StallWatch
+from phalanx.core.telemetry import reports
+from phalanx.core.training.ledger import Row, merge
 from phalanx.kit.clock import SystemClock
 from phalanx.launch.identity import SupervisorRecord, this_process
-from phalanx.schemas.assignments import Assignment, GangFacts
-from phalanx.schemas.supervision import SyncResponse
-from phalanx.supervise import deliveries, earlier, records
-from phalanx.supervise.deliveries import Delivery, NoteFile, last_stored, read_notes
-from phalanx.supervise.earlier import Earlier, unsaid
-from phalanx.supervise.records import GenerationRecords
+from phalanx.schemas.wire.assignments import Assignment, GangFacts
+from phalanx.schemas.wire.supervision import SyncResponse
+from phalanx.supervise.ranks import records
+from phalanx.supervise.ranks.records import GenerationRecords
+from phalanx.supervise.uplink import ledger_watermarks, orphan_reports
+from phalanx.supervise.uplink.ledger_watermarks import Delivery, NoteFile, last_stored, read_notes
+from phalanx.supervise.uplink.orphan_reports import Earlier, unsaid
 
 pytestmark = pytest.mark.unit
 BATCH, RANKS = 8, 2
@@ -103,7 +104,7 @@ def go_on(monkeypatch, root, plane, attempt=2):
     assignment = folders(root, attempt)[1] if not node_dir.exists() else None
     if assignment is None:
         assignment = Assignment.model_validate_json((node_dir / "assignment.json").read_bytes())
-    monkeypatch.setattr(earlier, "Line", lambda *_: plane)
+    monkeypatch.setattr(orphan_reports, "Line", lambda *_: plane)
     here = Earlier(assignment, SystemClock())
     here._work(unsaid(node_dir))
     assert here.over
@@ -130,7 +131,7 @@ def test_every_sample_is_told_once_wherever_supervisors_are_killed(
     """One is killed with some of its reports stored; its successors, while they make up for it."""
     root = tmp_path_factory.mktemp("job")
     monkeypatch.setattr(records, "_MOST_ROWS", most)
-    monkeypatch.setattr(earlier, "_BATCH", 2)
+    monkeypatch.setattr(orphan_reports, "_BATCH", 2)
     folder = folders(root, 1)[0] / "g000"
     files = {rank: folder / f"r{rank:05d}.report" for rank in range(RANKS)}
     plane, made, lo = Plane(), [], 0
@@ -218,8 +219,8 @@ def test_without_its_notes_nothing_is_told_twice_and_nobody_says_goodbye(monkeyp
 def test_what_cannot_be_trusted_is_left_alone(monkeypatch, tmp_path, spoil):
     folder = left_behind(tmp_path)
     (folder / "ledger.notes").touch()
-    monkeypatch.setattr(earlier, "_TRIES", 3)
-    monkeypatch.setattr(earlier, "_MAX_WAIT_S", 0.001)
+    monkeypatch.setattr(orphan_reports, "_TRIES", 3)
+    monkeypatch.setattr(orphan_reports, "_MAX_WAIT_S", 0.001)
     spoil(folder.parent)
     plane = Plane()
     go_on(monkeypatch, tmp_path, plane)
@@ -229,10 +230,10 @@ def test_what_cannot_be_trusted_is_left_alone(monkeypatch, tmp_path, spoil):
 def test_a_living_supervisor_is_not_spoken_for(monkeypatch, tmp_path):
     folder = left_behind(tmp_path)
     (folder / "ledger.notes").touch()
-    monkeypatch.setattr(earlier, "_TRIES", 3)
-    monkeypatch.setattr(earlier, "_MAX_WAIT_S", 0.001)
+    monkeypatch.setattr(orphan_reports, "_TRIES", 3)
+    monkeypatch.setattr(orphan_reports, "_MAX_WAIT_S", 0.001)
     plane = Plane()
-    with earlier._held(folder.parent) as held:
+    with orphan_reports._held(folder.parent) as held:
         assert held
         go_on(monkeypatch, tmp_path, plane)
     assert plane.stored == []
@@ -250,7 +251,7 @@ def test_only_earlier_attempts_are_asked_and_the_newest_come_first(tmp_path):
 
 
 def test_notes_stay_few_and_keep_the_place_to_go_on_from(tmp_path, monkeypatch):
-    monkeypatch.setattr(deliveries, "_REWRITE_BYTES", 1000)
+    monkeypatch.setattr(ledger_watermarks, "_REWRITE_BYTES", 1000)
     acked = 0
     notes = NoteFile(tmp_path, lambda: acked)
     notes.write(Delivery(1, {0: 64}))  # before the folder is there: nobody will find it
@@ -271,7 +272,7 @@ def test_notes_that_cannot_be_written_are_taken_away(tmp_path, monkeypatch):
     notes.begin()
     notes.write(Delivery(1, {0: 70}))
     assert read_notes(tmp_path) == [Delivery(1, {0: 70})]
-    monkeypatch.setattr(deliveries.os, "write", lambda *_: 3)
+    monkeypatch.setattr(ledger_watermarks.os, "write", lambda *_: 3)
     notes.write(Delivery(2, {0: 80}))
     monkeypatch.undo()
     notes.write(Delivery(3, {0: 90}))

@@ -8,9 +8,9 @@ import pytest
 
 from phalanx.errors import StoreUnavailable
 from phalanx.kit.clock import ManualClock
-from phalanx.schemas.assignments import Assignment, GangFacts, WarmStart
-from phalanx.supervise.link import Line, Link
-from phalanx.supervise.outbox import Outbox
+from phalanx.schemas.wire.assignments import Assignment, GangFacts, WarmStart
+from phalanx.supervise.uplink.link import Line, Link
+from phalanx.supervise.uplink.outbox import Outbox
 
 pytestmark = pytest.mark.unit
 FULL = {"code": StoreUnavailable.code, "message": "the disk is full"}

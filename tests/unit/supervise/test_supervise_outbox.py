@@ -2,8 +2,8 @@
 
 import pytest
 
-from phalanx.schemas.supervision import LeavingReport, LogReport, WarningReport
-from phalanx.supervise.outbox import MAX_WAITING, Outbox
+from phalanx.schemas.wire.supervision import LeavingReport, LogReport, WarningReport
+from phalanx.supervise.uplink.outbox import MAX_WAITING, Outbox
 
 pytestmark = pytest.mark.unit
 

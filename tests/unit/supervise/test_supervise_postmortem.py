@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from phalanx.supervise.postmortem import from_error_file, from_stderr, rank_exit, signal_name
+from phalanx.supervise.ranks.postmortem import from_error_file, from_stderr, rank_exit, signal_name
 
 pytestmark = pytest.mark.unit
 

@@ -5,14 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from phalanx.core import reports
-from phalanx.core.ledger import Row, merge
-from phalanx.core.stalls import Patience, StallWatch
+from phalanx.core.gang.stalls import Patience, StallWatch
+from phalanx.core.telemetry import reports
+from phalanx.core.training.ledger import Row, merge
 from phalanx.kit.clock import SystemClock
-from phalanx.supervise import records
-from phalanx.supervise.carrier import Carrier
-from phalanx.supervise.outbox import Outbox
-from phalanx.supervise.records import GenerationRecords
+from phalanx.supervise.ranks import records
+from phalanx.supervise.ranks.records import GenerationRecords
+from phalanx.supervise.uplink.bulk_shipper import Carrier
+from phalanx.supervise.uplink.outbox import Outbox
 
 pytestmark = pytest.mark.unit
 

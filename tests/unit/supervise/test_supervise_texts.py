@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from phalanx.core.failures import Failure
+from phalanx.core.gang.failures import Failure
+from phalanx.core.gang.stalls import Patience, StallWatch
 from phalanx.core.reasons import Cause
-from phalanx.core.stalls import Patience, StallWatch
 from phalanx.kit.text import sayable
-from phalanx.schemas.supervision import (
+from phalanx.schemas.wire.supervision import (
     ExitRecord,
     FailureReport,
     Heartbeat,
@@ -17,8 +17,8 @@ from phalanx.schemas.supervision import (
     StacksReport,
     SyncRequest,
 )
-from phalanx.supervise.postmortem import from_error_file
-from phalanx.supervise.records import GenerationRecords
+from phalanx.supervise.ranks.postmortem import from_error_file
+from phalanx.supervise.ranks.records import GenerationRecords
 
 pytestmark = pytest.mark.unit
 ODD = "b\udce4d\0.txt"  # a file name in Latin-1, as Python shows it, and a zero byte

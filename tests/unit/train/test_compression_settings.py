@@ -1,9 +1,16 @@
 import pytest
 
 from phalanx.errors import SpecInvalid
-from phalanx.train.compression.auto import LEAST, MOST, MOST_OF_SHORT, Auto, choose, still_racing
-from phalanx.train.compression.settings import Compression
-from phalanx.train.tuning import tuned
+from phalanx.train.numerics.compression.auto import (
+    LEAST,
+    MOST,
+    MOST_OF_SHORT,
+    Auto,
+    choose,
+    still_racing,
+)
+from phalanx.train.numerics.compression.settings import Compression
+from phalanx.train.settings import tuned
 
 pytestmark = pytest.mark.unit
 

@@ -5,9 +5,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from phalanx.core import control
-from phalanx.train import agreement
-from phalanx.train.agreement import DelayedReduction, EverySecond
+from phalanx.core.training import control
+from phalanx.train.gang import agreement
+from phalanx.train.gang.agreement import DelayedReduction, EverySecond
 
 pytestmark = pytest.mark.unit
 

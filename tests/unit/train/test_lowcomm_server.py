@@ -7,12 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.core.staleness import Clocks, Decisions
+from phalanx.core.training.staleness import Clocks, Decisions
 from phalanx.errors import TrainingError
-from phalanx.train.lowcomm import wire
-from phalanx.train.lowcomm.server import Server, listen, serve
-from phalanx.train.lowcomm.settings import Sync
-from phalanx.train.lowcomm.worker import Servers, shard_of
+from phalanx.train.numerics.local_sgd import wire
+from phalanx.train.numerics.local_sgd.server import Server, listen, serve
+from phalanx.train.numerics.local_sgd.settings import Sync
+from phalanx.train.numerics.local_sgd.worker import Servers, shard_of
 
 pytestmark = pytest.mark.unit
 GUARD_S = 60

@@ -3,12 +3,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.core import rounds
+from phalanx.core.training import rounds
 from phalanx.errors import SpecInvalid
-from phalanx.train.lowcomm.exchange import BLOCK, pack, part_length, unpack
-from phalanx.train.lowcomm.outside import outer_step
-from phalanx.train.lowcomm.settings import Outer, Sync
-from phalanx.train.tuning import tuned
+from phalanx.train.numerics.local_sgd.exchange import BLOCK, pack, part_length, unpack
+from phalanx.train.numerics.local_sgd.outer_step import outer_step
+from phalanx.train.numerics.local_sgd.settings import Outer, Sync
+from phalanx.train.settings import tuned
 
 pytestmark = pytest.mark.unit
 

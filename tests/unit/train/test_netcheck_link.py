@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from phalanx.train import netcheck
+from phalanx.train.programs import netcheck
 
 pytestmark = pytest.mark.unit
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from phalanx.errors import UserError
-from phalanx.train.recipes import datasets, trainer
-from phalanx.train.recipes.__main__ import main
-from phalanx.train.recipes.settings import Recipe
+from phalanx.train.programs.recipes import datasets, trainer
+from phalanx.train.programs.recipes.__main__ import main
+from phalanx.train.programs.recipes.settings import Recipe
 
 pytestmark = pytest.mark.unit
 

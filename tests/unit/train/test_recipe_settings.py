@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from phalanx.errors import SpecInvalid
-from phalanx.train.recipes import settings
+from phalanx.train.programs.recipes import settings
 
 pytestmark = pytest.mark.unit
 R5 = """
@@ -73,7 +73,7 @@ def test_what_is_wrong_is_named(tmp_path, text, words):
 
 def test_a_check_is_light():
     code = (
-        "import sys; from phalanx.train.recipes.__main__ import main;"
+        "import sys; from phalanx.train.programs.recipes.__main__ import main;"
         " code = main(['--model', 'gpt', '--dataset', 'x', '--check']);"
         " print('torch' in sys.modules); sys.exit(code)"
     )

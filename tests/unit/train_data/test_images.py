@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from phalanx.errors import DataCorrupt, UserError
-from phalanx.train.readers.locating import locate, save_index
-from phalanx.train.readers.scanning import full_index
+from phalanx.train.data.readers.locating import locate, save_index
+from phalanx.train.data.readers.scanning import full_index
 
 Image = pytest.importorskip("PIL.Image")
-decoding = pytest.importorskip("phalanx.train.readers.decoding")
-ImageFolder = pytest.importorskip("phalanx.train.readers.images").ImageFolder
+decoding = pytest.importorskip("phalanx.train.data.readers.formats.decoding")
+ImageFolder = pytest.importorskip("phalanx.train.data.readers.formats.images").ImageFolder
 
 pytestmark = pytest.mark.unit
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from phalanx.checkpoint.digest import canonical, digest_of
 from phalanx.errors import DataCorrupt, NotFound, NotSupported, UserError
-from phalanx.train.readers.index import Index
-from phalanx.train.readers.locating import expand, load_index, locate, save_index
-from phalanx.train.readers.scanning import detect_kind, full_index, list_index
-from phalanx.train.readers.sources import LocalSource
-from phalanx.train.readers.tables import Names, pack, ragged, unpack
-from phalanx.train.readers.verifying import verify
+from phalanx.train.data.readers.formats.tables import Names, pack, ragged, unpack
+from phalanx.train.data.readers.index import Index
+from phalanx.train.data.readers.locating import expand, load_index, locate, save_index
+from phalanx.train.data.readers.scanning import detect_kind, full_index, list_index
+from phalanx.train.data.readers.sources import LocalSource
+from phalanx.train.data.readers.verifying import verify
 
 pytestmark = pytest.mark.unit
 

@@ -13,13 +13,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from phalanx.core.batches import Plan
+from phalanx.core.training.batches import Plan
 from phalanx.errors import DataCorrupt, UserError
-from phalanx.train.readers import Parquet, TarShards, TextFile, rank_counts, skew
-from phalanx.train.readers.locating import locate, save_index
-from phalanx.train.readers.scanning import full_index
-from phalanx.train.readers.tarfiles import read_layout
-from phalanx.train.readers.textscan import MARK_EVERY, scan_text
+from phalanx.train.data.readers import Parquet, TarShards, TextFile, rank_counts, skew
+from phalanx.train.data.readers.formats.tarfiles import read_layout
+from phalanx.train.data.readers.formats.textscan import MARK_EVERY, scan_text
+from phalanx.train.data.readers.locating import locate, save_index
+from phalanx.train.data.readers.scanning import full_index
 
 pytestmark = pytest.mark.unit
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from phalanx.core.gang.roles import Part, part_at
 from phalanx.core.jobs import gangs
 from phalanx.core.jobs.model import Attempt, Job, JobState, NodePhase
-from phalanx.core.profiles import ProfileWish
-from phalanx.core.roles import Part, part_at
+from phalanx.core.telemetry.profiles import ProfileWish
 
 
 class Action(StrEnum):

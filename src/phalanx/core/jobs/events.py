@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from phalanx.core.failures import Failure
+from phalanx.core.gang.failures import Failure
+from phalanx.core.gang.placement import Placement
 from phalanx.core.jobs.model import JobTerms, Outcome, StopGoal
-from phalanx.core.placement import Placement
 from phalanx.core.reasons import Reason, ReasonCode
 
 

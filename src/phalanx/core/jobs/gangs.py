@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from phalanx.core.gang.placement import Placement
+from phalanx.core.gang.roles import Part, part_at
 from phalanx.core.jobs.model import Attempt, Job, NodePhase, Outcome
-from phalanx.core.placement import Placement
-from phalanx.core.roles import Part, part_at
 from phalanx.errors import InvariantBroken
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from phalanx.core.failures import Failure
+from phalanx.core.gang.failures import Failure
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs import gangs, stalling
 from phalanx.core.jobs.commands import JobCommand, KillAttempt, LaunchAttempt

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from phalanx.core.codec import written_once
-from phalanx.core.failures import Failure, first_failure
-from phalanx.core.placement import GangShape, Placement, Role
-from phalanx.core.profiles import ProfileWish
+from phalanx.core.gang.failures import Failure, first_failure
+from phalanx.core.gang.placement import GangShape, Placement, Role
+from phalanx.core.gang.roles import WORKER, Part, parts_of
+from phalanx.core.jobs.recovery import RecoveryPolicy, Spending
 from phalanx.core.reasons import Reason, ReasonCode
-from phalanx.core.recovery import RecoveryPolicy, Spending
-from phalanx.core.roles import WORKER, Part, parts_of
+from phalanx.core.telemetry.profiles import ProfileWish
 
 
 class JobState(StrEnum):

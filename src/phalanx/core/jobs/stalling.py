@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from phalanx.core.failures import Failure
+from phalanx.core.gang.failures import Failure
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.model import Attempt, Job, JobState, NodePhase
-from phalanx.core.profiles import ProfileWish
+from phalanx.core.telemetry.profiles import ProfileWish
 
 _US = 1_000_000
 STACKS_WAIT_S = 10.0

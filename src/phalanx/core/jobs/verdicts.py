@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from phalanx.core.failures import Failure, is_final
+from phalanx.core.gang.failures import Failure, is_final
 from phalanx.core.jobs.model import Job, Progress
+from phalanx.core.jobs.recovery import Spending
 from phalanx.core.reasons import Cause, Reason, ReasonCode, reason_of
-from phalanx.core.recovery import Spending
 
 
 @dataclass(frozen=True, slots=True)

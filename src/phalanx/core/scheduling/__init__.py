@@ -5,12 +5,12 @@ One stage a file: `entitlement`, `order` and `estimates`, `topology`, `reservati
 lives here takes time as an argument, reads nothing, and returns decisions; applying them is others' work.
 """
 
-from phalanx.core.scheduling.holes import Hole
-from phalanx.core.scheduling.outcome import Migration, Plan, Preemption, Resize, Start
+from phalanx.core.scheduling.explain.why import Victim, Why, why, why_victim
+from phalanx.core.scheduling.index.cluster_index import World
+from phalanx.core.scheduling.model.outcome import Migration, Plan, Preemption, Resize, Start
+from phalanx.core.scheduling.model.reservation import Hole
+from phalanx.core.scheduling.model.snapshot import Held, Project, Snapshot, Terms, Waiting
 from phalanx.core.scheduling.planner import fits_ever, plan, plan_pass
-from phalanx.core.scheduling.snapshot import Held, Project, Snapshot, Terms, Waiting
-from phalanx.core.scheduling.why import Victim, Why, why, why_victim
-from phalanx.core.scheduling.world import World
 
 __all__ = [
     "Held",

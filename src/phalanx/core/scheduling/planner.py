@@ -17,18 +17,20 @@ from __future__ import annotations
 
 import heapq
 
-from phalanx.core.placement import GangShape, Node
+from phalanx.core.gang.placement import GangShape, Node
 from phalanx.core.reasons import Reason
-from phalanx.core.scheduling import elastic, explain, preemption, reservations
-from phalanx.core.scheduling.draft import Draft, Rank
-from phalanx.core.scheduling.entitlement import rolled_up, standings
-from phalanx.core.scheduling.holes import Hole
-from phalanx.core.scheduling.order import is_guarded
-from phalanx.core.scheduling.outcome import Plan, Start
-from phalanx.core.scheduling.slots import SlotIndex
-from phalanx.core.scheduling.snapshot import US, Held, Snapshot, Waiting
-from phalanx.core.scheduling.topology import ask_of, place, suitable
-from phalanx.core.scheduling.world import Line, World
+from phalanx.core.scheduling.explain import explain
+from phalanx.core.scheduling.index.cluster_index import Line, World
+from phalanx.core.scheduling.index.slots import SlotIndex
+from phalanx.core.scheduling.index.topology import ask_of, place, suitable
+from phalanx.core.scheduling.model.outcome import Plan, Start
+from phalanx.core.scheduling.model.reservation import Hole
+from phalanx.core.scheduling.model.snapshot import US, Held, Snapshot, Waiting
+from phalanx.core.scheduling.search import preemption
+from phalanx.core.scheduling.stages import elastic, reservations
+from phalanx.core.scheduling.stages.entitlement import rolled_up, standings
+from phalanx.core.scheduling.stages.order import is_guarded
+from phalanx.core.scheduling.stages.scheduling_pass import Draft, Rank
 
 _Entry = tuple[Rank, int, Line, int]
 

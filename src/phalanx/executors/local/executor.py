@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from phalanx.core.placement import Node
+from phalanx.core.gang.placement import Node
 from phalanx.errors import ExecutorUnavailable, LaunchFailed
 from phalanx.executors.local.spare import NoSpare, Spare, SpareSupervisor
 from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
@@ -20,9 +20,9 @@ from phalanx.kit.clock import Clock
 from phalanx.launch import linux
 from phalanx.launch.durable import write_file
 from phalanx.launch.identity import ASSIGNMENT_NAME, EXIT_NAME, LOG_NAME, SupervisorRecord, is_held
-from phalanx.schemas.assignments import Assignment
 from phalanx.schemas.home import HomeLayout
-from phalanx.schemas.supervision import ExitRecord
+from phalanx.schemas.wire.assignments import Assignment
+from phalanx.schemas.wire.supervision import ExitRecord
 
 NODE_ID = "local"
 POOL = "local"

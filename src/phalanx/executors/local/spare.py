@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from phalanx.core.ranks import omp_num_threads
+from phalanx.core.gang.ranks import omp_num_threads
 from phalanx.launch.command import parse_python, same_python, sensitive
-from phalanx.schemas.assignments import Assignment
+from phalanx.schemas.wire.assignments import Assignment
 
 
 class Spare(Protocol):

@@ -13,16 +13,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from phalanx import __version__
-from phalanx.core.placement import GangShape, Node, Placement
+from phalanx.core.gang.placement import GangShape, Node, Placement
 from phalanx.errors import ExecutorUnavailable, LaunchFailed
 from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
 from phalanx.executors.ray.bridge import Bridge
 from phalanx.executors.ray.inventory import Inventory
 from phalanx.launch.durable import write_file
-from phalanx.schemas.assignments import Assignment
 from phalanx.schemas.home import HomeLayout
-from phalanx.schemas.ray_pools import RayPool
-from phalanx.schemas.supervision import ExitRecord
+from phalanx.schemas.pools.ray_pools import RayPool
+from phalanx.schemas.wire.assignments import Assignment
+from phalanx.schemas.wire.supervision import ExitRecord
 
 _NOTE = "ray.json"
 _BEGIN_S = 120.0
@@ -231,7 +231,7 @@ def ref_of(assignment: Assignment) -> SupervisorRef:
 
 
 def _share(node: Node, slots: tuple[int, ...]) -> Any:
-    from phalanx.core.placement import NodeShare
+    from phalanx.core.gang.placement import NodeShare
 
     return NodeShare(node.id, node.address, slots)
 

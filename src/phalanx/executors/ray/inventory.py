@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.core.placement import Node
-from phalanx.schemas.ray_pools import RayPool
+from phalanx.core.gang.placement import Node
+from phalanx.schemas.pools.ray_pools import RayPool
 
 _TYPE_LABEL = "ray.io/accelerator-type"
 _TYPE_PREFIX = "accelerator_type:"

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from phalanx.kit.ids import random_hex
 from phalanx.server.context import Context
 from phalanx.server.loops.runner import Loop
-from phalanx.services.commit import LEAVING, QUEUE, TIMERS
-from phalanx.services.dispatch import Dispatcher, dispatch_step
-from phalanx.services.draining import draining_step
-from phalanx.services.polling import poll_leaving_step, poll_step
-from phalanx.services.retention import Sweep, retention_step
-from phalanx.services.scaling import scaling_step
-from phalanx.services.scheduling import scheduling_step
-from phalanx.services.timers import timers_step
+from phalanx.services.lifecycle.commit import LEAVING, QUEUE, TIMERS
+from phalanx.services.lifecycle.dispatch import Dispatcher, dispatch_step
+from phalanx.services.lifecycle.polling import poll_leaving_step, poll_step
+from phalanx.services.lifecycle.retention import Sweep, retention_step
+from phalanx.services.lifecycle.timers import timers_step
+from phalanx.services.planning.draining import draining_step
+from phalanx.services.planning.scaling import scaling_step
+from phalanx.services.planning.scheduling import scheduling_step
 from phalanx.store import outbox
 
 # A plan that took so long is followed by a rest of the same length.

@@ -17,15 +17,16 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import generate_latest
 
-from phalanx.core.instruments import INSTRUMENTS, Instrument, Kind
 from phalanx.core.jobs.model import JobState
+from phalanx.core.telemetry.instruments import INSTRUMENTS, Instrument, Kind
 from phalanx.kit.ids import job_label
-from phalanx.schemas.api import PoolView
+from phalanx.schemas.api.jobs import PoolView
 from phalanx.server.observe.fleet import Fleet
 from phalanx.server.observe.training import ACCURACIES, LOSSES, MAX_RANKS, JobSeries, RankSeries
-from phalanx.services import inventory, observation, views
-from phalanx.services.observation import Cursors, LiveJob, Present
 from phalanx.services.platform import Platform
+from phalanx.services.queries import feed, views
+from phalanx.services.queries.feed import Cursors, LiveJob, Present
+from phalanx.services.resources import inventory
 
 _US = 1e-6
 _PER_JOB = ["project", "job"]
@@ -47,7 +48,7 @@ class Exposition:
     def scrape(self, now: int) -> bytes:
         """Everything, in the text format. `now` is in microseconds UTC."""
         with self._lock:
-            there = observation.present(self._platform)
+            there = feed.present(self._platform)
             self._catch_up(there)
             pools = inventory.list_pools(self._platform)
             families = [*self._platform_families(there, pools, now), *self._training(there)]
@@ -61,7 +62,7 @@ class Exposition:
             self._begin(there)
         for _ in range(_MAX_PAGES):
             assert self._cursors is not None
-            page = observation.news(self._platform, self._cursors)
+            page = feed.news(self._platform, self._cursors)
             self._cursors = page.cursors
             self._fleet.add_events(page.events)
             self._fleet.add_checkpoints(page.checkpoints)
@@ -71,17 +72,17 @@ class Exposition:
             if not page.more:
                 break
         else:
-            self._cursors = observation.newest(self._platform)
+            self._cursors = feed.newest(self._platform)
         for num in set(self._jobs) - live:
             del self._jobs[num]
 
     def _begin(self, there: Present) -> None:
-        self._cursors = observation.newest(self._platform)
+        self._cursors = feed.newest(self._platform)
         for stored in [*there.queued, *(one.stored for one in there.live)]:
             self._fleet.know(stored.job.num, stored.job.state.value, stored.job.submitted_at)
         for one in there.live:
             series = self._jobs.setdefault(one.stored.job.num, JobSeries())
-            series.show(observation.newest_points(self._platform, one.stored.job.num))
+            series.show(feed.newest_points(self._platform, one.stored.job.num))
 
     # -- the platform ----------------------------------------------------------------------------
 

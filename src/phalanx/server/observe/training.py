@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from phalanx.core.instruments import INSTRUMENTS, Distribution, Kind, is_part, split_part
+from phalanx.core.telemetry.instruments import INSTRUMENTS, Distribution, Kind, is_part, split_part
 from phalanx.store.telemetry import Point
 
 MAX_RANKS = 512

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from phalanx.schemas import api, estate
+from phalanx.schemas.api import estate, jobs
 from phalanx.server.context import Here
-from phalanx.services import estate as services
-from phalanx.services import explaining, inventory
+from phalanx.services.planning import why
+from phalanx.services.resources import estate as services
+from phalanx.services.resources import inventory
 
 router = APIRouter(prefix="/api/v1", tags=["estate"])
 _ACTOR = "user"
 
 
 @router.get("/pools")
-def get_pools(here: Here) -> list[api.PoolView]:
+def get_pools(here: Here) -> list[jobs.PoolView]:
     """Pools and what is free in them."""
     return inventory.list_pools(here.platform)
 
@@ -26,7 +27,7 @@ def post_pools(here: Here, request: estate.ApplyRequest) -> estate.ApplyResponse
 
 
 @router.get("/pools/{name}")
-def get_pool(here: Here, name: str) -> api.PoolView:
+def get_pool(here: Here, name: str) -> jobs.PoolView:
     """One pool with its part of the pool file."""
     return inventory.show_pool(here.platform, name)
 
@@ -39,13 +40,13 @@ def delete_pool(here: Here, name: str) -> Response:
 
 
 @router.get("/nodes")
-def get_nodes(here: Here, pool: str | None = None) -> list[api.NodeView]:
+def get_nodes(here: Here, pool: str | None = None) -> list[jobs.NodeView]:
     """Nodes and what is free on them."""
     return inventory.list_nodes(here.platform, pool)
 
 
 @router.get("/nodes/{name}")
-def get_node(here: Here, name: str) -> api.NodeView:
+def get_node(here: Here, name: str) -> jobs.NodeView:
     """One node."""
     return inventory.show_node(here.platform, name)
 
@@ -57,7 +58,7 @@ def post_drain(here: Here, name: str, request: estate.DrainRequest) -> estate.Dr
 
 
 @router.post("/nodes/{name}/undrain")
-def post_undrain(here: Here, name: str) -> api.NodeView:
+def post_undrain(here: Here, name: str) -> jobs.NodeView:
     """Let jobs start on a node again; may be repeated."""
     services.undrain(here.platform, name)
     return inventory.show_node(here.platform, name)
@@ -91,4 +92,4 @@ def delete_project(here: Here, name: str) -> Response:
 @router.get("/jobs/{num}/why")
 def get_why(here: Here, num: int) -> estate.WhyView:
     """Why a job is where it is: what binds it, when it may start, what would start it now."""
-    return explaining.why_view(here.platform, num, here.clock.now())
+    return why.why_view(here.platform, num, here.clock.now())

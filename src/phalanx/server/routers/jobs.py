@@ -8,24 +8,25 @@ from fastapi import APIRouter, Query
 
 from phalanx.core.jobs.model import JobState, StopGoal
 from phalanx.errors import UserError
-from phalanx.schemas import api
-from phalanx.schemas import profiles as wire
+from phalanx.schemas.api import jobs
+from phalanx.schemas.api import profiles as wire
 from phalanx.server.context import Here, in_thread
-from phalanx.services import profiles, requests, stacks, views
-from phalanx.services.commit import job_topic
-from phalanx.services.submit import check, submit
+from phalanx.services.lifecycle import requests
+from phalanx.services.lifecycle.commit import job_topic
+from phalanx.services.lifecycle.submit import check, submit
+from phalanx.services.queries import profiles, stacks, views
 from phalanx.store.jobs import JobFilter
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
 
 
 @router.post("", status_code=201)
-def post_job(here: Here, request: api.SubmitRequest, dry_run: bool = False) -> api.SubmitResponse:
+def post_job(here: Here, request: jobs.SubmitRequest, dry_run: bool = False) -> jobs.SubmitResponse:
     """Submit a job. With `dry_run` only the resolved spec is answered."""
     if dry_run:
-        return api.SubmitResponse(job=None, spec=check(here.platform, request).resolved)
+        return jobs.SubmitResponse(job=None, spec=check(here.platform, request).resolved)
     num, accepted = submit(here.platform, request, here.clock.now())
-    return api.SubmitResponse(job=views.job_view(here.platform, num), spec=accepted.resolved)
+    return jobs.SubmitResponse(job=views.job_view(here.platform, num), spec=accepted.resolved)
 
 
 @router.get("")
@@ -38,7 +39,7 @@ def get_jobs(  # noqa: PLR0913
     label: Annotated[list[str] | None, Query(description="key=value")] = None,
     before: int | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-) -> api.JobPage:
+) -> jobs.JobPage:
     """Jobs, newest first. `before` is the `next` of the page before."""
     wanted = JobFilter(
         states=tuple(_state(one) for one in state or ()),
@@ -66,7 +67,7 @@ def _label(text: str) -> tuple[str, str]:
 
 
 @router.get("/{num}")
-def get_job(here: Here, num: int) -> api.JobView:
+def get_job(here: Here, num: int) -> jobs.JobView:
     """One job with ranks, progress and lineage."""
     return views.job_view(here.platform, num)
 
@@ -74,10 +75,10 @@ def get_job(here: Here, num: int) -> api.JobView:
 @router.get("/{num}/events")
 async def get_events(
     here: Here, num: int, after: int = 0, wait_s: Annotated[float, Query(ge=0)] = 0.0
-) -> api.EventPage:
+) -> jobs.EventPage:
     """The job's story behind `after`; waits up to `wait_s` seconds for news."""
 
-    async def look() -> api.EventPage:
+    async def look() -> jobs.EventPage:
         return await in_thread(lambda: views.event_page(here.platform, num, after=after))
 
     return await here.poll_until(
@@ -86,13 +87,13 @@ async def get_events(
 
 
 @router.get("/{num}/checkpoints")
-def get_checkpoints(here: Here, num: int) -> list[api.CheckpointView]:
+def get_checkpoints(here: Here, num: int) -> list[jobs.CheckpointView]:
     """The job's checkpoints, oldest first."""
     return views.list_checkpoints(here.platform, num)
 
 
 @router.post("/{num}/stacks")
-def post_stacks(here: Here, num: int) -> api.StacksAsked:
+def post_stacks(here: Here, num: int) -> jobs.StacksAsked:
     """Have every rank write down where it is; the answers appear under the same address."""
     return stacks.ask_stacks(here.platform, num, here.clock.now(), "user")
 
@@ -105,15 +106,15 @@ async def get_stacks(
     generation: int = 0,
     request: int = 0,
     wait_s: Annotated[float, Query(ge=0)] = 0.0,
-) -> api.StacksView:
+) -> jobs.StacksView:
     """What is kept; waits up to `wait_s` seconds until every rank has answered a request."""
 
-    async def look() -> api.StacksView:
+    async def look() -> jobs.StacksView:
         return await in_thread(lambda: stacks.read_stacks(here.platform, num))
 
     asked = (attempt, generation, request)
 
-    def whole(view: api.StacksView) -> bool:
+    def whole(view: jobs.StacksView) -> bool:
         found = [one for one in view.captures if one.answers == asked]
         over = (view.attempt, view.generation) != (attempt, generation)
         return over or any(len(one.ranks) >= view.world_size for one in found)
@@ -151,7 +152,7 @@ async def get_profiles(
 
 
 @router.post("/{num}/stop")
-def post_stop(here: Here, num: int, request: api.StopRequest) -> api.JobView:
+def post_stop(here: Here, num: int, request: jobs.StopRequest) -> jobs.JobView:
     """Cancel or pause a job; may be repeated."""
     goal = StopGoal(request.goal)
     requests.stop(here.platform, num, goal, request.grace_s, here.clock.now(), "user")
@@ -159,7 +160,7 @@ def post_stop(here: Here, num: int, request: api.StopRequest) -> api.JobView:
 
 
 @router.post("/{num}/resume")
-def post_resume(here: Here, num: int) -> api.JobView:
+def post_resume(here: Here, num: int) -> jobs.JobView:
     """Put a paused job back into the queue; may be repeated."""
     requests.resume(here.platform, num, here.clock.now(), "user")
     return views.job_view(here.platform, num)

@@ -8,10 +8,10 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 
 import phalanx
-from phalanx.schemas import api
-from phalanx.schemas.api import at_of
+from phalanx.schemas.api import jobs as api
+from phalanx.schemas.api.jobs import at_of
 from phalanx.server.context import Context, Here, in_thread
-from phalanx.services import code
+from phalanx.services.lifecycle import code
 from phalanx.store import jobs
 
 router = APIRouter(tags=["platform"])

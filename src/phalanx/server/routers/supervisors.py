@@ -7,9 +7,14 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import FileResponse
 
-from phalanx.schemas.supervision import Orders, SyncRequest, SyncResponse
+from phalanx.schemas.wire.supervision import Orders, SyncRequest, SyncResponse
 from phalanx.server.context import Here, in_thread
-from phalanx.services.sync import orders_for, supervisor_code, supervisor_sync, sync_topic
+from phalanx.services.lifecycle.sync import (
+    orders_for,
+    supervisor_code,
+    supervisor_sync,
+    sync_topic,
+)
 
 router = APIRouter(prefix="/api/v1/supervisors", tags=["supervisors"])
 

@@ -11,13 +11,14 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from phalanx.errors import PermissionDenied
 from phalanx.kit.units import format_duration, format_size
-from phalanx.schemas import api
+from phalanx.schemas.api import jobs
 from phalanx.server.context import Here
 from phalanx.server.gate import COOKIE
 from phalanx.server.web.markup import Markup, curve, page, table, tag
-from phalanx.services import inventory, views
-from phalanx.services.logs import LogQuery, read_logs
-from phalanx.services.metrics import read_metrics
+from phalanx.services.queries import views
+from phalanx.services.queries.logs import LogQuery, read_logs
+from phalanx.services.queries.metrics import read_metrics
+from phalanx.services.resources import inventory
 from phalanx.store.jobs import JobFilter
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
@@ -55,7 +56,7 @@ def get_front(here: Here, before: Annotated[int | None, Query()] = None) -> HTML
     return _answer(page("Phalanx", *body, refresh_s=_LIVE_REFRESH_S))
 
 
-def _row(job: api.JobView) -> tuple[str, ...]:
+def _row(job: jobs.JobView) -> tuple[str, ...]:
     return (
         tag("a", job.label, href=f"/jobs/{job.num}"),
         job.name,
@@ -85,8 +86,8 @@ def get_job_page(here: Here, num: int) -> HTMLResponse:
     return _answer(page(f"{job.label} {job.name}", *body, refresh_s=refresh_s))
 
 
-def _facts(job: api.JobView) -> Markup:
-    progress, lineage = job.progress, job.lineage or api.LineageView(generations=0)
+def _facts(job: jobs.JobView) -> Markup:
+    progress, lineage = job.progress, job.lineage or jobs.LineageView(generations=0)
     rows = [
         ("project", job.project),
         ("gang", f"{job.world_size} ranks on {job.num_slots} slots"),
@@ -107,7 +108,7 @@ def _facts(job: api.JobView) -> Markup:
     return table(("", ""), rows, ())
 
 
-def _samples(lineage: api.LineageView) -> str:
+def _samples(lineage: jobs.LineageView) -> str:
     if lineage.missed is None:
         return "not reported"
     said = f"{lineage.missed}, {lineage.duplicated}, {lineage.redone}"
@@ -147,11 +148,11 @@ def _logs(here: Here, num: int) -> list[str]:
     return [tag("h2", "Last lines"), tag("pre", text)] if lines else []
 
 
-def _state(job: api.JobView) -> Markup:
+def _state(job: jobs.JobView) -> Markup:
     return tag("span", job.state, class_=f"state {job.state}")
 
 
-def _why(job: api.JobView) -> str:
+def _why(job: jobs.JobView) -> str:
     reason = job.stays or job.reason
     return reason.message or reason.code.replace("_", " ")
 

@@ -10,8 +10,8 @@ from bisect import bisect_right
 from collections.abc import Callable
 
 from phalanx.core.scheduling import Plan, Waiting, World
-from phalanx.core.scheduling.snapshot import US
-from phalanx.sim.engine import Truth
+from phalanx.core.scheduling.model.snapshot import US
+from phalanx.sim.cluster.engine import Truth
 from phalanx.sim.peers.queues import Placer, best_fit, finish, new_draft
 
 _ROUND_LIMITS_S = (3600, 14_400, 43_200, 86_400, 259_200, 604_800, 2_592_000)

@@ -14,9 +14,9 @@ import heapq
 from collections.abc import Callable
 
 from phalanx.core.scheduling import Held, Plan, Waiting, World
-from phalanx.core.scheduling.draft import Draft
 from phalanx.core.scheduling.planner import honour_holes
-from phalanx.sim.engine import Truth
+from phalanx.core.scheduling.stages.scheduling_pass import Draft
+from phalanx.sim.cluster.engine import Truth
 from phalanx.sim.peers.queues import best_fit, finish, new_draft
 from phalanx.sim.peers.victims import Spare, evict_for, filled_back, placed_again
 

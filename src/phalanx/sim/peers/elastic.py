@@ -12,12 +12,12 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from phalanx.core.placement import NodeShare, Placement
+from phalanx.core.gang.placement import NodeShare, Placement
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import Held, Plan, Resize, Start, Waiting, World
-from phalanx.core.scheduling.elastic import speed
-from phalanx.core.scheduling.snapshot import US
-from phalanx.sim.engine import Truth
+from phalanx.core.scheduling.model.snapshot import US
+from phalanx.core.scheduling.stages.elastic import speed
+from phalanx.sim.cluster.engine import Truth
 
 _WHY = Reason(ReasonCode.PLACED, "a new division of the slots")
 

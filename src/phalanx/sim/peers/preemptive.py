@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from phalanx.core.scheduling import Held, Plan, Waiting, World
-from phalanx.core.scheduling.draft import Draft
-from phalanx.core.scheduling.estimates import bin_of
-from phalanx.core.scheduling.order import kind_key
+from phalanx.core.scheduling.model.durations import bin_of
+from phalanx.core.scheduling.model.snapshot import US
 from phalanx.core.scheduling.planner import honour_holes
-from phalanx.core.scheduling.snapshot import US
-from phalanx.sim.engine import Truth
+from phalanx.core.scheduling.stages.order import kind_key
+from phalanx.core.scheduling.stages.scheduling_pass import Draft
+from phalanx.sim.cluster.engine import Truth
 from phalanx.sim.peers.queues import best_fit, finish, new_draft
 from phalanx.sim.peers.victims import evict_for, who_is_in_the_way
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from phalanx.core.scheduling import Plan, World, plan_pass
-from phalanx.sim.engine import Truth
+from phalanx.sim.cluster.engine import Truth
 
 
 class Production:

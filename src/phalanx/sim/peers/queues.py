@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable
 
 from phalanx.core.scheduling import Plan, Waiting, World
-from phalanx.core.scheduling.draft import Draft
-from phalanx.core.scheduling.slots import SlotIndex, Taking, pick
-from phalanx.core.scheduling.topology import ask_of, place
-from phalanx.sim.engine import Truth
+from phalanx.core.scheduling.index.slots import SlotIndex, Taking, pick
+from phalanx.core.scheduling.index.topology import ask_of, place
+from phalanx.core.scheduling.stages.scheduling_pass import Draft
+from phalanx.sim.cluster.engine import Truth
 
 Placer = Callable[[World, Waiting], list[Taking] | None]
 

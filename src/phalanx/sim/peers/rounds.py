@@ -8,7 +8,7 @@ solution in closed form, the water level that fills the cluster.
 
 from __future__ import annotations
 
-from phalanx.core.scheduling.snapshot import US
+from phalanx.core.scheduling.model.snapshot import US
 from phalanx.sim.peers.preemptive import Active, Preemptive, Scene, by
 
 _QUANTUM_S = 1800.0

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from phalanx.core.placement import GangShape
+from phalanx.core.gang.placement import GangShape
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import Held, Hole, Preemption, Waiting, World
-from phalanx.core.scheduling.draft import Draft
-from phalanx.core.scheduling.slots import Taking
-from phalanx.core.scheduling.snapshot import US
-from phalanx.core.scheduling.topology import ask_of, place
+from phalanx.core.scheduling.index.slots import Taking
+from phalanx.core.scheduling.index.topology import ask_of, place
+from phalanx.core.scheduling.model.snapshot import US
+from phalanx.core.scheduling.stages.scheduling_pass import Draft
 from phalanx.sim.peers.queues import best_fit
 
 HOLE_TTL_S = 900

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from phalanx.core.reasons import Cause
 from phalanx.launch.durable import write_file
-from phalanx.schemas.assignments import Assignment
-from phalanx.supervise.generation import Generation
+from phalanx.schemas.wire.assignments import Assignment
 from phalanx.supervise.packages.plan import VERDICT, Plan
-from phalanx.supervise.processes import Launch, Processes
+from phalanx.supervise.ranks.generation import Generation
+from phalanx.supervise.ranks.processes import Launch, Processes
 
 PHASE = "packages"
 _REQUEST = "packages.json"

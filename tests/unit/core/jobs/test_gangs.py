@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.core.failures import Failure
+from phalanx.core.gang.failures import Failure
+from phalanx.core.gang.placement import GangShape, NodeShare, Placement, Role
 from phalanx.core.jobs import Job, JobState, create, decide
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.desired import Action, desired
 from phalanx.core.jobs.model import JobTerms, Outcome
-from phalanx.core.placement import GangShape, NodeShare, Placement, Role
 from phalanx.core.reasons import Cause
 from phalanx.errors import InvariantBroken
 

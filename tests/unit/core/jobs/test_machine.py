@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.core.failures import Failure
+from phalanx.core.gang.failures import Failure
+from phalanx.core.gang.placement import GangShape, NodeShare, Placement
 from phalanx.core.jobs import Job, JobState, create, decide
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.commands import KillAttempt, LaunchAttempt
 from phalanx.core.jobs.desired import Action, desired
 from phalanx.core.jobs.machine import STOP_SLACK_S
 from phalanx.core.jobs.model import JobTerms, Outcome, StopGoal
+from phalanx.core.jobs.recovery import RecoveryPolicy
 from phalanx.core.jobs.timers import due, wake_at
-from phalanx.core.placement import GangShape, NodeShare, Placement
 from phalanx.core.reasons import Cause, ReasonCode
-from phalanx.core.recovery import RecoveryPolicy
 from phalanx.errors import InvalidTransition, InvariantBroken
 
 pytestmark = pytest.mark.unit

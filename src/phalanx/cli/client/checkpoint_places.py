@@ -1,0 +1,325 @@
+"""Where checkpoints lie, as the verb sees it: a folder, or a prefix of an object store."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from phalanx.cli.client.session import Session
+from phalanx.errors import (
+    CheckpointCorrupt,
+    CheckpointNotFound,
+    NotFound,
+    PermissionDenied,
+    PlatformError,
+    UserError,
+)
+from phalanx.kit.ids import job_label, parse_job_label, random_hex
+
+if TYPE_CHECKING:
+    from phalanx.checkpoint.remote_store import ObjectStore
+    from phalanx.checkpoint.seal import Seal
+    from phalanx.core.training.checkpoints import Manifest
+    from phalanx.schemas.api.jobs import JobView
+
+VALID = "valid"
+_FEW_TRIES = {"max_retries": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What lies in a place; `good` pairs where it is with its manifest, newest first."""
+
+    good: list[tuple[str, Manifest]]
+    bad: Mapping[str, str] = field(default_factory=dict)
+    debris: list[str] = field(default_factory=list)
+    quarantined: list[str] = field(default_factory=list)
+
+
+class Place(Protocol):
+    """A folder or prefix with checkpoints in it, or one checkpoint.
+
+    All raise CheckpointNotFound where nothing is there, and what an object store raises.
+    """
+
+    @property
+    def where(self) -> str:
+        """As people write it."""
+        ...
+
+    @property
+    def fate(self) -> str:
+        """What scrubbing does with a bad one."""
+        ...
+
+    def contents(self) -> Contents:
+        """What is there, unread but for manifests."""
+        ...
+
+    def manifest(self) -> Manifest:
+        """That of the checkpoint, or of the newest one."""
+        ...
+
+    def verdicts(self, seal: Seal | None) -> dict[str, str]:
+        """`valid` or what is wrong, after reading every byte; with a key, whether it opens."""
+        ...
+
+    def scrub(self) -> dict[str, str]:
+        """The same for all in it; what is bad is set aside where that can be done."""
+        ...
+
+    def remove(self, *, spare_last: bool) -> None:
+        """Delete the checkpoint; the last valid one only when it need not be spared."""
+        ...
+
+    def at_hand(self) -> contextlib.AbstractContextManager[Path]:
+        """The checkpoint, or the newest valid one, in a local folder for the time being."""
+        ...
+
+
+def place_of(word: str, session: Session) -> Place:
+    """What a word on the command line names: a URL, a path, a job, or a job's checkpoint.
+
+    Raises UserError, NotFound.
+    """
+    if "://" in word:
+        return FarPlace.of(word, session.caller.env)
+    path = session.caller.cwd / Path(word).expanduser()
+    label, _, name = word.partition("/")
+    num = parse_job_label(label)
+    if num is None or path.exists():
+        return LocalPlace(path if Path(word).is_absolute() else Path(word))
+    with session.client() as client:
+        view = client.job(num)
+    return _place_of_job(view, name, session)
+
+
+def _place_of_job(view: JobView, name: str, session: Session) -> Place:
+    folder = Path(view.checkpoint_dir) if view.checkpoint_dir is not None else None
+    if folder is not None and folder.is_dir():
+        return LocalPlace(folder / name)
+    copies = copies_of(view)
+    if copies is None:
+        raise CheckpointNotFound(f"{view.label} has no checkpoints on this machine, nor copies")
+    return FarPlace.of(f"{copies}/{name}".rstrip("/"), session.caller.env)
+
+
+def copies_of(view: JobView) -> str | None:
+    """The prefix with a job's copies, where its spec names an object store."""
+    store = ((view.spec or {}).get("checkpoint") or {}).get("store")
+    return f"{store}/{view.project}/{job_label(view.num)}" if store else None
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPlace:
+    """A folder on this machine."""
+
+    path: Path
+    fate: str = "set aside"
+
+    @property
+    def where(self) -> str:
+        """The path."""
+        return str(self.path)
+
+    def contents(self) -> Contents:
+        """See `Place`."""
+        from phalanx.checkpoint import scan
+
+        if not self.path.is_dir():
+            raise CheckpointNotFound(f"{self.path}: no such folder")
+        found = scan(self.path)
+        return Contents(
+            [(str(one.path), one.manifest) for one in found.good],
+            {str(path): why for path, why in found.bad.items()},
+            [str(path) for path in found.debris],
+            [str(path) for path in found.quarantined],
+        )
+
+    def manifest(self) -> Manifest:
+        """See `Place`."""
+        from phalanx.checkpoint import list_checkpoints, read_manifest
+
+        inside = list_checkpoints(self.path)
+        return inside[0].manifest if inside else read_manifest(self.path)
+
+    def verdicts(self, seal: Seal | None) -> dict[str, str]:
+        """See `Place`."""
+        from phalanx.checkpoint import scan, verify
+
+        listing, found = scan(self.path), {}
+        for one in sorted({*(one.path for one in listing.good), *listing.bad}) or [self.path]:
+            try:
+                manifest = verify(one)
+                if seal is not None:
+                    _open_all(one, manifest, seal)
+                found[str(one)] = VALID
+            except (CheckpointCorrupt, PermissionDenied) as error:
+                found[str(one)] = error.message
+        return found
+
+    def scrub(self) -> dict[str, str]:
+        """See `Place`."""
+        from phalanx.checkpoint import scrub
+
+        if not self.path.is_dir():
+            raise CheckpointNotFound(f"{self.path}: no such folder")
+        result = scrub(self.path, random_hex(8))
+        found = {str(one): VALID for one in result.valid}
+        return found | {str(result.set_aside[one]): why for one, why in result.bad.items()}
+
+    def remove(self, *, spare_last: bool) -> None:
+        """See `Place`."""
+        from phalanx.checkpoint import list_checkpoints, read_manifest, remove
+
+        try:
+            read_manifest(self.path)
+        except CheckpointCorrupt:
+            pass  # nobody can use it: it may go
+        else:
+            siblings = {one.path.name for one in list_checkpoints(self.path.parent)}
+            _spare(self.where, len(siblings - {self.path.name}), spare_last=spare_last)
+        try:
+            remove(self.path)
+        except OSError as error:
+            raise PlatformError(f"{self.path}: cannot be removed: {error.strerror}") from error
+
+    @contextlib.contextmanager
+    def at_hand(self) -> Iterator[Path]:
+        """See `Place`."""
+        from phalanx.checkpoint import newest_valid
+
+        newest = newest_valid(self.path)
+        yield self.path if newest is None else newest.path
+
+
+def _open_all(path: Path, manifest: Manifest, seal: Seal) -> None:
+    """Authenticate every byte of a sealed checkpoint. Raises CheckpointCorrupt, PermissionDenied."""
+    opener = seal.opener(manifest)
+    block = memoryview(bytearray(1 << 24))
+    for entry in manifest.files:
+        file = opener(path, entry)
+        for at in range(0, file.size_bytes, len(block)):
+            file.read_into(at, block[: min(len(block), file.size_bytes - at)])
+
+
+def _spare(where: str, others: int, *, spare_last: bool) -> None:
+    if spare_last and not others:
+        raise UserError(
+            f"{where} is the last valid checkpoint in its folder",
+            "add --force when it is not needed",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FarPlace:
+    """A prefix of an object store; `name` is that of one checkpoint, or empty."""
+
+    prefix: str
+    name: str
+    store: ObjectStore
+    fate: str = "bad, a resume passes over it"
+
+    @classmethod
+    def of(cls, url: str, environ: Mapping[str, str]) -> FarPlace:
+        """Raises UserError, NotSupported."""
+        from phalanx.checkpoint.remote_store import open_store
+        from phalanx.core.training.checkpoints import is_checkpoint_name
+
+        if "@" in url or "?" in url:
+            raise UserError("credentials and options come from the environment, not from the URL")
+        prefix, _, last = url.rstrip("/").rpartition("/")
+        if not is_checkpoint_name(last):
+            prefix, last = url.rstrip("/"), ""
+        return cls(prefix, last, open_store(prefix, environ, _options(prefix)))
+
+    @property
+    def where(self) -> str:
+        """The URL."""
+        return f"{self.prefix}/{self.name}".rstrip("/")
+
+    def contents(self) -> Contents:
+        """See `Place`."""
+        from phalanx.checkpoint import remote
+
+        found = remote.look(self.store)
+        ordered = sorted(found.good.values(), key=lambda one: one.order, reverse=True)
+        return Contents(
+            [(f"{self.prefix}/{one.name}", one) for one in ordered],
+            {f"{self.prefix}/{name}": why for name, why in found.bad.items()},
+            [f"{self.prefix}/{name}" for name in found.debris],
+        )
+
+    def manifest(self) -> Manifest:
+        """See `Place`."""
+        contents = self.contents()
+        for where, one in contents.good:
+            if self.name in ("", one.name):
+                return one
+            if where in contents.bad:
+                break
+        raise CheckpointNotFound(
+            contents.bad.get(self.where, f"{self.where}: there is no committed checkpoint here")
+        )
+
+    def verdicts(self, seal: Seal | None) -> dict[str, str]:
+        """See `Place`. Of a sealed one, that the manifest is authentic and the sealed bytes are."""
+        from phalanx.checkpoint import remote
+
+        contents = self.contents()
+        found = dict(contents.bad)
+        for where, manifest in contents.good:
+            try:
+                if seal is not None:
+                    seal.opener(manifest)
+                if self.name in ("", manifest.name):
+                    found[where] = remote.audit(self.store, manifest)
+            except (CheckpointCorrupt, PermissionDenied) as error:
+                found[where] = error.message
+        if self.name:
+            found = {where: verdict for where, verdict in found.items() if where == self.where}
+        if not found:
+            raise CheckpointNotFound(f"{self.where}: there is no committed checkpoint here")
+        return dict(sorted(found.items()))
+
+    def scrub(self) -> dict[str, str]:
+        """See `Place`. Bad ones stay: a resume passes over what does not match."""
+        return self.verdicts(None)
+
+    def remove(self, *, spare_last: bool) -> None:
+        """See `Place`."""
+        from phalanx.checkpoint import remote
+
+        if not self.name:
+            raise UserError(f"{self.where} is not one checkpoint", "write its name behind it")
+        listing = remote.look(self.store)
+        if self.name not in listing.objects:
+            raise CheckpointNotFound(f"{self.where}: there is no checkpoint here")
+        if self.name in listing.good:
+            _spare(self.where, len(listing.good.keys() - {self.name}), spare_last=spare_last)
+        remote.remove(self.store, self.name, listing.objects[self.name])
+
+    @contextlib.contextmanager
+    def at_hand(self) -> Iterator[Path]:
+        """See `Place`. Fetched and verified, into a folder that goes afterwards."""
+        from phalanx.checkpoint import remote
+
+        with tempfile.TemporaryDirectory(prefix="phalanx-checkpoint-") as folder:
+            try:
+                yield remote.fetch(self.store, self.manifest().name, Path(folder), random_hex(8))
+            except NotFound as error:
+                raise CheckpointNotFound(error.message) from error
+
+
+def _options(url: str) -> dict[str, object]:
+    """Somebody waits for the answer, so a store that is not there is said to be so soon."""
+    from datetime import timedelta
+
+    if url.startswith(("file:", "memory:")):
+        return {}
+    retry = {**_FEW_TRIES, "retry_timeout": timedelta(seconds=10)}
+    return {"retry_config": retry, "client_options": {"timeout": "60s", "connect_timeout": "5s"}}

@@ -1,0 +1,157 @@
+"""What `phalanx doctor` looks at: one finding each, with a remedy where something is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import resource
+import shutil
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from phalanx import __version__
+from phalanx.cli.client import embedded
+from phalanx.kit.clock import SystemClock
+from phalanx.kit.units import format_size
+
+_MIN_FREE = 2**30
+_MIN_SHM = 64 * 2**20
+_MIN_FILES = 1024
+_MAX_SKEW_S = 2.0
+_BUILT_AT_US = 1_767_225_600_000_000  # 2026-01-01: no correct clock shows less
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report."""
+
+    verdict: Literal["ok", "warn", "FAIL"]
+    subject: str
+    said: str
+    remedy: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        """For JSON."""
+        return asdict(self)
+
+
+def examine(home: Path) -> list[Finding]:
+    """Every check, in the order in which they matter."""
+    checks: tuple[Callable[[Path], Finding], ...] = (
+        _python, _torch, _home, _disk, _shm, _files, _port, _cores, _clock, _server,
+    )  # fmt: skip
+    return [check(home) for check in checks]
+
+
+def _python(home: Path) -> Finding:
+    said = f"{sys.version.split()[0]} at {sys.executable}; Phalanx {__version__}"
+    return Finding("ok", "python", said)
+
+
+def _torch(home: Path) -> Finding:
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(
+            "warn", "torch", "not installed for this Python", "pip install 'phalanx[train]'"
+        )
+    if not version.startswith("2.13."):
+        return Finding("warn", "torch", version, "phalanx.train is made for 2.13")
+    return Finding("ok", "torch", version)
+
+
+def _nearest_folder(path: Path) -> Path:
+    return next(folder for folder in (path, *path.parents) if os.path.exists(folder))
+
+
+def _home(home: Path) -> Finding:
+    existing = _nearest_folder(home)
+    if not existing.is_dir():
+        return Finding("FAIL", "home", f"{existing} is not a folder", "choose another --home")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return Finding("FAIL", "home", f"{existing} is not writable", "choose another --home")
+    if os.path.exists(home) and home.stat().st_mode & 0o077:
+        return Finding("warn", "home", f"others may look into {home}", f"chmod 700 {home}")
+    return Finding("ok", "home", str(home) + ("" if os.path.exists(home) else " (not there yet)"))
+
+
+def _disk(home: Path) -> Finding:
+    free = shutil.disk_usage(_nearest_folder(home)).free
+    said = f"{format_size(free)} free where checkpoints go"
+    if free < _MIN_FREE:
+        return Finding("FAIL", "disk", said, "free some, or choose another --home")
+    return Finding("ok", "disk", said)
+
+
+def _shm(home: Path) -> Finding:
+    try:
+        free = shutil.disk_usage("/dev/shm").free
+    except OSError:
+        return Finding("warn", "shared memory", "no /dev/shm", "data workers cannot share tensors")
+    said = f"{format_size(free)} free in /dev/shm"
+    if free < _MIN_SHM:
+        return Finding("warn", "shared memory", said, "data workers may fail: enlarge it")
+    return Finding("ok", "shared memory", said)
+
+
+def _files(home: Path) -> Finding:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < _MIN_FILES:
+        return Finding("warn", "open files", f"at most {soft}", f"ulimit -n {_MIN_FILES * 4}")
+    return Finding("ok", "open files", f"at most {soft}")
+
+
+def _port(home: Path) -> Finding:
+    try:
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            sock.listen()
+            port = sock.getsockname()[1]
+            with socket.create_connection(("127.0.0.1", port), timeout=5):
+                pass
+    except OSError as error:
+        return Finding(
+            "FAIL", "loopback", f"127.0.0.1 does not work: {error}", "check the firewall"
+        )
+    return Finding("ok", "loopback", "127.0.0.1 answers")
+
+
+def _cores(home: Path) -> Finding:
+    usable, total = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    return Finding("ok", "cores", f"{usable} of {total} usable; {max(4, usable)} slots by default")
+
+
+def _clock(home: Path) -> Finding:
+    now = SystemClock().now()
+    if now < _BUILT_AT_US:
+        return Finding("FAIL", "clock", "is years behind", "set it, for example with NTP")
+    existing = _nearest_folder(home)
+    probe = existing / f".phalanx-clock-{os.getpid()}"
+    try:
+        probe.touch()
+        skew_s = abs(probe.stat().st_mtime - SystemClock().now() / 1e6)
+    except OSError:
+        return Finding("warn", "clock", "cannot be compared with the disk's")
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink()
+    if skew_s > _MAX_SKEW_S:
+        said = f"differs by {skew_s:.1f} s from the disk's"
+        return Finding("warn", "clock", said, "a file server with another clock: use a local home")
+    return Finding("ok", "clock", "agrees with the disk's")
+
+
+def _server(home: Path) -> Finding:
+    found = embedded.find(home)
+    if found is None:
+        return Finding("ok", "control plane", "none is running; verbs start one when needed")
+    pid = found.process.pid if found.process is not None else "?"
+    said = f"{found.url} (pid {pid}, version {found.version})"
+    if found.version != __version__:
+        return Finding("warn", "control plane", said, f"this is {__version__}: restart it")
+    return Finding("ok", "control plane", said)

@@ -1,0 +1,88 @@
+"""A job of ours that measures something: submitted, awaited, and its figures read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from phalanx.cli.client.session import Session
+from phalanx.core.reasons import ReasonCode
+from phalanx.errors import NotSupported, PlatformError, UserError
+
+if TYPE_CHECKING:
+    from phalanx.schemas.api.jobs import JobView
+    from phalanx.sdk import PhalanxClient
+
+_ROUND_S = 20.0
+_QUEUED_ROUND_S = 1.0
+_ROUNDS_WITHOUT_PLACE = 5
+"""A platform that has only just started may not know its nodes yet."""
+
+
+def run_to_end(
+    session: Session,
+    client: PhalanxClient,
+    module: str,
+    words: Sequence[str],
+    part: Mapping[str, Any],
+) -> tuple[JobView, str | None]:
+    """Run a module of ours as a job with this part of a spec; also the pool that it ran in.
+
+    Ctrl-C cancels the job, and so does a platform that has no place for it, however long it waits.
+
+    Raises SpecInvalid, and NotSupported where no pool is large enough.
+    """
+    from phalanx.cli.client.invocation import pack
+    from phalanx.schemas.api.jobs import SubmitRequest
+    from phalanx.schemas.spec.document import resolved, validate_spec
+
+    spec = {**part, "run": [session.caller.python, "-u", "-m", module, *words]}
+    body = SubmitRequest(
+        spec=resolved(validate_spec(spec)), kind="run", caller_cwd=str(session.caller.cwd),
+        caller_env=pack(session.caller.env, []).env, owner=session.caller.owner(),
+    )  # fmt: skip
+    job = client.submit(body).job
+    assert job is not None
+    try:
+        return _awaited(client, job.num)
+    except (KeyboardInterrupt, NotSupported):
+        # Nobody waits for its figures any more: its slots are for others.
+        with contextlib.suppress(PlatformError):
+            client.stop(job.num, goal="cancel")
+        raise
+
+
+def _awaited(client: PhalanxClient, num: int) -> tuple[JobView, str | None]:
+    after, pool, without_place = 0, None, 0
+    while not (view := client.job(num)).is_terminal:
+        pool = view.pool or pool
+        stays = view.stays
+        nowhere = stays is not None and stays.code == ReasonCode.UNPLACEABLE.value
+        without_place = without_place + 1 if nowhere else 0
+        if stays is not None and without_place >= _ROUNDS_WITHOUT_PLACE:
+            raise NotSupported(stays.message, "phalanx pools shows what there is")
+        # What keeps a job in the queue is no event.
+        page = client.events(num, after=after, wait_s=_ROUND_S if pool else _QUEUED_ROUND_S)
+        after = page.events[-1].seq if page.events else after
+    return view, pool
+
+
+def shape(count: int, per_node: int | None) -> dict[str, int]:
+    """So many ranks, on as many nodes as that takes. Raises UserError where it does not come out even."""
+    nodes = -(-count // (per_node or count))
+    if count % nodes:
+        raise UserError(f"{count} ranks do not spread over {nodes} nodes evenly")
+    return {"nodes": nodes, "slots_per_node": count // nodes}
+
+
+def figures(client: PhalanxClient, view: JobView, names: Sequence[str]) -> list[float]:
+    """The last values that rank 0 logged. Raises UserError where one is missing."""
+    series = client.metrics(view.num, names=names, ranks=(0,)).series
+    last = {one.name: [value for value in one.values if value is not None] for one in series}
+    if view.state != "succeeded" or not all(last.get(name) for name in names):
+        raise UserError(
+            f"{view.label} is {view.state}: {view.reason.message or 'it measured nothing'}",
+            f"phalanx logs {view.label}",
+        )
+    return [last[name][-1] for name in names]

@@ -1,0 +1,108 @@
+"""`phalanx doctor --network`: all-reduces between ranks against the link, for each preset."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from phalanx.cli.client.measuring import figures, run_to_end, shape
+from phalanx.cli.client.session import Session
+from phalanx.cli.terminal import output
+from phalanx.core.gang.networks import PRESETS, rate_text
+from phalanx.errors import UserError
+
+if TYPE_CHECKING:
+    from phalanx.schemas.api.jobs import JobView
+    from phalanx.sdk import PhalanxClient
+
+_MODULE = "phalanx.train.programs.netcheck"
+_NAMES = ("network_latency_seconds", "network_bus_bytes_per_s", "network_link_bytes_per_s")
+_AS_IT_IS = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Between which ranks, and under which presets; None: the environment as it is."""
+
+    ranks: int
+    per_node: int | None
+    pool: str | None
+    presets: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    preset: str
+    latency_s: float
+    bus: float
+    link: float
+    lines: tuple[str, ...]
+
+
+def examine_network(session: Session, wanted: Wanted, json: bool) -> int:
+    """Measure and print; returns the exit code. Raises UserError for a preset that is not known."""
+    names = _presets(wanted.presets)
+    with session.client() as client:
+        rows = [_measure(session, client, wanted, name) for name in names]
+    if json:
+        output.as_json([_plain(row) for row in rows])
+    elif len(rows) == 1:
+        print("\n".join(rows[0].lines))
+    else:
+        _compare(rows)
+    return int(any(line.startswith("FAIL") for row in rows for line in row.lines))
+
+
+def _presets(text: str | None) -> list[str]:
+    if text is None:
+        return [_AS_IT_IS]
+    names = list(PRESETS) if text == "all" else text.split(",")
+    for name in names:
+        if name not in PRESETS:
+            raise UserError(f"--presets {name}: is none of {', '.join(PRESETS)}, all")
+    return [_AS_IT_IS, *names]
+
+
+def _measure(session: Session, client: PhalanxClient, wanted: Wanted, preset: str) -> _Row:
+    output.note(f"measuring between {wanted.ranks} ranks, preset {preset} …")
+    part: dict[str, Any] = {
+        "name": "doctor-network",
+        "resources": shape(wanted.ranks, wanted.per_node),
+        "labels": {"doctor": "network"},
+    }
+    if wanted.pool is not None:
+        part["pool"] = [wanted.pool]
+    if preset != _AS_IT_IS:
+        part["training"] = {"network": {"preset": preset}}
+    view, _ = run_to_end(session, client, _MODULE, (), part)
+    lines = _said(client, view)
+    if any(line.startswith("FAIL") for line in lines):
+        return _Row(preset, 0.0, 0.0, 0.0, lines)
+    latency_s, bus, link = figures(client, view, _NAMES)
+    return _Row(preset, latency_s, bus, link, lines)
+
+
+def _said(client: PhalanxClient, view: JobView) -> tuple[str, ...]:
+    page = client.logs(view.num, ranks=(0,), stream="out", tail=200)
+    return tuple(one.text.rstrip("\n") for one in page.lines)
+
+
+def _plain(row: _Row) -> dict[str, Any]:
+    return {
+        "preset": row.preset, "latency_s": row.latency_s, "bus_bytes_per_s": row.bus,
+        "link_bytes_per_s": row.link, "remarks": list(row.lines),
+    }  # fmt: skip
+
+
+def _compare(rows: list[_Row]) -> None:
+    base = rows[0]
+    table = [
+        (
+            row.preset, f"{row.latency_s * 1e6:.0f} µs", rate_text(row.bus),
+            f"{row.bus / base.bus:.2f}" if base.bus else "-", rate_text(row.link),
+        )
+        for row in rows
+    ]  # fmt: skip
+    output.table(("PRESET", "LATENCY", "BANDWIDTH", "AGAINST NONE", "LINK"), table, "nothing")
+    for row in rows[:1]:
+        print("\n".join(row.lines))

@@ -1,0 +1,239 @@
+"""From the flags of `phalanx run` to a job spec, and to the folder that travels with it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from phalanx.cli.client.invocation import Caller
+from phalanx.errors import Problem, SpecInvalid, UserError
+from phalanx.schemas.spec.document import (
+    JobSpec,
+    read_text,
+    script_defaults,
+    short_form,
+    validate_spec,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFlags:
+    """The flags of `run` that end up in the spec; None or empty: not given.
+
+    `defaults` are entries of a module's spec, below the flags.
+    """
+
+    module: str | None = None
+    ranks_per_node: int | None = None
+    nodes: int | str | None = None
+    name: str | None = None
+    project: str | None = None
+    env: Mapping[str, str] | None = None
+    checkpoint_every: str | None = None
+    checkpoint_directory: str | None = None
+    framework: str | None = None
+    metrics: Sequence[str] = ()
+    max_duration: str | None = None
+    priority: int | str | None = None
+    pool: Sequence[str] = ()
+    cold: bool = False
+    warm_imports: Sequence[str] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    requirements: str | None = None
+    packages: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The spec, and the root of the snapshot; None where no code travels."""
+
+    spec: JobSpec
+    root: Path | None
+
+
+def plan_run(words: Sequence[str], flags: RunFlags, caller: Caller) -> Planned:
+    """What `phalanx run` submits.
+
+    Raises UserError for a command that is not there, SpecInvalid for what is wrong in flags or script.
+    """
+    root, command, name, defaults = _command(list(words), flags, caller)
+    for key in ("run", "workdir"):
+        if key in defaults:
+            raise SpecInvalid([Problem(f"tool.phalanx.{key}", "`phalanx run` sets it; remove it")])
+    data = _merge(defaults, flags)
+    if flags.requirements is not None or flags.packages:
+        data["python"] = _python(data.get("python"), flags, root, caller)
+    data.setdefault("name", name)
+    data["run"] = command
+    return Planned(validate_spec(data), root)
+
+
+def _command(
+    words: list[str], flags: RunFlags, caller: Caller
+) -> tuple[Path | None, list[str], str, dict[str, Any]]:
+    if flags.module is not None:
+        name = flags.module.rpartition(".")[2] or flags.module
+        command = [caller.python, "-u", "-m", flags.module, *words]
+        return _usual_root(caller), command, _clean(name), dict(flags.defaults)
+    if not words:
+        raise UserError(
+            "nothing to run", "write: phalanx run train.py, or: phalanx run -n 2 -- ./program"
+        )
+    first = words[0]
+    if first.endswith(".py"):
+        return _script(first, words[1:], caller)
+    path = caller.env.get("PATH")
+    here = str(caller.cwd / first) if "/" in first else first
+    if shutil.which(here, path=path) is None:
+        hint = "name Python scripts *.py, modules with -m, programs as your shell finds them"
+        raise UserError(f"{first}: {_why_not(Path(caller.cwd / first), first)}", hint)
+    return _usual_root(caller), words, _clean(Path(first).name), {}
+
+
+def _why_not(path: Path, word: str) -> str:
+    if "/" not in word:
+        return "no such command"
+    return "is not executable" if path.exists() else "no such file"
+
+
+def _script(
+    word: str, args: list[str], caller: Caller
+) -> tuple[Path, list[str], str, dict[str, Any]]:
+    path = Path(caller.cwd, word)
+    if path.is_dir():
+        raise UserError(f"{word}: is a folder, not a script")
+    if not path.exists():
+        raise UserError(f"{word}: no such file", f"looked in {caller.cwd}")
+    text = read_text(path)
+    _check_syntax(text, word)
+    defaults = script_defaults(text, word)
+    root, relative = _root_of(path, caller)
+    command = [caller.python, "-u", relative, *args]
+    return root, command, _clean(path.stem), defaults
+
+
+def _check_syntax(text: str, word: str) -> None:
+    """A script that cannot even be read by Python is refused before anything starts."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(text, word, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        line = (error.text or "").strip()
+        said = f"{word}, line {error.lineno}: {error.msg}"
+        raise UserError(said, f"the line reads: {line}" if line else None) from None
+    except ValueError as error:
+        raise UserError(f"{word}: {error}") from None
+
+
+def _root_of(path: Path, caller: Caller) -> tuple[Path, str]:
+    """The folder that travels, and the script's place in it.
+
+    The caller's folder, as imports and data files are usually relative to it; the script's own where
+    it lies elsewhere, or where the caller's is no project folder at all.
+    """
+    root = _usual_root(caller)
+    absolute = Path(caller.cwd, path)
+    if root is not None and absolute.parent.resolve().is_relative_to(root.resolve()):
+        inside = absolute.parent.resolve().relative_to(root.resolve()) / absolute.name
+        return root, str(inside)
+    return absolute.parent, absolute.name
+
+
+def _usual_root(caller: Caller) -> Path | None:
+    """The caller's folder, unless it is one that nobody means to send along as a whole."""
+    cwd = caller.cwd.resolve()
+    never = {Path("/"), Path("/tmp"), Path("/root"), Path("/home")}
+    if caller.env.get("HOME"):
+        never.add(Path(caller.env["HOME"]).resolve())
+    return None if cwd in never else caller.cwd
+
+
+def _clean(name: str) -> str:
+    """A name from a file name: what a job's name cannot hold becomes a dash."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("._-")[:100] or "job"
+
+
+def _merge(defaults: Mapping[str, Any], flags: RunFlags) -> dict[str, Any]:
+    """Flags over the defaults of the script."""
+    data: dict[str, Any] = dict(defaults)
+    resources = dict(_section(data, "resources"))
+    if flags.nodes is not None:
+        resources["nodes"] = flags.nodes
+    if flags.ranks_per_node is not None:
+        per_rank = resources.get("slots_per_rank", 1)
+        resources["slots_per_node"] = flags.ranks_per_node * (
+            per_rank if isinstance(per_rank, int) else 1
+        )
+    if resources:
+        data["resources"] = resources
+    for key in ("name", "project", "max_duration", "priority", "framework"):
+        value = getattr(flags, key)
+        if value is not None:
+            data[key] = value
+    if flags.pool:
+        data["pool"] = list(flags.pool)
+    if flags.metrics:
+        data["metrics"] = list(flags.metrics)
+    saving = {"every": flags.checkpoint_every, "directory": flags.checkpoint_directory}
+    if given := {key: value for key, value in saving.items() if value is not None}:
+        data["checkpoint"] = {**_section(data, "checkpoint"), **given}
+    if flags.env:
+        data["env"] = {**_section(data, "env"), **flags.env}
+    if flags.cold:
+        data["warm"] = False
+    elif flags.warm_imports:
+        warm = data.get("warm")
+        known = warm if isinstance(warm, dict) else {}
+        imports = [*known.get("imports", []), *flags.warm_imports]
+        data["warm"] = {**known, "imports": imports}
+    return data
+
+
+def _python(known: Any, flags: RunFlags, root: Path | None, caller: Caller) -> dict[str, Any]:
+    """The section `python` with what the flags add to it."""
+    section = short_form(known or {})
+    section = dict(section) if isinstance(section, dict) else {}
+    if flags.requirements is not None:
+        path = Path(caller.cwd, flags.requirements).resolve()
+        if not path.is_file():
+            raise UserError(f"--requirements {flags.requirements}: no such file")
+        if root is None or not path.is_relative_to(root.resolve()):
+            said = f"--requirements {flags.requirements}: lies outside the folder that travels"
+            raise UserError(said, f"that is {root}" if root else "no folder travels from here")
+        section["requirements"] = str(path.relative_to(root.resolve()))
+    section["packages"] = [*section.get("packages", []), *flags.packages]
+    return section
+
+
+def _section(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A mapping of the defaults; anything else is left for the validation to complain about."""
+    value = data.get(key, {})
+    if not isinstance(value, dict):
+        raise SpecInvalid([Problem(key, "must be a mapping of keys to values", repr(value))])
+    return value
+
+
+def split_env(entries: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """`--env K=V` into values to set, `--env K` into names to take along.
+
+    Raises UserError for an entry without a name.
+    """
+    values: dict[str, str] = {}
+    names: list[str] = []
+    for entry in entries:
+        name, equals, value = entry.partition("=")
+        if not name:
+            raise UserError(
+                f"--env {entry}: there is no name", "write --env NAME or --env NAME=VALUE"
+            )
+        if equals:
+            values[name] = value
+        else:
+            names.append(name)
+    return values, names

@@ -1,0 +1,95 @@
+"""What a verb has at hand: who calls, which platform, and a client for it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from phalanx.cli.client import embedded
+from phalanx.cli.client.invocation import Caller
+from phalanx.cli.terminal.output import note
+from phalanx.errors import NotFound, PlatformError, ServerUnavailable, UserError
+from phalanx.kit.ids import parse_job_label
+
+if TYPE_CHECKING:
+    from phalanx.sdk import PhalanxClient
+
+_TRIES = 3
+
+
+@dataclass(slots=True)
+class Session:
+    """One call of the command line. `url` None: the control plane of `home`, started when needed."""
+
+    caller: Caller
+    home: Path
+    url: str | None = None
+    token: str | None = None
+    starting: embedded.Address | embedded.Starting | None = None
+
+    def begin(self, num_slots: int | None = None) -> None:
+        """Start the control plane, where one is missing, without waiting for it."""
+        if self.url is None and self.starting is None:
+            self.starting = embedded.begin(self.home, num_slots)
+
+    def connect(self) -> PhalanxClient:
+        """A client of a control plane that answers.
+
+        Raises ServerUnavailable or ServerError when there is none and none can be started.
+        """
+        from phalanx.sdk import PhalanxClient
+
+        if self.url is not None:
+            client = PhalanxClient(self.url, self._remote_token())
+            client.hello()
+            return client
+        for last in (False,) * (_TRIES - 1) + (True,):
+            pending, self.starting = self.starting or embedded.begin(self.home), None
+            where = pending.finish(note) if isinstance(pending, embedded.Starting) else pending
+            client = PhalanxClient(where.url, where.token)
+            try:
+                client.hello()
+            except ServerUnavailable:
+                # It may have left, idle, between our look and our call.
+                client.close()
+                if last:
+                    raise
+                continue
+            return client
+        raise ServerUnavailable(f"the control plane of {self.home} does not answer")
+
+    def _remote_token(self) -> str:
+        if self.token:
+            return self.token
+        raise UserError("--url needs a token", "give --token or set PHALANX_TOKEN")
+
+    @contextlib.contextmanager
+    def client(self) -> Iterator[PhalanxClient]:
+        """`connect`, closed at the end."""
+        client = self.connect()
+        try:
+            yield client
+        finally:
+            client.close()
+
+
+def job_number(text: str) -> int:
+    """The number in `j-12` or `12`. Raises NotFound for anything else."""
+    num = parse_job_label(text)
+    if num is None:
+        raise NotFound(
+            f"{text!r} is not a job", "write its number, as in j-12; `phalanx ps` lists jobs"
+        )
+    return num
+
+
+def describe(error: PlatformError) -> str:
+    """An error as lines for the terminal."""
+    problems = getattr(error, "problems", ())
+    lines = [str(one) for one in problems] or error.message.splitlines() or [error.code]
+    if error.hint:
+        lines.append(error.hint)
+    return "phalanx: " + "\n  ".join(lines)

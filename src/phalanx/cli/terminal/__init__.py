@@ -1,0 +1,1 @@
+"""What a terminal shows: tables, live progress, exit codes, shared options."""

@@ -1,0 +1,156 @@
+"""What verbs print: tables for people, JSON for programs, notes on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from phalanx.kit.clock import SystemClock
+from phalanx.kit.units import format_duration
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from phalanx.schemas.api.jobs import EventView
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def note(text: str) -> None:
+    """One line on stderr: what is going on, without getting between the data."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> None:
+    """Columns for people; tabs between them where nobody looks, so that `cut` works."""
+    lines = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    if not lines:
+        note(empty)
+        return
+    if not sys.stdout.isatty():
+        print("\t".join(headings))
+        for line in lines:
+            print("\t".join(line))
+        return
+    _rich_table(headings, lines)
+
+
+def _rich_table(headings: Sequence[str], lines: list[list[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        shown.add_column(heading, overflow="fold")
+    for line in lines:
+        shown.add_row(*(Text(cell, style=STATE_STYLES.get(cell, "")) for cell in line))
+    Console().print(shown)
+
+
+STATE_STYLES = {
+    "queued": "yellow",
+    "starting": "cyan",
+    "running": "green",
+    "recovering": "magenta",
+    "stopping": "yellow",
+    "paused": "yellow",
+    "succeeded": "bold green",
+    "failed": "bold red",
+    "cancelled": "yellow",
+    "valid": "green",
+    "quarantined": "red",
+}
+
+
+def as_json(value: BaseModel | Sequence[BaseModel] | Any) -> None:
+    """One JSON document on stdout."""
+    print(json.dumps(_plain(value), indent=2, ensure_ascii=False))
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value
+
+
+def facts(pairs: Iterable[tuple[str, Any]]) -> None:
+    """Name and value, one pair a line; pairs without a value are left out."""
+    shown = [(name, str(value)) for name, value in pairs if value not in (None, "")]
+    width = max((len(name) for name, _ in shown), default=0)
+    for name, value in shown:
+        first, *rest = value.splitlines() or [""]
+        print(f"{name:<{width}}  {first}")
+        for line in rest:
+            print(f"{'':<{width}}  {line}")
+
+
+def notice(event: EventView) -> str | None:
+    """What a job's story wants people to see beside its states: warnings, bad checkpoints, resumes."""
+    if event.kind == "warned":
+        return f"warning: {event.data.get('message', '')}"
+    if event.kind == "checkpoint_quarantined":
+        return f"warning: a bad checkpoint was set aside: {event.data.get('message', '')}"
+    if event.kind == "stacks":
+        ranks = ", ".join(str(one["rank"]) for one in event.data.get("ranks", []))
+        return f"stacks of ranks {ranks} were kept: phalanx stacks JOB --kept"
+    if event.kind == "profiled":
+        return f"profiled: {event.data.get('finding', '')}: {event.data.get('said', '')}"
+    if event.kind == "restored" and event.data.get("path"):
+        exact = "" if event.data.get("exact", True) else ", not exactly"
+        return f"resumed from step {event.data.get('step')}{exact}"
+    return None
+
+
+def ago(at: datetime | None) -> str:
+    """How long ago a moment was, or nothing."""
+    if at is None:
+        return ""
+    return format_duration(max(0.0, (_now() - at).total_seconds()))
+
+
+def lasted(start: datetime | None, end: datetime | None) -> str:
+    """From `start` to `end`, or to now; nothing when it has not begun."""
+    if start is None:
+        return ""
+    return format_duration(max(0.0, ((end or _now()) - start).total_seconds()))
+
+
+def clock_time(at: datetime) -> str:
+    """A moment on the wall clock of whoever reads."""
+    return at.astimezone().strftime("%H:%M:%S.") + f"{at.microsecond // 1000:03d}"
+
+
+def moment(at: datetime) -> str:
+    """The same to the second, with the day where that is not today."""
+    here = at.astimezone()
+    today = here.date() == _now().astimezone().date()
+    return here.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M")
+
+
+def _now() -> datetime:
+    return datetime.fromtimestamp(SystemClock().now() / 1e6, UTC)
+
+
+def number(value: float | None) -> str:
+    """A metric's value: four digits that matter."""
+    return "-" if value is None else f"{value:.4g}"
+
+
+def sparkline(values: Sequence[float | None], width: int = 32) -> str:
+    """The course of a series in one line of bars."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    step = max(1, -(-len(known) // width))
+    points = [
+        sum(known[i : i + step]) / len(known[i : i + step]) for i in range(0, len(known), step)
+    ]
+    low, high = min(points), max(points)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((point - low) * scale)] for point in points)

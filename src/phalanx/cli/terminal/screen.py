@@ -1,0 +1,165 @@
+"""Where a followed job is shown: lines for pipes and files, a live bar for terminals."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from phalanx.cli.terminal.output import STATE_STYLES, number
+from phalanx.kit.units import format_duration
+
+if TYPE_CHECKING:
+    from phalanx.schemas.api.jobs import JobView, LogLine
+
+_SHOWN_METRICS = 3
+
+
+class Screen(Protocol):
+    """What the follower shows."""
+
+    def state(self, after_s: float, state: str, said: str) -> None:
+        """The job's state or its reason is a new one."""
+        ...
+
+    def line(self, line: LogLine, label: str) -> None:
+        """One line of a rank's output."""
+        ...
+
+    def progress(self, view: JobView) -> None:
+        """How far the job is."""
+        ...
+
+    def say(self, text: str) -> None:
+        """A few words of our own."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more will be shown."""
+        ...
+
+
+class PlainScreen:
+    """Ranks' output where they wrote it, everything else on stderr."""
+
+    def state(self, after_s: float, state: str, said: str) -> None:
+        """One line on stderr."""
+        self.say(f"[{format_duration(after_s)}] {state}" + (f": {said}" if said else ""))
+
+    def line(self, line: LogLine, label: str) -> None:
+        """Standard output to standard output, errors to errors."""
+        print(
+            label + line.text, file=sys.stderr if line.stream == "err" else sys.stdout, flush=True
+        )
+
+    def progress(self, view: JobView) -> None:
+        """Not shown: a log is no place for a bar."""
+
+    def say(self, text: str) -> None:
+        """One line on stderr."""
+        print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Nothing to undo."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """Guesses the number of steps from those that an epoch took."""
+
+    steps_per_epoch: float | None = None
+    _seen: tuple[int, int] | None = field(default=None)
+
+    def total(self, step: int | None, epoch: int | None, num_epochs: int | None) -> int | None:
+        """Steps of the whole job; None while nobody can know."""
+        if step is None or epoch is None or not num_epochs:
+            return None
+        if self._seen is None or epoch != self._seen[0]:
+            # The first step that is seen of an epoch is near its beginning.
+            if epoch > 0 and (self._seen is not None or step > 0):
+                self.steps_per_epoch = step / epoch
+            self._seen = (epoch, step)
+        if self.steps_per_epoch is None:
+            return None
+        return max(step, round(self.steps_per_epoch * num_epochs))
+
+
+class TerminalScreen:
+    """A bar at the bottom, lines above it."""
+
+    def __init__(self, name: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+        self._console = Console(stderr=True, highlight=False)
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=28),
+            TextColumn("{task.fields[facts]}"),
+            console=self._console,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._task = self._bar.add_task(name, total=None, facts="")
+        self._pace = Pace()
+        self._to_terminal = sys.stdout.isatty()
+        self._bar.start()
+
+    def state(self, after_s: float, state: str, said: str) -> None:
+        """One line, coloured by state."""
+        from rich.text import Text
+
+        text = Text.assemble(
+            (f"{format_duration(after_s):>7} ", "dim"),
+            (f"{state:<11}", STATE_STYLES.get(state, "")),
+        )
+        self._console.print(text.append(said), soft_wrap=True)
+
+    def line(self, line: LogLine, label: str) -> None:
+        """Above the bar; to standard output where that goes elsewhere."""
+        from rich.text import Text
+
+        if line.stream == "out" and not self._to_terminal:
+            print(label + line.text, flush=True)
+            return
+        self._console.print(Text.from_ansi(label + line.text), soft_wrap=True)
+
+    def progress(self, view: JobView) -> None:
+        """Move the bar."""
+        done = view.progress
+        total = self._pace.total(done.step, done.epoch, done.num_epochs)
+        self._bar.update(
+            self._task, total=total, completed=done.step or 0, facts=_facts(view, total)
+        )
+
+    def say(self, text: str) -> None:
+        """One line."""
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        self._bar.stop()
+
+
+def _facts(view: JobView, total: int | None) -> str:
+    done = view.progress
+    if done.step is None:
+        return view.state
+    words: list[str] = []
+    if done.epoch is not None and done.num_epochs:
+        words.append(f"epoch {min(done.epoch + 1, done.num_epochs)}/{done.num_epochs}")
+    words.append(f"step {done.step}" + (f"/{total}" if total else ""))
+    if done.steps_per_s:
+        words.append(f"{done.steps_per_s:.3g}/s")
+        if total:
+            words.append(f"{format_duration(round((total - done.step) / done.steps_per_s))} left")
+    metrics: list[tuple[str, Any]] = sorted(done.last_metrics.items())[:_SHOWN_METRICS]
+    words += [f"{name} {number(value)}" for name, value in metrics]
+    return "  ".join(words)
+
+
+def screen_for(name: str) -> Screen:
+    """The screen that fits where stderr goes."""
+    return TerminalScreen(name) if sys.stderr.isatty() else PlainScreen()

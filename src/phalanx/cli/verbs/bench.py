@@ -1,0 +1,150 @@
+"""The verb bench: measurements of the user's own machines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from phalanx.cli.client.measuring import figures, run_to_end, shape
+from phalanx.cli.client.session import Session
+from phalanx.cli.terminal import output
+from phalanx.cli.terminal.bench_plot import bars, svg
+from phalanx.cli.terminal.options import AsJson
+from phalanx.core.telemetry.scaling import ScalingRow, in_words, rows
+from phalanx.errors import UserError
+from phalanx.kit.units import format_duration
+
+if TYPE_CHECKING:
+    from phalanx.sdk import PhalanxClient
+
+_MODULE = "phalanx.train.programs.recipes.scaling"
+_NAMES = ("bench_step_seconds", "bench_global_batch")
+bench_app = typer.Typer(name="bench", no_args_is_help=True, help="Measure these machines.")
+
+
+@bench_app.callback()
+def bench() -> None:
+    """Measure these machines."""
+
+
+@bench_app.command("scaling")
+def scaling(  # noqa: PLR0913 - one parameter for each option
+    ctx: typer.Context,
+    model: Annotated[
+        str, typer.Option("--model", help="As `phalanx recipe flags` lists.")
+    ] = "resnet50",
+    counts: Annotated[
+        str, typer.Option("--counts", "--gpu-counts", help="Numbers of ranks.")
+    ] = "1,2,4,8",
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Per rank.")] = 8,
+    steps: Annotated[int, typer.Option("--steps", min=3, help="Measured at each number.")] = 20,
+    image_size: Annotated[int, typer.Option("--image-size", min=16)] = 32,
+    scale: Annotated[float, typer.Option("--scale", min=0.05, help="Width of the model.")] = 1.0,
+    precision: Annotated[str, typer.Option("--precision", help="fp32, bf16 or fp16.")] = "fp32",
+    per_node: Annotated[
+        int | None, typer.Option("--per-node", min=1, help="At most so many ranks on a node.")
+    ] = None,
+    epoch_samples: Annotated[
+        int, typer.Option("--epoch-samples", min=1, help="Samples of an epoch: ImageNet's.")
+    ] = 1_281_167,
+    price: Annotated[
+        float | None,
+        typer.Option("--price", min=0, help="US dollars for a slot and hour; default: the pool's."),
+    ] = None,
+    pool: Annotated[str | None, typer.Option("--pool", help="The pool to measure.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Draw it into this SVG file.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Train the same model on 1, 2, 4 … ranks; print throughput, speed-up, efficiency and cost."""
+    numbers = _numbers(counts)
+    if plot is not None and not plot.absolute().parent.is_dir():
+        raise UserError(f"--plot {plot}: there is no folder {plot.absolute().parent}")
+    session: Session = ctx.obj
+    words = ["--model", model, "--batch-size", str(batch_size), "--steps", str(steps)]
+    words += ["--image-size", str(image_size), "--scale", str(scale), "--precision", precision]
+    found: dict[int, float] = {}
+    batches: dict[int, int] = {}
+    with session.client() as client:
+        for count in numbers:
+            output.note(f"{model} on {count} rank{'s' if count > 1 else ''} …")
+            wish = _wish(count, per_node, pool)
+            try:
+                view, ran_in = run_to_end(session, client, _MODULE, words, wish)
+            except UserError as error:  # refused, or in the queue for ever
+                if not found:
+                    raise
+                output.note(f"{count} ranks have no place, and more would not either: {error}")
+                break
+            if price is None:
+                price = _price(client, ran_in or pool)
+            step_s, batch = figures(client, view, _NAMES)
+            found[count], batches[count] = step_s, int(batch)
+    table = rows(found, batches, epoch_samples, price)
+    drawn = plot is not None and _draw(plot, svg(table, model))
+    if json:
+        output.as_json([_plain(row) for row in table])
+        return
+    _print(table)
+    if drawn:
+        print(f"drawn in {plot}")
+
+
+def _draw(plot: Path, text: str) -> bool:
+    try:
+        plot.write_text(text)
+        return True
+    except OSError as error:
+        # What was measured took minutes: it is printed all the same.
+        output.note(f"--plot {plot}: cannot be written: {error.strerror}")
+        return False
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        found = sorted({int(word) for word in text.split(",")})
+    except ValueError:
+        found = []
+    if not found or found[0] < 1:
+        raise UserError(f"--counts {text}: must be numbers of ranks, such as 1,2,4,8")
+    return found
+
+
+def _wish(count: int, per_node: int | None, pool: str | None) -> dict[str, Any]:
+    return {
+        "name": f"bench-scaling-{count}",
+        "resources": shape(count, per_node),
+        "labels": {"bench": "scaling"},
+        **({} if pool is None else {"pool": [pool]}),
+    }
+
+
+def _price(client: PhalanxClient, pool: str | None) -> float | None:
+    """What a pool asks for a slot and hour."""
+    found = next((one.price for one in client.pools() if one.name == pool), None)
+    return found or None
+
+
+def _plain(row: ScalingRow) -> dict[str, float | int | None]:
+    return {
+        "ranks": row.ranks, "samples_per_s": row.samples_per_s, "step_s": row.step_s,
+        "speed_up": row.speed_up, "efficiency": row.efficiency, "epoch_s": row.epoch_s,
+        "cost_per_epoch": row.cost,
+    }  # fmt: skip
+
+
+def _print(table: Sequence[ScalingRow]) -> None:
+    drawn = bars([row.speed_up for row in table], [float(row.ranks) for row in table])
+    shown = [
+        (
+            row.ranks, f"{row.samples_per_s:.1f}", f"{row.step_s * 1e3:.1f} ms", f"{row.speed_up:.2f}",
+            f"{row.efficiency:.0%}", format_duration(row.epoch_s),
+            "-" if row.cost is None else f"${row.cost:,.2f}", bar,
+        )
+        for row, bar in zip(table, drawn, strict=True)
+    ]  # fmt: skip
+    heads = ("RANKS", "SAMPLES/S", "STEP", "SPEED-UP", "EFFICIENCY", "EPOCH", "COST/EPOCH", "")
+    output.table(heads, shown, "nothing was measured")
+    print(in_words(list(table)))

@@ -1,0 +1,213 @@
+"""The verb checkpoints: of a job, in a folder, or in an object store; most of it without any server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from phalanx.cli.client.checkpoint_places import VALID, Place, copies_of, place_of
+from phalanx.cli.client.session import Session, job_number
+from phalanx.cli.terminal import output
+from phalanx.cli.terminal.options import AsJson
+from phalanx.errors import CheckpointCorrupt, UserError
+from phalanx.kit.units import format_size
+
+if TYPE_CHECKING:
+    from phalanx.checkpoint.seal import Seal
+
+_ACTIONS = ("list", "show", "verify", "rm", "scrub", "export")
+
+
+def checkpoints(
+    ctx: typer.Context,
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="JOB | list WHERE | show WHERE | verify WHERE... | rm WHERE... | scrub WHERE..."
+            " | export WHERE OUT",
+            help="WHERE is a path, j-12, j-12/step-…, or a URL such as s3://bucket/prefix.",
+        ),
+    ],
+    force: Annotated[
+        bool, typer.Option("--force", help="rm: even the last valid checkpoint of a folder.")
+    ] = False,
+    key_env: Annotated[
+        str | None, typer.Option("--key-env", help="The variable that holds an encryption key.")
+    ] = None,
+    key_file: Annotated[
+        Path | None, typer.Option("--key-file", help="The file that holds an encryption key.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """List the checkpoints of a job; or list, show, verify, remove, scrub and export any.
+
+    `verify` reads every byte, and with a key also decrypts. `scrub` sets aside what no longer matches its
+    digests. `export` writes the weights to OUT, model.safetensors or model.pt. Where WHERE is no single
+    checkpoint, `show` and `export` take the newest.
+    """
+    show = output.as_json if json else None
+    action, rest = words[0], words[1:]
+    if action not in _ACTIONS:
+        if rest:
+            raise UserError(
+                f"unknown action {action!r}", f"one of {', '.join(_ACTIONS)}, or one JOB"
+            )
+        _of_job(ctx.obj, action, show)
+        return
+    if not rest:
+        raise UserError(f"checkpoints {action}: no path was given")
+    if action == "export" and len(rest) != 2:
+        raise UserError("checkpoints export takes a checkpoint and where to write it")
+    seal = _seal(ctx.obj, key_env, key_file)
+    places = [place_of(word, ctx.obj) for word in (rest[:1] if action == "export" else rest)]
+    if action == "list":
+        _list(places[0], show)
+    elif action == "show":
+        _show(places[0], show)
+    elif action == "verify":
+        _verify(places, seal, show)
+    elif action == "scrub":
+        _scrub(places, show)
+    elif action == "export":
+        _export(places[0], rest[1], key_env, key_file)
+    else:
+        for place in places:
+            place.remove(spare_last=not force)
+            print(f"removed {place.where}")
+
+
+def _seal(session: Session, key_env: str | None, key_file: Path | None) -> Seal | None:
+    from phalanx.checkpoint.seal import Sealing, keys_from
+
+    if key_env is not None and key_file is not None:
+        raise UserError("give either --key-env or --key-file")
+    try:
+        keys = keys_from(session.caller.env, key_env, key_file)
+    except ValueError as error:
+        raise UserError(f"the key: {error}") from None
+    return Sealing(keys) if keys else None
+
+
+def _of_job(session: Session, job: str, show: Any) -> None:
+    num = job_number(job)
+    with session.client() as client:
+        found = client.checkpoints(num)
+        view = client.job(num)
+    if show is not None:
+        show(found)
+        return
+    output.table(
+        ("STEP", "EPOCH", "GENERATION", "SIZE", "TOOK", "STATE", "BEST", "AGE", "PATH"),
+        (
+            (
+                one.step,
+                one.epoch,
+                f"{one.attempt}.{one.generation}",
+                format_size(one.size_bytes),
+                f"{one.took_s:.2f}s" if one.took_s is not None else None,
+                one.state,
+                "best" if one.is_best else None,
+                output.ago(one.created_at),
+                one.path,
+            )
+            for one in found
+        ),
+        "no checkpoints yet",
+    )
+    if copies := copies_of(view):
+        output.note(f"copies: phalanx checkpoints list {copies}")
+
+
+def _list(place: Place, show: Any) -> None:
+    found = place.contents()
+    if show is not None:
+        show(
+            {
+                "good": [manifest.to_json() for _, manifest in found.good],
+                "bad": dict(found.bad),
+                "debris": found.debris,
+                "quarantined": found.quarantined,
+            }
+        )
+        return
+    lines: list[tuple[Any, ...]] = [(*_row(where, one), "sound") for where, one in found.good]
+    lines += [("", "", "", "", where, f"bad: {why}") for where, why in found.bad.items()]
+    lines += [("", "", "", "", where, "quarantined") for where in found.quarantined]
+    lines += [("", "", "", "", where, "never finished") for where in found.debris]
+    output.table(
+        ("STEP", "EPOCH", "GENERATION", "SIZE", "PATH", "STATE"),
+        lines,
+        f"{place.where}: no checkpoints here",
+    )
+
+
+def _row(where: str, manifest: Any) -> tuple[Any, ...]:
+    size = sum(entry.size_bytes for entry in manifest.files)
+    generation = f"{manifest.attempt}.{manifest.generation}"
+    return (manifest.step, manifest.epoch, generation, format_size(size), where)
+
+
+def _show(place: Place, show: Any) -> None:
+    manifest = place.manifest()
+    if show is not None:
+        show(manifest.to_json())
+        return
+    body = {key: value for key, value in manifest.to_json().items() if key != "files"}
+    output.facts((key, _short(value)) for key, value in body.items())
+    print("files")
+    for entry in manifest.files:
+        print(f"  {entry.path}  {format_size(entry.size_bytes)}  {entry.digest}")
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {one}" for key, one in value.items())
+    return value
+
+
+def _verify(places: list[Place], seal: Seal | None, show: Any) -> None:
+    """Every digest of every checkpoint; a folder of checkpoints stands for all in it."""
+    found: dict[str, str] = {}
+    for place in places:
+        found |= place.verdicts(seal)
+    if show is not None:
+        show(found)
+    else:
+        for where, verdict in found.items():
+            print(f"{where}: {verdict}" if verdict == VALID else verdict)
+    _judge(found, "cannot be used")
+
+
+def _scrub(places: list[Place], show: Any) -> None:
+    """Verify all in these folders; what is bad is set aside, so that nothing resumes from it."""
+    found: dict[str, str] = {}
+    for place in places:
+        verdicts = place.scrub()
+        found |= verdicts
+        if show is None:
+            for where, verdict in verdicts.items():
+                print(f"{where}: {'' if verdict == VALID else place.fate + ': '}{verdict}")
+    if show is not None:
+        show(found)
+    _judge(found, " or ".join(sorted({f"were {place.fate.partition(',')[0]}" for place in places})))
+
+
+def _judge(found: dict[str, str], what: str) -> None:
+    bad = sum(verdict != VALID for verdict in found.values())
+    if bad:
+        raise CheckpointCorrupt(f"{bad} of {len(found)} checkpoints {what}")
+
+
+def _export(place: Place, out: str, key_env: str | None, key_file: Path | None) -> None:
+    """Needs torch, so it is a program of its own."""
+    key = ["--key-env", key_env] if key_env is not None else []
+    key += ["--key-file", str(key_file)] if key_file is not None else []
+    with place.at_hand() as path:
+        command = [sys.executable, "-m", "phalanx.train.state.export", str(path), out, *key]
+        code = subprocess.run(command, check=False).returncode
+    if code:
+        raise typer.Exit(code)

@@ -1,0 +1,271 @@
+"""Verbs on jobs: ps, show, stop, pause, resume, wait."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from phalanx.cli.client.session import Session, job_number
+from phalanx.cli.exits import code_of
+from phalanx.cli.terminal import output
+from phalanx.cli.terminal.options import AsJson, JobName, JobNames, RoleName
+from phalanx.cli.terminal.roles import role_line, show_role
+from phalanx.kit.units import format_duration
+
+if TYPE_CHECKING:
+    from phalanx.schemas.api.jobs import JobView, LineageView
+    from phalanx.sdk import PhalanxClient
+
+_WAIT_S = 20.0
+_FEW = 5
+_OVER = ("succeeded", "failed", "cancelled")
+_LIVE = ("queued", "starting", "running", "recovering", "stopping", "paused")
+
+
+def ps(
+    ctx: typer.Context,
+    everything: Annotated[
+        bool, typer.Option("--all", "-a", help="Jobs that are over as well.")
+    ] = False,
+    limit: Annotated[
+        int, typer.Option("--limit", "-l", min=1, max=1000, help="At most so many.")
+    ] = 50,
+    json: AsJson = False,
+) -> None:
+    """List jobs, the newest first; without --all, live ones and the last few that ended."""
+    session: Session = ctx.obj
+    with session.client() as client:
+        jobs = client.jobs(limit=limit).jobs if everything else _current(client, limit)
+    if json:
+        output.as_json(jobs)
+        return
+    output.table(
+        ("JOB", "NAME", "STATE", "STEP", "RANKS", "RESTARTS", "AGE", "RAN", "REASON"),
+        (
+            (
+                job.label,
+                job.name,
+                job.state,
+                job.progress.high_water_step,
+                job.world_size,
+                job.restarts or None,
+                output.ago(job.submitted_at),
+                output.lasted(job.started_at, job.ended_at),
+                _reason(job),
+            )
+            for job in jobs
+        ),
+        "no jobs yet; start one with: phalanx run train.py",
+    )
+
+
+def _current(client: PhalanxClient, limit: int) -> list[JobView]:
+    """Live jobs, however many have ended since they were submitted, and the last few that ended."""
+    live = client.jobs(states=_LIVE, limit=limit).jobs
+    over = client.jobs(states=_OVER, limit=_FEW).jobs[: limit - len(live)]
+    return sorted([*live, *over], key=lambda job: -job.num)
+
+
+def _reason(job: JobView) -> str:
+    said = job.stays or job.reason
+    return said.message or said.code
+
+
+def show(
+    ctx: typer.Context,
+    job: JobName,
+    json: AsJson = False,
+    story: Annotated[bool, typer.Option("--events", help="Every event of its story.")] = False,
+    role: RoleName = None,
+) -> None:
+    """Show one job: its state, progress, restarts, lineage and first failure; or one of its roles."""
+    num = job_number(job)
+    session: Session = ctx.obj
+    with session.client() as client:
+        view = client.job(num)
+        if role is not None:
+            show_role(view, role, "json" if json else "text")
+            return
+        events = list(client.story(num)) if story or not json else []
+    if json:
+        body = view.model_dump(mode="json")
+        if story:
+            body["events"] = [event.model_dump(mode="json") for event in events]
+        output.as_json(body)
+        return
+    output.facts(_facts(view))
+    if view.failure is not None and view.failure.traceback:
+        print(f"\nfirst failure, {view.failure.whose}:")
+        print(_indent(view.failure.traceback))
+    print("\nstory:")
+    for event in events if story else _turns(events):
+        said = output.notice(event) or event.reason.message or event.reason.code
+        print(f"  {output.clock_time(event.at)}  {event.kind:<22} {event.state:<11} {said}")
+
+
+def _turns(events: list[Any]) -> list[Any]:
+    """Only the events after which the state or its reason was another one, and warnings."""
+    kept: list[Any] = []
+    before = None
+    for event in events:
+        if (event.state, event.reason) != before or output.notice(event) is not None:
+            kept.append(event)
+        before = (event.state, event.reason)
+    return kept
+
+
+def _facts(view: JobView) -> list[tuple[str, Any]]:
+    progress, lineage = view.progress, view.lineage
+    metrics = ", ".join(
+        f"{name} {output.number(value)}" for name, value in sorted(progress.last_metrics.items())
+    )
+    epoch = progress.epoch
+    epochs = f"epoch {epoch}" + (f" of {progress.num_epochs}" if progress.num_epochs else "")
+    where = f"attempt {view.attempt}, generation {view.generation}" if view.attempt else None
+    shape = f"{view.world_size} ranks, {view.num_slots} slots" + (
+        f" of pool {view.pool}" if view.pool else ""
+    )
+    return [
+        ("job", f"{view.label} {view.name}"),
+        ("state", view.state + (f" (to {view.goal})" if view.goal else "")),
+        ("reason", _reason(view)),
+        ("project", view.project),
+        ("labels", ", ".join(f"{key}={value}" for key, value in view.labels.items())),
+        ("gang", shape),
+        ("roles", "\n".join(role_line(one) for one in view.roles)),
+        ("now", where),
+        ("step", progress.high_water_step),
+        ("epoch", epochs if epoch is not None else None),
+        ("speed", f"{progress.steps_per_s:.3g} steps/s" if progress.steps_per_s else None),
+        ("metrics", metrics),
+        ("ran", output.lasted(view.started_at, view.ended_at)),
+        ("restarts", _restarts(view)),
+        ("lineage", None if lineage is None else _lineage(lineage)),
+        ("checkpoints", _checkpoints(view)),
+        ("code", view.code and view.code[:12]),
+        ("folder", view.directory),
+    ]
+
+
+def _restarts(view: JobView) -> str:
+    lines = [str(view.restarts)]
+    after = "no step came after it" if view.is_terminal else "under way"
+    for one in view.lineage.restarts if view.lineage else []:
+        lost = after if one.lost_s is None else f"{format_duration(one.lost_s)} lost"
+        lines.append(f"attempt {one.attempt}, generation {one.generation}: {one.message}; {lost}")
+    return "\n".join(lines)
+
+
+def _lineage(lineage: LineageView) -> str | None:
+    if lineage.missed is None:
+        return None
+    exact = {True: ", every resume exact", False: ", a resume was not exact", None: ""}
+    unheard = f", {lineage.unheard} unheard of: a lost node" if lineage.unheard else ""
+    return (
+        f"{lineage.missed} samples missed, {lineage.duplicated} duplicated, "
+        f"{lineage.redone} done again{unheard}{exact[lineage.exact]}"
+    )
+
+
+def _checkpoints(view: JobView) -> str | None:
+    if view.lineage is None or not view.lineage.num_checkpoints:
+        return view.checkpoint_dir
+    found = f"{view.lineage.num_valid} valid of {view.lineage.num_checkpoints}"
+    bad = view.lineage.num_quarantined
+    return f"{found}{f', {bad} quarantined' if bad else ''} in {view.checkpoint_dir}"
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.rstrip().splitlines())
+
+
+Grace = Annotated[
+    str | None,
+    typer.Option("--grace", help="Time to save and leave, as in 30s; 0 kills at once."),
+]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Do not wait until it has stopped.")]
+
+
+def stop(ctx: typer.Context, jobs: JobNames, grace: Grace = None, no_wait: NoWait = False) -> None:
+    """Cancel jobs: their ranks save, leave, and the jobs are over."""
+    _stop_all(ctx.obj, jobs, "cancel", grace, "leave" if no_wait else "wait")
+
+
+def pause(ctx: typer.Context, jobs: JobNames, grace: Grace = None, no_wait: NoWait = False) -> None:
+    """Pause jobs: their ranks save and leave; `resume` brings them back."""
+    _stop_all(ctx.obj, jobs, "pause", grace, "leave" if no_wait else "wait")
+
+
+def _stop_all(session: Session, jobs: list[str], goal: Any, grace: str | None, then: str) -> None:
+    from phalanx.cli.terminal.options import duration
+
+    grace_s = duration("--grace", grace)
+    nums = [job_number(job) for job in jobs]
+    with session.client() as client:
+        for num in nums:
+            client.stop(num, goal=goal, grace_s=grace_s)
+        for num in nums:
+            view = client.job(num)
+            if then == "wait":
+                view = settle(client, num)
+            print(f"{view.label} {view.state}")
+
+
+def settle(client: PhalanxClient, num: int) -> JobView:
+    """Wait until a stopping job has stopped."""
+    after = 0
+    while True:
+        page = client.events(num, after=after, wait_s=0.0)
+        after = page.cursor
+        view = client.job(num)
+        if view.is_terminal or view.state == "paused":
+            return view
+        client.events(num, after=after, wait_s=_WAIT_S)
+
+
+def resume(ctx: typer.Context, jobs: JobNames) -> None:
+    """Put paused jobs back into the queue; they go on from their newest checkpoint."""
+    session: Session = ctx.obj
+    with session.client() as client:
+        for job in jobs:
+            view = client.resume(job_number(job))
+            print(f"{view.label} {view.state}")
+
+
+def wait(
+    ctx: typer.Context,
+    jobs: JobNames,
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", help="Give up after this long, as in 10m: exit 101.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Wait until jobs are over. Exits 0 when all succeeded, 100 failed, 103 cancelled, 101 not over."""
+    from phalanx.cli.terminal.options import duration
+
+    limit_s = duration("--timeout", timeout)
+    session: Session = ctx.obj
+    deadline = None if limit_s is None else time.monotonic() + limit_s
+    with session.client() as client:
+        views = [_wait_for(client, job_number(job), deadline) for job in jobs]
+    if json:
+        output.as_json(views)
+    else:
+        for view in views:
+            print(f"{view.label} {view.state}: {_reason(view)}")
+    raise typer.Exit(max(code_of(view) for view in views))
+
+
+def _wait_for(client: PhalanxClient, num: int, deadline: float | None) -> JobView:
+    after = 0
+    while True:
+        view = client.job(num)
+        left_s = _WAIT_S if deadline is None else deadline - time.monotonic()
+        if view.is_terminal or left_s <= 0:
+            return view
+        after = client.events(num, after=after, wait_s=min(left_s, _WAIT_S)).cursor
+
+
+__all__ = ["pause", "ps", "resume", "settle", "show", "stop", "wait"]

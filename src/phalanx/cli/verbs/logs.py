@@ -1,0 +1,79 @@
+"""The verb logs."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from phalanx.cli.client.session import Session, job_number
+from phalanx.cli.terminal import output
+from phalanx.cli.terminal.options import AsJson, JobName, RoleName, one_rank
+from phalanx.errors import UserError
+
+if TYPE_CHECKING:
+    from phalanx.schemas.api.jobs import LogLine
+
+
+def logs(  # noqa: PLR0913
+    ctx: typer.Context,
+    job: JobName,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the job is over.")
+    ] = False,
+    rank: Annotated[int | None, typer.Option("--rank", "-r", min=0, help="Only this rank.")] = None,
+    role: RoleName = None,
+    tail: Annotated[
+        int | None, typer.Option("--tail", min=0, help="Only the last so many lines.")
+    ] = None,
+    stream: Annotated[str | None, typer.Option("--stream", help="Only out, or only err.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Print what the ranks wrote, in the order in which it arrived; all ranks unless one is named."""
+    num = job_number(job)
+    which = _which(stream)
+    session: Session = ctx.obj
+    with session.client() as client:
+        if follow:
+            from phalanx.cli.terminal.follow import Follower, Interrupts, View
+
+            view = View("all" if rank is None else rank, which, tail, role)
+            raise typer.Exit(Follower(session, client, num, view, Interrupts.NOTHING).run())
+        lines: list[LogLine] = []
+        cursor: str | None = None
+        while True:
+            page = client.logs(
+                num,
+                ranks=one_rank(rank),
+                stream=which,
+                tail=tail if cursor is None else None,
+                cursor=cursor,
+                role=role,
+            )
+            if json:
+                lines += page.lines
+            else:
+                _print(page.lines, rank)
+            if page.done or not page.lines or page.cursor == cursor:
+                break
+            cursor = page.cursor
+    if json:
+        output.as_json(lines)
+
+
+def _which(stream: str | None) -> Literal["out", "err"] | None:
+    if stream is None:
+        return None
+    if stream == "out":
+        return "out"
+    if stream == "err":
+        return "err"
+    raise UserError(f"--stream {stream}: write out or err")
+
+
+def _print(lines: list[LogLine], rank: int | None) -> None:
+    for line in lines:
+        label = f"[{line.speaker}] " if rank is None else ""
+        where = sys.stderr if line.stream == "err" and rank is not None else sys.stdout
+        print(label + line.text, file=where)

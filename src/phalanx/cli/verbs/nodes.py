@@ -1,0 +1,126 @@
+"""Verbs on nodes: list, show, drain, undrain."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from phalanx.cli.client.session import Session
+from phalanx.cli.terminal import output
+from phalanx.cli.terminal.options import AsJson
+from phalanx.cli.verbs.pools import holders
+from phalanx.kit.units import format_size
+
+nodes_app = typer.Typer(
+    name="nodes", invoke_without_command=True, help="The machines: list, show, drain, undrain."
+)
+NodeName = Annotated[str, typer.Argument(metavar="NODE", help="Its name.")]
+NodeNames = Annotated[list[str], typer.Argument(metavar="NODE...", help="Their names.")]
+OfPool = Annotated[str | None, typer.Option("--pool", help="Only those of this pool.")]
+
+
+@nodes_app.callback()
+def nodes(ctx: typer.Context, json: AsJson = False) -> None:
+    """List the machines behind the pools; the same as `nodes list`."""
+    if ctx.invoked_subcommand is None:
+        list_nodes(ctx, None, json)
+
+
+@nodes_app.command("list")
+def list_nodes(ctx: typer.Context, pool: OfPool = None, json: AsJson = False) -> None:
+    """List the machines behind the pools."""
+    session: Session = ctx.obj
+    with session.client() as client:
+        found = client.nodes(pool)
+    if json:
+        output.as_json(found)
+        return
+    output.table(
+        ("NODE", "POOL", "STATE", "SLOTS", "FREE", "CPUS", "MEMORY", "TOPOLOGY", "JOBS"),
+        (
+            (
+                node.id,
+                node.pool,
+                node.state,
+                node.num_slots,
+                node.num_free,
+                node.num_cpus,
+                format_size(node.memory_bytes),
+                "/".join(node.topology.values()),
+                holders(node.jobs),
+            )
+            for node in found
+        ),
+        "no nodes",
+    )
+
+
+@nodes_app.command()
+def show(ctx: typer.Context, node: NodeName, json: AsJson = False) -> None:
+    """Show one node: what it has, where it stands, who is on it."""
+    session: Session = ctx.obj
+    with session.client() as client:
+        view = client.node(node)
+    if json:
+        output.as_json(view)
+        return
+    device = f" with {format_size(view.device_memory_bytes)}" if view.device_memory_bytes else ""
+    link = f"{view.bandwidth_gbps:g} Gbit/s" if view.bandwidth_gbps else None
+    output.facts(
+        [
+            ("node", view.id),
+            ("pool", view.pool),
+            ("state", view.state + (f": {view.reason}" if view.reason else "")),
+            ("address", view.address),
+            ("slots", f"{view.num_free} of {view.num_slots} free"),
+            ("type", f"{view.slot_type}{device}" if view.slot_type or device else None),
+            ("cpus", view.num_cpus),
+            ("memory", format_size(view.memory_bytes)),
+            ("topology", ", ".join(f"{key} {name}" for key, name in view.topology.items())),
+            ("inside", view.interconnect),
+            ("link", link),
+            ("price", f"{view.price:g} USD for a slot and hour" if view.price else None),
+            ("spot", f"{view.reclaims_per_hour:g} an hour" if view.reclaims_per_hour else None),
+            ("labels", ", ".join(f"{key}={value}" for key, value in view.labels.items())),
+            ("taints", ", ".join(view.taints)),
+            ("jobs", holders(view.jobs)),
+            ("kept for", holders(view.kept_for)),
+        ]
+    )
+
+
+@nodes_app.command()
+def drain(
+    ctx: typer.Context,
+    nodes: NodeNames,
+    reason: Annotated[str, typer.Option("--reason", help="For people.")] = "",
+    move: Annotated[
+        bool, typer.Option("--move", help="Let its jobs save and start elsewhere.")
+    ] = False,
+    quarantine: Annotated[
+        bool, typer.Option("--quarantine", help="Mark it as faulty, not as in maintenance.")
+    ] = False,
+) -> None:
+    """Let nothing start on these nodes any more; their jobs stay, unless --move."""
+    session: Session = ctx.obj
+    with session.client() as client:
+        for node in nodes:
+            done = client.drain(
+                node,
+                reason=reason,
+                state="quarantined" if quarantine else "drained",
+                jobs="move" if move else "leave",
+            )
+            moving = f"; {holders(done.moving)} save and move" if done.moving else ""
+            staying = f"; {holders(done.staying)} stay until they end" if done.staying else ""
+            print(f"node {node} {done.state}{moving}{staying}")
+
+
+@nodes_app.command()
+def undrain(ctx: typer.Context, nodes: NodeNames) -> None:
+    """Let jobs start on these nodes again."""
+    session: Session = ctx.obj
+    with session.client() as client:
+        for node in nodes:
+            print(f"node {node} {client.undrain(node).state}")

@@ -1,0 +1,75 @@
+"""The verb secrets: values that jobs get by name, kept on the control plane's machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phalanx.cli.client.session import Session
+from phalanx.cli.terminal import output
+from phalanx.cli.terminal.options import AsJson
+from phalanx.errors import UserError
+from phalanx.launch import secret_files
+from phalanx.schemas.home import HomeLayout
+
+_ACTIONS = "list | set NAME... | rm NAME..."
+
+
+def secrets(
+    ctx: typer.Context,
+    words: Annotated[
+        list[str], typer.Argument(metavar=_ACTIONS, help="What to do, and with which secrets.")
+    ],
+    project: Annotated[str, typer.Option("--project", help="Whose jobs get them.")] = "default",
+    json: AsJson = False,
+) -> None:
+    """Keep secrets that specs name under `secrets`, one file of mode 0600 each in the home.
+
+    `set` takes the value from your environment variable of that name, or from standard input. No verb
+    prints a value.
+    """
+    folder = _folder(ctx.obj, project)
+    action, chosen = words[0], words[1:]
+    if action == "list" and not chosen:
+        _list(folder, output.as_json if json else None)
+    elif action in ("set", "rm") and chosen:
+        for name in chosen:
+            if action == "set":
+                secret_files.store(folder, name, _value(ctx.obj, name))
+            else:
+                secret_files.remove(folder, name)
+            output.note(f"{'kept' if action == 'set' else 'removed'} {name} of project {project}")
+    else:
+        raise UserError(f"secrets: {' '.join(words)!r} is not understood", f"write {_ACTIONS}")
+
+
+def _folder(session: Session, project: str) -> Path:
+    if session.url is not None:
+        raise UserError(
+            "secrets are kept on the control plane's own machine",
+            "run this verb there, without --url",
+        )
+    if not project or "/" in project or project.startswith("."):
+        raise UserError(f"--project: {project!r} is not a project's name")
+    return HomeLayout(session.home).secrets_dir(project)
+
+
+def _list(folder: Path, show: object) -> None:
+    found = secret_files.names(folder)
+    if show is not None:
+        output.as_json(found)
+        return
+    output.table(("NAME",), ((name,) for name in found), "no secrets")
+
+
+def _value(session: Session, name: str) -> str:
+    """From the caller's environment; else from standard input, without the newline at its end."""
+    if name in session.caller.env:
+        return session.caller.env[name]
+    if sys.stdin.isatty():
+        value: str = typer.prompt(name, hide_input=True, err=True)
+        return value
+    return sys.stdin.read().removesuffix("\n")

@@ -1,0 +1,96 @@
+"""The verb `why`: the planner's answer in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from phalanx.cli.client.session import Session, job_number
+from phalanx.cli.terminal import output
+from phalanx.cli.terminal.options import AsJson, JobName
+from phalanx.kit.units import format_duration
+
+if TYPE_CHECKING:
+    from phalanx.schemas.api.estate import CounterfactualView, EvictionView, VictimView, WhyView
+    from phalanx.schemas.api.jobs import JobView
+
+_MANY = 4
+
+
+def why(ctx: typer.Context, job: JobName, json: AsJson = False) -> None:
+    """Say why a job is where it is: what binds it, when it may start, what would start it now."""
+    num = job_number(job)
+    session: Session = ctx.obj
+    with session.client() as client:
+        view = client.job(num)
+        found = client.why(num)
+    if json:
+        body = found.model_dump(mode="json")
+        body |= {
+            "stays": view.stays and view.stays.model_dump(mode="json"),
+            "failure": view.failure and view.failure.model_dump(mode="json"),
+        }
+        output.as_json(body)
+        return
+    print(f"{found.label} is {found.state}: {found.reason.message or found.reason.code}")
+    for line in (*_waiting(found), *_victims(found), *_evictions(found)):
+        print(f"  {line}")
+    _print_failure(view)
+
+
+def _waiting(found: WhyView) -> list[str]:
+    if found.position is None:
+        return []
+    lines = [f"position {found.position} of {found.num_waiting} in the queue; {_eta(found)}"]
+    lines += [f"in the way: {one.text}" for one in found.constraints]
+    for change in found.changes:
+        lines.append(f"{change.text}{_once(change)}")
+    return lines
+
+
+def _once(change: CounterfactualView) -> str:
+    """Who would leave first."""
+    if not change.by_preemption:
+        return ""
+    names = [f"j-{num}" for num in change.victims[:_MANY]]
+    more = f" and {len(change.victims) - _MANY} more" if len(change.victims) > _MANY else ""
+    return f", once {', '.join(names) or 'others'}{more} have saved and left"
+
+
+def _eta(found: WhyView) -> str:
+    if found.eta_p50_at is None:
+        return "nobody knows yet when it starts"
+    likely = f"expected to start at {output.moment(found.eta_p50_at)}"
+    if found.eta_p90_at is None:
+        return likely
+    return f"{likely}, by {output.moment(found.eta_p90_at)} with 90 %"
+
+
+def _victims(found: WhyView) -> list[str]:
+    lines = [f"{_label(one)} {one.text}" for one in found.victims]
+    if found.leaves_for is not None:
+        lines.append(f"it {found.leaves_for.text}")
+    return lines
+
+
+def _label(one: VictimView) -> str:
+    return f"j-{one.job}"
+
+
+def _evictions(found: WhyView) -> list[str]:
+    return [_eviction(one) for one in found.evictions]
+
+
+def _eviction(one: EvictionView) -> str:
+    cost = "" if one.lost_s is None else f"; {format_duration(one.lost_s)} to its next step"
+    return f"left at {output.moment(one.at)}: {one.text}{cost}"
+
+
+def _print_failure(view: JobView) -> None:
+    if view.failure is not None and view.failure.traceback:
+        print("\n".join(f"  {line}" for line in view.failure.traceback.rstrip().splitlines()))
+    if view.state == "failed":
+        rank = None if view.failure is None else view.failure.rank
+        only = "" if rank is None else f" --rank {rank}"
+        print(f"  its output: phalanx logs {view.label}{only}")

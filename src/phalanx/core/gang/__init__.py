@@ -1,0 +1,1 @@
+"""A gang of ranks: placement, roles, environment, failures, stacks, stalls, networks."""

@@ -1,0 +1,1 @@
+"""Explanations: why a job waits, what would start it, when it may start."""

@@ -1,0 +1,347 @@
+"""Why a job waits, what would start it now, and why a victim was chosen and what that costs.
+
+The forecast runs the production planner forward and the counterfactuals plan again with one thing
+changed: both say what would really happen, not what a formula supposes. `why` and `why_victim` are all
+that a caller needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from phalanx.core.gang.placement import GangShape
+from phalanx.core.reasons import Reason, ReasonCode
+from phalanx.core.scheduling.explain.constraints import Constraint, constraints
+from phalanx.core.scheduling.explain.forecast import NUM_SCENARIOS, Eta, eta
+from phalanx.core.scheduling.index.cluster_index import World
+from phalanx.core.scheduling.model.eviction_cost import lost_work, price
+from phalanx.core.scheduling.model.outcome import Plan
+from phalanx.core.scheduling.model.snapshot import Held, Snapshot, Waiting
+from phalanx.core.scheduling.planner import plan_pass
+from phalanx.core.scheduling.stages.entitlement import lineage, rolled_up, standings
+from phalanx.core.scheduling.stages.scheduling_pass import Draft
+
+
+class ChangeKind(StrEnum):
+    """What a counterfactual changes."""
+
+    SIZE = "size"
+    POOL = "pool"
+    PRIORITY = "priority"
+    TOPOLOGY = "topology"
+    RESOURCES = "resources"
+    QUOTA = "quota"
+    NODES = "nodes"
+    LIMIT = "limit"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing that would let the job start now; `by_preemption`: once its victims have left."""
+
+    text: str
+    by_preemption: bool
+    kind: ChangeKind = ChangeKind.SIZE
+    victims: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A job that leaves for another: for whom, why it and not another, and what that costs.
+
+    `lost_slot_s` is work thrown away, `price_slot_s` that plus the time to save and to start again.
+    """
+
+    job: int
+    beneficiary: int
+    price_slot_s: float
+    lost_slot_s: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """The whole answer. `position` counts from 1; ETAs are microseconds UTC, None if unknown.
+
+    `reason` is the line that the plan gives; `constraints` is everything that binds; `victims` are
+    those that make room for this job now.
+    """
+
+    reason: Reason
+    position: int
+    num_waiting: int
+    eta_p50_at: int | None
+    eta_p90_at: int | None
+    changes: tuple[Change, ...]
+    constraints: tuple[Constraint, ...] = ()
+    victims: tuple[Victim, ...] = ()
+
+
+def why(snapshot: Snapshot, num: int, now: int, num_scenarios: int = NUM_SCENARIOS) -> Why | None:
+    """Explain one waiting job; None if it does not wait.
+
+    Costs one plan for the reason, up to two dozen for the changes, and `num_scenarios` runs of the
+    planner for the ETA.
+    """
+    job = next((w for w in snapshot.waiting if w.num == num), None)
+    if job is None:
+        return None
+    world = World.of(snapshot)
+    decided = plan_pass(world, now)
+    reason = dict(decided.stays).get(num, Reason(ReasonCode.PLACED, "starts at the next pass"))
+    starts_now = any(start.job == num for start in decided.starts)
+    when = Eta(now, now) if starts_now else eta(snapshot, num, now, num_scenarios)
+    return Why(
+        reason,
+        position(snapshot, num, now),
+        len(snapshot.waiting),
+        when.p50_at,
+        when.p90_at,
+        () if starts_now else counterfactuals(snapshot, job, now),
+        () if starts_now else constraints(world, decided, job, now),
+        _victims_for(world, decided, num, now),
+    )
+
+
+def why_victim(snapshot: Snapshot, num: int, now: int) -> Victim | None:
+    """Why a running job is leaving, or would be asked to now; None if it is nobody's victim."""
+    world = World.of(snapshot)
+    held = world.held.get(num)
+    if held is None:
+        return None
+    for hole in snapshot.holes:
+        if num in hole.victims:
+            return _victim(world, held, hole.job, now)
+    for hole in plan_pass(world, now).holes:
+        if num in hole.victims:
+            return _victim(world, held, hole.job, now)
+    return None
+
+
+def _victims_for(world: World, decided: Plan, num: int, now: int) -> tuple[Victim, ...]:
+    hole = next((h for h in decided.holes if h.job == num), None)
+    if hole is None:
+        return ()
+    return tuple(_victim(world, world.held[v], num, now) for v in hole.victims if v in world.held)
+
+
+def _victim(world: World, held: Held, beneficiary: int, now: int) -> Victim:
+    draft = Draft(world, now, {}, dict(world.used))
+    cost, lost = price(draft, held), lost_work(draft, held)
+    owner = world.waiting.get(beneficiary)
+    wants = f" ({owner.num_slots} slots, priority {owner.priority})" if owner is not None else ""
+    saves = (
+        f"it saves first ({held.save_s:.0f} s)"
+        if held.save_s is not None
+        else f"it loses {lost / 3600:.2f} slot-hours since its last checkpoint"
+    )
+    text = (
+        f"makes room for j-{beneficiary}{wants}: of the jobs that would free a whole domain, it and "
+        f"its fellows cost least; {saves}, {cost / 3600:.2f} slot-hours in all"
+    )
+    return Victim(held.job, beneficiary, cost, lost, text)
+
+
+def position(snapshot: Snapshot, num: int, now: int) -> int:
+    """How many jobs the planner looks at up to and including this one."""
+    world = World.of(snapshot)
+    world.ripen(now)
+    capacity = sum(group.num_nodes * group.size for group in world.index.groups)
+    standing = standings(world.projects, world.used, world.demand, capacity)
+    draft = Draft(world, now, standing, rolled_up(world.projects, world.used))
+    ranked = [
+        (draft.rank(line, place), job)
+        for line in world.lines.values()
+        for place, (_, job) in enumerate(line.jobs)
+    ]
+    ranked.sort()
+    order = [job for _, job in ranked]
+    return order.index(num) + 1 if num in order else len(order) + 1
+
+
+# -- what would start it -----------------------------------------------------------------------------
+
+
+class _Trial:
+    """Plans again and again on one world with the job replaced by a changed one."""
+
+    def __init__(self, snapshot: Snapshot, job: Waiting, now: int) -> None:
+        self.world = World.of(snapshot)
+        self.world.ripen(now)
+        self.job, self.now = job, now
+        self.hole = self.world.holes.get(job.num)
+
+    def outcome(self, changed: Waiting) -> tuple[bool, tuple[int, ...]] | None:
+        """None if it would still wait; else whether victims leave first, and which."""
+        world = self.world
+        world.withdraw(changed.num)
+        world.submit(replace(changed, not_before=None))
+        try:
+            decided = plan_pass(world, self.now)
+        finally:
+            world.withdraw(changed.num)
+            world.submit(self.job)
+            if self.hole is not None:
+                world.holes[changed.num] = self.hole
+        if any(start.job == changed.num for start in decided.starts):
+            return False, ()
+        hole = next((h for h in decided.holes if h.job == changed.num and h.victims), None)
+        return None if hole is None else (True, hole.victims)
+
+    def change(self, kind: ChangeKind, text: str, changed: Waiting) -> Change | None:
+        """The change, if it would help."""
+        found = self.outcome(changed)
+        return None if found is None else Change(f"starts now {text}", found[0], kind, found[1])
+
+
+def counterfactuals(snapshot: Snapshot, job: Waiting, now: int) -> tuple[Change, ...]:
+    """What would start this job now, one change at a time: the least of each kind that helps."""
+    trial = _Trial(snapshot, job, now)
+    if trial.outcome(job) is not None:
+        return ()  # it is on its way as it is
+    finders: tuple[Callable[[], Change | None], ...] = (
+        lambda: _smaller(trial, job),
+        lambda: _elsewhere(trial, snapshot, job),
+        lambda: _first(trial, _higher(job)),
+        lambda: _first(trial, _looser(job)),
+        lambda: _quota(snapshot, job, now),
+        lambda: _reopened(snapshot, job, now),
+        lambda: _first(trial, _shorter(job)),
+    )
+    return tuple(change for change in (find() for find in finders) if change is not None)
+
+
+_Idea = tuple[ChangeKind, str, Waiting]
+
+
+def _first(trial: _Trial, ideas: Iterator[_Idea]) -> Change | None:
+    for idea in ideas:
+        found = trial.change(*idea)
+        if found is not None:
+            return found
+    return None
+
+
+def _smaller(trial: _Trial, job: Waiting) -> Change | None:
+    """The largest smaller gang that starts, found by halving: what fits small fits smaller."""
+    sizes = _sizes(job)
+    low, high, best = 0, len(sizes) - 1, None
+    while low <= high:
+        middle = (low + high) // 2
+        text, shape = sizes[middle]
+        smaller = replace(job, shape=shape, min_nodes=None)
+        part = " for its first role" if job.roles else ""
+        found = trial.change(ChangeKind.SIZE, f"with {text}{part}", smaller)
+        if found is None:
+            low = middle + 1
+        else:
+            best, high = found, middle - 1
+    return best
+
+
+def _sizes(job: Waiting) -> list[tuple[str, GangShape]]:
+    shape, found = job.shape, []
+    least = job.min_nodes or shape.nodes
+    for nodes in range(least - 1, 0, -1):
+        smaller = GangShape(nodes, shape.slots_per_node, shape.ranks_per_node)
+        plural = "node" if nodes == 1 else "nodes"
+        found.append((f"{_slots(nodes * shape.slots_per_node)} on {nodes} {plural}", smaller))
+    for slots in range(shape.slots_per_node - 1, 0, -1):
+        found.append((f"{_slots(slots)} on 1 node", GangShape(1, slots, slots)))
+    return found
+
+
+def _slots(num: int) -> str:
+    return "1 slot" if num == 1 else f"{num} slots"
+
+
+def _elsewhere(trial: _Trial, snapshot: Snapshot, job: Waiting) -> Change | None:
+    if not job.pools:
+        return None
+    others = [p for p in dict.fromkeys(n.pool for n in snapshot.nodes) if p not in job.pools]
+    kind = ChangeKind.POOL
+    ideas = [(kind, f"in pool {pool}", replace(job, pools=(pool,))) for pool in others]
+    ideas += [
+        (kind, f"in pool {pool} with any slot type", replace(job, pools=(pool,), slot_type=""))
+        for pool in others
+        if job.slot_type
+    ]
+    return _first(trial, iter(ideas))
+
+
+def _higher(job: Waiting) -> Iterator[_Idea]:
+    for priority in range((job.priority // 10 + 1) * 10, 101, 10):
+        changed = replace(job, priority=priority)
+        yield ChangeKind.PRIORITY, f"at priority {priority}", changed
+
+
+def _looser(job: Waiting) -> Iterator[_Idea]:
+    if job.required is not None:
+        changed = replace(job, required=None)
+        yield ChangeKind.TOPOLOGY, f"without `required: {job.required}`", changed
+    if job.cpus_per_node:
+        changed = replace(job, cpus_per_node=0)
+        yield ChangeKind.RESOURCES, f"with fewer than {job.cpus_per_node} CPUs a node", changed
+    if job.memory_per_node_bytes:
+        changed = replace(job, memory_per_node_bytes=0)
+        memory = f"{job.memory_per_node_bytes / (1 << 30):.0f} GB"
+        yield ChangeKind.RESOURCES, f"with less than {memory} of memory a node", changed
+    if job.slot_type:
+        changed = replace(job, slot_type="")
+        yield ChangeKind.RESOURCES, f"with any slot type instead of {job.slot_type}", changed
+
+
+def _shorter(job: Waiting) -> Iterator[_Idea]:
+    """A declared limit lets a job use slots that are kept for a later start."""
+    for limit_s, text in ((8 * 3600.0, "8 h"), (3600.0, "1 h"), (900.0, "15 min")):
+        if job.max_duration_s is None or job.max_duration_s > limit_s:
+            changed = replace(job, max_duration_s=limit_s)
+            yield ChangeKind.LIMIT, f"with `max_duration` of at most {text}", changed
+
+
+def _quota(snapshot: Snapshot, job: Waiting, now: int) -> Change | None:
+    """With the limits of its project, and of those above, raised by just what the gang needs."""
+    tree = {project.name: project for project in snapshot.projects}
+    held: dict[str, int] = {}
+    for one in snapshot.held:
+        held[one.project] = held.get(one.project, 0) + one.num_slots
+    used = rolled_up(tree, held)
+    raised = {}
+    for project in lineage(tree, job.project):
+        wanted = used.get(project.name, 0) + job.num_slots
+        if project.max_slots is not None and project.max_slots < wanted:
+            raised[project.name] = replace(project, max_slots=wanted)
+    if not raised:
+        return None
+    projects = tuple(raised.get(project.name, project) for project in snapshot.projects)
+    trial = _Trial(replace(snapshot, projects=projects), job, now)
+    names = " and ".join(
+        f"project {name} might hold {one.max_slots} slots" for name, one in raised.items()
+    )
+    return trial.change(ChangeKind.QUOTA, f"if {names}", job)
+
+
+def _reopened(snapshot: Snapshot, job: Waiting, now: int) -> Change | None:
+    """With the nodes back that are drained or lost."""
+    closed = [node.id for node in snapshot.nodes if node.closed]
+    if not closed:
+        return None
+    nodes = tuple(replace(node, closed="") for node in snapshot.nodes)
+    trial = _Trial(replace(snapshot, nodes=nodes), job, now)
+    names = ", ".join(closed[:4]) + (f" and {len(closed) - 4} more" if len(closed) > 4 else "")
+    return trial.change(ChangeKind.NODES, f"if {names} took jobs again", job)
+
+
+__all__ = [
+    "Change",
+    "ChangeKind",
+    "Constraint",
+    "Victim",
+    "Why",
+    "counterfactuals",
+    "position",
+    "why",
+    "why_victim",
+]

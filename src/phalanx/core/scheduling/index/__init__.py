@@ -1,0 +1,1 @@
+"""The incremental indexes of the cluster: free slots, topology, running jobs, fragmentation."""

@@ -1,0 +1,369 @@
+"""The planner's picture of the cluster, kept up to date event by event.
+
+A `World` always equals one rebuilt from its own snapshot. Whoever owns it (the simulator, a control
+loop) reports what happened; `plan_pass` only reads it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from phalanx.core.gang.placement import GangShape, Node, Placement
+from phalanx.core.scheduling.index.running import Running
+from phalanx.core.scheduling.index.slots import NodeGroup, SlotIndex
+from phalanx.core.scheduling.index.topology import Ask, ask_of, suitable
+from phalanx.core.scheduling.model.durations import EDGES, History, KindKey, bin_of
+from phalanx.core.scheduling.model.reservation import Hole
+from phalanx.core.scheduling.model.snapshot import Held, Project, Snapshot, Terms, Waiting
+from phalanx.core.scheduling.stages.order import kind_key
+from phalanx.errors import InvariantBroken
+
+
+class Line:
+    """Queued jobs that only their time of arrival tells apart: if the first cannot start, none can."""
+
+    __slots__ = (
+        "ask",
+        "ask_num",
+        "attained_bin",
+        "base",
+        "base_seen",
+        "base_version",
+        "groups",
+        "jobs",
+        "key",
+        "kind",
+        "sample",
+    )
+
+    def __init__(
+        self, key: tuple[object, ...], sample: Waiting, ask_num: int, groups: list[NodeGroup]
+    ) -> None:
+        self.key = key
+        self.ask_num = ask_num
+        # What a line answers must not depend on who happened to join it first.
+        self.sample = sample = _typical(sample)
+        self.ask: Ask = ask_of(sample)
+        self.kind: KindKey = kind_key(sample)
+        self.attained_bin = bin_of(sample.attained_slot_s)
+        self.groups = groups
+        self.jobs: list[tuple[int, int]] = []
+        self.base = 0.0
+        self.base_version = -1
+        self.base_seen = -1
+
+
+def _typical(job: Waiting) -> Waiting:
+    """A job with nothing left of it but what its whole line shares."""
+
+    def upper(value: float | None) -> float | None:
+        return None if value is None else EDGES[bin_of(value) + 1]
+
+    return replace(
+        job,
+        num=0,
+        submitted_at=0,
+        queued_at=None,
+        not_before=None,
+        attained_slot_s=EDGES[bin_of(job.attained_slot_s)],
+        remaining_s=upper(job.remaining_s),
+        max_duration_s=upper(job.max_duration_s),
+        delayed_s=0.0,
+    )
+
+
+def line_key(job: Waiting) -> tuple[object, ...]:
+    """What two jobs must share to stand in one line."""
+    return (
+        job.project,
+        job.priority,
+        ask_of(job),
+        job.kind,
+        job.min_nodes,
+        bin_of(job.attained_slot_s),
+        None if job.remaining_s is None else bin_of(job.remaining_s),
+        None if job.max_duration_s is None else bin_of(job.max_duration_s),
+        job.sensitivity,
+    )
+
+
+@dataclass(slots=True)
+class Queued:
+    """How many queued jobs of one project, priority and size there are, and the sum of their `since`."""
+
+    num: int = 0
+    since: int = 0
+
+
+class World:
+    """Nodes, holdings, queue, projects and holes, with every index the stages need."""
+
+    def __init__(
+        self,
+        nodes: Iterable[Node],
+        projects: Iterable[Project] = (),
+        history: History | None = None,
+        terms: Terms | None = None,
+    ) -> None:
+        self._begin(nodes, projects, history, terms)
+
+    def _begin(
+        self,
+        nodes: Iterable[Node],
+        projects: Iterable[Project],
+        history: History | None,
+        terms: Terms | None,
+    ) -> None:
+        """Everything at its beginning: nodes, and nothing on them."""
+        self.index = SlotIndex(nodes)
+        self.projects: dict[str, Project] = {p.name: p for p in projects}
+        self.history = History() if history is None else history
+        self.terms = Terms() if terms is None else terms
+        self.held: dict[int, Held] = {}
+        self.on_node: list[dict[int, int]] = [{} for _ in self.index.nodes]
+        self.used: dict[str, int] = {}
+        self.waiting: dict[int, Waiting] = {}
+        self.lines: dict[tuple[object, ...], Line] = {}
+        self.line_of: dict[int, Line] = {}
+        self.deferred: dict[int, int] = {}
+        self.demand: dict[str, int] = {}
+        self.queued: dict[tuple[str, int, int], Queued] = {}
+        self.elastic: set[int] = set()
+        self.stopping: set[int] = set()
+        self.holes: dict[int, Hole] = {}
+        self.running = Running(self.history, self.terms)
+        self.nodes_of: dict[int, tuple[int, ...]] = {}
+        self._groups: dict[Ask, list[NodeGroup]] = {}
+        self._asks: dict[Ask, int] = {}
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> World:
+        """Build everything anew from a snapshot."""
+        world = cls(snapshot.nodes, snapshot.projects, snapshot.history, snapshot.terms)
+        world._fill(snapshot)
+        return world
+
+    def _fill(self, snapshot: Snapshot) -> None:
+        for held in snapshot.held:
+            self.hold(held)
+        for job in snapshot.waiting:
+            self.submit(job)
+        for hole in snapshot.holes:
+            self.holes[hole.job] = hole
+
+    def snapshot(self) -> Snapshot:
+        """The same world as an immutable value."""
+        return Snapshot(
+            self.index.nodes,
+            tuple(self.held[job] for job in sorted(self.held)),
+            tuple(self.waiting[num] for num in sorted(self.waiting)),
+            tuple(self.projects.values()),
+            tuple(self.holes[job] for job in sorted(self.holes)),
+            self.history,
+            self.terms,
+        )
+
+    # -- the queue -------------------------------------------------------------------------------
+
+    def submit(self, job: Waiting) -> None:
+        """A job enters the queue; a repeated message changes nothing."""
+        if job.num in self.waiting or job.num in self.held:
+            return
+        self.waiting[job.num] = job
+        self.demand[job.project] = self.demand.get(job.project, 0) + job.num_slots
+        self._hunger(job, 1)
+        self._count(job, 1)
+        if job.not_before is not None:
+            self.deferred[job.num] = job.not_before
+        else:
+            self._line_up(job)
+
+    def ripen(self, now: int) -> None:
+        """Jobs whose back-off is over join their lines."""
+        for num in [n for n, at in self.deferred.items() if at <= now]:
+            del self.deferred[num]
+            self._line_up(self.waiting[num])
+
+    def withdraw(self, num: int) -> None:
+        """A job leaves the queue: started, cancelled, or paused."""
+        job = self.waiting.pop(num, None)
+        if job is None:
+            return
+        self._hunger(job, -1)
+        self._count(job, -1)
+        left = self.demand[job.project] - job.num_slots
+        if left:
+            self.demand[job.project] = left
+        else:
+            del self.demand[job.project]
+        self.holes.pop(num, None)
+        if self.deferred.pop(num, None) is not None:
+            return
+        line = self.line_of.pop(num)
+        del line.jobs[bisect_left(line.jobs, (job.owed_since, num))]
+        if not line.jobs:
+            del self.lines[line.key]
+
+    def groups_for(self, ask: Ask) -> list[NodeGroup]:
+        """Node groups that may host such a job, best first."""
+        found = self._groups.get(ask)
+        if found is None:
+            found = self._groups[ask] = suitable(self.index, ask)
+        return found
+
+    def _line_up(self, job: Waiting) -> None:
+        key = line_key(job)
+        line = self.lines.get(key)
+        if line is None:
+            ask = ask_of(job)
+            number = self._asks.setdefault(ask, len(self._asks))
+            line = self.lines[key] = Line(key, job, number, self.groups_for(ask))
+        insort(line.jobs, (job.owed_since, job.num))
+        self.line_of[job.num] = line
+
+    def _hunger(self, job: Waiting, sign: int) -> None:
+        shapes = (job.shape, *job.roles)
+        self.index.appetite.add(shapes, job.cpus_per_node, job.memory_per_node_bytes, sign)
+
+    def _count(self, job: Waiting, sign: int) -> None:
+        key = (job.project, job.priority, job.num_slots)
+        queued = self.queued.get(key)
+        if queued is None:
+            queued = self.queued[key] = Queued()
+        queued.num += sign
+        queued.since += sign * job.since
+        if not queued.num:
+            del self.queued[key]
+
+    def _feed(self, held: Held, sign: int) -> None:
+        shapes = [GangShape(1, len(share.slots), 1) for share in held.placement.shares]
+        self.index.appetite.add(shapes, held.cpus_per_node, held.memory_per_node_bytes, sign)
+
+    # -- what runs -------------------------------------------------------------------------------
+
+    def hold(self, held: Held) -> None:
+        """An attempt holds these slots from now on; it leaves the queue."""
+        if held.job in self.held:
+            return
+        self.withdraw(held.job)
+        nodes = []
+        for taking in self.index.takings(
+            held.placement, held.cpus_per_node, held.memory_per_node_bytes, held.roles
+        ):
+            self.index.take(taking)
+            if not taking.mask:
+                continue  # nobody is put aside for the CPUs of a share without slots
+            at = self.on_node[taking.node]
+            at[held.job] = at.get(held.job, 0) | taking.mask
+            nodes.append(taking.node)
+        self.index.settle()
+        self._feed(held, 1)
+        self.nodes_of[held.job] = tuple(dict.fromkeys(nodes))
+        self.held[held.job] = held
+        self.running.add(held)
+        self._note_stopping(held)
+        if held.min_nodes is not None and held.max_nodes is not None:
+            self.elastic.add(held.job)
+        self.used[held.project] = self.used.get(held.project, 0) + held.num_slots
+
+    def start(self, num: int, placement: Placement, held: Held) -> None:
+        """A planned start is applied whole."""
+        if num not in self.waiting:
+            raise InvariantBroken(f"j-{num} starts but does not wait")
+        self.hold(replace(held, job=num, placement=placement))
+
+    def release(self, num: int) -> Held | None:
+        """The executor confirmed that an attempt is gone; a repeated message changes nothing."""
+        held = self.held.get(num)
+        if held is None:
+            return None
+        del self.held[num]
+        self.running.remove(num)
+        self.elastic.discard(num)
+        self.stopping.discard(num)
+        for taking in self.index.takings(
+            held.placement, held.cpus_per_node, held.memory_per_node_bytes, held.roles
+        ):
+            self.on_node[taking.node].pop(num, None)
+            self.index.give(taking)
+        self.index.settle()
+        self._feed(held, -1)
+        del self.nodes_of[num]
+        left = self.used[held.project] - held.num_slots
+        if left:
+            self.used[held.project] = left
+        else:
+            del self.used[held.project]
+        return held
+
+    def update(self, held: Held) -> None:
+        """New facts about a running attempt on the same placement: a save, progress, a stop."""
+        if held.job in self.held:
+            self.running.remove(held.job)
+            self.held[held.job] = held
+            self.running.add(held)
+            self._note_stopping(held)
+
+    def _note_stopping(self, held: Held) -> None:
+        if held.stopping:
+            self.stopping.add(held.job)
+        else:
+            self.stopping.discard(held.job)
+
+    def saved(self, num: int, at: int) -> None:
+        """A running attempt committed a checkpoint."""
+        if num in self.held:
+            self.held[num] = replace(self.held[num], saved_at=at)
+
+    def replace_node(self, node: Node) -> None:
+        """A node appears, closes, opens or changes its labels: the index is built anew."""
+        known = self.index.num_of.get(node.id)
+        nodes = list(self.index.nodes)
+        if known is None:
+            nodes.append(node)
+        else:
+            nodes[known] = node
+        self._rebuild(nodes)
+
+    def remove_node(self, node_id: str) -> None:
+        """A node is gone; what it held is reported separately."""
+        self._rebuild([node for node in self.index.nodes if node.id != node_id])
+
+    def _rebuild(self, nodes: list[Node]) -> None:
+        before = self.snapshot()
+        self._begin(nodes, before.projects, before.history, before.terms)
+        self._fill(before)
+
+    # -- who is worth less than whom -------------------------------------------------------------
+
+    def prey(self, now: int) -> dict[int, list[tuple[float, int]]]:
+        """Running jobs that may be asked to leave, by priority, the least urgent first."""
+        self.running.settle(now)
+        return self.running.ranked
+
+    def end_of(self, num: int, now: int) -> int | None:
+        """When a running job is expected to be gone; constant while it stays in its service bin."""
+        return self.running.end_of(num, now)
+
+    def score_of(self, held: Held, now: int) -> float:
+        """The learned urgency of a running job."""
+        return self.running.score_of(held, now)
+
+    def state(self) -> tuple[object, ...]:
+        """Everything that must equal a rebuild."""
+        lines = {key: line.jobs for key, line in self.lines.items()}
+        return (
+            self.index.state(),
+            self.index.appetite,
+            self.held,
+            self.on_node,
+            self.used,
+            self.demand,
+            self.queued,
+            self.stopping,
+            lines,
+            self.deferred,
+            self.holes,
+        )

@@ -1,0 +1,201 @@
+"""What runs, by what it is worth: ranked by learned urgency, with the time it is expected to be gone.
+
+Everything in it changes only when a job starts, leaves or reaches another service bin, or when more is
+known of its kind; a pass pays for those changes, not for everybody who runs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+
+from phalanx.core.scheduling.model.durations import EDGES, History, KindKey, bin_of, size_class
+from phalanx.core.scheduling.model.snapshot import US, Held, Terms
+from phalanx.core.scheduling.stages.order import (
+    aged,
+    base_of,
+    bin_ends_at,
+    expected_end,
+    held_base,
+    settled_end,
+)
+
+NEVER = 1 << 62
+"""Later than any time that is known."""
+_FEW = 16
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Running jobs of one kind, and what is known of them by slots and service bin."""
+
+    key: KindKey
+    version: int = -1
+    jobs: set[int] = field(default_factory=set)
+    known: dict[tuple[int, int], tuple[float, float | None]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Job:
+    """A running job as it was last looked at. Without `scored` it is nobody's victim."""
+
+    held: Held
+    kind: _Kind
+    scored: bool = False
+    score: float = 0.0
+    spot: int = -1
+    due_at: int = NEVER
+    settled: bool = False
+    end: int | None = None
+
+
+@dataclass(slots=True)
+class _Moves:
+    """Places in the ranking of one priority that jobs leave, and those that they take."""
+
+    gone: list[tuple[float, int]] = field(default_factory=list)
+    fresh: list[tuple[float, int]] = field(default_factory=list)
+
+
+class Running:
+    """Scores and expected ends of running jobs. Whoever reads them calls `settle` first."""
+
+    def __init__(self, history: History, terms: Terms) -> None:
+        self.history = history
+        self.terms = terms
+        self.ranked: dict[int, list[tuple[float, int]]] = {}
+        self._jobs: dict[int, _Job] = {}
+        self._unscored: set[int] = set()
+        self._kinds: dict[KindKey, _Kind] = {}
+        self._num_observed = -1
+        self._settled_at = -1
+        self._in_order: list[int] = []
+
+    def add(self, held: Held) -> None:
+        """A job runs from now on."""
+        key = KindKey(held.project, held.kind, size_class(held.num_slots))
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._kinds[key] = _Kind(key, self.history.version(key))
+        kind.jobs.add(held.job)
+        self._jobs[held.job] = _Job(held, kind)
+        self._unscored.add(held.job)
+
+    def remove(self, num: int) -> None:
+        """A job runs no more."""
+        self._unscored.discard(num)
+        job = self._jobs.pop(num)
+        self._unrank(job)
+        job.kind.jobs.discard(num)
+        if not job.kind.jobs:
+            del self._kinds[job.kind.key]
+
+    def settle(self, now: int) -> None:
+        """Bring every score and every expected end up to date."""
+        if self._num_observed != self.history.num_observed:
+            self._num_observed = self.history.num_observed
+            for kind in self._kinds.values():
+                version = self.history.version(kind.key)
+                if kind.version != version:
+                    kind.version = version
+                    kind.known.clear()
+                    self._unscored |= kind.jobs
+        elif self._settled_at == now and not self._unscored:
+            return
+        self._settled_at = now
+        # A look at everybody costs less than keeping a queue of those who are due.
+        self._unscored.update([num for num, job in self._jobs.items() if job.due_at <= now])
+        moves: dict[int, _Moves] = {}
+        for num in self._unscored:
+            self._score(self._jobs[num], now, moves)
+        self._unscored.clear()
+        for priority, one in moves.items():
+            self._rerank(priority, one)
+
+    def _rerank(self, priority: int, moves: _Moves) -> None:
+        """Many who change their places at once cost one sort, few a search each."""
+        ranked = self.ranked.setdefault(priority, [])
+        if _FEW * len(moves.fresh) < len(ranked):
+            for entry in moves.gone:
+                del ranked[bisect_left(ranked, entry)]
+            for entry in moves.fresh:
+                insort(ranked, entry)
+        else:
+            gone = set(moves.gone)
+            stay = [entry for entry in ranked if entry not in gone]
+            self.ranked[priority] = sorted(stay + moves.fresh)
+
+    def ends(self, now: int) -> list[tuple[int, int]]:
+        """(expected end, job) of everybody who runs, the first to go first; NEVER if nobody knows."""
+        self.settle(now)
+        jobs, soon = self._jobs, now + US
+        # In nearly the order of the last time, in which sorting is cheap.
+        known = [num for num in self._in_order if num in jobs]
+        if len(known) < len(jobs):
+            known += jobs.keys() - set(known)
+        found: list[tuple[int, int]] = []
+        for num in known:
+            job = jobs[num]
+            if not job.settled:
+                end = expected_end(job.held, self.history, now)
+            elif job.end is not None:
+                end = job.end if job.end > soon else soon
+            else:
+                end = None
+            found.append((NEVER if end is None else end, num))
+        found.sort()
+        self._in_order = [num for _, num in found]
+        return found
+
+    def end_of(self, num: int, now: int) -> int | None:
+        """When a running job is expected to be gone; constant while it stays in its service bin."""
+        job = self._jobs[num]
+        if not job.settled:
+            return expected_end(job.held, self.history, now)
+        return None if job.end is None else max(job.end, now + US)
+
+    def score_of(self, held: Held, now: int) -> float:
+        """The learned urgency of a running job."""
+        base = held_base(held, bin_of(held.attained(now)), self.history, self.terms)
+        return aged(base, held.delayed_s, self.terms)
+
+    def _score(self, job: _Job, now: int, moves: dict[int, _Moves]) -> None:
+        held = job.held
+        if held.started_at is None or held.stopping:
+            return
+        if job.spot < 0 or job.due_at <= now:
+            job.spot = bin_of(held.attained_slot_s + held.num_slots * (now - held.started_at) / US)
+            job.due_at = bin_ends_at(held, job.spot)
+        base, total = self._known(job, job.spot)
+        if held.remaining_s is None:
+            job.settled, job.end = True, settled_end(held, total)
+        score = aged(base, held.delayed_s, self.terms) if held.delayed_s else base
+        if held.preemptible and not (job.scored and score == job.score):
+            here = moves.get(held.priority)
+            if here is None:
+                here = moves[held.priority] = _Moves()
+            if job.scored:
+                here.gone.append((job.score, held.job))
+            here.fresh.append((score, held.job))
+            job.scored, job.score = True, score
+
+    def _known(self, job: _Job, spot: int) -> tuple[float, float | None]:
+        """Urgency before its waits and expected total service of a job in this bin."""
+        held, kind = job.held, job.kind
+        known = kind.known.get((held.num_slots, spot))
+        if known is None:
+            known = kind.known[held.num_slots, spot] = (
+                base_of(held.num_slots, self.history.index(kind.key, spot), self.terms),
+                self.history.total_slot_s(kind.key, EDGES[spot], 0.75),
+            )
+        if held.remaining_s is not None or held.max_duration_s is not None:
+            return held_base(held, spot, self.history, self.terms), known[1]
+        return known
+
+    def _unrank(self, job: _Job) -> None:
+        if job.scored:
+            ranked = self.ranked[job.held.priority]
+            del ranked[bisect_left(ranked, (job.score, job.held.job))]
+            if not ranked:
+                del self.ranked[job.held.priority]
+            job.scored = False

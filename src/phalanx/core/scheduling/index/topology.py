@@ -1,0 +1,426 @@
+"""Placement: the smallest topology domain that holds the whole gang, then best fit.
+
+Whole-node gangs take entirely free nodes of the leaf with the least left over; parts of nodes go to
+nodes that are broken into already, so that whole nodes and whole leaves stay whole. Wider domains are
+used only when no narrower one holds the gang, and then by the fewest leaves.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from phalanx.core.gang.placement import GangShape, Role
+from phalanx.core.scheduling.index.slots import NODE_BITS, NodeGroup, SlotIndex, Taking, pick
+from phalanx.core.scheduling.model.snapshot import Waiting
+
+_NODE = (1 << NODE_BITS) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a job wants of nodes: the part of `Waiting` that placement depends on."""
+
+    shape: GangShape
+    roles: tuple[GangShape, ...]
+    pools: tuple[str, ...]
+    cpus: int
+    memory_bytes: int
+    slot_type: str
+    device_memory_bytes: int
+    tolerates: tuple[str, ...]
+    required: str | None
+    selector: tuple[tuple[str, str], ...] = ()
+
+
+def ask_of(job: Waiting) -> Ask:
+    """The placement part of a queued job."""
+    return Ask(
+        job.shape,
+        job.roles,
+        job.pools,
+        job.cpus_per_node,
+        job.memory_per_node_bytes,
+        job.slot_type,
+        job.device_memory_bytes,
+        job.tolerates,
+        job.required,
+        job.selector,
+    )
+
+
+def suitable(index: SlotIndex, ask: Ask) -> list[NodeGroup]:
+    """Groups that may host the job, in order of preference: its pools, then cost, then tight nodes."""
+    wanted = ask.pools or index.pools
+    order = {pool: i for i, pool in enumerate(wanted)}
+    fit = [
+        group
+        for group in index.groups
+        if group.key.pool in order
+        and any(hosts(group, ask, shape) for shape in (ask.shape, *ask.roles))
+        and set(group.key.taints) <= set(ask.tolerates)
+        and set(ask.selector) <= set(group.key.labels)
+        and (ask.required in (None, "node") or ask.required in group.levels)
+    ]
+    return sorted(fit, key=lambda g: (order[g.key.pool], g.key.price * (1 + g.key.hazard), g.size))
+
+
+def hosts(group: NodeGroup, ask: Ask, shape: GangShape) -> bool:
+    """Whether nodes of this kind are what one part of the gang asks for."""
+    if isinstance(shape, Role):
+        wanted, memory_bytes = shape.slot_type, 0
+    else:
+        wanted, memory_bytes = ask.slot_type, ask.device_memory_bytes
+    return (
+        group.size >= shape.slots_per_node
+        and (not wanted or group.key.slot_type == wanted)
+        and group.key.device_memory_bytes >= memory_bytes
+    )
+
+
+def part_ask(ask: Ask, shape: GangShape) -> Ask:
+    """What one part of the gang asks of each node."""
+    if not isinstance(shape, Role):
+        return ask
+    return replace(ask, cpus=shape.cpus_per_node, memory_bytes=shape.memory_per_node_bytes)
+
+
+def place(
+    index: SlotIndex, ask: Ask, groups: list[NodeGroup], shape: GangShape
+) -> list[Taking] | None:
+    """Takings for the whole gang (all roles), in one group if there is one, or None. Changes nothing."""
+    if ask.roles:
+        return _place_roles(index, ask, groups, shape)
+    for group in groups:
+        found = _place_in(index, ask, group, shape)
+        if found is not None:
+            return found
+    if len(groups) > 1:
+        return _across_groups(index, ask, groups, shape)
+    return None
+
+
+def parts(shape: GangShape, roles: tuple[GangShape, ...]) -> list[tuple[int, GangShape]]:
+    """All shapes of a gang with their positions, those that need most of a node first."""
+    every = enumerate((shape, *roles))
+    return sorted(every, key=lambda part: (-part[1].slots_per_node, -part[1].nodes, part[0]))
+
+
+def levels(group: NodeGroup, required: str | None) -> list[str | None]:
+    """Levels of the topology that may hold a whole gang, the narrowest first; None is everywhere."""
+    if required == "node":
+        return ["node"]
+    found: list[str | None] = list(reversed(group.levels))
+    return [*found, None] if required is None else found[: found.index(required) + 1]
+
+
+def areas(
+    index: SlotIndex, groups: Sequence[NodeGroup], level: str | None
+) -> Iterator[frozenset[int]]:
+    """The open nodes of each domain of a level, domain by domain."""
+    found: dict[str, list[int]] = {}
+    for group in groups:
+        depth = -1 if level in (None, "node") else group.levels.index(str(level))
+        for bucket in group.by_free:
+            for node in bucket:
+                if level == "node":
+                    name = str(node)
+                else:
+                    name = "" if depth < 0 else group.leaves[index.leaf_of[node]][depth]
+                found.setdefault(name, []).append(node)
+    for name in sorted(found):
+        yield frozenset(found[name])
+
+
+def lands(groups: Sequence[NodeGroup], ask: Ask) -> Iterator[list[NodeGroup]]:
+    """Sets of node kinds that may hold all parts of a gang: one kind alone, else a pool's together."""
+    shapes = (ask.shape, *ask.roles)
+    for group in groups:
+        if all(hosts(group, ask, shape) for shape in shapes):
+            yield [group]
+    if ask.required == "node":
+        return
+    for pool in dict.fromkeys(group.key.pool for group in groups):
+        inside = [group for group in groups if group.key.pool == pool]
+        if len(inside) > 1 and len({group.levels for group in inside}) == 1:
+            yield inside
+
+
+def _place_roles(
+    index: SlotIndex, ask: Ask, groups: Sequence[NodeGroup], shape: GangShape
+) -> list[Taking] | None:
+    for land in lands(groups, ask):
+        found = _all_roles(index, ask, land, shape)
+        if found is not None:
+            return found
+    return None
+
+
+def _all_roles(
+    index: SlotIndex, ask: Ask, groups: list[NodeGroup], shape: GangShape
+) -> list[Taking] | None:
+    """All parts of a gang in one domain, the narrowest that holds them, and there the tightest."""
+    slots = shape.num_slots + sum(role.num_slots for role in ask.roles)
+    if sum(group.num_free for group in groups) < slots:
+        return None
+    for level in levels(groups[0], ask.required):
+        rooms = [
+            (sum(index.free[node].bit_count() for node in inside), at, inside)
+            for at, inside in enumerate(areas(index, groups, level))
+        ]
+        for free, _, inside in sorted(rooms, key=lambda room: room[:2]):
+            if free >= slots:
+                found = _roles_inside(index, ask, groups, shape, inside)
+                if found is not None:
+                    return found
+    return None
+
+
+def _roles_inside(
+    index: SlotIndex, ask: Ask, groups: list[NodeGroup], shape: GangShape, inside: frozenset[int]
+) -> list[Taking] | None:
+    mark = index.mark()
+    placed: dict[int, list[Taking]] = {}
+    try:
+        for at, part in parts(shape, ask.roles):
+            own, nodes = part_ask(ask, part), []
+            # The smallest nodes that will do: larger ones are left to parts that need them.
+            for group in sorted(groups, key=lambda group: group.size):
+                if hosts(group, ask, part):
+                    rooms = _rooms(index, own, group, part.slots_per_node)
+                    nodes += [n for leaf in sorted(rooms) for n in rooms[leaf] if n in inside]
+            if len(nodes) < part.nodes:
+                return None
+            placed[at] = _cut(index, own, nodes[: part.nodes], part.slots_per_node)
+            for taking in placed[at]:
+                index.take(taking)
+    finally:
+        index.rollback(mark)
+    return [taking for at in sorted(placed) for taking in placed[at]]
+
+
+def _place_in(
+    index: SlotIndex, ask: Ask, group: NodeGroup, shape: GangShape
+) -> list[Taking] | None:
+    num, per_node = shape.nodes, shape.slots_per_node
+    if group.num_free < num * per_node or group.size < per_node:
+        return None
+    plain = not (ask.cpus or ask.memory_bytes or group.splittable or per_node == 0)
+    if plain and num == 1:
+        chosen = _one_node(group, per_node)
+    elif plain and per_node == group.size:
+        chosen = _whole_nodes(group, num, ask.required)
+    else:
+        chosen = _least_stranding(index, ask, group, num, per_node)
+        if chosen is None:
+            if plain and ask.required != "node":
+                chosen = _one_leaf(index, group, num, per_node)
+            if chosen is None:
+                rooms = _rooms(index, ask, group, per_node)
+                chosen = spread(group, rooms, num, ask.required)
+    return None if chosen is None else _cut(index, ask, chosen, per_node)
+
+
+def _least_stranding(
+    index: SlotIndex, ask: Ask, group: NodeGroup, num: int, per_node: int
+) -> list[int] | None:
+    """The host on which all of this gang strands the fewest slots; None if that settles nothing.
+
+    Gangs of several hosts are not placed so: their nearness counts for more.
+    """
+    typical = index.appetite.typical() if ask.cpus or ask.memory_bytes else None
+    alone = num > 1 and (ask.required == "node" or not index.beside)
+    if typical is None or group.splittable or alone:
+        return None
+    free, cpus, memory = index.free, index.cpus, index.memory
+    wants = (num * ask.cpus, num * ask.memory_bytes)
+    best: tuple[float, tuple[int, ...]] | None = None
+    for host in group.hosts:
+        first = host[0]
+        if cpus[first] < wants[0] or memory[first] < wants[1]:
+            continue
+        frees = tuple([free[node].bit_count() for node in host])
+        if max(frees) < per_node or (num > 1 and sum([n >= per_node for n in frees]) < num):
+            continue
+        regret = typical.regret(frees, cpus[first], memory[first], (num, per_node), wants)
+        if best is None or regret < best[0]:
+            best = (regret, host)
+    if best is None:
+        return None
+    fitting = [node for node in best[1] if free[node].bit_count() >= per_node]
+    return sorted(fitting, key=lambda node: (free[node].bit_count(), node))[:num]
+
+
+def _cut(index: SlotIndex, ask: Ask, chosen: list[int], per_node: int) -> list[Taking]:
+    left: dict[int, int] = {}
+    takings = []
+    for node in chosen:
+        free = left.get(node, index.free[node])
+        mask = pick(free, per_node)
+        left[node] = free & ~mask
+        takings.append(Taking(node, mask, ask.cpus, ask.memory_bytes))
+    return takings
+
+
+def _one_node(group: NodeGroup, per_node: int) -> list[int] | None:
+    for count in range(per_node, group.size):
+        if group.by_free[count]:
+            return [group.by_free[count][0]]
+    for leaves in group.leaves_by_full[1:]:
+        if leaves:
+            return [group.leaf_full[leaves[0]][0]]
+    return None
+
+
+def _whole_nodes(group: NodeGroup, num: int, required: str | None) -> list[int] | None:
+    if required == "node":
+        return None
+    for leaves in group.leaves_by_full[num:]:
+        if leaves:
+            return group.leaf_full[leaves[0]][:num]
+    if len(group.by_free[group.size]) < num:
+        return None
+    rooms = {leaf: full for leaf, full in enumerate(group.leaf_full) if full}
+    return spread(group, rooms, num, required)
+
+
+def _one_leaf(index: SlotIndex, group: NodeGroup, num: int, per_node: int) -> list[int] | None:
+    """What `spread` finds first, where slots are all that counts: the leaf with the fewest nodes that
+    have room, of those with enough of them."""
+    least = per_node << NODE_BITS
+    best: tuple[int, list[int], int] | None = None
+    for here in index.in_order(group):
+        at = bisect_left(here, least)
+        wide = len(here) - at
+        if wide >= num and (best is None or wide < best[0]):
+            best = (wide, here, at)
+    if best is None:
+        return None
+    _, here, at = best
+    return [code & _NODE for code in here[at : at + num]]
+
+
+def _rooms(index: SlotIndex, ask: Ask, group: NodeGroup, per_node: int) -> dict[int, list[int]]:
+    """Nodes with room for a share, by leaf, least room first; a splittable node counts repeatedly."""
+    least = per_node << NODE_BITS
+    plain = not (ask.cpus or ask.memory_bytes or group.splittable)
+    found: list[tuple[int, int, int, list[int]]] = []
+    for leaf, here in enumerate(index.in_order(group)):
+        wide = here[bisect_left(here, least) :]
+        if plain:
+            nodes = [code & _NODE for code in wide]
+        else:
+            nodes = [node for code in wide for node in _shares(index, ask, code, per_node)]
+        if nodes:
+            found.append((index.free[nodes[0]].bit_count(), nodes[0], leaf, nodes))
+    # Leaves in the order of their fullest node.
+    rooms = {leaf: nodes for _, _, leaf, nodes in sorted(found)}
+    return _together_on_hosts(index, ask, rooms) if index.beside else rooms
+
+
+def _together_on_hosts(
+    index: SlotIndex, ask: Ask, rooms: dict[int, list[int]]
+) -> dict[int, list[int]]:
+    """Only as many nodes of one machine as its CPUs and memory are enough for together."""
+    found: dict[int, list[int]] = {}
+    used: dict[int, int] = {}
+    for leaf, nodes in rooms.items():
+        for node in nodes:
+            host = min(index.host(node))
+            shares = used[host] = used.get(host, 0) + 1
+            if (
+                shares * ask.cpus <= index.cpus[node]
+                and shares * ask.memory_bytes <= index.memory[node]
+            ):
+                found.setdefault(leaf, []).append(node)
+    return found
+
+
+def _shares(index: SlotIndex, ask: Ask, code: int, per_node: int) -> list[int]:
+    """A node as often as it has room for a share."""
+    node, count = code & _NODE, code >> NODE_BITS
+    this = index.nodes[node]
+    if not this.splittable:
+        enough = index.cpus[node] >= ask.cpus and index.memory[node] >= ask.memory_bytes
+        return [node] if enough else []
+    if ask.cpus > this.num_cpus:
+        return []
+    return [node] * (count // per_node if per_node else 64)
+
+
+def spread(
+    group: NodeGroup, rooms: dict[int, list[int]], num: int, required: str | None
+) -> list[int] | None:
+    """`num` entries of `rooms` from the narrowest domain that has them, by the fewest leaves."""
+    if required == "node":
+        return _same_node(rooms, num)
+    best = min(
+        ((len(nodes), leaf) for leaf, nodes in rooms.items() if len(nodes) >= num), default=None
+    )
+    if best is not None:
+        return rooms[best[1]][:num]
+    depth = len(group.levels) - 1
+    while depth > 0 and (required is None or group.levels[depth] != required):
+        depth -= 1
+        found = _in_level(group, rooms, num, depth)
+        if found is not None:
+            return found
+    if required is not None:
+        return None
+    return _fewest_leaves(rooms, list(rooms), num)
+
+
+def _same_node(rooms: dict[int, list[int]], num: int) -> list[int] | None:
+    for nodes in rooms.values():
+        for node in dict.fromkeys(nodes):
+            if nodes.count(node) >= num:
+                return [node] * num
+    return None
+
+
+def _in_level(
+    group: NodeGroup, rooms: dict[int, list[int]], num: int, depth: int
+) -> list[int] | None:
+    best: tuple[int, str] | None = None
+    for name, leaves in group.domain_leaves[depth].items():
+        total = sum(len(rooms[leaf]) for leaf in leaves if leaf in rooms)
+        if total >= num and (best is None or (total, name) < best):
+            best = (total, name)
+    if best is None:
+        return None
+    return _fewest_leaves(rooms, group.domain_leaves[depth][best[1]], num)
+
+
+def _fewest_leaves(rooms: dict[int, list[int]], leaves: list[int], num: int) -> list[int] | None:
+    chosen: list[int] = []
+    left = sorted((leaf for leaf in leaves if leaf in rooms), key=lambda x: (-len(rooms[x]), x))
+    while left and len(chosen) < num:
+        need = num - len(chosen)
+        enough = [leaf for leaf in left if len(rooms[leaf]) >= need]
+        leaf = min(enough, key=lambda x: (len(rooms[x]), x)) if enough else left[0]
+        chosen += rooms[leaf][:need]
+        left.remove(leaf)
+    return chosen if len(chosen) == num else None
+
+
+def _across_groups(
+    index: SlotIndex, ask: Ask, groups: list[NodeGroup], shape: GangShape
+) -> list[Taking] | None:
+    """Last resort inside one pool: nodes of different kinds, most suitable kind first."""
+    if ask.required is not None or shape.nodes == 1:
+        return None
+    for pool in dict.fromkeys(group.key.pool for group in groups):
+        chosen: list[int] = []
+        for group in groups:
+            if group.key.pool == pool and group.key.slot_type == groups[0].key.slot_type:
+                for nodes in _rooms(index, ask, group, shape.slots_per_node).values():
+                    chosen += nodes
+        if len(chosen) >= shape.nodes:
+            return _cut(index, ask, chosen[: shape.nodes], shape.slots_per_node)
+    return None
+
+
+def num_leaves(index: SlotIndex, nodes: list[int]) -> int:
+    """How many leaf domains these nodes touch."""
+    return len({(id(index.group_of[n]), index.leaf_of[n]) for n in nodes})

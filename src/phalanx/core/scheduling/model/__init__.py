@@ -1,0 +1,1 @@
+"""What the planner reads and answers: snapshot, plan, reservations, durations, eviction costs."""

@@ -1,0 +1,115 @@
+"""What a plan says: who starts, who leaves, who changes size, what is kept for whom, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import overload
+
+from phalanx.core.gang.placement import Placement
+from phalanx.core.reasons import Reason
+from phalanx.core.scheduling.model.reservation import Hole
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Place this job's next attempt here."""
+
+    job: int
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """Ask this job to save and leave. `price_slot_s` is what that is expected to cost."""
+
+    job: int
+    beneficiary: int
+    price_slot_s: float
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """Move an elastic job to this placement, which has another number of nodes."""
+
+    job: int
+    placement: Placement
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """Save this job, and start it again here, because that makes room for `beneficiary`."""
+
+    job: int
+    placement: Placement
+    beneficiary: int
+    price_slot_s: float
+
+
+class Stays(Sequence[tuple[int, Reason]]):
+    """A reason for every job that stays, by number; jobs of one line share theirs.
+
+    Five thousand queued jobs share a few dozen reasons, so they are written out only when asked for.
+    """
+
+    def __init__(
+        self,
+        single: Mapping[int, Reason],
+        lines: Sequence[tuple[Reason, tuple[tuple[int, int], ...]]],
+        started: Set[int],
+    ) -> None:
+        self._single = single
+        self._lines = lines
+        self._started = started
+        self._all: tuple[tuple[int, Reason], ...] | None = None
+
+    def _written_out(self) -> tuple[tuple[int, Reason], ...]:
+        if self._all is None:
+            found = dict(self._single)
+            for reason, jobs in self._lines:
+                for _, num in jobs:
+                    found.setdefault(num, reason)
+            self._all = tuple((n, found[n]) for n in sorted(found) if n not in self._started)
+        return self._all
+
+    def __len__(self) -> int:
+        return len(self._written_out())
+
+    @overload
+    def __getitem__(self, at: int) -> tuple[int, Reason]: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[tuple[int, Reason], ...]: ...
+    def __getitem__(self, at: int | slice) -> tuple[int, Reason] | tuple[tuple[int, Reason], ...]:
+        return self._written_out()[at]
+
+    def __iter__(self) -> Iterator[tuple[int, Reason]]:
+        return iter(self._written_out())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stays | tuple) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._written_out())
+
+    def __repr__(self) -> str:
+        return repr(self._written_out())
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do, why the rest stays, and when a wait alone would change the outcome.
+
+    A preemption belongs to the hole of its beneficiary: apply both or neither. `num_steps` counts the
+    work of the pass (placements tried, victims looked at), a measure that no clock disturbs.
+    """
+
+    starts: tuple[Start, ...]
+    stays: Sequence[tuple[int, Reason]]
+    wake_at: int | None = None
+    preemptions: tuple[Preemption, ...] = ()
+    holes: tuple[Hole, ...] = ()
+    resizes: tuple[Resize, ...] = ()
+    migrations: tuple[Migration, ...] = ()
+    num_steps: int = 0

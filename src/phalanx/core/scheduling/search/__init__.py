@@ -1,0 +1,1 @@
+"""Searches: candidate sets of victims and the cheapest set that makes room."""

@@ -1,0 +1,500 @@
+"""Preemption: the cheapest set of victims in one domain that lets the whole gang start.
+
+Nothing is evicted unless the gang then fits. Victims are priced by the slot-seconds that stopping them
+throws away: work since the last checkpoint (or the time to save on request) and the restart.
+Superfluous victims are dropped again, dearest first. A gang of several roles is made room for part by
+part, each on what the parts before it have left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from phalanx.core.gang.placement import GangShape
+from phalanx.core.reasons import Reason, ReasonCode
+from phalanx.core.scheduling.index.cluster_index import Line
+from phalanx.core.scheduling.index.slots import NodeGroup, Taking, pick, wants_of
+from phalanx.core.scheduling.index.topology import Ask, areas, hosts, lands, levels, parts
+from phalanx.core.scheduling.model.outcome import Preemption
+from phalanx.core.scheduling.model.reservation import Hole
+from phalanx.core.scheduling.model.snapshot import US, Waiting
+from phalanx.core.scheduling.search.candidates import (
+    Reach,
+    Stretch,
+    could_suffice,
+    heroes,
+    reach_in_order,
+    reach_of,
+)
+from phalanx.core.scheduling.stages import large_job_preemption, moves
+from phalanx.core.scheduling.stages.order import is_guarded
+from phalanx.core.scheduling.stages.scheduling_pass import Claim, Draft
+
+_Offer = tuple[float, int, int]
+"""What freeing a share costs, on which node, and which of the shares that the node could have it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Offers:
+    """Nodes that have room for a share already, and what shares cost elsewhere.
+
+    `first` settles which of equal domains is taken: the one whose node comes first in it.
+    """
+
+    free: list[int]
+    paid: list[_Offer]
+    first: list[int]
+
+    def inside(self, nodes: Collection[int]) -> _Offers:
+        """Those on some of the nodes."""
+        paid = [offer for offer in self.paid if offer[1] in nodes]
+        return _Offers([node for node in self.free if node in nodes], paid, self.first)
+
+    def on(self, leaves: Collection[int], leaf_of: list[int]) -> list[_Offer]:
+        """Those of some leaf domains, the cheapest first."""
+        found = [(0.0, node, 0) for node in self.free if leaf_of[node] in leaves]
+        return sorted(found + [offer for offer in self.paid if leaf_of[offer[1]] in leaves])
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Nodes for every share of a gang, who has to leave for it, and what that costs."""
+
+    cost: float
+    nodes: list[int]
+    victims: list[int]
+
+
+def make_room(draft: Draft, line: Line, since: int, num: int) -> bool:
+    """Plan victims and a hole for the first job of a line. True if the plan commits."""
+    job = draft.world.waiting[num]
+    key = (job.project, job.priority, line.ask_num)
+    if key in draft.no_victims:
+        return False
+    urgency, guarded = draft.urgency(line, since), is_guarded(since, draft.now, draft.terms)
+    claim = Claim(job, draft.tier(job), urgency, guarded, line.base)
+    num_free = sum(group.num_free for group in line.groups)
+    if not could_suffice(draft, claim, num_free):
+        draft.no_victims.add(key)
+        return False
+    plain = reach_in_order(draft, claim) if job.roles else reach_of(draft, claim)
+    best, reach = _best(draft, line, job, plain), plain
+    if best is None and moves.may_help(draft, line, job):
+        reach = reach_in_order(draft, claim).with_more(draft.world, moves.candidates(draft, job))
+        best = _best(draft, line, job, reach)
+        if best is not None and not moves.pays(draft, job, best.cost, best.nodes, best.victims):
+            best = None
+    if best is None:
+        best, reach = _relieved(draft, line, claim, plain)
+    if best is None:
+        draft.no_victims.add(key)
+        return False
+    _commit(draft, job, best, reach)
+    return True
+
+
+def _relieved(draft: Draft, line: Line, claim: Claim, reach: Reach) -> tuple[Chosen | None, Reach]:
+    """Room that a hero makes, if those who wait have paid for it."""
+    more = large_job_preemption.candidates(draft, claim, heroes(draft, claim.job.priority))
+    if not more:
+        return None, reach
+    if isinstance(reach, Stretch):
+        reach = reach_in_order(draft, claim)
+    wider = reach.with_more(draft.world, more)
+    return _best(draft, line, claim.job, wider), wider
+
+
+def _best(draft: Draft, line: Line, job: Waiting, reach: Reach) -> Chosen | None:
+    best: Chosen | None = None
+    if job.roles:
+        for land in lands(line.groups, line.ask):
+            # Nodes of several kinds come last, and only where no kind alone will do.
+            if best is not None and len(land) > 1:
+                break
+            found = _all_roles(draft, land, line.ask, job, reach)
+            if found is not None and (best is None or found.cost < best.cost):
+                best = found
+        return best
+    for group in line.groups:
+        found = _in_group(draft, group, job, reach)
+        if found is not None and (best is None or found.cost < best.cost):
+            best = found
+    return best
+
+
+def _in_group(draft: Draft, group: NodeGroup, job: Waiting, reach: Reach) -> Chosen | None:
+    nodes = _cheapest(draft, group, job, job.shape, reach)
+    if nodes is None:
+        return None
+    victims = _needed(draft, job, nodes, _victims(draft, job, job.shape, nodes, reach), reach)
+    return Chosen(sum(reach.prices[v] for v in victims), nodes, victims)
+
+
+# -- several roles -------------------------------------------------------------------------------
+
+
+def _all_roles(
+    draft: Draft, land: list[NodeGroup], ask: Ask, job: Waiting, reach: Reach
+) -> Chosen | None:
+    """The cheapest domain of the narrowest level in which all parts of the gang find room."""
+    for level in levels(land[0], job.required):
+        best: Chosen | None = None
+        for inside in areas(draft.index, land, level):
+            found = _roles_inside(draft, (land, ask), job, reach.copy(), inside)
+            if found is not None and (best is None or found.cost < best.cost):
+                best = found
+        if best is not None:
+            return best
+    return None
+
+
+def _part(job: Waiting, shape: GangShape) -> Waiting:
+    """The job as one of its parts asks for nodes: with that role's own CPUs and memory."""
+    cpus, memory = wants_of(shape, job.cpus_per_node, job.memory_per_node_bytes)
+    return replace(job, cpus_per_node=cpus, memory_per_node_bytes=memory)
+
+
+def _cheapest_kind(
+    draft: Draft,
+    where: tuple[list[NodeGroup], Ask],
+    part: tuple[Waiting, GangShape],
+    reach: Reach,
+    inside: frozenset[int],
+) -> tuple[list[int], list[int]] | None:
+    """Nodes of one kind for all shares of a part, and who leaves them; None where none will do."""
+    (land, ask), (job, shape) = where, part
+    best: tuple[float, list[int], list[int]] | None = None
+    for group in sorted(land, key=lambda group: group.size):
+        nodes = (
+            _cheapest(draft, group, job, shape, reach, inside) if hosts(group, ask, shape) else None
+        )
+        if nodes is not None:
+            victims = _victims(draft, job, shape, nodes, reach)
+            cost = sum(reach.prices[victim] for victim in victims)
+            if best is None or cost < best[0]:
+                best = (cost, nodes, victims)
+    return None if best is None else best[1:]
+
+
+def _roles_inside(
+    draft: Draft,
+    where: tuple[list[NodeGroup], Ask],
+    job: Waiting,
+    reach: Reach,
+    inside: frozenset[int],
+) -> Chosen | None:
+    index, world, mark = draft.index, draft.world, draft.index.mark()
+    prices = dict(reach.prices)
+    placed: dict[int, list[int]] = {}
+    victims: list[int] = []
+    try:
+        for at, shape in parts(job.shape, job.roles):
+            part = _part(job, shape)
+            found = _cheapest_kind(draft, where, (part, shape), reach, inside)
+            if found is None:
+                return None
+            nodes, leaving = found
+            for victim in leaving:
+                held = world.held[victim]
+                for taking in index.takings(
+                    held.placement, held.cpus_per_node, held.memory_per_node_bytes, held.roles
+                ):
+                    index.give(taking)
+                reach.remove(world, victim)
+                victims.append(victim)
+            for node in nodes:
+                mask = pick(index.free[node], shape.slots_per_node)
+                index.take(Taking(node, mask, part.cpus_per_node, part.memory_per_node_bytes))
+            placed[at] = nodes
+    finally:
+        index.rollback(mark)
+    every = [node for at in sorted(placed) for node in placed[at]]
+    needed = _needed(draft, job, every, victims, Reach(prices))
+    return Chosen(sum(prices[v] for v in needed), every, needed)
+
+
+# -- one shape -----------------------------------------------------------------------------------
+
+
+def _cheapest(
+    draft: Draft,
+    group: NodeGroup,
+    job: Waiting,
+    shape: GangShape,
+    reach: Reach,
+    inside: Collection[int] | None = None,
+) -> list[int] | None:
+    """Nodes for all shares in the domain where victims cost least, of the narrowest level that can."""
+    need, leaf_of = shape.nodes, draft.index.leaf_of
+    offers = _offers(draft, group, job, shape, reach)
+    if inside is not None:
+        offers = offers.inside(inside)
+    if len(offers.free) + len(offers.paid) < need:
+        return None
+    if job.required == "node":
+        return _one_host(draft, offers, need, reach)
+    if inside is not None:
+        every = [(0.0, node, 0) for node in offers.free] + offers.paid
+        return [node for _, node, _ in sorted(every)[:need]]
+    num_free: dict[int, int] = {}
+    for node in offers.free:
+        leaf = leaf_of[node]
+        num_free[leaf] = num_free.get(leaf, 0) + 1
+    costs: dict[int, list[float]] = {leaf: [] for leaf in num_free}
+    for cost, node, _ in offers.paid:
+        leaf = leaf_of[node]
+        here = costs.get(leaf)
+        if here is None:
+            costs[leaf] = [cost]
+        else:
+            here.append(cost)
+    for level in levels(group, job.required):
+        equal = _cheapest_domains(_domains(group, costs, level), num_free, costs, need)
+        if equal:
+            chosen = equal[0] if len(equal) == 1 else _earliest(draft, equal, offers, reach)
+            return [node for _, node, _ in offers.on(set(chosen), leaf_of)[:need]]
+    return None
+
+
+def _domains(group: NodeGroup, leaves: Collection[int], level: str | None) -> list[list[int]]:
+    """Leaf domains by the domain of this level that they lie in."""
+    depth = -1 if level is None else group.levels.index(level)
+    if depth == len(group.levels) - 1 and depth >= 0:
+        return [[leaf] for leaf in leaves]
+    found: dict[str, list[int]] = {}
+    for leaf in leaves:
+        found.setdefault("" if depth < 0 else group.leaves[leaf][depth], []).append(leaf)
+    return list(found.values())
+
+
+def _cheapest_domains(
+    domains: list[list[int]], num_free: dict[int, int], costs: dict[int, list[float]], need: int
+) -> list[list[int]]:
+    """The domains that can have so many shares at the least cost; none if none can."""
+    best, equal = 0.0, list[list[int]]()
+    for leaves in domains:
+        lack, dear = need, costs[leaves[0]] if len(leaves) == 1 else list[float]()
+        for leaf in leaves:
+            lack -= num_free.get(leaf, 0)
+            if len(leaves) > 1:
+                dear += costs[leaf]
+        if lack > len(dear):
+            continue
+        cost = 0.0 if lack <= 0 else min(dear) if lack == 1 else sum(sorted(dear)[:lack])
+        if not equal or cost < best:
+            best, equal = cost, [leaves]
+        elif cost == best:
+            equal.append(leaves)
+    return equal
+
+
+def _earliest(draft: Draft, equal: list[list[int]], offers: _Offers, reach: Reach) -> list[int]:
+    """Of domains that cost the same the one that was found first."""
+    leaf_of = draft.index.leaf_of
+    domain_of = {leaf: leaves for leaves in equal for leaf in leaves}
+    for node in offers.first:
+        found = domain_of.get(leaf_of[node])
+        if found is not None:
+            return found
+    there = {node for _, node, _ in offers.paid}
+    for node in reach.in_turn(draft.world):
+        found = domain_of.get(leaf_of[node])
+        if found is not None and node in there:
+            return found
+    return equal[0]
+
+
+def _one_host(draft: Draft, offers: _Offers, need: int, reach: Reach) -> list[int] | None:
+    """The cheapest node that can have all shares, so many times."""
+    by_node: dict[int, list[float]] = {}
+    for node in offers.free:
+        by_node.setdefault(node, []).append(0.0)
+    for cost, node, _ in offers.paid:
+        by_node.setdefault(node, []).append(cost)
+    sums = {
+        node: sum(sorted(costs)[:need]) for node, costs in by_node.items() if len(costs) >= need
+    }
+    if not sums:
+        return None
+    best = min(sums.values())
+    equal = {node for node, cost in sums.items() if cost == best}
+    for node in chain(offers.first, reach.in_turn(draft.world)):
+        if node in equal:
+            return [node] * need
+    return [min(equal)] * need
+
+
+def _offers(
+    draft: Draft, group: NodeGroup, job: Waiting, shape: GangShape, reach: Reach
+) -> _Offers:
+    """What a share costs on each node that has room already, and on each that could have it."""
+    index, need = draft.index, shape.slots_per_node
+    if group.splittable:
+        paid = _split_offers(draft, group, job, shape, reach)
+        return _Offers([], paid, [node for _, node, _ in paid])
+    free, group_of, nodes, size = index.num_free, index.group_of, index.nodes, group.size
+    plain = not (job.cpus_per_node or job.memory_per_node_bytes)
+    ready: list[int] = []
+    for bucket in group.by_free[need:]:
+        ready += bucket if plain else [n for n in bucket if _has_rest(draft, job, n, 0, 0)]
+    draft.steps += len(ready) + len(reach.slots)
+    costs, others = reach.costs, list[_Offer]()
+    for node, slots in reach.slots.items():
+        had = free[node]
+        if had + slots < need or not slots or (plain and had >= need):
+            continue
+        if group_of[node] is not group or nodes[node].closed:
+            continue
+        if plain and had + slots == need == size:
+            others.append((costs[node], node, 0))
+            continue
+        victims = _leave_for(draft, job, shape, node, 1, reach)
+        if victims:
+            others.append((sum([reach.prices[v] for v in victims]), node, 0))
+    return _Offers(ready, others, ready)
+
+
+def _has_rest(draft: Draft, job: Waiting, node: int, cpus: int, memory_bytes: int) -> bool:
+    """Whether the CPUs and the memory of a node are enough, with so much more of each."""
+    index = draft.index
+    if index.nodes[node].splittable:
+        return job.cpus_per_node <= index.nodes[node].num_cpus
+    return (
+        index.cpus[node] + cpus >= job.cpus_per_node
+        and index.memory[node] + memory_bytes >= job.memory_per_node_bytes
+    )
+
+
+def _leave_for(
+    draft: Draft, job: Waiting, shape: GangShape, node: int, shares: int, reach: Reach
+) -> list[int] | None:
+    """Who leaves this node so that it has room for so many shares; None if not all could help."""
+    index, world = draft.index, draft.world
+    on_node, prices = world.on_node[node], reach.prices
+    slots, need = index.num_free[node], shape.slots_per_node * shares
+    if not (job.cpus_per_node or job.memory_per_node_bytes):
+        return _leave_for_slots(on_node, prices, need - slots)
+    cpus = memory = 0
+    if slots >= need and _has_rest(draft, job, node, cpus, memory):
+        return []
+    holders = sorted([(prices[j] / on_node[j].bit_count(), j) for j in on_node if j in prices])
+    victims: list[int] = []
+    for _, victim in holders:
+        held = world.held[victim]
+        victims.append(victim)
+        slots += on_node[victim].bit_count()
+        cpus += held.cpus_per_node
+        memory += held.memory_per_node_bytes
+        if slots >= need and _has_rest(draft, job, node, cpus, memory):
+            return victims
+    return None
+
+
+def _leave_for_slots(
+    on_node: dict[int, int], prices: dict[int, float], lack: int
+) -> list[int] | None:
+    """The same where slots are all that counts: the cheapest for each of their slots go first."""
+    if lack <= 0:
+        return []
+    ranked: list[tuple[float, int]] = []
+    for num, mask in on_node.items():
+        price = prices.get(num)
+        if price is not None:
+            ranked.append((price / mask.bit_count(), num))
+    ranked.sort()
+    victims: list[int] = []
+    for _, victim in ranked:
+        victims.append(victim)
+        lack -= on_node[victim].bit_count()
+        if lack <= 0:
+            return victims
+    return None
+
+
+def _split_offers(
+    draft: Draft, group: NodeGroup, job: Waiting, shape: GangShape, reach: Reach
+) -> list[_Offer]:
+    """On a node that may host several shares: what each further one costs, never less than the last."""
+    found = []
+    for bucket in group.by_free:
+        for node in bucket:
+            most = group.size // max(shape.slots_per_node, 1)
+            most = most if draft.index.nodes[node].splittable else 1
+            before = dearest = 0.0
+            for turn in range(min(most, shape.nodes)):
+                draft.steps += 1
+                victims = _leave_for(draft, job, shape, node, turn + 1, reach)
+                if victims is None:
+                    break
+                cost = sum(reach.prices[v] for v in victims)
+                dearest = max(dearest, cost - before)
+                before = cost
+                found.append((dearest, node, turn))
+    return found
+
+
+def _victims(
+    draft: Draft, job: Waiting, shape: GangShape, nodes: list[int], reach: Reach
+) -> list[int]:
+    """Everybody who leaves so that these nodes have room for the shares chosen on them."""
+    found: dict[int, None] = {}
+    for node in dict.fromkeys(nodes):
+        leaving = _leave_for(draft, job, shape, node, nodes.count(node), reach)
+        found.update(dict.fromkeys(leaving or ()))
+    return list(found)
+
+
+def _needed(
+    draft: Draft, job: Waiting, nodes: list[int], victims: list[int], reach: Reach
+) -> list[int]:
+    """The victims without the superfluous ones: the dearest are spared first."""
+    index, world, shapes = draft.index, draft.world, (job.shape, *job.roles)
+    if any(any(wants_of(one, job.cpus_per_node, job.memory_per_node_bytes)) for one in shapes):
+        return victims
+    room = {node: index.free[node].bit_count() for node in nodes}
+    for node, width in zip(nodes, job.widths(len(nodes)), strict=True):
+        room[node] -= width
+    for victim in victims:
+        for node in world.nodes_of[victim]:
+            if node in room:
+                room[node] += world.on_node[node][victim].bit_count()
+    kept = set(victims)
+    for victim in sorted(victims, key=lambda v: (-reach.prices[v], v)):
+        gone = {
+            node: world.on_node[node][victim].bit_count()
+            for node in world.nodes_of[victim]
+            if node in room
+        }
+        if all(room[node] >= slots for node, slots in gone.items()):
+            kept.remove(victim)
+            for node, slots in gone.items():
+                room[node] -= slots
+    return [victim for victim in victims if victim in kept]
+
+
+def _commit(draft: Draft, job: Waiting, chosen: Chosen, reach: Reach) -> None:
+    held, nodes, victims = draft.world.held, chosen.nodes, chosen.victims
+    save_s = max((held[v].save_s or 0.0 for v in victims), default=0.0)
+    hole = Hole(
+        job.num,
+        tuple(draft.index.nodes[node].id for node in nodes),
+        draft.now + int(save_s * US),
+        draft.now + int((save_s + draft.terms.hole_ttl_s) * US),
+        tuple(victims),
+    )
+    draft.holes.append(hole)
+    draft.block(hole, *job.widths(len(nodes)))
+    # Who leaves is out of reach from then on.
+    costs = [reach.prices[victim] for victim in victims]
+    for victim, cost in zip(victims, costs, strict=True):
+        draft.leaves(victim)
+        text = (
+            f"makes room for j-{job.num} ({job.num_slots} slots, priority {job.priority}); "
+            f"costs about {cost / 3600:.2f} slot-hours"
+        )
+        draft.preemptions.append(
+            Preemption(victim, job.num, cost, Reason(ReasonCode.PREEMPTED, text))
+        )
+    draft.use(job.project, job.num_slots)

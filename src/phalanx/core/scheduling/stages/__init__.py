@@ -1,0 +1,1 @@
+"""The stages of a planning pass, each a function over the pass."""

@@ -1,0 +1,153 @@
+"""Order: who is more urgent within one entitlement and priority class.
+
+The learned index is the chance of finishing per slot-second spent (Gittins), blended with a declared
+limit and with live progress, and grows with the wait. Whoever has waited beyond the guard goes first.
+"""
+
+from __future__ import annotations
+
+from phalanx.core.scheduling.model.durations import EDGES, History, KindKey, bin_of, size_class
+from phalanx.core.scheduling.model.snapshot import US, Held, Terms, Waiting
+
+
+def kind_key(job: Waiting) -> KindKey:
+    """Whose history a queued job shares."""
+    return KindKey(job.project, job.kind, size_class(job.num_slots))
+
+
+def base_urgency(
+    job: Waiting, kind: KindKey, attained_bin: int, history: History, terms: Terms
+) -> float:
+    """Urgency before age: completions per slot-second, corrected for the size of the gang."""
+    return _blend(
+        history.index(kind, attained_bin),
+        job.num_slots,
+        job.attained_slot_s,
+        job.remaining_s,
+        job.max_duration_s,
+        terms,
+    )
+
+
+def held_base(held: Held, attained_bin: int, history: History, terms: Terms) -> float:
+    """Urgency of a running job before its waits; constant within a service bin."""
+    slots = held.num_slots
+    kind = KindKey(held.project, held.kind, size_class(slots))
+    index = history.index(kind, attained_bin)
+    attained = EDGES[attained_bin]
+    return _blend(index, slots, attained, held.remaining_s, held.max_duration_s, terms)
+
+
+def bin_ends_at(held: Held, attained_bin: int) -> int:
+    """When a running job leaves its service bin, microseconds."""
+    if attained_bin + 1 >= len(EDGES) or held.started_at is None or not held.num_slots:
+        return 1 << 62
+    left = EDGES[attained_bin + 1] - held.attained_slot_s
+    # Rounded down: asked a moment early nothing changes, a moment late the index would be stale.
+    return held.started_at + int(left / held.num_slots * US)
+
+
+def base_of(slots: int, index: float, terms: Terms) -> float:
+    """Urgency of a job that nothing but its learned index tells of."""
+    return float(index * max(slots, 1) ** (1.0 - terms.size_exponent))
+
+
+def _blend(
+    index: float,
+    slots: int,
+    attained: float,
+    remaining_s: float | None,
+    limit_s: float | None,
+    terms: Terms,
+) -> float:
+    size = max(slots, 1)
+    if remaining_s is not None:
+        index = 1.0 / max(remaining_s * size, 1.0)
+    elif limit_s is not None:
+        # It surely ends within its limit, so it is at least this urgent.
+        index = max(index, 1.0 / max(limit_s * size - attained, 60.0))
+    return base_of(slots, index, terms)
+
+
+def aged(base: float, wait_s: float, terms: Terms) -> float:
+    """Urgency after waits of this length in all: linear at first, then ever steeper."""
+    if wait_s == 0.0:
+        return base
+    steep = float((wait_s / terms.steep_s) ** terms.steepness)
+    return base * (1.0 + wait_s / terms.age_s + steep)
+
+
+def is_guarded(since: int, now: int, terms: Terms) -> bool:
+    """Whether the starvation guard has taken this wait over."""
+    return (now - since) / US > terms.guard_after_s
+
+
+def expected_end(held: Held, history: History, now: int, quantile: float = 0.75) -> int | None:
+    """When a running job will be gone at this quantile, microseconds; None if nobody knows."""
+    if held.started_at is None:
+        return None
+    if held.stopping:
+        return now + int((held.save_s or 0.0) * US)
+    if held.remaining_s is not None:
+        end: int | None = now + int(held.remaining_s * US)
+    else:
+        kind = KindKey(held.project, held.kind, size_class(held.num_slots))
+        total = history.total_slot_s(kind, EDGES[bin_of(held.attained(now))], quantile)
+        end = settled_end(held, total)
+    # Whoever is overdue is expected any moment.
+    return None if end is None else max(end, now + US)
+
+
+def settled_end(held: Held, total_slot_s: float | None) -> int | None:
+    """The part of `expected_end` that stays the same throughout a service bin."""
+    started, slots = held.started_at or 0, max(held.num_slots, 1)
+    end = None
+    if total_slot_s is not None:
+        end = started + int((total_slot_s - held.attained_slot_s) / slots * US)
+    if held.max_duration_s is not None:
+        last = started + int(held.max_duration_s * US)
+        end = last if end is None else min(end, last)
+    return end
+
+
+def expected_s(
+    job: Waiting, kind: KindKey, history: History, quantile: float = 0.75
+) -> float | None:
+    """How long a queued job will run once started, seconds; None if nobody knows."""
+    limit = job.max_duration_s
+    return remaining_of(
+        kind, job.num_slots, job.attained_slot_s, job.remaining_s, limit, history, quantile
+    )
+
+
+def remaining_of(
+    kind: KindKey,
+    slots: int,
+    attained: float,
+    remaining_s: float | None,
+    limit_s: float | None,
+    history: History,
+    quantile: float,
+) -> float | None:
+    """Seconds left: live progress, else the learned quantile, never beyond the declared limit."""
+    left = remaining_s
+    if left is None:
+        service = history.remaining_slot_s(kind, attained, quantile)
+        left = None if service is None else service / max(slots, 1)
+    if limit_s is None:
+        return left
+    return max(limit_s, 1.0) if left is None else min(left, max(limit_s, 1.0))
+
+
+__all__ = [
+    "aged",
+    "base_of",
+    "base_urgency",
+    "bin_of",
+    "expected_end",
+    "expected_s",
+    "held_base",
+    "is_guarded",
+    "kind_key",
+    "settled_end",
+]

@@ -1,0 +1,47 @@
+"""Preference: the level of the topology that a gang should lie inside, and for how long it insists.
+
+Unless its owner says otherwise a gang of several nodes insists on the narrowest level of its pools, if
+that could ever hold it. It does so for two fifths of the time it is expected to run, and four hours at
+most: a bad place costs as long as the gang runs, a wait costs once, and is rarely as long as it may be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from phalanx.core.gang.placement import Node
+from phalanx.core.scheduling.model.durations import History
+from phalanx.core.scheduling.model.snapshot import Waiting
+from phalanx.core.scheduling.stages.order import expected_s, kind_key
+
+NOTHING = "none"
+"""What a spec says that prefers no level."""
+_PART = 0.4
+_MOST_S = 4 * 3600.0
+_UNKNOWN_S = 600.0
+
+
+def narrowest_levels(nodes: Iterable[Node]) -> dict[str, str | None]:
+    """The name of the narrowest level of each pool; None where its nodes do not agree on one."""
+    found: dict[str, set[str | None]] = {}
+    for node in nodes:
+        found.setdefault(node.pool, set()).add(node.domains[-1][0] if node.domains else None)
+    return {pool: next(iter(names)) if len(names) == 1 else None for pool, names in found.items()}
+
+
+def preferred_level(
+    wished: str | None, job: Waiting, narrowest: Mapping[str, str | None]
+) -> str | None:
+    """The level that this job insists on at first; None: whatever is free will do."""
+    if wished is not None:
+        return None if wished == NOTHING else wished
+    if job.required is not None or (job.shape.nodes == 1 and not job.roles):
+        return None
+    names = {narrowest.get(pool) for pool in job.pools or narrowest}
+    return next(iter(names)) if len(names) == 1 else None
+
+
+def patience_s(job: Waiting, history: History) -> float:
+    """How long it insists where its owner has named no time, seconds."""
+    lasts_s = expected_s(job, kind_key(job), history, 0.5)
+    return _UNKNOWN_S if lasts_s is None else min(_PART * lasts_s, _MOST_S)

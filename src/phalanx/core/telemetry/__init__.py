@@ -1,0 +1,1 @@
+"""What ranks and the platform measure: instruments, reports, profiles, traces, line patterns."""

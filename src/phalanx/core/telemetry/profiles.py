@@ -1,0 +1,220 @@
+"""What a profile of some steps says: where each rank's time went, and what to change about it.
+
+A step's sections on one rank add up to the step. Communication that ran while the rank computed is
+hidden and costs nothing; what the rank waited for is exposed, and is no part of `backward_s`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from phalanx.core.telemetry.instruments import WORTH_SAYING
+from phalanx.core.telemetry.stragglers import THRESHOLD, scores
+
+SUFFIX = ".profile"
+"""Of the file beside rank 0's report file in which a profile is asked for."""
+EXTRAS = ("memory", "nvtx")
+"""What a profile may hold besides: a snapshot of the device's memory, NVTX ranges."""
+MAX_STEPS = 10_000
+COMMUNICATION_SHARE = 0.2
+SAVING_SHARE = 0.1
+OVERHEAD_SHARE = 0.5
+LAUNCH_S = 6e-6
+"""About what one operation costs before it computes anything: Python, dispatch, autograd."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileWish:
+    """A request to profile `steps` steps with clocks, then `traced` ones with torch's profiler.
+
+    `request` counts the requests of a generation from 1. `extras` are of `EXTRAS`.
+    """
+
+    request: int
+    steps: int
+    traced: int
+    extras: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Means over the profiled steps of one rank, in seconds.
+
+    `hidden_s` ran beside other sections. `ops` counts the operations of one step that the profiler saw
+    on the script's thread; `busy` is the share of the step in which a GPU computed, None without one.
+    """
+
+    rank: int
+    steps: int
+    step_s: float
+    data_s: float = 0.0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    exposed_s: float = 0.0
+    hidden_s: float = 0.0
+    optimizer_s: float = 0.0
+    stall_s: float = 0.0
+    rest_s: float = 0.0
+    samples: float = 0.0
+    ops: float = 0.0
+    busy: float | None = None
+
+    @property
+    def own_s(self) -> float:
+        """The part of the step that this rank does by itself, while the others may wait for it."""
+        return self.step_s - self.exposed_s - self.stall_s
+
+
+class Finding(StrEnum):
+    """What limits a training."""
+
+    STRAGGLER = "straggler"
+    INPUT_BOUND = "input-bound"
+    SAVING_BOUND = "saving-bound"
+    COMMUNICATION_BOUND = "communication-bound"
+    SMALL_BATCH = "too small a batch"
+    HEALTHY = "healthy"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was found, the figures behind it in words, and what to change."""
+
+    finding: Finding
+    said: str
+    advice: str
+
+
+_Limit = tuple[float, Verdict]
+
+
+def judge(splits: Sequence[Split]) -> Verdict:
+    """A straggler, or else the limit that costs most, of the splits of all ranks in rank order."""
+    steps = [one for one in splits if one.step_s > 0]
+    if not steps:
+        return Verdict(Finding.HEALTHY, "no step was measured", "profile more steps")
+    slow, network = _straggler(steps), _communication(steps)
+    if slow is not None and (network is None or slow[0] >= network[0]):
+        return slow[1]
+    limits = [one for one in (_input(steps), _saving(steps), network, _small(steps)) if one]
+    if limits:
+        return max(limits, key=lambda one: one[0])[1]
+    return Verdict(
+        Finding.HEALTHY,
+        f"{_share(steps, 'forward_s', 'backward_s', 'optimizer_s'):.0%} of the time is computing",
+        "nothing stands in the way: only faster kernels or more devices make it faster",
+    )
+
+
+def _share(splits: Sequence[Split], *names: str) -> float:
+    """The mean share of these sections in the ranks' steps."""
+    return statistics.fmean(
+        sum(getattr(one, name) for name in names) / one.step_s for one in splits
+    )
+
+
+def _straggler(splits: Sequence[Split]) -> _Limit | None:
+    if len(splits) < 2:
+        return None
+    found = scores([one.own_s for one in splits])
+    at = min(range(len(splits)), key=found.__getitem__)
+    slow, others = splits[at], [one for one in splits if one is not splits[at]]
+    if found[at] >= THRESHOLD or not all(
+        found[i] >= THRESHOLD for i in range(len(splits)) if i != at
+    ):
+        return None
+    usual = statistics.median(one.own_s for one in others)
+    # Twice as slow in what is a small part of a step makes nobody wait for long.
+    share = (slow.own_s - usual) / slow.step_s
+    if share <= WORTH_SAYING:
+        return None
+    name, word = max(
+        (("data_s", "waiting for its data"), ("forward_s", "its forward pass"),
+         ("backward_s", "its backward pass"), ("optimizer_s", "its optimizer"),
+         ("rest_s", "the script's own lines")),
+        key=lambda one: getattr(slow, one[0]) - statistics.median(
+            getattr(other, one[0]) for other in others),
+    )  # fmt: skip
+    advice = (
+        "its storage or data workers are slower than the others'"
+        if name == "data_s"
+        else "look at its node (clocks, other programs, memory), or drain it;"
+        " batch_shares: auto gives it less to do"
+    )
+    return share, Verdict(
+        Finding.STRAGGLER,
+        f"rank {slow.rank} takes {_ms(slow.own_s)} a step by itself, the others {_ms(usual)}:"
+        f" most of the difference is {word}, and all ranks wait for it",
+        advice,
+    )
+
+
+def _input(splits: Sequence[Split]) -> _Limit | None:
+    worst = max(splits, key=lambda one: one.data_s / one.step_s)
+    share = worst.data_s / worst.step_s
+    if share <= WORTH_SAYING:
+        return None
+    return share, Verdict(
+        Finding.INPUT_BOUND,
+        f"rank {worst.rank} waits {_ms(worst.data_s)} of {_ms(worst.step_s)} a step for the loader"
+        f" ({share:.0%})",
+        "more loader workers (num_workers, prefetch_factor), cheaper decoding, or data nearer to"
+        " this node",
+    )
+
+
+def _saving(splits: Sequence[Split]) -> _Limit | None:
+    share = _share(splits, "stall_s")
+    if share <= SAVING_SHARE:
+        return None
+    return share, Verdict(
+        Finding.SAVING_BOUND,
+        f"training stands still for saves {share:.0%} of the time",
+        "save less often (checkpoint.every: auto), or in the background (checkpoint.async)",
+    )
+
+
+def _communication(splits: Sequence[Split]) -> _Limit | None:
+    # A rank also waits for slower ranks; the one that waits least waits for the network.
+    least = min(splits, key=lambda one: one.exposed_s / one.step_s)
+    share = least.exposed_s / least.step_s
+    if len(splits) < 2 or share <= COMMUNICATION_SHARE:
+        return None
+    hidden = least.hidden_s / max(least.hidden_s + least.exposed_s, 1e-12)
+    return share, Verdict(
+        Finding.COMMUNICATION_BOUND,
+        f"every rank waits at least {_ms(least.exposed_s)} of {_ms(least.step_s)} a step for"
+        f" gradients ({share:.0%}); {hidden:.0%} of their travel is hidden behind computing",
+        "larger batches or accumulation (training.accumulate), compression (training.compression:"
+        " auto), and phalanx doctor --network for the link",
+    )
+
+
+def _small(splits: Sequence[Split]) -> _Limit | None:
+    """Most of a step would be the same for a larger batch: the optimizer, starting operations."""
+    work = statistics.fmean(one.forward_s + one.backward_s + one.optimizer_s for one in splits)
+    busy = [one.busy * one.step_s for one in splits if one.busy is not None]
+    ops = statistics.fmean(one.ops for one in splits)
+    fixed = _share(splits, "optimizer_s")
+    if busy:
+        idle = 1 - min(1.0, statistics.fmean(busy) / work) if work > 0 else 0.0
+        said = f"the GPUs compute in {1 - idle:.0%} of that time and wait for the host otherwise"
+    else:
+        idle = ops * LAUNCH_S / work if work > 0 else 0.0
+        said = f"{ops:.0f} operations a step for {_ms(work)} of work: starting them is most of it"
+    if fixed > idle:
+        said = f"the optimizer takes {fixed:.0%} of a step, however many samples it has"
+    if max(fixed, idle) <= OVERHEAD_SHARE:
+        return None
+    return max(fixed, idle), Verdict(
+        Finding.SMALL_BATCH,
+        said,
+        "a larger batch_size or accumulation; torch.compile for small operations",
+    )
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"

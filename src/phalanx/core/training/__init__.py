@@ -1,0 +1,1 @@
+"""Arithmetic of training: batches, positions, checkpoints, guards, learning rates, estimates."""

@@ -1,0 +1,1 @@
+"""Pool files and project files."""

@@ -1,0 +1,277 @@
+"""The pool file: named sets of nodes, what they are made of and how they lie to one another.
+
+One document for every executor. Pools that this machine plays are described node by node; of a Ray
+cluster the file says where it is, and its nodes tell the rest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from phalanx.core.gang.placement import Node
+from phalanx.errors import Problem, SpecInvalid
+from phalanx.schemas.pools.ray_pools import RayPool
+from phalanx.schemas.spec.fields import Name, Names, Section, Size, Text, WholeFromOne
+from phalanx.schemas.spec.problems import problems_of
+from phalanx.schemas.spec.text import read_text, read_yaml
+
+POOL_SCHEMA: Literal[1] = 1
+MAX_NODES = 20_000
+# What may start the supervisors of a pool.
+EXECUTORS = ("local", "ray")
+_RESERVED_LEVELS = frozenset({"node", "pool"})
+# What a spot node is expected to lose when nobody says: one reclaim in twenty hours.
+DEFAULT_HAZARD = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a node has where the file does not say: the machine that plays it."""
+
+    address: str = "127.0.0.1"
+    num_cpus: int = 1
+    memory_bytes: int = 0
+
+
+class NodeTraits(Section):
+    """What a pool says for all of its nodes and a node may say for itself."""
+
+    slot_type: Name | None = Field(
+        default=None, description="Accelerator model, such as H100; jobs ask for it by name."
+    )
+    device_memory: Size | None = Field(default=None, description="Memory of each slot's device.")
+    cpus: WholeFromOne | None = Field(default=None, description="CPUs; absent: the machine's.")
+    memory: Size | None = Field(default=None, description="Memory; absent: the machine's.")
+    interconnect: Name | None = Field(
+        default=None, description="How slots of one node talk, such as nvlink or pcie."
+    )
+    bandwidth_gbps: Annotated[float, Field(ge=0)] | None = Field(
+        default=None, description="Bandwidth of the node's link to the others, Gbit/s."
+    )
+    price: Annotated[float, Field(ge=0)] | None = Field(
+        default=None, description="US dollars for one slot and hour."
+    )
+    spot: Annotated[bool, Field(strict=True)] | None = Field(
+        default=None, description="Whether the provider may take the nodes back."
+    )
+    reclaims_per_hour: Annotated[float, Field(ge=0)] | None = Field(
+        default=None, description=f"How often a spot node is lost; absent: {DEFAULT_HAZARD}."
+    )
+    taints: Names | None = Field(
+        default=None, description="Keep away jobs that do not tolerate every one of them."
+    )
+    labels: dict[Name, Text] = Field(
+        default_factory=dict, description="What jobs select nodes by; a node's add to its pool's."
+    )
+
+
+class NodeEntry(NodeTraits):
+    """One node, or `count` of them that are alike."""
+
+    name: Name = Field(description="Unique over all pools; with `count` it gets -0, -1 and so on.")
+    count: Annotated[int, Field(strict=True, ge=1, le=MAX_NODES)] | None = Field(
+        default=None, description="How many; absent: one with just this name."
+    )
+    slots: WholeFromOne = Field(description="GPUs, or worker places where it has none.")
+    topology: dict[Name, Name] = Field(
+        default_factory=dict, description="Where it stands: a name for each of the pool's levels."
+    )
+    host: Name | None = Field(
+        default=None,
+        description="The machine that it is a part of: nodes of one host share CPUs and memory.",
+    )
+
+    @property
+    def names(self) -> list[str]:
+        """The nodes that this entry stands for."""
+        if self.count is None:
+            return [self.name]
+        return [f"{self.name}-{i}" for i in range(self.count)]
+
+
+class PoolSpec(NodeTraits):
+    """One pool. What it says holds for every node that does not say otherwise."""
+
+    name: Name = Field(description="What jobs name in `pool`.")
+    executor: Name = Field(default="local", description="What starts the supervisors.")
+    levels: Annotated[list[Name], Field(max_length=8)] = Field(
+        default_factory=list, description="Levels of the topology from the widest to the narrowest."
+    )
+    nodes: Annotated[list[NodeEntry], Field(min_length=1)] = Field(description="Its nodes.")
+
+    @field_validator("levels")
+    @classmethod
+    def _levels_are_free(cls, levels: list[str]) -> list[str]:
+        taken = [level for level in levels if level in _RESERVED_LEVELS]
+        if taken:
+            raise ValueError(f"{taken[0]} is a level of every pool; leave it out")
+        if len(set(levels)) != len(levels):
+            raise ValueError("the same level twice")
+        return levels
+
+    @model_validator(mode="after")
+    def _topology_is_whole(self) -> PoolSpec:
+        for entry in self.nodes:
+            if set(entry.topology) != set(self.levels):
+                missing = [level for level in self.levels if level not in entry.topology]
+                unknown = [level for level in entry.topology if level not in self.levels]
+                said = f"does not say its {', '.join(missing)}" if missing else ""
+                if unknown:
+                    said = f"names {', '.join(unknown)}, which is not in the pool's levels"
+                raise ValueError(f"node {entry.name} {said}")
+        return self
+
+    def to_core(self, machine: Machine) -> tuple[Node, ...]:
+        """Its nodes; what the file leaves open comes from the machine that plays them."""
+        return tuple(
+            self._node(entry, name, machine) for entry in self.nodes for name in entry.names
+        )
+
+    def _node(self, entry: NodeEntry, name: str, machine: Machine) -> Node:
+        def said(trait: str) -> Any:
+            own = getattr(entry, trait)
+            return getattr(self, trait) if own is None else own
+
+        hazard = said("reclaims_per_hour")
+        cpus, memory = said("cpus"), said("memory")
+        return Node(
+            id=name,
+            pool=self.name,
+            address=machine.address,
+            num_slots=entry.slots,
+            num_cpus=machine.num_cpus if cpus is None else cpus,
+            memory_bytes=machine.memory_bytes if memory is None else memory,
+            domains=tuple((level, entry.topology[level]) for level in self.levels),
+            slot_type=said("slot_type") or "",
+            device_memory_bytes=said("device_memory") or 0,
+            interconnect=said("interconnect") or "",
+            bandwidth_gbps=said("bandwidth_gbps") or 0.0,
+            price_per_slot_hour=said("price") or 0.0,
+            hazard_per_hour=(DEFAULT_HAZARD if hazard is None else hazard) if said("spot") else 0.0,
+            taints=tuple(sorted(said("taints") or ())),
+            labels=tuple(sorted({**self.labels, **entry.labels}.items())),
+            host=entry.host or "",
+        )
+
+
+def _kind(entry: Any) -> str:
+    told = entry.get("executor") if isinstance(entry, Mapping) else getattr(entry, "executor", "")
+    return "ray" if told == "ray" else "local"
+
+
+PoolEntry = Annotated[
+    Annotated[PoolSpec, Tag("local")] | Annotated[RayPool, Tag("ray")], Discriminator(_kind)
+]
+_MODELS: Mapping[str, type[Section]] = {"local": PoolSpec, "ray": RayPool}
+
+
+class PoolFile(Section):
+    """What `phalanx pools apply -f` and `phalanx up --pool` read."""
+
+    schema_version: Literal[1] = Field(alias="schema", description="Version of this format.")
+    entries: Annotated[list[PoolEntry], Field(min_length=1)] = Field(
+        alias="pools", description="The pools."
+    )
+
+    @property
+    def pools(self) -> list[PoolSpec]:
+        """Those that this machine plays."""
+        return [one for one in self.entries if isinstance(one, PoolSpec)]
+
+    @property
+    def clusters(self) -> list[RayPool]:
+        """Those that are clusters of their own."""
+        return [one for one in self.entries if isinstance(one, RayPool)]
+
+
+def current_form(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """A pool file as it is written today, and what to say of one that is written as it was once.
+
+    Earlier releases wanted a Ray pool alone in its file, without a list around it.
+    """
+    if "pools" in data or "executor" not in data:
+        return dict(data), []
+    entry = {key: value for key, value in data.items() if key != "schema"}
+    said = (
+        "one pool without a list is an older form of pool files: write it as an entry of `pools:`"
+    )
+    return {"schema": data.get("schema", POOL_SCHEMA), "pools": [entry]}, [said]
+
+
+def read_pool_file(path: Path) -> tuple[PoolFile, list[str]]:
+    """The pools in a file, and what to warn of. Raises SpecInvalid with every problem found."""
+    data, notices = current_form(read_yaml(read_text(path), str(path), "a pool file"))
+    return read_pools(data, EXECUTORS), notices
+
+
+def read_pools(data: Mapping[str, Any], executors: Iterable[str]) -> PoolFile:
+    """A pool file from plain data. Raises SpecInvalid with every problem found."""
+    if "projects" in data and "pools" not in data:
+        said = "this is a project file; `phalanx projects apply -f` reads it"
+        raise SpecInvalid([Problem("projects", said)])
+    try:
+        found = PoolFile.model_validate(dict(data))
+    except ValidationError as error:
+        raise SpecInvalid(_problems(error.errors(include_url=False))) from None
+    problems = [*_repeated(found), *_strangers(found, list(executors))]
+    if problems:
+        raise SpecInvalid(problems)
+    return found
+
+
+def _problems(errors: Iterable[Any]) -> list[Problem]:
+    """What is wrong, with the keys that the kind of each pool knows."""
+    found: list[Problem] = []
+    for error in errors:
+        loc = error["loc"]
+        if len(loc) > 2 and loc[0] == "pools" and loc[2] in _MODELS:
+            inner = {**error, "loc": loc[3:]}
+            found += problems_of([inner], _MODELS[loc[2]], f"pools[{loc[1]}]")
+        else:
+            found += problems_of([error], PoolFile)
+    return found
+
+
+def _repeated(file: PoolFile) -> list[Problem]:
+    problems = []
+    pools = Counter(pool.name for pool in file.entries)
+    nodes = Counter(name for pool in file.pools for entry in pool.nodes for name in entry.names)
+    for what, counted in (("pool", pools), ("node", nodes)):
+        for name, times in counted.items():
+            if times > 1:
+                problems.append(Problem("pools", f"{what} {name} stands there {times} times"))
+    if nodes.total() > MAX_NODES:
+        problems.append(Problem("pools", f"at most {MAX_NODES} nodes", str(nodes.total())))
+    return problems
+
+
+def _strangers(file: PoolFile, executors: list[str]) -> list[Problem]:
+    return [
+        Problem(
+            f"pools[{i}].executor", f"no such executor; there is {', '.join(executors)}",
+            pool.executor,
+        )
+        for i, pool in enumerate(file.entries)
+        if pool.executor not in executors
+    ]  # fmt: skip
+
+
+def pool_json_schema() -> dict[str, Any]:
+    """The published JSON schema of the pool file."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **PoolFile.model_json_schema(by_alias=True, mode="validation"),
+    }

@@ -1,0 +1,155 @@
+"""The project file: tenants with guarantees, quotas, weights and limits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from phalanx.core.scheduling import Project
+from phalanx.errors import Problem, SpecInvalid
+from phalanx.schemas.spec.fields import Name, Section, WholeFromOne, WholeFromZero
+from phalanx.schemas.spec.problems import problems_of
+
+PROJECT_SCHEMA: Literal[1] = 1
+
+
+class ProjectSpec(Section):
+    """One tenant. What is left out limits nothing."""
+
+    name: Name = Field(description="What jobs name in `project`.")
+    parent: Name | None = Field(
+        default=None, description="The project whose share this one is part of."
+    )
+    guaranteed_slots: WholeFromZero = Field(
+        default=0, description="Slots that it gets whenever it wants them, taken back if need be."
+    )
+    weight: Annotated[float, Field(gt=0, le=1e6)] = Field(
+        default=1.0, description="Its part of what the guarantees leave, against its siblings."
+    )
+    max_slots: WholeFromZero | None = Field(
+        default=None, description="Its quota: the most it may hold, guarantee and loans together."
+    )
+    borrow_slots: WholeFromZero | None = Field(
+        default=None, description="The same limit, counted from the guarantee on."
+    )
+    lend_slots: WholeFromZero | None = Field(
+        default=None, description="How much of an unused guarantee others may have; absent: all."
+    )
+    max_priority: Annotated[int, Field(strict=True, ge=0, le=100)] | None = Field(
+        default=None, description="The highest priority that its jobs may ask for."
+    )
+    max_running: WholeFromOne | None = Field(
+        default=None, description="How many of its jobs may hold slots at the same time."
+    )
+
+    @model_validator(mode="after")
+    def _limits_agree(self) -> ProjectSpec:
+        if self.max_slots is not None and self.max_slots < self.guaranteed_slots:
+            raise ValueError(
+                f"max_slots ({self.max_slots}) is below guaranteed_slots ({self.guaranteed_slots})"
+            )
+        if self.max_slots is not None and self.borrow_slots is not None:
+            raise ValueError("give either max_slots or borrow_slots")
+        if self.lend_slots is not None and self.lend_slots > self.guaranteed_slots:
+            raise ValueError(
+                f"lend_slots ({self.lend_slots}) is above guaranteed_slots "
+                f"({self.guaranteed_slots}): there is no more to lend"
+            )
+        return self
+
+    @property
+    def quota(self) -> int | None:
+        """The most slots it may hold; None: no limit."""
+        if self.borrow_slots is not None:
+            return self.guaranteed_slots + self.borrow_slots
+        return self.max_slots
+
+    def to_core(self, past_slots: float = 0.0) -> Project:
+        """The planner's value. `past_slots` is the decayed average of what it held."""
+        return Project(
+            name=self.name,
+            guaranteed_slots=self.guaranteed_slots,
+            weight=self.weight,
+            max_slots=self.quota,
+            lend_slots=self.lend_slots,
+            parent=self.parent or "",
+            past_slots=past_slots,
+        )
+
+
+class ProjectFile(Section):
+    """What `phalanx projects apply -f` reads."""
+
+    schema_version: Literal[1] = Field(alias="schema", description="Version of this format.")
+    projects: Annotated[list[ProjectSpec], Field(min_length=1)] = Field(description="The projects.")
+
+
+def read_projects(data: Mapping[str, Any]) -> ProjectFile:
+    """A project file from plain data. Raises SpecInvalid with every problem found."""
+    if "pools" in data and "projects" not in data:
+        said = "this is a pool file; `phalanx pools apply -f` reads it"
+        raise SpecInvalid([Problem("pools", said)])
+    try:
+        found = ProjectFile.model_validate(dict(data))
+    except ValidationError as error:
+        raise SpecInvalid(problems_of(error.errors(include_url=False), ProjectFile)) from None
+    counted = Counter(project.name for project in found.projects)
+    problems = [
+        Problem("projects", f"project {name} stands there {times} times")
+        for name, times in counted.items()
+        if times > 1
+    ]
+    if problems:
+        raise SpecInvalid(problems)
+    return found
+
+
+def check_tree(projects: Iterable[ProjectSpec]) -> list[Problem]:
+    """What is wrong with all projects together: unknown parents, circles, guarantees too large."""
+    known = {project.name: project for project in projects}
+    problems = []
+    for project in known.values():
+        path = f"project {project.name}"
+        if project.parent is not None and project.parent not in known:
+            problems.append(Problem(path, "its parent is not a project", project.parent))
+        elif _is_own_ancestor(project, known):
+            problems.append(Problem(path, "is its own ancestor", project.parent))
+    for parent in known.values():
+        below = sum(p.guaranteed_slots for p in known.values() if p.parent == parent.name)
+        if below > parent.guaranteed_slots:
+            said = (
+                f"guarantees {parent.guaranteed_slots} slots, its parts {below} together: "
+                f"raise guaranteed_slots to {below} or lower theirs"
+            )
+            problems.append(Problem(f"project {parent.name}", said))
+    return problems
+
+
+def lineage(projects: Mapping[str, ProjectSpec], name: str) -> tuple[ProjectSpec, ...]:
+    """A project and those it is part of, nearest first; nothing for a name that no file names."""
+    found: list[ProjectSpec] = []
+    here = projects.get(name)
+    while here is not None and here not in found:
+        found.append(here)
+        here = None if here.parent is None else projects.get(here.parent)
+    return tuple(found)
+
+
+def _is_own_ancestor(project: ProjectSpec, known: Mapping[str, ProjectSpec]) -> bool:
+    seen = set[str]()
+    here = project
+    while here.parent is not None and here.parent in known and here.name not in seen:
+        seen.add(here.name)
+        here = known[here.parent]
+    return here.parent is not None and here.name in seen
+
+
+def project_json_schema() -> dict[str, Any]:
+    """The published JSON schema of the project file."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **ProjectFile.model_json_schema(by_alias=True, mode="validation"),
+    }

@@ -1,0 +1,1 @@
+"""The job spec: fields, sections, how it is read and validated."""

@@ -1,0 +1,453 @@
+"""The job spec: one pydantic model for YAML, Python and the command line."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+
+from phalanx.core.gang.placement import Demand, GangShape
+from phalanx.core.jobs.model import JobTerms
+from phalanx.core.jobs.recovery import DEFAULT_BUDGETS, Budget, RecoveryPolicy
+from phalanx.core.reasons import Cause
+from phalanx.core.training.checkpoints import far_prefix
+from phalanx.kit.units import parse_duration
+from phalanx.schemas.spec.fields import (
+    Command,
+    Cron,
+    Duration,
+    Indices,
+    Interval,
+    Jobs,
+    Name,
+    Names,
+    Range,
+    Section,
+    StallAfter,
+    Text,
+    Variable,
+    WholeFromOne,
+    WholeFromZero,
+)
+from phalanx.schemas.spec.plain_scripts import KeptDirectory, MetricLines
+from phalanx.schemas.spec.python import PythonSection, short_form
+from phalanx.schemas.spec.roles import (
+    OUR_PREFIXES,
+    OURS,
+    Environment,
+    Resources,
+    Role,
+    RolePlan,
+    role_plans,
+)
+from phalanx.schemas.spec.training import Training
+
+SPEC_SCHEMA: Literal[1] = 1
+_ONE = Range(1, 1)
+_DAY_S = 86400.0
+
+
+class PlacementWish(Section):
+    """Topology levels of the pool, such as node, rack or zone."""
+
+    required: Name | None = Field(
+        default=None, description="The gang must lie inside one of these."
+    )
+    preferred: Name | None = Field(
+        default=None,
+        description="The gang should lie inside one of these; absent: the narrowest; none: anywhere.",
+    )
+    patience: Duration | None = Field(
+        default=None,
+        description="How long to wait for what is preferred before doing without; absent: "
+        "a twentieth of the expected run, at most an hour (ten minutes where nothing is known).",
+    )
+    selector: dict[Name, Text] = Field(
+        default_factory=dict, description="Labels that every node must have."
+    )
+    tolerate: Names = Field(
+        default_factory=list, description="Taints of nodes that the job may run on all the same."
+    )
+
+
+class BestCheckpoints(Section):
+    """Which checkpoints are the best ones."""
+
+    metric: Annotated[str, Field(strict=True, min_length=1)] = Field(
+        description="A metric that the script logs."
+    )
+    mode: Literal["min", "max"] = Field(default="max", description="Whether low or high is good.")
+    count: WholeFromOne = Field(default=1, description="How many of them to keep.")
+
+
+class KeepCheckpoints(Section):
+    """Which checkpoints stay. The only valid one is never deleted."""
+
+    last: WholeFromOne | None = Field(default=3, description="The newest ones; null keeps all.")
+    best: BestCheckpoints | None = Field(default=None, description="And the best ones by a metric.")
+    every: WholeFromOne | None = Field(
+        default=None, description="And those whose step is a multiple of this."
+    )
+    age: Duration | None = Field(default=None, description="And those younger than this.")
+
+
+class CheckpointKey(Section):
+    """Where the ranks find the key that encrypts checkpoints; the key itself never stands in a spec."""
+
+    key_env: Variable | None = Field(
+        default=None, description="A variable of the ranks that holds it."
+    )
+    key_file: Annotated[str, Field(strict=True, min_length=1)] | None = Field(
+        default=None, description="A file on the ranks' nodes that holds it."
+    )
+
+    @model_validator(mode="after")
+    def _one(self) -> CheckpointKey:
+        if (self.key_env is None) == (self.key_file is None):
+            raise ValueError("give either key_env or key_file")
+        return self
+
+
+class Checkpointing(Section):
+    """When checkpoints are made, which of them stay, and where."""
+
+    every: Interval = Field(
+        default="10m", description="A duration, `500 steps`, `1 epoch` or auto."
+    )
+    keep: KeepCheckpoints = Field(default_factory=KeepCheckpoints, description="Retention.")
+    in_background: Annotated[bool, Field(strict=True)] = Field(
+        default=True,
+        alias="async",
+        description="Training goes on while a checkpoint is written from a copy of the state.",
+    )
+    compress: Literal["none", "zstd"] = Field(
+        default="none", description="Makes the files smaller, at the cost of processor time."
+    )
+    store: Annotated[str, Field(strict=True), AfterValidator(far_prefix)] | None = Field(
+        default=None,
+        description="An object store that gets copies, `s3://bucket/prefix`; absent: none.",
+    )
+    encryption: CheckpointKey | None = Field(
+        default=None, description="Encrypts checkpoints, here and in the object store."
+    )
+    directory: KeptDirectory | None = Field(
+        default=None,
+        description="The script's own folder: committed as it changes, put back before every start.",
+    )
+
+
+def _budget_count(value: Any) -> Any:
+    return None if value == "unlimited" else value
+
+
+class RestartBudget(Section):
+    """How often the job may come back from one cause without making progress in between."""
+
+    count: Annotated[WholeFromZero | None, BeforeValidator(_budget_count)] = Field(
+        description="Restarts; `unlimited` for no limit."
+    )
+    per: Duration | None = Field(description="Only restarts this recent count; null: all of them.")
+    first_wait: Duration = Field(description="The wait before the second fruitless restart.")
+    max_wait: Duration = Field(description="The wait doubles up to this.")
+
+    @classmethod
+    def from_core(cls, budget: Budget) -> RestartBudget:
+        """The section for a core value."""
+        return cls(
+            count=budget.count,
+            per=budget.per_s,
+            first_wait=budget.first_wait_s,
+            max_wait=budget.max_wait_s,
+        )
+
+    def to_core(self) -> Budget:
+        """The core value."""
+        return Budget(self.count, self.per, self.first_wait, self.max_wait)
+
+
+def _default_budget(cause: Cause) -> Any:
+    budget = RestartBudget.from_core(DEFAULT_BUDGETS[cause])
+    return Field(default_factory=lambda: budget, description=f"Budget for the cause {cause.value}.")
+
+
+class Recovery(Section):
+    """Restart budgets by cause, refilled by progress; what is left out keeps its default."""
+
+    rank_crash: RestartBudget = _default_budget(Cause.RANK_CRASH)
+    node_lost: RestartBudget = _default_budget(Cause.NODE_LOST)
+    preempted: RestartBudget = _default_budget(Cause.PREEMPTED)
+    stalled: RestartBudget = _default_budget(Cause.STALLED)
+    start_failed: RestartBudget = _default_budget(Cause.START_FAILED)
+    oom: RestartBudget = _default_budget(Cause.OOM)
+    user_error: RestartBudget = _default_budget(Cause.USER_ERROR)
+    diverged: RestartBudget = _default_budget(Cause.DIVERGED)
+    exit_codes: dict[Annotated[int, Field(ge=1, le=255)], Literal["retry", "fail"]] = Field(
+        default_factory=dict, description="What an exit code of a rank means: retry or fail."
+    )
+    max_barren: WholeFromOne = Field(
+        default=5,
+        description="Generations in a row without a new step, where a budget is unlimited.",
+    )
+
+    @field_validator(*(cause.value for cause in Cause), mode="before")
+    @classmethod
+    def _over_default(cls, value: Any, info: Any) -> Any:
+        """`{count: 5}`, `5` and `unlimited` are laid over the default of the cause."""
+        if isinstance(value, int) or value == "unlimited":
+            value = {"count": value}
+        if not isinstance(value, dict):
+            return value
+        budget = RestartBudget.from_core(DEFAULT_BUDGETS[Cause(info.field_name)])
+        return {**budget.model_dump(), **value}
+
+    def to_core(self) -> RecoveryPolicy:
+        """The core value."""
+        return RecoveryPolicy(
+            budgets=tuple((cause, getattr(self, cause.value).to_core()) for cause in Cause),
+            retry_codes=tuple(sorted(c for c, do in self.exit_codes.items() if do == "retry")),
+            fail_codes=tuple(sorted(c for c, do in self.exit_codes.items() if do == "fail")),
+            max_barren=self.max_barren,
+        )
+
+
+class Stall(Section):
+    """When a job that makes no step counts as stalled: stacks of all ranks are kept, then it restarts."""
+
+    after: StallAfter = Field(
+        default="auto",
+        description="A duration; auto: 20 usual steps and at least 5m; never.",
+    )
+
+    @property
+    def after_s(self) -> str:
+        """`auto`, `never`, or seconds, as supervisors read it."""
+        return (
+            self.after
+            if self.after in ("auto", "never")
+            else format(parse_duration(self.after), "g")
+        )
+
+
+class Warm(Section):
+    """Ranks are forked from a process that has imported torch already."""
+
+    enabled: Annotated[bool, Field(strict=True)] = Field(
+        default=True, description="false: start cold."
+    )
+    imports: list[Annotated[str, Field(strict=True, pattern=r"^[A-Za-z_][\w.]*$")]] = Field(
+        default_factory=list, description="Modules to import beside torch."
+    )
+
+
+class Mount(Section):
+    """Something of the outside, seen by the ranks."""
+
+    source: Annotated[str, Field(strict=True, min_length=1)] = Field(description="What to mount.")
+    path: Annotated[str, Field(strict=True, pattern="^/")] = Field(description="Where: absolute.")
+    read_only: Annotated[bool, Field(strict=True)] = Field(default=False, description="No writing.")
+
+
+def _mount(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    source, _, rest = value.rpartition(":/")
+    path, _, mode = ("/" + rest).partition(":")
+    if not source or mode not in ("", "ro"):
+        raise ValueError("write source:/path or source:/path:ro")
+    return {"source": source, "path": path, "read_only": mode == "ro"}
+
+
+class CostLimit(Section):
+    """What the job may cost."""
+
+    usd: Annotated[float, Field(gt=0)] = Field(description="US dollars.")
+
+
+class Schedule(Section):
+    """When the job is started again and again."""
+
+    cron: Cron = Field(description="minute hour day month weekday.")
+
+
+def _stall(value: Any) -> Any:
+    # Null stands in specs that were stored before there was a default.
+    if value is None:
+        return {}
+    return {"after": value} if isinstance(value, str | int | float) else value
+
+
+PRIORITIES = {"low": 25, "normal": 50, "high": 75, "urgent": 95}
+
+
+def _priority(value: Any) -> Any:
+    if not isinstance(value, str) or value.isdigit():
+        return value
+    if value not in PRIORITIES:
+        named = ", ".join(f"{name} ({number})" for name, number in PRIORITIES.items())
+        raise ValueError(f"write a number from 0 to 100, or one of {named}")
+    return PRIORITIES[value]
+
+
+def _warm(value: Any) -> Any:
+    return {"enabled": value} if isinstance(value, bool) else value
+
+
+class JobSpec(Section):
+    """What a user submits. `schema: 1`; every field but `run` has a default."""
+
+    schema_version: Literal[1] = Field(
+        default=SPEC_SCHEMA, alias="schema", description="Version of this format."
+    )
+    name: Name = Field(default="job", description="For people; not unique.")
+    project: Name = Field(default="default", description="The tenant it belongs to.")
+    labels: dict[Name, Text] = Field(default_factory=dict, description="Searchable marks.")
+    job_class: Name | None = Field(default=None, alias="class", description="Its class of service.")
+    run: Command | None = Field(
+        default=None,
+        description="The command of every rank: one line for the shell, or a list of words.",
+    )
+    setup: Annotated[str, Field(strict=True, min_length=1)] | None = Field(
+        default=None,
+        description="A shell command that runs once per node before the first rank starts.",
+    )
+    python: Annotated[PythonSection, BeforeValidator(short_form)] | None = Field(
+        default=None,
+        description="Python packages that the ranks can import beside those of the node.",
+    )
+    framework: Literal["torch", "jax", "tensorflow", "horovod", "mpi", "ray", "none"] = Field(
+        default="torch", description="What the ranks find in their environment to meet one another."
+    )
+    env_compat: list[Name] = Field(
+        default_factory=list, description="Variables of other launchers to set as well."
+    )
+    workdir: Annotated[str, Field(strict=True, min_length=1)] = Field(
+        default=".", description="Copied at submit; relative to the file the spec is in."
+    )
+    image: Annotated[str, Field(strict=True, min_length=1)] | None = Field(
+        default=None, description="Container image."
+    )
+    resources: Resources = Field(default_factory=Resources, description="The shape of the gang.")
+    roles: dict[Name, Role] = Field(
+        default_factory=dict,
+        description="Further parts of the gang, each with its own shape; without `run`, all of it.",
+    )
+    data: dict[Name, Annotated[str, Field(strict=True, min_length=1)]] = Field(
+        default_factory=dict, description="Named inputs, staged before the start."
+    )
+    placement: PlacementWish = Field(
+        default_factory=PlacementWish, description="How close together the gang has to lie."
+    )
+    pool: Names = Field(
+        default_factory=list, description="Pools in order of preference; absent: any that fits."
+    )
+    priority: Annotated[int, Field(strict=True, ge=0, le=100), BeforeValidator(_priority)] = Field(
+        default=50, description="0 to 100, higher first; or low, normal, high, urgent."
+    )
+    preemptible: Annotated[bool, Field(strict=True)] = Field(
+        default=True, description="false: no other job may push it aside."
+    )
+    max_duration: Duration | None = Field(
+        default=None, description="The job fails after this long."
+    )
+    grace: Duration = Field(default=30.0, description="Time to save and leave when asked to stop.")
+    checkpoint: Checkpointing = Field(default_factory=Checkpointing, description="Checkpoints.")
+    metrics: MetricLines = Field(
+        default_factory=list,
+        description="Where metrics stand in what the ranks print: `step {step}: loss {loss}`, or json.",
+    )
+    training: Training = Field(
+        default_factory=Training, description="Precision, batch and guards of `phalanx.train`."
+    )
+    recovery: Recovery = Field(default_factory=Recovery, description="Restarts.")
+    stall: Annotated[Stall, BeforeValidator(_stall)] = Field(
+        default_factory=Stall, description="Detection of jobs that hang; `stall: 10m` is short."
+    )
+    warm: Annotated[Warm, BeforeValidator(_warm)] = Field(
+        default_factory=Warm, description="Fast start; `warm: false` turns it off."
+    )
+    env: Environment = Field(default_factory=dict, description="Environment variables.")
+    secrets: list[Variable] = Field(
+        default_factory=list,
+        description="Variables of the ranks whose values `phalanx secrets` keeps.",
+    )
+    mounts: list[Annotated[Mount, BeforeValidator(_mount)]] = Field(
+        default_factory=list, description="File systems and buckets."
+    )
+    budget: CostLimit | None = Field(default=None, description="A limit on what it costs.")
+    depends_on: Jobs = Field(default_factory=list, description="Jobs that have to succeed first.")
+    array: Indices | None = Field(default=None, description="Indices: one job for each.")
+    schedule: Schedule | None = Field(default=None, description="Regular starts.")
+
+    @field_validator("secrets")
+    @classmethod
+    def _secrets_not_ours(cls, secrets: list[str]) -> list[str]:
+        ours = sorted(n for n in secrets if n in OURS or n.startswith(OUR_PREFIXES))
+        if ours:
+            raise ValueError(f"Phalanx sets {', '.join(ours)} itself")
+        return secrets
+
+    @field_validator("grace")
+    @classmethod
+    def _grace_is_short(cls, grace_s: float) -> float:
+        if grace_s > _DAY_S:
+            raise ValueError("at most 24h")
+        return grace_s
+
+    @field_validator("max_duration")
+    @classmethod
+    def _lasts(cls, limit_s: float | None) -> float | None:
+        if limit_s is not None and limit_s <= 0:
+            raise ValueError("must be longer than nothing; leave it out for no limit")
+        return limit_s
+
+    @property
+    def plans(self) -> tuple[RolePlan, ...]:
+        """Every role, the first one first."""
+        return role_plans(self)
+
+    @property
+    def shape(self) -> GangShape:
+        """The first role, with the top of the range where the number of nodes is one."""
+        return self.plans[0].shape
+
+    @property
+    def cpus_per_node(self) -> int:
+        """CPUs that each node of the first role has to have; 0 where the spec does not say."""
+        return self.plans[0].cpus_per_node
+
+    def to_terms(self) -> JobTerms:
+        """What the job machine must know of it."""
+        first, *others = self.plans
+        return JobTerms(
+            shape=first.shape,
+            policy=self.recovery.to_core(),
+            grace_s=self.grace,
+            max_duration_s=self.max_duration,
+            min_nodes=None if first.need.nodes.is_number else first.need.nodes.low,
+            role=first.name,
+            roles=tuple(one.to_core() for one in others),
+        )
+
+    def to_demand(self) -> Demand:
+        """What the planner must know of it beyond the gang's shape."""
+        need, wish = self.plans[0].need, self.placement
+        return Demand(
+            memory_per_node_bytes=0 if need.memory is None else need.memory.low,
+            slot_type=need.accelerator or "",
+            device_memory_bytes=0
+            if need.accelerator_memory is None
+            else need.accelerator_memory.low,
+            required=wish.required,
+            preferred=wish.preferred,
+            patience_s=wish.patience,
+            selector=tuple(sorted(wish.selector.items())),
+            tolerates=tuple(sorted(wish.tolerate)),
+            preemptible=self.preemptible,
+        )
+
+    def keep_json(self) -> dict[str, object]:
+        """Retention as the ranks read it (`core.checkpoints.Keep.from_json`)."""
+        body: dict[str, object] = self.checkpoint.keep.model_dump(exclude_none=True)
+        if body.pop("age", None) is not None:
+            body["age_s"] = self.checkpoint.keep.age
+        return body

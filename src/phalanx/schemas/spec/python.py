@@ -1,0 +1,93 @@
+"""The spec's section `python`: packages that a job brings along, whatever executes it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from phalanx.schemas.spec.fields import Section
+
+# `https://user:password@host/…`: what stands there would be in every copy of the spec.
+_CREDENTIALS = re.compile(r"://[^/\s]*@")
+_NO_SECRETS = (
+    "has a password in it; keep the whole address as a secret named PIP_INDEX_URL or UV_INDEX_URL "
+    "(`phalanx secrets set`) and list that under `secrets`"
+)
+
+
+def _requirement(text: str) -> str:
+    text = text.strip()
+    if not text or "\n" in text or text.startswith("-"):
+        raise ValueError(
+            "write one requirement, such as einops==0.8.1; options have their own keys"
+        )
+    if _CREDENTIALS.search(text):
+        raise ValueError(_NO_SECRETS)
+    return text
+
+
+def _url(text: str) -> str:
+    if not re.match(r"(https?|file)://\S+$", text):
+        raise ValueError("write the address of a package index, https://…")
+    if _CREDENTIALS.search(text):
+        raise ValueError(_NO_SECRETS)
+    return text
+
+
+def _index(text: str) -> str:
+    return text if text == "none" else _url(text)
+
+
+def _place(text: str) -> str:
+    return _url(text) if "://" in text else text
+
+
+def _inside(text: str) -> str:
+    path = PurePosixPath(text)
+    if path.is_absolute() or ".." in path.parts:
+        raise ValueError("write a path inside the work directory: only that travels with the job")
+    return text
+
+
+Requirement = Annotated[str, Field(strict=True), AfterValidator(_requirement)]
+Url = Annotated[str, Field(strict=True), AfterValidator(_url)]
+
+
+class PythonSection(Section):
+    """An environment over that of the node, built once for each content and used by many attempts."""
+
+    requirements: (
+        Annotated[str, Field(strict=True, min_length=1), AfterValidator(_inside)] | None
+    ) = Field(default=None, description="A requirements file in the work directory.")
+    packages: list[Requirement] = Field(
+        default_factory=list, description="Requirements, such as `einops==0.8.1`."
+    )
+    installer: Literal["auto", "pip", "uv"] = Field(
+        default="auto", description="auto: uv where the node has it, else pip."
+    )
+    index_url: Annotated[str, Field(strict=True), AfterValidator(_index)] | None = Field(
+        default=None, description="A package index in place of the installer's own; none: no index."
+    )
+    extra_index_urls: list[Url] = Field(default_factory=list, description="And these indexes.")
+    find_links: list[Annotated[str, Field(strict=True, min_length=1), AfterValidator(_place)]] = (
+        Field(
+            default_factory=list,
+            description="Folders (of the work directory or the nodes) or pages with wheels.",
+        )
+    )
+
+    @model_validator(mode="after")
+    def _something(self) -> PythonSection:
+        if self.requirements is None and not self.packages:
+            raise ValueError("give `requirements`, `packages` or both")
+        return self
+
+
+def short_form(value: Any) -> Any:
+    """`python: requirements.txt` and `python: [einops]` are short for the section."""
+    if isinstance(value, str):
+        return {"requirements": value}
+    return {"packages": value} if isinstance(value, list) else value

@@ -1,0 +1,269 @@
+"""The spec's sections `resources` and `roles`: what has to start together, and what each part runs.
+
+Without `roles` a job has one role, `worker`, made of `run` and `resources`. With `run` that role stays
+and comes first, and `roles` are more of them; without it the first of `roles` comes first. The first
+role is what the job is about: its steps are the job's steps, its checkpoints those of the job.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from phalanx.core.gang.placement import GangShape
+from phalanx.core.gang.placement import Role as RoleShape
+from phalanx.core.gang.roles import WORKER
+from phalanx.errors import Problem
+from phalanx.schemas.spec.fields import (
+    Command,
+    CountRange,
+    Name,
+    Range,
+    Section,
+    SizeRange,
+    Text,
+    Variable,
+    WholeFromOne,
+    WholeFromZero,
+)
+from phalanx.schemas.spec.training import Training
+
+if TYPE_CHECKING:
+    from phalanx.schemas.spec.models import JobSpec
+
+_ONE = Range(1, 1)
+# Laid over the environment of every rank; a spec that sets them would be ignored silently.
+OURS = frozenset(
+    {
+        "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+        "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE",
+    }
+)  # fmt: skip
+OUR_PREFIXES = ("PHALANX_", "TORCHELASTIC_", "PET_")
+# Frameworks whose ranks meet among themselves, whatever else is in the gang.
+_FRAMEWORKS = ("torch", "jax", "horovod", "none")
+_SHORT = ("nodes", "slots_per_node", "slots_per_rank", "cpus", "memory", "accelerator")
+
+
+def not_ours(env: dict[str, str]) -> dict[str, str]:
+    """Variables that a spec may set. Raises ValueError for those that the platform sets."""
+    taken = [key for key in env if key in OURS or key.startswith(OUR_PREFIXES)]
+    if taken:
+        raise ValueError(f"{', '.join(taken)}: set by the platform for every rank; remove it")
+    return env
+
+
+Environment = Annotated[dict[Variable, Text], AfterValidator(not_ours)]
+
+
+class Resources(Section):
+    """What one node of the gang needs, and how many nodes."""
+
+    nodes: CountRange = Field(
+        default=_ONE, description="Nodes of the gang; a range makes it elastic."
+    )
+    slots_per_node: WholeFromOne = Field(
+        default=1,
+        description="Slots on each node: GPUs, or CPU worker places where a pool has no GPUs.",
+    )
+    slots_per_rank: WholeFromOne = Field(default=1, description="Slots that one rank uses.")
+    cpus: CountRange | None = Field(default=None, description="CPUs on each node.")
+    memory: SizeRange | None = Field(default=None, description="Memory on each node.")
+    shm: SizeRange | None = Field(
+        default=None, description="Shared memory (/dev/shm) on each node."
+    )
+    accelerator: Name | None = Field(default=None, description="Accelerator model, such as H100.")
+    accelerator_memory: SizeRange | None = Field(
+        default=None, description="Memory of each accelerator."
+    )
+
+    @model_validator(mode="after")
+    def _ranks_fit(self) -> Resources:
+        if self.slots_per_node % self.slots_per_rank:
+            raise ValueError(
+                f"slots_per_rank ({self.slots_per_rank}) does not divide "
+                f"slots_per_node ({self.slots_per_node})"
+            )
+        return self
+
+
+class RoleResources(Resources):
+    """What one node of a role needs, and how many nodes; a role may do without slots."""
+
+    slots_per_node: WholeFromZero = Field(
+        default=1, description="Slots on each node; 0: CPUs alone, for one rank on each node."
+    )
+
+
+def _short(key: str) -> Any:
+    return Field(default=None, exclude=True, description=f"Short for `resources.{key}`.")
+
+
+class Role(Section):
+    """One part of a gang with several: a learner, actors, an evaluator, servers.
+
+    What stands in `resources` may stand in the role itself.
+    """
+
+    run: Command | None = Field(default=None, description="Its command; absent: the job's.")
+    resources: RoleResources = Field(
+        default_factory=RoleResources, description="What its nodes need, and how many they are."
+    )
+    framework: Literal["torch", "jax", "horovod", "none"] | None = Field(
+        default=None, description="How its ranks meet one another; absent: as the job's."
+    )
+    env: Environment = Field(
+        default_factory=dict, description="Variables of its ranks, over those of the job."
+    )
+    training: Training | None = Field(
+        default=None, description="Its own section `training`; the job's is the first role's."
+    )
+    required: Annotated[bool, Field(strict=True)] = Field(
+        default=True,
+        description="false: the job goes on when it fails, and ends without waiting for it.",
+    )
+
+    # What `_short_form` moves into `resources`; here for editors, and to tell a slip of the pen.
+    nodes: CountRange | None = _short("nodes")
+    slots: WholeFromZero | None = _short("slots_per_node")
+    slots_per_node: WholeFromZero | None = _short("slots_per_node")
+    slots_per_rank: WholeFromOne | None = _short("slots_per_rank")
+    cpus: CountRange | None = _short("cpus")
+    memory: SizeRange | None = _short("memory")
+    accelerator: Name | None = _short("accelerator")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        value = dict(value)
+        if value.get("slots") is not None and value.get("slots_per_node") is not None:
+            raise ValueError("slots is short for slots_per_node; give one of them")
+        if "slots" in value:
+            value["slots_per_node"] = value.pop("slots")
+        flat = {key: value.pop(key) for key in _SHORT if value.get(key) is not None}
+        below = value.get("resources", {})
+        if not flat or not isinstance(below, dict):
+            return value
+        if twice := sorted(set(flat) & set(below)):
+            raise ValueError(f"{', '.join(twice)}: is there twice, in the role and in `resources`")
+        return {**value, "resources": {**below, **flat}}
+
+
+@dataclass(frozen=True, slots=True)
+class RolePlan:
+    """One role of a job with what it takes from the job filled in; `leads`: it is the first one."""
+
+    name: str
+    run: list[str] | str | None
+    need: Resources
+    framework: str
+    env: dict[str, str]
+    training: dict[str, Any] | None
+    required: bool
+    leads: bool
+
+    @property
+    def cpus_per_node(self) -> int:
+        """CPUs that each of its nodes has to have; 0 where the spec does not say."""
+        return 0 if self.need.cpus is None else self.need.cpus.low
+
+    @property
+    def shape(self) -> GangShape:
+        """Its part of the gang, with the top of the range where the number of nodes is one."""
+        need = self.need
+        nodes = need.nodes.high or need.nodes.low
+        if self.framework in ("ray", "mpi"):
+            # One process on each node: the raylet's, or the one that starts this node's part of mpirun.
+            return GangShape(nodes, need.slots_per_node, 1)
+        ranks = max(1, need.slots_per_node // need.slots_per_rank)
+        return GangShape(nodes, need.slots_per_node, ranks)
+
+    def to_core(self) -> RoleShape:
+        """The core value of a role that is not the first."""
+        shape, memory = self.shape, self.need.memory
+        return RoleShape(
+            nodes=shape.nodes,
+            slots_per_node=shape.slots_per_node,
+            ranks_per_node=shape.ranks_per_node,
+            name=self.name,
+            cpus_per_node=self.cpus_per_node,
+            memory_per_node_bytes=0 if memory is None else memory.low,
+            slot_type=self.need.accelerator or "",
+            required=self.required,
+        )
+
+
+def role_plans(spec: JobSpec) -> tuple[RolePlan, ...]:
+    """Every role of a job, the first one first."""
+    training = spec.training.given() or None
+    plans = []
+    if spec.run is not None or not spec.roles:
+        plans.append(
+            RolePlan(WORKER, spec.run, spec.resources, spec.framework, {}, training, True, True)
+        )
+    for name, role in spec.roles.items():
+        leads = not plans
+        own = None if role.training is None else role.training.given()
+        plans.append(
+            RolePlan(
+                name=name,
+                run=spec.run if role.run is None else role.run,
+                need=role.resources,
+                framework=role.framework or spec.framework,
+                env=dict(role.env),
+                training=training if leads and own is None else own,
+                required=role.required,
+                leads=leads,
+            )
+        )
+    return tuple(plans)
+
+
+def role_problems(spec: JobSpec) -> list[Problem]:
+    """What is wrong with a job's roles, beside the form of each."""
+    if not spec.roles:
+        return []
+    found: list[Problem] = []
+    if spec.run is None and spec.resources != Resources():
+        said = "is of no use without `run`: write in `roles` what each role needs"
+        found.append(Problem("resources", said))
+    if spec.run is not None and WORKER in spec.roles:
+        said = "is what `run` and `resources` are called; give this role another name"
+        found.append(Problem(f"roles.{WORKER}", said))
+    for plan in role_plans(spec):
+        at = "" if plan.leads and spec.run is not None else f"roles.{plan.name}."
+        found += _faults(plan, at)
+    return found
+
+
+def _faults(plan: RolePlan, at: str) -> list[Problem]:
+    found: list[Problem] = []
+    if plan.run is None:
+        found.append(Problem(f"{at}run", "is required: the job has no `run` of its own"))
+    if not plan.need.nodes.is_number:
+        said = "a gang with several roles has a fixed size; write one number"
+        found.append(Problem(f"{at}resources.nodes", said))
+    if plan.framework not in _FRAMEWORKS:
+        said = f"gangs with several roles are of {', '.join(_FRAMEWORKS)}"
+        found.append(Problem(f"{at}framework", said, plan.framework))
+    if plan.leads and not plan.required:
+        said = "the first role is what the job is about; name another role first"
+        found.append(Problem(f"{at}required", said))
+    if plan.leads and not plan.need.slots_per_node:
+        said = "the first role needs at least one slot on each node"
+        found.append(Problem(f"{at}resources.slots_per_node", said))
+    for field in ("shm", "accelerator_memory"):
+        if at and getattr(plan.need, field) is not None:
+            found.append(Problem(f"{at}resources.{field}", "not yet supported in roles; remove it"))
+    memory = plan.need.memory
+    if at and memory is not None and memory.high is not None and not memory.is_number:
+        said = "not yet supported: upper limits; write the least amount only"
+        found.append(Problem(f"{at}resources.memory", said))
+    cpus = plan.need.cpus
+    if at and cpus is not None and not cpus.is_number:
+        found.append(Problem(f"{at}resources.cpus", "not yet supported: ranges; write one number"))
+    return found

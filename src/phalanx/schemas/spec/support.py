@@ -1,0 +1,112 @@
+"""Fields of the spec that are understood but not built yet: refused one by one, never ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from phalanx.core.gang import meshes
+from phalanx.errors import Problem
+from phalanx.schemas.spec.models import JobSpec
+from phalanx.schemas.spec.roles import role_problems
+
+
+def _endless(spec: JobSpec) -> bool:
+    return spec.resources.nodes.high is None
+
+
+def _capped(field: str) -> Callable[[JobSpec], bool]:
+    def capped(spec: JobSpec) -> bool:
+        size = getattr(spec.resources, field)
+        return size is not None and size.high is not None and not size.is_number
+
+    return capped
+
+
+def _cpu_range(spec: JobSpec) -> str | None:
+    cpus = spec.resources.cpus
+    return None if cpus is None or cpus.is_number else "a range of CPUs"
+
+
+def _elsewhere(spec: JobSpec) -> bool:
+    wish = spec.checkpoint
+    return wish.store is not None or wish.encryption is not None or wish.compress != "none"
+
+
+def _kept_in_disguise(spec: JobSpec) -> bool:
+    wish = spec.checkpoint
+    changed = wish.encryption is not None or wish.compress != "none"
+    return wish.directory is not None and changed
+
+
+def _trees_elsewhere(spec: JobSpec) -> bool:
+    return spec.framework == "jax" and _elsewhere(spec)
+
+
+def _given(*path: str) -> Callable[[JobSpec], Any]:
+    def value(spec: JobSpec) -> Any:
+        here: Any = spec
+        for part in path:
+            here = getattr(here, part)
+        return here
+
+    return value
+
+
+# Path, what makes it count as used, what is not there yet, what to write instead.
+_NOT_YET: tuple[tuple[str, Callable[[JobSpec], Any], str, str], ...] = (
+    ("class", _given("job_class"), "job classes", "remove it"),
+    ("env_compat", _given("env_compat"), "other launchers' variables", "remove it"),
+    ("image", _given("image"), "container images", "remove it"),
+    ("resources.nodes", _endless, "ranges without an upper end", "write one, as in 2..4"),
+    ("resources.cpus", _cpu_range, "ranges of CPUs", "write one number"),
+    ("resources.memory", _capped("memory"), "upper limits", "write the least amount only"),
+    ("resources.shm", _given("resources", "shm"), "shared memory requests", "remove it"),
+    (
+        "resources.accelerator_memory",
+        _capped("accelerator_memory"),
+        "upper limits",
+        "write the least amount only",
+    ),
+    (
+        "checkpoint.directory",
+        _kept_in_disguise,
+        "folders with encryption or compress",
+        "remove these",
+    ),
+    ("checkpoint", _trees_elsewhere, "store, encryption and compress with jax", "remove these"),
+    ("data", _given("data"), "staged inputs", "let the script read its data itself"),
+    ("mounts", _given("mounts"), "mounts", "remove it"),
+    ("budget", _given("budget"), "cost limits", "remove it or use `max_duration`"),
+    ("depends_on", _given("depends_on"), "dependencies", "use `phalanx wait` in between"),
+    ("array", _given("array"), "job arrays", "submit one job for each index"),
+    ("schedule", _given("schedule"), "schedules", "let cron call `phalanx submit`"),
+)
+
+
+def check_supported(spec: JobSpec) -> list[Problem]:
+    """One problem for every field that is used and not built yet; empty when all is well."""
+    problems = [
+        Problem(path, f"not yet supported: {what}; {instead}")
+        for path, used, what, instead in _NOT_YET
+        if used(spec)
+    ]
+    if spec.run is None and not spec.roles:
+        problems.append(Problem("run", "is required: the command of every rank"))
+    return problems + role_problems(spec) + _strategy(spec)
+
+
+def _strategy(spec: JobSpec) -> list[Problem]:
+    """A layout of ranks that does not fit every size that the gang may have."""
+    problems = []
+    for plan in spec.plans:
+        sizes, nodes = (plan.training or {}).get("strategy"), plan.need.nodes
+        if sizes is None or plan.framework == "ray" or nodes.high is None:
+            continue
+        ranks = plan.shape.ranks_per_node
+        found = meshes.problem(sizes, [num * ranks for num in range(nodes.low, nodes.high + 1)])
+        if found is not None:
+            own = plan.name in spec.roles and spec.roles[plan.name].training is not None
+            at = f"roles.{plan.name}." if own else ""
+            problems.append(Problem(f"{at}training.strategy", found))
+    return problems

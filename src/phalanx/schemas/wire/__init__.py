@@ -1,0 +1,1 @@
+"""Messages between control plane and supervisors, and the assignment of a supervisor."""

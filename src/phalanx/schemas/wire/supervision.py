@@ -1,0 +1,413 @@
+"""What supervisors and the control plane say to one another.
+
+One idempotent call, `POST /api/v1/supervisors/sync`, carries sequence-numbered reports up and desired
+state down, as a long poll. The control plane speaks this protocol's number and the one before it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from phalanx.core.gang.failures import Failure
+from phalanx.core.jobs.desired import Action, Desired
+from phalanx.core.jobs.model import Outcome
+from phalanx.schemas.texts import Said
+from phalanx.schemas.wire.assignments import PROTOCOL, Message
+
+
+class NodeReadyReport(Message):
+    """The supervisor is there. `port` is free for a rendezvous."""
+
+    kind: Literal["node_ready"] = "node_ready"
+    seq: int
+    port: int
+    pid: int
+    host: str
+
+
+class RanksStartedReport(Message):
+    """All ranks of this node run. `warm`: they were forked from the warm process."""
+
+    kind: Literal["ranks_started"] = "ranks_started"
+    seq: int
+    generation: int
+    pids: list[int]
+    warm: bool
+
+
+class FailureReport(Message):
+    """`core.failures.Failure`; `at` is on the supervisor's clock, integer microseconds."""
+
+    cause: str
+    rank: int | None
+    at: int
+    message: Said
+    collateral: bool = False
+    exit_code: int | None = None
+    signal: int | None = None
+    exception: Said | None = None
+    traceback: Said = ""
+
+    @classmethod
+    def from_core(cls, failure: Failure) -> FailureReport:
+        """The message for a core value."""
+        return cls(
+            cause=failure.cause.value,
+            rank=failure.rank,
+            at=failure.at,
+            message=failure.message,
+            collateral=failure.collateral,
+            exit_code=failure.exit_code,
+            signal=failure.signal,
+            exception=failure.exception,
+            traceback=failure.traceback,
+        )
+
+
+class RankFailedReport(Message):
+    """The first failing rank of this node; the others are being killed."""
+
+    kind: Literal["rank_failed"] = "rank_failed"
+    seq: int
+    generation: int
+    failure: FailureReport
+
+
+class RanksEndedReport(Message):
+    """Every rank of this node is gone; `port` is a fresh one for the next generation."""
+
+    kind: Literal["ranks_ended"] = "ranks_ended"
+    seq: int
+    generation: int
+    outcome: Outcome
+    port: int
+    step: int | None = None
+    failure: FailureReport | None = None
+
+
+class CheckpointReport(Message):
+    """A rank committed a checkpoint."""
+
+    kind: Literal["checkpoint"] = "checkpoint"
+    seq: int
+    generation: int
+    step: int
+    epoch: int | None = None
+    path: Said
+    size_bytes: int = 0
+    took_s: float | None = None
+    metrics: dict[str, float] = Field(default_factory=dict)
+    at: int
+
+
+class RestoredReport(Message):
+    """The generation continues from a checkpoint (`path` None: from the beginning)."""
+
+    kind: Literal["restored"] = "restored"
+    seq: int
+    generation: int
+    path: Said | None = None
+    step: int = 0
+    epoch: int = 0
+    position: int = 0
+    exact: bool = True
+    took_s: float | None = None
+
+
+class QuarantinedReport(Message):
+    """A checkpoint failed verification and was set aside."""
+
+    kind: Literal["quarantined"] = "quarantined"
+    seq: int
+    generation: int
+    path: Said
+    message: Said
+
+
+class CheckpointRemovedReport(Message):
+    """Retention let a checkpoint go."""
+
+    kind: Literal["checkpoint_removed"] = "checkpoint_removed"
+    seq: int
+    generation: int
+    path: Said
+
+
+class WarningReport(Message):
+    """Something the user should see: a full disk, a resume that is not exact, dropped log bytes."""
+
+    kind: Literal["warning"] = "warning"
+    seq: int
+    generation: int
+    rank: int | None = None
+    message: Said
+    at: int
+
+
+class GuardReport(Message):
+    """A guard refused a step. `ranks` are at fault, as far as is known."""
+
+    kind: Literal["guard"] = "guard"
+    seq: int
+    generation: int
+    step: int
+    what: Said  # non_finite, spike
+    origin: Said  # data, hardware, unknown
+    action: Said  # skip, rollback, stop, applied
+    ranks: list[int] = Field(default_factory=list)
+
+
+class RankStacks(Message):
+    """Where one rank is: the stacks of its threads, or why there are none."""
+
+    rank: int
+    text: Said = ""
+    why: Said = ""
+
+
+class StacksReport(Message):
+    """Stacks of this node's ranks. `request` answers that number of the orders; 0: ranks hang."""
+
+    kind: Literal["stacks"] = "stacks"
+    seq: int
+    generation: int
+    request: int
+    at: int
+    ranks: list[RankStacks]
+
+
+class ProfileReport(Message):
+    """What rank 0 gathered of a profile. `request` 0: the script asked for it, nobody else.
+
+    `splits` are those of `core.profiles.Split`, by rank; `trace` is where the merged trace lies.
+    """
+
+    kind: Literal["profile"] = "profile"
+    seq: int
+    generation: int
+    request: int
+    at: int
+    first_step: int
+    splits: list[dict[str, float | None]]
+    finding: Said
+    said: Said
+    advice: Said
+    trace: Said = ""
+    notes: list[Said] = Field(default_factory=list)
+
+
+class RanksStalledReport(Message):
+    """This node's ranks run and make no step; their stacks were put before. Nothing was ended."""
+
+    kind: Literal["ranks_stalled"] = "ranks_stalled"
+    seq: int
+    generation: int
+    failure: FailureReport
+
+
+class LedgerRow(Message):
+    """Positions [lo, hi) of an epoch's order that this node's ranks consumed in one generation.
+
+    `times` keeps a sample that was used twice visible; see `core.ledger`.
+    """
+
+    epoch: int
+    lo: int
+    hi: int
+    times: int = 1
+
+
+class LedgerReport(Message):
+    """What this node's ranks consumed in one generation.
+
+    `added`: since the report before. Without it, as supervisors of earlier releases say it, the whole so
+    far, which takes the place of an earlier report: on several nodes a row for every step, again and again.
+    """
+
+    kind: Literal["ledger"] = "ledger"
+    seq: int
+    generation: int
+    num_samples: int | None = None
+    rows: list[LedgerRow]
+    added: bool = False
+
+
+class MetricPoint(Message):
+    """Values of one rank at one step."""
+
+    rank: int
+    step: int
+    at: int
+    values: dict[str, float]
+
+
+class MetricsReport(Message):
+    """A chunk of metric points, in order. `leads`: their steps are the job's own steps."""
+
+    kind: Literal["metrics"] = "metrics"
+    seq: int
+    generation: int
+    points: list[MetricPoint]
+    leads: bool = True
+
+
+class LogReport(Message):
+    """Bytes [offset, offset + len) of one rank's stream, base64. `dropped`: bytes lost before them."""
+
+    kind: Literal["log"] = "log"
+    seq: int
+    generation: int
+    rank: int
+    stream: Literal["out", "err"]
+    offset: int
+    data: str
+    dropped: int = 0
+
+
+class LeavingReport(Message):
+    """The supervisor was released, nothing it started is left, and it exits after this call."""
+
+    kind: Literal["leaving"] = "leaving"
+    seq: int
+
+
+Report = Annotated[
+    NodeReadyReport
+    | RanksStartedReport
+    | RankFailedReport
+    | RanksEndedReport
+    | CheckpointReport
+    | RestoredReport
+    | QuarantinedReport
+    | CheckpointRemovedReport
+    | WarningReport
+    | GuardReport
+    | StacksReport
+    | ProfileReport
+    | RanksStalledReport
+    | LedgerReport
+    | MetricsReport
+    | LogReport
+    | LeavingReport,
+    Field(discriminator="kind"),
+]
+
+
+class Heartbeat(Message):
+    """How far this node's ranks are: cheap, unnumbered, only the newest counts."""
+
+    generation: int = 0
+    step: int | None = None
+    epoch: int | None = None
+    num_epochs: int | None = None
+    phase: Said = ""
+
+
+class SyncRequest(Message):
+    """Reports up. `seen` is the `version` of the last orders; the call returns when they differ.
+
+    `sent_at` is the supervisor's wall clock in integer microseconds, for the estimate of its offset.
+    """
+
+    protocol: int = PROTOCOL
+    job: int
+    attempt: int
+    node_rank: int
+    sent_at: int
+    reports: list[Report] = Field(default_factory=list)
+    heartbeat: Heartbeat = Field(default_factory=Heartbeat)
+    seen: str = ""
+    wait_s: float = 0.0
+
+
+class ProfileOrder(Message):
+    """`core.profiles.ProfileWish` on the wire."""
+
+    request: int
+    steps: int
+    traced: int
+    extras: list[str] = Field(default_factory=list)
+
+
+class RoleMaster(Message):
+    """Where rank 0 of a role is, and a port there that is free for it."""
+
+    name: str
+    address: str
+    port: int
+
+
+class Orders(Message):
+    """`core.jobs.desired.Desired` on the wire, with a version to compare.
+
+    `grace_left_s` is what remains of a grace at the moment of the answer: durations survive
+    clocks that disagree. `stacks` numbers the newest request for the running ranks' stacks,
+    `profile` is the newest one for a profile.
+    """
+
+    version: str
+    action: Action
+    generation: int = 0
+    master_address: str = ""
+    master_port: int = 0
+    resume_path: str | None = None
+    restarts: int = 0
+    grace_left_s: float = 0.0
+    stacks: int = 0
+    after: str = ""
+    profile: ProfileOrder | None = None
+    masters: list[RoleMaster] = Field(default_factory=list)
+
+    @classmethod
+    def from_core(cls, orders: Desired, now: int) -> Orders:
+        """The message for a core value."""
+        left_s = 0.0 if orders.deadline_at is None else max(0.0, (orders.deadline_at - now) / 1e6)
+        version = (
+            f"{orders.action.value}:{orders.generation}:{orders.master_port}:{orders.deadline_at}"
+            f":{orders.stacks}"
+        )
+        wish = orders.profile
+        if wish is not None:
+            version += f":{wish.request}"
+        return cls(
+            version=version,
+            action=orders.action,
+            generation=orders.generation,
+            master_address=orders.master_address,
+            master_port=orders.master_port,
+            resume_path=orders.resume_path,
+            restarts=orders.restarts,
+            grace_left_s=left_s,
+            stacks=orders.stacks,
+            after=orders.after,
+            masters=[RoleMaster(name=n, address=a, port=p) for n, a, p in orders.masters],
+            profile=None
+            if wish is None
+            else ProfileOrder(
+                request=wish.request, steps=wish.steps, traced=wish.traced, extras=list(wish.extras)
+            ),
+        )
+
+
+class SyncResponse(Message):
+    """Orders down. Reports up to `acked` are stored and need not be sent again."""
+
+    protocol: int = PROTOCOL
+    acked: int
+    orders: Orders
+    server_now: int
+
+
+class ExitRecord(Message):
+    """What a supervisor leaves in `<node_dir>/exit.json` before it reports the end of its ranks.
+
+    A control plane that never heard the report reads it here.
+    """
+
+    protocol: int = PROTOCOL
+    attempt: int
+    node_rank: int
+    released: bool = False
+    ended: RanksEndedReport | None = None

@@ -1,0 +1,1 @@
+"""The life of a job: submit, commit, dispatch, poll, supervisors' reports, retention."""

@@ -1,0 +1,201 @@
+"""One step of the dispatcher: lease commands, execute them outside any transaction, store what followed.
+
+Every command is idempotent and fenced by its attempt, so that one that was cut off half-way by a crash
+is simply executed again.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from phalanx.core.gang.placement import Node
+from phalanx.core.jobs.events import JobEvent, LaunchFailed
+from phalanx.core.jobs.model import Attempt, JobState
+from phalanx.errors import ExecutorUnavailable, LeaseLost, SpecInvalid
+from phalanx.errors import LaunchFailed as CouldNotLaunch
+from phalanx.executors.protocol import GangReserver, SupervisorRef
+from phalanx.kit.backoff import backoff_s
+from phalanx.services.lifecycle import code
+from phalanx.services.lifecycle.assignments import assignments, code_dir
+from phalanx.services.lifecycle.commit import LEAVING, commit_events
+from phalanx.services.platform import Platform, token_hash
+from phalanx.store import outbox, supervisors
+from phalanx.store.database import Tx
+from phalanx.store.jobs import StoredJob
+from phalanx.store.outbox import LeasedCommand
+
+_LOG = logging.getLogger(__name__)
+LEASE_S = 60.0
+_US = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatcher:
+    """Who executes: `owner` names this process, `token` is fresh for each of its lives."""
+
+    owner: str
+    token: str
+
+
+def dispatch_step(platform: Platform, who: Dispatcher, now: int, limit: int = 16) -> int | None:
+    """Execute what is open; returns when to look again, or None when nothing is."""
+
+    def take(tx: Tx) -> tuple[list[LeasedCommand], dict[int, StoredJob]]:
+        commands = outbox.lease(
+            tx,
+            owner=who.owner,
+            token=who.token,
+            now=now,
+            expires_at=now + round(LEASE_S * _US),
+            limit=limit,
+        )
+        nums = list(dict.fromkeys(command.job for command in commands))
+        stored = platform.picture.some(tx, nums)
+        _expect(tx, platform, [c for c in commands if _is_launch(c, stored[c.job])], stored)
+        return commands, stored
+
+    if platform.store.view(lambda tx: _is_due(tx, now)):
+        _execute(platform, *platform.store.transact(take), now)
+    return platform.store.view(outbox.next_at)
+
+
+def _is_due(tx: Tx, now: int) -> bool:
+    at = outbox.next_at(tx)
+    return at is not None and at <= now
+
+
+def _execute(
+    platform: Platform, commands: list[LeasedCommand], stored: dict[int, StoredJob], now: int
+) -> None:
+    """Execute a batch: one transaction was before the effects, one is after them."""
+    done: list[tuple[LeasedCommand, list[JobEvent]]] = []
+    started = all(_is_launch(command, stored[command.job]) for command in commands)
+    nodes: dict[str, Node] = {}
+    for command in commands:
+        try:
+            if command.kind == "launch_attempt":
+                nodes = nodes or {node.id: node for node in platform.cluster()}
+                events = _launch(platform, command, stored[command.job], nodes)
+            else:
+                events = _kill(platform, command, stored[command.job])
+        except ExecutorUnavailable as error:
+            _try_later(platform, command, error.message, now)
+            continue
+        except Exception as error:
+            # Whatever is wrong with one job must not keep the commands of the others from being executed.
+            _LOG.exception("%s of job %d cannot be executed", command.kind, command.job)
+            _try_later(platform, command, f"{type(error).__name__}: {error}", now)
+            continue
+        done.append((command, events))
+    _finish(platform, done, now, () if started else (LEAVING,))
+
+
+def _is_launch(command: LeasedCommand, stored: StoredJob) -> bool:
+    """Whether the command still starts something.
+
+    A job that was stopped before its launch starts nothing: polling then finds every node gone.
+    """
+    live = _live_attempt(stored, command) is not None
+    return command.kind == "launch_attempt" and live and stored.job.state is not JobState.STOPPING
+
+
+def _expect(
+    tx: Tx, platform: Platform, commands: list[LeasedCommand], stored: dict[int, StoredJob]
+) -> None:
+    fresh = []
+    for command in commands:
+        attempt = _live_attempt(stored[command.job], command)
+        assert attempt is not None
+        hashed = token_hash(platform.supervisor_token(command.job, attempt.num))
+        fresh.append((command.job, attempt.num, len(attempt.nodes), hashed))
+    supervisors.expect(tx, fresh)
+
+
+def _finish(
+    platform: Platform,
+    done: list[tuple[LeasedCommand, list[JobEvent]]],
+    now: int,
+    topics: tuple[str, ...],
+) -> None:
+    """Store what followed, and wake `topics`: whoever was not started, or was killed, is polled now."""
+
+    def work(tx: Tx) -> None:
+        outbox.finish(tx, [command for command, _ in done], now)
+        for command, events in done:
+            if events:
+                commit_events(tx, command.job, events, now, "dispatcher")
+        tx.touched.topics.update(topics)
+
+    if not done:
+        return
+    try:
+        platform.store.transact(work)
+    except LeaseLost as error:
+        if len(done) > 1:
+            for one in done:
+                _finish(platform, [one], now, topics)
+        else:
+            _LOG.warning("%s; its new owner stores the result", error)
+
+
+def _try_later(platform: Platform, command: LeasedCommand, error: str, now: int) -> None:
+    """For as long as it takes: only the executor may say that nothing was started."""
+    wait_s = backoff_s(command.tries, first_s=0.5, max_s=30.0)
+    later = now + round(wait_s * _US)
+    try:
+        platform.store.transact(lambda tx: outbox.retry(tx, command, not_before=later, error=error))
+    except LeaseLost as lost:
+        _LOG.warning("%s; its new owner tries again", lost)
+
+
+def _live_attempt(stored: StoredJob, command: LeasedCommand) -> Attempt | None:
+    """The attempt that a command is for, or None when it is over: the fence."""
+    attempt = stored.job.attempt
+    return attempt if attempt is not None and attempt.num == command.attempt else None
+
+
+# -- launch --------------------------------------------------------------------------------------
+
+
+def _launch(
+    platform: Platform, command: LeasedCommand, stored: StoredJob, nodes: dict[str, Node]
+) -> list[JobEvent]:
+    """Start one supervisor per node rank; LaunchFailed for those that could not be."""
+    attempt = _live_attempt(stored, command)
+    if attempt is None or not _is_launch(command, stored):
+        return []
+    started = 0
+    try:
+        digest = stored.facts.code_digest
+        # Without code the folder is empty: the executor makes it, where the ranks will be.
+        if digest is not None:
+            code.unpack(platform.home, digest, code_dir(platform.home, command.job, attempt.num))
+        placed = assignments(platform, stored, attempt, nodes)
+        if isinstance(platform.executor, GangReserver):
+            platform.executor.reserve(attempt.placement, [assignment for _, assignment in placed])
+        for node, assignment in placed:
+            platform.executor.start(node, assignment)
+            started += 1
+    except (CouldNotLaunch, SpecInvalid) as error:
+        return _not_launched(attempt, started, error.message)
+    except KeyError as error:
+        return _not_launched(attempt, started, f"node {error.args[0]} is no longer there")
+    return []
+
+
+def _not_launched(attempt: Attempt, started: int, message: str) -> list[JobEvent]:
+    return [LaunchFailed(attempt.num, rank, message) for rank in range(started, len(attempt.nodes))]
+
+
+# -- kill ----------------------------------------------------------------------------------------
+
+
+def _kill(platform: Platform, command: LeasedCommand, stored: StoredJob) -> list[JobEvent]:
+    """Kill the attempt's supervisors; polling confirms that they are gone."""
+    attempt = _live_attempt(stored, command)
+    if attempt is not None:
+        for node_rank in range(len(attempt.nodes)):
+            pool = attempt.placement.pool
+            platform.executor.stop(SupervisorRef(command.job, command.attempt, node_rank, pool))
+    return []

@@ -1,0 +1,273 @@
+"""What supervisors report, as events of the job machine and rows of the store."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from phalanx.core.gang.failures import Failure
+from phalanx.core.jobs import events as e
+from phalanx.core.reasons import Cause
+from phalanx.core.training.ledger import Row, merge
+from phalanx.errors import UserError
+from phalanx.schemas.wire import supervision as wire
+from phalanx.services.lifecycle.commit import LEAVING, Note
+from phalanx.store import jobs, lineage, supervisors, telemetry
+from phalanx.store.database import Tx
+from phalanx.store.lineage import LedgerSlice
+from phalanx.store.telemetry import LogSegment, Point
+
+
+@dataclass(slots=True)
+class Inbox:
+    """One sync call while it is being read. `offset_us` is added to the supervisor's times."""
+
+    tx: Tx
+    job: int
+    attempt: int
+    node_rank: int
+    now: int
+    offset_us: int
+    events: list[e.JobEvent | Note] = field(default_factory=list)
+    row: dict[str, Any] = field(default_factory=dict)
+
+    def ours(self, at: int) -> int:
+        """A time of the supervisor's clock on ours; never in the future."""
+        return min(at + self.offset_us, self.now)
+
+    def key(self, generation: int) -> lineage.Key:
+        """Of the tables of lineage."""
+        return (self.job, self.attempt, generation)
+
+
+def read_report(inbox: Inbox, report: wire.Report) -> None:
+    """Turn one report into what follows from it. Raises UserError for one that makes no sense."""
+    _READERS[type(report)](inbox, report)
+
+
+def failure_of(report: wire.FailureReport, node_rank: int, offset_us: int) -> Failure:
+    """The core value, on our clock. A cause that is not known counts as a crash."""
+    known = {cause.value for cause in Cause}
+    cause = Cause(report.cause) if report.cause in known else Cause.RANK_CRASH
+    return Failure(
+        cause=cause,
+        rank=report.rank,
+        node_rank=node_rank,
+        at=report.at + offset_us,
+        message=report.message,
+        collateral=report.collateral,
+        exit_code=report.exit_code,
+        signal=report.signal,
+        exception=report.exception,
+        traceback=report.traceback,
+    )
+
+
+def ended_event(
+    report: wire.RanksEndedReport, attempt: int, node_rank: int, offset_us: int
+) -> e.RanksEnded:
+    """The end of a node's ranks, from a report or from an exit record."""
+    failure = report.failure
+    return e.RanksEnded(
+        attempt=attempt,
+        generation=report.generation,
+        node_rank=node_rank,
+        outcome=report.outcome,
+        port=report.port,
+        step=report.step,
+        failure=None if failure is None else failure_of(failure, node_rank, offset_us),
+    )
+
+
+def _node_ready(inbox: Inbox, report: wire.NodeReadyReport) -> None:
+    inbox.events.append(e.NodeReady(inbox.attempt, inbox.node_rank, report.port))
+    inbox.row |= {"host": report.host, "pid": report.pid}
+
+
+def _ranks_started(inbox: Inbox, report: wire.RanksStartedReport) -> None:
+    inbox.events.append(e.RanksStarted(inbox.attempt, report.generation, inbox.node_rank))
+    inbox.row |= {"generation": report.generation, "pids": report.pids, "warm": report.warm}
+    lineage.touch_generation(inbox.tx, inbox.key(report.generation), up_at=inbox.now)
+
+
+def _rank_failed(inbox: Inbox, report: wire.RankFailedReport) -> None:
+    failure = failure_of(report.failure, inbox.node_rank, inbox.offset_us)
+    inbox.events.append(e.RankFailed(inbox.attempt, report.generation, inbox.node_rank, failure))
+    _note_failure(inbox, report.generation, failure)
+
+
+def _note_failure(inbox: Inbox, generation: int, failure: Failure) -> None:
+    """The earliest time among causes; collateral ones come later by nature."""
+    if failure.collateral:
+        return
+    known = lineage.touch_generation(inbox.tx, inbox.key(generation)).failed_at
+    at = min(failure.at, inbox.now)
+    if known is None or at < known:
+        lineage.touch_generation(inbox.tx, inbox.key(generation), failed_at=at)
+
+
+def _ranks_ended(inbox: Inbox, report: wire.RanksEndedReport) -> None:
+    event = ended_event(report, inbox.attempt, inbox.node_rank, inbox.offset_us)
+    inbox.events.append(event)
+    inbox.row["pids"] = []
+    if event.failure is not None:
+        _note_failure(inbox, report.generation, event.failure)
+    lineage.touch_generation(inbox.tx, inbox.key(report.generation), ended_at=inbox.now)
+    if report.step is not None:
+        note_step(inbox, report.generation, report.step, inbox.now)
+
+
+def _checkpoint(inbox: Inbox, report: wire.CheckpointReport) -> None:
+    values = {
+        "step": report.step, "epoch": report.epoch, "path": report.path,
+        "size_bytes": report.size_bytes, "took_s": report.took_s,
+        "metrics": report.metrics, "created_at": inbox.ours(report.at),
+    }  # fmt: skip
+    lineage.add_checkpoint(inbox.tx, inbox.key(report.generation), values)
+    inbox.events.append(
+        e.CheckpointCommitted(inbox.attempt, report.generation, report.step, report.path)
+    )
+
+
+def _restored(inbox: Inbox, report: wire.RestoredReport) -> None:
+    values = report.model_dump(exclude={"kind", "seq", "generation"}) | {"at": inbox.now}
+    if lineage.add_restore(inbox.tx, inbox.key(report.generation), values):
+        inbox.events.append(Note("restored", inbox.attempt, report.generation, values))
+
+
+def _quarantined(inbox: Inbox, report: wire.QuarantinedReport) -> None:
+    lineage.mark_checkpoint(inbox.tx, inbox.job, report.path, "quarantined")
+    inbox.events.append(
+        e.CheckpointQuarantined(inbox.attempt, report.generation, report.path, report.message)
+    )
+
+
+def _removed(inbox: Inbox, report: wire.CheckpointRemovedReport) -> None:
+    lineage.mark_checkpoint(inbox.tx, inbox.job, report.path, "removed")
+
+
+def _warning(inbox: Inbox, report: wire.WarningReport) -> None:
+    data = {"message": report.message, "rank": report.rank, "node_rank": inbox.node_rank}
+    inbox.events.append(Note("warned", inbox.attempt, report.generation, data))
+
+
+def _guard(inbox: Inbox, report: wire.GuardReport) -> None:
+    data = report.model_dump(exclude={"kind", "seq", "generation"})
+    job = jobs.load(inbox.tx, inbox.job).job
+    if job.attempt is not None:
+        per_node, shares = job.terms.shape.ranks_per_node, job.attempt.placement.shares
+        ranks = [rank for rank in report.ranks if rank // per_node < len(shares)]
+        data["nodes"] = [shares[rank // per_node].node for rank in ranks]
+    inbox.events.append(Note("guarded", inbox.attempt, report.generation, data))
+
+
+def _stacks(inbox: Inbox, report: wire.StacksReport) -> None:
+    rows = [one.model_dump() for one in report.ranks]
+    data = {
+        "request": report.request, "node_rank": inbox.node_rank, "at": inbox.ours(report.at),
+        "ranks": rows,
+    }  # fmt: skip
+    inbox.events.append(Note("stacks", inbox.attempt, report.generation, data))
+    inbox.events.append(
+        e.StacksCaptured(inbox.attempt, report.generation, inbox.node_rank, report.request)
+    )
+
+
+def _profile(inbox: Inbox, report: wire.ProfileReport) -> None:
+    data = report.model_dump(exclude={"kind", "seq", "generation"})
+    data["at"] = inbox.ours(report.at)
+    inbox.events.append(Note("profiled", inbox.attempt, report.generation, data))
+
+
+def _ranks_stalled(inbox: Inbox, report: wire.RanksStalledReport) -> None:
+    failure = failure_of(report.failure, inbox.node_rank, inbox.offset_us)
+    inbox.events.append(e.RanksStalled(inbox.attempt, report.generation, inbox.node_rank, failure))
+    _note_failure(inbox, report.generation, failure)
+
+
+def _ledger(inbox: Inbox, report: wire.LedgerReport) -> None:
+    rows = merge(Row(row.epoch, row.lo, row.hi, getattr(row, "times", 1)) for row in report.rows)
+    key = inbox.key(report.generation)
+    if report.added:
+        lineage.add_to_ledger(inbox.tx, key, report.num_samples, rows)
+        return
+    slice_ = LedgerSlice(*key, inbox.node_rank, report.num_samples, rows)
+    lineage.put_ledger(inbox.tx, slice_)
+
+
+def _metrics(inbox: Inbox, report: wire.MetricsReport) -> None:
+    points = [
+        Point(inbox.attempt, report.generation, one.rank, one.step, inbox.ours(one.at), one.values)
+        for one in report.points
+    ]
+    telemetry.add_points(inbox.tx, inbox.job, inbox.node_rank, points)
+    for point in points[:1] + points[-1:] if report.leads else ():
+        note_step(inbox, report.generation, point.step, point.at)
+
+
+def _log(inbox: Inbox, report: wire.LogReport) -> None:
+    try:
+        data = base64.b64decode(report.data, validate=True)
+    except binascii.Error as error:
+        raise UserError(f"report {report.seq}: the log is not base64") from error
+    telemetry.add_log(
+        inbox.tx,
+        LogSegment(
+            0, *inbox.key(report.generation), report.rank, report.stream, report.offset,
+            report.dropped, inbox.now, data,
+        ),
+    )  # fmt: skip
+
+
+def _leaving(inbox: Inbox, report: wire.LeavingReport) -> None:
+    inbox.row |= {"released_at": inbox.now, "pids": []}
+    inbox.tx.touched.topics.add(LEAVING)
+
+
+def note_step(inbox: Inbox, generation: int, step: int, at: int) -> None:
+    """A step of a generation was completed at `at`: keep the first and the last one."""
+    known = lineage.touch_generation(inbox.tx, inbox.key(generation))
+    changes: dict[str, int] = {}
+    if known.first_step_at is None or at < known.first_step_at:
+        changes |= {"first_step_at": at, "first_step": step}
+    if known.last_step is None or step > known.last_step:
+        changes |= {"last_step_at": at, "last_step": step}
+    if changes:
+        lineage.touch_generation(inbox.tx, inbox.key(generation), **changes)
+
+
+def read_heartbeat(inbox: Inbox, beat: wire.Heartbeat, known: supervisors.SupervisorRow) -> None:
+    """How far this node is. A late one of an ended generation is left out."""
+    if beat.generation < known.generation:
+        return
+    inbox.row |= {
+        "generation": beat.generation, "step": beat.step, "epoch": beat.epoch,
+        "num_epochs": beat.num_epochs,
+        "phase": beat.phase[:64],
+    }  # fmt: skip
+    if beat.step is not None and (beat.generation, beat.step) != (known.generation, known.step):
+        note_step(inbox, beat.generation, beat.step, inbox.now)
+
+
+_READERS: Mapping[type, Callable[[Inbox, Any], None]] = {
+    wire.NodeReadyReport: _node_ready,
+    wire.RanksStartedReport: _ranks_started,
+    wire.RankFailedReport: _rank_failed,
+    wire.RanksEndedReport: _ranks_ended,
+    wire.CheckpointReport: _checkpoint,
+    wire.RestoredReport: _restored,
+    wire.QuarantinedReport: _quarantined,
+    wire.CheckpointRemovedReport: _removed,
+    wire.WarningReport: _warning,
+    wire.GuardReport: _guard,
+    wire.StacksReport: _stacks,
+    wire.ProfileReport: _profile,
+    wire.RanksStalledReport: _ranks_stalled,
+    wire.LedgerReport: _ledger,
+    wire.MetricsReport: _metrics,
+    wire.LogReport: _log,
+    wire.LeavingReport: _leaving,
+}

@@ -1,0 +1,89 @@
+"""Submit: everything that can be wrong with a job is said before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from phalanx.core.jobs.events import Submitted
+from phalanx.errors import NotFound, Problem, SpecInvalid, UserError
+from phalanx.launch import secret_files
+from phalanx.schemas.api.jobs import SubmitRequest
+from phalanx.schemas.home import HomeLayout
+from phalanx.schemas.spec.document import JobSpec, check_supported, resolved, validate_spec
+from phalanx.services.lifecycle import code
+from phalanx.services.lifecycle.commit import commit_new
+from phalanx.services.planning.admission import facts_of, misfits, over_project
+from phalanx.services.platform import Platform
+from phalanx.store import estate, jobs
+from phalanx.store.database import Tx
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A spec that can run here, with every default written out."""
+
+    spec: JobSpec
+    resolved: dict[str, Any]
+
+
+def check(platform: Platform, request: SubmitRequest) -> Accepted:
+    """What a dry run does. Raises SpecInvalid with every problem found."""
+    spec = validate_spec(request.spec)
+    problems = check_supported(spec)
+    if not problems:
+        projects = platform.store.view(estate.projects_now)
+        problems = over_project(spec, projects) or [
+            *misfits(spec, platform.cluster()),
+            *_no_secrets(spec, platform.home),
+        ]
+    if problems:
+        raise SpecInvalid(problems)
+    return Accepted(spec, resolved(spec))
+
+
+def submit(platform: Platform, request: SubmitRequest, now: int) -> tuple[int, Accepted]:
+    """Store a new job; returns its number. Raises SpecInvalid, NotFound for code not yet uploaded."""
+    accepted = check(platform, request)
+    spec = accepted.spec
+    if request.kind == "run" and request.caller_cwd is None:
+        raise UserError("a `run` job needs `caller_cwd`", "send it, or use kind `submit`")
+    if request.code is not None and not code.has(platform.home, request.code):
+        raise NotFound(
+            f"code {request.code[:12]}… has not been uploaded",
+            f"PUT it to /api/v1/code/{request.code} first",
+        )
+    _check_requirements(platform.home, spec, request.code)
+    runs = request.kind == "run"
+    facts = replace(
+        facts_of(spec),
+        owner=request.owner,
+        kind=request.kind,
+        spec=accepted.resolved,
+        code_digest=request.code,
+        caller_cwd=request.caller_cwd if runs else None,
+        caller_env=request.caller_env if runs else None,
+    )
+
+    def work(tx: Tx) -> int:
+        num = jobs.new_num(tx)
+        actor = f"user:{request.owner}" if request.owner else "user"
+        commit_new(tx, Submitted(num, spec.to_terms()), facts, now, actor)
+        return num
+
+    return platform.store.transact(work), accepted
+
+
+def _check_requirements(home: HomeLayout, spec: JobSpec, digest: str | None) -> None:
+    """The requirements file has to travel with the job. Raises SpecInvalid."""
+    name = None if spec.python is None else spec.python.requirements
+    if name is not None and (digest is None or not code.holds(home, digest, name)):
+        said = "is not in the work directory, or left out by .gitignore or .phalanxignore"
+        raise SpecInvalid([Problem("python.requirements", said, name)])
+
+
+def _no_secrets(spec: JobSpec, home: HomeLayout) -> list[Problem]:
+    """The secrets that the spec names and its project does not have."""
+    known = secret_files.names(home.secrets_dir(spec.project))
+    said = f"project {spec.project} has no such secret; `phalanx secrets set NAME` keeps one"
+    return [Problem("secrets", said, name) for name in spec.secrets if name not in known]

@@ -1,0 +1,136 @@
+"""The one call of supervisors: reports up, orders down. Repeating it changes nothing."""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass
+from pathlib import Path
+
+from phalanx.core.jobs.desired import desired
+from phalanx.errors import PermissionDenied, UserError
+from phalanx.schemas.wire.assignments import PROTOCOL
+from phalanx.schemas.wire.supervision import Orders, SyncRequest, SyncResponse
+from phalanx.services.lifecycle import code
+from phalanx.services.lifecycle.clocks import estimate_offset
+from phalanx.services.lifecycle.commit import commit_events, job_topic
+from phalanx.services.lifecycle.reports import Inbox, read_heartbeat, read_report
+from phalanx.services.platform import Platform, token_hash
+from phalanx.store import jobs, supervisors
+from phalanx.store.database import Tx
+from phalanx.store.supervisors import SupervisorRow
+
+_US = 1_000_000
+_PROTOCOLS = range(max(1, PROTOCOL - 1), PROTOCOL + 1)
+# A call that brings nothing new is written down only this often: it costs an fsync.
+_SEEN_EVERY_US = 5 * _US
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """The answer, and whether it carries anything that the supervisor did not know."""
+
+    response: SyncResponse
+    news: bool
+
+
+def supervisor_sync(platform: Platform, request: SyncRequest, token: str, now: int) -> Synced:
+    """Store what is new and say what to do.
+
+    Reports are numbered; those up to the last stored number are skipped. A caller sends what is not
+    acknowledged from the lowest number on, so a gap means that it dropped reports by itself.
+    Raises PermissionDenied for anybody but the supervisor of this attempt, UserError for nonsense.
+    """
+    if request.protocol not in _PROTOCOLS:
+        raise UserError(
+            f"the supervisor speaks protocol {request.protocol}, "
+            f"this control plane {_PROTOCOLS.start} to {PROTOCOL}"
+        )
+    known = platform.store.view(lambda tx: _known(tx, request))
+    _authenticate(known, token)
+    assert known is not None
+    if _brings_news(request, known, now):
+        acked = platform.store.transact(lambda tx: _receive(tx, request, now))
+    else:
+        acked = known.last_seq
+    orders = orders_for(platform, request, now)
+    response = SyncResponse(acked=acked, orders=orders, server_now=now)
+    return Synced(response, bool(request.reports) or orders.version != request.seen)
+
+
+def orders_for(platform: Platform, request: SyncRequest, now: int) -> Orders:
+    """What this supervisor should be doing at `now`."""
+    job = platform.store.view(lambda tx: jobs.load(tx, request.job)).job
+    return Orders.from_core(desired(job, request.attempt, request.node_rank), now)
+
+
+def supervisor_code(
+    platform: Platform, asked: tuple[int, int, int], digest: str, token: str
+) -> Path:
+    """Where the archive lies that this supervisor (job, attempt, node rank) may have.
+
+    Raises PermissionDenied for anybody but a supervisor of the job whose code that is.
+    """
+
+    def look(tx: Tx) -> tuple[SupervisorRow | None, str | None]:
+        stored = jobs.find(tx, asked[0])
+        return supervisors.find(tx, *asked), None if stored is None else stored.facts.code_digest
+
+    known, own = platform.store.view(look)
+    _authenticate(known, token)
+    if own != digest:
+        raise PermissionDenied("this is not the code of that job")
+    return code.archive_path(platform.home, digest)
+
+
+def sync_topic(request: SyncRequest) -> str:
+    """What a long poll waits for."""
+    return job_topic(request.job)
+
+
+def _known(tx: Tx, request: SyncRequest) -> SupervisorRow | None:
+    return supervisors.find(tx, request.job, request.attempt, request.node_rank)
+
+
+def _authenticate(known: SupervisorRow | None, token: str) -> None:
+    """Deny by default: unknown attempts and wrong tokens look the same."""
+    stored = "" if known is None else known.token_hash
+    if not hmac.compare_digest(stored, token_hash(token)):
+        raise PermissionDenied("this is not the token of that supervisor")
+
+
+def _brings_news(request: SyncRequest, known: SupervisorRow, now: int) -> bool:
+    beat = request.heartbeat
+    return (
+        bool(request.reports)
+        or known.last_seen_at is None
+        or now - known.last_seen_at >= _SEEN_EVERY_US
+        or (beat.generation, beat.step, beat.phase) != (known.generation, known.step, known.phase)
+    )
+
+
+def _receive(tx: Tx, request: SyncRequest, now: int) -> int:
+    known = _known(tx, request)
+    assert known is not None
+    seen_at = now if known.last_seen_at is None else known.last_seen_at
+    offset = estimate_offset(
+        known.clock_offset_us,
+        sent_at=request.sent_at,
+        received_at=now,
+        since_last_us=now - seen_at,
+    )
+    inbox = Inbox(tx, request.job, request.attempt, request.node_rank, now, offset)
+    inbox.row |= {"last_seen_at": now, "clock_offset_us": offset}
+    if known.first_seen_at is None:
+        inbox.row["first_seen_at"] = now
+    read_heartbeat(inbox, request.heartbeat, known)
+    last_seq = known.last_seq
+    for report in sorted(request.reports, key=lambda one: one.seq):
+        if report.seq > last_seq:
+            read_report(inbox, report)
+            last_seq = report.seq
+    inbox.row["last_seq"] = last_seq
+    where = (request.job, request.attempt, request.node_rank)
+    supervisors.update(tx, *where, **inbox.row)
+    if inbox.events:
+        commit_events(tx, request.job, inbox.events, now, f"supervisor:n{request.node_rank}")
+    return last_seq

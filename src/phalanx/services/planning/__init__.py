@@ -1,0 +1,1 @@
+"""The planner's host: cache, input, admission, one scheduling step, explanations."""

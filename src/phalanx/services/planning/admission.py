@@ -1,0 +1,224 @@
+"""Whether a spec could ever start here, and what to change where it could not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from phalanx.core.gang.placement import Demand, Node
+from phalanx.errors import Problem
+from phalanx.kit.units import format_size
+from phalanx.schemas.pools.projects import ProjectSpec, lineage
+from phalanx.schemas.spec.document import JobSpec
+from phalanx.schemas.spec.roles import RolePlan
+from phalanx.services.planning.planner_input import asked
+from phalanx.services.planning.scheduler_cache import fits_ever
+from phalanx.store.estate import Applied
+from phalanx.store.jobs import JobFacts
+
+Nodes = Sequence[Node]
+
+
+def facts_of(spec: JobSpec) -> JobFacts:
+    """What a spec says of a job beside its terms."""
+    return JobFacts(
+        project=spec.project,
+        name=spec.name,
+        owner="",
+        labels=dict(spec.labels),
+        framework=spec.framework,
+        kind="submit",
+        priority=spec.priority,
+        pools=tuple(spec.pool),
+        cpus_per_node=spec.cpus_per_node,
+        spec={},
+        code_digest=None,
+        caller_cwd=None,
+        caller_env=None,
+        demand=spec.to_demand(),
+    )
+
+
+def over_project(spec: JobSpec, projects: Sequence[Applied]) -> list[Problem]:
+    """What the project's limits forbid for ever."""
+    known = {one.name: ProjectSpec(**one.body) for one in projects}
+    problems = []
+    least = sum(one.need.nodes.low * one.need.slots_per_node for one in spec.plans)
+    for one in lineage(known, spec.project):
+        part = "" if one.name == spec.project else f", which {spec.project} is part of,"
+        if one.max_priority is not None and spec.priority > one.max_priority:
+            said = f"project {one.name}{part} allows at most {one.max_priority}"
+            problems.append(Problem("priority", said, str(spec.priority)))
+        if one.quota is not None and least > one.quota:
+            said = (
+                f"project {one.name}{part} may hold at most {one.quota} slots, "
+                f"the job needs {least}"
+            )
+            problems.append(Problem("resources", said))
+    return problems
+
+
+def misfits(spec: JobSpec, nodes: Nodes) -> list[Problem]:
+    """Why the gang could never be placed, even if nothing else ran."""
+    pools = sorted({node.pool for node in nodes})
+    unknown = [pool for pool in spec.pool if pool not in pools]
+    if unknown:
+        known = ", ".join(pools) or "none"
+        said = f"there is no such pool; there is {known}"
+        return [Problem("pool", said, ", ".join(unknown))]
+    if fits_ever(asked(spec.to_terms(), facts_of(spec), 0), nodes):
+        return []
+    usable = [node for node in nodes if not spec.pool or node.pool in spec.pool]
+    where = f"of pool {', '.join(spec.pool)}" if spec.pool else "of any pool"
+    if not spec.roles:
+        return [_unfit(spec, spec.plans[0], "", usable, where)]
+    gang = asked(spec.to_terms(), facts_of(spec), 0)
+    for plan, shape in zip(spec.plans, (gang.shape, *spec.to_terms().roles), strict=True):
+        demand = _demand_of(spec, plan)
+        alone = replace(
+            gang,
+            shape=shape,
+            roles=(),
+            cpus_per_node=plan.cpus_per_node,
+            memory_per_node_bytes=demand.memory_per_node_bytes,
+            slot_type=demand.slot_type,
+            device_memory_bytes=demand.device_memory_bytes,
+        )
+        if not fits_ever(alone, nodes):
+            at = f"roles.{plan.name}." if plan.name in spec.roles else ""
+            return [_unfit(spec, plan, at, usable, where)]
+    within = f"one {spec.placement.required}" if spec.placement.required else "one pool"
+    said = f"each fits alone, all of them at once do not: a gang lies in {within} ({where})"
+    return [Problem("roles", said)]
+
+
+def _demand_of(spec: JobSpec, plan: RolePlan) -> Demand:
+    """What one role wants of its nodes."""
+    demand = spec.to_demand()
+    if plan.leads:
+        return demand
+    role = plan.to_core()
+    return replace(
+        demand,
+        memory_per_node_bytes=role.memory_per_node_bytes,
+        slot_type=role.slot_type,
+        device_memory_bytes=0,
+    )
+
+
+def _unfit(spec: JobSpec, plan: RolePlan, at: str, usable: Nodes, where: str) -> Problem:
+    """Why one role could never be placed; `at` is where it stands in the spec."""
+    for unmet, path, value, explain in _wishes(_demand_of(spec, plan)):
+        left = [node for node in usable if not unmet(node)]
+        if not left:
+            own = at if path.startswith("resources") else ""
+            return Problem(f"{own}{path}", f"{explain(usable)} ({where})", value)
+        usable = left
+    return _largest(spec, plan, at, usable, where)
+
+
+_Wish = tuple[Callable[[Node], bool], str, str, Callable[[Nodes], str]]
+
+
+def _wishes(demand: Demand) -> list[_Wish]:
+    """Each demand that has nothing to do with size: unmet by a node, path, value, what to say."""
+    found: list[_Wish] = []
+    if demand.slot_type:
+        found.append(
+            (
+                lambda n: n.slot_type != demand.slot_type,
+                "resources.accelerator",
+                demand.slot_type,
+                lambda ns: f"no node has it; there is {_known(n.slot_type for n in ns)}",
+            )
+        )
+    if demand.device_memory_bytes:
+        found.append(
+            (
+                lambda n: n.device_memory_bytes < demand.device_memory_bytes,
+                "resources.accelerator_memory",
+                format_size(demand.device_memory_bytes),
+                lambda ns: f"the most is {format_size(max(n.device_memory_bytes for n in ns))}",
+            )
+        )
+    if demand.memory_per_node_bytes:
+        found.append(
+            (
+                lambda n: n.memory_bytes < demand.memory_per_node_bytes,
+                "resources.memory",
+                format_size(demand.memory_per_node_bytes),
+                lambda ns: f"the largest node has {format_size(max(n.memory_bytes for n in ns))}",
+            )
+        )
+    found += [_selected(pair) for pair in demand.selector]
+    found.append(
+        (
+            lambda n: not set(n.taints) <= set(demand.tolerates),
+            "placement.tolerate",
+            ", ".join(demand.tolerates) or "nothing",
+            lambda ns: f"every suitable node is tainted: {_known(t for n in ns for t in n.taints)}",
+        )
+    )
+    if demand.required not in (None, "node"):
+        level = str(demand.required)
+        found.append(
+            (
+                lambda n: level not in dict(n.domains),
+                "placement.required",
+                level,
+                lambda ns: (
+                    "no pool has that level; there is node, "
+                    + _known(name for n in ns for name, _ in n.domains)
+                ),
+            )
+        )
+    return found
+
+
+def _selected(pair: tuple[str, str]) -> _Wish:
+    def unmet(node: Node) -> bool:
+        return pair not in node.labels
+
+    def explain(nodes: Nodes) -> str:
+        values = ("=".join(label) for node in nodes for label in node.labels if label[0] == pair[0])
+        return f"no node has that label; there is {_known(values)}"
+
+    return unmet, "placement.selector", "=".join(pair), explain
+
+
+def _known(names: Iterable[str]) -> str:
+    found = sorted({name for name in names if name})
+    return ", ".join(found[:8]) or "none"
+
+
+def _largest(spec: JobSpec, plan: RolePlan, at: str, nodes: Nodes, where: str) -> Problem:
+    shape, cpus = plan.shape, plan.cpus_per_node
+    most_cpus = max((node.num_cpus for node in nodes), default=0)
+    if cpus > most_cpus:
+        return Problem(
+            f"{at}resources.cpus", f"the largest node {where} has {most_cpus}", str(cpus)
+        )
+    wide = [node for node in nodes if node.num_cpus >= cpus]
+    most_slots = max((node.num_slots for node in wide), default=0)
+    if shape.slots_per_node > most_slots:
+        said = f"more than any node has: the largest {where} has {most_slots} slots"
+        return Problem(f"{at}resources.slots_per_node", said, str(shape.slots_per_node))
+    within, by_domain = _domains(spec, shape.slots_per_node, wide)
+    most = max(by_domain.values(), default=0)
+    said = f"at most {most} × {shape.slots_per_node} slots fit in one {within}, even an empty one"
+    return Problem(f"{at}resources.nodes", said, str(plan.need.nodes.low))
+
+
+def _domains(spec: JobSpec, per_node: int, nodes: Nodes) -> tuple[str, dict[str, int]]:
+    """How many shares of the gang each pool, or each domain that must hold it, has room for."""
+    level = spec.placement.required
+    by_domain: dict[str, int] = {}
+    for node in nodes:
+        name = node.pool
+        if level is not None:
+            name = node.id if level == "node" else dict(node.domains).get(level, "")
+        room = int(node.num_slots >= per_node)
+        if node.splittable and per_node:
+            room = node.num_slots // per_node
+        by_domain[name] = by_domain.get(name, 0) + room
+    return level or "pool", by_domain

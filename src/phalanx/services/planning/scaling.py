@@ -1,0 +1,60 @@
+"""One step of scaling: pools that can grow are told which gang is next, and of no other.
+
+Everybody who waits behind it may find room without new nodes, or be cancelled; nodes that nobody uses
+cost money.
+"""
+
+from __future__ import annotations
+
+from phalanx.core.gang.placement import GangShape
+from phalanx.core.reasons import ReasonCode
+from phalanx.executors.protocol import Scales
+from phalanx.services.platform import Platform
+from phalanx.store import jobs
+from phalanx.store.jobs import StoredJob
+
+_FIRST_IN_LINE = (ReasonCode.WAITING_FOR_SLOTS, ReasonCode.WAITING_FOR_TOPOLOGY)
+
+
+def scaling_step(platform: Platform) -> None:
+    """Say what each pool should have room for. Raises ExecutorUnavailable."""
+    executor = platform.executor
+    if not isinstance(executor, Scales) or not executor.pools:
+        return
+    waiting, holding = platform.store.view(jobs.waiting_and_holding)
+    for pool in executor.pools:
+        upcoming = _next(waiting, pool)
+        if upcoming is None:
+            executor.want(pool, ())
+        else:
+            executor.want(pool, [*_running(holding, pool), *_shapes(upcoming)])
+
+
+def _next(waiting: list[StoredJob], pool: str) -> StoredJob | None:
+    first = [
+        stored
+        for stored in waiting
+        if stored.stays is not None
+        and stored.stays.code in _FIRST_IN_LINE
+        and (not stored.facts.pools or pool in stored.facts.pools)
+    ]
+    return min(
+        first,
+        key=lambda one: (-one.facts.priority, one.job.submitted_at, one.job.num),
+        default=None,
+    )
+
+
+def _running(holding: list[StoredJob], pool: str) -> list[GangShape]:
+    return [
+        shape
+        for stored in holding
+        if stored.job.attempt is not None and stored.job.attempt.placement.pool == pool
+        for shape in _shapes(stored)
+    ]
+
+
+def _shapes(stored: StoredJob) -> list[GangShape]:
+    """The parts of a gang that want slots."""
+    terms = stored.job.terms
+    return [shape for shape in (terms.shape, *terms.roles) if shape.slots_per_node]

@@ -1,0 +1,438 @@
+"""The planner's picture of the platform: the stored state as a snapshot, decoded only where it changed.
+
+Nothing here is the truth: a control plane that starts anew builds the same picture from the store.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from phalanx.core.gang.placement import Node
+from phalanx.core.jobs.model import HOLDING, JobState
+from phalanx.core.reasons import Reason
+from phalanx.core.scheduling import Plan, Snapshot, Terms, Waiting, World, plan, plan_pass
+from phalanx.core.scheduling.index.topology import Ask, ask_of
+from phalanx.core.scheduling.model.durations import History, KindKey, size_class
+from phalanx.core.scheduling.stages.preference import narrowest_levels, preferred_level
+from phalanx.core.scheduling.stages.preference import patience_s as expected_patience_s
+from phalanx.errors import InvariantBroken
+from phalanx.kit import collector
+from phalanx.schemas.pools.pools import Machine, PoolSpec
+from phalanx.schemas.pools.projects import ProjectSpec
+from phalanx.services.planning import planner_input
+from phalanx.services.planning.index_sync import follow, only_longer_lines
+from phalanx.services.planning.planner_input import kind_of
+from phalanx.store import estate, events, jobs, lineage, outbox, planning, supervisors
+from phalanx.store.database import Touched, Tx
+from phalanx.store.jobs import Finished, StoredJob
+from phalanx.store.planning import StoredHole, Usage
+
+_US = 1_000_000
+_PAGE = 5000
+# How many finished jobs a control plane that starts learns from.
+LEARNED_AT_START = 20_000
+# How many reasons a pass may write down of which only the words have changed.
+REWORDED_AT_ONCE = 200
+_NEVER: tuple[None, None, int] = (None, None, 0)
+# The executor's own name for this machine, whose slots the stored pools share out.
+LOCAL = "local"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How this platform plans. `half_life_s`: what a project used counts half after so long."""
+
+    terms: Terms = Terms()
+    half_life_s: float = 7 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What the planner sees at one moment, and what the services know beside it.
+
+    `held_back` are queued jobs that the planner is not shown, with the reason why; `usage` is what
+    has to be written down because projects hold other numbers of slots than before.
+    """
+
+    nodes: tuple[Node, ...]
+    snapshot: Snapshot
+    held_back: Mapping[int, Reason]
+    holes: Mapping[int, StoredHole]
+    attempts: Mapping[int, int]
+    versions: Mapping[int, int]
+    usage: Mapping[str, Usage]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a queued job asks for, as of a version; `patient` insists on what it only prefers.
+
+    `ask` is the number of what the patient one asks of nodes, None where it prefers nothing.
+    """
+
+    version: int
+    hole: StoredHole | None
+    plain: Waiting
+    patient: Waiting
+    ask: int | None
+    patience_s: float
+
+
+@dataclass
+class Picture:
+    """Caches keyed by what was stored when: versions of jobs, stamps of pools, ends of jobs."""
+
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    # Apart from the other: a long plan must not keep launches and reports from looking at jobs.
+    _planning: threading.RLock = field(default_factory=threading.RLock)
+    _jobs: dict[int, StoredJob] = field(default_factory=dict)
+    # The same jobs, those that wait and those that hold slots, and both by number once asked for.
+    _queued: dict[int, StoredJob] = field(default_factory=dict)
+    _held: dict[int, StoredJob] = field(default_factory=dict)
+    _queue: list[StoredJob] | None = None
+    _holding: list[StoredJob] | None = None
+    _launched: set[tuple[int, int]] = field(default_factory=set)
+    _feed: int | None = None
+    _world: World | None = None
+    _history: History = field(default_factory=History)
+    _learned: tuple[int, int] | None = None
+    _pools: tuple[object, tuple[PoolSpec, ...]] = ((), ())
+    _projects: tuple[object, dict[str, ProjectSpec]] = field(default_factory=lambda: ((), {}))
+    _nodes: tuple[object, tuple[Node, ...]] = ((), ())
+    _asks: dict[Ask, int] = field(default_factory=dict)
+    _fits: dict[int, bool] = field(default_factory=dict)
+    _narrowest: dict[str, str | None] = field(default_factory=dict)
+    _asked: dict[int, _Asked] = field(default_factory=dict)
+    _said: dict[int, tuple[int | None, Reason, int]] = field(default_factory=dict)
+    _turn: int = 0
+    _started: frozenset[int] = frozenset()
+    _planned_for: object = None
+    _blocked: dict[int, tuple[int, Reason]] = field(default_factory=dict)
+
+    def sight(self, tx: Tx, real: Sequence[Node], policy: Policy, now: int) -> Sight:
+        """Everything a plan may depend on. `real` are the executor's own nodes."""
+        with self._lock:
+            nodes = self.nodes(tx, real)
+            waiting, holding = self.jobs(tx)
+            self.learn(tx)
+            holes = planning.holes_now(tx)
+            projects = self._projects_now(tx)
+            known = planning.usage_now(tx)
+            facts = planner_input.Facts(
+                lineage.last_saves(tx), lineage.restoring(tx), supervisors.epochs_now(tx)
+            )
+            held_back = self._blocked_now(waiting, now)
+            willing = waiting
+            if held_back:
+                willing = [one for one in waiting if one.job.num not in held_back]
+            held_back |= planner_input.over_running(willing, holding, projects, set(holes))
+            shown = waiting
+            if held_back:
+                shown = [one for one in waiting if one.job.num not in held_back]
+            wishes: set[str] = set()
+            if any(node.labels for node in nodes):
+                wishes = {key for one in shown for key, _ in one.facts.demand.selector}
+            snapshot = Snapshot(
+                nodes=tuple(_only(node, wishes) for node in nodes),
+                held=tuple(
+                    planner_input.held(one, facts, holes.get(one.job.num), policy.terms, now)
+                    for one in holding
+                ),
+                waiting=tuple(
+                    self._waiting(one, holes.get(one.job.num), nodes, now) for one in shown
+                ),
+                projects=tuple(
+                    one.to_core(planner_input.past_slots(known.get(name), policy.half_life_s, now))
+                    for name, one in projects.items()
+                ),
+                holes=tuple(hole.hole for hole in holes.values()),
+                history=self._history,
+                terms=policy.terms,
+            )
+            attempts = {
+                one.job.num: one.job.attempt.num for one in holding if one.job.attempt is not None
+            }
+            versions = {one.job.num: one.version for one in waiting}
+            usage = planner_input.changed_usage(known, holding, policy.half_life_s, now)
+            return Sight(nodes, snapshot, held_back, holes, attempts, versions, usage)
+
+    def jobs(self, tx: Tx) -> tuple[list[StoredJob], list[StoredJob]]:
+        """Queued jobs and those that hold slots, by number; only those that changed are decoded."""
+        with self._lock:
+            holding = self.holding(tx)
+            if self._queue is None:
+                self._queue = [self._queued[num] for num in sorted(self._queued)]
+            return list(self._queue), holding
+
+    def holding(self, tx: Tx) -> list[StoredJob]:
+        """Jobs that hold slots, by number; however long the queue is."""
+        with self._lock:
+            self._look(tx)
+            if self._holding is None:
+                self._holding = [self._held[num] for num in sorted(self._held)]
+            return list(self._holding)
+
+    def some(self, tx: Tx, nums: Sequence[int]) -> dict[int, StoredJob]:
+        """These jobs by number, as far as they are there; those that are over are read."""
+        with self._lock:
+            self._look(tx)
+            found = {num: self._jobs[num] for num in nums if num in self._jobs}
+        over = jobs.load_many(tx, [num for num in nums if num not in found])
+        return found | {one.job.num: one for one in over}
+
+    def launched(self, tx: Tx, live: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+        """Which of these (job, attempt), all that are live, have been launched; a read only.
+
+        Whoever has been launched stays so, and is not asked for again.
+        """
+        with self._lock:
+            known = self._launched.intersection(live)
+            known |= outbox.launched(tx, [one for one in live if one not in known])
+            self._launched = known
+            return known
+
+    def _look(self, tx: Tx) -> None:
+        """Be as new as the transaction's own view of the store."""
+        if tx.touched.feed is not None:
+            raise InvariantBroken("the picture would show what may never be committed")
+        feed = events.last_feed(tx)
+        if self._feed is None or feed > self._feed:
+            self._catch_up(tx, self._feed)
+            self._feed = feed
+
+    def _catch_up(self, tx: Tx, since: int | None) -> None:
+        """Read the jobs that events behind `since` were about, unless they are known as they are."""
+        if since is None:
+            live = jobs.versions(tx, (JobState.QUEUED, *HOLDING))
+            told = live.keys() | self._jobs.keys()
+        else:
+            told = set(events.jobs_behind(tx, since))
+            live = jobs.versions(tx, (JobState.QUEUED, *HOLDING), sorted(told))
+        for num in told - live.keys():
+            self._forget(num)
+        stale = [
+            num
+            for num, version in live.items()
+            if num not in self._jobs or self._jobs[num].version != version
+        ]
+        for one in jobs.load_many(tx, stale):
+            self._keep(one)
+
+    def _keep(self, one: StoredJob) -> None:
+        num = one.job.num
+        self._part(num)
+        self._jobs[num] = one
+        if one.job.state is JobState.QUEUED:
+            self._queued[num], self._queue = one, None
+        else:
+            self._held[num], self._holding = one, None
+
+    def _forget(self, num: int) -> None:
+        self._part(num)
+        self._jobs.pop(num, None)
+        self._asked.pop(num, None)
+
+    def _part(self, num: int) -> None:
+        if self._queued.pop(num, None) is not None:
+            self._queue = None
+        if self._held.pop(num, None) is not None:
+            self._holding = None
+
+    def plan(self, snapshot: Snapshot, now: int) -> Plan:
+        """Plan on the indexes of the last pass, brought up to date."""
+        with self._planning:
+            self._world = follow(self._world, snapshot)
+            with collector.held_off():
+                decided = plan_pass(self._world, now)
+            self._started = frozenset(start.job for start in decided.starts)
+            self._planned_for = self._projects
+            return decided
+
+    def only_longer_lines(self, snapshot: Snapshot) -> bool:
+        """Whether nothing but more jobs in lines that stood still has come since the last pass.
+
+        Then there is hardly anything to start: if the first of a line cannot, none can. What it does not
+        see is that time has passed, that more demand of one project may lower what another is due, and
+        that room which a pass kept for one job may lie elsewhere once its own starts are done.
+        """
+        with self._planning:
+            if self._world is None or self._planned_for is not self._projects:
+                return False
+            return only_longer_lines(self._world, snapshot, self._started)
+
+    def remember(self, touched: Touched) -> None:
+        """Jobs as this process has just stored them. A row of another version is read again.
+
+        Commits of several threads may be told in another order than they were made in: what the
+        picture has caught up with already is older than what it knows, and what comes behind a gap
+        is looked at once more.
+        """
+        with self._lock:
+            if self._feed is None or touched.feed is None or touched.feed[1] <= self._feed:
+                return
+            if touched.feed[0] == self._feed + 1:
+                self._feed = touched.feed[1]
+            for num, row in touched.rows.items():
+                if not isinstance(row, StoredJob):
+                    continue
+                if row.job.state is JobState.QUEUED or row.job.holds_slots:
+                    self._keep(row)
+                else:
+                    self._forget(num)
+
+    def nodes(self, tx: Tx, real: Sequence[Node]) -> tuple[Node, ...]:
+        """The executor's nodes, or those of the pool file that they play; with marks as `closed`."""
+        with self._lock:
+            stamps = estate.pool_stamps(tx)
+            if self._pools[0] != stamps:
+                found = tuple(PoolSpec(**one.body) for one in estate.pools_now(tx))
+                self._pools = (stamps, found)
+            marks = estate.marks(tx)
+            key = (stamps, tuple(real), tuple(marks.items()))
+            if self._nodes[0] != key:
+                self._nodes = (key, _laid_out(self._pools[1], real, marks))
+                self._fits.clear()
+                levels = narrowest_levels(self._nodes[1])
+                if levels != self._narrowest:
+                    self._narrowest = levels
+                    self._asked.clear()
+            return self._nodes[1]
+
+    def learn(self, tx: Tx) -> History:
+        """Durations and waits of jobs that ended since the last look."""
+        with self._planning:
+            if self._learned is None:
+                self._learned = (0, 0)
+                self._observe(jobs.last_finished(tx, limit=LEARNED_AT_START))
+            while page := jobs.finished_after(tx, *self._learned, limit=_PAGE):
+                self._observe(page)
+            return self._history
+
+    def keep_back(self, num: int, reason: Reason, until: int) -> None:
+        """Do not show a queued job to the planner for a while; the reason is what is said of it."""
+        with self._lock:
+            self._blocked[num] = (until, reason)
+
+    def unsaid(
+        self, stays: Sequence[tuple[int, Reason]], versions: Mapping[int, int]
+    ) -> list[tuple[int, Reason]]:
+        """Reasons to write down: new ones, and a share of those that only say it in other words.
+
+        In a long queue every start changes a number in the reason of every job, and to write them all
+        at every pass would be most of the work; so those go first that were written longest ago.
+        """
+        fresh: list[tuple[int, Reason]] = []
+        reworded: list[tuple[int, int, Reason]] = []
+        with self._lock:
+            for num, reason in stays:
+                version, said, turn = self._said.get(num, _NEVER)
+                if said is None or said.code is not reason.code or version != versions.get(num):
+                    fresh.append((num, reason))
+                elif said.message != reason.message:
+                    reworded.append((turn, num, reason))
+        few = heapq.nsmallest(REWORDED_AT_ONCE, reworded, key=lambda one: one[:2])
+        return fresh + [(num, reason) for _, num, reason in few]
+
+    def said(self, stays: Sequence[tuple[int, Reason]], versions: Mapping[int, int]) -> None:
+        """These reasons have been written down."""
+        with self._lock:
+            self._turn += 1
+            for num, reason in stays:
+                self._said[num] = (versions.get(num), reason, self._turn)
+            for num in self._said.keys() - versions.keys():
+                del self._said[num]
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _blocked_now(self, waiting: Sequence[StoredJob], now: int) -> dict[int, Reason]:
+        if not self._blocked:
+            return {}
+        nums = {one.job.num for one in waiting}
+        self._blocked = {
+            num: (until, reason)
+            for num, (until, reason) in self._blocked.items()
+            if num in nums and now < until
+        }
+        return {num: reason for num, (_, reason) in self._blocked.items()}
+
+    def _projects_now(self, tx: Tx) -> dict[str, ProjectSpec]:
+        stamps = estate.project_stamps(tx)
+        if self._projects[0] != stamps:
+            found = {one.name: ProjectSpec(**one.body) for one in estate.projects_now(tx)}
+            self._projects = (stamps, found)
+        return self._projects[1]
+
+    def _waiting(
+        self, stored: StoredJob, hole: StoredHole | None, nodes: tuple[Node, ...], now: int
+    ) -> Waiting:
+        known = self._asked.get(stored.job.num)
+        if known is None or known.version != stored.version or known.hole != hole:
+            demand = stored.facts.demand
+            plain = planner_input.waiting(stored, hole)
+            patient, ask = plain, None
+            patience_s = demand.patience_s
+            level = preferred_level(demand.preferred, plain, self._narrowest)
+            # Whoever has nodes kept for it takes those.
+            if level is not None and hole is None:
+                patient = replace(plain, required=level)
+                ask = self._asks.setdefault(ask_of(patient), len(self._asks))
+                if patience_s is None:
+                    patience_s = expected_patience_s(plain, self._history)
+            known = _Asked(stored.version, hole, plain, patient, ask, patience_s or 0.0)
+            self._asked[stored.job.num] = known
+        if known.ask is None or now - known.plain.since >= known.patience_s * _US:
+            return known.plain
+        # The same object at every pass: the planner's indexes then see that nothing has changed.
+        return known.patient if self._ever(known.patient, known.ask, nodes) else known.plain
+
+    def _ever(self, job: Waiting, ask: int, nodes: tuple[Node, ...]) -> bool:
+        known = self._fits.get(ask)
+        if known is None:
+            known = self._fits[ask] = fits_ever(job, nodes)
+        return known
+
+    def _observe(self, ended: Sequence[Finished]) -> None:
+        for one in ended:
+            self._learned = (one.ended_at, one.num)
+            if one.started_at is not None:
+                self._history.observe_wait(one.num_slots, (one.started_at - one.submitted_at) / _US)
+            # A cancelled job says nothing about how long its like would have run.
+            if one.state != JobState.CANCELLED and one.attained_slot_s > 0:
+                kind = kind_of(one.owner, one.name)
+                key = KindKey(one.project, kind, size_class(one.num_slots))
+                self._history.observe(key, one.attained_slot_s)
+
+
+def fits_ever(job: Waiting, nodes: Sequence[Node]) -> bool:
+    """Whether the gang could start if nothing else ran and no node were closed."""
+    empty = tuple(replace(node, closed="") for node in nodes)
+    least = job.shape.nodes if job.min_nodes is None else job.min_nodes
+    alone = replace(job, shape=replace(job.shape, nodes=least), min_nodes=None, not_before=None)
+    return bool(plan(Snapshot(empty, (), (alone,)), job.submitted_at).starts)
+
+
+def _only(node: Node, wishes: set[str]) -> Node:
+    """A node without labels that nobody selects by: they would make kinds of nodes without need."""
+    if not node.labels:
+        return node
+    return replace(node, labels=tuple(label for label in node.labels if label[0] in wishes))
+
+
+def _laid_out(
+    pools: Sequence[PoolSpec], real: Sequence[Node], marks: Mapping[str, estate.NodeMark]
+) -> tuple[Node, ...]:
+    nodes = tuple(real)
+    here = [node for node in real if node.pool == LOCAL]
+    if pools and here:
+        machine = Machine(here[0].address, here[0].num_cpus, here[0].memory_bytes)
+        elsewhere = (node for node in real if node.pool != LOCAL)
+        nodes = (*(node for pool in pools for node in pool.to_core(machine)), *elsewhere)
+    return tuple(
+        replace(node, closed=f"{marks[node.id].state}: {marks[node.id].reason}")
+        if node.id in marks
+        else node
+        for node in nodes
+    )

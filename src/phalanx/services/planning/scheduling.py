@@ -1,0 +1,263 @@
+"""One step of the scheduler: snapshot, plan, and everything the plan decided, after checking it again.
+
+A gang starts whole or not at all. A hole and the evictions and shrinks that make it are applied
+together or refused together, so that nobody leaves for a start that cannot come.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from phalanx.core.gang.placement import Node, Placement
+from phalanx.core.jobs.events import AttemptPlaced, JobEvent, StopRequested
+from phalanx.core.jobs.model import JobState, StopGoal
+from phalanx.core.reasons import Reason, ReasonCode
+from phalanx.core.scheduling import Hole, Migration, Plan, Preemption, Resize
+from phalanx.errors import PlatformError
+from phalanx.kit.ids import job_label
+from phalanx.services.lifecycle.commit import Note, commit_events, commit_many
+from phalanx.services.planning.scheduler_cache import Sight
+from phalanx.services.platform import Platform
+from phalanx.store import jobs, planning
+from phalanx.store.database import Tx
+from phalanx.store.jobs import StoredJob
+from phalanx.store.planning import EVICTION, MOVE, StoredHole
+
+_LOG = logging.getLogger(__name__)
+_US = 1_000_000
+# After so long a job whose start ran into a bug is tried once more: what it met may have changed.
+BLOCKED_US = 600 * _US
+_ACTOR = "scheduler"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one step did, and when to look again without being woken; `planned`: not spared."""
+
+    started: tuple[int, ...]
+    refused: tuple[int, ...]
+    wake_at: int | None
+    evicted: tuple[int, ...] = ()
+    moved: tuple[int, ...] = ()
+    planned: bool = True
+
+
+def sight_of(platform: Platform, now: int) -> Sight:
+    """What the planner would see now. Raises ExecutorUnavailable when the nodes are not known."""
+    return _sight(platform, tuple(platform.executor.inventory()), now)
+
+
+def _sight(platform: Platform, real: tuple[Node, ...], now: int) -> Sight:
+    return platform.store.view(lambda tx: platform.picture.sight(tx, real, platform.policy, now))
+
+
+def scheduling_step(platform: Platform, now: int, spare_until: int = 0) -> Step:
+    """Plan and carry the plan out. Raises ExecutorUnavailable when the nodes are not known.
+
+    Up to `spare_until` the work of planning is spared where it would hardly start anybody: jobs have
+    only joined lines that stand still. What there is to start or to say of those waits for the next pass.
+    """
+    real = tuple(platform.executor.inventory())
+    with platform.store.turn():
+        sight = _sight(platform, real, now)
+        if now < spare_until and platform.picture.only_longer_lines(sight.snapshot):
+            return Step((), (), spare_until, planned=False)
+        busy = _worth_a_plan(sight)
+        decided = platform.picture.plan(sight.snapshot, now) if busy else Plan((), ())
+        return apply(platform, decided, sight, now)
+
+
+def _worth_a_plan(sight: Sight) -> bool:
+    growing = any(held.max_nodes is not None for held in sight.snapshot.held)
+    return bool(sight.snapshot.waiting or growing)
+
+
+@dataclass(slots=True)
+class _Work:
+    """What a plan asks for, while it is applied in one transaction."""
+
+    tx: Tx
+    now: int
+    sight: Sight
+    live: Mapping[int, StoredJob]
+    taken: set[tuple[str, int]]
+    slots: Mapping[str, int]
+    ttl_us: int
+    started: list[int] = field(default_factory=list)
+    refused: list[int] = field(default_factory=list)
+    evicted: list[int] = field(default_factory=list)
+    moved: list[int] = field(default_factory=list)
+    struck: dict[int, str] = field(default_factory=dict)
+
+
+def apply(platform: Platform, decided: Plan, sight: Sight, now: int) -> Step:
+    """Apply a plan part by part; a part that no longer fits the live state is refused whole."""
+    stays = [*decided.stays, *sight.held_back.items()]
+    unsaid = platform.picture.unsaid(stays, sight.versions)
+
+    def work(tx: Tx) -> _Work:
+        holding = platform.picture.holding(tx)
+        starting = platform.picture.some(tx, [start.job for start in decided.starts])
+        here = _Work(
+            tx=tx,
+            now=now,
+            sight=sight,
+            live={one.job.num: one for one in holding},
+            taken={slot for one in holding for slot in _held_slots(one)},
+            slots={node.id: node.num_slots for node in sight.nodes},
+            ttl_us=round(platform.policy.terms.hole_ttl_s * _US),
+        )
+        queued = {n: one for n, one in starting.items() if one.job.state is JobState.QUEUED}
+        _start(here, decided, queued)
+        _keep_holes(here, decided)
+        _cut_holes(here, decided)
+        jobs.say_stays(tx, unsaid)
+        planning.put_usage(tx, sight.usage)
+        return here
+
+    if not (unsaid or sight.usage or sight.holes or _decides(decided)):
+        return Step((), (), decided.wake_at)
+    done = platform.store.transact(work)
+    platform.picture.said(unsaid, sight.versions)
+    for num, why in done.struck.items():
+        _LOG.error("%s cannot be started: %s", job_label(num), why)
+        platform.picture.keep_back(num, Reason(ReasonCode.BLOCKED, why), now + BLOCKED_US)
+    return Step(
+        tuple(done.started),
+        tuple(done.refused),
+        now if done.refused or done.struck else decided.wake_at,
+        tuple(done.evicted),
+        tuple(done.moved),
+    )
+
+
+def _decides(decided: Plan) -> bool:
+    return bool(decided.starts or decided.preemptions or decided.resizes or decided.migrations)
+
+
+# -- starts --------------------------------------------------------------------------------------
+
+
+def _start(here: _Work, decided: Plan, queued: Mapping[int, StoredJob]) -> None:
+    """Place whole gangs; one that no longer fits the live state is refused.
+
+    One whose start runs into a bug stays queued, and the others start: they have done nothing.
+    """
+    placed: list[tuple[int, list[JobEvent | Note]]] = []
+    for start in decided.starts:
+        stored, wanted = queued.get(start.job), _slots(start.placement)
+        if stored is None or not _is_free(here, wanted):
+            here.refused.append(start.job)
+            continue
+        placed.append((start.job, [AttemptPlaced(stored.job.attempts + 1, start.placement)]))
+        here.taken.update(wanted)
+        here.started.append(start.job)
+
+    def struck(num: int, error: Exception) -> None:
+        here.started.remove(num)
+        said = str(error) if isinstance(error, PlatformError) else repr(error)
+        here.struck[num] = f"a bug of Phalanx keeps it from starting: {said}"
+
+    commit_many(here.tx, placed, here.now, _ACTOR, known=queued, struck=struck)
+
+
+def _is_free(here: _Work, wanted: list[tuple[str, int]]) -> bool:
+    if len(set(wanted)) != len(wanted) or not here.taken.isdisjoint(wanted):
+        return False
+    return all(slot < here.slots.get(node, 0) for node, slot in wanted)
+
+
+def _slots(placement: Placement) -> list[tuple[str, int]]:
+    return [(share.node, slot) for share in placement.shares for slot in share.slots]
+
+
+def _held_slots(stored: StoredJob) -> list[tuple[str, int]]:
+    attempt = stored.job.attempt
+    return [] if attempt is None else _slots(attempt.placement)
+
+
+# -- holes ---------------------------------------------------------------------------------------
+
+
+def _keep_holes(here: _Work, decided: Plan) -> None:
+    """A hole stays while the plan honours it, or while its owner is on its way into it."""
+    honoured = {hole.job for hole in decided.holes}
+    gone = [
+        owner
+        for owner, stored in here.sight.holes.items()
+        if owner not in honoured
+        and not (stored.kind == MOVE and owner in here.live and here.now < stored.hole.expires_at)
+    ]
+    planning.remove_holes(here.tx, gone)
+
+
+def _cut_holes(here: _Work, decided: Plan) -> None:
+    """New holes with everybody who leaves for them; then moves that are for the mover's own good."""
+    evictions = {one.job: one for one in decided.preemptions}
+    moves: dict[int, Resize | Migration] = {one.job: one for one in decided.resizes}
+    moves |= {one.job: one for one in decided.migrations}
+    for hole in decided.holes:
+        known = here.sight.holes.get(hole.job)
+        if not hole.victims or (known is not None and known.hole == hole):
+            continue
+        ours = [moves.pop(num) for num in hole.victims if num in moves]
+        evicted = [evictions[num] for num in hole.victims if num in evictions]
+        if not all(_may_leave(here, num) for num in hole.victims):
+            here.refused.append(hole.job)
+            continue
+        planning.put_hole(here.tx, StoredHole(hole, EVICTION, None, here.now))
+        for eviction in evicted:
+            _evict(here, eviction)
+        for move in ours:
+            _move(here, move, hole.job)
+    for move in moves.values():
+        if _may_leave(here, move.job):
+            _move(here, move, getattr(move, "beneficiary", None))
+        else:
+            here.refused.append(move.job)
+
+
+def _may_leave(here: _Work, num: int) -> bool:
+    """Whether the job still holds what the planner saw, and was not asked to leave meanwhile."""
+    stored = here.live.get(num)
+    if stored is None or stored.job.state is JobState.STOPPING or stored.job.attempt is None:
+        return False
+    return here.sight.attempts.get(num) == stored.job.attempt.num
+
+
+def _evict(here: _Work, one: Preemption) -> None:
+    event = StopRequested(
+        StopGoal.REQUEUE,
+        one.reason,
+        beneficiary=one.beneficiary,
+        price_slot_s=round(one.price_slot_s, 3),
+    )
+    commit_events(here.tx, one.job, [event], here.now, _ACTOR)
+    here.evicted.append(one.job)
+
+
+def _move(here: _Work, one: Resize | Migration, beneficiary: int | None) -> None:
+    """The job saves and leaves, and its next place is kept for it until it is there."""
+    stored = here.live[one.job]
+    grace_us = round(stored.job.terms.grace_s * _US)
+    names = tuple(share.node for share in one.placement.shares)
+    hole = Hole(one.job, names, None, here.now + grace_us + here.ttl_us)
+    planning.put_hole(here.tx, StoredHole(hole, MOVE, one.placement, here.now))
+    price = one.price_slot_s if isinstance(one, Migration) else None
+    event = StopRequested(
+        StopGoal.REQUEUE, _why_moved(one), beneficiary=beneficiary, price_slot_s=price
+    )
+    commit_events(here.tx, one.job, [event], here.now, _ACTOR)
+    here.moved.append(one.job)
+
+
+def _why_moved(one: Resize | Migration) -> Reason:
+    if isinstance(one, Resize):
+        return Reason(ReasonCode.RESIZED, one.reason.message)
+    where = ", ".join(dict.fromkeys(share.node for share in one.placement.shares))
+    return Reason(ReasonCode.MOVED, f"moves to {where}, which makes room for j-{one.beneficiary}")
+
+
+__all__ = ["Step", "apply", "scheduling_step", "sight_of"]

@@ -1,0 +1,174 @@
+"""Why a job waits, leaves or left: the planner's own answers, asked again, with the job's story."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from phalanx.core.jobs.events import StopRequested
+from phalanx.core.jobs.model import Job, JobState, StopGoal
+from phalanx.core.reasons import Reason, ReasonCode
+from phalanx.core.scheduling import Why
+from phalanx.core.scheduling.explain.why import Victim, why, why_victim
+from phalanx.kit.ids import job_label
+from phalanx.schemas.api.estate import (
+    ConstraintView,
+    CounterfactualView,
+    EvictionView,
+    VictimView,
+    WhyView,
+)
+from phalanx.schemas.api.jobs import ReasonView, RestartView, at_of, at_or_none
+from phalanx.services.planning.planner_input import waiting
+from phalanx.services.planning.scheduler_cache import Sight
+from phalanx.services.planning.scheduling import sight_of
+from phalanx.services.platform import Platform
+from phalanx.services.queries.lineage import lineage_view
+from phalanx.store import events, jobs, supervisors
+from phalanx.store.database import Tx
+from phalanx.store.events import StoredEvent
+from phalanx.store.jobs import StoredJob
+
+_MANY = 4
+
+# By the phase of a supervisor's heartbeat.
+_BEFORE_RANKS = {
+    "packages": "the Python packages are being installed",
+    "setup": "the set-up command runs",
+}
+
+
+def why_view(platform: Platform, num: int, now: int) -> WhyView:
+    """Why a job is where it is. Raises NotFound, ExecutorUnavailable."""
+    stored = platform.store.view(lambda tx: jobs.load(tx, num))
+    view = WhyView(
+        num=num,
+        label=job_label(num),
+        state=stored.job.state.value,
+        reason=ReasonView(code=stored.job.reason.code.value, message=stored.job.reason.message),
+        evictions=platform.store.view(lambda tx: evictions_of(tx, num)),
+    )
+    if stored.job.state is JobState.QUEUED:
+        return _waiting(platform, view, stored, now)
+    if stored.job.state is JobState.STARTING:
+        view = _starting(platform, view, stored.job)
+    if stored.job.holds_slots:
+        victim = why_victim(sight_of(platform, now).snapshot, num, now)
+        return view.model_copy(update={"leaves_for": None if victim is None else _victim(victim)})
+    return view
+
+
+def _starting(platform: Platform, view: WhyView, job: Job) -> WhyView:
+    """Names the nodes that do something for the job before its first rank."""
+    attempt = job.attempt
+    if attempt is None:
+        return view
+    rows = platform.store.view(lambda tx: supervisors.of_attempt(tx, job.num, attempt.num))
+    busy: dict[str, list[str]] = {}
+    for row in rows:
+        if row.phase in _BEFORE_RANKS:
+            node = attempt.placement.shares[row.node_rank].node
+            busy.setdefault(row.phase, []).append(node)
+    said = [f"{_BEFORE_RANKS[phase]} on {', '.join(nodes)}" for phase, nodes in busy.items()]
+    if not said:
+        return view
+    message = "; ".join(said)
+    reason = ReasonView(code=view.reason.code, message=message)
+    return view.model_copy(update={"reason": reason})
+
+
+def _waiting(platform: Platform, view: WhyView, stored: StoredJob, now: int) -> WhyView:
+    sight, num = sight_of(platform, now), stored.job.num
+    held_back = sight.held_back.get(num)
+    if held_back is not None and held_back.code is ReasonCode.BLOCKED:
+        reason = ReasonView(code=held_back.code.value, message=held_back.message)
+        return view.model_copy(update={"reason": reason})
+    if held_back is not None:
+        return view.model_copy(update=_held_back(sight, stored, held_back, now))
+    found = why(sight.snapshot, num, now)
+    return view if found is None else view.model_copy(update=_answer(found))
+
+
+def _held_back(sight: Sight, stored: StoredJob, said: Reason, now: int) -> dict[str, object]:
+    """A job that the planner is not shown: what keeps it back, and what it would meet without that."""
+    num, project = stored.job.num, stored.facts.project
+    shown = (*sight.snapshot.waiting, waiting(stored, sight.holes.get(num)))
+    found = why(replace(sight.snapshot, waiting=shown), num, now, num_scenarios=1)
+    running = [f"j-{one.job}" for one in sight.snapshot.held if one.project == project]
+    names = f": {', '.join(running[:_MANY])}" if running else ""
+    limit = ConstraintView(
+        binding="quota", text=f"{said.message}{names}", unit="jobs", names=[project]
+    )
+    answer = {} if found is None else _answer(found)
+    if found is not None and not found.constraints:
+        text = "starts now without that limit on running jobs"
+        change = CounterfactualView(kind="quota", text=text, by_preemption=False)
+        answer["changes"] = [change]
+    else:
+        answer["changes"] = []
+    return {
+        **answer,
+        "reason": ReasonView(code=said.code.value, message=said.message),
+        "constraints": [limit, *answer.get("constraints", [])],
+        "eta_p50_at": None,
+        "eta_p90_at": None,
+        "victims": [],
+    }
+
+
+def _answer(found: Why) -> dict[str, Any]:
+    return {
+        "reason": ReasonView(code=found.reason.code.value, message=found.reason.message),
+        "position": found.position,
+        "num_waiting": found.num_waiting,
+        "eta_p50_at": at_or_none(found.eta_p50_at),
+        "eta_p90_at": at_or_none(found.eta_p90_at),
+        "constraints": [
+            ConstraintView(
+                binding=one.binding.value, text=one.text, need=one.need, have=one.have,
+                unit=one.unit, names=list(one.names),
+            )
+            for one in found.constraints
+        ],
+        "changes": [
+            CounterfactualView(
+                kind=one.kind.value, text=one.text, by_preemption=one.by_preemption,
+                victims=list(one.victims),
+            )
+            for one in found.changes
+        ],
+        "victims": [_victim(one) for one in found.victims],
+    }  # fmt: skip
+
+
+def _victim(one: Victim) -> VictimView:
+    return VictimView(
+        job=one.job,
+        beneficiary=one.beneficiary,
+        price_slot_s=one.price_slot_s,
+        lost_slot_s=one.lost_slot_s,
+        text=one.text,
+    )
+
+
+def evictions_of(tx: Tx, num: int) -> list[EvictionView]:
+    """Every time this job was asked to leave and come back, with what that cost so far."""
+    asked = events.of_job(tx, num, limit=100_000, kinds=(events.kind_of(StopRequested),))
+    leaving = [one for one in asked if one.data.get("goal") == StopGoal.REQUEUE.value]
+    if not leaving:
+        return []
+    restarts = lineage_view(tx, jobs.load(tx, num).job).restarts
+    by_attempt = {one.attempt: one for one in restarts}
+    return [_eviction(one, by_attempt.get(one.attempt or 0)) for one in leaving]
+
+
+def _eviction(one: StoredEvent, cost: RestartView | None) -> EvictionView:
+    return EvictionView(
+        at=at_of(one.at),
+        code=one.reason_code,
+        text=one.reason_message,
+        beneficiary=one.data.get("beneficiary"),
+        price_slot_s=one.data.get("price_slot_s"),
+        next_step_at=None if cost is None else cost.next_step_at,
+        lost_s=None if cost is None else cost.lost_s,
+    )

@@ -1,0 +1,1 @@
+"""Read-only views: jobs, logs, metrics, profiles, stacks, lineage, the feed of events."""

@@ -1,0 +1,159 @@
+"""What became of a job's work: restarts and what they cost, checkpoints, and every sample's fate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+
+from phalanx.core.codec import decode
+from phalanx.core.jobs.events import (
+    JobEvent,
+    LaunchFailed,
+    NodeLost,
+    RankFailed,
+    RanksEnded,
+    RanksStalled,
+    StopRequested,
+)
+from phalanx.core.jobs.model import Job, StopGoal
+from phalanx.core.training.ledger import GenerationLedger, LedgerSummary, Point, Row, audit, merge
+from phalanx.schemas.api.jobs import LineageView, RestartView, at_of, at_or_none
+from phalanx.store import events, lineage, supervisors
+from phalanx.store.database import Tx
+from phalanx.store.events import StoredEvent
+from phalanx.store.lineage import GenerationRow, LedgerSlice, RestoreRow
+
+_ENDINGS = (
+    "rank_failed", "ranks_stalled", "ranks_ended", "node_lost", "launch_failed", "stop_requested",
+)  # fmt: skip
+_FAILED: dict[str, type[RankFailed] | type[RanksStalled] | type[RanksEnded]] = {
+    "rank_failed": RankFailed,
+    "ranks_stalled": RanksStalled,
+    "ranks_ended": RanksEnded,
+}
+
+
+def lineage_view(tx: Tx, job: Job) -> LineageView:
+    """A job's whole way, as `show` tells it."""
+    rows = lineage.generations_of(tx, job.num)
+    restores = lineage.restores_of(tx, job.num)
+    endings = events.of_job(tx, job.num, limit=100_000, kinds=_ENDINGS)
+    restarts = restarts_of(endings, rows)
+    slices = lineage.ledger_of(tx, job.num)
+    saved = lineage.count_checkpoints(tx, job.num)
+    num_samples = max((s.num_samples for s in slices if s.num_samples is not None), default=None)
+    silent = supervisors.silent_attempts(tx, job.num)
+    if job.attempt is not None:
+        silent.discard(job.attempt.num)
+    counted = None if num_samples is None else account(slices, restores, num_samples, silent)
+    return LineageView(
+        generations=len(rows),
+        restarts=restarts,
+        lost_s=round(sum(one.lost_s or 0.0 for one in restarts), 3),
+        num_checkpoints=sum(saved.values()),
+        num_valid=saved.get("valid", 0),
+        num_quarantined=saved.get("quarantined", 0),
+        num_samples=num_samples,
+        consumed=None if counted is None else counted.consumed,
+        missed=None if counted is None else counted.missed,
+        duplicated=None if counted is None else counted.duplicated,
+        redone=None if counted is None else counted.redone,
+        unheard=None if counted is None else counted.unheard,
+        exact=all(one.exact for one in restores) if restores else None,
+    )
+
+
+def account(
+    slices: Sequence[LedgerSlice], restores: Sequence[RestoreRow], num_samples: int,
+    silent: Set[int] = frozenset(),
+) -> LedgerSummary:  # fmt: skip
+    """What the lineage of the newest weights consumed.
+
+    `silent` are attempts that are over and of which a supervisor went without saying goodbye.
+    """
+    began = {(one.attempt, one.generation): (one.epoch, one.position) for one in restores}
+    consumed: dict[tuple[int, int], list[Row]] = {key: [] for key in began}
+    for one in slices:
+        consumed.setdefault((one.attempt, one.generation), []).extend(one.rows)
+    for attempt in silent - {attempt for attempt, _ in consumed}:
+        consumed[attempt, 0] = []
+    generations = [
+        GenerationLedger(*key, began.get(key), merge(rows), heard=key[0] not in silent)
+        for key, rows in consumed.items()
+    ]
+    return audit(generations, num_samples=num_samples, until=_head(generations, num_samples))
+
+
+def _head(generations: Sequence[GenerationLedger], num_samples: int) -> Point:
+    """The point of the data that the newest weights have reached."""
+    head: Point = (0, 0)
+    for one in sorted(generations, key=lambda g: (g.attempt, g.generation)):
+        if one.began is not None:
+            head = one.began
+        head = max([head, *((row.epoch, row.hi) for row in one.rows)])
+    return (head[0] + 1, 0) if head[1] >= num_samples else head
+
+
+def restarts_of(story: Sequence[StoredEvent], rows: Sequence[GenerationRow]) -> list[RestartView]:
+    """Every generation that something ended early, and the time until the next completed step."""
+    failed: dict[tuple[int, int], RestartView] = {}
+    for line in story:
+        said = _failure(line)
+        if said is None or line.attempt is None:
+            continue
+        key = (line.attempt, -1 if line.generation is None else line.generation)
+        if key[1] < 0:
+            ours = [row.generation for row in rows if row.attempt == line.attempt]
+            key = (line.attempt, max(ours, default=0))
+        if key not in failed:
+            failed[key] = RestartView(
+                attempt=key[0], generation=key[1], cause=said[0], message=said[1],
+                failed_at=at_of(said[2]),
+            )  # fmt: skip
+    return [_with_cost(one, rows) for _, one in sorted(failed.items())]
+
+
+def _failure(line: StoredEvent) -> tuple[str, str, int] | None:
+    """(cause, message, at) of an event that ended a generation."""
+    if line.kind == "stop_requested":
+        # Evictions and moves; whom a user stops or pauses has not been interrupted.
+        asked = decode(StopRequested, line.data)
+        if asked.goal is not StopGoal.REQUEUE:
+            return None
+        return asked.reason.code.value, asked.reason.message, line.at
+    if line.kind in _FAILED and line.data.get("failure") is not None:
+        failure = decode(_FAILED[line.kind], line.data).failure
+        if failure is None or failure.collateral:
+            return None
+        return failure.cause.value, failure.message, min(failure.at, line.at)
+    if line.kind in ("node_lost", "launch_failed") and line.state in (
+        "stopping",
+        "queued",
+        "failed",
+    ):
+        kind: type[JobEvent] = NodeLost if line.kind == "node_lost" else LaunchFailed
+        lost = decode(kind, line.data)
+        cause = "node_lost" if line.kind == "node_lost" else "start_failed"
+        return cause, getattr(lost, "message", ""), line.at
+    return None
+
+
+def _with_cost(one: RestartView, rows: Sequence[GenerationRow]) -> RestartView:
+    later = [
+        row
+        for row in rows
+        if (row.attempt, row.generation) > (one.attempt, one.generation)
+        and row.first_step_at is not None
+    ]
+    own = next(
+        (row for row in rows if (row.attempt, row.generation) == (one.attempt, one.generation)),
+        None,
+    )
+    failed_at = one.failed_at
+    if own is not None and own.failed_at is not None:
+        failed_at = at_of(own.failed_at)
+    following = min(later, key=lambda row: (row.attempt, row.generation), default=None)
+    next_at = None if following is None else at_or_none(following.first_step_at)
+    lost_s = None if next_at is None else max(0.0, (next_at - failed_at).total_seconds())
+    return one.model_copy(
+        update={"failed_at": failed_at, "next_step_at": next_at, "lost_s": lost_s}
+    )

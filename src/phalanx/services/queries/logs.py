@@ -1,0 +1,169 @@
+"""Logs as lines: segments of bytes, cut anywhere, put together again per rank and stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, cast
+
+from phalanx.core.jobs.model import TERMINAL
+from phalanx.errors import UserError
+from phalanx.schemas.api.jobs import LogLine, LogPage, at_of
+from phalanx.services.platform import Platform
+from phalanx.services.queries.roles import ranks_of, role_of
+from phalanx.services.queries.views import parts_of
+from phalanx.store import jobs, telemetry
+from phalanx.store.database import Tx
+from phalanx.store.jobs import StoredJob
+from phalanx.store.telemetry import LogSegment
+
+StreamKey = tuple[int, int, int, str]
+"""(attempt, generation, rank, stream)."""
+# A line that does not end is shown in pieces of this size, or a reader would never see it.
+_MAX_LINE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Behind segment `segment`, but for unfinished lines, which begin at `open_lines` offsets."""
+
+    segment: int = 0
+    open_lines: Mapping[StreamKey, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        tails = ",".join(
+            ".".join(map(str, (*key, start))) for key, start in sorted(self.open_lines.items())
+        )
+        return f"{self.segment}~{tails}" if tails else str(self.segment)
+
+
+def parse_cursor(text: str) -> Cursor:
+    """The reverse of `str(cursor)`. Raises UserError."""
+    try:
+        segment, _, tails = text.partition("~")
+        open_lines: dict[StreamKey, int] = {}
+        for tail in filter(None, tails.split(",")):
+            attempt, generation, rank, stream, start = tail.split(".")
+            open_lines[int(attempt), int(generation), int(rank), stream] = int(start)
+        return Cursor(int(segment), open_lines)
+    except ValueError:
+        raise UserError(
+            f"{text!r} is not a cursor of logs", "use the one of the last answer"
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class LogQuery:
+    """Which lines. `tail` counts the last lines of a first call without a cursor.
+
+    `ranks` count in `role`, where one is named.
+    """
+
+    ranks: tuple[int, ...] = ()
+    stream: str | None = None
+    tail: int | None = None
+    role: str | None = None
+
+
+def read_logs(platform: Platform, num: int, query: LogQuery, cursor: str | None) -> LogPage:
+    """Lines behind `cursor` in the order of their arrival; without one from the start, or the tail.
+
+    Unfinished lines are held back until they end, the job is over, or the next generation writes.
+    Raises NotFound, and UserError for a cursor or a role that is not one.
+    """
+    return platform.store.view(lambda tx: _read(tx, num, query, cursor))
+
+
+def _read(tx: Tx, num: int, query: LogQuery, cursor: str | None) -> LogPage:
+    stored = jobs.load(tx, num)
+    over, ranks = stored.job.state in TERMINAL, ranks_of(stored, query.role, query.ranks)
+    at = Cursor() if cursor is None else parse_cursor(cursor)
+    tailing = cursor is None and query.tail is not None
+    if tailing:
+        found = telemetry.last_logs(tx, num, ranks=ranks, stream=query.stream)
+    else:
+        found = telemetry.logs_after(tx, num, cursor=at.segment, ranks=ranks, stream=query.stream)
+    more = not tailing and bool(found) and found[-1].id < telemetry.last_log_id(tx, num)
+    begun = {
+        key: telemetry.line_start(tx, num, key, start=start, up_to=at.segment)
+        for key, start in at.open_lines.items()
+    }
+    lines, rest = assemble(found, at, begun, flush=over and not more)
+    last = found[-1].id if found else at.segment
+    if tailing and query.tail is not None:
+        lines = lines[len(lines) - min(query.tail, len(lines)) :]
+        last = max(last, at.segment)
+    if stored.job.terms.roles:
+        lines = [_with_role(stored, line) for line in lines]
+    return LogPage(lines=lines, cursor=str(Cursor(last, rest)), done=over and not more)
+
+
+def _with_role(stored: StoredJob, line: LogLine) -> LogLine:
+    role, rank = role_of(parts_of(stored), line.rank)
+    return line.model_copy(update={"role": role, "rank_in_role": rank})
+
+
+@dataclass(slots=True)
+class _Open:
+    """A line that has not ended: its bytes, and where it begins in its stream."""
+
+    data: bytes
+    start: int
+    at: int
+
+
+def assemble(
+    segments: Sequence[LogSegment],
+    cursor: Cursor,
+    begun: Mapping[StreamKey, bytes],
+    *,
+    flush: bool,
+) -> tuple[list[LogLine], dict[StreamKey, int]]:
+    """Whole lines in `segments`, and where the unfinished ones begin. `flush` shows those as well."""
+    opened = {
+        key: _Open(begun[key], start, segments[0].at if segments else 0)
+        for key, start in cursor.open_lines.items()
+    }
+    lines: list[LogLine] = []
+    for segment in segments:
+        key = (segment.attempt, segment.generation, segment.rank, segment.stream)
+        _flush_older(opened, key, lines)
+        line = opened.pop(key, None)
+        if line is None or segment.dropped:
+            if line is not None and line.data:
+                lines.append(_line(key, line.data, segment.at, partial=True))
+            line = _Open(b"", segment.offset, segment.at)
+        data = line.data + segment.data
+        *whole, tail = data.split(b"\n")
+        lines.extend(_line(key, one, segment.at) for one in whole)
+        start = line.start + len(data) - len(tail)
+        if len(tail) > _MAX_LINE_BYTES:
+            lines.append(_line(key, tail, segment.at, partial=True))
+            start, tail = start + len(tail), b""
+        if tail:
+            opened[key] = _Open(tail, start, segment.at)
+    if flush:
+        lines.extend(_line(key, one.data, one.at) for key, one in opened.items() if one.data)
+        opened = {}
+    return lines, {key: one.start for key, one in opened.items()}
+
+
+def _flush_older(opened: dict[StreamKey, _Open], key: StreamKey, lines: list[LogLine]) -> None:
+    """Lines of an older generation of the same stream will never end."""
+    for other in [one for one in opened if one[2:] == key[2:] and one[:2] < key[:2]]:
+        ended = opened.pop(other)
+        if ended.data:
+            lines.append(_line(other, ended.data, ended.at))
+
+
+def _line(key: StreamKey, data: bytes, at: int, *, partial: bool = False) -> LogLine:
+    attempt, generation, rank, stream = key
+    return LogLine(
+        rank=rank,
+        stream=cast("Literal['out', 'err']", stream),
+        at=at_of(at),
+        text=data.removesuffix(b"\r").decode("utf-8", errors="replace"),
+        attempt=attempt,
+        generation=generation,
+        partial=partial,
+    )

@@ -1,0 +1,120 @@
+"""Metrics as series: one value per step, thinned without losing what stands out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from phalanx.core.telemetry.instruments import is_part
+from phalanx.schemas.api.jobs import MetricSeries, MetricsView, at_of
+from phalanx.services.platform import Platform
+from phalanx.services.queries.roles import ranks_of, role_of
+from phalanx.services.queries.views import parts_of
+from phalanx.store import jobs, telemetry
+from phalanx.store.database import Tx
+from phalanx.store.jobs import StoredJob
+
+# A series is thinned as it is read whenever it has become so many times longer than is shown.
+_MOST = 16
+Sample = tuple[int, float, int]
+"""(step, value, at)."""
+
+
+def read_metrics(
+    platform: Platform,
+    num: int,
+    *,
+    names: Sequence[str] = (),
+    ranks: Sequence[int] = (),
+    after_step: int = -1,
+    max_points: int = 1000,
+    role: str | None = None,
+) -> MetricsView:
+    """Series by name and rank; with `role`, its own, by the rank in the gang.
+
+    A step that was done again shows its newest value. Raises NotFound, and UserError for a role or a
+    rank in it that the job does not have.
+    """
+
+    def work(tx: Tx) -> MetricsView:
+        stored = jobs.load(tx, num)
+        wanted = ranks_of(stored, role, ranks)
+        return _read(tx, stored, tuple(names), wanted, after_step, max_points)
+
+    return platform.store.view(work)
+
+
+def _read(
+    tx: Tx,
+    stored: StoredJob,
+    names: tuple[str, ...],
+    ranks: tuple[int, ...],
+    after_step: int,
+    max_points: int,
+) -> MetricsView:
+    num, parts = stored.job.num, parts_of(stored)
+    series: dict[tuple[str, int], dict[int, Sample]] = {}
+    known: dict[str, None] = {}
+    for point in telemetry.points_of(tx, num, after_step=after_step):
+        for name, value in point.values.items():
+            if is_part(name):
+                continue
+            known[name] = None
+            wanted = (not names or name in names) and (not ranks or point.rank in ranks)
+            if wanted:
+                by_step = series.setdefault((name, point.rank), {})
+                by_step[point.step] = (point.step, value, point.at)
+                if len(by_step) > _MOST * max_points:
+                    series[name, point.rank] = _thinner(by_step, max_points)
+    return MetricsView(
+        names=sorted(known),
+        series=[
+            _series(
+                (name, rank, role_of(parts, rank)[0]),
+                thin([by_step[step] for step in sorted(by_step)], max_points),
+            )
+            for (name, rank), by_step in sorted(series.items())
+        ],
+    )
+
+
+def _thinner(by_step: dict[int, Sample], max_points: int) -> dict[int, Sample]:
+    """A long series on the way: four times what will be shown, so that what stands out stays."""
+    kept = thin([by_step[step] for step in sorted(by_step)], 4 * max_points)
+    return {sample[0]: sample for sample in kept}
+
+
+def _series(whose: tuple[str, int, str], samples: Sequence[Sample]) -> MetricSeries:
+    name, rank, role = whose
+    return MetricSeries(
+        name=name,
+        rank=rank,
+        role=role,
+        steps=[step for step, _, _ in samples],
+        values=[value if math.isfinite(value) else None for _, value, _ in samples],
+        at=[at_of(at) for _, _, at in samples],
+    )
+
+
+def thin(samples: Sequence[Sample], max_points: int) -> list[Sample]:
+    """At most `max_points` samples: the first, the last, and of each stretch the lowest and highest.
+
+    What is not finite counts as highest, so that it stays visible.
+    """
+    if len(samples) <= max_points or max_points < 4:
+        return list(samples) if len(samples) <= max_points else list(samples[-max_points:])
+    num_stretches = (max_points - 2) // 2
+    inner = samples[1:-1]
+    kept = [samples[0]]
+    for index in range(num_stretches):
+        lo = index * len(inner) // num_stretches
+        hi = (index + 1) * len(inner) // num_stretches
+        stretch = inner[lo:hi]
+        if stretch:
+            low, high = min(stretch, key=_height), max(stretch, key=_height)
+            kept.extend(sorted({low[0]: low, high[0]: high}.values()))
+    return [*kept, samples[-1]]
+
+
+def _height(sample: Sample) -> float:
+    return sample[1] if math.isfinite(sample[1]) else math.inf

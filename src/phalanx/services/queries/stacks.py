@@ -1,0 +1,108 @@
+"""Where a job's ranks are, or were: stacks asked for and stacks kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from phalanx.core.gang.stacks import elsewhere, place
+from phalanx.core.jobs.events import StacksRequested
+from phalanx.errors import Conflict
+from phalanx.kit.ids import job_label
+from phalanx.schemas.api import jobs as api
+from phalanx.schemas.api.jobs import at_of
+from phalanx.services.lifecycle.commit import commit_events
+from phalanx.services.platform import Platform
+from phalanx.store import events, jobs
+from phalanx.store.database import Tx
+from phalanx.store.events import StoredEvent
+
+NOTE = "stacks"
+_Key = tuple[int, int, int]  # attempt, generation, request
+
+
+def ask_stacks(platform: Platform, num: int, now: int, actor: str) -> api.StacksAsked:
+    """Have every rank write down where it is.
+
+    Raises NotFound, and Conflict where no rank runs.
+    """
+
+    def work(tx: Tx) -> api.StacksAsked:
+        before = jobs.load(tx, num).job
+        job = commit_events(tx, num, [StacksRequested()], now, actor).job
+        attempt = job.attempt
+        if attempt is None or before.attempt is None or attempt.stacks == before.attempt.stacks:
+            raise Conflict(
+                f"no rank of {job_label(num)} runs: it is {job.state}",
+                f"what was kept of earlier ones: phalanx stacks {job_label(num)} --kept",
+            )
+        return api.StacksAsked(
+            attempt=attempt.num, generation=attempt.generation, request=attempt.stacks
+        )
+
+    return platform.store.transact(work)
+
+
+def read_stacks(platform: Platform, num: int) -> api.StacksView:
+    """Every set of stacks that is kept of a job, oldest first. Raises NotFound."""
+
+    def work(tx: Tx) -> api.StacksView:
+        stored = jobs.load(tx, num)
+        notes = events.of_job(tx, num, limit=100_000, kinds=(NOTE,))
+        live = stored.job.attempt
+        return api.StacksView(
+            captures=captures(notes),
+            attempt=None if live is None else live.num,
+            generation=None if live is None else live.generation,
+            world_size=stored.job.terms.world_size,
+        )
+
+    return platform.store.view(work)
+
+
+def captures(notes: Iterable[StoredEvent]) -> list[api.StacksCapture]:
+    """Answers put together by what they answer.
+
+    A node that found its ranks hanging sends their stacks unasked; they stand in for its answer to
+    the question that this makes the control plane ask.
+    """
+    found: dict[_Key, dict[int, api.RankStacksView]] = {}
+    began: dict[_Key, int] = {}
+    for note in notes:
+        key = (note.attempt or 0, note.generation or 0, int(note.data["request"]))
+        began.setdefault(key, int(note.data["at"]))
+        for row in note.data["ranks"]:
+            found.setdefault(key, {})[int(row["rank"])] = _rank(row, int(note.data["node_rank"]))
+    for attempt, generation, request in list(found):
+        unasked = found.get((attempt, generation, 0))
+        if request == 0 or unasked is None:
+            continue
+        asked = found[attempt, generation, request]
+        missing = {rank: one for rank, one in unasked.items() if rank not in asked}
+        if began[attempt, generation, request] >= began[attempt, generation, 0]:
+            asked |= missing
+            found[attempt, generation, 0] = {}
+    return [_capture(key, began[key], ranks) for key, ranks in found.items() if ranks]
+
+
+def _capture(key: _Key, at: int, ranks: dict[int, api.RankStacksView]) -> api.StacksCapture:
+    odd = elsewhere({rank: one.text for rank, one in ranks.items()}) if len(ranks) > 1 else ()
+    return api.StacksCapture(
+        attempt=key[0],
+        generation=key[1],
+        request=key[2],
+        at=at_of(at),
+        ranks=[ranks[rank] for rank in sorted(ranks)],
+        elsewhere=list(odd),
+    )
+
+
+def _rank(row: dict[str, object], node_rank: int) -> api.RankStacksView:
+    text = str(row["text"])
+    where = place(text)
+    return api.RankStacksView(
+        rank=int(str(row["rank"])),
+        node_rank=node_rank,
+        place=None if where is None else str(where),
+        text=text,
+        why=str(row["why"]),
+    )

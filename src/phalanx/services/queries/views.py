@@ -1,0 +1,347 @@
+"""Stored jobs as the API shows them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, cast
+
+from phalanx.core.gang.failures import Failure
+from phalanx.core.gang.roles import Part, part_of_rank
+from phalanx.core.jobs.model import TERMINAL, Attempt, JobState
+from phalanx.core.reasons import Reason
+from phalanx.core.telemetry.instruments import INSTRUMENTS, is_part
+from phalanx.kit.ids import job_label
+from phalanx.schemas.api import jobs as api
+from phalanx.schemas.api.jobs import at_of, at_or_none
+from phalanx.services.lifecycle.assignments import checkpoint_dir
+from phalanx.services.platform import Platform
+from phalanx.services.queries.lineage import lineage_view
+from phalanx.store import events, jobs, lineage, supervisors, telemetry
+from phalanx.store.database import Tx
+from phalanx.store.jobs import JobFilter, StoredJob
+from phalanx.store.supervisors import SupervisorRow
+from phalanx.store.telemetry import Point
+
+
+def job_view(platform: Platform, num: int) -> api.JobView:
+    """One job with everything. Raises NotFound."""
+    return platform.store.view(lambda tx: _detailed(platform, tx, num))
+
+
+def list_jobs(
+    platform: Platform, wanted: JobFilter, *, before: int | None, limit: int
+) -> api.JobPage:
+    """Newest first."""
+
+    def work(tx: Tx) -> api.JobPage:
+        found = jobs.page(tx, wanted, before=before, limit=limit + 1)
+        shown = [_brief(tx, stored) for stored in found[:limit]]
+        more = len(found) > limit
+        return api.JobPage(jobs=shown, next=shown[-1].num if more else None)
+
+    return platform.store.view(work)
+
+
+def event_page(platform: Platform, num: int, *, after: int, limit: int = 500) -> api.EventPage:
+    """A job's events behind `after`. Raises NotFound."""
+
+    def work(tx: Tx) -> api.EventPage:
+        stored = jobs.load(tx, num)
+        found = events.of_job(tx, num, after=after, limit=limit)
+        cursor = found[-1].seq if found else after
+        done = stored.job.is_terminal and cursor >= stored.last_seq
+        return api.EventPage(events=[_event(one) for one in found], cursor=cursor, done=done)
+
+    return platform.store.view(work)
+
+
+def last_events(platform: Platform, num: int, count: int) -> list[api.EventView]:
+    """The newest events of a job's story, in order. Raises NotFound."""
+
+    def work(tx: Tx) -> list[api.EventView]:
+        last_seq = jobs.load(tx, num).last_seq
+        found = events.of_job(tx, num, after=max(0, last_seq - count), limit=count)
+        return [_event(one) for one in found]
+
+    return platform.store.view(work)
+
+
+def list_checkpoints(platform: Platform, num: int) -> list[api.CheckpointView]:
+    """A job's checkpoints, oldest first. Raises NotFound."""
+
+    def work(tx: Tx) -> list[api.CheckpointView]:
+        spec = jobs.load(tx, num).facts.spec
+        rows = lineage.checkpoints_of(tx, num)
+        best = best_path(rows, spec)
+        return [_checkpoint(row, is_best=row.path == best) for row in rows]
+
+    return platform.store.view(work)
+
+
+def best_path(rows: Sequence[lineage.CheckpointRow], spec: object) -> str | None:
+    """The valid checkpoint that is best by the metric that the spec names."""
+    here: object = spec
+    for key in ("checkpoint", "keep", "best"):
+        here = here.get(key) if isinstance(here, dict) else None
+    if not isinstance(here, dict):
+        return None
+    name, sign = str(here.get("metric")), -1.0 if here.get("mode") == "min" else 1.0
+    known = [row for row in rows if row.state == "valid" and name in row.metrics]
+    best = max(known, key=lambda row: sign * row.metrics[name], default=None)
+    return None if best is None else best.path
+
+
+# -- one job -------------------------------------------------------------------------------------
+
+
+def _detailed(platform: Platform, tx: Tx, num: int) -> api.JobView:
+    stored = jobs.load(tx, num)
+    job, facts = stored.job, stored.facts
+    rows: list[SupervisorRow] = []
+    if job.attempt is not None:
+        rows = supervisors.of_attempt(tx, num, job.attempt.num)
+    return _brief(tx, stored).model_copy(
+        update={
+            "ranks": [] if job.attempt is None else _ranks(job.attempt, rows, stored),
+            "nodes": [] if job.attempt is None else _nodes(job.attempt, rows),
+            "progress": _progress(tx, stored, rows),
+            "lineage": lineage_view(tx, job),
+            "spec": dict(facts.spec),
+            "code": facts.code_digest,
+            "directory": str(platform.home.job_dir(num)),
+            "checkpoint_dir": str(checkpoint_dir(platform.home, facts.project, num)),
+        }
+    )
+
+
+def _brief(tx: Tx, stored: StoredJob) -> api.JobView:
+    job, facts, attempt = stored.job, stored.facts, stored.job.attempt
+    rows = [] if attempt is None else supervisors.of_attempt(tx, job.num, attempt.num)
+    return api.JobView(
+        num=job.num,
+        label=job_label(job.num),
+        name=facts.name,
+        project=facts.project,
+        owner=facts.owner,
+        labels=dict(facts.labels),
+        framework=facts.framework,
+        kind=cast("Literal['run', 'submit']", facts.kind),
+        priority=facts.priority,
+        state=job.state.value,
+        reason=_reason(job.reason),
+        stays=_stays(stored),
+        goal=None if job.goal is None else job.goal.value,
+        attempt=None if attempt is None else attempt.num,
+        attempts=job.attempts,
+        generation=None if attempt is None else attempt.generation,
+        restarts=job.restarts,
+        pool=None if attempt is None else attempt.placement.pool,
+        num_slots=job.terms.num_slots if attempt is None else attempt.num_slots,
+        world_size=world_size(stored),
+        roles=_roles(stored),
+        submitted_at=at_of(job.submitted_at),
+        started_at=at_or_none(job.started_at),
+        ended_at=at_or_none(job.ended_at),
+        stop_deadline_at=at_or_none(job.stop_deadline_at) if job.goal is not None else None,
+        failure=_failure(_worst(stored), parts_of(stored)),
+        progress=_position(stored, rows),
+    )
+
+
+def world_size(stored: StoredJob) -> int:
+    """Ranks of the live attempt, which an elastic job may have fewer of; else of the whole gang."""
+    return sum(part.world_size for part in parts_of(stored))
+
+
+def parts_of(stored: StoredJob) -> tuple[Part, ...]:
+    """Where the roles of the live attempt lie; else those of the whole gang."""
+    attempt = stored.job.attempt
+    return stored.job.terms.parts(None if attempt is None else len(attempt.placement.shares))
+
+
+def _roles(stored: StoredJob) -> list[api.RoleView]:
+    """The roles of a gang that has several."""
+    attempt = stored.job.attempt
+    if not stored.job.terms.roles:
+        return []
+    return [
+        api.RoleView(
+            name=part.name,
+            num_nodes=part.num_nodes,
+            slots_per_node=part.slots_per_node,
+            first_rank=part.first_rank,
+            world_size=part.world_size,
+            required=part.required,
+            phases=[] if attempt is None else [attempt.nodes[n].phase.value for n in part.nodes],
+        )
+        for part in parts_of(stored)
+    ]
+
+
+def _worst(stored: StoredJob) -> Failure | None:
+    """The failure that matters now: the live generation's, or the last one."""
+    live = None if stored.job.attempt is None else stored.job.attempt.failure
+    return live or stored.job.last_failure
+
+
+def _stays(stored: StoredJob) -> api.ReasonView | None:
+    waits = stored.job.state is JobState.QUEUED and stored.stays is not None
+    return _reason(stored.stays) if waits and stored.stays is not None else None
+
+
+def _reason(reason: Reason) -> api.ReasonView:
+    return api.ReasonView(code=reason.code.value, message=reason.message)
+
+
+def _failure(failure: Failure | None, parts: Sequence[Part]) -> api.FailureView | None:
+    if failure is None:
+        return None
+    part = None if failure.rank is None else part_of_rank(parts, failure.rank)
+    role = ""
+    if len(parts) > 1 and part is not None and failure.rank is not None:
+        role = f"{part.name} {failure.rank - part.first_rank}"
+    return api.FailureView(
+        cause=failure.cause.value,
+        message=failure.message,
+        rank=failure.rank,
+        node_rank=failure.node_rank,
+        at=at_of(failure.at),
+        exit_code=failure.exit_code,
+        signal=failure.signal,
+        exception=failure.exception,
+        traceback=failure.traceback,
+        role=role,
+    )
+
+
+def _ranks(
+    attempt: Attempt, rows: Sequence[SupervisorRow], stored: StoredJob
+) -> list[api.RankView]:
+    parts = parts_of(stored)
+    pids = {
+        (row.node_rank, local): pid
+        for row in rows
+        if row.generation == attempt.generation
+        for local, pid in enumerate(row.pids)
+    }
+    return [
+        api.RankView(
+            rank=rank,
+            node_rank=node_rank,
+            node=attempt.placement.shares[node_rank].node,
+            pid=pids.get((node_rank, local)),
+            role=part.name if len(parts) > 1 else "",
+        )
+        for part in parts
+        for node_rank in part.nodes
+        for local, rank in enumerate(part.node_ranks(node_rank))
+    ]
+
+
+def _nodes(attempt: Attempt, rows: Sequence[SupervisorRow]) -> list[api.NodeRankView]:
+    known = {row.node_rank: row for row in rows}
+    shown: list[api.NodeRankView] = []
+    for node_rank, share in enumerate(attempt.placement.shares):
+        row = known.get(node_rank)
+        shown.append(
+            api.NodeRankView(
+                node_rank=node_rank,
+                node=share.node,
+                slots=list(share.slots),
+                phase=attempt.nodes[node_rank].phase.value,
+                host=None if row is None else row.host,
+                pid=None if row is None else row.pid,
+                step=None if row is None else row.step,
+                last_seen_at=None if row is None else at_or_none(row.last_seen_at),
+                warm=None if row is None else row.warm,
+            )
+        )
+    return shown
+
+
+# -- progress ------------------------------------------------------------------------------------
+
+
+def _position(stored: StoredJob, rows: Sequence[SupervisorRow]) -> api.ProgressView:
+    """What the heartbeats say: the step that every node has reached."""
+    job = stored.job
+    steps = [row.step for row in rows if row.step is not None]
+    epochs = [row.epoch for row in rows if row.epoch is not None]
+    step = min(steps, default=None)
+    known = [one for one in (job.progress.high_water_step, step) if one is not None]
+    planned = [row.num_epochs for row in rows if row.num_epochs is not None]
+    return api.ProgressView(
+        step=step if job.state not in TERMINAL else max(known, default=None),
+        epoch=min(epochs, default=None),
+        num_epochs=max(planned, default=None),
+        high_water_step=max(known, default=None),
+        checkpoint_step=job.progress.checkpoint_step,
+        checkpoint_path=job.progress.checkpoint_path,
+    )
+
+
+def _progress(tx: Tx, stored: StoredJob, rows: Sequence[SupervisorRow]) -> api.ProgressView:
+    points = telemetry.last_points(tx, stored.job.num)
+    values: dict[str, float] = {}
+    for point in points:
+        if point.rank == 0:
+            values |= {
+                key: one
+                for key, one in point.values.items()
+                if math.isfinite(one) and not is_part(key) and key not in INSTRUMENTS
+            }
+    position = _position(stored, rows)
+    if position.step is None and stored.job.is_terminal:
+        done = [row.last_step for row in lineage.generations_of(tx, stored.job.num)]
+        last = max((step for step in done if step is not None), default=None)
+        position = position.model_copy(update={"step": last, "high_water_step": last})
+    return position.model_copy(
+        update={"last_metrics": values, "steps_per_s": steps_per_s(points, stored)}
+    )
+
+
+def steps_per_s(points: Sequence[Point], stored: StoredJob) -> float | None:
+    """The pace of the newest generation, over its last reported steps."""
+    ours = [point for point in points if point.rank == 0]
+    if not ours:
+        return None
+    newest = (ours[-1].attempt, ours[-1].generation)
+    same = [point for point in ours if (point.attempt, point.generation) == newest]
+    first, last = same[0], same[-1]
+    if last.at <= first.at or last.step <= first.step:
+        return None
+    return (last.step - first.step) / ((last.at - first.at) / 1e6)
+
+
+def _event(one: events.StoredEvent) -> api.EventView:
+    return api.EventView(
+        job=one.job,
+        seq=one.seq,
+        feed=one.feed,
+        v=one.v,
+        at=at_of(one.at),
+        kind=one.kind,
+        attempt=one.attempt,
+        generation=one.generation,
+        actor=one.actor,
+        state=one.state,
+        reason=api.ReasonView(code=one.reason_code, message=one.reason_message),
+        data=one.data,
+    )
+
+
+def _checkpoint(row: lineage.CheckpointRow, *, is_best: bool) -> api.CheckpointView:
+    return api.CheckpointView(
+        attempt=row.attempt,
+        generation=row.generation,
+        step=row.step,
+        epoch=row.epoch,
+        path=row.path,
+        size_bytes=row.size_bytes,
+        took_s=row.took_s,
+        metrics=dict(row.metrics),
+        created_at=at_of(row.created_at),
+        state=row.state,
+        is_best=is_best,
+    )

@@ -1,0 +1,1 @@
+"""Pools, nodes, projects and clusters."""

@@ -1,0 +1,1 @@
+"""Checks of a simulation: promises, evictions, calibration of estimates."""

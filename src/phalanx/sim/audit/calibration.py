@@ -1,0 +1,62 @@
+"""How true the ETAs of `why` are: asked of waiting jobs in a simulation, compared with what came."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from phalanx.core.scheduling import Plan, World, plan_pass
+from phalanx.core.scheduling.explain.forecast import NUM_SCENARIOS, eta
+from phalanx.sim.cluster.engine import Setup, Truth, simulate
+from phalanx.sim.jobs import TraceJob
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One ETA that was given at `asked_at`, and when the job really started; microseconds."""
+
+    job: int
+    asked_at: int
+    p50_at: int | None
+    p90_at: int | None
+    started_at: int
+
+
+@dataclass(slots=True)
+class _Asking:
+    """The production planner, asked about one waiting job at every `every`-th pass with a queue."""
+
+    every: int
+    num_scenarios: int
+    name: str = "phalanx"
+    passes: int = 0
+    asked: list[tuple[int, int, int | None, int | None]] = field(default_factory=list)
+    starts: dict[int, list[int]] = field(default_factory=dict)
+
+    def plan(self, world: World, now: int, truth: Truth) -> Plan:
+        """One pass, and now and then a question about a job that stays."""
+        decided = plan_pass(world, now)
+        for start in decided.starts:
+            self.starts.setdefault(start.job, []).append(now)
+        stays = [num for num, _ in decided.stays]
+        if stays:
+            self.passes += 1
+            if self.passes % self.every == 0:
+                num = stays[(self.passes // self.every * 7919) % len(stays)]
+                when = eta(world.snapshot(), num, now, self.num_scenarios)
+                self.asked.append((num, now, when.p50_at, when.p90_at))
+        return decided
+
+
+def ask(
+    jobs: Sequence[TraceJob], setup: Setup, every: int, num_scenarios: int = NUM_SCENARIOS
+) -> list[Question]:
+    """Run the jobs and collect the answers, each with the next start of the job asked about."""
+    asking = _Asking(every, num_scenarios)
+    simulate(jobs, setup, asking)
+    found = []
+    for num, now, p50_at, p90_at in asking.asked:
+        later = [at for at in asking.starts.get(num, []) if at >= now]
+        if later:
+            found.append(Question(num, now, p50_at, p90_at, later[0]))
+    return found

@@ -1,0 +1,79 @@
+"""A witness of evictions: who left for whom, who then really started, and what guarantees were owed."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from phalanx.core.scheduling import Plan, World
+from phalanx.core.scheduling.model.snapshot import US
+from phalanx.sim.audit.watch import Watch
+from phalanx.sim.cluster.run import Policy, Result, Truth
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """One job asked to leave for another. `ready_s` is when the hole was to be open."""
+
+    victim: int
+    beneficiary: int
+    at_s: float
+    ready_s: float
+
+
+class Witness:
+    """Any policy, with its evictions written down; it decides nothing itself."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.name = policy.name
+        self.evictions: list[Eviction] = []
+        self.starts: dict[int, list[float]] = {}
+        self.watch = Watch(reclaim_s=float("inf"))
+        self._policy = policy
+
+    def plan(self, world: World, now: int, truth: Truth) -> Plan:
+        """The plan of the policy."""
+        made = self._policy.plan(world, now, truth)
+        ready = {hole.job: hole.ready_at or now for hole in made.holes}
+        for one in made.preemptions:
+            ready_s = ready.get(one.beneficiary, now) / US
+            self.evictions.append(Eviction(one.job, one.beneficiary, now / US, ready_s))
+        for start in made.starts:
+            self.starts.setdefault(start.job, []).append(now / US)
+        self.watch.check_guarantees(world, made, now)
+        return made
+
+    def needless(self, grace_s: float = 900.0) -> list[Eviction]:
+        """Evictions whose beneficiary had not started `grace_s` after it could: the life of a hole."""
+        return [
+            one
+            for one in self.evictions
+            if not any(
+                one.at_s <= start <= one.ready_s + grace_s
+                for start in self.starts.get(one.beneficiary, ())
+            )
+        ]
+
+    def most_in_an_hour(self) -> int:
+        """The most evictions that one job suffered within any hour."""
+        times: dict[int, list[float]] = {}
+        for one in self.evictions:
+            times.setdefault(one.victim, []).append(one.at_s)
+        return max(
+            (
+                bisect_right(all_s, at_s + 3600.0) - i
+                for all_s in times.values()
+                for i, at_s in enumerate(all_s)
+            ),
+            default=0,
+        )
+
+    @property
+    def owed_s(self) -> float:
+        """The longest that a claim within a guarantee was not met, seconds."""
+        return self.watch.owed_s
+
+
+def lost_to_evictions_h(result: Result) -> float:
+    """Slot-hours of work that evictions threw away, failures not counted."""
+    return (result.tally.lost - result.tally.lost_to_failures) / 3600.0

@@ -1,0 +1,1 @@
+"""The discrete-event cluster: engine, job lives, costs, packing, samples over time."""

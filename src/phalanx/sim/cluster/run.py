@@ -1,0 +1,176 @@
+"""What a simulation is given and what it leaves: set-up, jobs' runs, tallies, and the policies' seam."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from phalanx.core.gang.placement import Node
+from phalanx.core.reasons import Cause
+from phalanx.core.scheduling import Plan, Project, Terms, Waiting, World
+from phalanx.core.scheduling.index.slots import SlotIndex
+from phalanx.core.scheduling.index.topology import Ask, ask_of, place, suitable
+from phalanx.core.scheduling.model.durations import History
+from phalanx.core.scheduling.stages.preference import patience_s, preferred_level
+from phalanx.sim.audit.watch import Watch
+from phalanx.sim.cluster.costs import Costs
+from phalanx.sim.cluster.lives import Lives
+from phalanx.sim.cluster.timeline import Timeline
+from phalanx.sim.jobs import TraceJob
+
+
+class Truth(Protocol):
+    """What only an oracle may ask: the ideal seconds that a job still needs."""
+
+    def remaining_s(self, num: int) -> float:
+        """Seconds of undisturbed run left."""
+        ...
+
+
+class Policy(Protocol):
+    """The seam behind which the production planner and its peers sit."""
+
+    name: str
+
+    def plan(self, world: World, now: int, truth: Truth) -> Plan:
+        """One pass."""
+        ...
+
+
+@dataclass(slots=True)
+class Run:
+    """A job's life so far, in seconds of virtual time."""
+
+    job: TraceJob
+    left_s: float
+    first_start_s: float | None = None
+    end_s: float | None = None
+    at_s: float = 0.0
+    overhead_left_s: float = 0.0
+    factor: float = 1.0
+    version: int = 0
+    starts: int = 0
+    preemptions: int = 0
+    failures: int = 0
+    resizes: int = 0
+    attained_slot_s: float = 0.0
+    slots: int = 0
+    scattered: bool = False
+    saved_left_s: float = 0.0
+    saved_at_s: float = 0.0
+    stopping: bool = False
+    waited_s: float = 0.0
+    queued_s: float = 0.0
+    up_s: float | None = None
+    failed_s: float | None = None
+    insisted: int = 0
+
+
+@dataclass(slots=True)
+class Tally:
+    """Slot-seconds by what they were spent on, and what the passes cost."""
+
+    useful: float = 0.0
+    lost: float = 0.0
+    overhead: float = 0.0
+    slowed: float = 0.0
+    scattered: float = 0.0
+    gang: float = 0.0
+    avoidable: float = 0.0
+    lost_to_failures: float = 0.0
+    held: float = 0.0
+    pass_s: list[float] = field(default_factory=list)
+    needless: int = 0
+    by_project: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """A node goes away at `at_s` for `for_s`; `notice_s` is the warning given before."""
+
+    at_s: float
+    node: str
+    for_s: float
+    notice_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """At `at_s` a rank dies of `cause` in the job that holds `slot` of `node`, if there is one."""
+
+    at_s: float
+    node: str
+    slot: int
+    cause: Cause = Cause.RANK_CRASH
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Everything a run depends on besides the jobs and the policy.
+
+    `deliveries` above one repeats every message to the job machine. `sample_s` is the grid of the
+    timeline; 0 keeps none. What a project used counts half after `half_life_s`.
+    """
+
+    nodes: Sequence[Node]
+    projects: Sequence[Project] = ()
+    terms: Terms = field(default_factory=Terms)
+    costs: Costs = field(default_factory=Costs)
+    outages: Sequence[Outage] = ()
+    crashes: Sequence[Crash] = ()
+    pass_s: float = 60.0
+    recheck_s: float = 300.0
+    audit_every: int = 0
+    until_s: float | None = None
+    deliveries: int = 1
+    sample_s: float = 3600.0
+    half_life_s: float = 7 * 86_400.0
+
+
+class EmptyCluster:
+    """The nodes as if nothing ran on them: whether a level of their topology could hold a gang.
+
+    `narrowest` are the levels by pool that gangs prefer which say nothing; none of them: they do not.
+    """
+
+    def __init__(self, nodes: Sequence[Node], narrowest: Mapping[str, str | None]) -> None:
+        self._narrowest = narrowest
+        self._index = SlotIndex(replace(node, closed="") for node in nodes)
+        self._known: dict[Ask, bool] = {}
+
+    def can_hold(self, job: Waiting) -> bool:
+        """Whether the job could start if it were alone."""
+        ask = ask_of(job)
+        known = self._known.get(ask)
+        if known is None:
+            groups = suitable(self._index, ask)
+            known = self._known[ask] = place(self._index, ask, groups, job.shape) is not None
+        return known
+
+    def patience(
+        self, job: TraceJob, waiting: Waiting, history: History
+    ) -> tuple[str, float] | None:
+        """The level that it insists on and for how many seconds; None if it takes any place."""
+        level = preferred_level(job.preferred, waiting, self._narrowest)
+        if level is None or job.required is not None:
+            return None
+        if not self.can_hold(replace(waiting, required=level)):
+            return None
+        return level, patience_s(waiting, history) if job.patience_s is None else job.patience_s
+
+
+@dataclass(slots=True)
+class Result:
+    """A finished run."""
+
+    policy: str
+    runs: dict[int, Run]
+    tally: Tally
+    setup: Setup
+    end_s: float
+    num_passes: int
+    wall_s: float
+    lives: Lives = field(default_factory=Lives)
+    timeline: Timeline = field(default_factory=Timeline)
+    watch: Watch = field(default_factory=Watch)

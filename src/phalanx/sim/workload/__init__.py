@@ -1,0 +1,1 @@
+"""Workloads of simulations: traces, generated jobs, storms, faults."""

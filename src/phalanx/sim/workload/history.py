@@ -1,0 +1,134 @@
+"""Phalanx's own past jobs as a trace: read from a home's database, or from a file of lines of JSON.
+
+The file (`--save-trace`) carries only what a replay needs: sizes, times, projects and priorities; no
+command, no environment, no secret.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from phalanx.core.gang.placement import GangShape, Role
+from phalanx.core.jobs.model import TERMINAL
+from phalanx.errors import NotFound, UserError
+from phalanx.kit.units import parse_duration
+from phalanx.schemas.home import HomeLayout
+from phalanx.sim.jobs import US, TraceJob
+from phalanx.store import jobs
+from phalanx.store.database import Tx, open_store
+from phalanx.store.jobs import JobFilter, StoredJob
+
+_PAGE = 500
+_VERSION = 1
+_DEFAULT_CHECKPOINT_S = 600.0
+
+
+def past_jobs(root: Path, since_us: int) -> list[TraceJob]:
+    """Jobs of this home that were submitted since and have ended after running, oldest first.
+
+    Raises NotFound where there is no database, UserError where nothing has run since.
+    """
+    file = HomeLayout(root).database_file
+    if not file.exists():
+        raise NotFound(f"no Phalanx home at {root}: there is no {file}", "--home DIR names another")
+    store = open_store(file)
+    try:
+        stored = store.view(lambda tx: _ended(tx, since_us))
+    finally:
+        store.close()
+    ran = [one for one in stored if _service_s(one) > 0.0]
+    if not ran:
+        raise UserError(
+            f"no job of {root} has run and ended in that time", "--since 90d looks back further"
+        )
+    ran.sort(key=lambda one: (one.job.submitted_at, one.job.num))
+    first = ran[0].job.submitted_at
+    return [_trace_job(num, one, first) for num, one in enumerate(ran, start=1)]
+
+
+def _ended(tx: Tx, since_us: int) -> list[StoredJob]:
+    found: list[StoredJob] = []
+    before: int | None = None
+    while True:
+        rows = jobs.page(tx, JobFilter(tuple(TERMINAL)), before=before, limit=_PAGE)
+        found += [row for row in rows if row.job.submitted_at >= since_us]
+        if len(rows) < _PAGE or rows[-1].job.submitted_at < since_us:
+            return found
+        before = rows[-1].job.num
+
+
+def _service_s(stored: StoredJob) -> float:
+    """Seconds at full size that the job held its slots."""
+    job = stored.job
+    attained = job.attained_slot_s / max(job.terms.num_slots, 1)
+    if attained > 0:
+        return attained
+    if job.started_at is None or job.ended_at is None:
+        return 0.0
+    return (job.ended_at - job.started_at) / US
+
+
+def _trace_job(num: int, stored: StoredJob, first_us: int) -> TraceJob:
+    job, facts = stored.job, stored.facts
+    return TraceJob(
+        num,
+        (job.submitted_at - first_us) / US,
+        max(_service_s(stored), 1.0),
+        job.terms.shape,
+        project=facts.project,
+        kind=f"{facts.project}/{facts.name}",
+        label=facts.name,
+        priority=facts.priority,
+        min_nodes=job.terms.min_nodes,
+        limit_s=job.terms.max_duration_s,
+        checkpoint_s=_checkpoint_s(facts.spec),
+        roles=job.terms.roles,
+    )
+
+
+def _checkpoint_s(spec: Any) -> float:
+    every = (spec.get("checkpoint") or {}).get("every")
+    try:
+        return parse_duration(every) if every is not None else _DEFAULT_CHECKPOINT_S
+    except (UserError, ValueError, TypeError):
+        return _DEFAULT_CHECKPOINT_S  # in steps or epochs, or chosen as it ran
+
+
+def save(path: Path, found: Iterable[TraceJob]) -> None:
+    """Write jobs as lines of JSON behind one line that names the format. Raises UserError."""
+    lines = [json.dumps({"phalanx_trace": _VERSION})]
+    lines += [json.dumps(asdict(job)) for job in found]
+    try:
+        path.write_text("\n".join(lines) + "\n")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def read(path: Path) -> list[TraceJob]:
+    """The jobs of a file that `save` wrote. Raises NotFound, or UserError with the line."""
+    if not path.exists():
+        raise NotFound(f"no trace at {path}")
+    try:
+        head, *lines = path.read_text().splitlines() or [""]
+        version = json.loads(head)["phalanx_trace"]
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path} is no Phalanx trace: its first line does not say so") from None
+    if version != _VERSION:
+        raise UserError(f"{path} has version {version}; this release reads {_VERSION}")
+    found = []
+    for number, line in enumerate(lines, start=2):
+        try:
+            row = json.loads(line)
+            row["shape"] = GangShape(**row["shape"])
+            row["roles"] = tuple(Role(**role) for role in row.get("roles", ()))
+            row["pools"], row["speeds"] = tuple(row["pools"]), tuple(row["speeds"])
+            found.append(TraceJob(**row))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path}, line {number}: {error}") from None
+    return found

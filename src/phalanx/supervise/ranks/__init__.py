@@ -1,0 +1,1 @@
+"""Ranks of one node: start, watch, records, stalls, stacks, their end."""

@@ -1,0 +1,369 @@
+"""The folder that a script keeps its state in (`checkpoint.directory`), as the job's checkpoints.
+
+A thread of its own does the work: it copies, and reads every byte. What it has to say are records as ranks
+write them, handed over to the main thread. A folder is committed when it is quiet: nothing of it has
+changed for a moment, and no process of the job has a file of it open for writing.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from phalanx import checkpoint
+from phalanx.checkpoint import folders
+from phalanx.checkpoint.folders import Origin, Shared, Stat
+from phalanx.checkpoint.remote_tier import FarTier, OneTier, Tier, known
+from phalanx.core.training.checkpoints import Keep, checkpoint_name, lineages
+from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, PlatformError
+from phalanx.kit.clock import Clock
+from phalanx.kit.ids import random_hex
+from phalanx.launch import linux
+from phalanx.supervise.ranks import folder_turn
+from phalanx.supervise.ranks.folder_turn import Told
+
+LOOK_S = 0.1
+_PAUSE_FOR_A_LOOK = 10.0
+QUIET_S = 0.3
+# A folder that is never quiet is committed all the same, between two writes.
+RESTLESS_S = 3.0
+ELDER_S = 2.0
+SHORT_UPLOAD_S = 0.5
+# Appended to for as long as a script runs: a handle on one of these says nothing about a save.
+_JOURNALS = (".log", ".txt", ".csv", ".jsonl", ".out", ".err")
+_JOURNAL_STEM = "events.out.tfevents"
+
+Record = dict[str, Any]
+Say = Callable[[Record], None]
+Call = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the script is, as far as it says: the newest step, and the newest metrics."""
+
+    step: int | None
+    metrics: Mapping[str, float | str]
+
+
+class Folder(Protocol):
+    """One generation's. Every call comes from the main thread and returns at once."""
+
+    def open(self, then: Call, failed: Callable[[str], None]) -> None:
+        """Put back what was committed last, then call `then`, and begin to watch.
+
+        Where that cannot be done, `failed` is told why, instead.
+        """
+        ...
+
+    def finish(self, then: Call, upload_s: float) -> None:
+        """The ranks have ended well: commit what is there, have it copied, then call `then`.
+
+        Copying may take `upload_s`.
+        """
+        ...
+
+    def abandon(self, then: Call) -> None:
+        """The ranks were ended: leave what is not committed alone, then call `then`."""
+        ...
+
+    def hurry(self) -> None:
+        """Wait for no copies any more."""
+        ...
+
+
+class NoFolder:
+    """The script has none."""
+
+    def open(self, then: Call, failed: Callable[[str], None]) -> None:
+        """Go on."""
+        then()
+
+    def finish(self, then: Call, upload_s: float) -> None:
+        """Go on."""
+        then()
+
+    def abandon(self, then: Call) -> None:
+        """Go on."""
+        then()
+
+    def hurry(self) -> None:
+        """Nothing."""
+
+
+@dataclass(slots=True)
+class FolderFacts:
+    """Where it is and whose it is. Only one node of a gang `commits`.
+
+    `far` is an object store for copies, reached with what `env` says; `meeting` is where the ranks of this
+    generation meet: the same on all nodes, and hardly ever another generation's.
+    """
+
+    folder: Path
+    store: Path
+    origin: Origin
+    keep: Keep
+    commits: bool
+    far: str | None
+    env: Mapping[str, str]
+    meeting: str
+
+
+@dataclass(slots=True)
+class KeptFolder:
+    """A folder of checkpoints. `outside` hands calls to the main thread, `say` takes records there.
+
+    `intact` says whether every rank still lives: what one that died was writing is closed, and half.
+    """
+
+    facts: FolderFacts
+    clock: Clock
+    outside: Callable[[Call], None]
+    say: Say
+    progress: Callable[[], Progress]
+    intact: Callable[[], bool]
+    _over: threading.Event = field(default_factory=threading.Event)
+    _trusted: bool = False
+    _upload_s: float = SHORT_UPLOAD_S
+    _tier: Tier = field(default_factory=OneTier)
+    _shared: Shared = field(default_factory=Shared)
+    _known: dict[str, Stat] = field(default_factory=dict)
+    _step: int = 0
+    _finished: Call | None = None
+    _thread: threading.Thread | None = None
+    _elders: tuple[int, ...] = ()
+    _complained: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        facts = self.facts
+        if facts.far is not None:
+            self._tier = FarTier(
+                facts.far, facts.store, facts.keep, lambda kind, said: self._tell(kind, **said),
+                facts.env,
+            )  # fmt: skip
+
+    def open(self, then: Call, failed: Callable[[str], None]) -> None:
+        """See `Folder`."""
+        self._thread = threading.Thread(
+            target=self._run, args=(then, failed), name="phalanx-folder", daemon=True
+        )
+        self._thread.start()
+
+    def finish(self, then: Call, upload_s: float) -> None:
+        """See `Folder`."""
+        self._trusted, self._upload_s = True, upload_s
+        self.abandon(then)
+
+    def abandon(self, then: Call) -> None:
+        """See `Folder`. A commit under way comes to its end first."""
+        self._finished = then
+        self._over.set()
+        if self._thread is None:
+            then()
+
+    def hurry(self) -> None:
+        """See `Folder`."""
+        self._tier.leave()
+
+    # -- the thread --------------------------------------------------------------------------------
+
+    def _run(self, then: Call, failed: Callable[[str], None]) -> None:
+        try:
+            self._put_back()
+            self.outside(then)
+        except Exception as error:
+            why = error if isinstance(error, OSError | PlatformError) else repr(error)
+            message = f"{self.facts.folder} could not be put back: {why}"
+            self.outside(lambda: failed(message))
+        self._guarded(self._watch)
+        self._over.wait()
+        if self._trusted:
+            self._guarded(self._commit_if_changed)
+        if self.facts.commits:
+            self._guarded(lambda: self._tier.finish(self._upload_s))
+        if self._finished is not None:
+            self.outside(self._finished)
+
+    def _guarded(self, work: Call) -> None:
+        """The generation waits for this thread: whatever goes wrong in it must not end it."""
+        try:
+            work()
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            self._complain(f"{self.facts.folder} is not looked after any more: {said}")
+
+    def _watch(self) -> None:
+        before, quiet_since = self._known, self.clock.monotonic()
+        waiting_since: float | None = None
+        pause_s = LOOK_S
+        while not self._over.wait(pause_s):
+            began = self.clock.monotonic()
+            found, now = self._look(), self.clock.monotonic()
+            # A folder of very many files is looked at less often.
+            pause_s = max(LOOK_S, (now - began) * _PAUSE_FOR_A_LOOK)
+            if found == self._known:
+                before, waiting_since = found, None
+                continue
+            if waiting_since is None or not self._all_there():
+                # Who has died may have left half a file: what then follows decides.
+                before, quiet_since, waiting_since = found, now, now
+                self._elders = _elders()
+            elif found != before:
+                before, quiet_since = found, now
+            due = now - quiet_since >= QUIET_S or now - waiting_since >= RESTLESS_S
+            if due and not self._is_written():
+                self._commit_if_changed()
+
+    def _look(self) -> dict[str, Stat]:
+        try:
+            return folders.look(self.facts.folder)
+        except OSError as error:
+            self._complain(f"{self.facts.folder} cannot be read: {error}")
+            return self._known
+
+    def _all_there(self) -> bool:
+        return self.intact() and all(linux.holds_files(pid) for pid in self._elders)
+
+    def _is_written(self) -> bool:
+        return any(_writers(self.facts.folder.resolve()))
+
+    def _commit_if_changed(self) -> None:
+        stats = self._look()
+        if not self.facts.commits or not stats or stats == self._known:
+            return
+        try:
+            if self._commit(stats):
+                self._known = stats
+        except (OSError, PlatformError) as error:
+            self._known = stats  # tried again when it changes, not every moment
+            self._complain(f"{self.facts.folder} could not be committed: {error}")
+
+    def _commit(self, stats: dict[str, Stat]) -> bool:
+        facts, began, told = self.facts, self.clock.monotonic(), self.progress()
+        step = self._step + 1 if told.step is None else max(told.step, self._step)
+        draft = checkpoint.Draft(facts.store, checkpoint_name(step, random_hex(8)))
+        try:
+            whole = folders.fill(draft, facts.folder, stats, self._shared)
+            if not whole or self._is_written() or not (self._trusted or self._all_there()):
+                draft.abandon()
+                return False
+            now = self.clock.now()
+            manifest = folders.manifest_of(draft, step, facts.origin, told.metrics, now)
+            made = draft.commit(manifest)
+        except BaseException:
+            draft.abandon()
+            raise
+        self._step = step
+        self._shared.take(made, stats, manifest.files)
+        self._tell(
+            "checkpoint", path=str(made), name=made.name, step=step, epoch=0, position=0,
+            commit=manifest.commit, bytes=manifest.size_bytes, why=folders.WHY,
+            metrics=dict(told.metrics), save_s=round(self.clock.monotonic() - began, 6),
+        )  # fmt: skip
+        self._tier.committed()
+        for gone in checkpoint.retain(
+            facts.store, facts.keep, check=checkpoint.read_manifest, now=now
+        ):
+            self._tell("removed", path=str(facts.store / gone.name))
+        return True
+
+    def _put_back(self) -> None:
+        """Once for a folder in each generation: another node may have it too, and its ranks may write."""
+        facts, began, origin = self.facts, self.clock.monotonic(), self.facts.origin
+        facts.folder.mkdir(parents=True, exist_ok=True)
+        if facts.commits:
+            checkpoint.clean_debris(facts.store)
+        whose = (origin.job, origin.attempt, origin.generation, facts.meeting)
+        with folder_turn.turn(facts.folder, whose, self._over.wait) as mine:
+            if mine is None:
+                return  # the generation is over
+            told = mine.told or mine.tell(self._put_back_newest())
+        self._known, self._step = told.stats, told.step
+        if facts.commits:
+            self._tier.committed()  # what the last start did not get to copy
+        else:
+            self._tier.leave()
+        for path, why in told.bad:
+            self._set_aside(Path(path), why)
+        if told.path is not None and facts.commits:
+            self._tell(
+                "restored", path=told.path, name=Path(told.path).name, step=told.step, epoch=0,
+                position=0, exact=False, why="what the script restores is its own business",
+                restore_s=round(self.clock.monotonic() - began, 6),
+            )  # fmt: skip
+
+    def _put_back_newest(self) -> Told:
+        """The newest that verifies, here or in the object store, if there is one."""
+        facts, bad = self.facts, []
+        near = [one.manifest for one in checkpoint.scan(facts.store).good]
+        order = lineages(known(self._tier, near, self._complain))
+        names = [one.name for one in order if one.why == folders.WHY]
+        while names:
+            path = facts.store / names.pop(0)
+            try:
+                if not self._tier.bring(path):
+                    continue
+                manifest = checkpoint.verify(path)
+                folders.put_back(path, manifest, facts.folder)
+            except CheckpointNotFound:
+                continue
+            except CheckpointCorrupt as error:
+                self._set_aside(path, error.message)
+                if self._tier.has_another(path):
+                    names.insert(0, path.name)
+                elif not facts.commits:
+                    bad.append((str(path), error.message))
+                continue
+            return Told(str(path), manifest.step, folders.look(facts.folder), bad)
+        return Told(None, 0, folders.look(facts.folder), bad)
+
+    def _set_aside(self, path: Path, why: str) -> None:
+        if self.facts.commits and path.is_dir():
+            moved = checkpoint.quarantine(path, random_hex(8))
+            self._tell("quarantined", path=str(path), moved_to=str(moved), why=why)
+
+    def _tell(self, kind: str, **fields: Any) -> None:
+        record: Record = {"k": kind, **fields, "t": self.clock.now()}
+        self.outside(lambda: self.say(record))
+
+    def _complain(self, message: str) -> None:
+        if message not in self._complained:
+            self._complained.add(message)
+            self._tell("warn", message=message)
+
+
+def _elders() -> tuple[int, ...]:
+    """What runs below this process and is no passing helper; MPI's processes are among them."""
+    now_s = float(Path("/proc/uptime").read_text().split()[0])
+    ticks = os.sysconf("SC_CLK_TCK")
+    return tuple(
+        one.pid
+        for one in linux.below(os.getpid())
+        if not one.gone and now_s - one.start_ticks / ticks > ELDER_S
+    )
+
+
+def _writers(folder: Path) -> Iterator[Path]:
+    """Files of the folder that a process below this one has open for writing, journals apart."""
+    for one in linux.below(os.getpid()):
+        try:
+            handles = os.listdir(f"/proc/{one.pid}/fd")
+        except OSError:
+            continue
+        for handle in handles:
+            try:
+                path = Path(os.readlink(f"/proc/{one.pid}/fd/{handle}"))
+                if path.is_relative_to(folder) and not _is_journal(path):
+                    info = Path(f"/proc/{one.pid}/fdinfo/{handle}").read_text()
+                    if int(info.split("flags:")[1].split()[0], 8) & os.O_ACCMODE:
+                        yield path
+            except (OSError, ValueError, IndexError):
+                continue
+
+
+def _is_journal(path: Path) -> bool:
+    return path.suffix in _JOURNALS or path.name.startswith(_JOURNAL_STEM)

@@ -1,0 +1,252 @@
+"""One local rank: its files, its pipes, its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from phalanx.core.gang import stacks
+from phalanx.core.gang.failures import RankExit
+from phalanx.core.telemetry import profiles
+from phalanx.launch import linux
+from phalanx.launch.capture import Capture, open_append, read_available
+from phalanx.launch.space import Trimmed
+from phalanx.supervise.eventloop import EventLoop
+from phalanx.supervise.ranks.postmortem import rank_exit
+
+_MAX_READS = 64
+LOG_KEPT_BYTES = 64 << 20
+STREAMS = ("out", "err")
+Opener = Callable[[Path], tuple[int, Callable[[bytes], int]]]
+
+
+class Observer(Protocol):
+    """The generation that a rank belongs to."""
+
+    def rank_started(self, rank: LocalRank) -> None:
+        """It runs."""
+        ...
+
+    def rank_refused(self, rank: LocalRank, message: str, *, missing: bool) -> None:
+        """It could not be started."""
+        ...
+
+    def rank_exited(self, rank: LocalRank) -> None:
+        """It is gone; `rank.exit` says how."""
+        ...
+
+
+@dataclass(slots=True)
+class Stream:
+    """One captured stream of one rank, as far as it was read from the pipe and carried away."""
+
+    rank: int
+    name: str
+    path: Path
+    capture: Capture
+    file: int
+    pipe: int | None = None
+    listener: Callable[[bytes], None] | None = None
+    num_sent: int = 0
+    num_dropped_sent: int = 0
+    trimmed: Trimmed = field(default_factory=Trimmed)
+
+    def trim(self) -> None:
+        """Let go of the file's beginning: what was carried away, but for the last `LOG_KEPT_BYTES`."""
+        end = min(self.num_sent, self.capture.num_written - LOG_KEPT_BYTES)
+        if end - self.trimmed.begin >= LOG_KEPT_BYTES // 4:
+            self.trimmed.up_to(self.path, end)
+
+    def open_pipe(self, loop: EventLoop) -> int:
+        """Read from a new pipe from now on; returns the end that a child writes to. Raises OSError."""
+        read, write = os.pipe()
+        os.set_blocking(read, False)
+        self.pipe = read
+        loop.watch(read, lambda: self.take_some(loop))
+        return write
+
+    def drain(self, loop: EventLoop) -> None:
+        """Take what can be read now; closes the pipe at its end.
+
+        Bounded: a worker that outlives its rank for a moment may print without end, and what the
+        rank itself left fits the pipe.
+        """
+        for _ in range(_MAX_READS):
+            if self.pipe is None:
+                return
+            data, over = read_available(self.pipe)
+            if data:
+                self._take(data)
+            elif over:
+                self.close_pipe(loop)
+            else:
+                return
+
+    def _take(self, data: bytes) -> None:
+        self.capture.take(data)
+        if self.listener is not None:
+            self.listener(data)
+
+    def take_some(self, loop: EventLoop) -> None:
+        """One read, so that a rank that prints without end does not keep the loop busy."""
+        if self.pipe is None:
+            return
+        data, over = read_available(self.pipe)
+        if data:
+            self._take(data)
+        elif over:
+            self.close_pipe(loop)
+
+    def close_pipe(self, loop: EventLoop) -> None:
+        """Stop reading, whoever may still hold the other end."""
+        if self.pipe is not None:
+            loop.forget(self.pipe)
+            os.close(self.pipe)
+            self.pipe = None
+
+    def read_back(self, limit: int) -> bytes:
+        """Bytes of the file that were not carried away yet, up to `limit`."""
+        size = min(limit, self.capture.num_written - self.num_sent)
+        if size <= 0:
+            return b""
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self.num_sent)
+                return file.read(size)
+        except OSError:
+            return b""
+
+
+@dataclass(slots=True)
+class LocalRank:
+    """A rank of the current generation on this node. `rank` is the global number."""
+
+    rank: int
+    folder: Path
+    loop: EventLoop
+    observer: Observer
+    opener: Opener = open_append
+    pid: int | None = None
+    warm: bool = False
+    exit: RankExit | None = None
+    refused_: bool = False
+    asked: bool = False
+    streams: list[Stream] = field(default_factory=list)
+
+    @property
+    def stem(self) -> str:
+        """The beginning of the names of its files."""
+        return f"r{self.rank:05d}"
+
+    @property
+    def report_file(self) -> Path:
+        """What it reports through."""
+        return self.folder / f"{self.stem}.report"
+
+    @property
+    def stacks_file(self) -> Path:
+        """Where it writes its stacks when it is asked for them."""
+        return self.report_file.with_suffix(stacks.SUFFIX)
+
+    @property
+    def profile_file(self) -> Path:
+        """Where it looks for a request to profile its gang."""
+        return self.report_file.with_suffix(profiles.SUFFIX)
+
+    @property
+    def error_file(self) -> Path:
+        """Where an uncaught exception is left."""
+        return self.folder / f"{self.stem}.error.json"
+
+    def open_pipes(self) -> tuple[int, int, int]:
+        """Descriptors 0, 1, 2 for the child, captured. Raises OSError."""
+        self.asked = True
+        out, err = self._captured()
+        stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        return stdin, out.open_pipe(self.loop), err.open_pipe(self.loop)
+
+    def open_prelude(self) -> tuple[int, int, int]:
+        """Descriptors of a child that comes before it, whose output stands in its error stream."""
+        _, err = self._captured()
+        stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        write = err.open_pipe(self.loop)
+        return stdin, write, write
+
+    def close_prelude(self) -> None:
+        """That child is gone; what it said is no word of the rank's."""
+        for stream in self.streams:
+            stream.drain(self.loop)
+            stream.close_pipe(self.loop)
+            stream.capture.tail.clear()
+
+    def _captured(self) -> list[Stream]:
+        if not self.streams:
+            for name in STREAMS:
+                path = self.folder / f"{self.stem}.{name}"
+                descriptor, append = self.opener(path)
+                stream = Stream(self.rank, name, path, Capture(append), descriptor)
+                self.streams.append(stream)
+        return self.streams
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self.pid is not None and self.exit is None
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing more is to be heard of it."""
+        return self.exit is not None or self.refused_
+
+    def started(self, pid: int, *, warm: bool) -> None:
+        """See `Watcher`."""
+        self.pid, self.warm = pid, warm
+        self.observer.rank_started(self)
+
+    def refused(self, message: str, *, missing: bool) -> None:
+        """See `Watcher`."""
+        self.refused_ = True
+        self.observer.rank_refused(self, message, missing=missing)
+
+    def exited(self, status: int, at: int) -> None:
+        """See `Watcher`. What it printed last is read before its end is judged."""
+        for stream in self.streams:
+            stream.drain(self.loop)
+        error = None
+        with contextlib.suppress(OSError):
+            error = self.error_file.read_text(errors="replace")
+        stderr = bytes(self.streams[1].capture.tail) if self.streams else b""
+        self.exit = rank_exit(self.rank, status, at, error, stderr)
+        self.observer.rank_exited(self)
+
+    def terminate(self) -> list[int]:
+        """SIGTERM to the rank; returns descriptors that turn readable when the signalled have ended.
+
+        Data workers must not get it: they would die and take the rank's own save with them. But a
+        shell passes nothing on and dies first, so below anything that is no Python it goes further.
+        """
+        if not self.running or self.pid is None:
+            return []
+        handles: list[int] = []
+        todo = [self.pid]
+        while todo:
+            pid = todo.pop()
+            with contextlib.suppress(OSError):
+                if not linux.executable(pid).startswith(("python", "pypy")):
+                    todo.extend(linux.children(pid))
+                handle = os.pidfd_open(pid)
+                handles.append(handle)
+                signal.pidfd_send_signal(handle, signal.SIGTERM)
+        return handles
+
+    def close(self) -> None:
+        """Read what is there and give everything back; nobody waits for end-of-file."""
+        for stream in self.streams:
+            stream.drain(self.loop)
+            stream.close_pipe(self.loop)
+            os.close(stream.file)

@@ -1,0 +1,127 @@
+"""Where the ranks of Horovod find one another: a store of keys behind HTTP, beside the ranks of node 0.
+
+`python -m phalanx.supervise.ranks.rendezvous` serves on the listening socket on its standard input, and
+ends with its generation.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from phalanx.supervise.ranks.processes import Launch, Processes
+
+_PATH = re.compile(r"/([^/]+)/([^/]+)")
+_MOST_DIGITS = 8
+_MODULE = "phalanx.supervise.ranks.rendezvous"
+
+
+class Keys:
+    """Values by scope and key. A scope is emptied when all who put something there have left it.
+
+    A rank leaves when it has met the others; they may not have read its key yet.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._scopes: dict[str, dict[str, bytes]] = {}
+        self._left: dict[str, set[str]] = {}
+
+    def put(self, scope: str, key: str, value: bytes) -> None:
+        """Set a value."""
+        with self._lock:
+            self._scopes.setdefault(scope, {})[key] = value
+
+    def get(self, scope: str, key: str) -> bytes | None:
+        """A value; None while nobody has set it."""
+        with self._lock:
+            return self._scopes.get(scope, {}).get(key)
+
+    def leave(self, scope: str, key: str) -> None:
+        """Who has put `key` needs the scope no more."""
+        with self._lock:
+            left = self._left.setdefault(scope, set())
+            left.add(key)
+            if left >= self._scopes.get(scope, {}).keys():
+                self._scopes.pop(scope, None)
+                self._left.pop(scope)
+
+
+def start(processes: Processes, port: int, folder: str) -> None:
+    """Begin to serve on `port`: from now on whoever connects is answered. Raises OSError."""
+    listening = socket.create_server(("", port), backlog=1024)
+    log = Path(folder, "rendezvous.log")
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    launch = Launch({}, folder, (listening.detach(), output, output))
+    command = [sys.executable, "-P", "-m", _MODULE]
+    processes.start_command(command, launch, Unwatched(), folder)
+
+
+class Unwatched:
+    """Nobody waits for the store: without it the ranks fail by themselves, and say why."""
+
+    def started(self, pid: int, *, warm: bool) -> None:
+        """See `Watcher`."""
+
+    def refused(self, message: str, *, missing: bool) -> None:
+        """See `Watcher`."""
+
+    def exited(self, status: int, at: int) -> None:
+        """See `Watcher`."""
+
+
+class Answers(BaseHTTPRequestHandler):
+    """GET, PUT and DELETE of `/scope/key`."""
+
+    keys: Keys
+    timeout = 60.0  # of a request that does not come to its end
+
+    def do_GET(self) -> None:
+        """A value, or 404."""
+        found = _PATH.fullmatch(self.path)
+        value = self.keys.get(found[1], found[2]) if found else None
+        self._answer(404 if value is None else 200, value or b"")
+
+    def do_PUT(self) -> None:
+        """Set a value."""
+        length = self.headers.get("Content-Length", "0")
+        if not length.isdecimal() or len(length) > _MOST_DIGITS:
+            self._answer(413, b"")
+            return
+        value = self.rfile.read(int(length))
+        if found := _PATH.fullmatch(self.path):
+            self.keys.put(found[1], found[2], value)
+        self._answer(200 if found else 400, b"")
+
+    def do_DELETE(self) -> None:
+        """Leave a scope."""
+        if found := _PATH.fullmatch(self.path):
+            self.keys.leave(found[1], found[2])
+        self._answer(200 if found else 400, b"")
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: ranks ask a hundred times a second until all are there."""
+
+
+def serve(listening: socket.socket) -> None:
+    """Answer for ever."""
+    handler = type("Served", (Answers,), {"keys": Keys()})
+    server = ThreadingHTTPServer(listening.getsockname()[:2], handler, bind_and_activate=False)
+    server.socket.close()
+    server.socket = listening
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=os.dup(0)))

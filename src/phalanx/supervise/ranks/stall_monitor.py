@@ -1,0 +1,98 @@
+"""Watches one generation for steps, and has stacks taken: when it hangs, and on demand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from phalanx.core.gang.failures import Failure
+from phalanx.core.gang.stacks import elsewhere, place
+from phalanx.core.gang.stalls import Patience, StallWatch
+from phalanx.core.reasons import Cause
+from phalanx.kit.clock import Clock
+from phalanx.kit.units import format_duration
+from phalanx.schemas.wire.supervision import (
+    FailureReport,
+    RanksStalledReport,
+    RankStacks,
+    StacksReport,
+)
+from phalanx.supervise.eventloop import EventLoop
+from phalanx.supervise.ranks.rank import LocalRank
+from phalanx.supervise.ranks.records import Put
+from phalanx.supervise.ranks.stacks import Stacks
+
+
+def patience_of(stall_after: str) -> Patience:
+    """From an assignment's `never`, `auto` or seconds."""
+    if stall_after == "auto":
+        return Patience()
+    return Patience(math.inf if stall_after == "never" else float(stall_after))
+
+
+class Vigil:
+    """One generation's. `ending` says whether its ranks are being ended already."""
+
+    def __init__(
+        self, place: tuple[int, int], ranks: list[LocalRank], watch: StallWatch, loop: EventLoop,
+        clock: Clock, put: Put, ending: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        """`place` is (node rank, generation)."""
+        self._node_rank, self._generation = place
+        self._ranks, self._watch = ranks, watch
+        self._loop, self._clock, self._put, self._ending = loop, clock, put, ending
+        self._answered = 0
+
+    def look(self) -> None:
+        """Called regularly, after the ranks' records were read."""
+        if any(one.report_file.exists() for one in self._ranks):
+            self._watch.began()
+        limit_s = self._watch.limit_s
+        quiet_s = self._watch.look(self._clock.monotonic())
+        if quiet_s is not None and not self._ending():
+            said = (
+                f"no step for {format_duration(quiet_s)}, the limit is {format_duration(limit_s)}"
+            )
+            Stacks(self._ranks, self._loop, lambda found: self._stalled(said, found))
+
+    def asked(self, request: int) -> None:
+        """Answer a request for stacks; one that was answered before is left alone."""
+        if request > self._answered:
+            self._answered = request
+            Stacks(self._ranks, self._loop, lambda found: self._keep(request, found))
+
+    def _keep(self, request: int, found: list[RankStacks]) -> None:
+        at = self._clock.now()
+        self._put(lambda seq: StacksReport(
+            seq=seq, generation=self._generation, request=request, at=at, ranks=found))  # fmt: skip
+
+    def _stalled(self, said: str, found: list[RankStacks]) -> None:
+        if self._ending() or self._watch.is_on:
+            return  # a step was made in the meantime, or the ranks have come to an end
+        self._keep(0, found)
+        texts = {one.rank: one.text for one in found}
+        odd = elsewhere(texts)
+        rank = odd[0] if odd else None
+        failure = FailureReport.from_core(
+            Failure(
+                cause=Cause.STALLED,
+                rank=rank,
+                node_rank=self._node_rank,
+                at=self._clock.now(),
+                message=f"{said}; {_whereabouts(found, odd)}",
+                traceback="" if rank is None else texts[rank],
+            )
+        )
+        self._put(lambda seq: RanksStalledReport(
+            seq=seq, generation=self._generation, failure=failure))  # fmt: skip
+
+
+def _whereabouts(found: list[RankStacks], odd: tuple[int, ...]) -> str:
+    """Which ranks are elsewhere than most, and where; else where the first one is."""
+    by_rank = {one.rank: one for one in found}
+    where = {rank: str(place(one.text) or one.why) for rank, one in by_rank.items()}
+    if odd:
+        return "; ".join(
+            f"rank {rank} is elsewhere than the others: {where[rank]}" for rank in odd[:4]
+        )
+    return "".join(f"rank {rank}: {where[rank]}" for rank in tuple(by_rank)[:1])

@@ -1,0 +1,1 @@
+"""Data for training: loaders with positions, the order of samples, streams, shares of ranks."""

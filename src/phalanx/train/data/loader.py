@@ -1,0 +1,390 @@
+"""Loaders that know where they are: the same global batches in the same order at any world size.
+
+The user's DataLoader keeps its workers, its collation and everything else; only its sampler is replaced,
+and its data set is wrapped so that each sample's randomness depends on (seed, pass, index)
+and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
+
+from phalanx.core.training.batches import Plan, Share, cut
+from phalanx.train.data.ordering import Agree, Order, alone, cuts_by_size, order_digest, order_of
+from phalanx.train.data.streaming import (
+    Mark,
+    Marked,
+    MarkingCollate,
+    StreamDataset,
+    checked,
+    length_of,
+)
+from phalanx.train.gang import randomness
+
+_SAMPLE, _BATCH, _WORKERS = 2, 3, 4
+EVALUATION_PASS = (1 << 63) - 1
+
+Key = tuple[int, int]
+"""(pass, index): all that a sample's randomness depends on, beside the seed."""
+
+
+Skips = Callable[[int], Sequence[tuple[int, int]]]
+"""Intervals of a pass's positions that no step may use."""
+
+
+def no_skips(total_passes: int) -> Sequence[tuple[int, int]]:
+    """Every position counts."""
+    return ()
+
+
+class SeededDataset(Dataset[Any]):
+    """The user's data set, with the global generators seeded before each sample.
+
+    They are left seeded for the batch's collation; whoever asks puts them back.
+    """
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self.dataset = dataset
+        self.seed = seed
+        many = getattr(dataset, "__getitems__", None)
+        self._many = many if callable(many) else None
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, key: Key) -> Any:
+        total_passes, index = key
+        randomness.seed_sample(randomness.mix(self.seed, _SAMPLE, total_passes, index))
+        return self.dataset[index] if self._many is None else self._many([index])[0]
+
+    def __getitems__(self, keys: list[Key]) -> list[Any]:
+        """One batch. Samples are asked for one by one: their randomness must not depend on company."""
+        items = [self[key] for key in keys]
+        if keys:
+            randomness.seed_sample(randomness.mix(self.seed, _BATCH, *keys[0]))
+        return items
+
+
+class FixedDataset(Dataset[Any]):
+    """A data set that is known to draw nothing: no seeding, the same keys."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, key: Key) -> Any:
+        return self.dataset[key[1]]
+
+
+class ShareSampler(Sampler[list[Key]]):
+    """This rank's part of each global batch, from where it was last pointed to."""
+
+    def __init__(
+        self, order: Order, plan: Plan, place: tuple[int, int], skips: Skips = no_skips,
+        agree: Agree = alone, parts: Callable[[], tuple[int, ...]] = tuple,
+    ) -> None:  # fmt: skip
+        """`place` is (rank, world size)."""
+        self.plan = plan
+        self._order, self._skips, self._agree, self._parts = order, skips, agree, parts
+        self._rank, self._world_size = place
+        self._at = (0, 0)
+
+    def point_to(self, total_passes: int, start: int) -> None:
+        """Where the next iteration begins. Collective; raises RankDesync and NotSupported."""
+        self._at = (total_passes, start)
+        bounds = self._order.bounds(total_passes)
+        sizes = (hi - lo for lo, hi in pairwise((0, *bounds)))
+        largest = max(sizes, default=self.plan.micro_batch)
+        self.plan = replace(self.plan, bounds=bounds, micro_batch=largest, parts=self._parts())
+        if self._order.captured:
+            values = self._order(total_passes)
+            self._agree("the order that the sampler gives", order_digest(values, bounds))
+
+    def shares(self) -> Iterator[Share]:
+        """The shares of the next iteration, in step with its batches."""
+        skip = self._skips(self._at[0])
+        return self.plan.shares(self._at[1], self._rank, self._world_size, skip)
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        total_passes = self._at[0]
+        order = self._order(total_passes)
+        for share in self.shares():
+            yield [(total_passes, index) for index in _indices(order, share.lo, share.hi)]
+
+    def __len__(self) -> int:
+        return self.plan.num_micro_batches
+
+
+def _indices(order: Sequence[int] | torch.Tensor, lo: int, hi: int) -> list[int]:
+    part = order[lo:hi]
+    return part.tolist() if isinstance(part, torch.Tensor) else list(part)
+
+
+class EvaluationSampler(Sampler[list[Key]]):
+    """A contiguous part of the data set per rank, in batches of the loader's size.
+
+    Of a batch sampler's batches, a contiguous part of those.
+    """
+
+    def __init__(self, order: Order, batch_size: int, rank: int, world_size: int) -> None:
+        bounds = order.bounds(0)
+        edges = (0, *bounds)
+        if bounds:
+            first, end = cut(0, len(bounds), rank, world_size)
+            self._cuts = list(pairwise(edges[first : end + 1]))
+        else:
+            lo, hi = cut(0, len(order), rank, world_size)
+            starts = range(lo, hi, batch_size)
+            self._cuts = [(at, min(at + batch_size, hi)) for at in starts]
+        self._order = order
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        order = self._order(0)
+        for lo, hi in self._cuts:
+            yield [(EVALUATION_PASS, index) for index in _indices(order, lo, hi)]
+
+    def __len__(self) -> int:
+        return len(self._cuts)
+
+
+class Course(Protocol):
+    """What a positioned loader tells the run: it is the only object called once per micro-batch."""
+
+    keeps_batches: bool
+
+    def start_pass(self) -> tuple[int, int] | None:
+        """(pass, position) to begin at, or None when an earlier generation already did this pass."""
+        ...
+
+    def boundary(self) -> None:
+        """The previous micro-batch is finished; may save, may leave."""
+        ...
+
+    def finish_pass(self) -> None:
+        """The data came to its end."""
+        ...
+
+    def begin(self, share: Share) -> None:
+        """A micro-batch is about to be given out."""
+        ...
+
+    def again(self) -> bool:
+        """Whether the micro-batches of the last step are to be given out once more."""
+        ...
+
+
+class PositionedLoader:
+    """The training loader: iterating it moves the run through its data."""
+
+    def __init__(
+        self, loader: DataLoader[Any], dataset: Dataset[Any], sampler: ShareSampler,
+        course: Course, seed: int, device: torch.device,
+    ) -> None:  # fmt: skip
+        self.plan = sampler.plan
+        self.original = loader
+        self._course = course
+        self._device = device
+        self._sampler = sampler
+        self._dataset = dataset
+        self._mark: Mark | None = None
+        self._inner = _rebuilt(loader, dataset, sampler, seed)
+
+    @property
+    def stream_state(self) -> str | None:
+        """Where a data set that tells its state was at the last batch, for a checkpoint."""
+        return None if self._mark is None else self._mark.to_json()
+
+    def take_up(self, stream_state: str | None) -> None:
+        """Have the first pass begin near what `stream_state` said in an earlier generation."""
+        if stream_state is not None and isinstance(self._dataset, StreamDataset):
+            self._dataset.resume = Mark.from_json(stream_state)
+
+    def __len__(self) -> int:
+        """Micro-batches of a whole pass."""
+        return len(self._sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "original":
+            raise AttributeError(name)
+        return getattr(self.original, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        start = self._course.start_pass()
+        if start is None:
+            return
+        self._sampler.point_to(*start)
+        fetch = _fetcher(self._inner)
+        step: list[tuple[Share, Any]] = []
+        for share in self._sampler.shares():
+            self._course.boundary()
+            found = fetch()
+            if type(found) is Marked:
+                self._mark, found = found.mark, found.batch
+            batch = to_device(found, self._device)
+            if self._course.keeps_batches:
+                step.append((share, batch))
+            self._course.begin(share)
+            yield batch
+            if share.last:
+                while self._course.again():
+                    yield from self._once_more(step)
+                step.clear()
+        self._course.boundary()
+        self._course.finish_pass()
+
+    def _once_more(self, step: list[tuple[Share, Any]]) -> Iterator[Any]:
+        for share, batch in step:
+            self._course.begin(share)
+            yield batch
+
+
+class EvaluationLoader:
+    """A loader over this rank's part of the data; owns no position and disturbs no generator."""
+
+    def __init__(
+        self, loader: DataLoader[Any], place: tuple[int, int], seed: int, device: torch.device,
+        on_begin: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """`place` is (rank, world size); `on_begin` is called whenever a pass over the data begins."""
+        self.original = loader
+        self._device, self._on_begin = device, on_begin
+        dataset = seeded(loader, seed)
+        order = order_of(loader, len(dataset), seed)  # type: ignore[arg-type]
+        size = (loader.batch_size or 0) if cuts_by_size(loader) else 0
+        self._sampler = EvaluationSampler(order, size, *place)
+        self._inner = _rebuilt(loader, dataset, self._sampler, seed)
+
+    def __len__(self) -> int:
+        """Batches on this rank."""
+        return len(self._sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "original":
+            raise AttributeError(name)
+        return getattr(self.original, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._on_begin()
+        fetch = _fetcher(self._inner)
+        for _ in range(len(self._sampler)):
+            found = fetch()
+            yield to_device(found.batch if type(found) is Marked else found, self._device)
+
+
+def positioned(  # noqa: PLR0913 - all that a plan is made of, by keyword
+    loader: DataLoader[Any], course: Course, *, seed: int, place: tuple[int, int],
+    reference_world: int, accumulate: int, device: torch.device,
+    pieces: Callable[[int], int] = lambda local_batch: 1, skips: Skips = no_skips,
+    agree: Agree = alone, parts: Callable[[], tuple[int, ...]] = tuple,
+    num_samples: int | None = None,
+) -> PositionedLoader:  # fmt: skip
+    """The user's training loader with a position. Collective; raises NotSupported, RankDesync.
+
+    `pieces` says in how many a micro-batch is given out, from what the largest rank would get; `parts`
+    are asked for at every pass. `num_samples` is an iterable's length where it is known already.
+    """
+    dataset = seeded(loader, seed, num_samples)
+    if isinstance(dataset, StreamDataset):
+        agree("what the iterable data set yields", f"{len(dataset)} {checked(dataset)}")
+    order = order_of(loader, len(dataset), seed)  # type: ignore[arg-type]
+    bounds = order.bounds(0)
+    if cuts_by_size(loader):
+        micro_batch = (loader.batch_size or 0) * reference_world
+    else:
+        micro_batch = max((hi - lo for lo, hi in pairwise((0, *bounds))), default=1)
+    plan = Plan(len(order), micro_batch, accumulate, loader.drop_last, bounds=bounds, parts=parts())
+    plan = replace(plan, pieces=pieces(plan.largest_share(place[1])))
+    sampler = ShareSampler(order, plan, place, skips, agree, parts)
+    return PositionedLoader(loader, dataset, sampler, course, seed, device)
+
+
+def draws_nothing(dataset: Any) -> bool:
+    """Whether a data set is known to use no random numbers: then its samples need no seed.
+
+    One may say so of itself by an attribute `draws_nothing`.
+    """
+    if type(dataset) is Subset:
+        return draws_nothing(dataset.dataset)
+    return type(dataset) is TensorDataset or getattr(dataset, "draws_nothing", False) is True
+
+
+def seeded(loader: DataLoader[Any], seed: int, num_samples: int | None = None) -> Dataset[Any]:
+    """The loader's data set, asked for samples by (pass, position or index)."""
+    if isinstance(loader.dataset, IterableDataset):
+        cuts_by_size(loader)
+        length = length_of(loader.dataset) if num_samples is None else num_samples
+        return StreamDataset(loader.dataset, length, seed, not draws_nothing(loader.dataset))
+    if draws_nothing(loader.dataset):
+        return FixedDataset(loader.dataset)
+    return SeededDataset(loader.dataset, seed)
+
+
+def _rebuilt(
+    loader: DataLoader[Any], dataset: Dataset[Any], sampler: Sampler[list[Key]], seed: int
+) -> DataLoader[Any]:
+    collate: Any = loader.collate_fn
+    if isinstance(dataset, StreamDataset):
+        collate = MarkingCollate(collate)
+    generator = torch.Generator()
+    generator.manual_seed(randomness.mix(seed, _WORKERS))
+    many = loader.num_workers > 0
+    return DataLoader(
+        dataset,
+        batch_sampler=sampler,
+        num_workers=loader.num_workers,
+        collate_fn=collate,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context if many else None,
+        generator=generator,
+        prefetch_factor=loader.prefetch_factor if many else None,
+        persistent_workers=loader.persistent_workers,
+    )
+
+
+def _fetcher(inner: DataLoader[Any]) -> Callable[[], Any]:
+    """A function that gets the next batch and leaves the global generators as they were."""
+    with randomness.undisturbed():
+        batches = iter(inner)
+    # Putting the generators back costs tenths of a millisecond: not where nobody draws.
+    draws_nothing = type(inner.dataset) is FixedDataset and inner.collate_fn is default_collate
+    if inner.num_workers > 0 or draws_nothing:
+        return batches.__next__
+
+    def fetch() -> Any:
+        with randomness.undisturbed():
+            return next(batches)
+
+    return fetch
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The batch with its tensors on the device; other things as they are."""
+    if device.type == "cpu":
+        return batch
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch

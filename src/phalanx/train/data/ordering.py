@@ -1,0 +1,255 @@
+"""The order of every pass over the data: a function of (seed, pass), equal on all ranks.
+
+The plain cases are computed. Orders of a user's own samplers are captured: drawn under a seed of the
+pass, drawn a second time at first to see that they can be drawn again, and compared over the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
+
+from phalanx.checkpoint.digest import digest_of
+from phalanx.errors import NotSupported, RankDesync, RestoreMismatch
+from phalanx.train.gang import randomness
+from phalanx.train.gang.groups import Channel
+
+_ORDER = 1
+
+Agree = Callable[[str, str], None]
+"""Raises RankDesync unless every rank passes the same text about the same thing. Collective."""
+
+
+def alone(what: str, text: str) -> None:
+    """One rank agrees with itself."""
+
+
+def agreement_over(channel: Channel) -> Agree:
+    """Compare texts over the ranks of a channel."""
+
+    def agree(what: str, text: str) -> None:
+        rows = channel.gather(text.encode())
+        same = channel.broadcast("same" if len(set(rows)) == 1 else "") == "same"
+        if not same:
+            raise RankDesync(
+                f"{what} is not the same on all ranks",
+                "the library splits every batch over the ranks by itself: give each rank the whole"
+                " data and a sampler that does not look at the rank",
+            )
+
+    return agree
+
+
+class Order(Protocol):
+    """What one pass visits. `captured` orders are compared over the ranks before each pass."""
+
+    captured: bool
+
+    def __len__(self) -> int:
+        """Positions of a pass."""
+        ...
+
+    def __call__(self, total_passes: int) -> Sequence[int] | torch.Tensor:
+        """The indices of one pass, in order."""
+        ...
+
+    def bounds(self, total_passes: int) -> tuple[int, ...]:
+        """Ends of the micro-batches of one pass; empty where they are cut by size."""
+        ...
+
+
+class EpochOrder:
+    """Every pass's order of the data set's indices, from the sampler of a loader."""
+
+    def __init__(self, sampler: Any, num_samples: int, seed: int) -> None:
+        self._num_samples, self._seed = num_samples, seed
+        self.captured = False
+        if type(sampler) is SequentialSampler:
+            self._draw: Callable[[int], Sequence[int] | torch.Tensor] = self._sequential
+        elif _is_plain_shuffle(sampler):
+            self._draw = self._shuffled
+        else:
+            self.captured = True
+            self._num_samples = _length_of(sampler)
+            self._capture = Capture(sampler, seed)
+            self._draw = self._sampled
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def __call__(self, total_passes: int) -> Sequence[int] | torch.Tensor:
+        """The indices of one pass, in order."""
+        return self._draw(total_passes)
+
+    def bounds(self, total_passes: int) -> tuple[int, ...]:
+        """Micro-batches are cut by size."""
+        return ()
+
+    def _sequential(self, total_passes: int) -> Sequence[int]:
+        return range(self._num_samples)
+
+    def _shuffled(self, total_passes: int) -> torch.Tensor:
+        generator = torch.Generator()
+        generator.manual_seed(randomness.mix(self._seed, _ORDER, total_passes))
+        return torch.randperm(self._num_samples, generator=generator)
+
+    def _sampled(self, total_passes: int) -> torch.Tensor:
+        order = torch.tensor(self._capture(total_passes), dtype=torch.int64)
+        _same_length(self._capture.name, len(order), self._num_samples)
+        return order
+
+
+class BatchOrder:
+    """Every pass's order from a user's batch sampler: each of its batches is one global micro-batch."""
+
+    captured = True
+
+    def __init__(self, batch_sampler: Any, seed: int) -> None:
+        """Raises NotSupported."""
+        self._capture = Capture(batch_sampler, seed)
+        self._num_samples = sum(len(batch) for batch in self._capture(0))
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def __call__(self, total_passes: int) -> torch.Tensor:
+        """The indices of one pass, batch after batch."""
+        flat = [index for batch in self._capture(total_passes) for index in batch]
+        _same_length(self._capture.name, len(flat), self._num_samples)
+        return torch.tensor(flat, dtype=torch.int64)
+
+    def bounds(self, total_passes: int) -> tuple[int, ...]:
+        """Ends of its batches."""
+        return tuple(accumulate(len(batch) for batch in self._capture(total_passes)))
+
+
+class Capture:
+    """What a user's sampler gives in each pass; the last pass's is remembered."""
+
+    def __init__(self, sampler: Any, seed: int) -> None:
+        self.name = type(sampler).__name__
+        self._sampler, self._seed = sampler, seed
+        self._known: tuple[int, list[Any]] | None = None
+        self._checked = False
+
+    def __call__(self, total_passes: int) -> list[Any]:
+        """Indices, or lists of them. Raises NotSupported when they cannot be drawn a second time."""
+        if self._known is not None and self._known[0] == total_passes:
+            return self._known[1]
+        drawn = self._draw(total_passes)
+        if not self._checked:
+            self._checked = True
+            if self._draw(total_passes) != drawn:
+                raise NotSupported(
+                    f"{self.name} gives another order each time it is iterated, so that no position in"
+                    " it could be found again",
+                    "draw from torch's, numpy's or Python's global generators, from an attribute"
+                    " `generator`, or as a function of set_epoch(epoch)",
+                )
+        self._known = (total_passes, drawn)
+        return drawn
+
+    def _draw(self, total_passes: int) -> list[Any]:
+        seed = randomness.mix(self._seed, _ORDER, total_passes)
+        with randomness.undisturbed():
+            randomness.seed_sample(seed)
+            for one in (self._sampler, getattr(self._sampler, "sampler", None)):
+                generator = getattr(one, "generator", None)
+                if isinstance(generator, torch.Generator):
+                    generator.manual_seed(seed)
+                set_epoch = getattr(one, "set_epoch", None)
+                if callable(set_epoch):
+                    set_epoch(total_passes)
+            try:
+                return [_plain(one) for one in self._sampler]
+            except (TypeError, ValueError) as error:
+                raise NotSupported(
+                    f"{self.name} gives something that is no index: {error}",
+                    "samplers give whole numbers, batch samplers lists of them",
+                ) from error
+
+
+def _plain(one: Any) -> int | list[int]:
+    if isinstance(one, list | tuple):
+        return [int(index) for index in one]
+    if isinstance(one, torch.Tensor) and one.ndim:
+        return [int(index) for index in one.tolist()]
+    return int(one)
+
+
+def order_digest(values: Sequence[int] | torch.Tensor, bounds: Sequence[int]) -> str:
+    """A digest of one pass's order and of its cutting."""
+    flat = torch.as_tensor(values, dtype=torch.int64)
+    cuts = torch.tensor(bounds, dtype=torch.int64)
+    return digest_of(flat.numpy().tobytes() + b"|" + cuts.numpy().tobytes())
+
+
+def order_of(loader: DataLoader[Any], num_samples: int, seed: int) -> Order:
+    """The order of a loader, whose data set holds `num_samples`. Raises NotSupported."""
+    if isinstance(loader.dataset, IterableDataset):
+        return EpochOrder(SequentialSampler(range(num_samples)), num_samples, seed)
+    if cuts_by_size(loader):
+        return EpochOrder(loader.sampler, num_samples, seed)
+    return BatchOrder(loader.batch_sampler, seed)
+
+
+def cuts_by_size(loader: DataLoader[Any]) -> bool:
+    """Whether batches come from a size, not from a batch sampler of the user's own.
+
+    Raises NotSupported for a loader without batches.
+    """
+    if loader.batch_sampler is None and loader.batch_size is None:
+        raise NotSupported(
+            "a loader with batch_size=None gives out whatever its data set yields: batches that the"
+            " data set made itself cannot be split over ranks",
+            "let the data set yield single samples and give DataLoader a batch_size",
+        )
+    # DataLoader makes no batch sampler of the user's own for an IterableDataset.
+    return loader.batch_size is not None
+
+
+def _is_plain_shuffle(sampler: Any) -> bool:
+    if isinstance(sampler, DistributedSampler):
+        return bool(sampler.shuffle)
+    return (
+        type(sampler) is RandomSampler
+        and not sampler.replacement
+        and sampler.num_samples == len(sampler.data_source)
+    )
+
+
+def _length_of(sampler: Any) -> int:
+    try:
+        return len(sampler)
+    except TypeError as error:
+        raise NotSupported(
+            f"{type(sampler).__name__} has no length, so nobody knows where an epoch ends",
+            "give the sampler a __len__ that holds for every epoch",
+        ) from error
+
+
+def _same_length(name: str, found: int, expected: int) -> None:
+    if found != expected:
+        raise NotSupported(
+            f"{name} gave {found} indices, an epoch has {expected}",
+            "a sampler's length must hold for every epoch",
+        )
+
+
+def require_seed(saved: int, live: int, where: str) -> None:
+    """Raises RestoreMismatch for another seed: it would be another order of the data."""
+    if saved != live:
+        raise RestoreMismatch(
+            f"{where} was written with seed {saved}, this run has {live}",
+            "its position means nothing in another order of the data; use the same seed",
+        )

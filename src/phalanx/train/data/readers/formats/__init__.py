@@ -1,0 +1,1 @@
+"""One module per data format: images, Parquet, tar shards, text, columns."""

@@ -1,0 +1,1 @@
+"""Launchers and libraries of frameworks other than plain PyTorch: JAX, MPI, Ray, TensorFlow."""

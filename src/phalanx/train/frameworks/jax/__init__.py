@@ -1,0 +1,44 @@
+"""The library for JAX: processes that meet, pytrees as verified checkpoints, stops that save first.
+
+    import phalanx.train.frameworks.jax as pj
+
+    run = pj.init()
+    state = run.restore(state)
+    for step in run.steps(1000):
+        state, loss = train_step(state, batch_of(step))
+        run.log(loss=loss)
+        run.commit(state)
+
+Light until `init` is called: JAX is imported there, torch never. Outside a launcher it is a run of one
+process. `arrays` knows pytrees, `processes` the small collectives, `saving` checkpoints, `run` the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from phalanx.train.frameworks.jax.run import Run
+
+__all__ = ["init"]
+
+
+def init(
+    *,
+    checkpoint_dir: str | Path | None = None,
+    checkpoint_every: str | None = None,
+    checkpoint_keep: Mapping[str, Any] | None = None,
+) -> Run:
+    """Meet the other processes (`jax.distributed.initialize`), and begin to report and to heed stops.
+
+    Call it before anything else touches a device. The arguments count where the launcher names no
+    directory; with none from either, nothing is saved. `checkpoint_every` is `10m`, `500 steps` or
+    `auto`, `checkpoint_keep` says which stay (`{"last": 3}`). Raises SpecInvalid when an argument or the
+    environment makes no sense, NotSupported for encryption, compression and object stores.
+    """
+    from phalanx.train.frameworks.jax.run import start
+
+    given = {"dir": checkpoint_dir, "every": checkpoint_every, "keep": checkpoint_keep}
+    return start(given)

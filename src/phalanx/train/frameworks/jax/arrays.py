@@ -1,0 +1,211 @@
+"""Pytrees as rows of JSON beside raw arrays, and back: into arrays laid out as the live ones are.
+
+Every array of a tree has a number. A process writes the shards that it holds the first copy of, each with
+its place in the whole; so a tree comes back under any number of processes and any sharding. Typed random
+keys are stored as their words. Plain numbers, text and None stand in the rows themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from phalanx.checkpoint.tensorfile import Blob, Bytes, Part, Row
+from phalanx.errors import CheckpointCorrupt, RestoreMismatch, TrainingError
+from phalanx.train.state.regions import overlap_of
+
+_HINT = "restore into the tree that was saved, or start a new job"
+_SHOWN = 6
+Rows = list[dict[str, Any]]
+
+
+def taken(tree: Any, rank: int) -> tuple[Rows, list[Blob]]:
+    """What the leaves of a tree are, and copies of the parts that this process writes.
+
+    Raises TrainingError for a leaf that only a pickle could hold.
+    """
+    rows: Rows = []
+    blobs: list[Blob] = []
+    for path, leaf in _leaves(tree):
+        if _is_plain(leaf):
+            rows.append({"path": path, "value": _to_json(leaf)})
+            continue
+        row, array = _as_array(path, leaf)
+        blobs += _parts(array, len(rows), rank)
+        rows.append({**row, "shape": list(array.shape), "dtype": str(array.dtype)})
+    return rows, blobs
+
+
+def _leaves(tree: Any) -> list[tuple[str, Any]]:
+    # None is a leaf here: JAX would leave it out, and a tree without it would look like another.
+    pairs, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda one: one is None)
+    return [(jax.tree_util.keystr(path), leaf) for path, leaf in pairs]
+
+
+def _is_plain(leaf: Any) -> bool:
+    return leaf is None or isinstance(leaf, bool | int | float | str)
+
+
+def _to_json(leaf: Any) -> Any:
+    if isinstance(leaf, float) and not math.isfinite(leaf):
+        return {"$float": str(leaf)}
+    return leaf
+
+
+def _from_json(value: Any) -> Any:
+    return float(value["$float"]) if isinstance(value, dict) else value
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _as_array(path: str, leaf: Any) -> tuple[dict[str, Any], Any]:
+    if _is_key(leaf):
+        return {"path": path, "key": str(jax.random.key_impl(leaf))}, jax.random.key_data(leaf)
+    if isinstance(leaf, jax.Array):
+        return {"path": path}, leaf
+    if isinstance(leaf, np.ndarray | np.generic) and leaf.dtype != object:
+        return {"path": path}, np.asarray(leaf)
+    raise TrainingError(
+        f"{path or 'the state'} is a {type(leaf).__name__}, which a checkpoint cannot hold",
+        "keep arrays, numbers and text in what is committed",
+    )
+
+
+def _parts(array: Any, number: int, rank: int) -> list[Blob]:
+    whole = tuple(array.shape)
+    if not isinstance(array, jax.Array):
+        start = (0,) * len(whole)
+        return [_blob(array, Part(number, whole, start))] if rank == 0 else []
+    found = []
+    for shard in array.addressable_shards:
+        # Of shards that several devices hold, the first copy is written.
+        if shard.replica_id == 0:
+            start = tuple(one.start or 0 for one in shard.index)
+            found.append(_blob(np.asarray(shard.data), Part(number, whole, start)))
+    return found
+
+
+def _blob(array: np.ndarray[Any, Any], part: Part) -> Blob:
+    # A copy: the next step may be given the very memory that this array lies in.
+    own = np.array(array, order="C", copy=True)
+    data = own.reshape(-1).view(np.uint8) if own.size else b""
+    return Blob(str(own.dtype), tuple(own.shape), data, own.nbytes, part)
+
+
+@dataclass(slots=True)
+class Stored:
+    """One array of a checkpoint, in one or several files."""
+
+    where: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    parts: list[tuple[Bytes, Row]] = field(default_factory=list)
+
+    def read(self, shape: Sequence[int], start: Sequence[int]) -> np.ndarray[Any, Any]:
+        """One box of it. Raises CheckpointCorrupt."""
+        target = np.empty(tuple(shape), dtype=self.dtype)
+        missing = target.size
+        for source, row in self.parts:
+            both = overlap_of(row.part.start, row.shape, start, shape)
+            if both is None:
+                continue
+            at, size = both
+            saved = np.empty(row.shape, dtype=self.dtype)
+            if saved.size:
+                source.read_into(row.at, memoryview(saved.reshape(-1).view(np.uint8).data))
+            target[_inside(at, start, size)] = saved[_inside(at, row.part.start, size)]
+            missing -= math.prod(size)
+        if missing:
+            raise CheckpointCorrupt(f"{self.where}: parts of an array are missing or overlap")
+        return target
+
+
+def _inside(at: Sequence[int], start: Sequence[int], size: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(a - s, a - s + n) for a, s, n in zip(at, start, size, strict=True))
+
+
+def stored_arrays(
+    rows: Rows, files: Sequence[tuple[Bytes, Sequence[Row]]], where: str
+) -> dict[int, Stored]:
+    """The arrays of a checkpoint by number. Raises CheckpointCorrupt when the parts contradict."""
+    try:
+        found = {
+            number: Stored(where, jax.numpy.dtype(row["dtype"]), tuple(row["shape"]))
+            for number, row in enumerate(rows)
+            if "shape" in row
+        }
+        for source, placed in files:
+            for row in placed:
+                one = found[row.part.id]
+                size = math.prod(row.shape) * one.dtype.itemsize
+                if (row.part.of, size) != (one.shape, row.size_bytes):
+                    raise ValueError(f"the parts of array {row.part.id} do not fit together")
+                one.parts.append((source, row))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointCorrupt(f"{where}: {error}") from error
+    return found
+
+
+def put_back(like: Any, rows: Rows, stored: Mapping[int, Stored], where: str) -> Any:
+    """A tree of the same form as `like`, with what was saved in it, sharded as its arrays are.
+
+    Raises RestoreMismatch naming what does not fit, CheckpointCorrupt.
+    """
+    leaves = _leaves(like)
+    _require_same(leaves, rows, where)
+    values = [
+        _from_json(row["value"]) if "value" in row else _array(leaf, row, stored[number])
+        for number, ((_, leaf), row) in enumerate(zip(leaves, rows, strict=True))
+    ]
+    form = jax.tree_util.tree_structure(like, is_leaf=lambda one: one is None)
+    return jax.tree_util.tree_unflatten(form, values)
+
+
+def _require_same(leaves: Sequence[tuple[str, Any]], rows: Rows, where: str) -> None:
+    saved = {row["path"]: row for row in rows}
+    live = dict(leaves)
+    problems = [f"{path} is missing in the checkpoint" for path in live if path not in saved]
+    problems += [f"{path} is not in the tree" for path in saved if path not in live]
+    for path, leaf in leaves:
+        if path in saved and (why := _unlike(leaf, saved[path])):
+            problems.append(f"{path} {why}")
+    if [path for path, _ in leaves] != [row["path"] for row in rows] and not problems:
+        problems.append("the leaves are in another order")
+    if problems:
+        shown = "\n  ".join(problems[:_SHOWN])
+        more = f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+        raise RestoreMismatch(f"the tree does not fit {where}:\n  {shown}{more}", _HINT)
+
+
+def _unlike(leaf: Any, row: Mapping[str, Any]) -> str:
+    if _is_plain(leaf) or "value" in row:
+        return "" if _is_plain(leaf) and "value" in row else "was an array, or has become one"
+    key = str(jax.random.key_impl(leaf)) if _is_key(leaf) else None
+    if key != row.get("key"):
+        return f"was a key of {row.get('key')}, it is one of {key}"
+    array = jax.random.key_data(leaf) if key else leaf
+    if list(array.shape) != row["shape"]:
+        return f"had shape {row['shape']}, it has {list(array.shape)}"
+    if str(array.dtype) != row["dtype"]:
+        return f"was {row['dtype']}, it is {array.dtype}"
+    return ""
+
+
+def _array(leaf: Any, row: Mapping[str, Any], stored: Stored) -> Any:
+    if not isinstance(leaf, jax.Array):
+        return stored.read(stored.shape, (0,) * len(stored.shape))
+    live = jax.random.key_data(leaf) if "key" in row else leaf
+
+    def box(index: tuple[slice, ...]) -> np.ndarray[Any, Any]:
+        bounds = [one.indices(size) for one, size in zip(index, stored.shape, strict=True)]
+        return stored.read([hi - lo for lo, hi, _ in bounds], [lo for lo, _, _ in bounds])
+
+    array = jax.make_array_from_callback(stored.shape, live.sharding, box)
+    return jax.random.wrap_key_data(array, impl=row["key"]) if "key" in row else array

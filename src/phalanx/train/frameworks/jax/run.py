@@ -1,0 +1,207 @@
+"""The run of a JAX script: steps, commits, saves, stops."""
+
+from __future__ import annotations
+
+import atexit
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+
+from phalanx import checkpoint
+from phalanx.core.training import cadence
+from phalanx.errors import NotSupported, UserError
+from phalanx.kit.clock import Clock, SystemClock
+from phalanx.train.frameworks.jax.processes import Alone, Processes, Together
+from phalanx.train.frameworks.jax.saving import CheckpointDirectory, NoCheckpoints, Saver
+from phalanx.train.gang import context, failure, stacks
+from phalanx.train.gang.context import RankInfo
+from phalanx.train.gang.report import Journal, NoReport, Report, ReportFile
+from phalanx.train.gang.stopping import StopSignal
+
+# How far apart the processes ask one another whether to stop and to save: a collective in every step
+# would have the host wait for the device each time.
+_AGREE_EVERY_S = 0.5
+_HEARTBEAT_S = 600
+_MOST_STEPS = 100_000
+
+
+def start(given: Mapping[str, Any]) -> Run:
+    """Meet the others and put the run together; see `phalanx.train.frameworks.jax.init`."""
+    info = context.with_checkpoints(context.read(), given)
+    if info.keys or info.checkpoint_store is not None or info.compress != "none":
+        raise NotSupported(
+            "trees of JAX are neither encrypted, nor compressed, nor copied to an object store",
+            "remove encryption, compress and store from the spec's checkpoint section",
+        )
+    failure.install(info.error_file)
+    if info.launched and info.world_size > 1:
+        jax.distributed.initialize(
+            coordinator_address=f"{info.master[0]}:{info.master[1]}",
+            num_processes=info.world_size,
+            process_id=info.rank,
+            cluster_detection_method="deactivate",
+            # Who dies is noticed by the platform; a process that only stands still must not end the others.
+            heartbeat_timeout_seconds=_HEARTBEAT_S,
+        )
+    clock = SystemClock()
+    # After JAX, which takes SIGTERM for itself.
+    stop = StopSignal(clock)
+    stop.install()
+    report: Report = NoReport()
+    if info.report_file is not None:
+        report = ReportFile(info.report_file, now=clock.now)
+    stacks.listen(info.report_file)
+    processes: Processes = Together() if info.world_size > 1 else Alone()
+    saver: Saver = NoCheckpoints()
+    if info.checkpoint_dir is not None:
+        disk = checkpoint.LocalDisk()
+        saver = CheckpointDirectory(info.checkpoint_dir, info, processes, report, clock, disk)
+    return Run(info, processes, saver, report, clock, stop)
+
+
+class Run:
+    """One process's view of a training run. Made by `phalanx.train.frameworks.jax.init`."""
+
+    def __init__(
+        self, info: RankInfo, processes: Processes, saver: Saver, report: Report, clock: Clock,
+        stop: StopSignal,
+    ) -> None:  # fmt: skip
+        self.rank, self.world_size, self.is_main = info.rank, info.world_size, info.is_main
+        self.step = 0
+        self._info, self._processes, self._saver = info, processes, saver
+        self._report, self._clock, self._stop = report, clock, stop
+        self._journal = Journal(report)
+        self._stopping = self._closed = False
+        self._tree: Any = None
+        self._saved_step = -1
+        self._agree_at = 1
+        self._agreed_s, self._agreed_step = clock.monotonic(), 0
+        self._next_save_at = clock.monotonic() + (info.every.seconds or 0.0)
+        atexit.register(self._close)
+
+    def restore(self, like: Any) -> Any:
+        """The newest committed tree, formed and sharded as `like`; `like` itself when there is none.
+
+        Call it on every process, before `steps`. Raises RestoreMismatch where it has another form.
+        """
+        found = self._saver.restore(like)
+        if found is None:
+            return like
+        tree, manifest = found
+        self.step = self._saved_step = self._agreed_step = manifest.step
+        self._agree_at = self.step + 1
+        return tree
+
+    def steps(self, num: int) -> Iterator[int]:
+        """Steps 0 to `num` - 1, beginning behind the last one that was committed; saves at the end.
+
+        Raises UserError when the loop's body did not call `commit`.
+        """
+        self._report.write("phase", name="ready")
+        while self.step < num:
+            step = self.step
+            yield step
+            if self.step != step + 1:
+                raise UserError(
+                    f"step {step} was not committed",
+                    "call run.commit(state) once, at the end of the loop's body",
+                )
+        if self._tree is not None and self._saved_step != self.step:
+            self._save("final")
+        self._saver.commit()
+        self._journal.flush()
+        self._report.write("done", step=self.step)
+        self._close()
+
+    def commit(self, tree: Any) -> None:
+        """This step is done, and `tree` is what a resume has to begin with.
+
+        Here it is saved, when that is due, and here all processes leave together when they are asked to.
+        """
+        self._tree = tree
+        self.step += 1
+        self._report.write("step", step=self.step, epoch=0, consumed=0)
+        self._journal.flush()
+        every = self._info.every.steps
+        if every and self.step % every == 0:
+            self._save("every")
+        if self.step >= self._agree_at:
+            self._agree()
+
+    def log(self, **values: Any) -> None:
+        """Report numbers of this step. Arrays are kept, and read when the step is committed."""
+        self._journal.log(self.step + 1, values)
+
+    def should_stop(self) -> bool:
+        """Whether all processes have agreed to stop; `commit` leaves by itself."""
+        return self._stopping
+
+    def checkpoint(self) -> None:
+        """Save what was committed last, now. Call it on every process."""
+        if self._tree is not None:
+            self._save("asked")
+
+    # -- agreement ---------------------------------------------------------------------------------
+
+    def _agree(self) -> None:
+        """Ask one another: who was told to stop, is a save due, has everybody written the last one."""
+        now = self._clock.monotonic()
+        took_s = max(1e-6, (now - self._agreed_s) / max(1, self.step - self._agreed_step))
+        ahead = min(_MOST_STEPS, max(1, int(_AGREE_EVERY_S / took_s)))
+        due = self._info.every.seconds is not None and now >= self._next_save_at
+        stopping, written = self._stop.at is not None, self._saver.written
+        rows = self._processes.numbers([int(stopping), int(due), int(written), ahead])
+        self._agreed_s, self._agreed_step = now, self.step
+        # What only one process can say, rank 0 says for all.
+        self._agree_at = self.step + rows[0][3]
+        if any(row[0] for row in rows):
+            self._leave()
+        if self._saver.under_way and all(row[2] for row in rows):
+            self._saver.commit()
+        if rows[0][1] and self._saver.saves:
+            self._save("every")
+
+    def _save(self, why: str) -> None:
+        self._journal.flush()
+        began = self._clock.monotonic()
+        self._saver.begin(self._tree, self.step, why, self._journal.latest)
+        if not self._info.save_async or why in ("final", "asked"):
+            self._saver.commit()
+        self._saved_step = self.step
+        now = self._clock.monotonic()
+        self._next_save_at = now + self._interval_s(now - began)
+
+    def _interval_s(self, stall_s: float) -> float:
+        every, info = self._info.every, self._info
+        if not every.auto:
+            return every.seconds or 0.0
+        began_at = info.job_started_at
+        run_s = 0.0 if began_at is None else (self._clock.now() - began_at) / 1e6
+        between_s = cadence.mean_time_between_failures_s(info.restarts, run_s)
+        return cadence.interval_s(stall_s, self._saver.estimate_s, between_s)
+
+    def _leave(self) -> None:
+        """Save if there is time, say so, and end the script: all processes at the same step."""
+        self._stopping = True
+        left = math.inf
+        if self._stop.at is not None:
+            left = self._info.grace_s - (self._clock.monotonic() - self._stop.at)
+        fits = self._saver.saves and left >= self._saver.estimate_s
+        everybody = self._processes.numbers([int(fits)])
+        saved = self._saver.under_way and self._saver.commit() and self._saved_step == self.step
+        if all(row[0] for row in everybody) and not saved:
+            self._saver.begin(self._tree, self.step, "stop", self._journal.latest)
+            saved = self._saver.commit()
+        self._journal.flush()
+        self._report.write("stopped", saved=saved, step=self.step)
+        raise SystemExit(0)
+
+    def _close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            atexit.unregister(self._close)
+            self._journal.flush()
+            self._report.close()
+            self._stop.remove()

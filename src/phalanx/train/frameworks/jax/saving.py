@@ -1,0 +1,313 @@
+"""Checkpoints of a JAX run: every process writes its part in a thread, an agreement later commits them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+
+import phalanx
+from phalanx import checkpoint
+from phalanx.checkpoint import tensorfile
+from phalanx.checkpoint.commit import DEBRIS
+from phalanx.core.training.checkpoints import FileEntry, Manifest, Position, checkpoint_name
+from phalanx.errors import CheckpointCorrupt, CheckpointNotFound
+from phalanx.kit.clock import Clock
+from phalanx.kit.ids import random_hex
+from phalanx.train.frameworks.jax import arrays
+from phalanx.train.frameworks.jax.processes import Processes
+from phalanx.train.gang.context import RankInfo
+from phalanx.train.gang.report import Report
+
+STRATEGY = "jax"
+
+
+class Saver(Protocol):
+    """Where a run's trees go and come from. Every process makes the same calls."""
+
+    @property
+    def saves(self) -> bool:
+        """Whether anything is kept at all."""
+        ...
+
+    @property
+    def estimate_s(self) -> float:
+        """Seconds that the next save is likely to take."""
+        ...
+
+    @property
+    def written(self) -> bool:
+        """Whether this process has nothing more to write."""
+        ...
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a save was begun and not committed."""
+        ...
+
+    def restore(self, like: Any) -> tuple[Any, Manifest] | None:
+        """The newest tree that verifies, formed and sharded as `like`; None when there is none."""
+        ...
+
+    def begin(self, tree: Any, step: int, why: str, metrics: Mapping[str, Any]) -> None:
+        """Copy this process's part, and have a thread write it."""
+        ...
+
+    def commit(self) -> bool:
+        """Wait for what was begun and make it a checkpoint; the same answer everywhere."""
+        ...
+
+
+class NoCheckpoints:
+    """Nothing is kept."""
+
+    saves = False
+    estimate_s = 0.0
+    written = True
+    under_way = False
+
+    def restore(self, like: Any) -> tuple[Any, Manifest] | None:
+        """Nothing."""
+        return None
+
+    def begin(self, tree: Any, step: int, why: str, metrics: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def commit(self) -> bool:
+        """Nothing."""
+        return False
+
+
+@dataclass(slots=True)
+class Draft:
+    """A save under way, as one process sees it."""
+
+    name: str
+    step: int
+    why: str
+    metrics: Mapping[str, Any]
+    began: float
+    thread: threading.Thread | None = None
+    row: dict[str, Any] = field(default_factory=dict)
+
+
+class CheckpointDirectory:
+    """A job's directory of checkpoints. One save is under way at most."""
+
+    saves = True
+
+    def __init__(
+        self, store: Path, info: RankInfo, processes: Processes, report: Report, clock: Clock,
+        disk: checkpoint.Disk,
+    ) -> None:  # fmt: skip
+        self._store, self._info, self._processes = store, info, processes
+        self._report, self._clock, self._disk = report, clock, disk
+        self._draft: Draft | None = None
+        self._parent: str | None = None
+        self._commit = 0
+        self._took_s = 1.0
+
+    @property
+    def estimate_s(self) -> float:
+        """Half as long again as the last save, and never less than 0.2 s."""
+        return 0.2 + 1.5 * self._took_s
+
+    @property
+    def written(self) -> bool:
+        """Whether this process has nothing more to write."""
+        draft = self._draft
+        return draft is None or draft.thread is None or not draft.thread.is_alive()
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a save was begun and not committed."""
+        return self._draft is not None
+
+    # -- saving ------------------------------------------------------------------------------------
+
+    def begin(self, tree: Any, step: int, why: str, metrics: Mapping[str, Any]) -> None:
+        """See `Saver`. Raises TrainingError for leaves that cannot be saved."""
+        if self.under_way:
+            self.commit()
+        suffix = self._processes.gather(random_hex(8).encode())[0].decode()
+        draft = Draft(
+            checkpoint_name(step, suffix), step, why, dict(metrics), self._clock.monotonic()
+        )
+        rows, blobs = arrays.taken(tree, self._info.rank)
+        head = {"leaves": rows} if self._info.is_main else {}
+        draft.thread = threading.Thread(
+            target=self._write, args=(draft, head, blobs), name="phalanx-checkpoint", daemon=True
+        )
+        self._draft = draft
+        draft.thread.start()
+
+    def _write(
+        self, draft: Draft, head: Mapping[str, Any], blobs: Sequence[tensorfile.Blob]
+    ) -> None:
+        path = f"shard-{self._info.rank:05d}/state.tensors"
+        root = self._store / (draft.name + DEBRIS)
+        try:
+            pieces = tensorfile.lay_out(head, blobs)
+            entry = checkpoint.write_shard(self._disk, root, path, pieces)
+        except (OSError, MemoryError) as error:
+            draft.row = {"error": f"rank {self._info.rank}: {error}"}
+            return
+        draft.row = {
+            "path": entry.path, "size_bytes": entry.size_bytes, "digest": entry.digest,
+            "chunks": entry.chunks,
+        }  # fmt: skip
+
+    def commit(self) -> bool:
+        """See `Saver`. A disk that refuses costs a warning in the report, never the training."""
+        draft, self._draft = self._draft, None
+        if draft is None or draft.thread is None:
+            return False
+        draft.thread.join()
+        rows = [json.loads(row) for row in self._processes.gather(json.dumps(draft.row).encode())]
+        done = self._info.is_main and self._commit_all(draft, rows)
+        committed = self._processes.numbers([int(done)])[0][0] == 1
+        self._took_s = self._clock.monotonic() - draft.began
+        return committed
+
+    def _commit_all(self, draft: Draft, rows: Sequence[Mapping[str, Any]]) -> bool:
+        try:
+            if errors := [row["error"] for row in rows if "error" in row]:
+                raise OSError("; ".join(errors))
+            made = checkpoint.Draft(self._store, draft.name, self._disk)
+            for row in rows:
+                made.adopt(FileEntry.from_json(row))
+            manifest = self._manifest(draft, made.files)
+            path = made.commit(manifest)
+        except OSError as error:
+            self._disk.remove_tree(self._store / (draft.name + DEBRIS))
+            message = f"the checkpoint of step {draft.step} could not be saved: {error}"
+            self._report.write("warn", message=message)
+            return False
+        self._parent, self._commit = manifest.name, manifest.commit
+        self._report.write(
+            "checkpoint", path=str(path), name=manifest.name, step=manifest.step, epoch=0, position=0,
+            commit=manifest.commit, bytes=manifest.size_bytes, why=manifest.why,
+            save_s=round(self._clock.monotonic() - draft.began, 6), metrics=dict(manifest.metrics),
+        )  # fmt: skip
+        self._let_go()
+        return True
+
+    def _manifest(self, draft: Draft, files: tuple[FileEntry, ...]) -> Manifest:
+        info = self._info
+        return Manifest(
+            name=draft.name, step=draft.step, position=Position(), attempt=info.attempt,
+            generation=info.generation, commit=self._commit + 1, parent=self._parent,
+            world_size=info.world_size, reference_world=info.reference_world, global_batch=None,
+            created_at=self._clock.now(), why=draft.why, files=files, job=info.job,
+            mesh={"process": info.world_size}, strategy=STRATEGY,
+            code={"script": Path(sys.argv[0]).name}, versions=_versions(), device=_device(),
+            metrics=draft.metrics,
+        )  # fmt: skip
+
+    def _let_go(self) -> None:
+        try:
+            for gone in checkpoint.retain(
+                self._store, self._info.keep, self._disk, check=checkpoint.read_manifest,
+                now=self._clock.now(),
+            ):  # fmt: skip
+                self._report.write("removed", path=str(self._store / gone.name))
+        except OSError as error:
+            self._report.write("warn", message=f"old checkpoints could not be deleted: {error}")
+
+    # -- restoring ---------------------------------------------------------------------------------
+
+    def restore(self, like: Any) -> tuple[Any, Manifest] | None:
+        """See `Saver`. Rank 0 chooses, all check a part of the bytes, bad ones are set aside.
+
+        Raises RestoreMismatch where the tree has another form.
+        """
+        untried = self._candidates() if self._info.is_main else []
+        while True:
+            chosen = str(untried.pop(0)) if untried else ""
+            told = self._processes.gather(chosen.encode())[0].decode()
+            if not told:
+                return None
+            path = Path(told)
+            why, manifest = "", None
+            try:
+                manifest = checkpoint.read_manifest(path)
+                place = (self._info.rank, self._info.world_size)
+                checkpoint.verify_share(path, manifest, place)
+            except (CheckpointCorrupt, CheckpointNotFound) as error:
+                why = error.message
+            said = [row.decode() for row in self._processes.gather(why.encode())]
+            bad = next((one for one in said if one), "")
+            if not bad and manifest is not None:
+                return self._read(path, manifest, like)
+            if self._info.is_main:
+                self._set_aside(path, bad)
+
+    def _candidates(self) -> list[Path]:
+        listing = checkpoint.scan(self._store)
+        checkpoint.clean_debris(self._store, self._disk)
+        for path, why in listing.bad.items():
+            self._set_aside(path, why)
+        self._commit = max((one.manifest.commit for one in listing.good), default=0)
+        return [
+            one.path
+            for one in checkpoint.resume_order(listing)
+            if one.manifest.strategy == STRATEGY
+        ]
+
+    def _set_aside(self, path: Path, why: str) -> None:
+        if path.is_dir():
+            moved = checkpoint.quarantine(path, random_hex(8), self._disk)
+            self._report.write("quarantined", path=str(path), moved_to=str(moved), why=why)
+
+    def _read(self, path: Path, manifest: Manifest, like: Any) -> tuple[Any, Manifest]:
+        began = self._clock.monotonic()
+        files, leaves = [], None
+        for entry in manifest.files:
+            source = checkpoint.VerifiedFile(path, entry)
+            head, rows = tensorfile.read_header(source, str(source.path))
+            files.append((source, rows))
+            leaves = head.get("leaves", leaves)
+        if leaves is None:
+            raise CheckpointCorrupt(f"{path}: nothing in it says what its arrays are")
+        stored = arrays.stored_arrays(leaves, files, str(path))
+        tree = arrays.put_back(like, leaves, stored, f"checkpoint {manifest.name}")
+        self._parent = manifest.name
+        self._commit = max(self._commit, manifest.commit)
+        if self._info.is_main:
+            differs = _differs(manifest, self._info)
+            self._report.write(
+                "restored", path=str(path), name=manifest.name, step=manifest.step, epoch=0,
+                position=0, exact=differs is None, why=differs,
+                restore_s=round(self._clock.monotonic() - began, 6),
+            )  # fmt: skip
+        return tree, manifest
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "phalanx": phalanx.__version__,
+        "jax": jax.__version__,
+        "python": ".".join(str(part) for part in sys.version_info[:3]),
+    }
+
+
+def _device() -> str:
+    one = jax.local_devices()[0]
+    return f"{one.platform}:{one.device_kind}"
+
+
+def _differs(manifest: Manifest, info: RankInfo) -> str | None:
+    """What makes a resume here not bit-identical, if anything."""
+    mine = {
+        "world size": (manifest.world_size, info.world_size),
+        "jax": (manifest.versions.get("jax"), jax.__version__),
+        "device": (manifest.device, _device()),
+    }
+    found = [f"{name} {was} is now {now}" for name, (was, now) in mine.items() if was != now]
+    return "; ".join(found) or None

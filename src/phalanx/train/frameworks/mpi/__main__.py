@@ -1,0 +1,197 @@
+"""One node of a `framework: mpi` job: `python -m phalanx.train.frameworks.mpi -- COMMAND`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from phalanx.errors import TrainingError
+from phalanx.launch.ports import free_port
+from phalanx.launch.scratch import scratch
+from phalanx.train.frameworks.mpi.rank import FOLDER_VARIABLE, PID_STEM, TMPDIR_VARIABLE
+from phalanx.train.gang.gathering import Seat, expect
+
+_NODE = "phalanx-node-"
+_MISSING = "there is no mpirun on this node: install Open MPI (on Debian and Ubuntu, openmpi-bin)"
+
+
+def main(argv: Sequence[str]) -> int:
+    """The exit code of `mpirun` on node rank 0; on other nodes 0 when it came to its end."""
+    parser = argparse.ArgumentParser(prog="phalanx.train.frameworks.mpi")
+    parser.add_argument("--slots", type=int, default=1, help="MPI processes on each node")
+    parser.add_argument("--shell", action="store_true", help="COMMAND is one line for the shell")
+    parser.add_argument("command", nargs="+")
+    options = parser.parse_args(argv)
+    env = dict(os.environ)  # noqa: TID251 - a program's entry point
+    words = ["--shell", options.command[0]] if options.shell else options.command
+    try:
+        if shutil.which("mpirun", path=env.get("PATH")) is None:
+            raise TrainingError(_MISSING)
+        with scratch(_memory(), "phm") as folder:
+            # All that Open MPI leaves behind when it is killed goes with the folder.
+            ours = {**settings(env, folder), **env, "TMPDIR": str(folder)}
+            if int(env["RANK"]) == 0:
+                return Head(ours, folder, options.slots).run(words)
+            return _serve(ours, folder)
+    except (TrainingError, OSError) as error:
+        print(f"phalanx: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        return 1
+
+
+def _memory() -> Path:
+    """Where shared memory lies: processes of one node pass messages through files there."""
+    usual = Path("/dev/shm")
+    return usual if os.access(usual, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def settings(env: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """What Open MPI is told, unless the job's `env` says otherwise. `folder` is this node's own."""
+    return {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+        # Cores are the platform's to give: other jobs run on this node.
+        "OMPI_MCA_hwloc_base_binding_policy": "none",
+        # mpirun carries settings of its own node to all others; these it leaves alone. `rank` turns
+        # the first into one, and gives the job's command back what the second hides.
+        FOLDER_VARIABLE: str(folder),
+        TMPDIR_VARIABLE: env.get("TMPDIR", ""),
+    }
+
+
+class Head:
+    """Node rank 0: `mpirun`, and the lines to the other nodes."""
+
+    def __init__(self, env: dict[str, str], folder: Path, slots: int) -> None:
+        self._env, self._folder, self._slots = env, folder, slots
+        self._num_nodes = int(env["WORLD_SIZE"])
+        self._lost = threading.Event()
+        self._answers: dict[int, list[Seat]] = {}
+        self._lines: dict[int, Seat] = {}
+        self._stopped = False
+
+    def run(self, words: Sequence[str]) -> int:
+        """Run the command to its end. Raises TrainingError, OSError."""
+        port = int(self._env["MASTER_PORT"])
+        self._lines = {rank: seat for rank, (_, seat) in expect(port, self._num_nodes - 1).items()}
+        for rank, seat in self._lines.items():
+            threading.Thread(target=self._listen, args=(rank, seat), daemon=True).start()
+        agent = self._take_agents()
+        self._env["MASTER_PORT"] = str(free_port(random.Random()))
+        process = subprocess.Popen(self._command(agent, words), env=self._env)
+        signal.signal(signal.SIGTERM, self._stop)
+        code = self._wait(process)
+        for seat in self._lines.values():
+            seat.tell({"over": code})
+        return code
+
+    def _command(self, agent: str, words: Sequence[str]) -> list[str]:
+        hosts = ",".join(f"{_NODE}{rank}:{self._slots}" for rank in range(self._num_nodes))
+        rank = [sys.executable, "-P", "-m", "phalanx.train.frameworks.mpi.rank", *words]
+        return [
+            "mpirun", "-n", str(self._num_nodes * self._slots), "-H", hosts,
+            "--mca", "plm", "rsh", "--mca", "plm_rsh_agent", agent,
+            "--mca", "plm_rsh_no_tree_spawn", "1", "-x", "MASTER_PORT", *rank,
+        ]  # fmt: skip
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> int:
+        while True:
+            try:
+                code = process.wait(0.2)
+                break
+            except subprocess.TimeoutExpired:
+                if self._lost.is_set():
+                    process.kill()
+                    raise TrainingError("another node of the gang has gone") from None
+        if self._stopped:
+            return 128 + signal.SIGTERM
+        return 128 - code if code < 0 else code
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        # Not mpirun: asked to stop, it leaves processes one second, or always waits for longer.
+        self._stopped = True
+        stop_processes(self._folder)
+
+    def _take_agents(self) -> str:
+        """Listen for agents; what `mpirun` has to call to be one."""
+        path = self._folder / "agents"
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        server.bind(str(path))
+        server.listen(1024)
+
+        def accept() -> None:
+            while True:
+                line, _ = server.accept()
+                threading.Thread(target=self._pass_on, args=(Seat(line),), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        script = self._folder / "agent"
+        script.write_text(
+            f'#!/bin/sh\nexec "{sys.executable}" -P -m phalanx.train.frameworks.mpi.agent "{path}" "$@"\n'
+        )
+        script.chmod(0o700)
+        return str(script)
+
+    def _pass_on(self, seat: Seat) -> None:
+        told = seat.hear()
+        if told is None:
+            return
+        rank = int(str(told["node"]).removeprefix(_NODE))
+        if rank == 0:
+            seat.tell({"code": _daemon(told["command"], self._env)})
+            return
+        self._answers.setdefault(rank, []).append(seat)
+        self._lines[rank].tell({"command": told["command"]})
+
+    def _listen(self, rank: int, line: Seat) -> None:
+        """Answers of one node, in the order in which it was asked; its end is that of the job."""
+        while (told := line.hear()) is not None:
+            self._answers[rank].pop(0).tell(told)
+        self._lost.set()
+
+
+def stop_processes(folder: Path) -> None:
+    """SIGTERM to this node's MPI processes, which have left their numbers in its folder."""
+    for file in folder.glob(f"{PID_STEM}*"):
+        with contextlib.suppress(OSError, ValueError):
+            os.kill(int(file.read_text()), signal.SIGTERM)
+
+
+def _serve(env: dict[str, str], folder: Path) -> int:
+    """Another node: start what the head asks for, until it says that all is over."""
+    signal.signal(signal.SIGTERM, lambda *_: stop_processes(folder))
+    seat = Seat.at(env["MASTER_ADDR"], int(env["MASTER_PORT"]))
+    seat.tell({"rank": int(env["RANK"])})
+    while True:
+        told: dict[str, Any] | None = seat.hear()
+        if told is None:
+            raise TrainingError("node rank 0 has gone")
+        if "over" in told:
+            return 0
+        run = partial(_daemon, told["command"], env)
+        threading.Thread(target=lambda run=run: seat.tell({"code": run()}), daemon=True).start()
+
+
+def _daemon(command: str, env: Mapping[str, str]) -> int:
+    """Run a daemon of Open MPI to its end, with this node's environment."""
+    words = ["/bin/sh", "-c", f"exec {command}"]
+    done = subprocess.run(words, env=env, stdin=subprocess.DEVNULL, check=False)
+    return done.returncode if done.returncode >= 0 else 128 - done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

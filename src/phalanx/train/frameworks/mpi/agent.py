@@ -1,0 +1,24 @@
+"""The remote shell that `mpirun` calls: `python -m phalanx.train.frameworks.mpi.agent SOCKET NODE …`."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Sequence
+
+from phalanx.train.gang.gathering import Seat
+
+
+def main(argv: Sequence[str]) -> int:
+    """The exit code of the command, which runs on the node of that name; 255 where that is gone."""
+    path, node, *command = argv
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    line.connect(path)
+    seat = Seat(line)
+    seat.tell({"node": node, "command": " ".join(command)})
+    told = seat.hear()
+    return 255 if told is None else int(told["code"])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

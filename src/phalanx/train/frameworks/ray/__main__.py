@@ -1,0 +1,238 @@
+"""One node of a `framework: ray` job: `python -m phalanx.train.frameworks.ray --cpus N -- COMMAND`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from phalanx.errors import TrainingError
+from phalanx.kit.clock import SystemClock
+from phalanx.launch.scratch import scratch
+from phalanx.train.frameworks.ray.hooks import SOCKET_VARIABLE, STORE_VARIABLE
+from phalanx.train.gang.gathering import Seat, Table
+from phalanx.train.gang.report import Report, ReportFile
+
+_STORE_BYTES = 200 << 20
+_UP_S = 120.0
+Take = Callable[[dict[str, Any]], None]
+_HOOK = "phalanx.train.frameworks.ray.hooks.install"
+# What the script's cluster must not inherit from one around it.
+_OUTER = ("RAY_ADDRESS", "RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_NODE_ID", "RAY_CLIENT_MODE")
+
+
+def main(argv: Sequence[str]) -> int:
+    """The exit code of the user's script; 1 when the cluster did not come up or was lost."""
+    parser = argparse.ArgumentParser(prog="phalanx.train.frameworks.ray")
+    parser.add_argument("--cpus", type=int, default=1)
+    parser.add_argument("--shell", action="store_true", help="COMMAND is one line for the shell")
+    parser.add_argument("command", nargs="+")
+    options = parser.parse_args(argv)
+    env = dict(os.environ)  # noqa: TID251 - a program's entry point
+    try:
+        # Short: Ray puts sockets below it, whose paths may have 107 bytes.
+        with scratch(Path(tempfile.gettempdir()), "phr") as folder:
+            return _run(options, env, folder)
+    except TrainingError as error:
+        print(f"phalanx: {error.message}", file=sys.stderr, flush=True)  # noqa: T201
+        return 1
+
+
+def _run(options: argparse.Namespace, env: dict[str, str], folder: Path) -> int:
+    report = ReportFile(Path(env["PHALANX_REPORT_FILE"]), now=SystemClock().now)
+    env = {name: value for name, value in env.items() if name not in _OUTER}
+    env |= {
+        SOCKET_VARIABLE: str(folder / "reports"),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_TRAIN_V2_ENABLED": env.get("RAY_TRAIN_V2_ENABLED", "1"),
+        # Ray's daemons ask for a token by default where the user's ~/.ray holds one, and this process
+        # sends none. What the job's env says is in this process's environment as well.
+        "RAY_AUTH_MODE": env.get("RAY_AUTH_MODE", "disabled"),
+    }
+    # A machine's share of CPUs is Ray's business here, per task; not the launcher's, per rank.
+    env.pop("OMP_NUM_THREADS", None)
+    num_nodes = int(env["WORLD_SIZE"])
+    meeting = env["MASTER_ADDR"], int(env["MASTER_PORT"])
+    if int(env["RANK"]) == 0:
+        take = written_to(report)
+        listen(folder / "reports", take)
+        return _lead(options, env, folder, Table(meeting[1], num_nodes - 1), take)
+    return _follow(options, env, folder, meeting)
+
+
+def _lead(
+    options: argparse.Namespace, env: dict[str, str], folder: Path, table: Table, take: Take
+) -> int:
+    own, num_nodes, port = env["MASTER_ADDR"], int(env["WORLD_SIZE"]), _free_port()
+    head = _ray(options, env, ["--head", f"--port={port}", f"--temp-dir={folder}",
+        f"--node-ip-address={own}", "--include-dashboard=false"])  # fmt: skip
+    address = f"{own}:{port}"
+    _await_head(head, own, port)
+    table.gather({"head": address})
+    _await_nodes(head, env, address, num_nodes)
+    lost = threading.Event()
+    table.watch(take, lost)
+    code = _script(options, {**env, "RAY_ADDRESS": address}, head, lost)
+    table.close(code)
+    # The supervisor ends whatever is left; where there is none, Ray ends its own.
+    head.terminate()
+    return code
+
+
+def _follow(
+    options: argparse.Namespace, env: dict[str, str], folder: Path, meeting: tuple[str, int]
+) -> int:
+    seat = Seat.at(*meeting)
+    # Progress is read from rank 0's report file, wherever Ray puts the worker that reports.
+    listen(folder / "reports", seat.tell)
+    told = seat.hear()
+    if told is None:
+        raise TrainingError("the head's node has gone")
+    node = _ray(options, env, [f"--address={told['head']}"])
+    last: list[dict[str, Any] | None] = []
+    over = threading.Event()
+
+    def hear() -> None:
+        last.append(seat.hear())
+        over.set()
+
+    threading.Thread(target=hear, daemon=True).start()
+    while not over.wait(0.2):
+        if node.poll() is not None:
+            raise TrainingError(f"the raylet of this node has ended with {node.returncode}")
+    if last[0] is None:
+        raise TrainingError("the head's node has gone")
+    node.terminate()
+    # How the script ended is said once, by the node it ran on.
+    return 0
+
+
+def _ray(
+    options: argparse.Namespace, env: Mapping[str, str], words: list[str]
+) -> subprocess.Popen[bytes]:
+    """`ray start --block`: it and its daemons are ours, and end with this rank."""
+    command = [
+        sys.executable, "-W", "ignore", "-m", "ray.scripts.scripts", "start", "--block",
+        f"--num-cpus={options.cpus}", f"--object-store-memory={_STORE_BYTES}",
+        "--disable-usage-stats", *words,
+    ]  # fmt: skip
+    env = {**env, "RAY_worker_niceness": "0"}
+    return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+
+def _await_head(head: subprocess.Popen[bytes], address: str, port: int) -> None:
+    deadline = time.monotonic() + _UP_S
+    while True:
+        if head.poll() is not None:
+            raise TrainingError(f"the head of the cluster ended with {head.returncode}")
+        with contextlib.suppress(OSError):
+            socket.create_connection((address, port), timeout=1.0).close()
+            return
+        if time.monotonic() > deadline:
+            raise TrainingError(f"the head of the cluster is not up within {_UP_S:g} s")
+        time.sleep(0.05)
+
+
+def _await_nodes(
+    head: subprocess.Popen[bytes], env: Mapping[str, str], address: str, num_nodes: int
+) -> None:
+    """Wait until every node of the gang is in the cluster: the script starts with all or nothing."""
+    client = importlib.import_module("ray._raylet").GcsClient(address=address)
+    deadline = time.monotonic() + _UP_S
+    while True:
+        if head.poll() is not None:
+            raise TrainingError(f"the head of the cluster ended with {head.returncode}")
+        with contextlib.suppress(Exception):
+            nodes = client.get_all_node_info(timeout=5.0)
+            if sum(1 for node in nodes.values() if node.state == 0) >= num_nodes:
+                return
+        if time.monotonic() > deadline:
+            raise TrainingError(f"not all {num_nodes} raylets are up within {_UP_S:g} s")
+        time.sleep(0.1)
+
+
+def _script(
+    options: argparse.Namespace, env: dict[str, str], head: subprocess.Popen[bytes],
+    lost: threading.Event,
+) -> int:  # fmt: skip
+    """Run the user's command to its end; a SIGTERM goes on to it."""
+    env["RAY_JOB_CONFIG_JSON_ENV_VAR"] = json.dumps(
+        {"runtime_env": {"worker_process_setup_hook": _HOOK}}
+    )
+    env.setdefault(STORE_VARIABLE, f"{env['PHALANX_CHECKPOINT_DIR']}/ray")
+    script = subprocess.Popen(_words(options), env=env, shell=False)
+    signal.signal(signal.SIGTERM, lambda *_: script.terminate())
+    while True:
+        try:
+            code = script.wait(0.2)
+            break
+        except subprocess.TimeoutExpired:
+            if head.poll() is not None or lost.is_set():
+                script.kill()
+                raise TrainingError("a node of the cluster was lost") from None
+    return 128 - code if code < 0 else code
+
+
+def _words(options: argparse.Namespace) -> list[str]:
+    """The command; a Python script gets the hooks as well."""
+    words: list[str] = list(options.command)
+    if options.shell:
+        from shlex import split
+
+        with contextlib.suppress(ValueError):
+            words = split(options.command[0])
+        if any(mark in options.command[0] for mark in "|&;<>$`(){}*?~") or "=" in words[0]:
+            return ["/bin/sh", "-c", options.command[0]]
+    if Path(words[0]).name.startswith("python") and len(words) > 1 and words[1] != "-c":
+        rest = words[1:]
+        while rest and rest[0] in ("-u", "-B", "-I"):
+            rest = rest[1:]
+        if rest and (rest[0] == "-m" or not rest[0].startswith("-")):
+            return [words[0], "-m", "phalanx.train.frameworks.ray.script", *rest]
+    return words
+
+
+def listen(path: Path, take: Take) -> None:
+    """Take what the script's processes on this node report."""
+    receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    receiver.bind(str(path))
+
+    def receive() -> None:
+        while True:
+            with contextlib.suppress(ValueError):
+                take(json.loads(receiver.recv(65536)))
+
+    threading.Thread(target=receive, daemon=True).start()
+
+
+def written_to(report: Report) -> Take:
+    """Write down what is reported, as progress and as metrics."""
+
+    def take(body: dict[str, Any]) -> None:
+        with contextlib.suppress(KeyError):
+            report.write("step", step=body["step"], epoch=0, consumed=0)
+            report.write("metric", step=body["step"], v=body["v"])
+
+    return take
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,80 @@
+"""One worker of `framework: tensorflow`: `python -m phalanx.train.frameworks.tensorflow -- COMMAND`.
+
+TF_CONFIG names the address of every worker before the first of them runs. So the ranks meet at rank 0,
+each with a port that it has found free, and then become the job's command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+from collections.abc import Mapping, Sequence
+
+from phalanx.errors import TrainingError
+from phalanx.launch.command import ready
+from phalanx.launch.ports import free_port
+from phalanx.train.gang.gathering import Seat, expect
+
+
+def main(argv: Sequence[str]) -> int:
+    """Does not return where all goes well: this process becomes the command."""
+    parser = argparse.ArgumentParser(prog="phalanx.train.frameworks.tensorflow")
+    parser.add_argument("--shell", action="store_true", help="COMMAND is one line for the shell")
+    parser.add_argument("--slots-per-rank", type=int, default=1)
+    parser.add_argument("command", nargs="+")
+    options = parser.parse_args(argv)
+    env = dict(os.environ)  # noqa: TID251 - a program's entry point
+    try:
+        command = options.command[0] if options.shell else options.command
+        words, env = ready(command, workdir=env["PHALANX_CODE_DIR"], env=env)
+        workers = _workers(env)
+    except FileNotFoundError as error:
+        print(f"phalanx: {error.filename}: {error.strerror}", file=sys.stderr)  # noqa: T201
+        return 127
+    except (TrainingError, OSError) as error:
+        print(f"phalanx: the workers could not meet: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    os.execve(words[0], words, env | variables(env, workers, options.slots_per_rank))
+
+
+def variables(
+    env: Mapping[str, str], workers: Sequence[str], slots_per_rank: int
+) -> dict[str, str]:
+    """What TensorFlow reads; `workers` are `host:port` in the order of ranks."""
+    task = {"type": "worker", "index": int(env["RANK"])}
+    found = {"TF_CONFIG": json.dumps({"cluster": {"worker": list(workers)}, "task": task})}
+    if int(env["LOCAL_WORLD_SIZE"]) > 1:
+        # TensorFlow takes every device it sees; those of the node's other workers are not its own.
+        seen = env.get("CUDA_VISIBLE_DEVICES")
+        first, last = (slots_per_rank * (int(env["LOCAL_RANK"]) + more) for more in (0, 1))
+        devices = seen.split(",") if seen else [str(number) for number in range(last)]
+        found["CUDA_VISIBLE_DEVICES"] = ",".join(devices[first:last])
+    return found
+
+
+def _workers(env: Mapping[str, str]) -> list[str]:
+    """The addresses of all workers, agreed on by all. Raises TrainingError, OSError."""
+    rank, world = int(env["RANK"]), int(env["WORLD_SIZE"])
+    address, port = env["MASTER_ADDR"], int(env["MASTER_PORT"])
+    own = free_port(random.Random())
+    if rank == 0:
+        others = expect(port, world - 1)
+        rows = {0: f"{address}:{own}"}
+        rows |= {each: f"{told['from']}:{told['port']}" for each, (told, _) in others.items()}
+        workers = [rows[each] for each in range(world)]
+        for _, seat in others.values():
+            seat.tell({"workers": workers})
+        return workers
+    seat = Seat.at(address, port)
+    seat.tell({"rank": rank, "port": own})
+    told = seat.hear()
+    if told is None:
+        raise TrainingError("rank 0 has gone")
+    return [str(one) for one in told["workers"]]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""One rank among others: its environment, process groups, agreement, preflight, stopping, report."""

@@ -1,0 +1,255 @@
+"""How ranks agree on requests (stop, save) at the same step, without a collective in a signal handler.
+
+`propose` is called before the gradients of a step are reduced, `agree` after. What `agree` returns is the
+same on every rank. The words are those of `core.control`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from phalanx.core.training import control
+from phalanx.errors import RankDesync
+from phalanx.train.gang.context import RankInfo
+from phalanx.train.gang.groups import Connection
+from phalanx.train.gang.report import Report
+from phalanx.train.gang.tracing import unrecorded
+
+_PACE_US = 1_000_000
+_MOST_STEPS = 1000
+_LAST_WAIT = timedelta(seconds=5)
+# What fits into 32 bits, with room.
+_LONG_US = 1 << 30
+
+
+class Agreement(Protocol):
+    """One question per step, asked of all ranks."""
+
+    def propose(self, step: int, requests: int) -> None:
+        """This rank's requests, before the reduction of `step`."""
+        ...
+
+    def agree(self, step: int) -> int:
+        """All ranks' requests, after the reduction of `step`."""
+        ...
+
+    def close(self) -> None:
+        """No more questions."""
+        ...
+
+
+class Alone:
+    """One rank agrees with itself."""
+
+    def __init__(self) -> None:
+        self._requests = 0
+
+    def propose(self, step: int, requests: int) -> None:
+        """Remember."""
+        self._requests = requests
+
+    def agree(self, step: int) -> int:
+        """What was proposed last."""
+        return self._requests
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class SharedPage:
+    """A page of memory that all ranks of one node map: no collective, no waiting.
+
+    Needs a reduction of gradients between `propose` and `agree`; that is the barrier.
+    """
+
+    def __init__(self, path: Path, local_rank: int, local_world_size: int) -> None:
+        """Map the page; whoever comes first makes it. Raises OSError."""
+        self._local_rank = local_rank
+        size = control.page_bytes(local_world_size)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(fd, size)
+            self._map = mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+        self._words = memoryview(self._map).cast("Q")
+        self._slots = tuple(
+            tuple(
+                control.offset(rank, parity) // control.WORD_BYTES
+                for rank in range(local_world_size)
+            )
+            for parity in (0, 1)
+        )
+
+    def propose(self, step: int, requests: int) -> None:
+        """Write this rank's word for `step`."""
+        self._words[self._slots[step & 1][self._local_rank]] = control.word(step, requests)
+
+    def agree(self, step: int) -> int:
+        """Read every rank's word for `step`. Raises RankDesync when one is at another step."""
+        requests = 0
+        for local_rank, slot in enumerate(self._slots[step & 1]):
+            value = self._words[slot]
+            if control.step_of(value) != step:
+                raise RankDesync(
+                    f"local rank {local_rank} is at step {control.step_of(value)}, this rank at {step}",
+                    "every optimizer step needs one backward pass through the prepared model, on all ranks",
+                )
+            requests |= control.requests_of(value)
+        return requests
+
+    def close(self) -> None:
+        """Unmap."""
+        self._words.release()
+        with contextlib.suppress(BufferError):
+            self._map.close()
+
+
+class Pace(Protocol):
+    """At which steps ranks ask one another. All ranks come to the same answers."""
+
+    def due(self, step: int) -> bool:
+        """Whether they do after this one."""
+        ...
+
+    def offer(self, step: int) -> int:
+        """What this rank says at a step that is due; the largest of all ranks' comes back."""
+        ...
+
+    def heard(self, step: int, largest: int) -> None:
+        """At a step that is due: what came back of the offers at the one before."""
+        ...
+
+
+class EverySteps:
+    """Every so many steps."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+
+    def due(self, step: int) -> bool:
+        """At multiples."""
+        return step % self._steps == 0
+
+    def offer(self, step: int) -> int:
+        """Nothing."""
+        return 0
+
+    def heard(self, step: int, largest: int) -> None:
+        """Nothing."""
+
+
+class EverySecond:
+    """About once a second, by the steps of the slowest rank: at first after each step, then more rarely.
+
+    For links whose bytes or round trips count.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._next = self._between = 1
+        self._last: tuple[int, float] | None = None
+
+    def due(self, step: int) -> bool:
+        """Whether the time has come."""
+        return step >= self._next
+
+    def offer(self, step: int) -> int:
+        """Microseconds that a step takes here, as of late; 0 when that is not known yet."""
+        now, last = self._monotonic(), self._last
+        self._last = (step, now)
+        if last is None:
+            return 0
+        return max(1, min(int((now - last[1]) / (step - last[0]) * 1e6), _LONG_US))
+
+    def heard(self, step: int, largest: int) -> None:
+        """So many microseconds a step takes where it takes longest."""
+        steps = _PACE_US // largest if largest else 1
+        self._between = max(1, min(steps, 2 * self._between, _MOST_STEPS))
+        self._next = step + self._between
+
+
+class DelayedReduction:
+    """A small asynchronous reduction at each step that is due, on a group of its own.
+
+    What was asked for counts when the next one is due. For gangs over several nodes, and for those that
+    reduce no gradients. A save is due until it is made, which is a reduction after it was asked for: what
+    is asked for meanwhile is not asked for again. Without a `pace` every step has one; others are for links
+    that take longer than a step, or whose bytes count.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, pace: Pace | None = None) -> None:
+        self._group, self._pace = group, pace or EverySteps(1)
+        self._requests = self._sent = 0
+        self._flags: torch.Tensor | None = None
+        self._work: Any = None
+
+    def propose(self, step: int, requests: int) -> None:
+        """Remember; sent by the next `agree`."""
+        self._requests |= requests
+
+    def agree(self, step: int) -> int:
+        """What all ranks proposed up to the last reduction; sends what was proposed since."""
+        if not self._pace.due(step):
+            return 0
+        agreed = largest = 0
+        if self._work is not None and self._flags is not None:
+            self._work.wait()
+            *flags, largest = self._flags.tolist()
+            for bit, asked in zip(control.REQUESTS, flags, strict=True):
+                agreed |= bit * asked
+        self._pace.heard(step, largest)
+        self._sent = self._requests & ~(self._sent & control.SAVE)
+        self._requests = 0
+        mine = [int(bool(self._sent & bit)) for bit in control.REQUESTS]
+        self._flags = torch.tensor([*mine, self._pace.offer(step)], dtype=torch.int32)
+        with unrecorded():  # it ends in another step, and a trace may stop before
+            self._work = dist.all_reduce(
+                self._flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True
+            )
+        return agreed
+
+    def close(self) -> None:
+        """See the last one to its end, or wait for it in vain for some seconds.
+
+        It holds a tensor of Python's. Were it to end while the interpreter is taken apart, gloo's thread
+        would let go of that tensor without an interpreter to ask, and the process would abort.
+        """
+        work, self._work = self._work, None
+        if work is not None:
+            with contextlib.suppress(RuntimeError):  # a peer is gone, or does not come
+                work.wait(_LAST_WAIT)
+
+
+def agreement_for(
+    info: RankInfo, connection: Connection, report: Report, reduces: bool,
+    otherwise: Callable[[Connection], Agreement],
+) -> Agreement:  # fmt: skip
+    """The way that fits this gang: `reduces` says whether every step reduces gradients. Collective.
+
+    `otherwise` makes the one for gangs that share no page of memory.
+    """
+    if info.world_size == 1:
+        return Alone()
+    page: SharedPage | None = None
+    path = info.control_file
+    if path is not None and info.one_node and reduces:
+        try:
+            page = SharedPage(path, info.local_rank, info.local_world_size)
+        except OSError as error:
+            report.write("warn", message=f"{path}: {error}; control by collectives")
+    without = connection.channel.total([0.0 if page is not None else 1.0])[0]
+    if without == 0 and page is not None:
+        return page
+    return otherwise(connection)

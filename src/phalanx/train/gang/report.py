@@ -1,0 +1,181 @@
+"""The rank's own report file: an append-only mapping that survives its SIGKILL (`core.reports`)."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from phalanx.core.telemetry import reports
+
+CHUNK_BYTES = 256 * 1024
+
+
+class Report(Protocol):
+    """Where a rank tells what happened to it. Never raises into training."""
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Append one record."""
+        ...
+
+    def close(self) -> None:
+        """No more records."""
+        ...
+
+
+class NoReport:
+    """Nobody listens."""
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class ReportFile:
+    """Appends to a mapped file. On a full disk records are dropped and counted.
+
+    The blocks behind the mapping are allocated before they are touched: writing into a hole of a full
+    disk would be a SIGBUS. Only the header and the chunk at the end are mapped, and only that chunk is
+    ever allocated: the supervisor gives back the blocks of what it has read.
+    """
+
+    def __init__(self, path: Path, *, now: Callable[[], int]) -> None:
+        """`now` gives integer microseconds UTC. A file that cannot be made drops every record."""
+        self.dropped = 0
+        self._lock = threading.Lock()  # checkpoints are written, and reported, by another thread
+        self._now = now
+        self._size = 0
+        self._window_at = 0
+        self._committed = 0
+        self._retry_after = 0
+        self._head: mmap.mmap | None = None
+        self._map: mmap.mmap | None = None
+        self._fd = -1
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return
+        if self._grow(0, reports.HEADER_BYTES):
+            with contextlib.suppress(OSError, ValueError):
+                self._head = mmap.mmap(self._fd, mmap.PAGESIZE)
+                self._head[: reports.HEADER_BYTES] = reports.header(os.getpid())
+
+    def _grow(self, start: int, need: int) -> bool:
+        """Map from the chunk that holds `start` to the one that ends behind `need`."""
+        begin, size = start // CHUNK_BYTES * CHUNK_BYTES, -(-need // CHUNK_BYTES) * CHUNK_BYTES
+        try:
+            os.posix_fallocate(self._fd, self._size, size - self._size)
+            fresh = mmap.mmap(self._fd, size - begin, offset=begin)
+        except (OSError, ValueError):
+            return False
+        if self._map is not None:
+            self._map.close()
+        self._map, self._size, self._window_at = fresh, size, begin
+        return True
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Append one record: the bytes first, the committed length last."""
+        with self._lock:
+            self._write(kind, fields)
+
+    def _write(self, kind: str, fields: dict[str, Any]) -> None:
+        if self._retry_after > 0:
+            self._retry_after -= 1
+            self.dropped += 1
+            return
+        lost, self.dropped = self.dropped, 0
+        if lost and not self._append({"k": "warn", "message": f"{lost} reports were dropped"}):
+            self.dropped = lost
+        if not self._append({"k": kind, **fields}):
+            self.dropped += 1
+            self._retry_after = 100
+
+    def _append(self, record: dict[str, Any]) -> bool:
+        record["t"] = self._now()
+        try:
+            body = reports.encode(record)
+        except (TypeError, ValueError):
+            return False
+        start = reports.HEADER_BYTES + self._committed
+        end = start + len(body)
+        if self._fd < 0 or (end > self._size and not self._grow(start, end)):
+            return False
+        if self._map is None or self._head is None:
+            return False
+        self._map[start - self._window_at : end - self._window_at] = body
+        self._committed += len(body)
+        at = reports.LENGTH_OFFSET
+        self._head[at : at + 8] = reports.pack_length(self._committed)
+        return True
+
+    def close(self) -> None:
+        """Unmap and close; the records stay."""
+        for one in (self._map, self._head):
+            if one is not None:
+                one.close()
+        self._map = self._head = None
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._fd)
+            self._fd = -1
+
+
+class Journal:
+    """Metrics on their way to the report: kept as they are, read a step later.
+
+    Reading a tensor would wait for the device, so `log` only keeps it; the value is taken when the next
+    step commits or logs. `latest` holds the newest value of each name that has been read.
+    """
+
+    def __init__(self, report: Report) -> None:
+        self.latest: dict[str, float | str] = {}
+        self._report = report
+        self.read_step = -1
+        self._step = 0
+        self._pending: dict[str, Any] = {}
+        self._refused: set[str] = set()
+
+    def log(self, step: int, values: dict[str, Any]) -> None:
+        """Keep values of `step`; cheap, whatever they are."""
+        if self._pending and step != self._step:
+            self.flush()
+        self._step = step
+        for name, value in values.items():
+            detach = getattr(value, "detach", None)
+            self._pending[name] = value if detach is None else detach()
+
+    def flush(self) -> None:
+        """Read what is pending and report it."""
+        if not self._pending:
+            return
+        pending, self._pending = self._pending, {}
+        values: dict[str, float | str] = {}
+        for name, value in pending.items():
+            try:
+                values[name] = plain(value.item() if hasattr(value, "item") else value)
+            except (TypeError, ValueError, RuntimeError):
+                if name not in self._refused:
+                    self._refused.add(name)
+                    message = f"run.log({name}=…): {type(value).__name__} is not one number"
+                    self._report.write("warn", message=message)
+        if values:
+            self.latest.update(values)
+            self.read_step = self._step
+            self._report.write("metric", step=self._step, v=values)
+
+
+def plain(value: Any) -> float | str:
+    """A number for JSON; what is not finite becomes "nan", "inf" or "-inf". Raises TypeError."""
+    if isinstance(value, bool | int):
+        return int(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    raise TypeError(f"{type(value).__name__} is not a number")

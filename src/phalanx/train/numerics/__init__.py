@@ -1,0 +1,1 @@
+"""Numerics of a step: precision, batch norm, recomputation, gradients, compression, local SGD."""

@@ -1,0 +1,269 @@
+"""Methods that see all gradients of a step together, and replace them by (nearly) their mean.
+
+Each rank leaves with the very same bits: what is computed after a collective is computed from what the
+collective gave to everybody.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from phalanx.train.gang import randomness
+from phalanx.train.numerics.compression.memory import Residuals
+from phalanx.train.numerics.compression.settings import Compression
+
+Named = tuple[str, torch.Tensor]
+# Smaller tensors cost more as messages than as bytes.
+_SPARSE_FROM = 1024
+_TINY = 1e-30
+_FIRST, _CHOICE = 11, 12
+
+
+class Codec(Protocol):
+    """A method. All ranks make the same calls with the same names in the same order."""
+
+    def reduce(self, gradients: Sequence[Named], scale: float, step: int) -> None:
+        """Replace the gradients, which a loss scale has multiplied by `scale`."""
+        ...
+
+    def settle(self, applied: bool) -> None:
+        """The step is over; `applied` says whether it changed the parameters."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next steps depend on."""
+        ...
+
+    def load_state_dict(
+        self, state: Mapping[str, Any], parameters: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Put it back."""
+        ...
+
+
+class Forgetful(Residuals):
+    """No error feedback: what is not sent is lost. For comparisons."""
+
+    def settle(self, applied: bool) -> None:
+        """Nothing is kept."""
+        super().settle(applied=False)
+
+
+def residuals_for(wishes: Compression) -> Residuals:
+    """The memory that goes with these wishes."""
+    return Residuals() if wishes.error_feedback else Forgetful()
+
+
+def mean_together(tensors: Sequence[torch.Tensor]) -> None:
+    """Replace tensors by their means over all ranks, in one collective."""
+    if not tensors:
+        return
+    flat = torch.cat([one.reshape(-1) for one in tensors])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    at = 0
+    for one in tensors:
+        one.copy_(flat[at : at + one.numel()].view_as(one))
+        at += one.numel()
+
+
+class PowerSGD:
+    """Low-rank approximation of each matrix (Vogels et al. 2019, algorithm 1), with warm start.
+
+    A matrix M of n × m travels as P (n × r) and Q (m × r) where that is less. All P of a step travel
+    together with what is not compressed, then all Q: two collectives a step.
+    """
+
+    def __init__(self, wishes: Compression, seed: int) -> None:
+        self._rank, self._seed = wishes.rank, seed
+        self._owed = residuals_for(wishes)
+        self._q: dict[str, torch.Tensor] = {}
+        self._next_q: dict[str, torch.Tensor] = {}
+
+    def reduce(self, gradients: Sequence[Named], scale: float, step: int) -> None:
+        """Replace the gradients by low-rank approximations of their mean."""
+        small = [grad for _, grad in gradients if not self._pays(grad)]
+        large = [(name, grad) for name, grad in gradients if self._pays(grad)]
+        matrices = [
+            self._owed.add(name, grad, scale).view(grad.shape[0], -1) for name, grad in large
+        ]
+        lefts = [m @ self._right(name, m) for (name, _), m in zip(large, matrices, strict=True)]
+        mean_together([*lefts, *small])
+        for left in lefts:
+            orthogonalize(left)
+        rights = [m.t() @ left for m, left in zip(matrices, lefts, strict=True)]
+        mine = [one.clone() for one in rights]
+        mean_together(rights)
+        rows = zip(large, matrices, lefts, rights, mine, strict=True)
+        for (name, grad), matrix, left, right, own in rows:
+            matrix.addmm_(left, own.t(), alpha=-1.0)
+            _put_product(left * scale, right.t(), grad)
+            self._next_q[name] = right
+
+    def _pays(self, grad: torch.Tensor) -> bool:
+        if grad.dim() < 2 or not grad.numel():
+            return False
+        n, m = grad.shape[0], grad.numel() // grad.shape[0]
+        return (n + m) * min(self._rank, n, m) < n * m
+
+    def _right(self, name: str, matrix: torch.Tensor) -> torch.Tensor:
+        found = self._next_q.get(name)
+        if found is None:
+            found = self._q.get(name)
+        if found is None:
+            columns = min(self._rank, *matrix.shape)
+            seed = randomness.mix(self._seed, _FIRST, *name.encode())
+            generator = torch.Generator().manual_seed(seed)
+            found = torch.randn(matrix.shape[1], columns, generator=generator).to(matrix)
+        return found
+
+    def settle(self, applied: bool) -> None:
+        """Take over what the step left behind, or forget it."""
+        self._owed.settle(applied)
+        if applied:
+            self._q.update(self._next_q)
+        self._next_q.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Every rank's residuals, and the factors that the next step begins with."""
+        return {"owed": self._owed.state_dict(), "q": dict(sorted(self._q.items()))}
+
+    def load_state_dict(
+        self, state: Mapping[str, Any], parameters: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Put it back; factors of another rank are begun anew."""
+        self._owed.load_state_dict(state["owed"], parameters)
+        for name, saved in state["q"].items():
+            factor = _whole(saved).to(parameters[name])
+            if factor.shape[1] == min(self._rank, factor.shape[0], parameters[name].shape[0]):
+                self._q[name] = factor
+
+
+def orthogonalize(matrix: torch.Tensor) -> None:
+    """Make the columns orthonormal in place (modified Gram-Schmidt; there are few)."""
+    for at in range(matrix.shape[1]):
+        column = matrix[:, at : at + 1]
+        column.div_(column.norm() + _TINY)
+        rest = matrix[:, at + 1 :]
+        if rest.numel():
+            rest.sub_(column @ (column.t() @ rest))
+
+
+def _put_product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+    """Matrix product into a tensor of any shape and layout, without a copy where it lies in order."""
+    if out.is_contiguous():
+        torch.mm(left, right, out=out.view(left.shape[0], -1))
+    else:
+        out.copy_((left @ right).view(out.shape))
+
+
+class TopK:
+    """The largest elements of each tensor: every rank's own, as pairs of place and value."""
+
+    def __init__(self, wishes: Compression, seed: int) -> None:
+        self._fraction = wishes.fraction
+        self._owed = residuals_for(wishes)
+
+    def reduce(self, gradients: Sequence[Named], scale: float, step: int) -> None:
+        """Replace the gradients by the mean of what all ranks send."""
+        small = [grad for _, grad in gradients if grad.numel() < _SPARSE_FROM]
+        large = [(name, grad) for name, grad in gradients if grad.numel() >= _SPARSE_FROM]
+        mean_together(small)
+        if not large:
+            return
+        values, places, at = [], [], [0]
+        for name, grad in large:
+            owed = self._owed.add(name, grad, scale).view(-1)
+            best = owed.abs().topk(_count(owed, self._fraction), sorted=False).indices
+            values.append(owed[best].float())
+            places.append(best.to(torch.int32))
+            owed[best] = 0
+            at.append(at[-1] + best.numel())
+        mine = torch.cat([torch.cat(values).view(torch.int32), torch.cat(places)])
+        everybody = mine.new_empty(dist.get_world_size() * mine.numel())
+        dist.all_gather_single(everybody, mine)
+        rows = everybody.view(dist.get_world_size(), 2, -1)
+        for number, (_, grad) in enumerate(large):
+            part = slice(at[number], at[number + 1])
+            mean = torch.zeros(grad.numel(), dtype=torch.float32, device=grad.device)
+            for row in rows:  # in the order of ranks, so that sums come out alike
+                mean.index_add_(0, row[1, part].long(), row[0, part].view(torch.float32))
+            grad.copy_(mean.div_(len(rows)).mul_(scale).view_as(grad))
+
+    def settle(self, applied: bool) -> None:
+        """Take over what was not sent, or forget the step."""
+        self._owed.settle(applied)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Every rank's residuals."""
+        return {"owed": self._owed.state_dict()}
+
+    def load_state_dict(
+        self, state: Mapping[str, Any], parameters: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Put it back."""
+        self._owed.load_state_dict(state["owed"], parameters)
+
+
+class RandomK:
+    """Elements at random places, the same on all ranks, so that only values travel."""
+
+    def __init__(self, wishes: Compression, seed: int) -> None:
+        self._fraction, self._seed = wishes.fraction, seed
+        self._owed = residuals_for(wishes)
+
+    def reduce(self, gradients: Sequence[Named], scale: float, step: int) -> None:
+        """Replace the gradients by the mean of what all ranks send."""
+        small = [grad for _, grad in gradients if grad.numel() < _SPARSE_FROM]
+        large = [(name, grad) for name, grad in gradients if grad.numel() >= _SPARSE_FROM]
+        sent, places = [], []
+        for name, grad in large:
+            owed = self._owed.add(name, grad, scale).view(-1)
+            seed = randomness.mix(self._seed, _CHOICE, step, *name.encode())
+            generator = torch.Generator().manual_seed(seed)
+            draw = torch.randint(owed.numel(), (_count(owed, self._fraction),), generator=generator)
+            place = torch.unique(draw).to(owed.device)
+            sent.append(owed[place])
+            places.append(place)
+            owed[place] = 0
+        mean_together([*sent, *small])
+        for (_, grad), place, values in zip(large, places, sent, strict=True):
+            dense = torch.zeros(grad.numel(), dtype=grad.dtype, device=grad.device)
+            dense[place] = values.to(grad.dtype) * scale
+            grad.copy_(dense.view_as(grad))
+
+    def settle(self, applied: bool) -> None:
+        """Take over what was not sent, or forget the step."""
+        self._owed.settle(applied)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Every rank's residuals."""
+        return {"owed": self._owed.state_dict()}
+
+    def load_state_dict(
+        self, state: Mapping[str, Any], parameters: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Put it back."""
+        self._owed.load_state_dict(state["owed"], parameters)
+
+
+def _count(tensor: torch.Tensor, fraction: float) -> int:
+    return max(1, math.ceil(tensor.numel() * fraction))
+
+
+def _whole(saved: Any) -> torch.Tensor:
+    found = saved if isinstance(saved, torch.Tensor) else saved.read()
+    assert isinstance(found, torch.Tensor)
+    return found.detach().clone()
+
+
+CODECS: Mapping[str, type[PowerSGD] | type[TopK] | type[RandomK]] = {
+    "powersgd": PowerSGD,
+    "topk": TopK,
+    "randomk": RandomK,
+}

@@ -1,0 +1,183 @@
+"""Where DDP hands its buckets over. One `Compressor` per replica.
+
+torch reads a hook's annotations and its name: this module therefore keeps its annotations as they are,
+and no hook here has the name of one that torch refuses on CPU.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.nn.parallel import DistributedDataParallel
+
+from phalanx.train.gang.report import Report
+from phalanx.train.numerics.compression.auto import Auto, Fixed, Schedule
+from phalanx.train.numerics.compression.codecs import CODECS, Codec, Named
+from phalanx.train.numerics.compression.settings import Compression
+
+_CASTS = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """What a hook asks of the run: steps done so far, what losses are multiplied by, and its report."""
+
+    step: Callable[[], int]
+    scale: Callable[[], float]
+    report: Report
+
+    def tell(self, method: str, medians: Mapping[str, float]) -> None:
+        """What auto has decided: a method, and the median seconds of a step with each."""
+        self.report.write("compression", step=self.step(), method=method, median_s=dict(medians))
+
+
+class Compressor:
+    """Compresses one replica's gradients."""
+
+    def __init__(
+        self, replica: DistributedDataParallel, wishes: Compression, seed: int, now: Now
+    ) -> None:
+        self._now, self._start = now, wishes.start_step
+        inner = replica.module
+        self._parameters = dict(inner.named_parameters())
+        self._names = {parameter: name for name, parameter in inner.named_parameters()}
+        names = wishes.candidates if wishes.method == "auto" else (wishes.method,)
+        self._codecs: dict[str, Codec] = {
+            name: CODECS[name](wishes, seed) for name in names if name in CODECS
+        }
+        self._schedule: Schedule = Fixed(wishes.method)
+        if wishes.method == "auto":
+            self._schedule = Auto(wishes.candidates, now.tell)
+        self._held: list[tuple[torch.Tensor, torch.futures.Future[torch.Tensor]]] = []
+        self._gradients: list[Named] = []
+        replica.register_comm_hook(self, _reduce_bucket)
+
+    @property
+    def method(self) -> str:
+        """How the gradients of the step in hand travel."""
+        return "none" if self._now.step() < self._start else self._schedule.method
+
+    def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """The bucket's mean over all ranks, now or later."""
+        method = self.method
+        codec = self._codecs.get(method)
+        if codec is None:
+            return _cast_and_reduce(bucket.buffer(), _CASTS.get(method))
+        buffer = bucket.buffer()
+        devices: list[int | str | torch.device] = []
+        if buffer.device.type == "cuda":
+            devices.append(buffer.device)
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+        self._held.append((buffer, future))
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            self._gradients.append((self._names[parameter], gradient))
+        if bucket.is_last():
+            self._reduce_held(codec)
+        return future
+
+    def _reduce_held(self, codec: Codec) -> None:
+        held, gradients = self._held, self._gradients
+        self._held, self._gradients = [], []
+        with torch.no_grad():
+            codec.reduce(gradients, self._now.scale(), self._now.step())
+        for buffer, future in held:
+            future.set_result(buffer)
+
+    def settle(self, applied: bool) -> None:
+        """The step is over."""
+        self._held.clear()
+        self._gradients.clear()
+        for codec in self._codecs.values():
+            codec.settle(applied)
+        if applied and self._now.step() > self._start:
+            self._schedule.settle()
+            self._drop_the_rest()
+
+    def _drop_the_rest(self) -> None:
+        """Codecs that nobody will ask for remember as much as the model is large."""
+        racing = self._schedule.racing
+        if any(name not in racing for name in self._codecs):
+            self._codecs = {name: one for name, one in self._codecs.items() if name in racing}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next steps depend on."""
+        codecs = {name: codec.state_dict() for name, codec in self._codecs.items()}
+        return {"codecs": codecs, "schedule": self._schedule.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Put it back; what other methods remembered is left aside."""
+        self._schedule.load_state_dict(state["schedule"])
+        self._drop_the_rest()
+        for name, codec in self._codecs.items():
+            if name in state["codecs"]:
+                codec.load_state_dict(state["codecs"][name], self._parameters)
+
+
+class NoCompressor:
+    """Gradients travel as they are."""
+
+    method = "none"
+
+    def settle(self, applied: bool) -> None:
+        """Nothing."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+
+class Compressors:
+    """Those of all models of a run."""
+
+    def __init__(self, wishes: Compression, seed: int, now: Now) -> None:
+        self._wishes, self._seed, self._now = wishes, seed, now
+        self._all: list[Compressor | NoCompressor] = []
+
+    def watch(self, model: nn.Module) -> Compressor | NoCompressor:
+        """Have the gradients of a replica compressed; a model that is none needs nothing."""
+        made: Compressor | NoCompressor = NoCompressor()
+        if self._wishes.compresses and isinstance(model, DistributedDataParallel):
+            made = Compressor(model, self._wishes, self._seed, self._now)
+        self._all.append(made)
+        return made
+
+    @property
+    def methods(self) -> list[str]:
+        """How each model's gradients travel in the step in hand."""
+        return [one.method for one in self._all]
+
+    def settle(self, applied: bool) -> None:
+        """A step is over; `applied` says whether it changed the parameters."""
+        for one in self._all:
+            one.settle(applied)
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """What the next steps depend on, model by model."""
+        return [one.state_dict() for one in self._all]
+
+
+def _reduce_bucket(
+    compressor: Compressor, bucket: GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    return compressor.reduce(bucket)
+
+
+def _cast_and_reduce(
+    buffer: torch.Tensor, dtype: torch.dtype | None
+) -> torch.futures.Future[torch.Tensor]:
+    """The mean of one bucket, on its way in `dtype` while the backward pass goes on."""
+    sent = buffer.div_(dist.get_world_size())
+    if dtype is not None:
+        sent = sent.to(dtype)
+    work = dist.all_reduce(sent, async_op=True)
+    assert work is not None
+    future: torch.futures.Future[Any] = work.get_future()
+    received: Callable[[Any], torch.Tensor] = lambda done: buffer.copy_(done.value()[0])  # noqa: E731
+    return future.then(received if dtype is not None else lambda done: done.value()[0])

@@ -1,0 +1,64 @@
+"""Training that talks rarely: Local SGD, DiLoCo, and a parameter server.
+
+Ranks take optimizer steps on their own and exchange what has become of the weights every so many steps.
+Nothing here reduces gradients; that is `strategies` and `compression`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from phalanx.core.gang.meshes import Layout
+from phalanx.core.training.guards import Policy
+from phalanx.errors import Problem
+from phalanx.train.numerics.local_sgd import gang
+from phalanx.train.numerics.local_sgd.independent_replicas import Islands
+from phalanx.train.numerics.local_sgd.outer_step import AllReduced
+from phalanx.train.numerics.local_sgd.rounds import Apart, EveryStep, Rounds
+from phalanx.train.numerics.local_sgd.worker import ApartWithServers
+from phalanx.train.parallel import layouts
+from phalanx.train.parallel.strategies import Strategy
+
+if TYPE_CHECKING:
+    from phalanx.train.step.components import Options, Parts
+
+
+def conflicts(options: Options, layout: Layout) -> list[Problem]:
+    """What does not go together with ranks that train on their own."""
+    tuning = options.tuning
+    if not tuning.sync.apart:
+        return []
+    method, problems = tuning.sync.method, []
+    if layout.dp != layout.world_size:
+        problems.append(Problem("sync", "works between whole replicas: strategy ddp", method))
+    if tuning.compression.method != "none":
+        text = "compresses gradients, which sync does not send; use sync's quantize"
+        problems.append(Problem("compression", text, tuning.compression.method))
+    guarded = tuning.on_non_finite is not Policy.OFF or tuning.precision == "fp16"
+    if method == "server" and tuning.sync.staleness and guarded:
+        text = "asks all ranks in every step, which staleness is there to avoid"
+        which = "precision" if tuning.precision == "fp16" else "on_non_finite"
+        problems.append(Problem(which, text))
+    if tuning.sync_batchnorm:
+        text = "needs all ranks in every step, which sync does without"
+        problems.append(Problem("sync_batchnorm", text, "true"))
+    return problems
+
+
+def strategy_for(parts: Parts) -> Strategy:
+    """How the ranks of a run with these parts hold the model."""
+    options = parts.options
+    if options.tuning.sync.apart:
+        return Islands(options.tuning.sync.method)
+    return layouts.strategy_for(parts)
+
+
+def rounds_for(parts: Parts) -> Rounds:
+    """What exchanges weights, in a run with these parts."""
+    sync = parts.options.tuning.sync
+    if not sync.apart:
+        return EveryStep()
+    if sync.method == "server":
+        servers = gang.find_servers(sync, parts.info)
+        return ApartWithServers(sync, servers, parts.info.rank, parts.report.write)
+    return Apart(sync, lambda at: AllReduced(sync.outer, sync.quantize), parts.report.write)

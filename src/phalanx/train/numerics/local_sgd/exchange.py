@@ -1,0 +1,125 @@
+"""The mean of one flat tensor over all ranks: as it is, or in 8 or 4 bits a value.
+
+Quantised values travel in blocks with a scale of their own: each rank sends every other one that one's
+part, adds up what it gets, and sends the mean of its part to all. What quantising lost is owed, and added
+to the next exchange. All ranks end with the same bits, because all compute from what was sent.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from phalanx.train.state.per_rank import num_ranks
+
+BLOCK = 256
+_TOP = {8: 127, 4: 7}
+_SCALE_BYTES = 4
+
+
+class Exchange(Protocol):
+    """A way to exchange. All ranks make the same calls."""
+
+    def mean(self, mine: torch.Tensor, owed: torch.Tensor) -> torch.Tensor:
+        """The mean of a flat float32 tensor over all ranks; `owed` is as long, and brought up to date."""
+        ...
+
+    def sent_bytes(self, num: int) -> int:
+        """What this rank sends for a tensor of `num` values, without the transport's own."""
+        ...
+
+
+class Plain:
+    """All bits of float32."""
+
+    def mean(self, mine: torch.Tensor, owed: torch.Tensor) -> torch.Tensor:
+        """The mean; nothing is ever owed."""
+        found = mine.clone()
+        if num_ranks() > 1:
+            dist.all_reduce(found)
+            found /= num_ranks()
+        return found
+
+    def sent_bytes(self, num: int) -> int:
+        """What a ring sends."""
+        return 2 * 4 * num * (num_ranks() - 1) // num_ranks()
+
+
+class Quantized:
+    """`bits` a value, 8 or 4."""
+
+    def __init__(self, bits: int) -> None:
+        self._bits = bits
+
+    def mean(self, mine: torch.Tensor, owed: torch.Tensor) -> torch.Tensor:
+        """The mean of what the ranks could say; what each could not is in `owed`."""
+        world, bits = num_ranks(), self._bits
+        if world == 1:
+            return mine.clone()
+        at = dist.get_rank()
+        part = part_length(mine.numel(), world)
+        wanted = torch.zeros(world * part, dtype=torch.float32, device=mine.device)
+        wanted[: mine.numel()] = mine + owed
+        packed = torch.cat([pack(one, bits) for one in wanted.view(world, part)])
+        left = wanted - torch.cat([unpack(one, bits) for one in packed.view(world, -1)])
+        got = torch.empty_like(packed)
+        dist.all_to_all_single(got, packed)
+        total = torch.zeros(part, dtype=torch.float32, device=mine.device)
+        for one in got.view(world, -1):  # in the order of ranks, so that sums come out alike
+            total += unpack(one, bits)
+        total /= world
+        said = pack(total, bits)
+        # What the second rounding lost is this rank's to make good: its own part counts once in `world`.
+        left.view(world, part)[at] += (total - unpack(said, bits)) * world
+        everybody = said.new_empty(world * said.numel())
+        dist.all_gather_single(everybody, said)
+        owed.copy_(left[: mine.numel()])
+        return torch.cat([unpack(one, bits) for one in everybody.view(world, -1)])[: mine.numel()]
+
+    def sent_bytes(self, num: int) -> int:
+        """Two parts to every other rank."""
+        part = part_length(num, num_ranks())
+        return 2 * (num_ranks() - 1) * (part * self._bits // 8 + part // BLOCK * _SCALE_BYTES)
+
+
+def part_length(num: int, world: int) -> int:
+    """Values in one rank's part of `num`: whole blocks."""
+    return -(-num // (world * BLOCK)) * BLOCK
+
+
+def pack(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """Bytes of a flat float32 tensor whose length is a multiple of BLOCK."""
+    blocks = values.view(-1, BLOCK)
+    scale = blocks.abs().amax(1, keepdim=True) / _TOP[bits]
+    steps = (blocks / scale.where(scale > 0, torch.ones_like(scale))).round_()
+    whole = steps.clamp_(-_TOP[bits], _TOP[bits]).to(torch.int8).view(-1)
+    if bits == 4:
+        pair = (whole + 8).view(torch.uint8).view(-1, 2)
+        data = pair[:, 0] | (pair[:, 1] << 4)
+    else:
+        data = whole.view(torch.uint8)
+    return torch.cat([scale.view(-1).view(torch.uint8), data])
+
+
+def unpack(data: torch.Tensor, bits: int) -> torch.Tensor:
+    """The values again, as float32."""
+    num = data.numel() // (BLOCK * bits // 8 + _SCALE_BYTES)
+    head = num * _SCALE_BYTES
+    # A clone, because a slice may begin anywhere and floats may not.
+    scale = data[:head].clone().view(torch.float32).view(-1, 1)
+    body = data[head:]
+    if bits == 4:
+        body = torch.stack([body & 15, body >> 4], 1).view(-1)
+        whole = body.to(torch.int8) - 8
+    else:
+        whole = body.clone().view(torch.int8)
+    return (whole.view(num, BLOCK).to(torch.float32) * scale).view(-1)
+
+
+EXCHANGES: dict[str, Exchange] = {
+    "none": Plain(),
+    "int8": Quantized(8),
+    "int4": Quantized(4),
+}

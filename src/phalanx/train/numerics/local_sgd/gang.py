@@ -1,0 +1,106 @@
+"""Which ranks of a gang are servers, and how they and the workers find one another.
+
+The last ranks serve. They take no part in the workers' process groups, so that to everything else the gang
+is the workers alone; what they and the workers know of one another is in the rendezvous store.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import secrets
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NoReturn
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from phalanx.core.training import control
+from phalanx.errors import Problem, SpecInvalid
+from phalanx.train.gang.context import RankInfo
+from phalanx.train.gang.groups import START_TIMEOUT, await_host
+from phalanx.train.gang.report import Report
+from phalanx.train.numerics.local_sgd.server import Server, listen, serve
+from phalanx.train.numerics.local_sgd.settings import Sync
+from phalanx.train.numerics.local_sgd.worker import Address, Servers
+
+_KEY = "phalanx/server"
+
+
+def num_servers(sync: Sync) -> int:
+    """How many ranks of the gang serve."""
+    return sync.servers if sync.method == "server" else 0
+
+
+def is_server(sync: Sync, info: RankInfo) -> bool:
+    """Whether this rank serves. Raises SpecInvalid where nobody would be left to work."""
+    num = num_servers(sync)
+    if num and num >= info.local_world_size:
+        said = f"{num} of the {info.local_world_size} ranks of a node leave nobody there to work"
+        raise SpecInvalid(
+            [Problem("sync.servers", said)], "the last ranks serve; every node needs a worker"
+        )
+    return info.rank >= info.world_size - num
+
+
+def as_worker(sync: Sync, info: RankInfo) -> RankInfo:
+    """The rank's place among the workers alone."""
+    num = num_servers(sync)
+    local = info.local_world_size - num if info.one_node else info.local_world_size
+    return replace(
+        info,
+        world_size=info.world_size - num,
+        local_world_size=local,
+        reference_world=max(1, info.reference_world - num),
+    )
+
+
+def run_server(sync: Sync, info: RankInfo, stopped: Callable[[], bool], report: Report) -> NoReturn:
+    """Serve until all workers have left, and end the script: raises SystemExit."""
+    num_workers = info.world_size - num_servers(sync)
+    store = _store(info)
+    room, token = listen(), secrets.token_hex(16)
+    host = _own_address(info.master[0])
+    address: Address = (host, room.getsockname()[1], token)
+    store.set(f"{_KEY}/{info.rank - num_workers}", json.dumps(address))
+    server = Server(sync, num_workers, (info.attempt, info.generation))
+    report.write("phase", name="ready")
+
+    def look() -> None:
+        if stopped():
+            server.request(control.STOP)
+
+    serve(room, server, token, look)
+    if stopped():
+        report.write("stopped", saved=True, step=0)
+    else:
+        report.write("done", step=0)
+    report.close()
+    raise SystemExit(0)
+
+
+def find_servers(sync: Sync, info: RankInfo) -> Servers:
+    """A worker's connections to all servers; `info` is its place among the workers."""
+    store = _store(info)
+    found = [json.loads(store.get(f"{_KEY}/{at}")) for at in range(sync.servers)]
+    return Servers(
+        [(host, port, token) for host, port, token in found],
+        info.rank,
+        (info.attempt, info.generation),
+    )
+
+
+def _store(info: RankInfo) -> TCPStore:
+    host, port = info.master
+    await_host(host, port)
+    timeout: datetime.timedelta = START_TIMEOUT
+    return TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
+
+
+def _own_address(master: str) -> str:
+    """The address by which this machine reaches the master, and so the workers reach this machine."""
+    family, kind, proto, _, where = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, proto) as probe:
+        probe.connect(where)
+        return str(probe.getsockname()[0])

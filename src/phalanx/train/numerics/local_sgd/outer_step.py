@@ -1,0 +1,126 @@
+"""Who makes new outer weights at the end of a round: all ranks together, or servers (`worker`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.optim.sgd import sgd
+
+from phalanx.train.numerics.local_sgd.exchange import EXCHANGES
+from phalanx.train.numerics.local_sgd.settings import Outer
+from phalanx.train.state import per_rank
+
+Named = Mapping[str, torch.Tensor]
+
+
+class Outside(Protocol):
+    """Who makes new outer weights of what the ranks did with the old ones."""
+
+    averages_buffers: bool
+    lags: bool
+    """Whether ranks may go on from different outer weights."""
+
+    def step(self, at: str, done: Named, outer: Named) -> int:
+        """Change `outer` in place; `done` is how far this rank has gone from it. Returns bytes sent.
+
+        `at` names the fragment. Every rank calls it.
+        """
+        ...
+
+    def shared(self, outer: Named) -> Named:
+        """The weights that a checkpoint shows to others; `outer` is this rank's. Every rank calls it."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next steps depend on, beside the weights that `shared` has just given."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any], outer: Named) -> None:
+        """Begin with these outer weights, and this state if there is one."""
+        ...
+
+
+class AllReduced:
+    """All ranks take the mean together, and each makes the same outer step."""
+
+    averages_buffers = True
+    lags = False
+
+    def __init__(self, wishes: Outer, quantize: str) -> None:
+        self._wishes, self._exchange = wishes, EXCHANGES[quantize]
+        self._momentum: dict[str, torch.Tensor] = {}
+        self._owed: dict[str, torch.Tensor] = {}
+        self._keeps = quantize != "none"
+
+    def step(self, at: str, done: Named, outer: Named) -> int:
+        """One step of SGD along the mean."""
+        names = list(done)
+        flat = torch.cat([done[name].reshape(-1).float() for name in names])
+        zeros = (torch.zeros_like(done[name], dtype=torch.float32) for name in names)
+        owed = torch.cat(
+            [
+                self._owed.get(name, zero).reshape(-1)
+                for name, zero in zip(names, zeros, strict=True)
+            ]
+        )
+        mean = self._exchange.mean(flat, owed)
+        gradients = dict(zip(names, split(mean, [done[name] for name in names]), strict=True))
+        if self._keeps:
+            left = split(owed, [done[name] for name in names])
+            self._owed.update(zip(names, left, strict=True))
+        outer_step(self._wishes, outer, gradients, self._momentum)
+        return self._exchange.sent_bytes(flat.numel())
+
+    def shared(self, outer: Named) -> Named:
+        """They are equal on all ranks."""
+        return outer
+
+    def state_dict(self) -> dict[str, Any]:
+        """Momentum, the same on all ranks, and what each still owes."""
+        return {"momentum": dict(self._momentum), "owed": per_rank.spread(self._owed)}
+
+    def load_state_dict(self, state: Mapping[str, Any], outer: Named) -> None:
+        """Put it back; of parameters that are no longer there, nothing."""
+        self._momentum, self._owed = {}, {}
+        for name, saved in state.get("momentum", {}).items():
+            if name in outer:
+                self._momentum[name] = _read(saved).to(outer[name].device)
+        for name, saved in state.get("owed", {}).items() if self._keeps else ():
+            if name in outer:
+                self._owed[name] = per_rank.mine(saved).to(outer[name].device)
+
+
+def outer_step(
+    wishes: Outer, outer: Named, gradients: Named, momentum: dict[str, torch.Tensor]
+) -> None:
+    """Torch's own SGD on `outer`, in place; `momentum` is kept by name."""
+    names = list(gradients)
+    kept = [momentum.get(name) for name in names]
+    with torch.no_grad():
+        sgd(
+            [outer[name] for name in names],
+            [gradients[name].to(outer[name].dtype) for name in names],
+            kept,
+            weight_decay=0.0,
+            momentum=wishes.momentum,
+            lr=wishes.lr,
+            dampening=0.0,
+            nesterov=wishes.nesterov,
+            maximize=False,
+            foreach=False,
+        )
+    momentum.update({name: one for name, one in zip(names, kept, strict=True) if one is not None})
+
+
+def split(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The parts of a flat tensor, shaped as these are."""
+    parts = torch.split(flat, [one.numel() for one in like])
+    return [part.view(one.shape) for part, one in zip(parts, like, strict=True)]
+
+
+def _read(saved: Any) -> torch.Tensor:
+    found = saved if isinstance(saved, torch.Tensor) else saved.read()
+    assert isinstance(found, torch.Tensor)
+    return found.detach().clone()

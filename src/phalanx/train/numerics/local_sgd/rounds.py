@@ -1,0 +1,366 @@
+"""Ranks that take optimizer steps on their own, and what they exchange at the end of a round.
+
+Each rank's model holds weights of its own. Beside them lie the *outer* weights, equal on all ranks: what
+the last exchange of each fragment has made of them. An exchange takes how far the ranks have gone from
+there, on average, for a gradient, lets the outer optimizer step (Douillard et al. 2023, DiLoCo; with plain
+averaging: Local SGD), and every rank goes on from the result.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from phalanx.core.training import rounds as schedule
+from phalanx.errors import RestoreMismatch
+from phalanx.train.gang.agreement import Agreement, DelayedReduction, EverySecond, EverySteps
+from phalanx.train.gang.groups import Connection
+from phalanx.train.numerics.local_sgd.outer_step import Outside, split
+from phalanx.train.numerics.local_sgd.settings import Sync
+from phalanx.train.state import per_rank, restoring
+
+
+class Member:
+    """One model's share in the rounds."""
+
+    def __init__(self, model: nn.Module, wishes: Sync, outside: Outside) -> None:
+        self.model, self._outside = model, outside
+        self._every = wishes.every
+        self._inner = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        self._names = list(self._inner)
+        # Parameters that are tied have several names; only the first is theirs in the rounds.
+        first = {one: name for name, one in reversed(self._inner.items())}
+        every = model.named_parameters(remove_duplicate=False)
+        self._aliases = {name: first[one] for name, one in every if one in first}
+        sizes = [one.numel() for one in self._inner.values()]
+        self._fragments = schedule.fragments(sizes, wishes.fragments) if sizes else []
+        self._exchanged = [0] * len(self._fragments)
+        self._settled = 0
+        self._outer: dict[str, torch.Tensor] = {}
+        self._start()
+        outside.load_state_dict({}, self._outer)
+
+    def _start(self) -> None:
+        self._outer = {name: one.detach().clone() for name, one in self._inner.items()}
+
+    # -- exchanging ------------------------------------------------------------------------------
+
+    def step_over(self, step: int) -> Iterator[tuple[int, int]]:
+        """Exchange what is due; yields (fragment, bytes sent)."""
+        for fragment in schedule.due(step, self._every, len(self._fragments)):
+            yield fragment, self._exchange(fragment, step)
+            if fragment == 0 and self._outside.averages_buffers:
+                self._average_buffers()
+
+    def unfinished(self, step: int) -> bool:
+        """Whether ranks may have different weights."""
+        lags = self._outside.lags and self._settled != step
+        return lags or any(exchanged < step for exchanged in self._exchanged)
+
+    def finish(self, step: int) -> Iterator[tuple[int, int]]:
+        """Exchange every fragment that ranks have changed since they last did."""
+        late = [at for at, exchanged in enumerate(self._exchanged) if exchanged < step]
+        for fragment in late:
+            yield fragment, self._exchange(fragment, step)
+        if self._outside.lags:
+            self._settle(step)
+        self._average_buffers()
+
+    @torch.no_grad()
+    def _settle(self, step: int) -> None:
+        """Go on from the very same outer weights as all other ranks."""
+        for name, one in self._outside.shared(self._outer).items():
+            self._outer[name].copy_(one)
+            self._inner[name].copy_(one)
+        self._settled = step
+
+    @torch.no_grad()
+    def _exchange(self, fragment: int, step: int) -> int:
+        names = [self._names[at] for at in self._fragments[fragment]]
+        outer = {name: self._outer[name] for name in names}
+        done = {name: outer[name] - self._inner[name].detach() for name in names}
+        sent = self._outside.step(f"{fragment}", done, outer)
+        for name in names:
+            self._inner[name].copy_(outer[name])
+        self._exchanged[fragment] = step
+        return sent
+
+    @torch.no_grad()
+    def _average_buffers(self) -> None:
+        found = [one for one in self.model.buffers() if one.is_floating_point()]
+        if not found or per_rank.num_ranks() == 1:
+            return
+        flat = torch.cat([one.reshape(-1).float() for one in found])
+        dist.all_reduce(flat)
+        flat /= per_rank.num_ranks()
+        for one, mean in zip(found, split(flat, found), strict=True):
+            one.copy_(mean)
+
+    @contextmanager
+    def outer_weights(self) -> Iterator[None]:
+        """The model with the outer weights in it."""
+        own = {name: one.detach().clone() for name, one in self._inner.items()}
+        with torch.no_grad():
+            for name, one in self._inner.items():
+                one.copy_(self._outer[name])
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, one in self._inner.items():
+                    one.copy_(own[name])
+
+    # -- state -----------------------------------------------------------------------------------
+
+    def model_state(self) -> dict[str, Any]:
+        """The model as a checkpoint shows it to others: with the outer weights."""
+        shared = self._outside.shared(self._outer)
+        outer = {name: shared[first] for name, first in self._aliases.items()}
+        return {**self.model.state_dict(), **outer}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Every rank's own weights, and what the next exchanges depend on."""
+        state = self.model.state_dict()
+        own = {name: one for name, one in state.items() if isinstance(one, torch.Tensor)}
+        shared = {name for name, one in self.model.named_parameters() if not one.requires_grad}
+        return {
+            "own": per_rank.spread({name: one for name, one in own.items() if name not in shared}),
+            "outside": self._outside.state_dict(),
+            "exchanged": list(self._exchanged),
+            "settled": self._settled,
+            "base": per_rank.spread(self._outer) if self._outside.lags else {},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Take it up; the outer weights are in the model already.
+
+        Where the number of ranks is another one, all go on from the mean of what they had, so that no work
+        is lost.
+        """
+        self._start()
+        saved = state or {}
+        self._outside.load_state_dict(saved.get("outside", {}), self._outer)
+        marks = saved.get("exchanged", [])
+        oldest = min(marks, default=0)
+        same = len(marks) == len(self._fragments)
+        self._exchanged = list(marks) if same else [oldest] * len(self._fragments)
+        self._settled = saved.get("settled", 0)
+        live = self.model.state_dict()
+        with torch.no_grad():
+            for name, one in saved.get("own", {}).items():
+                live[name].copy_(per_rank.mine(one))
+            for name, one in saved.get("base", {}).items():
+                if per_rank.as_before(one):
+                    self._outer[name].copy_(per_rank.mine(one))
+                else:
+                    # Ranks that lagged had begun elsewhere: only what they did from there counts.
+                    self._inner[name].add_(self._outer[name] - per_rank.mine(one))
+
+
+class Rounds(Protocol):
+    """All models of a run. Every rank makes the same calls."""
+
+    apart: bool
+    inexact: str | None
+    """Why a resumed run is not bit-identical, if it is not."""
+
+    def watch(self, model: nn.Module) -> None:
+        """A model begins; its weights are equal on all ranks."""
+        ...
+
+    def restore(self, at: int, state: Mapping[str, Any] | None) -> None:
+        """The `at`-th model's weights have come from a checkpoint that has this beside them, if any."""
+        ...
+
+    def step_over(self, step: int) -> None:
+        """An optimizer step is over."""
+        ...
+
+    def finish(self, step: int) -> bool:
+        """Training ends: all ranks get equal weights. Says whether that changed any."""
+        ...
+
+    def model_state(self, model: nn.Module) -> dict[str, Any]:
+        """What a checkpoint holds as the model."""
+        ...
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """What a checkpoint holds as an optimizer."""
+        ...
+
+    def saved_optimizer(self, saved: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+        """What of a saved optimizer is for this rank. Raises RestoreMismatch."""
+        ...
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """What a checkpoint holds beside them, model by model."""
+        ...
+
+    def agreement(self, connection: Connection) -> Agreement:
+        """How ranks hear of one another's requests where no reduction of gradients tells. Collective."""
+        ...
+
+    def close(self) -> None:
+        """No more exchanges."""
+        ...
+
+    def outer_weights(self) -> Any:
+        """A context in which all models have the weights of the last exchange."""
+        ...
+
+
+class EveryStep:
+    """Ranks reduce gradients in every step: their weights are always equal."""
+
+    apart = False
+    inexact: str | None = None
+
+    def watch(self, model: nn.Module) -> None:
+        """Nothing."""
+
+    def restore(self, at: int, state: Mapping[str, Any] | None) -> None:
+        """Nothing."""
+
+    def step_over(self, step: int) -> None:
+        """Nothing."""
+
+    def finish(self, step: int) -> bool:
+        """Nothing to do."""
+        return False
+
+    def model_state(self, model: nn.Module) -> dict[str, Any]:
+        """As it is."""
+        return dict(model.state_dict())
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """As it is."""
+        return restoring.optimizer_state(optimizer)
+
+    def saved_optimizer(self, saved: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+        """The mean, where every rank had one of its own: from now on all have the same."""
+        if not saved.get("rows"):
+            return saved
+        if any(isinstance(one, DTensor) for one in restoring.parameters_of(optimizer)):
+            raise RestoreMismatch(
+                "the ranks that wrote the checkpoint trained on their own (sync)",
+                "resume it with sync, or with strategy ddp",
+            )
+        return {**saved, "state": _rowwise(saved["state"], per_rank.mean)}
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Nothing."""
+        return []
+
+    def agreement(self, connection: Connection) -> Agreement:
+        """By a small reduction in every step."""
+        return DelayedReduction(connection.private_group())
+
+    def close(self) -> None:
+        """Nothing."""
+
+    @contextmanager
+    def outer_weights(self) -> Iterator[None]:
+        """They are in the models."""
+        yield
+
+
+class Apart:
+    """Ranks train on their own between exchanges."""
+
+    apart = True
+
+    def __init__(
+        self, wishes: Sync, outside: Callable[[int], Outside], tell: Callable[..., None]
+    ) -> None:
+        """`outside` makes the partner of the model with this number; `tell` gets what was exchanged."""
+        self._wishes, self._outside, self._tell = wishes, outside, tell
+        self.inexact = "ranks may lag (staleness)" if wishes.staleness else None
+        self._members: list[Member] = []
+
+    def watch(self, model: nn.Module) -> None:
+        """A model begins; its weights are equal on all ranks."""
+        self._members.append(Member(model, self._wishes, self._outside(len(self._members))))
+
+    def restore(self, at: int, state: Mapping[str, Any] | None) -> None:
+        """The `at`-th model's weights have come from a checkpoint that has this beside them, if any."""
+        self._members[at].load_state_dict(state)
+
+    def step_over(self, step: int) -> None:
+        """Exchange what is due after this step."""
+        for member in self._members:
+            self._do(member.step_over(step), step)
+
+    def finish(self, step: int) -> bool:
+        """Exchange whatever has changed since it last was."""
+        unfinished = [member for member in self._members if member.unfinished(step)]
+        for member in unfinished:
+            self._do(member.finish(step), step)
+        return bool(unfinished)
+
+    def _do(self, exchanges: Iterator[tuple[int, int]], step: int) -> None:
+        began = time.perf_counter()
+        for fragment, sent in exchanges:
+            now = time.perf_counter()
+            took = round(now - began, 6)
+            self._tell("sync", step=step, fragment=fragment, bytes=sent, seconds=took)
+            began = now
+
+    def model_state(self, model: nn.Module) -> dict[str, Any]:
+        """With the outer weights: equal on all ranks, and what others get to see."""
+        return next(one for one in self._members if one.model is model).model_state()
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """One row for each rank."""
+        saved = restoring.optimizer_state(optimizer)
+        return {**saved, "state": _only_state(saved["state"], per_rank.spread), "rows": True}
+
+    def saved_optimizer(self, saved: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+        """This rank's own; what was the same on all ranks is each one's own from now on."""
+        if not saved.get("rows"):
+            return saved
+        return {**saved, "state": _rowwise(saved["state"], per_rank.mine)}
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Every rank's own weights, and what the next exchanges depend on."""
+        return [member.state_dict() for member in self._members]
+
+    def agreement(self, connection: Connection) -> Agreement:
+        """By a small reduction, as often as was wished, or about once a second."""
+        every = self._wishes.control_every
+        pace = EverySecond() if every is None else EverySteps(every)
+        return DelayedReduction(connection.private_group(), pace)
+
+    def close(self) -> None:
+        """Nothing."""
+
+    @contextmanager
+    def outer_weights(self) -> Iterator[None]:
+        """All models with the weights of the last exchange; each rank's own come back at the end."""
+        with _all(self._members):
+            yield
+
+
+@contextmanager
+def _all(members: Sequence[Member]) -> Iterator[None]:
+    if not members:
+        yield
+        return
+    with members[0].outer_weights(), _all(members[1:]):
+        yield
+
+
+def _only_state(saved: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """An optimizer's state dictionary with its tensors changed, its groups as they are."""
+    return {**saved, "state": change(saved["state"])}
+
+
+def _rowwise(saved: Mapping[str, Any], take: Callable[[Any], torch.Tensor]) -> dict[str, Any]:
+    return _only_state(saved, lambda state: per_rank.gathered(state, take))

@@ -1,0 +1,198 @@
+"""A parameter server: one rank's part of the weights, and the workers that push to it and pull from it.
+
+A server knows no model, only tensors by name. It belongs to one generation of one attempt: whoever shows
+another one is refused, and so nothing of a gang that was fenced off reaches the weights. What it holds
+is in the workers' checkpoints, and comes back from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from phalanx.core.training.staleness import Clocks, Decisions
+from phalanx.errors import TrainingError
+from phalanx.train.numerics.local_sgd import wire
+from phalanx.train.numerics.local_sgd.outer_step import outer_step
+from phalanx.train.numerics.local_sgd.settings import Sync
+
+Place = tuple[int, int]
+_LOOK_S = 0.05
+
+
+class Shelf:
+    """One model's tensors on one server."""
+
+    def __init__(self, wishes: Sync, num_workers: int) -> None:
+        self._outer, self._num = wishes.outer, num_workers
+        self._together = wishes.staleness == 0
+        self._weights: dict[str, torch.Tensor] = {}
+        self._momentum: dict[str, torch.Tensor] = {}
+        self._waiting: dict[int, Mapping[str, torch.Tensor]] = {}
+        self._asking: set[int] = set()
+        self.clocks = Clocks(num_workers, wishes.staleness)
+        self.loaded = False
+        self.looks = 0
+        self.shown: dict[str, Any] = {}
+
+    def load(self, weights: Mapping[str, torch.Tensor], momentum: Mapping[str, torch.Tensor],
+             clock: int) -> None:  # fmt: skip
+        """Begin with these, after this many exchanges."""
+        self._weights, self._momentum = dict(weights), dict(momentum)
+        self.clocks.start(clock)
+        self.loaded = True
+
+    def push(self, worker: int, clock: int, done: Mapping[str, torch.Tensor]) -> None:
+        """How far a worker has gone: taken at once, or when all have come, in the order of ranks."""
+        self.clocks.advance(worker, clock)
+        if not self._together:
+            self._step({name: one / self._num for name, one in done.items()})
+            return
+        self._waiting[worker] = done
+        if len(self._waiting) == self._num:
+            rows = [self._waiting[at] for at in range(self._num)]
+            self._waiting = {}
+            self._step({name: torch.stack([row[name] for row in rows]).mean(0) for name in done})
+
+    def _step(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        if gradients:
+            outer_step(self._outer, self._weights, gradients, self._momentum)
+
+    def look(self, worker: int) -> int:
+        """A worker wants to see everything; returns the number of the look that will show it.
+
+        There is one look once all have asked: nobody has pushed anything that others do not see. What it
+        shows is in `shown`, whatever those push that have seen it first.
+        """
+        self._asking.add(worker)
+        number = self.looks + 1
+        if len(self._asking) == self._num:
+            self._asking = set()
+            self.looks, self.shown = number, self._state()
+        return number
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "weights": {name: one.clone() for name, one in self._weights.items()},
+            "momentum": {name: one.clone() for name, one in self._momentum.items()},
+        }
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The weights, copied."""
+        return {name: one.clone() for name, one in self._weights.items()}
+
+
+class Server:
+    """Answers workers, each on a thread of its own."""
+
+    def __init__(self, wishes: Sync, num_workers: int, place: Place) -> None:
+        self._wishes, self._num, self._place = wishes, num_workers, place
+        self._shelves: dict[int, Shelf] = {}
+        self._decisions = Decisions(num_workers)
+        self._left: set[int] = set()
+        self._changed = threading.Condition()
+
+    def answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to one message; waits where it has to."""
+        place = tuple(message.get("place", ()))
+        if place != self._place:
+            return self._refusal(f"{place} is not the generation of this server, {self._place}")
+        work: Callable[[Mapping[str, Any]], dict[str, Any]] | None
+        work = getattr(self, f"_do_{message.get('do')}", None)
+        if work is None:
+            return self._refusal(f"{message.get('do')!r} is not known")
+        try:
+            with self._changed:
+                found = work(message)
+                self._changed.notify_all()
+        except (KeyError, TypeError, ValueError) as error:
+            return self._refusal(str(error))
+        return {"place": list(self._place), **found}
+
+    def _refusal(self, why: str) -> dict[str, Any]:
+        return {"place": list(self._place), "refused": why}
+
+    def _shelf(self, message: Mapping[str, Any]) -> Shelf:
+        number = int(message["model"])
+        return self._shelves.setdefault(number, Shelf(self._wishes, self._num))
+
+    def _do_load(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        shelf = self._shelf(message)
+        shelf.load(message["weights"], message["momentum"], int(message["clock"]))
+        return {}
+
+    def _do_push(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        shelf, worker = self._shelf(message), int(message["worker"])
+        self._changed.wait_for(lambda: shelf.loaded)
+        shelf.push(worker, int(message["clock"]), message["done"])
+        self._changed.notify_all()
+        self._changed.wait_for(lambda: shelf.clocks.may_go_on(worker))
+        return {"weights": shelf.weights()}
+
+    def _do_look(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        shelf = self._shelf(message)
+        self._changed.wait_for(lambda: shelf.loaded)
+        number = shelf.look(int(message["worker"]))
+        self._changed.notify_all()
+        self._changed.wait_for(lambda: shelf.looks >= number)
+        return shelf.shown
+
+    def _do_ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        tick, requests = int(message["tick"]), int(message["requests"])
+        return {"agreed": self._decisions.ask(int(message["worker"]), tick, requests)}
+
+    def _do_bye(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        worker = int(message["worker"])
+        self._left.add(worker)
+        for shelf in self._shelves.values():
+            shelf.clocks.leave(worker)
+        return {}
+
+    def request(self, bits: int) -> None:
+        """This server itself was asked for something."""
+        with self._changed:
+            self._decisions.request(bits)
+
+    @property
+    def deserted(self) -> bool:
+        """Whether all workers have said good-bye."""
+        return len(self._left) == self._num
+
+
+def listen() -> socket.socket:
+    """A socket on every interface, at a free port."""
+    room = socket.create_server(("", 0), backlog=256)
+    room.settimeout(_LOOK_S)
+    return room
+
+
+def serve(room: socket.socket, server: Server, token: str, look: Callable[[], None]) -> None:
+    """Answer until all workers have left; `look` is called all the while, every 50 ms or more often."""
+    with room:
+        while not server.deserted:
+            look()
+            try:
+                peer, _ = room.accept()
+            except TimeoutError:
+                continue
+            threading.Thread(target=_talk, args=(peer, server, token), daemon=True).start()
+
+
+def _talk(peer: socket.socket, server: Server, token: str) -> None:
+    """One worker's connection: the token first, then questions and answers."""
+    # A worker that goes away without good-bye ends the generation; that is for others to say.
+    with peer, contextlib.suppress(OSError, TrainingError):
+        peer.settimeout(wire.TOKEN_S)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        first = wire.receive(peer, wire.SMALL_BYTES)
+        if not isinstance(first, str) or not hmac.compare_digest(first.encode(), token.encode()):
+            return
+        peer.settimeout(None)
+        while True:
+            wire.send(peer, server.answer(wire.receive(peer)))

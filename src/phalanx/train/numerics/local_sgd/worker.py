@@ -1,0 +1,191 @@
+"""A worker's side of the parameter servers: which of them holds what, and what is said to each."""
+
+from __future__ import annotations
+
+import socket
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from phalanx.errors import TrainingError
+from phalanx.train.gang.agreement import Agreement
+from phalanx.train.gang.groups import Connection
+from phalanx.train.numerics.local_sgd import wire
+from phalanx.train.numerics.local_sgd.outer_step import Named
+from phalanx.train.numerics.local_sgd.rounds import Apart
+from phalanx.train.numerics.local_sgd.settings import Sync
+from phalanx.train.state import tree
+
+Address = tuple[str, int, str]
+
+
+def shard_of(name: str, num_servers: int) -> int:
+    """Which server holds a parameter: by its name alone, so that nobody has to be asked."""
+    return zlib.crc32(name.encode()) % num_servers
+
+
+class Servers:
+    """Connections to all servers. Used by one thread."""
+
+    def __init__(self, addresses: Sequence[Address], worker: int, place: tuple[int, int]) -> None:
+        """`addresses` are (host, port, token). Raises OSError when one cannot be reached."""
+        self._worker, self._place = worker, place
+        self._peers = []
+        for host, port, token in addresses:
+            peer = socket.create_connection((host, port))
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            wire.send(peer, token)
+            self._peers.append(peer)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._peers)
+
+    def ask(self, do: str, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Say something to the first servers, one message each, at the same time; their answers.
+
+        Raises TrainingError when one refuses, ConnectionError when one is gone.
+        """
+        peers = self._peers[: len(messages)]
+        for peer, message in zip(peers, messages, strict=True):
+            head = {"do": do, "place": list(self._place), "worker": self._worker}
+            wire.send(peer, {**head, **message})
+        answers = [wire.receive(peer) for peer in peers]
+        for number, answer in enumerate(answers):
+            if why := answer.get("refused"):
+                raise TrainingError(f"parameter server {number} refused: {why}")
+            if tuple(answer.get("place", ())) != self._place:
+                raise TrainingError(f"parameter server {number} is of another generation")
+        return answers
+
+    def parts(self, tensors: Named) -> list[dict[str, torch.Tensor]]:
+        """The tensors, by the server that holds them."""
+        found: list[dict[str, torch.Tensor]] = [{} for _ in self._peers]
+        for name, one in tensors.items():
+            found[shard_of(name, len(self._peers))][name] = one.detach()
+        return found
+
+    def close(self) -> None:
+        """Say good-bye; servers that are gone already do not matter."""
+        try:
+            self.ask("bye", [{} for _ in self._peers])
+        except (OSError, TrainingError):
+            pass
+        finally:
+            for peer in self._peers:
+                peer.close()
+            self._peers = []
+
+
+class Served:
+    """One model's weights on the servers."""
+
+    def __init__(self, servers: Servers, model: int, loads: bool, lags: bool) -> None:
+        """`loads`: this worker gives the servers what they begin with. `lags`: none waits for all."""
+        self._servers, self._model, self._loads = servers, model, loads
+        self.averages_buffers, self.lags = not lags, lags
+        self._clock = 0
+        self._start: dict[str, Named] = {}
+        self._momentum: dict[str, torch.Tensor] = {}
+        self._ready = False
+
+    def step(self, at: str, done: Named, outer: Named) -> int:
+        """Push how far this worker has gone, and pull what all have made of it."""
+        self._load()
+        self._clock += 1
+        messages = [
+            {"model": self._model, "clock": self._clock, "done": part}
+            for part in self._servers.parts(done)
+        ]
+        self._take([one["weights"] for one in self._servers.ask("push", messages)], outer)
+        return sum(one.numel() * one.element_size() for one in done.values())
+
+    def _load(self) -> None:
+        if self._ready:
+            return
+        self._ready = True
+        if not self._loads:
+            return
+        weights = self._servers.parts(self._start["weights"])
+        momentum = self._servers.parts(self._start["momentum"])
+        self._servers.ask("load", [
+            {"model": self._model, "weights": one, "momentum": two, "clock": self._clock}
+            for one, two in zip(weights, momentum, strict=True)
+        ])  # fmt: skip
+        self._start = {}
+
+    def shared(self, outer: Named) -> Named:
+        """What the servers hold, with everything in it that any worker has pushed. Collective."""
+        self._load()
+        answers = self._servers.ask("look", [{"model": self._model}] * len(self._servers))
+        found = {name: one.clone() for name, one in outer.items()}
+        self._take([one["weights"] for one in answers], found)
+        self._momentum = {}
+        for one in answers:
+            self._momentum |= one["momentum"]
+        return found
+
+    @staticmethod
+    def _take(parts: Sequence[Named], outer: Named) -> None:
+        with torch.no_grad():
+            for part in parts:
+                for name, one in part.items():
+                    outer[name].copy_(one)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What belongs to the weights that `shared` has shown last."""
+        return {"momentum": dict(sorted(self._momentum.items())), "clock": self._clock}
+
+    def load_state_dict(self, state: Mapping[str, Any], outer: Named) -> None:
+        """Begin with these weights, and this state if there is one."""
+        self._clock, self._ready = int(state.get("clock", 0)), False
+        if self._loads:
+            saved = state.get("momentum", {}).items()
+            self._start = {
+                "weights": {name: one.clone() for name, one in outer.items()},
+                "momentum": {name: tree.cloned(one) for name, one in saved if name in outer},
+            }
+
+
+class ServedAgreement:
+    """Requests by way of the first server: no worker waits for another one."""
+
+    def __init__(self, servers: Servers, every: int) -> None:
+        self._servers, self._every = servers, every
+        self._requests = 0
+
+    def propose(self, step: int, requests: int) -> None:
+        """Remember; sent by the next `agree` that is due."""
+        self._requests |= requests
+
+    def agree(self, step: int) -> int:
+        """What is due at this step for all workers alike."""
+        if step % self._every:
+            return 0
+        mine, self._requests = self._requests, 0
+        message = {"tick": step // self._every, "requests": mine}
+        return int(self._servers.ask("ask", [message])[0]["agreed"])
+
+    def close(self) -> None:
+        """Nothing: the connection is the rounds'."""
+
+
+class ApartWithServers(Apart):
+    """Workers that exchange with servers, and hear of requests through them."""
+
+    def __init__(
+        self, wishes: Sync, servers: Servers, rank: int, tell: Callable[..., None]
+    ) -> None:
+        lags = wishes.staleness > 0
+        super().__init__(wishes, lambda at: Served(servers, at, loads=rank == 0, lags=lags), tell)
+        self._servers = servers
+
+    def agreement(self, connection: Connection) -> Agreement:
+        """By way of the first server."""
+        return ServedAgreement(self._servers, self._wishes.control_every or 1)
+
+    def close(self) -> None:
+        """Say good-bye to the servers."""
+        self._servers.close()

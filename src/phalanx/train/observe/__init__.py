@@ -1,0 +1,1 @@
+"""Measurements inside a rank: step timing, profiles, communication, devices, stragglers."""

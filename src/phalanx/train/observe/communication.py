@@ -1,0 +1,61 @@
+"""How long gradients travel: what DDP's own reducer writes down, asked once per window.
+
+No communication hook and no synchronisation: the reducer reads a clock where it launches its first
+bucket and where it has the last one back. On a GPU it reads events, for one step of a hundred only,
+because reading an event waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from phalanx.train.observe.timing import Probe, sample, short
+
+_NS = 1e-9
+
+
+def reducer_probe(model: nn.Module, device: torch.device) -> Probe:
+    """A probe of this model's gradient reduction; says nothing where DDP does not reduce."""
+    read = getattr(model, "_get_ddp_logging_data", None)
+    if not isinstance(model, DistributedDataParallel) or read is None:
+        return dict
+    if device.type == "cpu":
+        every = getattr(model, "_set_ddp_runtime_logging_sample_rate", None)
+        if every is not None:
+            every(1)
+    seen = [0]
+
+    def probe() -> Mapping[str, float]:
+        """The newest step that the reducer has measured, each one once."""
+        data = read()
+        began = data.get("forward_compute_time_start", 0)
+        if not began or began == seen[0]:
+            return {}
+        seen[0] = began
+        return times(data)
+
+    return probe
+
+
+def times(data: Mapping[str, int]) -> dict[str, float]:
+    """The reducer's nanoseconds as our values.
+
+    Communication is what the backward pass did not hide: the rest of it ran meanwhile.
+    """
+    values: dict[str, float] = {}
+    for name, key in (
+        ("forward_time_seconds", "forward_compute_time"),
+        ("backward_time_seconds", "backward_compute_time"),
+    ):
+        if data.get(key):
+            values[name] = short(data[key] * _NS)
+    travelled = data.get("backward_comm_time", 0)
+    if travelled:
+        hidden = min(travelled, data.get("backward_compute_comm_overlap_time", 0))
+        values |= sample("gradient_sync_time_seconds", travelled * _NS)
+        values |= sample("communication_time_seconds", (travelled - hidden) * _NS)
+    return values

@@ -1,0 +1,440 @@
+"""Profiles of a few steps: where they spend their time on every rank, with a merged trace.
+
+Without a profile under way there is one look for a file per step on rank 0, and nothing on the others.
+A profile first reads clocks where a step turns from one section to the next, then has torch's profiler
+trace some steps; its collectives run between steps, on the channel for small matters.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import sys
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from phalanx.core.telemetry import traces
+from phalanx.core.telemetry.profiles import (
+    EXTRAS,
+    MAX_STEPS,
+    SUFFIX,
+    ProfileWish,
+    Split,
+    Verdict,
+    judge,
+)
+from phalanx.errors import Problem, SpecInvalid
+from phalanx.train.gang.context import RankInfo
+from phalanx.train.gang.groups import Channel
+from phalanx.train.gang.report import Report
+from phalanx.train.gang.tracing import Tracer, extra_parts
+from phalanx.train.observe import communication
+from phalanx.train.observe.timing import (
+    COMPUTE,
+    DATA,
+    OPTIMIZER,
+    OUTSIDE,
+    REST,
+    STALL,
+    Probe,
+    Timing,
+    short,
+)
+
+_BACKWARD = 6
+_NAMES = {
+    REST: "rest", DATA: "data", COMPUTE: "forward", OPTIMIZER: "optimizer", STALL: "saving",
+    OUTSIDE: "between passes", _BACKWARD: "backward",
+}  # fmt: skip
+_CLOCK_ROUNDS = 20
+MAX_RANKS = 64
+"""Of how many ranks events are gathered; of the rest only sections and figures."""
+
+
+def wish(steps: int, trace: int, extras: Sequence[str]) -> ProfileWish:
+    """A script's own wish. Raises SpecInvalid."""
+    problems = []
+    for name, value, least in (("steps", steps, 1), ("trace", trace, 0)):
+        if not isinstance(value, int) or not least <= value <= MAX_STEPS:
+            problems.append(Problem(name, f"must be {least} to {MAX_STEPS}", str(value)))
+    problems += [
+        Problem("extras", f"must be of {', '.join(EXTRAS)}", one)
+        for one in extras
+        if one not in EXTRAS
+    ]
+    if problems:
+        raise SpecInvalid(problems, "these are arguments of run.profile")
+    return ProfileWish(0, steps, trace, tuple(extras))
+
+
+class Profiling(Protocol):
+    """What the loop asks of it between steps. Every rank makes the same calls."""
+
+    def asked(self) -> bool:
+        """Whether this rank has heard of a request that nobody follows yet."""
+        ...
+
+    def wish(self, wish: ProfileWish) -> None:
+        """Begin at the next boundary; called on every rank."""
+        ...
+
+    def boundary(self, agreed: bool) -> None:
+        """A step is finished; `agreed`: the ranks begin the profile that rank 0 has heard of."""
+        ...
+
+    def finish(self) -> None:
+        """No more steps come."""
+        ...
+
+
+class NoProfiling:
+    """Nobody asks."""
+
+    def asked(self) -> bool:
+        """Never."""
+        return False
+
+    def wish(self, wish: ProfileWish) -> None:
+        """Nothing."""
+
+    def boundary(self, agreed: bool) -> None:
+        """Nothing."""
+
+    def finish(self) -> None:
+        """Nothing."""
+
+
+class Recorder:
+    """Stands in for the run's timing while a profile is under way, and passes everything on."""
+
+    def __init__(
+        self, inner: Timing, settle: Callable[[], None], sync_s: Callable[[], Any]
+    ) -> None:
+        """`settle` waits for a device; `sync_s` gives (travelled, exposed) seconds of a step or None."""
+        self.inner = inner
+        self.sections: list[tuple[str, int, int]] = []
+        self.steps: list[dict[int, int]] = []
+        self.travels: list[tuple[float, float]] = []
+        self.samples = self._taken = 0
+        self._settle, self._sync_s = settle, sync_s
+        self._ahead_ns = time.time_ns() - time.perf_counter_ns()
+        self._section, self._since = REST, time.perf_counter_ns()
+        self._spent: dict[int, int] = {}
+
+    def _turn(self, section: int) -> None:
+        self._settle()
+        now = time.perf_counter_ns()
+        if now > self._since and self._section != OUTSIDE:
+            self._spent[self._section] = self._spent.get(self._section, 0) + now - self._since
+            ahead = self._ahead_ns
+            self.sections.append((_NAMES[self._section], self._since + ahead, now + ahead))
+        self._section, self._since = section, now
+
+    def enter(self, section: int) -> int:
+        """A section begins; returns the one that ended, as the loop knows it."""
+        self._turn(section)
+        return self.inner.enter(section)
+
+    def backward(self) -> None:
+        """The gradient of a model's output is there: the forward pass is over."""
+        if self._section == COMPUTE:
+            self._turn(_BACKWARD)
+
+    def took(self, num_samples: int) -> None:
+        """The loader gave samples."""
+        self._taken += num_samples
+        self.inner.took(num_samples)
+
+    def stepped(self, step: int) -> None:
+        """A step is over, up to the loader's next call."""
+        self.inner.stepped(step)
+
+    def flush(self) -> None:
+        """As it is."""
+        self.inner.flush()
+
+    def watch(self, probe: Probe) -> None:
+        """As it is."""
+        self.inner.watch(probe)
+
+    def close_step(self) -> None:
+        """The boundary behind a step: its sections are complete."""
+        self._turn(REST)
+        self.steps.append(self._spent)
+        self.samples += self._taken
+        self._spent, self._taken = {}, 0
+        travelled = self._sync_s()
+        if travelled is not None:
+            self.travels.append(travelled)
+        self._since = time.perf_counter_ns()
+
+    def split(self, rank: int, seen: traces.Figures | None, traced: int) -> Split:
+        """Means over all steps; communication from the reducer, else from the trace."""
+        num = max(1, len(self.steps))
+
+        def mean(section: int) -> float:
+            return sum(one.get(section, 0) for one in self.steps) * 1e-9 / num
+
+        exposed, hidden = 0.0, 0.0
+        if self.travels:
+            exposed = sum(one[1] for one in self.travels) / len(self.travels)
+            hidden = sum(one[0] - one[1] for one in self.travels) / len(self.travels)
+        elif seen is not None and traced:
+            exposed, hidden = seen.exposed_s / traced, seen.hidden_s / traced
+        forward, backward = mean(COMPUTE), mean(_BACKWARD)
+        exposed = min(exposed, forward + backward)
+        behind = min(exposed, backward)
+        whole = sum(map(mean, (REST, DATA, COMPUTE, _BACKWARD, OPTIMIZER, STALL)))
+        busy = None
+        if seen is not None and seen.busy_s is not None and traced and whole:
+            busy = min(1.0, seen.busy_s / traced / whole)
+        return Split(
+            rank=rank, steps=len(self.steps), step_s=short(whole), data_s=short(mean(DATA)),
+            forward_s=short(forward - (exposed - behind)), backward_s=short(backward - behind),
+            exposed_s=short(exposed), hidden_s=short(hidden), optimizer_s=short(mean(OPTIMIZER)),
+            stall_s=short(mean(STALL)), rest_s=short(mean(REST)), samples=self.samples / num,
+            ops=0.0 if seen is None or not traced else short(seen.ops / traced), busy=busy,
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Course:
+    """A profile under way."""
+
+    wish: ProfileWish
+    first_step: int
+    recorder: Recorder
+    steps_left: int = 0
+    traced: int = 0
+
+
+class Profiler:
+    """The profiles of a run; `loop` holds the timing that they stand in for."""
+
+    def __init__(
+        self, loop: Any, info: RankInfo, channel: Channel, report: Report,
+        models: Sequence[nn.Module], device: torch.device,
+    ) -> None:  # fmt: skip
+        self._loop, self._info, self._channel, self._report = loop, info, channel, report
+        self._models, self._device = models, device
+        self._file = None if info.report_file is None else info.report_file.with_suffix(SUFFIX)
+        self._heard: ProfileWish | None = None
+        self._own: ProfileWish | None = None
+        self._answered = 0
+        self._mark: tuple[int, int] | None = None
+        self._course: _Course | None = None
+        self._tracer: Tracer | None = None
+        self._hooks: list[Any] = []
+
+    # -- being asked -----------------------------------------------------------------------------
+
+    def asked(self) -> bool:
+        """Rank 0 looks for the file that its supervisor leaves."""
+        if self._course is not None or self._info.rank != 0 or self._file is None:
+            return False
+        try:
+            about = os.stat(self._file)
+            mark = (about.st_ino, about.st_mtime_ns)
+            if mark == self._mark:
+                return self._heard is not None and self._heard.request > self._answered
+            found = json.loads(self._file.read_text())
+            wish = ProfileWish(
+                int(found["request"]), max(1, int(found["steps"])), int(found["traced"]),
+                tuple(str(one) for one in found["extras"]),
+            )  # fmt: skip
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        self._mark = mark
+        self._heard = wish if wish.request > self._answered else None
+        return self._heard is not None
+
+    def wish(self, wish: ProfileWish) -> None:
+        """Begin at the next boundary."""
+        self._own = wish
+
+    def boundary(self, agreed: bool) -> None:
+        """Begin, go on, or end."""
+        if self._course is not None:
+            self._go_on(self._course)
+        elif self._own is not None:
+            wish, self._own = self._own, None
+            self._begin(wish)
+        elif agreed:
+            mine = "" if self._heard is None else json.dumps(asdict(self._heard))
+            found = json.loads(self._channel.broadcast(mine) or "null")
+            if found is not None:
+                wish = ProfileWish(**{**found, "extras": tuple(found["extras"])})
+                self._answered = wish.request
+                self._begin(wish)
+
+    def finish(self) -> None:
+        """Report what there is of a profile that the end of the run cuts short."""
+        if self._course is not None:
+            self._end(self._course)
+
+    # -- its course ------------------------------------------------------------------------------
+
+    def _begin(self, wish: ProfileWish) -> None:
+        on_gpu = self._device.type == "cuda"
+        recorder = Recorder(
+            self._loop.timing,
+            (lambda: torch.cuda.synchronize(self._device)) if on_gpu else _nothing,
+            self._travel,
+        )
+        self._loop.timing = recorder
+        for model in self._models:
+            self._hooks.append(model.register_forward_hook(_marks_backward(recorder)))
+        self._course = _Course(wish, self._loop.step + 1, recorder, steps_left=wish.steps)
+
+    def _travel(self) -> tuple[float, float] | None:
+        """How long the newest gradients travelled, and how much of that was waited for."""
+        if self._device.type != "cpu":
+            return None
+        for model in self._models:
+            read = getattr(model, "_get_ddp_logging_data", None)
+            values = communication.times(read()) if read is not None else {}
+            if "gradient_sync_time_seconds" in values:
+                travelled = values["gradient_sync_time_seconds"]
+                return travelled, values["communication_time_seconds"]
+        return None
+
+    def _go_on(self, course: _Course) -> None:
+        if self._tracer is None:
+            course.recorder.close_step()
+            course.steps_left -= 1
+            if course.steps_left > 0:
+                return
+            if course.wish.traced > 0:
+                self._tracer = Tracer(self._device, course.wish.extras)
+                self._tracer.start()
+                return
+        else:
+            course.traced += 1
+            if course.traced < course.wish.traced:
+                return
+        self._end(course)
+
+    def _end(self, course: _Course) -> None:
+        """Gather what every rank saw; rank 0 puts it together. Every rank comes here."""
+        recorder = course.recorder
+        self._loop.timing = recorder.inner
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        tracer, self._tracer, self._course = self._tracer, None, None
+        folder = (self._info.checkpoint_dir or Path()) / "profiles"
+        stem = f"a{self._info.attempt}-g{self._info.generation}-step-{course.first_step}"
+        seen, base_ns = None, time.time_ns()
+        events: list[dict[str, Any]] = []
+        notes: list[str] = []
+        if tracer is not None:
+            base_ns, events = tracer.stop()
+            seen = traces.figures(events)
+            if course.wish.extras:
+                notes = extra_parts(tracer, folder / f"{stem}-rank-{self._info.rank}")
+        split = recorder.split(self._info.rank, seen, course.traced)
+        keeps = self._info.rank < MAX_RANKS
+        mine = {
+            "split": asdict(split), "clock": self._clock(), "base_ns": base_ns,
+            "sections": recorder.sections if keeps else [], "events": events if keeps else [],
+            "notes": notes,
+        }  # fmt: skip
+        rows = self._channel.gather(zlib.compress(json.dumps(mine).encode(), 1))
+        if self._info.rank == 0:
+            self._tell(course, [json.loads(zlib.decompress(row)) for row in rows], folder, stem)
+        # Nobody trains on while rank 0 still writes: the next step would wait for it unseen.
+        self._channel.total([0.0])
+
+    def _clock(self) -> list[tuple[int, int]]:
+        found = []
+        for _ in range(_CLOCK_ROUNDS):
+            entered = time.time_ns()
+            self._channel.total([0.0])
+            found.append((entered, time.time_ns()))
+        return found
+
+    # -- the answer ------------------------------------------------------------------------------
+
+    def _tell(self, course: _Course, rows: list[dict[str, Any]], folder: Path, stem: str) -> None:
+        splits = [Split(**row["split"]) for row in rows]
+        verdict = judge(splits)
+        notes = list(dict.fromkeys(note for row in rows for note in row["notes"]))
+        clocks = traces.offsets([[(a, b) for a, b in row["clock"]] for row in rows])
+        if len(rows) > 1:
+            worst = max(one.error_ns for one in clocks) / 1e3
+            notes.append(f"the ranks' clocks are known to each other within {worst:.0f} µs")
+        if len(rows) > MAX_RANKS:
+            notes.append(f"the trace holds the first {MAX_RANKS} of {len(rows)} ranks")
+        path = ""
+        if course.traced:
+            merged = traces.merge([_rank_trace(row) for row in rows], clocks)
+            path = self._written(folder / f"{stem}.trace.json.gz", merged, notes)
+        names = [field.name for field in fields(Split)]
+        self._report.write(
+            "profile", request=course.wish.request, first_step=course.first_step,
+            splits=[{name: getattr(one, name) for name in names} for one in splits],
+            finding=verdict.finding.value, said=verdict.said, advice=verdict.advice, trace=path,
+            notes=notes,
+        )  # fmt: skip
+        if course.wish.request == 0:
+            sys.stderr.write(_words(splits, verdict, path) + "\n")
+            sys.stderr.flush()
+
+    def _written(self, path: Path, merged: dict[str, Any], notes: list[str]) -> str:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with gzip.open(path, "wt", compresslevel=4) as file:
+                json.dump(merged, file)
+        except OSError as error:
+            notes.append(f"the trace could not be written: {error}")
+            return ""
+        return str(path.absolute())
+
+
+def _rank_trace(row: dict[str, Any]) -> traces.RankTrace:
+    sections = [(name, begin, end) for name, begin, end in row["sections"]]
+    return traces.RankTrace(row["split"]["rank"], row["base_ns"], row["events"], sections)
+
+
+def _words(splits: Sequence[Split], verdict: Verdict, path: str) -> str:
+    rows = [
+        f"rank {one.rank}: step {one.step_s * 1e3:.2f} ms = data {one.data_s * 1e3:.2f}"
+        f" + forward {one.forward_s * 1e3:.2f} + backward {one.backward_s * 1e3:.2f}"
+        f" + communication {one.exposed_s * 1e3:.2f} + optimizer {one.optimizer_s * 1e3:.2f}"
+        f" + saving {one.stall_s * 1e3:.2f} + rest {one.rest_s * 1e3:.2f};"
+        f" hidden communication {one.hidden_s * 1e3:.2f}"
+        for one in splits
+    ]
+    rows.append(f"{verdict.finding.value}: {verdict.said}; {verdict.advice}")
+    return "\n".join([*rows, f"trace: {path}"] if path else rows)
+
+
+def _marks_backward(recorder: Recorder) -> Callable[..., None]:
+    def after(module: nn.Module, arguments: Any, output: Any) -> None:
+        for tensor in _tensors(output):
+            if tensor.requires_grad:
+                tensor.register_hook(lambda gradient: recorder.backward())  # type: ignore[no-untyped-call]
+
+    return after
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [tensor for item in value for tensor in _tensors(item)]
+    return []
+
+
+def _nothing() -> None:
+    """No device to wait for."""

@@ -1,0 +1,237 @@
+"""Where a step's time goes, measured with clock readings alone: no device is ever waited for.
+
+Every moment belongs to one section; entering the next one ends the last. A step costs five readings of
+the clock and some additions (about 2 µs); once per window the means and the distribution are reported
+through the ordinary report (`core.instruments` has the names). On a GPU the sections are the host's:
+work that is only enqueued shows up where the host waits for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from typing import Protocol
+
+from phalanx.core.telemetry.instruments import (
+    BOUNDS,
+    WORTH_SAYING,
+    bucket_name,
+    bucket_of,
+    sum_name,
+)
+from phalanx.train.gang.report import Report
+
+FIRST_WINDOW_S = 0.5
+LAST_WINDOW_S = 10.0
+GROWTH = 0.05
+"""A window lasts this share of the time trained so far, between the two bounds above."""
+SAY_AFTER_S = 20.0
+_NS = 1e-9
+Probe = Callable[[], Mapping[str, float]]
+
+
+class Section(IntEnum):
+    """What a rank is doing."""
+
+    REST = 0  # the script's own lines between steps, and this library's bookkeeping
+    DATA = 1
+    COMPUTE = 2
+    OPTIMIZER = 3
+    STALL = 4
+    OUTSIDE = 5  # between passes over the data: no part of any step
+
+
+REST, DATA, COMPUTE, OPTIMIZER, STALL, OUTSIDE = (int(one) for one in Section)
+_NAMED = (
+    (DATA, "data_loading_time_seconds"),
+    (COMPUTE, "computation_time_seconds"),
+    (OPTIMIZER, "optimizer_time_seconds"),
+)
+
+
+class Timing(Protocol):
+    """Who is told where training is."""
+
+    def enter(self, section: int) -> int:
+        """A section begins; returns the one that ended."""
+        ...
+
+    def took(self, num_samples: int) -> None:
+        """The loader gave this many samples of this rank."""
+        ...
+
+    def stepped(self, step: int) -> None:
+        """An optimizer step has been made."""
+        ...
+
+    def flush(self) -> None:
+        """Report what has not been reported: nothing more will come for a while."""
+        ...
+
+    def watch(self, probe: Probe) -> None:
+        """Ask this for values of its own at the end of every window."""
+        ...
+
+
+class NoTiming:
+    """Nobody wants to know."""
+
+    def enter(self, section: int) -> int:
+        """Nothing."""
+        return OUTSIDE
+
+    def took(self, num_samples: int) -> None:
+        """Nothing."""
+
+    def stepped(self, step: int) -> None:
+        """Nothing."""
+
+    def flush(self) -> None:
+        """Nothing."""
+
+    def watch(self, probe: Probe) -> None:
+        """Nothing."""
+
+
+class Tally:
+    """One window's durations of one kind."""
+
+    __slots__ = ("counts", "num", "total_ns")
+
+    def __init__(self) -> None:
+        self.total_ns = 0
+        self.num = 0
+        self.counts = [0] * (len(BOUNDS) + 1)
+
+    def add(self, duration_ns: int) -> None:
+        """One more."""
+        self.total_ns += duration_ns
+        self.num += 1
+        self.counts[bucket_of(duration_ns * _NS)] += 1
+
+    def values(self, name: str) -> dict[str, float]:
+        """Mean and distribution; nothing when nothing was added."""
+        if not self.num:
+            return {}
+        total_s = self.total_ns * _NS
+        found: dict[str, float] = {name: short(total_s / self.num), sum_name(name): short(total_s)}
+        for index, count in enumerate(self.counts):
+            if count:
+                found[bucket_name(name, index)] = count
+        return found
+
+
+class StepTiming:
+    """Measures, and reports once per window."""
+
+    def __init__(
+        self,
+        report: Report,
+        *,
+        speaks: Callable[[str], None],
+        clock_ns: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        """`speaks` is given one sentence when waiting for data costs more than a tenth of the time."""
+        self._report, self._speaks, self._clock_ns = report, speaks, clock_ns
+        self._probes: list[Probe] = []
+        self._section = OUTSIDE
+        self._since = clock_ns()
+        self._spent = [0] * len(Section)
+        self._samples = 0
+        self._step = 0
+        self._trained_ns = self._waited_ns = 0
+        self._said = False
+        self._open_window()
+
+    def _open_window(self) -> None:
+        self._window_ns = 0
+        lasts_s = min(LAST_WINDOW_S, max(FIRST_WINDOW_S, GROWTH * self._trained_ns * _NS))
+        self._full_ns = int(lasts_s / _NS)
+        self._steps = Tally()
+        self._stalls = Tally()
+        self._tallies = [(section, name, Tally()) for section, name in _NAMED]
+        self._window_samples = 0
+
+    def enter(self, section: int) -> int:
+        """A section begins; returns the one that ended."""
+        now, ended = self._clock_ns(), self._section
+        lasted = now - self._since
+        self._spent[ended] += lasted
+        self._section, self._since = section, now
+        if ended == STALL:
+            self._stalls.add(lasted)
+        return ended
+
+    def took(self, num_samples: int) -> None:
+        """The loader gave this many samples of this rank."""
+        self._samples += num_samples
+
+    def stepped(self, step: int) -> None:
+        """A step has been made: its sections are known."""
+        spent = self._spent
+        whole = spent[REST] + spent[DATA] + spent[COMPUTE] + spent[OPTIMIZER] + spent[STALL]
+        self._steps.add(whole)
+        for section, _, tally in self._tallies:
+            tally.add(spent[section])
+        self._waited_ns += spent[DATA]
+        self._window_ns += whole
+        self._window_samples += self._samples
+        self._samples, self._step = 0, step
+        self._spent = [0] * len(spent)
+        if self._window_ns >= self._full_ns:
+            self.flush()
+
+    def flush(self) -> None:
+        """Report the window as it is."""
+        if not self._steps.num and not self._stalls.num:
+            return
+        values = self._steps.values("step_time_seconds")
+        for _, name, tally in self._tallies:
+            values |= tally.values(name)
+        values |= self._stalls.values("checkpoint_stall_seconds")
+        if self._window_ns:
+            seconds = self._window_ns * _NS
+            waited = self._tallies[0][2].total_ns * _NS
+            values["training_steps_per_sec"] = short(self._steps.num / seconds)
+            values["training_throughput_samples_per_sec"] = short(self._window_samples / seconds)
+            values["training_samples"] = self._window_samples
+            values["data_wait_fraction"] = short(waited / seconds)
+        for probe in self._probes:
+            values |= probe()
+        self._report.write("metric", step=self._step, v=values)
+        self._trained_ns += self._window_ns
+        self._say()
+        self._open_window()
+
+    def watch(self, probe: Probe) -> None:
+        """Ask this for values of its own at the end of every window."""
+        self._probes.append(probe)
+
+    def _say(self) -> None:
+        if self._said or self._trained_ns * _NS < SAY_AFTER_S:
+            return
+        share = self._waited_ns / self._trained_ns
+        if share > WORTH_SAYING:
+            self._said = True
+            self._speaks(words_about_waiting(share))
+
+
+def words_about_waiting(share: float) -> str:
+    """What a share of time lost to the loader means, and what to do about it."""
+    return (
+        f"{share:.0%} of the training time is spent waiting for data: more loader workers"
+        " (num_workers), or data nearer to this node, would give it back"
+    )
+
+
+def sample(name: str, seconds: float) -> dict[str, float]:
+    """A single measured duration as a window's values."""
+    tally = Tally()
+    tally.add(max(0, int(seconds / _NS)))
+    return tally.values(name)
+
+
+def short(value: float) -> float:
+    """Six significant digits: reports are text."""
+    return float(f"{value:.6g}")

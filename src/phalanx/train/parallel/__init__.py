@@ -1,0 +1,1 @@
+"""Parallel strategies: replicas, shards, tensor parallel grids, pipelines."""

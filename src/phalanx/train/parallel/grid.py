@@ -1,0 +1,145 @@
+"""Layouts of more than one dimension: tensor parallel layers inside, shards or replicas outside.
+
+All of it is torch's own: `parallelize_module` over the mesh's `tp` dimension, then `fully_shard` over the
+others. Parameters become DTensors, so checkpoints fit any other layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from phalanx.core.gang.meshes import DIMENSIONS, Layout
+from phalanx.errors import Problem, SpecInvalid
+from phalanx.kit.nearest import nearest
+from phalanx.train.parallel import materialize, replica
+from phalanx.train.parallel.strategies import Shards, blocks
+
+# The sequence is the second dimension of activations: batch × sequence × width.
+_SEQUENCE = Shard(1)
+STYLES: Mapping[str, Any] = {
+    "colwise": ColwiseParallel,
+    "rowwise": RowwiseParallel,
+    # Whose output every rank needs whole, as a last layer's.
+    "colwise_gather": lambda: ColwiseParallel(output_layouts=Replicate()),
+    # Between sequence parallel layers: split on the way out, gathered on the way in.
+    "rowwise_sequence": lambda: RowwiseParallel(output_layouts=_SEQUENCE),
+    "sequence": SequenceParallel,
+    "split_sequence": lambda: PrepareModuleInput(
+        input_layouts=Replicate(), desired_input_layouts=_SEQUENCE, use_local_output=True
+    ),
+    "gather_sequence": lambda: PrepareModuleInput(
+        input_layouts=_SEQUENCE, desired_input_layouts=Replicate(), use_local_output=True
+    ),
+    "embedding": lambda: RowwiseParallel(input_layouts=Replicate()),
+    "embedding_sequence": lambda: RowwiseParallel(
+        input_layouts=Replicate(), output_layouts=_SEQUENCE
+    ),
+}
+
+
+class Grid(Shards):
+    """Tensor parallel ranks inside, shards and replicas outside."""
+
+    def __init__(self, layout: Layout, plan: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+        """`plan` says which modules are split and how: patterns of names to `STYLES` or torch's own;
+
+        empty: the model's attribute `tp_plan`. `options` are further arguments of `fully_shard`.
+        """
+        super().__init__(options)
+        self.name = str(layout)
+        self._layout, self._plan = layout, plan
+        self._mesh: DeviceMesh | None = None
+
+    def wrap(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> nn.Module:
+        """The same module, split and sharded in place; it begins with rank 0's weights.
+
+        Raises SpecInvalid where no plan says what to split.
+        """
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            return model
+        materialize.return_large_blocks(device)
+        maker = materialize.Maker(model, device, wishes.seed)
+        before = dict(model.named_parameters())
+        mesh = self._the_mesh(device)
+        left = self._to_split(model)
+        for part in [*blocks(model), model]:
+            whole = self._begin_equal(part, maker)
+            self._split_layers(part, left, mesh)
+            if self._layout.num_places > 1:
+                fully_shard(part, mesh=self._outer(mesh), **self._options)
+            materialize.let_go(model, whole)
+        self._remember(before, model)
+        return model
+
+    def _to_split(self, model: nn.Module) -> dict[nn.Module, ParallelStyle]:
+        """The modules that the plan names, and how. Raises SpecInvalid where there is none."""
+        if self._layout.tp == 1:
+            return {}
+        chosen = self._plan or getattr(model, "tp_plan", None) or {}
+        modules = dict(model.named_modules())
+        return {modules[name]: style for name, style in styles(model, chosen).items()}
+
+    def _split_layers(
+        self, part: nn.Module, left: dict[nn.Module, ParallelStyle], mesh: DeviceMesh
+    ) -> None:
+        """Split those layers of a part that are `left` over the mesh's tensor parallel ranks."""
+        for module in part.modules():
+            if (style := left.pop(module, None)) is not None:
+                parallelize_module(module, mesh["tp"], style)
+
+    def _outer(self, mesh: DeviceMesh) -> DeviceMesh:
+        """What parameters are sharded over, and replicated."""
+        return mesh["dp", "fsdp"] if self._layout.dp > 1 else mesh["fsdp"]
+
+    def _the_mesh(self, device: torch.device) -> DeviceMesh:
+        if self._mesh is None:
+            names = DIMENSIONS if self._layout.pp > 1 else DIMENSIONS[1:]
+            shape = tuple(getattr(self._layout, name) for name in names)
+            self._mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+        return self._mesh
+
+    def reduces(self, models: Iterable[nn.Module]) -> bool:
+        """Only where gradients of all ranks meet, which they do not with replicas of split layers."""
+        return self._layout.tp == 1 and super().reduces(models)
+
+
+def styles(model: nn.Module, plan: Mapping[str, Any]) -> dict[str, ParallelStyle]:
+    """The style of each module that a pattern names. Raises SpecInvalid naming what fits nothing."""
+    names = [name for name, _ in model.named_modules() if name]
+    found: dict[str, ParallelStyle] = {}
+    problems = []
+    for pattern, style in plan.items():
+        fitting = [name for name in names if fnmatchcase(name, pattern)]
+        if not fitting:
+            near = nearest(pattern, names)
+            hint = f"; did you mean {near}?" if near else ""
+            problems.append(Problem(f"tp_plan.{pattern}", f"fits no module of the model{hint}"))
+        if isinstance(style, str) and style not in STYLES:
+            problems.append(
+                Problem(f"tp_plan.{pattern}", f"must be one of {', '.join(STYLES)}", style)
+            )
+            continue
+        for name in fitting:
+            found[name] = STYLES[style]() if isinstance(style, str) else style
+    if not plan:
+        text = "is needed with tp: which modules are split, for example {'*.fc1': 'colwise', …}"
+        problems.append(Problem("tp_plan", text))
+    if problems:
+        raise SpecInvalid(problems, "these are arguments of phalanx.train.init")
+    return found

@@ -1,0 +1,153 @@
+"""Models that come without memory: made under `torch.device("meta")`, given their weights part by part.
+
+What is sharded never has to lie whole on one rank then.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from phalanx.errors import NotSupported
+from phalanx.train.gang import context, randomness
+from phalanx.train.state.sharding import box_of
+
+_M_MMAP_THRESHOLD = -3
+_LARGE_BYTES = 4 << 20
+
+
+class Maker:
+    """Gives a model's modules memory on a device, and their first weights where they have none.
+
+    A module's weights depend on the seed and on its name alone: they are the same under every strategy.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device, seed: int) -> None:
+        """Raises NotSupported where a module without memory does not say how it begins."""
+        self._device, self._seed = device, seed
+        self._names = {id(module): name for name, module in model.named_modules()}
+        mute = [
+            f"{name or 'the model'} ({type(module).__name__})"
+            for name, module in model.named_modules()
+            if _hollow(module) and _reset_of(module) is None
+        ]
+        if mute:
+            raise NotSupported(
+                f"{', '.join(mute[:3])}: on the meta device without reset_parameters()",
+                "give such modules a reset_parameters() for their own parameters and buffers, or make"
+                ' the model outside of torch.device("meta")',
+            )
+
+    def make(self, part: nn.Module) -> None:
+        """Everything in this part of the model; parameters stay the same objects."""
+        # A parent's reset may set something of its children right, so children come first.
+        for module in reversed(list(part.modules())):
+            hollow = _hollow(module)
+            if not hollow:
+                continue
+            for tensor in hollow:
+                _give_memory(tensor, self._device)
+            reset = _reset_of(module)
+            assert reset is not None
+            name = self._names[id(module)]
+            with randomness.undisturbed(), torch.no_grad():
+                torch.manual_seed(randomness.mix(self._seed, zlib.crc32(name.encode())))
+                reset()
+        for module in part.modules():
+            self._move(module)
+
+    def _move(self, module: nn.Module) -> None:
+        """To the device, but for shards: where those are is a matter of their own options."""
+        for parameter in module._parameters.values():
+            if parameter is not None and not isinstance(parameter, DTensor):
+                parameter.data = parameter.data.to(self._device)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffer.to(self._device)
+
+
+def make_whole(model: nn.Module, device: torch.device, seed: int) -> None:
+    """The whole model at once. Raises NotSupported as `Maker` does."""
+    Maker(model, device, seed).make(model)
+    model.to(device)
+
+
+def let_go(model: nn.Module, before: Iterator[nn.Parameter] | list[nn.Parameter]) -> None:
+    """Take the memory of those that are no longer the model's, whoever may still name them."""
+    still = {id(one) for one in model.parameters()}
+    for parameter in before:
+        if id(parameter) not in still:
+            parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
+
+
+def split_state(state: Mapping[str, Any], owner: nn.Parameter, optimizer: str) -> dict[str, Any]:
+    """What an optimizer kept of a whole parameter, laid out over the ranks as `owner` now is.
+
+    Every rank cuts its part out of what it has itself. Raises NotSupported for a tensor of another shape,
+    or without memory.
+    """
+    return {name: _split(value, owner, f"{optimizer}'s {name}") for name, value in state.items()}
+
+
+def _split(value: Any, owner: nn.Parameter, what: str) -> Any:
+    if not isinstance(value, torch.Tensor) or isinstance(value, DTensor):
+        return value
+    if not isinstance(owner, DTensor) or (value.dim() == 0 and owner.dim() > 0):
+        return value
+    if value.is_meta:
+        raise NotSupported(
+            f"{what} was loaded while the model had no memory, so its numbers are lost",
+            'make a model whose optimizer you load outside of torch.device("meta")',
+        )
+    if value.shape != owner.shape:
+        raise NotSupported(
+            f"{what} has shape {list(value.shape)} for a parameter of shape {list(owner.shape)}:"
+            " it was there before prepare(), and cannot be split over the ranks as the parameter is",
+            "train with the strategy ddp, or begin with a new optimizer",
+        )
+    shape, start = box_of(owner)
+    part = value.detach()[tuple(slice(at, at + num) for at, num in zip(start, shape, strict=True))]
+    return DTensor.from_local(
+        part.clone(memory_format=torch.contiguous_format).to(owner.device), owner.device_mesh,
+        owner.placements, run_check=False, shape=owner.shape, stride=owner.stride(),
+    )  # fmt: skip
+
+
+def return_large_blocks(device: torch.device) -> None:
+    """Have the C library give large blocks back to the system as soon as they are free.
+
+    Shards gather, use and free a block's parameters all the time. The C library learns from that to keep
+    freed memory for itself, in pieces that fit badly: three times what is in use. What this costs in page
+    faults, huge pages (`context.ask_for_huge_pages`) mostly save. What the environment
+    says (`MALLOC_MMAP_THRESHOLD_`, `GLIBC_TUNABLES`) stands over this; without glibc nothing is done.
+    """
+    if device.type != "cpu" or context.tunes_malloc():
+        return
+    change: Callable[[int, int], int] | None = getattr(ctypes.CDLL(None), "mallopt", None)
+    if change is not None:
+        change(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+
+
+def _hollow(module: nn.Module) -> list[torch.Tensor]:
+    """The module's own tensors that have no memory."""
+    own = [*module._parameters.values(), *module._buffers.values()]
+    return [one for one in own if one is not None and one.is_meta]
+
+
+def _reset_of(module: nn.Module) -> Callable[[], None] | None:
+    named = getattr(module, "reset_parameters", None)
+    found = named or getattr(module, "_reset_parameters", None)
+    return found if callable(found) else None
+
+
+def _give_memory(tensor: torch.Tensor, device: torch.device) -> None:
+    filled = torch.empty_like(tensor, device=device)
+    if isinstance(tensor, nn.Parameter):
+        filled = nn.Parameter(filled, tensor.requires_grad)
+    torch.utils.swap_tensors(tensor, filled)  # type: ignore[no-untyped-call]

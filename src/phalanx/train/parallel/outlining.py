@@ -1,0 +1,188 @@
+"""Measure a model without memory: what one step keeps and computes, and how it may be divided."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.optim import Optimizer
+from torch.utils.flop_counter import FlopCounterMode
+
+from phalanx.errors import SpecInvalid
+from phalanx.train.numerics.precision import HALF
+from phalanx.train.parallel import grid, stages
+from phalanx.train.parallel.strategies import blocks
+
+_SPLITTING = ("colwise", "rowwise", "embedding")
+
+
+@contextlib.contextmanager
+def no_memory() -> Iterator[None]:
+    """Modules that are made in here get parameters with shapes and no memory."""
+    register = nn.Module.register_parameter
+
+    def hollow(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:
+            param = nn.Parameter(stages.hollow(param.detach()), param.requires_grad)
+        register(self, name, param)
+
+    nn.Module.register_parameter = hollow  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def hollow_in_place(model: nn.Module) -> None:
+    """Take the memory of what still has some, and leave every object where it is in the model."""
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = stages.hollow(buffer)
+        for name, parameter in module._parameters.items():
+            if parameter is not None and not parameter.is_meta:
+                made = nn.Parameter(stages.hollow(parameter.detach()), parameter.requires_grad)
+                module._parameters[name] = made
+
+
+@contextlib.contextmanager
+def lean_attention() -> Iterator[None]:
+    """Attention keeps what the kernels of real devices keep: not the scores of all pairs.
+
+    Without memory torch takes its plain formula, which would count them.
+    """
+    usual = functional.scaled_dot_product_attention
+
+    def lean(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **options: Any
+    ) -> torch.Tensor:
+        if not (query.is_meta and query.dim() == 4 and key.shape[-1] == value.shape[-1]):
+            return usual(query, key, value, *args, **options)
+        heads = query.shape[1] // key.shape[1]
+        key, value = (one.repeat_interleave(heads, 1) if heads > 1 else one for one in (key, value))
+        found = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value)
+        put_out: torch.Tensor = found[0]
+        return put_out
+
+    functional.scaled_dot_product_attention = lean
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = usual
+
+
+class Gauge:
+    """Counts what forward passes keep for the backward pass, and what both compute."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, torch.UntypedStorage] = {}
+        self._own: set[int] = set()
+        self._flops = FlopCounterMode(display=False)
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda one: one)
+        self._counting = contextlib.ExitStack()
+        self._counts = self.went_back = False
+
+    def start(self, models: list[nn.Module]) -> None:
+        """Count from now on, but not the models' own tensors."""
+        for model in models:
+            for one in [*model.parameters(), *model.buffers()]:
+                self._own.add(one.untyped_storage()._cdata)
+        if not self._counts:
+            self._counts = True
+            self._counting.enter_context(lean_attention())
+            self._counting.enter_context(self._flops)
+            self._counting.enter_context(self._hooks)
+
+    def stop(self) -> None:
+        """Count no more."""
+        self._counting.close()
+
+    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._own:
+            # Held, so that no other storage gets its number.
+            self._kept[storage._cdata] = storage
+        return tensor
+
+    @property
+    def kept_bytes(self) -> int | None:
+        """Of one batch; None where no forward pass was seen."""
+        return sum(one.nbytes() for one in self._kept.values()) or None
+
+    @property
+    def flops(self) -> float | None:
+        """Of one batch, forward and backward; None where nothing was seen."""
+        found = float(self._flops.get_total_flops())
+        # A backward pass costs twice its forward pass.
+        return (found if self.went_back else 3 * found) or None
+
+    @property
+    def convolved(self) -> float:
+        """The part of the operations that are convolutions'."""
+        counts = self._flops.get_flop_counts().get("Global", {})
+        found = sum(num for kind, num in counts.items() if "convolution" in str(kind))
+        return found / max(1, self._flops.get_total_flops())
+
+
+def bytes_of(tensors: Any) -> int:
+    """Of all of them together."""
+    return sum(one.numel() * one.element_size() for one in tensors)
+
+
+def cast_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Of the copies in half precision that autocast makes of matrices and leaves for the backward pass."""
+    wide = [one for one in tensors if one.dtype == torch.float32 and one.dim() > 1]
+    return sum(2 * one.numel() for one in wide if one.requires_grad)
+
+
+def computes_in(model: nn.Module, precision: str) -> str:
+    """The precision of a model's arithmetic: that of its parameters, where autocast is off."""
+    if precision == "fp32" and any(one.dtype in HALF.values() for one in model.parameters()):
+        return "bf16"
+    return precision
+
+
+def block_bytes(model: nn.Module) -> int:
+    """The largest part that shards are gathered for at once."""
+    sizes = [bytes_of(block.parameters()) for block in blocks(model)]
+    return max([bytes_of(model.parameters()) - sum(sizes), *sizes, 0])
+
+
+def optimizer_bytes(optimizer: Optimizer) -> int:
+    """What it keeps, found by having it step without memory; two more copies where it cannot."""
+    owned = [one for group in optimizer.param_groups for one in group["params"]]
+    for one in owned:
+        one.grad = torch.empty_like(one) if one.requires_grad else None
+    try:
+        optimizer.step()
+    except Exception:  # whatever an optimizer of somebody else's does without numbers
+        return 2 * bytes_of(one for one in owned if one.requires_grad)
+    kept = [value for state in optimizer.state.values() for value in state.values()]
+    return bytes_of(one for one in kept if isinstance(one, torch.Tensor) and one.dim())
+
+
+def split_part(model: nn.Module, plan: Mapping[str, Any]) -> float:
+    """The part of the parameters that tensor parallel ranks divide among them; 0 without a plan."""
+    plan = plan or getattr(model, "tp_plan", None) or {}
+    if not plan:
+        return 0.0
+    modules, found = dict(model.named_modules()), 0
+    for pattern, style in plan.items():
+        text = style if isinstance(style, str) else type(style).__name__.lower()
+        if text.startswith(_SPLITTING):
+            for name in grid.styles(model, {pattern: style}):
+                found += bytes_of(modules[name].parameters(recurse=False))
+    return found / max(1, bytes_of(model.parameters()))
+
+
+def layer_bytes(model: nn.Module) -> tuple[int, ...]:
+    """Of each layer that a pipeline stage may begin with; empty where the model cannot be cut."""
+    try:
+        layers = stages.layers_of(model)
+    except SpecInvalid:
+        return ()
+    return tuple(1 + bytes_of(layer.module.parameters()) for layer in layers)

@@ -1,0 +1,356 @@
+"""Pipeline parallel training: every rank holds the layers of one stage, micro-batches pass through.
+
+Stages, schedules and the talk between neighbours are torch's (`torch.distributed.pipelining`). Inside a
+stage everything is as in `Grid`: tensor parallel layers, shards, replicas. What differs is that a batch
+goes through `run.pipeline_step`, that the norm of gradients is put together from all stages, and that a
+checkpoint is written by the stages together.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleLoopedBFS,
+)
+from torch.utils._pytree import tree_map_only
+
+from phalanx.checkpoint.digest import canonical, digest_of
+from phalanx.core.gang.meshes import Layout
+from phalanx.core.training import pipelines
+from phalanx.errors import TrainingError
+from phalanx.train.gang.groups import Channel
+from phalanx.train.numerics import gradients, precision
+from phalanx.train.parallel import materialize, replica, stages
+from phalanx.train.parallel.grid import Grid
+from phalanx.train.parallel.strategies import LossFn, blocks
+from phalanx.train.state import tree
+from phalanx.train.state.tree import dtype_name, dtype_of
+
+Section = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """How batches go through the stages."""
+
+    schedule: str = "1f1b"
+    micro_batches: int | None = None
+    split: Sequence[str] = ()
+    precision: str = "fp32"
+
+
+class Pipelined(Grid):
+    """Pipeline stages outside, a grid of the other dimensions in each of them."""
+
+    def __init__(
+        self, layout: Layout, rank: int, plan: Mapping[str, Any], options: Mapping[str, Any],
+        course: Course,
+    ) -> None:  # fmt: skip
+        super().__init__(layout, plan, options)
+        self._course = course
+        self._stage_ranks = [
+            [pp * layout.stage_size + one for one in range(layout.stage_size)]
+            for pp in range(layout.pp)
+        ]
+        self._at = layout.coordinates(rank)["pp"]
+        self.place = (rank % layout.stage_size, layout.stage_size)
+        self._pipelines: dict[nn.Module, Pipeline] = {}
+        self._group: dist.ProcessGroup | None = None
+        self._stage_group: dist.ProcessGroup | None = None
+        self._device = torch.device("cpu")
+        self._told = ""
+        self._others: list[dict[int, Any]] = []
+
+    def wrap(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> nn.Module:
+        """The same module with the memory of its own stages only; it begins with rank 0's weights.
+
+        Raises SpecInvalid where it cannot be cut, or no plan says what tp splits.
+        """
+        self._device = device
+        num_stages = self._layout.pp * pipelines.chunks(self._course.schedule)
+        parts = stages.cut(stages.layers_of(model), num_stages, self._course.split)
+        materialize.return_large_blocks(device)
+        maker = materialize.Maker(model, device, wishes.seed)
+        before = dict(model.named_parameters())
+        shapes = stages.Shapes(parts)
+        mesh = self._the_mesh(device)
+        left = self._to_split(model)
+        mine: dict[int, nn.Module] = {}
+        for number, part in enumerate(parts):
+            for layer in part:
+                whole = self._begin_equal(layer.module, maker)
+                self._split_layers(layer.module, left, mesh)
+                if number % self._layout.pp != self._at:
+                    stages.release(layer.module)
+                materialize.let_go(model, whole)
+            if number % self._layout.pp != self._at:
+                continue
+            mine[number] = stages.chain(part)
+            self._shard(mine[number], mesh)
+            precision.cast_forward(mine[number], self._course.precision, device)
+        self._remember(before, model)
+        self._group = mesh.get_group("pp")
+        self._make_stage_group()
+        pipeline = Pipeline(mine, num_stages, shapes, self._course, self._group, device)
+        self._pipelines[model] = pipeline
+        object.__setattr__(model, "forward", pipeline.outputs)
+        return model
+
+    def _shard(self, module: nn.Module, mesh: Any) -> None:
+        if self._layout.num_places == 1 or not any(
+            one.requires_grad for one in module.parameters()
+        ):
+            return
+        outer = self._outer(mesh)
+        for layer in [*blocks(module), *module.children()]:
+            if any(True for _ in layer.parameters()):
+                fully_shard(layer, mesh=outer, **self._options)
+        fully_shard(module, mesh=outer, **self._options)
+
+    def _make_stage_group(self) -> None:
+        if self._stage_group is not None or self._layout.stage_size == 1:
+            return
+        for number, ranks in enumerate(self._stage_ranks):
+            group = dist.new_group(ranks)
+            if number == self._at:
+                self._stage_group = group
+
+    # -- a step ----------------------------------------------------------------------------------
+
+    def compute(
+        self, model: nn.Module, inputs: Sequence[torch.Tensor], target: Any, loss_fn: LossFn,
+        backward: Callable[[torch.Tensor], None], factor: Callable[[], float],
+    ) -> torch.Tensor:  # fmt: skip
+        """One batch through all stages, forward and backward; the mean loss, on every rank."""
+        pipeline = self._pipelines[model]
+        if not torch.is_grad_enabled():
+            return pipeline.evaluate(inputs, target, loss_fn)
+        return pipeline.train(inputs, target, loss_fn, factor())
+
+    def watch(self, scale: replica.GradientScale, model: nn.Module) -> None:
+        """Not at all: `compute` scales the loss."""
+
+    def start_share(self, models: Iterable[nn.Module], first: bool, last: bool) -> None:
+        """Each step begins with equal buffers on the ranks of a stage."""
+        if first:
+            self.send_buffers(models)
+
+    def send_buffers(self, models: Iterable[nn.Module]) -> None:
+        """Give the ranks of each stage the buffers of its first."""
+        if self._stage_group is None:
+            return
+        with torch.no_grad():
+            for model in models:
+                for buffer in model.buffers():
+                    if not buffer.is_meta:
+                        source = self._stage_ranks[self._at][0]
+                        dist.broadcast(buffer, src=source, group=self._stage_group)
+
+    def reduces(self, models: Iterable[nn.Module]) -> bool:
+        """Never gradients of all ranks."""
+        return False
+
+    def norm(self, parameters: Iterable[torch.Tensor]) -> torch.Tensor:
+        """The norm of all stages' gradients together. Collective."""
+        assert self._group is not None
+        return gradients.norm_over(parameters, self._group, self._device)
+
+    # -- state -----------------------------------------------------------------------------------
+
+    def completed(self, state: dict[str, Any], channel: Channel) -> dict[str, Any]:
+        """The state as every rank would number its tensors: those of other stages without memory.
+
+        Collective. Only what rank 0 says beside models and optimizers is kept.
+        """
+        if self._at > 0:
+            rest = {key: one for key, one in state.items() if key not in ("models", "optimizers")}
+            state = {**state, **_hollowed(rest)}
+        held = [one["state"]["state"] for one in state["optimizers"]]
+        self._learn(held, channel)
+        optimizers = []
+        for one, mine, others in zip(state["optimizers"], held, self._others, strict=True):
+            whole = dict(sorted({**others, **mine}.items()))
+            optimizers.append({**one, "state": {**one["state"], "state": whole}})
+        return {**state, "optimizers": optimizers}
+
+    def _learn(self, held: Sequence[Section], channel: Channel) -> None:
+        """Have every rank know what optimizers keep on other stages. Talks only where it is new."""
+        text = json.dumps([_outline(one) for one in held])
+        digest = digest_of(canonical({"text": text}))
+        if not channel.total([float(digest != self._told)])[0]:
+            return
+        self._told = digest
+        leads = self.place is not None and self.place[0] == 0
+        rows = channel.gather(text.encode() if leads else b"")
+        told = channel.spread(json.dumps([json.loads(row) for row in rows if row]))
+        self._others = [{} for _ in held]
+        for row in json.loads(told):
+            for others, outline in zip(self._others, row, strict=True):
+                others.update(_hollow_state(outline))
+
+
+def _outline(state: Section) -> dict[str, Any]:
+    """What an optimizer keeps, without its numbers."""
+    body, leaves = tree.collect(state)
+    return {"body": body, "leaves": [[list(one.shape), dtype_name(one.dtype)] for one in leaves]}
+
+
+def _hollow_state(outline: Section) -> dict[int, Any]:
+    leaves = outline["leaves"]
+
+    def tensor(at: int) -> torch.Tensor:
+        shape, dtype = leaves[at]
+        return torch.empty(shape, dtype=dtype_of(dtype), device="meta")
+
+    found: dict[int, Any] = tree.rebuild(outline["body"], tensor, "an optimizer of another stage")
+    return found
+
+
+def _hollowed(value: Any) -> Any:
+    arrays = tree_map_only(np.ndarray, lambda one: torch.empty(one.shape, device="meta"), value)
+    return tree_map_only(torch.Tensor, stages.hollow, arrays)
+
+
+class Pipeline:
+    """One model's stages on this rank, and a schedule for every shape of batch that has come."""
+
+    def __init__(
+        self, mine: Mapping[int, nn.Module], num_stages: int, shapes: stages.Shapes, course: Course,
+        group: dist.ProcessGroup, device: torch.device,
+    ) -> None:  # fmt: skip
+        """`mine` are this rank's stages by number; `group` has one rank of each stage."""
+        self._mine, self._num_stages, self._shapes = mine, num_stages, shapes
+        self._course, self._group, self._device = course, group, device
+        self._num_ranks = dist.get_world_size(group)
+        self._schedules: dict[Any, Any] = {}
+        self._loss_fn: LossFn | None = None
+        self._factor = 1.0
+        self._losses: list[torch.Tensor] = []
+
+    @property
+    def _first(self) -> bool:
+        return 0 in self._mine
+
+    @property
+    def _last(self) -> bool:
+        return self._num_stages - 1 in self._mine
+
+    def train(
+        self, inputs: Sequence[torch.Tensor], target: Any, loss_fn: LossFn, factor: float
+    ) -> torch.Tensor:
+        """Gradients of the mean loss times `factor`; returns the mean loss, on every rank."""
+        num = self._pieces(inputs)
+        self._loss_fn, self._factor = loss_fn, factor / num
+        self._losses.clear()
+        schedule = self._schedule(inputs, num, self._scaled_loss)
+        schedule.step(
+            *(inputs if self._first else ()), target=target if self._last else None,
+            losses=[] if self._last else None, return_outputs=False,
+        )  # fmt: skip
+        return self._spread(self._mean_loss())
+
+    def evaluate(
+        self, inputs: Sequence[torch.Tensor], target: Any, loss_fn: LossFn
+    ) -> torch.Tensor:
+        """The loss of one batch, on every rank."""
+        found = self._forward(inputs)
+        loss = loss_fn(found, target).detach() if self._last else None
+        return self._spread(loss)
+
+    def outputs(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """What the model puts out, on every rank: the forward pass of a model in stages.
+
+        Raises TrainingError where gradients are wanted.
+        """
+        if torch.is_grad_enabled():
+            raise TrainingError(
+                "a model in pipeline stages was called where gradients are computed",
+                "write loss = run.pipeline_step(x, target=y, loss_fn=…) in place of the call, the loss and"
+                " backward, or call it under torch.no_grad()",
+            )
+        found = self._forward(inputs)
+        like = self._shapes.between([one[:1] for one in inputs])[-1][0]
+        if found is None:
+            shape = (inputs[0].shape[0], *like.shape[1:])
+            found = torch.empty(shape, dtype=like.dtype, device=self._device)
+        whole: torch.Tensor = found
+        self._broadcast(whole)
+        return whole
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _forward(self, inputs: Sequence[torch.Tensor]) -> Any:
+        schedule = self._schedule(inputs, self._pieces(inputs), None)
+        return schedule.step(*(inputs if self._first else ()))
+
+    def _pieces(self, inputs: Sequence[torch.Tensor]) -> int:
+        return pipelines.num_micro_batches(
+            inputs[0].shape[0], self._course.micro_batches or 2 * self._num_ranks
+        )
+
+    def _scaled_loss(self, output: Any, target: Any) -> torch.Tensor:
+        assert self._loss_fn is not None
+        loss = self._loss_fn(output, target)
+        self._losses.append(loss.detach())
+        return loss * self._factor
+
+    def _mean_loss(self) -> torch.Tensor | None:
+        return torch.stack(self._losses).mean() if self._losses else None
+
+    def _spread(self, loss: torch.Tensor | None) -> torch.Tensor:
+        """The last stage's loss, on every rank. It is there before earlier stages have finished."""
+        value = torch.zeros((), dtype=torch.float32, device=self._device)
+        if loss is not None:
+            value.copy_(loss)
+        self._broadcast(value)
+        return value
+
+    def _broadcast(self, value: torch.Tensor) -> None:
+        source = (self._num_stages - 1) % self._num_ranks
+        dist.broadcast(value, group=self._group, group_src=source)
+
+    def _schedule(self, inputs: Sequence[torch.Tensor], num: int, loss: LossFn | None) -> Any:
+        """torch's schedule for batches of this shape. All ranks of a pipeline see the same batch."""
+        shapes = tuple((tuple(one.shape), one.dtype) for one in inputs)
+        key = (shapes, num, loss is not None)
+        if key not in self._schedules:
+            size = inputs[0].shape[0] // num
+            with torch.set_grad_enabled(loss is not None):
+                passed = self._shapes.between([one[:size] for one in inputs])
+            made = [self._stage(number, module, passed) for number, module in self._mine.items()]
+            self._schedules[key] = self._ordered(made, num, loss)
+        return self._schedules[key]
+
+    def _stage(
+        self, number: int, module: nn.Module, passed: Sequence[tuple[torch.Tensor, ...]]
+    ) -> PipelineStage:
+        return PipelineStage(
+            module, number, self._num_stages, self._device, group=self._group,
+            input_args=passed[number], output_args=passed[number + 1],
+        )  # fmt: skip
+
+    def _ordered(self, made: Sequence[PipelineStage], num: int, loss: LossFn | None) -> Any:
+        """1F1B needs a micro-batch for every rank, interleaved whole rounds of them: else all forward
+
+        passes come first."""
+        wished, options = self._course.schedule, {"loss_fn": loss, "scale_grads": False}
+        if wished == "interleaved":
+            rounds = max(1, num // self._num_ranks)
+            fits = num % rounds == 0 and loss is not None
+            kind = ScheduleInterleaved1F1B if fits else ScheduleLoopedBFS
+            return kind(list(made), num, **options)  # type: ignore[arg-type]
+        fits = wished == "1f1b" and num >= self._num_ranks and loss is not None
+        return (Schedule1F1B if fits else ScheduleGPipe)(made[0], num, **options)  # type: ignore[arg-type]

@@ -1,0 +1,199 @@
+"""A model as a sequence of layers, cut into pipeline stages.
+
+Layers are the children of an `nn.Sequential`, or what the model's attribute `pipeline_layers` names:
+modules that are called one after another, each with what the one before has put out; members of module
+lists and sequences count one by one. The model itself stays whole in name: parameters of other ranks'
+layers lose their memory and keep their places, so state dictionaries, optimizers and checkpoints have the
+same names everywhere.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from phalanx.core.training import pipelines
+from phalanx.errors import NotSupported, Problem, SpecInvalid
+from phalanx.kit.nearest import nearest
+from phalanx.train.gang import randomness
+
+_ATTRIBUTE = "pipeline_layers"
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One call of the sequence."""
+
+    name: str
+    module: nn.Module
+
+
+def layers_of(model: nn.Module) -> list[Layer]:
+    """The model's layers in the order of their calls. Raises SpecInvalid where that is not known."""
+    names = getattr(model, _ATTRIBUTE, None)
+    if names is None:
+        if isinstance(model, nn.Sequential):
+            return [Layer(name, one) for name, one in model._modules.items() if one is not None]
+        kind = type(model).__name__
+        raise _wrong(
+            "strategy", f"pp cannot cut a {kind}: give it an attribute {_ATTRIBUTE}, the names of modules"
+            " called one after another, or make it an nn.Sequential",
+        )  # fmt: skip
+    known = dict(model.named_modules())
+    found: list[Layer] = []
+    for name in names:
+        module = known.get(name)
+        if module is None:
+            near = nearest(str(name), list(known))
+            hint = f"; did you mean {near}?" if near else ""
+            raise _wrong(_ATTRIBUTE, f"{name} is no module of the model{hint}")
+        if isinstance(module, nn.ModuleList | nn.Sequential):
+            found += [
+                Layer(f"{name}.{at}", one) for at, one in module._modules.items() if one is not None
+            ]
+        else:
+            found.append(Layer(name, module))
+    _check_whole(model, found)
+    return found
+
+
+def _check_whole(model: nn.Module, layers: Sequence[Layer]) -> None:
+    """Every parameter and buffer lies in a layer."""
+    inside = {id(one) for layer in layers for one in _tensors(layer.module)}
+    named = [*model.named_parameters(), *model.named_buffers()]
+    outside = [name for name, one in named if id(one) not in inside]
+    if outside:
+        raise _wrong(_ATTRIBUTE, f"{outside[0]} is in none of the layers; name the module it is in")
+
+
+def cut(layers: Sequence[Layer], num_stages: int, begins: Sequence[str]) -> list[list[Layer]]:
+    """The layers of each stage: cut before those named in `begins`, or into equally heavy parts.
+
+    Raises SpecInvalid for cuts that make no sense, and for parameters that two stages would share.
+    """
+    if begins:
+        names = [layer.name for layer in layers]
+        for name in begins:
+            if name not in names:
+                near = nearest(name, names)
+                hint = f"; did you mean {near}?" if near else f"; there are {', '.join(names[:8])}"
+                raise _wrong("pipeline_split", f"{name} is no layer{hint}")
+        if len(begins) != num_stages - 1:
+            raise _wrong(
+                "pipeline_split", f"must name {num_stages - 1} layers, the first of every stage but"
+                f" the first, not {len(begins)}",
+            )  # fmt: skip
+        edges = [0, *sorted(names.index(name) for name in begins)]
+    else:
+        weights = [1 + sum(one.numel() for one in _tensors(layer.module)) for layer in layers]
+        try:
+            edges = pipelines.cuts(weights, num_stages)
+        except ValueError as error:
+            raise _wrong("strategy", f"pp: {error}") from None
+    parts = [list(layers[a:b]) for a, b in zip(edges, [*edges[1:], len(layers)], strict=True)]
+    _check_apart(parts)
+    return parts
+
+
+def _check_apart(parts: Sequence[Sequence[Layer]]) -> None:
+    owner: dict[int, int] = {}
+    for number, part in enumerate(parts):
+        if not part:
+            raise _wrong("pipeline_split", f"stage {number} would have no layer")
+        for layer in part:
+            for name, one in [*layer.module.named_parameters(), *layer.module.named_buffers()]:
+                if owner.setdefault(id(one), number) != number:
+                    raise _wrong(
+                        "strategy", f"pp: {layer.name}.{name} is shared with stage {owner[id(one)]};"
+                        " layers that share weights have to be on one stage, see pipeline_split",
+                    )  # fmt: skip
+
+
+def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def _wrong(what: str, text: str) -> SpecInvalid:
+    return SpecInvalid([Problem(what, text)], "these are arguments of phalanx.train.init")
+
+
+def release(module: nn.Module) -> None:
+    """Take the memory of a module's tensors away; shapes, names and places stay."""
+    for one in module.modules():
+        for name, parameter in one._parameters.items():
+            if parameter is not None:
+                hollow = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+                one._parameters[name] = nn.Parameter(hollow, parameter.requires_grad)
+        for name, buffer in one._buffers.items():
+            if buffer is not None:
+                one._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device="meta")
+
+
+class Shapes:
+    """What passes between stages: the model's outline, run without memory and without computing."""
+
+    def __init__(self, stages: Sequence[Sequence[Layer]]) -> None:
+        """Remember the stages' modules before anything is changed about them."""
+        self._stages = [hollow_copy(chain(stage)) for stage in stages]
+
+    def between(self, micro_batch: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
+        """Inputs of the first stage, then the outputs of each, as tensors without memory.
+
+        Raises NotSupported where the model needs values to know its shapes.
+        """
+        value: tuple[torch.Tensor, ...] = tuple(hollow(one) for one in micro_batch)
+        found = [value]
+        for number, stage in enumerate(self._stages):
+            try:
+                with randomness.undisturbed():
+                    put_out = stage(*value)
+            except Exception as error:
+                raise NotSupported(
+                    f"pipeline stage {number} does not tell its output's shape without data: {error}",
+                    "its forward pass may not look at values, nor put out anything but tensors",
+                ) from error
+            value = put_out if isinstance(put_out, tuple) else (put_out,)
+            found.append(value)
+        return found
+
+
+class Chain(nn.Sequential):
+    """Layers called one after another; several outputs are the next one's several inputs."""
+
+    def forward(self, *args: Any) -> Any:
+        """What the last layer puts out."""
+        for module in self:
+            found = module(*args)
+            args = found if isinstance(found, tuple) else (found,)
+        return found
+
+
+def chain(layers: Sequence[Layer]) -> Chain:
+    """A stage as one module, which shares the layers with the model they come from."""
+    return Chain(*(layer.module for layer in layers))
+
+
+def hollow(tensor: torch.Tensor) -> torch.Tensor:
+    """The same tensor without memory."""
+    found = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    return found.requires_grad_(tensor.requires_grad)
+
+
+def hollow_copy(module: nn.Module) -> nn.Module:
+    """A copy of a module whose tensors have no memory."""
+    memo: dict[int, Any] = {}
+    for parameter in module.parameters():
+        memo[id(parameter)] = nn.Parameter(hollow(parameter.detach()), parameter.requires_grad)
+    for buffer in module.buffers():
+        memo[id(buffer)] = hollow(buffer)
+    copied = copy.deepcopy(module, memo)
+    for one in copied.modules():
+        # A forward pass replaced on the instance belongs to the original.
+        one.__dict__.pop("forward", None)
+    return copied

@@ -1,0 +1,283 @@
+"""How the ranks of a gang share a model: replicas (DDP), or shards of every parameter (FSDP2).
+
+`parallel` and `pipeline` have the others.
+
+A strategy wraps models, says which micro-batch reduces gradients, and keeps buffers equal. Checkpoints
+do not depend on it: `sharding` finds any part of any tensor again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
+
+from phalanx.train.gang.groups import Channel
+from phalanx.train.numerics import gradients
+from phalanx.train.parallel import materialize, replica
+
+LossFn = Callable[[Any, Any], torch.Tensor]
+
+
+class Strategy(Protocol):
+    """What the run asks of it. Every rank makes the same calls."""
+
+    name: str
+
+    def receive(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> None:
+        """A new model: give it memory, if the whole of it is going to have some."""
+        ...
+
+    def wrap(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> nn.Module:
+        """The model to train with, and to give back to the script."""
+        ...
+
+    def adopt(self, optimizer: Optimizer) -> None:
+        """Point an optimizer to the parameters that `wrap` put in place of those it was made for."""
+        ...
+
+    def watch(self, scale: replica.GradientScale, model: nn.Module) -> None:
+        """Have the gradients of a model that `wrap` returned be scaled."""
+        ...
+
+    def start_share(self, models: Iterable[nn.Module], first: bool, last: bool) -> None:
+        """A micro-batch begins: the first or the last of its step."""
+        ...
+
+    def send_buffers(self, models: Iterable[nn.Module]) -> None:
+        """Give every rank the buffers of rank 0."""
+        ...
+
+    def reduces(self, models: Iterable[nn.Module]) -> bool:
+        """Whether every step reduces gradients over all ranks."""
+        ...
+
+    @property
+    def place(self) -> tuple[int, int] | None:
+        """(rank, number) among the ranks that hold the same layers; None: all ranks do."""
+        ...
+
+    def compute(
+        self, model: nn.Module, inputs: Sequence[torch.Tensor], target: Any, loss_fn: LossFn,
+        backward: Callable[[torch.Tensor], None], factor: Callable[[], float],
+    ) -> torch.Tensor:  # fmt: skip
+        """Loss and gradients of one batch: `backward` takes a loss, or losses count `factor` times."""
+        ...
+
+    def norm(self, parameters: Iterable[torch.Tensor]) -> torch.Tensor:
+        """The norm of all ranks' gradients together."""
+        ...
+
+    def completed(self, state: dict[str, Any], channel: Channel) -> dict[str, Any]:
+        """The state with everything that other ranks hold, so that all number its tensors alike."""
+        ...
+
+
+class Undivided:
+    """What is the same wherever every rank holds all layers."""
+
+    place: tuple[int, int] | None = None
+
+    def receive(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> None:
+        """All of it has memory. Raises NotSupported for one that does not know how to begin."""
+        materialize.make_whole(model, device, wishes.seed)
+
+    def compute(
+        self, model: nn.Module, inputs: Sequence[torch.Tensor], target: Any, loss_fn: LossFn,
+        backward: Callable[[torch.Tensor], None], factor: Callable[[], float],
+    ) -> torch.Tensor:  # fmt: skip
+        """A forward pass, and a backward pass where gradients are computed."""
+        loss = loss_fn(model(*inputs), target)
+        if torch.is_grad_enabled():
+            backward(loss)
+        return loss.detach()
+
+    def norm(self, parameters: Iterable[torch.Tensor]) -> torch.Tensor:
+        """Of the reduced gradients."""
+        return gradients.gradient_norm(parameters)
+
+    def completed(self, state: dict[str, Any], channel: Channel) -> dict[str, Any]:
+        """As it is."""
+        return state
+
+
+class Alone(Undivided):
+    """One rank: nothing to share."""
+
+    name = "single"
+
+    def wrap(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> nn.Module:
+        """As it is."""
+        return model
+
+    def adopt(self, optimizer: Optimizer) -> None:
+        """Nothing."""
+
+    def watch(self, scale: replica.GradientScale, model: nn.Module) -> None:
+        """By its parameters."""
+        scale.watch(model)
+
+    def start_share(self, models: Iterable[nn.Module], first: bool, last: bool) -> None:
+        """Nothing."""
+
+    def send_buffers(self, models: Iterable[nn.Module]) -> None:
+        """Nothing."""
+
+    def reduces(self, models: Iterable[nn.Module]) -> bool:
+        """Never."""
+        return False
+
+
+class Replicas(Undivided):
+    """Every rank holds the whole model."""
+
+    name = "ddp"
+
+    def wrap(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> nn.Module:
+        """One of several replicas."""
+        return replica.replicate(model, device, wishes)
+
+    def adopt(self, optimizer: Optimizer) -> None:
+        """Nothing: the parameters are the same."""
+
+    def watch(self, scale: replica.GradientScale, model: nn.Module) -> None:
+        """By its parameters."""
+        scale.watch(replica.unwrapped(model))
+
+    def start_share(self, models: Iterable[nn.Module], first: bool, last: bool) -> None:
+        """Only the last micro-batch of a step reduces."""
+        for model in models:
+            if isinstance(model, replica.Replica):
+                model.require_backward_grad_sync = last
+                if first:
+                    model.start_step()
+
+    def send_buffers(self, models: Iterable[nn.Module]) -> None:
+        """Give every rank the buffers of rank 0."""
+        for model in models:
+            if isinstance(model, replica.Replica):
+                model.send_buffers()
+
+    def reduces(self, models: Iterable[nn.Module]) -> bool:
+        """Whether there is a replica with something to train."""
+        return any(isinstance(model, replica.Replica) for model in models)
+
+
+class Shards(Undivided):
+    """Every rank holds a share of each parameter, and gathers a block's when it computes with it.
+
+    Blocks are the members of every `nn.ModuleList`, and the model itself.
+    """
+
+    name: str = "fsdp"
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        """`options` are further arguments of `fully_shard`."""
+        self._options = options
+        # Weak: what an optimizer no longer names may give its memory back.
+        self._moved: MutableMapping[Any, nn.Parameter] = WeakIdKeyDictionary()
+        self._optimizers: list[Optimizer] = []
+
+    def receive(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> None:
+        """Only a model that is not going to be sharded has memory as a whole."""
+        if not _learns(model):
+            materialize.make_whole(model, device, wishes.seed)
+
+    def wrap(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> nn.Module:
+        """The same module, sharded in place block by block; it begins with rank 0's weights.
+
+        Parameters that the script still holds from before are empty afterwards.
+        """
+        if not _learns(model):
+            return model
+        materialize.return_large_blocks(device)
+        maker = materialize.Maker(model, device, wishes.seed)
+        before = dict(model.named_parameters())
+        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+        for part in [*blocks(model), model]:
+            whole = self._begin_equal(part, maker)
+            fully_shard(part, mesh=mesh, **self._options)
+            materialize.let_go(model, whole)
+        self._remember(before, model)
+        return model
+
+    def _begin_equal(self, part: nn.Module, maker: materialize.Maker) -> list[nn.Parameter]:
+        """Give every rank rank 0's weights of a part of the model; returns those nobody has split yet."""
+        maker.make(part)
+        whole = [one for one in part.parameters() if not isinstance(one, DTensor)]
+        with torch.no_grad():
+            for tensor in [*whole, *part.buffers()]:
+                dist.broadcast(tensor, src=0)
+        return whole
+
+    def _remember(self, before: Mapping[str, nn.Parameter], model: nn.Module) -> None:
+        self._moved.update({before[name]: new for name, new in model.named_parameters()})
+        for optimizer in self._optimizers:
+            self._repoint(optimizer)
+
+    def adopt(self, optimizer: Optimizer) -> None:
+        """Point an optimizer to the parameters that `wrap` put in place of those it was made for.
+
+        What it kept of those goes along. Raises NotSupported where that cannot be split as they were.
+        """
+        self._optimizers.append(optimizer)
+        self._repoint(optimizer)
+
+    def _repoint(self, optimizer: Optimizer) -> None:
+        for group in optimizer.param_groups:
+            group["params"] = [self._moved.get(one, one) for one in group["params"]]
+        for old in [one for one in optimizer.state if one in self._moved]:
+            new, kept = self._moved[old], optimizer.state.pop(old)
+            # A rank of another pipeline stage neither has the parameter nor needs its state.
+            if not new.is_meta:
+                optimizer.state[new] = materialize.split_state(kept, new, type(optimizer).__name__)
+
+    def watch(self, scale: replica.GradientScale, model: nn.Module) -> None:
+        """By its outputs: the gradients of gathered parameters pass no hook of the shards."""
+        scale.watch_outputs(model)
+
+    def start_share(self, models: Iterable[nn.Module], first: bool, last: bool) -> None:
+        """Only the last micro-batch of a step reduces; each step begins with rank 0's buffers."""
+        for model in models:
+            if isinstance(model, FSDPModule):
+                model.set_requires_gradient_sync(last)
+                if first:
+                    _broadcast_buffers(model)
+
+    def send_buffers(self, models: Iterable[nn.Module]) -> None:
+        """Give every rank the buffers of rank 0."""
+        for model in models:
+            if isinstance(model, FSDPModule):
+                _broadcast_buffers(model)
+
+    def reduces(self, models: Iterable[nn.Module]) -> bool:
+        """Whether there is a sharded model."""
+        return any(isinstance(model, FSDPModule) for model in models)
+
+
+def _learns(model: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in model.parameters())
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """What is gathered at once: the members of every `nn.ModuleList`."""
+    found = []
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList):
+            found += [one for one in module if any(True for _ in one.parameters())]
+    # Inner blocks first: a parameter belongs to the innermost.
+    return list(reversed(list(dict.fromkeys(found))))
+
+
+def _broadcast_buffers(model: nn.Module) -> None:
+    with torch.no_grad():
+        for buffer in model.buffers():
+            dist.broadcast(buffer, src=0)

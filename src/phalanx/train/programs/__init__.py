@@ -1,0 +1,1 @@
+"""Programs started with `python -m`: recipes, planning, network check, batch size, federation."""

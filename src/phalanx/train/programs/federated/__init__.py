@@ -1,0 +1,12 @@
+"""Federated training: sites that never share data, and a coordinator that only sees weights.
+
+A `Coordinator` holds the model; a `Site` gets it, trains on data of its own, and gives back weights, the
+number of samples and metrics. Nothing else crosses.
+"""
+
+from __future__ import annotations
+
+from phalanx.train.programs.federated.coordinator import Coordinator
+from phalanx.train.programs.federated.site import Site
+
+__all__ = ["Coordinator", "Site"]

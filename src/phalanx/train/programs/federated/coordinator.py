@@ -1,0 +1,303 @@
+"""The coordinator: holds the model, gives it to sites, and makes the next one of what they send back."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import math
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from phalanx.core.training.federation import Federation, Phase, Rules
+from phalanx.errors import CheckpointCorrupt, Problem, SpecInvalid, TrainingError
+from phalanx.kit.clock import Clock, SystemClock
+from phalanx.train.gang import context
+from phalanx.train.gang.report import NoReport, Report, ReportFile
+from phalanx.train.numerics.local_sgd import wire
+from phalanx.train.numerics.local_sgd.outer_step import outer_step
+from phalanx.train.numerics.local_sgd.settings import Outer
+from phalanx.train.programs.federated.keeping import Folder, Tensors, fit
+
+_LOOK_S = 0.05
+_TALK_S = 600.0
+# Sites ask twice a second: one that has not for so long does not come for the final weights.
+_LINGER_S = 15.0
+# Conversations at once; whoever comes on top is sent away, and asks again.
+_MOST_TALKS = 256
+_MOST_SAMPLES = 1 << 53
+# Names, metrics and the space between tensors, beside what the weights themselves need.
+_AROUND_BYTES = 64 << 20
+
+
+class Coordinator:
+    """One federation. `serve` runs it to its end.
+
+    `directory` is where it keeps what it needs to go on after a kill; under a launcher the job's checkpoint
+    directory serves. A round begins with at least `min_sites` sites and counts when as many have answered
+    within `round_s` seconds. `server_lr` and `server_momentum` are of the step from one model to the next:
+    1 and 0 are FedAvg. Every site shows `token`.
+    """
+
+    def __init__(  # noqa: PLR0913 - one keyword for each wish
+        self,
+        model: nn.Module,
+        *,
+        num_rounds: int,
+        token: str,
+        min_sites: int = 2,
+        round_s: float = 3600.0,
+        gather_s: float = 2.0,
+        server_lr: float = 1.0,
+        server_momentum: float = 0.0,
+        directory: str | Path | None = None,
+        on_round: Callable[[int, dict[str, float]], None] = lambda number, metrics: None,
+        clock: Clock | None = None,
+    ) -> None:
+        """`on_round` gets each round's number and the sites' metrics, weighted by samples, once the new
+        model is kept; a kill in between leaves that round untold.
+
+        Raises SpecInvalid, CheckpointCorrupt when what was kept is damaged, and RestoreMismatch when it is
+        of another model.
+        """
+        info = context.read()
+        folder = directory or info.checkpoint_dir
+        if folder is None:
+            raise SpecInvalid([Problem("directory", "is needed where no launcher names one")])
+        if not token:
+            raise SpecInvalid([Problem("token", "is needed: it keeps strangers out")])
+        try:
+            rules = Rules(num_rounds=num_rounds, min_sites=min_sites, round_s=round_s,
+                          gather_s=gather_s)  # fmt: skip
+        except ValueError as error:
+            raise SpecInvalid([Problem("Coordinator", str(error))]) from None
+        self.model, self._token = model, token
+        kept = model.state_dict().values()
+        self._most_bytes = _AROUND_BYTES + 2 * sum(one.numel() * one.element_size() for one in kept)
+        self._on_round, self._clock = on_round, clock or SystemClock()
+        self._outer = Outer(lr=server_lr, momentum=server_momentum)
+        self._momentum: dict[str, torch.Tensor] = {}
+        self._folder = Folder(Path(folder) / "federation")
+        self._federation = Federation(rules)
+        self._answers: dict[str, dict[str, Any]] = {}
+        self._lock = threading.Lock()
+        self._talks = threading.Semaphore(_MOST_TALKS)
+        self._seen_s: dict[str, float] = {}
+        self._told: set[str] = set()
+        self._report: Report = NoReport()
+        if info.report_file is not None:
+            self._report = ReportFile(info.report_file, now=self._clock.now)
+        self._resume()
+
+    def _resume(self) -> None:
+        kept = self._folder.newest_model()
+        if kept is None:
+            self._folder.write_model(0, self._kept())
+            return
+        number, state = kept
+        fit(self.model, state["weights"], "what the coordinator's directory holds")
+        self._momentum = dict(state["momentum"])
+        cohort = self._folder.cohort(number + 1)
+        now_s = self._clock.monotonic()
+        self._seen_s = dict.fromkeys([*state["sites"], *cohort], now_s)
+        self._answers = self._folder.answers(number + 1, cohort)
+        self._federation.resume(number, cohort, set(self._answers), now_s)
+
+    def _kept(self) -> dict[str, Any]:
+        return {
+            "weights": dict(self.model.state_dict()),
+            "momentum": dict(self._momentum),
+            "sites": sorted(self._seen_s),
+        }
+
+    @property
+    def rounds_done(self) -> int:
+        """Rounds that have changed the model."""
+        return self._federation.closed
+
+    # -- serving ---------------------------------------------------------------------------------
+
+    def serve(self, host: str = "", port: int = 0, *, ready: Callable[[int], None] = print) -> None:
+        """Answer sites at this address until all rounds are done and the sites have heard of it.
+
+        `ready` gets the port. Raises OSError when the address cannot be had.
+        """
+        with socket.create_server((host, port), backlog=128) as room:
+            room.settimeout(_LOOK_S)
+            self._report.write("phase", name="ready")
+            ready(int(room.getsockname()[1]))
+            while not self._over():
+                self._look()
+                with contextlib.suppress(TimeoutError):
+                    peer, _ = room.accept()
+                    if not self._talks.acquire(blocking=False):
+                        peer.close()
+                        continue
+                    threading.Thread(target=self._talk, args=(peer,), daemon=True).start()
+        self._report.write("done", step=self._federation.closed)
+        self._report.close()
+
+    def _over(self) -> bool:
+        """Whether all rounds are done, and whoever still asks has got the final weights."""
+        if self._federation.phase is not Phase.DONE:
+            return False
+        since_s = self._clock.monotonic() - _LINGER_S
+        with self._lock:
+            return all(site in self._told for site, at in self._seen_s.items() if at > since_s)
+
+    def _look(self) -> None:
+        """Begin or end a round where it is time."""
+        with self._lock:
+            now_s, federation = self._clock.monotonic(), self._federation
+            if federation.begins(now_s):
+                self._answers = {}
+                self._folder.write_cohort(federation.closed + 1, federation.cohort)
+            elif federation.ends(now_s):
+                if federation.counts:
+                    self._close()
+                else:
+                    federation.abandon()
+                    self._folder.clear_answers()
+                    self._warn(f"round {federation.closed + 1}: too few sites answered in time")
+
+    def _close(self) -> None:
+        """Make the new model of the answers, in the order of the sites' names."""
+        rows = [self._answers[site] for site in sorted(self._federation.answered)]
+        metrics = weighted_metrics(rows)
+        state = dict(self.model.state_dict())
+        mean = weighted_mean(rows, state)
+        trained = {name: state[name] for name, _ in self.model.named_parameters()}
+        done = {name: one - mean[name] for name, one in trained.items()}
+        outer_step(self._outer, trained, done, self._momentum)
+        for name in state.keys() - trained.keys():
+            state[name].copy_(mean[name])
+        number = self._federation.closed + 1
+        self._folder.write_model(number, self._kept())
+        dropped = sorted(self._federation.cohort - self._federation.answered)
+        self._federation.close()
+        if dropped:
+            self._warn(f"round {number}: no answer from {', '.join(dropped)}")
+        self._report.write("step", step=number, epoch=0, consumed=number)
+        self._report.write("metric", step=number, v=metrics)
+        self._on_round(number, metrics)
+
+    def _warn(self, message: str) -> None:
+        self._report.write("warn", message=message)
+
+    # -- one site --------------------------------------------------------------------------------
+
+    def _talk(self, peer: socket.socket) -> None:
+        """One question and its answer. A site that goes away in between asks again."""
+        with peer, self._counted(), contextlib.suppress(OSError, TrainingError):
+            peer.settimeout(wire.TOKEN_S)
+            token = wire.receive(peer, wire.SMALL_BYTES)
+            if not isinstance(token, str) or not hmac.compare_digest(
+                token.encode(), self._token.encode()
+            ):
+                wire.refuse(peer, "the token is not the federation's")
+                return
+            peer.settimeout(_TALK_S)
+            try:
+                message = wire.receive(peer, self._most_bytes)
+            except (wire.TooLarge, CheckpointCorrupt) as error:
+                wire.refuse(peer, str(error))
+                return
+            wire.send(peer, self.answer(message))
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._talks.release()
+
+    def answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to one message of a site."""
+        try:
+            site = str(message["site"])
+            if message["do"] == "work":
+                return self._work(site)
+            if message["do"] == "submit":
+                return self._submit(site, message)
+            return {"refused": f"{message['do']!r} is not known"}
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            return {"refused": f"{type(error).__name__}: {error}"}
+
+    def _work(self, site: str) -> dict[str, Any]:
+        with self._lock:
+            self._seen_s[site] = self._clock.monotonic()
+            if self._federation.phase is Phase.DONE:
+                self._told.add(site)
+                return {"do": "leave", "round": self._federation.closed, "weights": self._weights()}
+            if self._federation.wants_work(site, self._clock.monotonic()):
+                number = self._federation.closed + 1
+                return {"do": "train", "round": number, "weights": self._weights()}
+            return {"do": "wait"}
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        return {name: one.detach().clone() for name, one in self.model.state_dict().items()}
+
+    def _submit(self, site: str, message: Mapping[str, Any]) -> dict[str, Any]:
+        number = int(message["round"])
+        answer = {
+            "weights": message["weights"],
+            "count": int(message["count"]),
+            "metrics": {str(key): float(value) for key, value in message["metrics"].items()},
+        }
+        if why := unusable(answer, self.model.state_dict()):
+            self._warn(f"round {number}: the answer of {site} is not used: {why}")
+            return {"refused": why}
+        with self._lock:
+            if not self._federation.may_answer(site, number):
+                # It was taken already, or came too late: either way there is nothing more to do.
+                return {"taken": site in self._federation.answered}
+            self._folder.write_answer(number, site, answer)
+            self._answers[site] = answer
+            self._federation.answer(site)
+        return {"taken": True}
+
+
+def unusable(answer: Mapping[str, Any], like: Tensors) -> str:
+    """Why a site's answer cannot be used; empty where it can."""
+    weights = answer["weights"]
+    if not 1 <= answer["count"] <= _MOST_SAMPLES:
+        return f"it is of {answer['count']} samples"
+    if not all(isinstance(one, torch.Tensor) for one in weights.values()):
+        return "its weights are not all tensors"
+    if set(weights) != set(like):
+        return "its weights are of another model"
+    for name, one in weights.items():
+        if one.shape != like[name].shape or one.dtype != like[name].dtype:
+            return f"{name} has shape {list(one.shape)}, it is {list(like[name].shape)}"
+        if one.is_floating_point() and not bool(one.isfinite().all()):
+            return f"{name} is not finite"
+    return ""
+
+
+def weighted_mean(rows: list[dict[str, Any]], like: Tensors) -> dict[str, torch.Tensor]:
+    """The mean of the sites' weights, each counting its number of samples; of integers, the largest."""
+    total = sum(row["count"] for row in rows)
+    found = {}
+    for name, one in like.items():
+        if one.is_floating_point():
+            parts = (row["weights"][name].double() * (row["count"] / total) for row in rows)
+            found[name] = torch.stack(list(parts)).sum(0).to(one.dtype)
+        else:
+            found[name] = torch.stack([row["weights"][name] for row in rows]).amax(0)
+    return found
+
+
+def weighted_metrics(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """The mean of each metric over the sites that have it, each counting its number of samples."""
+    found = {"sites": float(len(rows)), "samples": float(sum(row["count"] for row in rows))}
+    for name in sorted({name for row in rows for name in row["metrics"]}):
+        having = [row for row in rows if math.isfinite(row["metrics"].get(name, math.nan))]
+        total = sum(row["count"] for row in having)
+        if total:
+            found[name] = sum(row["metrics"][name] * row["count"] for row in having) / total
+    return found

@@ -1,0 +1,243 @@
+"""`phalanx plan SCRIPT --world 8xH100`: what every layout of a script would need, before it runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import runpy
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from phalanx.core.training import estimates
+from phalanx.core.training.estimates import Choice, Estimate, Outline, World
+from phalanx.errors import PlatformError, UserError
+from phalanx.kit.units import parse_size
+from phalanx.train import start
+from phalanx.train.parallel import outlining
+from phalanx.train.programs.planning.sketch import Seen, Sketch
+
+_HEAD = ("layout", "parameters", "gradients", "optimizer", "other", "activations", "total", "step")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a script showed, and what kept it from showing more."""
+
+    outline: Outline
+    num_parameters: int
+    asked: str
+    problem: str = ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Plan one script; returns the exit code: 0 good, 1 wrong use or a script that fails."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    rest: list[str] = []
+    if "--" in words:
+        at = words.index("--")
+        words, rest = words[:at], words[at + 1 :]
+    try:
+        given = _parser().parse_args(words)
+    except SystemExit as stop:
+        return 1 if stop.code else 0
+    try:
+        world = given.world
+        if given.memory is not None:
+            device = estimates.with_memory(world.device, given.memory)
+            world = replace(world, device=device)
+        look = looked_at(
+            given.script, rest, world, nullcontext if given.real else outlining.no_memory
+        )
+    except PlatformError as error:
+        sys.stderr.write(f"phalanx plan: {error}\n")
+        return error.exit_code
+    choice = estimates.recommend(world, look.outline)
+    body = as_json(choice, world, look)
+    sys.stdout.write(
+        (json.dumps(body, indent=2) if given.json else table(choice, world, look)) + "\n"
+    )
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="phalanx plan",
+        description="Memory and step time of a script by layout, estimated before anything runs."
+        " The script runs up to its first optimizer step, without memory for its model.",
+    )
+    parser.add_argument("script", type=Path, help="a training script that uses phalanx.train")
+    parser.add_argument(
+        "--world", type=_world, required=True,
+        help="devices as in 8xH100, or nodes too as in 4x8xA100; known: "
+        + ", ".join(estimates.DEVICES),
+    )  # fmt: skip
+    parser.add_argument("--memory", type=_size, help="of one device, if not the table's: 40GB")
+    parser.add_argument(
+        "--real",
+        action="store_true",
+        help="build the model with memory: for scripts that read weights",
+    )
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.epilog = "Arguments of the script stand behind `--`."
+    return parser
+
+
+def _world(text: str) -> World:
+    try:
+        return estimates.parse_world(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def looked_at(
+    script: Path, arguments: Sequence[str], world: World,
+    around: Callable[[], AbstractContextManager[None]] = outlining.no_memory,
+) -> Look:  # fmt: skip
+    """Run a script up to its first optimizer step, in a context that `around` makes.
+
+    Raises UserError for a script that fails before `run.prepare`, or never calls it.
+    """
+    if not script.is_file():
+        raise UserError(f"{script} is no file", "name a training script")
+    made: list[Sketch] = []
+
+    def stand_in(options: Any) -> Sketch:
+        made.append(Sketch(options, world.num_ranks))
+        return made[-1]
+
+    before = sys.argv, sys.path[:]
+    sys.argv, sys.path[:] = [str(script), *arguments], [str(script.resolve().parent), *sys.path]
+    problem = ""
+    # What the script prints is not the plan.
+    aside = redirect_stdout(sys.stderr)
+    with aside, start.standing_in(stand_in), around(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except Seen:
+            pass
+        except SystemExit as left:
+            problem = f"it ended by itself with {left.code}" if left.code else ""
+        except Exception as error:
+            problem = _where(error, script)
+        finally:
+            sys.argv, sys.path[:] = before
+            for one in made:
+                one.gauge.stop()
+    return _seen(made, script, problem)
+
+
+def _seen(made: Sequence[Sketch], script: Path, problem: str) -> Look:
+    sketch = next((one for one in made if one.models), None)
+    if sketch is None:
+        why = problem or "it never called run.prepare with a model"
+        raise UserError(
+            f"{script}: {why}",
+            "a script is planned from what it gives to run.prepare; --real builds the model with memory",
+        )
+    num = sum(one.numel() for model in sketch.models for one in model.parameters())
+    return Look(sketch.outline(), num, str(sketch.options.strategy), problem)
+
+
+def _where(error: Exception, script: Path) -> str:
+    """An error of the script in one line."""
+    lines = [
+        one.lineno for one in traceback.extract_tb(error.__traceback__)
+        if Path(one.filename).name == script.name
+    ]  # fmt: skip
+    place = f"line {lines[-1]}: " if lines else ""
+    return f"{place}{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+
+
+# -- what is printed -----------------------------------------------------------------------------
+
+
+def as_json(choice: Choice, world: World, look: Look) -> dict[str, Any]:
+    """Everything, for programs. Bytes are of the rank that needs most, seconds of one step."""
+    return {
+        "world": {"nodes": world.nodes, "slots_per_node": world.slots_per_node, "device": world.device.name,
+                  "memory_bytes": world.device.memory_bytes},
+        "model": {"num_parameters": look.num_parameters, **asdict(look.outline)},
+        "problem": look.problem or None,
+        "recommended": choice.best.name,
+        "why": choice.why,
+        "layouts": [_row_json(one) for one in choice.all],
+    }  # fmt: skip
+
+
+def _row_json(one: Estimate) -> dict[str, Any]:
+    return {
+        "strategy": one.name, "fits": one.fits, "total_bytes": one.total_bytes,
+        "limit_bytes": one.limit_bytes, "parameter_bytes": one.parameter_bytes,
+        "gradient_bytes": one.gradient_bytes, "optimizer_bytes": one.optimizer_bytes,
+        "other_bytes": one.gathered_bytes, "activation_bytes": one.activation_bytes,
+        "step_s": one.step_s, "compute_s": one.compute_s, "exposed_communication_s": one.exposed_s,
+        "pipeline_bubble": one.bubble,
+    }  # fmt: skip
+
+
+def table(choice: Choice, world: World, look: Look) -> str:
+    """For people: the layouts that fit, or come closest, and the one to take."""
+    outline = look.outline
+    memory = world.device.memory_bytes
+    lines = [
+        f"{look.num_parameters / 1e6:,.1f} million parameters, batch {outline.batch} a rank,"
+        f" {outline.precision}, on {world} of {memory / 1e9:.0f} GB",
+        "",
+    ]
+    rows = [_HEAD] + [_cells(one, choice) for one in choice.all]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(_HEAD))]
+    for row in rows:
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    lines += [
+        "",
+        "* does not fit. Memory is a rank's in GiB, estimated; time is a rule of thumb.",
+        "",
+    ]
+    if look.problem:
+        lines.append(f"The script was not seen to the end of a step: {look.problem}")
+    lines += [f"Recommended: {choice.best.name}", f"  {choice.why}"]
+    if look.asked != choice.best.name:
+        lines.append(f"  the script itself asks for {look.asked}")
+    if not outline.tp_part:
+        lines.append("  tp was not considered: there is no tp_plan")
+    if not outline.layer_bytes:
+        lines.append(
+            "  pp was not considered: the model is no nn.Sequential and has no pipeline_layers"
+        )
+    return "\n".join(lines)
+
+
+def _cells(one: Estimate, choice: Choice) -> tuple[str, ...]:
+    sizes = (
+        one.parameter_bytes, one.gradient_bytes, one.optimizer_bytes, one.gathered_bytes,
+        one.activation_bytes, one.total_bytes,
+    )  # fmt: skip
+    mark = ">" if one is choice.best else " "
+    texts = ["?" if size is None else f"{size / estimates.GIB:.2f}" for size in sizes]
+    texts[-1] += " " if one.fits else "*"
+    step = "?" if one.step_s is None else _seconds(one.step_s)
+    return (f"{mark} {one.name}", *texts, step)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.1f} ms"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

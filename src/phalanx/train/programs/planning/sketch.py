@@ -1,0 +1,194 @@
+"""A run that only looks: what `init` returns while a script is planned.
+
+Models have no memory, the first batch is made hollow, and the first optimizer step ends the script.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader
+
+from phalanx.core.training.estimates import Outline
+from phalanx.train.numerics import recompute
+from phalanx.train.parallel import outlining, stages
+from phalanx.train.step.components import Options
+from phalanx.train.step.early_stop import EarlyStopping
+
+
+class Seen(BaseException):
+    """Enough has been seen. Not an Exception: scripts catch those."""
+
+
+class HollowLoader:
+    """The script's loader; its batches have no memory."""
+
+    def __init__(self, loader: Any) -> None:
+        self.original = loader
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "original":
+            raise AttributeError(name)
+        return getattr(self.original, name)
+
+    def __len__(self) -> int:
+        return len(self.original)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.original:
+            yield tree_map_only(torch.Tensor, stages.hollow, batch)
+
+
+class Sketch:
+    """Stands in a run's place, with every name that scripts use."""
+
+    def __init__(self, options: Options, world_size: int) -> None:
+        self.options, self.world_size, self.batch_world = options, world_size, world_size
+        self.rank, self.is_main = 0, True
+        self.state: dict[str, Any] = {}
+        self.device = torch.device("meta")
+        self.gauge = outlining.Gauge()
+        self.models: list[nn.Module] = []
+        self._optimizers: list[Optimizer] = []
+        self._kept_by_optimizers = 0
+        self._batch: int | None = None
+
+    # -- what scripts call -----------------------------------------------------------------------
+
+    def prepare(self, *things: Any) -> Any:
+        """The same things, without memory."""
+        models = [one for one in things if isinstance(one, nn.Module)]
+        for model in models:
+            outlining.hollow_in_place(model)
+            recompute.recompute_blocks(model, self.options.tuning.activation_checkpointing)
+        self.models += models
+        done = [self._prepare_one(one) for one in things]
+        self.gauge.start(models)
+        return done[0] if len(done) == 1 else tuple(done)
+
+    def _prepare_one(self, thing: Any) -> Any:
+        if isinstance(thing, Optimizer):
+            self._kept_by_optimizers += outlining.optimizer_bytes(thing)
+            thing.zero_grad()
+            thing.step = self._enough  # type: ignore[method-assign]
+            return thing
+        if isinstance(thing, DataLoader):
+            if self._batch is None:
+                self._batch = thing.batch_size or 1
+            return HollowLoader(thing)
+        return thing
+
+    def _enough(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise Seen
+
+    def eval_loader(self, loader: Any) -> Any:
+        """Hollow too."""
+        return HollowLoader(loader)
+
+    def epochs(self, num: int) -> Iterator[int]:
+        """One of them is enough."""
+        yield 0
+        raise Seen
+
+    def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
+        """A backward pass without numbers."""
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.gauge.went_back = True
+
+    def pipeline_step(
+        self, *inputs: torch.Tensor, target: Any, loss_fn: Callable[[Any, Any], torch.Tensor],
+        model: nn.Module | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """Forward and backward, in one piece."""
+        loss = loss_fn((model or self.models[0])(*inputs), target)
+        self.backward(loss)
+        return loss.detach()
+
+    def clip_grad_norm_(self, *args: Any, **options: Any) -> torch.Tensor:
+        """No norm."""
+        return torch.zeros(())
+
+    def early_stopping(self, patience: int, **options: Any) -> EarlyStopping:
+        """One that never stops."""
+        return EarlyStopping(patience, "min", 0.0, lambda value: value)
+
+    def log(self, **values: Any) -> None:
+        """Nothing."""
+
+    def track(self, **objects: Any) -> None:
+        """Nothing."""
+
+    def checkpoint(self) -> None:
+        """Nothing."""
+
+    def profile(self, *args: Any, **options: Any) -> None:
+        """Nothing."""
+
+    def outer_weights(self) -> contextlib.AbstractContextManager[None]:
+        """There is one set of weights."""
+        return contextlib.nullcontext()
+
+    def should_stop(self) -> bool:
+        """No."""
+        return False
+
+    def all_reduce_mean(self, value: Any, weight: float = 1.0) -> float:
+        """Nothing was computed."""
+        return 0.0
+
+    def all_reduce_sum(self, *values: Any) -> list[float]:
+        """Nothing was computed."""
+        return [0.0 for _ in values]
+
+    @property
+    def step(self) -> int:
+        """None was taken."""
+        return 0
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The module itself."""
+        return model
+
+    def finish(self) -> NoReturn:
+        """The script is at its end."""
+        raise Seen
+
+    # -- what was seen ---------------------------------------------------------------------------
+
+    @property
+    def _casts(self) -> bool:
+        """Whether autocast makes copies; a policy of `fully_shard` gathers in half precision instead."""
+        return self.options.tuning.precision != "fp32" and "mp_policy" not in self.options.fsdp
+
+    def outline(self) -> Outline:
+        """All that estimates need."""
+        self.gauge.stop()
+        tuning, main = self.options.tuning, self.models[0]
+        tensors = [one for model in self.models for one in model.parameters()]
+        trained = outlining.bytes_of(one for one in tensors if one.requires_grad)
+        flops, kept = self.gauge.flops, self.gauge.kept_bytes
+        # In half precision about half of what is kept is half as wide.
+        narrow = 1.0 if tuning.precision == "fp32" else 0.75
+        return Outline(
+            parameter_bytes=outlining.bytes_of(tensors),
+            trainable_bytes=trained,
+            optimizer_bytes=self._kept_by_optimizers or 2 * trained,
+            block_bytes=max(outlining.block_bytes(model) for model in self.models),
+            buffer_bytes=outlining.bytes_of(b for model in self.models for b in model.buffers()),
+            batch=self._batch or 1,
+            activation_bytes=None if kept is None else int(kept * narrow),
+            flops=None if flops is None else flops * self.options.accumulate,
+            convolved=self.gauge.convolved,
+            precision=outlining.computes_in(main, tuning.precision),
+            cast_bytes=outlining.cast_bytes(tensors) if self._casts else 0,
+            tp_part=outlining.split_part(main, self.options.tp_plan),
+            layer_bytes=outlining.layer_bytes(main),
+            schedule=tuning.pipeline_schedule,
+            micro_batches=tuning.micro_batches,
+        )

@@ -1,0 +1,113 @@
+"""Reading a checkpoint: every rank checks its share of the bytes, and reads only what it needs.
+
+The small parts of the state are read at once. Models and optimizers stay in the files until their live
+twins are known, and go straight to the place where they are needed: no rank ever holds a state twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from phalanx import checkpoint
+from phalanx.checkpoint import packing, tensorfile
+from phalanx.core.training.checkpoints import FileEntry, Manifest
+from phalanx.errors import CheckpointCorrupt
+from phalanx.train.state import sharding, tree
+
+STATE = "state.tensors"
+_LATER = ("models", "optimizers", "compression", "sync")
+
+Opener = Callable[[Path, FileEntry], tensorfile.Bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A verified checkpoint. Whoever loads from `state` must clone: models and optimizers hold
+    `sharding.StoredTensor` in their tensors' places."""
+
+    path: Path
+    manifest: Manifest
+    state: Mapping[str, Any]
+    rng: tuple[bytes, ...]
+    differs: str | None
+    read: Mapping[str, checkpoint.VerifiedFile] | None = None
+    """Its files, where they are checked while they are read; None where all was checked before."""
+
+    def rng_of(self, rank: int) -> bytes | None:
+        """The generators of this rank, if there was such a rank."""
+        return self.rng[rank] if rank < len(self.rng) else None
+
+
+def section(restored: Restored, name: str, at: int) -> Any:
+    """What was saved of the `at`-th of some objects; None when there were fewer."""
+    rows = restored.state.get(name, ())
+    return rows[at] if at < len(rows) else None
+
+
+def shard_file(rank: int) -> str:
+    """Where a rank's part of the state lies inside a checkpoint."""
+    return f"shard-{rank:05d}/{STATE}"
+
+
+def read_state(
+    path: Path, manifest: Manifest, opener: Opener = checkpoint.VerifiedFile
+) -> tuple[dict[str, Any], tuple[bytes, ...]]:
+    """The state, and every rank's generators; large tensors of models and optimizers as `StoredTensor`.
+
+    Raises CheckpointCorrupt.
+    """
+    entries = {entry.path: entry for entry in manifest.files}
+    names = [name for name in sorted(entries) if name.endswith("/" + STATE)]
+    if shard_file(0) not in names:
+        raise CheckpointCorrupt(f"{path}: there is no {shard_file(0)} in its manifest")
+    where = str(path)
+    heads: list[Any] = []
+    files: list[tuple[tensorfile.Bytes, Sequence[tensorfile.Row]]] = []
+    for name in names:
+        source = packing.opened(opener(path, entries[name]), str(path / name))
+        head, rows = tensorfile.read_header(source, str(path / name))
+        heads.append(head)
+        files.append((source, rows))
+    try:
+        tensors = sharding.stored_tensors(files, where)
+        first_schema = "models" in heads[0]  # which had nothing around the state
+        body = heads[0] if first_schema else heads[0]["state"]
+        state = {
+            key: tree.rebuild(
+                value,
+                tensors.__getitem__ if key in _LATER else lambda at: tensors[at].read(),
+                where,
+            )
+            for key, value in body.items()
+        }
+        if first_schema:
+            rng = tuple(one.numpy().tobytes() for one in state["rng"])
+        else:
+            rng = tuple(bytes.fromhex(head["rng"]) for head in heads)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        text = f"{path}: not a state this library wrote: {error}"
+        raise CheckpointCorrupt(text) from error
+    return state, rng
+
+
+def materialised(value: Any) -> Any:
+    """A state with every tensor read. Raises CheckpointCorrupt."""
+    if isinstance(value, sharding.StoredTensor):
+        return value.read()
+    if isinstance(value, Mapping):
+        return {key: materialised(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(materialised(item) for item in value)
+    return value
+
+
+def device_text() -> str:
+    """The kind of device that sums depend on, for example `cpu:AVX512`."""
+    if torch.cuda.is_available():
+        return f"cuda:{torch.cuda.get_device_name()}"
+    return f"cpu:{torch.backends.cpu.get_cpu_capability()}"

@@ -1,0 +1,124 @@
+"""Folders as checkpoints, for scripts of any framework that keep their state in files of their own.
+
+No torch here. One process of the gang saves; what it saved is committed, verified, kept and resumed like
+any other checkpoint. Scripts that call `phalanx.train.init` have `run.checkpoint` instead.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from phalanx import checkpoint
+from phalanx.checkpoint.folders import WHY, Origin, manifest_of
+from phalanx.core.training.checkpoints import checkpoint_name
+from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, NotSupported, UserError
+from phalanx.kit.clock import SystemClock
+from phalanx.kit.ids import random_hex
+from phalanx.train.gang import context
+from phalanx.train.gang.context import RankInfo
+from phalanx.train.gang.report import NoReport, Report, ReportFile
+
+_NO_COPIES = (
+    "checkpoint.store: folders that a script saves itself are not copied there; name the folder in"
+    " checkpoint.directory instead, and it is"
+)
+
+
+def save(
+    folder: str | Path,
+    *,
+    step: int,
+    metrics: Mapping[str, float] | None = None,
+    checkpoint_dir: str | Path | None = None,
+) -> Path | None:
+    """Copy a folder's files into a checkpoint of `step`, and let go of what retention does not keep.
+
+    Ranks other than 0 do nothing. Returns where it is; None where nothing was saved, because neither
+    the launcher nor `checkpoint_dir` names a place. Raises UserError, OSError; NotSupported for encryption.
+    """
+    info, source = _info(checkpoint_dir), Path(folder)
+    if info.checkpoint_dir is None or not info.is_main:
+        return None
+    if info.keys:
+        raise NotSupported(
+            "folders are not encrypted", "remove checkpoint.encryption from the spec"
+        )
+    files = sorted(path for path in source.rglob("*") if path.is_file())
+    if not files:
+        raise UserError(f"{source}: there are no files in it, so there is nothing to save")
+    clock = SystemClock()
+    began = clock.monotonic()
+    draft = checkpoint.Draft(info.checkpoint_dir, checkpoint_name(step, random_hex(8)))
+    try:
+        for path in files:
+            draft.add_file(path.relative_to(source).as_posix(), path)
+        manifest = manifest_of(draft, step, _origin(info), dict(metrics or {}), clock.now())
+        made = draft.commit(manifest)
+    except BaseException:
+        draft.abandon()
+        raise
+    report = _report(info.report_file)
+    if info.checkpoint_store is not None:
+        _say_once(info.report_file, _NO_COPIES)
+    report.write("step", step=step, epoch=0, consumed=0)
+    report.write(
+        "checkpoint", path=str(made), name=made.name, step=step, epoch=0, position=0,
+        commit=manifest.commit, bytes=manifest.size_bytes, why=WHY, metrics=dict(manifest.metrics),
+        save_s=round(clock.monotonic() - began, 6),
+    )  # fmt: skip
+    for gone in checkpoint.retain(
+        info.checkpoint_dir, info.keep, check=checkpoint.read_manifest, now=clock.now()
+    ):
+        report.write("removed", path=str(info.checkpoint_dir / gone.name))
+    return made
+
+
+def newest(checkpoint_dir: str | Path | None = None) -> tuple[Path, int] | None:
+    """The newest folder that verifies, and its step; None when there is none.
+
+    Every byte is read and compared. Rank 0 sets aside what does not verify; the one before it is taken.
+    """
+    info = _info(checkpoint_dir)
+    if info.checkpoint_dir is None:
+        return None
+    listing = checkpoint.scan(info.checkpoint_dir)
+    if info.is_main:
+        checkpoint.clean_debris(info.checkpoint_dir)
+    for one in checkpoint.resume_order(listing):
+        try:
+            manifest = checkpoint.verify(one.path)
+        except CheckpointNotFound:
+            continue
+        except CheckpointCorrupt as error:
+            if info.is_main and one.path.is_dir():
+                moved = checkpoint.quarantine(one.path, random_hex(8))
+                _report(info.report_file).write(
+                    "quarantined", path=str(one.path), moved_to=str(moved), why=error.message
+                )
+            continue
+        return one.path, manifest.step
+    return None
+
+
+def _info(checkpoint_dir: str | Path | None) -> RankInfo:
+    return context.with_checkpoints(context.read(), {"dir": checkpoint_dir})
+
+
+@cache
+def _say_once(path: Path | None, message: str) -> None:
+    _report(path).write("warn", message=message)
+
+
+@cache
+def _report(path: Path | None) -> Report:
+    return NoReport() if path is None else ReportFile(path, now=SystemClock().now)
+
+
+def _origin(info: RankInfo) -> Origin:
+    return Origin(
+        job=info.job, attempt=info.attempt, generation=info.generation, world_size=info.world_size,
+        reference_world=info.reference_world, script=Path(sys.argv[0]).name,
+    )  # fmt: skip

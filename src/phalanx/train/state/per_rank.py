@@ -1,0 +1,97 @@
+"""What every rank holds for itself, as one tensor with a row for each rank.
+
+So a checkpoint keeps all of it: each rank writes its own row, and reads it again where there are as many
+ranks as before. At another number of ranks all begin with the mean of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+
+from phalanx.train.state.sharding import StoredTensor
+
+_MESHES: dict[str, DeviceMesh] = {}
+
+
+def row(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's tensor as one row of a tensor over all ranks, sharing its memory."""
+    mine = tensor.detach().unsqueeze(0)
+    if num_ranks() == 1:
+        return mine
+    kind = tensor.device.type
+    if kind not in _MESHES:
+        _MESHES[kind] = init_device_mesh(kind, (num_ranks(),))
+    return DTensor.from_local(mine, _MESHES[kind], [Shard(0)], run_check=False)
+
+
+def mine(saved: Any) -> torch.Tensor:
+    """This rank's row in memory of its own; the mean of all where there are not as many as ranks.
+
+    Raises CheckpointCorrupt.
+    """
+    shape = tuple(saved.shape)[1:]
+    if saved.shape[0] == num_ranks():
+        at = dist.get_rank() if num_ranks() > 1 else 0
+        if isinstance(saved, StoredTensor):
+            return saved.read_box((1, *shape), (at, *(0 for _ in shape)))[0]
+        return _whole(saved)[at].clone()
+    return mean(saved)
+
+
+def mean(saved: Any) -> torch.Tensor:
+    """The mean of all rows in memory of its own; of whole numbers, which have none, the first row.
+
+    Raises CheckpointCorrupt.
+    """
+    whole = _whole(saved)
+    if not whole.is_floating_point():
+        return whole[0].clone()
+    return whole.to(torch.float64).mean(0).to(whole.dtype)
+
+
+def as_before(saved: Any) -> bool:
+    """Whether there are as many ranks as rows."""
+    return bool(saved.shape[0] == num_ranks())
+
+
+def spread(value: Any) -> Any:
+    """A state with every tensor in it as a row."""
+    if isinstance(value, torch.Tensor):
+        return row(value)
+    if isinstance(value, Mapping):
+        return {key: spread(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(spread(item) for item in value)
+    return value
+
+
+def gathered(value: Any, take: Callable[[Any], torch.Tensor]) -> Any:
+    """What `spread` made of a state, with `take` (`mine` or `mean`) of every tensor's rows.
+
+    Raises CheckpointCorrupt.
+    """
+    if isinstance(value, torch.Tensor | StoredTensor):
+        return take(value)
+    if isinstance(value, Mapping):
+        return {key: gathered(item, take) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(gathered(item, take) for item in value)
+    return value
+
+
+def num_ranks() -> int:
+    """How many ranks there are."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def _whole(saved: Any) -> torch.Tensor:
+    if isinstance(saved, StoredTensor):
+        return saved.read()
+    found: torch.Tensor = saved.full_tensor() if isinstance(saved, DTensor) else saved
+    return found

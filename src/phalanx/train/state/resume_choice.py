@@ -1,0 +1,166 @@
+"""Which checkpoint a run resumes from: rank 0 chooses, all ranks read and vote, bad ones are set aside."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from phalanx import checkpoint
+from phalanx.checkpoint.reading import Cached, Cold, Direct
+from phalanx.core.training.checkpoints import FileEntry, Manifest, lineages
+from phalanx.errors import CheckpointCorrupt, CheckpointNotFound
+from phalanx.kit.ids import random_hex
+from phalanx.train.gang.context import RankInfo
+from phalanx.train.gang.groups import Channel
+from phalanx.train.gang.report import Report
+from phalanx.train.state.checkpoint_reader import Restored, device_text, read_state
+from phalanx.train.state.storage import Vault
+
+# How rank 0 has a checkpoint opened: whether there is another one behind it.
+_FURTHER, _LAST = "+", "."
+
+
+class Choice:
+    """Goes through a job's checkpoints, best first, until all ranks are content with one.
+
+    Every rank makes the same calls; rank 0 alone looks at the directory. `newest_commit` is the highest
+    commit number it met there.
+    """
+
+    def __init__(
+        self, store: Path, info: RankInfo, channel: Channel, report: Report, disk: checkpoint.Disk
+    ) -> None:
+        self.newest_commit = 0
+        self._store, self._info, self._channel = store, info, channel
+        self._report, self._disk = report, disk
+        self._untried: list[Path] | None = None
+
+    def open(self, vault: Vault) -> Restored | None:
+        """The newest checkpoint of the head's lineage that was not tried yet.
+
+        Rank 0 chooses. One that has another behind it is only looked into: its tensors are checked while
+        they are read, and `accept` tells. The last is checked whole, before anything is overwritten.
+        Bad ones are set aside and reported.
+        """
+        if self._untried is None:
+            self._untried = self._candidates(vault) if self._info.is_main else []
+        while True:
+            chosen = _next(self._untried, vault)
+            how = _LAST if not self._untried else _FURTHER
+            told = self._channel.broadcast(f"{how}{chosen}" if chosen else "")
+            if not told:
+                return None
+            path = Path(told[1:])
+            restored, why = self._read(path, told[0], vault)
+            if self._agreed(path, why, why or None, vault):
+                return restored
+
+    def accept(self, restored: Restored, problem: str, vault: Vault) -> bool:
+        """Whether everybody could read theirs, and what nobody had to read is sound too.
+
+        Otherwise it is set aside, and `open` gives the one before. Collective.
+        """
+        if restored.read is not None and not problem:
+            place = (self._info.rank, self._info.world_size)
+            try:
+                checkpoint.verify_share(restored.path, restored.manifest, place, restored.read)
+            except CheckpointCorrupt as error:
+                problem = error.message
+        if not self._agreed(restored.path, problem, None, vault):
+            return False
+        self._untried = None
+        return True
+
+    def _agreed(self, path: Path, problem: str, rot: str | None, vault: Vault) -> bool:
+        """Whether no rank has a problem with a checkpoint; rank 0 sees to it that it is not used.
+
+        `rot` is what rank 0 knows to be wrong with the files themselves; None where it has yet to look.
+        """
+        failed = self._channel.total([1.0 if problem else 0.0])[0]
+        if failed and self._info.is_main:
+            found = _rot(path) if rot is None else rot
+            if found:
+                self._set_aside(path, found)
+                if self._untried is not None and vault.tier.has_another(path):
+                    self._untried.insert(0, path)
+            else:
+                message = f"{path}: {failed:.0f} ranks could not read it; an older one is tried"
+                self._report.write("warn", message=f"{message}{problem and ': '}{problem}")
+        return failed == 0
+
+    def _candidates(self, vault: Vault) -> list[Path]:
+        try:
+            listing = checkpoint.scan(self._store)
+            checkpoint.clean_debris(self._store, self._disk)
+        except OSError as error:
+            self._report.write("warn", message=f"{self._store}: {error}")
+            return []
+        for path, why in listing.bad.items():
+            self._set_aside(path, why)
+        known = vault.known(listing, self._report)
+        self.newest_commit = max((one.commit for one in known.values()), default=0)
+        return [self._store / one.name for one in lineages(known)]
+
+    def _set_aside(self, path: Path, why: str) -> None:
+        try:
+            moved = checkpoint.quarantine(path, random_hex(8), self._disk)
+        except OSError:
+            moved = path
+        self._report.write("quarantined", path=str(path), moved_to=str(moved), why=why)
+
+    def _read(self, path: Path, how: str, vault: Vault) -> tuple[Restored | None, str]:
+        try:
+            manifest = checkpoint.read_manifest(path)
+            place = (self._info.rank, self._info.world_size)
+            opener = vault.seal.opener(manifest)
+            read: dict[str, checkpoint.VerifiedFile] | None = None
+            if how == _FURTHER and opener is checkpoint.VerifiedFile:
+                read = {}
+                alone = self._info.local_world_size == 1
+                opener = partial(_opened, read, Direct() if alone else Cached())
+            else:
+                checkpoint.verify_share(path, manifest, place)
+            state, rng = read_state(path, manifest, opener)
+        except (CheckpointCorrupt, CheckpointNotFound) as error:
+            return None, error.message
+        return Restored(path, manifest, state, rng, self._differs(manifest), read), ""
+
+    def _differs(self, manifest: Manifest) -> str | None:
+        """What makes a resume on this machine not bit-identical, if anything."""
+        mine = {
+            "world size": (manifest.world_size, self._info.world_size),
+            "torch": (manifest.versions.get("torch"), torch.__version__),
+            "threads": (manifest.threads, torch.get_num_threads()),
+            "device": (manifest.device, device_text()),
+        }
+        found = [f"{name} {was} is now {now}" for name, (was, now) in mine.items() if was != now]
+        return "; ".join(found) or None
+
+
+def _next(candidates: list[Path], vault: Vault) -> str:
+    """The first that is here, or comes from the object store; empty when there is none."""
+    while candidates:
+        path = candidates.pop(0)
+        if vault.tier.bring(path):
+            return str(path)
+    return ""
+
+
+def _rot(path: Path) -> str:
+    """What is wrong with a checkpoint that others could not read, as seen from here."""
+    try:
+        checkpoint.verify(path)
+    except (CheckpointCorrupt, CheckpointNotFound) as error:
+        return error.message
+    return ""
+
+
+def _opened(
+    known: dict[str, checkpoint.VerifiedFile], cold: Cold, root: Path, entry: FileEntry
+) -> checkpoint.VerifiedFile:
+    """A file of the checkpoint, remembered with what was read of it."""
+    file = known[entry.path] = checkpoint.VerifiedFile(root, entry, cold)
+    file.check_size()
+    return file

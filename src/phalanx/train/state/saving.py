@@ -1,0 +1,469 @@
+"""Saving and restoring a run: every rank writes its part, rank 0 commits, all agree on what is read.
+
+A save that training does not wait for copies this rank's part (`staging`) and is written by a thread,
+which talks to the other ranks on a group of its own; one is under way at most.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+import phalanx
+from phalanx import checkpoint
+from phalanx.checkpoint import tensorfile
+from phalanx.core.training.checkpoints import (
+    FileEntry,
+    Keep,
+    Manifest,
+    Position,
+    best_of,
+    checkpoint_name,
+)
+from phalanx.errors import TrainingError
+from phalanx.kit.clock import Clock
+from phalanx.kit.ids import random_hex
+from phalanx.train.gang.context import RankInfo
+from phalanx.train.gang.groups import Channel
+from phalanx.train.gang.report import Report
+from phalanx.train.state import sharding, tree
+from phalanx.train.state.checkpoint_reader import Restored, device_text, shard_file
+from phalanx.train.state.resume_choice import Choice
+from phalanx.train.state.staging import Direct, Staging
+from phalanx.train.state.storage import Vault
+
+# Training ends after these, so nothing is won by copying first.
+_AWAITED = frozenset({"final", "stop"})
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What is saved beside the state: where training is, why now, and this rank's generators."""
+
+    step: int
+    position: Position
+    why: str
+    rng: bytes
+    global_batch: int | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Saver(Protocol):
+    """Where a run's state goes and comes from. Every rank makes the same calls."""
+
+    @property
+    def saves(self) -> bool:
+        """Whether anything is kept at all."""
+        ...
+
+    @property
+    def estimate_s(self) -> float:
+        """Seconds that the next save is likely to take."""
+        ...
+
+    def watch(
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], strategy: str,
+        place: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        """What the run trains, and how its ranks share it; both lists may still grow.
+
+        `place` is (rank, number) among the ranks that hold the same layers: all, if not given.
+        """
+        ...
+
+    def share_as(self, strategy: str) -> None:
+        """The ranks share models in another way than `watch` was told."""
+        ...
+
+    def open(self) -> Restored | None:
+        """The newest checkpoint not tried yet, agreed on by all ranks; not all of it need be valid."""
+        ...
+
+    def accept(self, restored: Restored, problem: str) -> bool:
+        """All has been read from it, with or without a problem: whether it was valid, for all ranks."""
+        ...
+
+    def warm(self, state: Callable[[], Any]) -> None:
+        """The first step is done: make ready for saves of such a state. Never fails."""
+        ...
+
+    def save(self, state: Callable[[], Any], moment: Moment) -> bool:
+        """Save, or begin to; False when it has failed already. The same answer on all ranks."""
+        ...
+
+    def wait(self) -> bool:
+        """Wait for the save under way; whether the last one was committed, the same on all ranks."""
+        ...
+
+    def close(self) -> None:
+        """Wait, and leave nothing under way."""
+        ...
+
+    def best_known(self) -> float | None:
+        """The best value of the kept metric so far (rank 0)."""
+        ...
+
+
+class NoCheckpoints:
+    """Nothing is kept."""
+
+    saves = False
+    estimate_s = 0.0
+
+    def watch(
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], strategy: str,
+        place: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        """Nothing."""
+
+    def share_as(self, strategy: str) -> None:
+        """Nothing."""
+
+    def open(self) -> Restored | None:
+        """Nothing."""
+        return None
+
+    def accept(self, restored: Restored, problem: str) -> bool:
+        """Nothing."""
+        return True
+
+    def warm(self, state: Callable[[], Any]) -> None:
+        """Nothing."""
+
+    def save(self, state: Callable[[], Any], moment: Moment) -> bool:
+        """Nothing."""
+        return False
+
+    def wait(self) -> bool:
+        """Nothing."""
+        return False
+
+    def close(self) -> None:
+        """Nothing."""
+
+    def best_known(self) -> float | None:
+        """Nothing."""
+        return None
+
+
+class Outcome(enum.Enum):
+    """How a save ended, for all ranks alike."""
+
+    COMMITTED = "committed"
+    FAILED = "failed"
+    DISAGREED = "the ranks hold parts that do not fit together"
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """This rank's part of the state at one moment. `head` is what its file says beside tensors."""
+
+    moment: Moment
+    metrics: Mapping[str, Any]
+    head: Mapping[str, Any]
+    blobs: Sequence[tensorfile.Blob]
+    signature: str
+    began: float
+
+
+class CheckpointDirectory:
+    """A job's directory of checkpoints.
+
+    `channel` is used by the thread that writes, so nobody else may.
+    """
+
+    saves = True
+
+    def __init__(
+        self, store: Path, info: RankInfo, channel: Channel, report: Report, clock: Clock,
+        disk: checkpoint.Disk, staging: Direct | Staging,
+    ) -> None:  # fmt: skip
+        self._store, self._info, self._channel = store, info, channel
+        self._report, self._clock, self._disk = report, clock, disk
+        self._staging, self._direct = staging, Direct()
+        self._models: Sequence[nn.Module] = ()
+        self._optimizers: Sequence[Optimizer] = ()
+        self._strategy = "single"
+        self._place = (info.rank, info.world_size)
+        self._whole = False
+        self._thread: threading.Thread | None = None
+        self._warming: threading.Thread | None = None
+        self._outcome = Outcome.FAILED
+        self._choice = Choice(store, info, channel, report, disk)
+        self._parent: str | None = None
+        self._commit = 0
+        self._durations: list[float] = []
+        self._last_why = ""
+        self.vault = Vault()
+
+    @property
+    def estimate_s(self) -> float:
+        """Half as long again as the longest of the last saves, and never less than 0.2 s."""
+        usual = 1.5 * max(self._durations[-3:], default=1.0)
+        under_way = self._thread is not None and self._thread.is_alive()
+        return 0.2 + (2 * usual if under_way else usual)
+
+    def watch(
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], strategy: str,
+        place: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        """What the run trains: its replicated tensors are shared out over the ranks at `place`."""
+        self._models, self._optimizers, self._strategy = models, optimizers, strategy
+        self._place = place or self._place
+
+    def share_as(self, strategy: str) -> None:
+        """For the manifest."""
+        self._strategy = strategy
+
+    def best_known(self) -> float | None:
+        """The best value of the kept metric among the checkpoints that lie here."""
+        best = self._info.keep.best
+        if best is None:
+            return None
+        found = best_of([one.manifest for one in checkpoint.list_checkpoints(self._store)], best)
+        return float(found[0].metrics[best.metric]) if found else None
+
+    def open(self) -> Restored | None:
+        """The next checkpoint to try; see `choosing`."""
+        restored = self._choice.open(self.vault)
+        self._commit = max(self._commit, self._choice.newest_commit)
+        return restored
+
+    def accept(self, restored: Restored, problem: str) -> bool:
+        """Go on from it, where every rank could read all it needs. Collective."""
+        if not self._choice.accept(restored, problem, self.vault):
+            return False
+        self._parent = restored.manifest.name
+        self._commit = max(self._commit, restored.manifest.commit)
+        self.vault.tier.committed()
+        return True
+
+    def warm(self, state: Callable[[], Any]) -> None:
+        """Have the memory that saves in the background copy to, from a thread."""
+        if isinstance(self._staging, Direct):
+            return
+        try:
+            pieces = self._pieces(state())[1]
+        except TrainingError:
+            return  # the first save will say it
+        self._warming = threading.Thread(
+            target=self._staging.warm, args=(pieces,), name="phalanx-staging", daemon=True
+        )
+        self._warming.start()
+
+    def save(self, state: Callable[[], Any], moment: Moment) -> bool:
+        """Take this rank's part of the state, and write it: at once where training ends after it.
+
+        A disk that refuses costs a warning in the report, never the training.
+        """
+        self.wait()
+        if moment.why in _AWAITED or isinstance(self._staging, Direct):
+            self._outcome = self._write(self._take(state(), moment, self._direct))
+            if self._outcome is Outcome.DISAGREED:
+                self._outcome = self._write(self._take(state(), moment, self._direct))
+            return self._outcome is Outcome.COMMITTED
+        self._warmed()
+        image = self._take(state(), moment, self._staging)
+        self._thread = threading.Thread(
+            target=self._write_behind, args=(image,), name="phalanx-checkpoint", daemon=True
+        )
+        self._thread.start()
+        return True
+
+    def wait(self) -> bool:
+        """Wait for the save under way; whether the last one was committed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        return self._outcome is Outcome.COMMITTED
+
+    def _warmed(self) -> None:
+        if self._warming is not None:
+            self._warming.join()
+            self._warming = None
+
+    def close(self) -> None:
+        """Wait, and have the group's threads let go of what they were given."""
+        self.wait()
+        self._warmed()
+        self.vault.finish(self._last_why, self._info.grace_s)
+        self._channel.settle()
+
+    def _pieces(self, state: Mapping[str, Any]) -> tuple[Any, Sequence[sharding.Piece], str]:
+        """The state as a tree, what of its tensors this rank writes, and what they look like."""
+        body, leaves = tree.collect(state)
+        common: frozenset[int] = frozenset()
+        if not self._whole:
+            common = sharding.replicated(self._models, self._optimizers)
+        pieces = sharding.pieces_of(leaves, common, self._place)
+        if self._place[1] < self._info.world_size:
+            trained = {key: state[key] for key in ("models", "optimizers")}
+            return body, pieces, sharding.outline(tree.collect(trained)[1])
+        if any(leaf.is_meta for leaf in leaves):
+            hint = "give it memory before it is prepared"
+            raise TrainingError("a tensor on the meta device cannot be saved", hint)
+        return body, pieces, sharding.signature(leaves, common)
+
+    def _take(self, state: Mapping[str, Any], moment: Moment, into: Direct | Staging) -> Image:
+        began = self._clock.monotonic()
+        body, pieces, signature = self._pieces(state)
+        head: dict[str, Any] = {"rng": moment.rng.hex()}
+        if self._info.is_main:
+            head["state"] = body
+        return Image(moment, dict(moment.metrics), head, into.take(pieces), signature, began)
+
+    def _write_behind(self, image: Image) -> None:
+        self._outcome = self._write(image)
+
+    def _write(self, image: Image) -> Outcome:
+        try:
+            outcome = self._write_together(image)
+        except RuntimeError as error:  # the other ranks are gone
+            outcome = Outcome.FAILED
+            self._warn(image, str(error))
+        if outcome is Outcome.DISAGREED:
+            self._whole = True
+            self._warn(image, f"{outcome.value}; rank 0 writes everything from now on")
+        return outcome
+
+    def _warn(self, image: Image, why: str) -> None:
+        message = f"the checkpoint of step {image.moment.step} could not be saved: {why}"
+        self._report.write("warn", message=message)
+
+    def _write_together(self, image: Image) -> Outcome:
+        """Agree that the parts fit, write them, gather their digests, commit. Collective."""
+        signatures = self._channel.gather(image.signature.encode())
+        draft = self._draft(image, signatures) if self._info.is_main else None
+        if self._info.is_main:
+            verdict = Outcome.DISAGREED.name if len(set(signatures)) > 1 else ""
+            name = self._channel.broadcast(draft.name if draft is not None else verdict)
+        else:
+            name = self._channel.broadcast("")
+        if name in ("", Outcome.DISAGREED.name):
+            return Outcome.DISAGREED if name else Outcome.FAILED
+        rows = self._channel.gather(self._write_part(name, image))
+        done = draft is not None and self._commit_all(draft, image, rows)
+        committed = self._channel.broadcast("yes" if done else "") == "yes"
+        return Outcome.COMMITTED if committed else Outcome.FAILED
+
+    def _draft(self, image: Image, signatures: Sequence[bytes]) -> checkpoint.Draft | None:
+        if len(set(signatures)) > 1:
+            return None
+        name = checkpoint_name(image.moment.step, random_hex(8))
+        try:
+            return checkpoint.Draft(self._store, name, self._disk)
+        except OSError as error:
+            self._warn(image, str(error))
+            return None
+
+    def _write_part(self, name: str, image: Image) -> bytes:
+        """Write this rank's file; what rank 0 has to know of it, or why there is none."""
+        path = shard_file(self._info.rank)
+        try:
+            entry = checkpoint.write_shard(
+                self._disk, self._store / (name + ".tmp"), path,
+                self.vault.seal.wrap(
+                    f"{name}/{path}",
+                    self.vault.packing.wrap(tensorfile.lay_out(image.head, image.blobs)),
+                ),
+            )  # fmt: skip
+        except (OSError, MemoryError) as error:
+            return json.dumps({"error": f"rank {self._info.rank}: {error}"}).encode()
+        row = {"path": entry.path, "size_bytes": entry.size_bytes, "digest": entry.digest}
+        return json.dumps({**row, "chunks": entry.chunks}).encode()
+
+    def _commit_all(self, draft: checkpoint.Draft, image: Image, rows: Iterable[bytes]) -> bool:
+        """Rank 0: make it a checkpoint when every rank's part is there, else remove it."""
+        found = [json.loads(row) for row in rows]
+        errors = [row["error"] for row in found if "error" in row]
+        try:
+            if errors:
+                raise OSError("; ".join(errors))
+            for row in found:
+                draft.adopt(FileEntry.from_json(row))
+            manifest = self.vault.seal.stamp(self._manifest(draft.name, draft, image))
+            path = draft.commit(manifest)
+        except OSError as error:
+            self._warn(image, str(error))
+            draft.abandon()
+            return False
+        self._parent, self._commit = manifest.name, manifest.commit
+        took = self._clock.monotonic() - image.began
+        self._durations.append(took)
+        self._committed(path, manifest, took)
+        return True
+
+    def _committed(self, path: Path, manifest: Manifest, took: float) -> None:
+        """Rank 0, in whatever thread wrote: the checkpoint is there."""
+        self._report.write(
+            "checkpoint", path=str(path), name=manifest.name, step=manifest.step,
+            epoch=manifest.position.total_passes, position=manifest.position.consumed,
+            commit=manifest.commit, bytes=manifest.size_bytes, save_s=round(took, 6),
+            why=manifest.why, metrics=dict(manifest.metrics),
+        )  # fmt: skip
+        self._last_why = manifest.why
+        self.vault.tier.committed()
+        self._let_go(self._info.keep)
+
+    def _manifest(self, name: str, draft: checkpoint.Draft, image: Image) -> Manifest:
+        info, moment = self._info, image.moment
+        return Manifest(
+            name=name,
+            step=moment.step,
+            position=moment.position,
+            attempt=info.attempt,
+            generation=info.generation,
+            commit=self._commit + 1,
+            parent=self._parent,
+            world_size=info.world_size,
+            reference_world=info.reference_world,
+            global_batch=moment.global_batch,
+            created_at=self._clock.now(),
+            why=moment.why,
+            files=draft.files,
+            job=info.job,
+            mesh=_mesh(self._strategy, info.world_size),
+            strategy=self._strategy if info.world_size > 1 else "single",
+            code={"script": Path(sys.argv[0]).name},
+            versions={
+                "phalanx": phalanx.__version__,
+                "torch": torch.__version__,
+                "python": ".".join(str(part) for part in sys.version_info[:3]),
+            },
+            threads=torch.get_num_threads(),
+            device=device_text(),
+            metrics=image.metrics,
+            data=dict(moment.data),
+        )
+
+    def _let_go(self, keep: Keep) -> None:
+        try:
+            # The head was synced a moment ago, its digests were taken on the way: reading it all
+            # again would double the traffic.
+            gone = checkpoint.retain(
+                self._store, keep, self._disk, check=checkpoint.read_manifest, now=self._clock.now()
+            )
+            for manifest in gone:
+                self._report.write("removed", path=str(self._store / manifest.name))
+        except OSError as error:
+            message = f"old checkpoints could not be deleted: {error}"
+            self._report.write("warn", message=message)
+
+
+def _mesh(strategy: str, world_size: int) -> dict[str, int]:
+    """How the ranks were laid out, as a manifest says it."""
+    if "=" in strategy:
+        pairs = (part.split("=") for part in strategy.split(","))
+        return {name: int(size) for name, size in pairs}
+    return {"shard" if strategy == "fsdp" else "replicate": world_size}

@@ -1,0 +1,317 @@
+"""Which rank writes which part of the state, and how any rank finds the part it needs again.
+
+A tensor of the state has a number. A part of it is a box: where it begins, and its shape. Replicated
+tensors are cut into rows, so that ranks write about equally much; sharded ones are written by whoever
+holds them; everything else is rank 0's. Reading needs no knowledge of who wrote: the boxes say it, and
+so a state comes back under any number of ranks and any strategy, bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.optim import Optimizer
+
+from phalanx.checkpoint.digest import canonical, digest_of
+from phalanx.checkpoint.reading import VerifiedFile
+from phalanx.checkpoint.tensorfile import Bytes, Part, Row
+from phalanx.errors import CheckpointCorrupt, NotSupported
+from phalanx.train.state.regions import overlap_of
+from phalanx.train.state.tree import dtype_name, dtype_of
+
+CUT_FROM_BYTES = 64 << 10
+_HUGE_FROM_BYTES = 4 << 20
+_HELD_BYTES = 64 << 20  # of memory that is only passed through
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a live tensor that this rank writes."""
+
+    tensor: torch.Tensor
+    part: Part
+
+
+def box_of(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(shape, start) of what this rank holds of a tensor."""
+    if not isinstance(tensor, DTensor):
+        return tuple(tensor.shape), (0,) * tensor.dim()
+    shape, start = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    return tuple(shape), tuple(start)
+
+
+def replicated(models: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> frozenset[int]:
+    """The addresses of tensors that are equal on all ranks: reduced parameters, and their state.
+
+    Buffers are not among them: between two forward passes every rank has its own.
+    """
+    found = {one for model in models for one in model.parameters() if one.requires_grad}
+    tensors: list[torch.Tensor] = [one for one in found if not isinstance(one, DTensor)]
+    for optimizer in optimizers:
+        for parameter, state in optimizer.state.items():
+            if parameter in found and not isinstance(parameter, DTensor):
+                tensors += [one for one in state.values() if isinstance(one, torch.Tensor)]
+    return frozenset(one.data_ptr() for one in tensors if one.numel())
+
+
+def pieces_of(
+    leaves: Sequence[torch.Tensor], common: frozenset[int], place: tuple[int, int]
+) -> list[Piece]:
+    """What the rank at `place` (rank, number of ranks) writes. `common` as `replicated` gives it.
+
+    The ranks are those that hold the same layers; a leaf without memory is held by others. Raises
+    NotSupported for partial sums.
+    """
+    rank, world = place
+    cut = [_cut(leaf, common) for leaf in leaves]
+    total = sum(_size(leaf) for leaf, one in zip(leaves, cut, strict=True) if one)
+    window = (total * rank // world, total * (rank + 1) // world)
+    pieces: list[Piece] = []
+    begin = 0
+    for number, leaf in enumerate(leaves):
+        shape = tuple(leaf.shape)
+        if leaf.is_meta:
+            continue
+        if isinstance(leaf, DTensor):
+            pieces += _held(number, leaf)
+        elif cut[number]:
+            row = _size(leaf) // shape[0]
+            lo, hi = (min(max(0, -((begin - at) // row)), shape[0]) for at in window)
+            if lo < hi:
+                start = (lo, *(0 for _ in shape[1:]))
+                pieces.append(Piece(leaf[lo:hi], Part(number, shape, start)))
+            begin += _size(leaf)
+        elif rank == 0:
+            pieces.append(Piece(leaf, Part(number, shape, (0,) * len(shape))))
+    return pieces
+
+
+def _cut(leaf: torch.Tensor, common: frozenset[int]) -> bool:
+    if isinstance(leaf, DTensor) or leaf.is_meta or _size(leaf) < CUT_FROM_BYTES:
+        return False
+    return leaf.dim() > 0 and leaf.data_ptr() in common and leaf.is_contiguous()
+
+
+def _held(number: int, leaf: DTensor) -> list[Piece]:
+    if not _first_copy(leaf):
+        return []
+    where: Sequence[int] = leaf.device_mesh.get_coordinate() or []
+    for at, placement in zip(where, leaf.placements, strict=True):
+        if placement.is_partial():
+            raise NotSupported("a tensor of unreduced sums cannot be saved")
+        if placement.is_replicate() and at != 0:
+            return []
+    local = leaf.to_local()
+    shape, start = box_of(leaf)
+    if not local.numel():
+        return []
+    return [Piece(local.reshape(shape), Part(number, tuple(leaf.shape), start))]
+
+
+def _first_copy(leaf: DTensor) -> bool:
+    """Whether no lower rank holds the same: a tensor may be laid out over a part of the mesh only."""
+    mesh = leaf.device_mesh
+    root = mesh._get_root_mesh()
+    # Ranks of other pipeline stages hold other tensors, not copies of this one.
+    mine = {*(mesh.mesh_dim_names or ()), "pp"}
+    where = zip(root.get_coordinate() or (), root.mesh_dim_names or (), strict=False)
+    return all(at == 0 for at, name in where if name not in mine)
+
+
+def _size(leaf: torch.Tensor) -> int:
+    return leaf.numel() * leaf.element_size()
+
+
+def signature(leaves: Sequence[torch.Tensor], common: frozenset[int]) -> str:
+    """Equal on two ranks that hold the same layers exactly when their parts fit together."""
+    rows = [
+        [number, list(leaf.shape), dtype_name(leaf.dtype), isinstance(leaf, DTensor)]
+        for number, leaf in enumerate(leaves)
+        if isinstance(leaf, DTensor) or _cut(leaf, common)
+    ]
+    return digest_of(canonical({"rows": rows}))
+
+
+def outline(leaves: Sequence[torch.Tensor]) -> str:
+    """Equal on two ranks of different pipeline stages exactly when their parts fit together."""
+    rows = [[list(leaf.shape), dtype_name(leaf.dtype)] for leaf in leaves]
+    return digest_of(canonical({"rows": rows}))
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Memory for a tensor: large ones in large pages, which are many times faster to touch first."""
+    num = math.prod(shape)
+    size = num * dtype.itemsize
+    if size < _HUGE_FROM_BYTES:
+        return torch.empty(tuple(shape), dtype=dtype)
+    room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        room.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(room, dtype=dtype, count=num).reshape(tuple(shape))
+
+
+class Filling:
+    """Many reads, done together by `run`: every chunk of a file passes once, whoever wants parts of it."""
+
+    def __init__(self) -> None:
+        self._wanted: dict[int, tuple[Bytes, list[tuple[int, memoryview]]]] = {}
+        self._after: list[Callable[[], object]] = []
+        self._held_bytes = 0
+
+    def want(self, source: Bytes, at: int, into: memoryview) -> None:
+        """Have `into` filled with what begins at byte `at` of `source`."""
+        if into.nbytes:
+            self._wanted.setdefault(id(source), (source, []))[1].append((at, into))
+
+    def then(self, action: Callable[[], object], held: torch.Tensor) -> None:
+        """Do something with `held` once it is filled: soon, when much memory waits for it."""
+        self._after.append(action)
+        self._held_bytes += _size(held)
+        if self._held_bytes > _HELD_BYTES:
+            self.run()
+
+    def run(self) -> None:
+        """Read all that is wanted. Raises CheckpointCorrupt; memory may be half filled then."""
+        for source, wanted in self._wanted.values():
+            if isinstance(source, VerifiedFile):
+                source.read_scattered(wanted)
+            else:
+                for at, into in wanted:
+                    source.read_into(at, into)
+        for action in self._after:
+            action()
+        self._wanted, self._after, self._held_bytes = {}, [], 0
+
+
+@dataclass(slots=True)
+class StoredTensor:
+    """A tensor that lies in one or several files; read when and where somebody needs it.
+
+    What is read as part of a `Filling` is there after its `run`.
+    """
+
+    where: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    parts: list[tuple[Bytes, Row]] = field(default_factory=list)
+
+    def read(self) -> torch.Tensor:
+        """The whole tensor, in memory of its own. Raises CheckpointCorrupt."""
+        return self.read_box(self.shape, (0,) * len(self.shape))
+
+    def read_box(self, shape: Sequence[int], start: Sequence[int]) -> torch.Tensor:
+        """One box of it, in memory of its own. Raises CheckpointCorrupt."""
+        filling = Filling()
+        target = self._box(shape, start, filling)
+        filling.run()
+        return target
+
+    def read_like(self, live: Any, filling: Filling) -> torch.Tensor:
+        """The tensor in new memory, laid out over the ranks as `live` is if that has the same shape.
+
+        Raises CheckpointCorrupt.
+        """
+        if not isinstance(live, DTensor) or tuple(live.shape) != self.shape:
+            return self._box(self.shape, (0,) * len(self.shape), filling)
+        local = self._box(*box_of(live), filling)
+        if live.device.type != "cpu":
+            filling.run()
+        return DTensor.from_local(
+            local.to(live.device), live.device_mesh, live.placements, run_check=False,
+            shape=live.shape, stride=live.stride(),
+        )  # fmt: skip
+
+    def read_onto(self, live: torch.Tensor, filling: Filling) -> torch.Tensor:
+        """`live` with what was saved in it: read straight into its memory where that lies in order.
+
+        `live` has the same shape and dtype; one without memory stays so. Raises CheckpointCorrupt.
+        """
+        if live.is_meta:
+            return live
+        local = (live.to_local() if isinstance(live, DTensor) else live).detach()
+        shape, start = box_of(live)
+        plain = local.device.type == "cpu" and local.is_contiguous() and not local.is_neg()
+        if plain and tuple(local.shape) == shape:
+            self._fill(local, shape, start, filling)
+        else:
+            box = self._box(shape, start, filling)
+            filling.then(lambda: local.copy_(box.reshape(local.shape)), box)
+        return live
+
+    def _box(self, shape: Sequence[int], start: Sequence[int], filling: Filling) -> torch.Tensor:
+        target = empty(shape, self.dtype)
+        self._fill(target, shape, start, filling)
+        return target
+
+    def _fill(
+        self, target: torch.Tensor, shape: Sequence[int], start: Sequence[int], filling: Filling
+    ) -> None:
+        missing = target.numel()
+        for source, row in self.parts:
+            overlap = overlap_of(row.part.start, row.shape, start, shape)
+            if overlap is None:
+                continue
+            at, size = overlap
+            inside = tuple(slice(a - s, a - s + n) for a, s, n in zip(at, start, size, strict=True))
+            self._fill_part(target[inside] if inside else target, source, row, overlap, filling)
+            missing -= math.prod(size)
+        if missing:
+            raise CheckpointCorrupt(f"{self.where}: parts of a tensor are missing or overlap")
+
+    def _fill_part(
+        self, target: torch.Tensor, source: Bytes, row: Row,
+        overlap: tuple[Sequence[int], Sequence[int]], filling: Filling,
+    ) -> None:  # fmt: skip
+        at, size = overlap
+        whole_rows = tuple(size[1:]) == tuple(row.shape[1:])
+        if whole_rows and target.is_contiguous():
+            stride = math.prod(row.shape[1:]) * self.dtype.itemsize
+            first = (at[0] - row.part.start[0]) * stride if size else 0
+            filling.want(source, row.at + first, _bytes_of(target))
+            return
+        saved = empty(row.shape, self.dtype)
+        inside = tuple(
+            slice(a - s, a - s + n) for a, s, n in zip(at, row.part.start, size, strict=True)
+        )
+        filling.want(source, row.at, _bytes_of(saved))
+        filling.then(lambda: target.copy_(saved[inside]), saved)
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data)
+
+
+def stored_tensors(
+    files: Iterable[tuple[Bytes, Sequence[Row]]], where: str
+) -> dict[int, StoredTensor]:
+    """All tensors of a checkpoint by number. Raises CheckpointCorrupt when parts contradict."""
+    found: dict[int, StoredTensor] = {}
+    for source, row in _rows(files):
+        try:
+            dtype = dtype_of(row.dtype)
+        except (AttributeError, ValueError, TypeError) as error:
+            raise CheckpointCorrupt(f"{where}: {error}") from error
+        part = row.part
+        known = found.setdefault(part.id, StoredTensor(where, part.of, dtype))
+        fits = len(part.start) == len(part.of) == len(row.shape)
+        size = math.prod(row.shape) * dtype.itemsize
+        if (known.shape, known.dtype) != (part.of, dtype) or not fits or size != row.size_bytes:
+            raise CheckpointCorrupt(f"{where}: the parts of tensor {part.id} do not fit together")
+        known.parts.append((source, row))
+    return found
+
+
+def _rows(files: Iterable[tuple[Bytes, Sequence[Row]]]) -> Iterator[tuple[Bytes, Row]]:
+    for source, rows in files:
+        for row in rows:
+            yield source, row

@@ -1,0 +1,54 @@
+"""What a run's checkpoints have beyond their folder: far copies, encryption, compression."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from phalanx.checkpoint import Listing
+from phalanx.checkpoint.packing import Packing, Unpacked, packing
+from phalanx.checkpoint.remote_tier import FarTier, OneTier, Tier, known
+from phalanx.checkpoint.seal import Seal, Sealing, Unsealed
+from phalanx.core.training.checkpoints import Manifest
+from phalanx.train.gang.context import RankInfo
+from phalanx.train.gang.report import Report
+
+UPLOAD_LIMIT_S = 600.0  # after the last step of a run that nobody asked to stop
+_SHARE_OF_GRACE = 0.4
+_FAILED_LIMIT_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Vault:
+    """By default nothing: one tier, plain files."""
+
+    tier: Tier = field(default_factory=OneTier)
+    seal: Seal = field(default_factory=Unsealed)
+    packing: Packing = field(default_factory=Unpacked)
+
+    def known(self, listing: Listing, report: Report) -> dict[str, Manifest]:
+        """Checkpoints of both tiers, by name; see `remote_tier.known`."""
+        near = [one.manifest for one in listing.good]
+        return known(self.tier, near, lambda said: report.write("warn", message=said))
+
+    def finish(self, why: str, grace_s: float) -> None:
+        """Wait for uploads as long as the end of the run allows; `why` is that of its last save.
+
+        After a complete run to their end, after a stop for a share of the grace period. A rank that fails
+        must not keep the others waiting: the next generation goes on with the uploads.
+        """
+        limits = {"final": UPLOAD_LIMIT_S, "stop": grace_s * _SHARE_OF_GRACE}
+        self.tier.finish(limits.get(why, _FAILED_LIMIT_S))
+
+
+def vault_for(info: RankInfo, report: Report) -> Vault:
+    """What this rank needs: every rank the keys, rank 0 the store. Raises NotSupported."""
+    seal: Seal = Sealing(info.keys) if info.keys else Unsealed()
+    tier: Tier = OneTier()
+    if info.is_main and info.checkpoint_store is not None and info.checkpoint_dir is not None:
+        tier = FarTier(
+            info.checkpoint_store,
+            info.checkpoint_dir,
+            info.keep,
+            lambda kind, said: report.write(kind, **said),
+        )
+    return Vault(tier, seal, packing(info.compress))

@@ -1,0 +1,72 @@
+"""Going on from a checkpoint that another job made.
+
+It becomes the first of this job's own, older than all that follow: files are shared where both lie on
+one disk, and from then on everything is as after any interruption.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from phalanx import checkpoint
+from phalanx.core.training.checkpoints import FileEntry, Manifest
+from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, UserError
+from phalanx.train.gang.context import RankInfo
+
+
+def checkpoint_at(where: str | Path, info: RankInfo, flag: str) -> Path:
+    """The folder of a checkpoint, the newest of a folder of them, or of another job (`j-12`) beside ours.
+
+    Raises UserError in the name of `flag`.
+    """
+    path = Path(where).expanduser()
+    if not path.exists() and info.checkpoint_dir is not None:
+        beside = info.checkpoint_dir.parent / path
+        path = beside if beside.exists() else path
+    try:
+        checkpoint.read_manifest(path)
+    except CheckpointCorrupt as error:
+        raise UserError(f"{flag}: {error.message}") from None
+    except CheckpointNotFound:
+        found = checkpoint.resume_order(checkpoint.scan(path))
+        if not found:
+            said = f"{flag}: {path}: there is no committed checkpoint here"
+            raise UserError(said, "name the folder of a checkpoint, or of a job's") from None
+        return found[0].path
+    return path
+
+
+def adopt(where: str | Path, info: RankInfo, disk: checkpoint.Disk) -> None:
+    """Rank 0, before anybody looks for a checkpoint: have a job without any begin with this one.
+
+    Raises UserError where there is none, or it is not sound: to begin anew would be worse. Raises OSError.
+    """
+    store = info.checkpoint_dir
+    if store is None:
+        raise UserError("resume_from needs a folder for checkpoints", "checkpoint_dir names one")
+    if not info.is_main or checkpoint.list_checkpoints(store):
+        return
+    path = checkpoint_at(where, info, "resume_from")
+    try:
+        manifest = checkpoint.verify(path)
+    except CheckpointCorrupt as error:
+        raise UserError(f"resume_from: {error.message}") from None
+    store.mkdir(parents=True, exist_ok=True)
+    checkpoint.clean_debris(store, disk)
+    draft = checkpoint.Draft(store, manifest.name, disk)
+    for entry in manifest.files:
+        _take(draft, path, entry)
+    draft.commit(_first_of(manifest, draft.files))
+
+
+def _take(draft: checkpoint.Draft, path: Path, entry: FileEntry) -> None:
+    try:
+        draft.add_link(path / entry.path, entry)
+    except OSError:  # another disk, or one that shares no files
+        draft.add_file(entry.path, path / entry.path)
+
+
+def _first_of(manifest: Manifest, files: tuple[FileEntry, ...]) -> Manifest:
+    """Older than any that an attempt of this job makes: those count from 1."""
+    return replace(manifest, attempt=0, generation=0, parent=None, why="adopted", files=files)

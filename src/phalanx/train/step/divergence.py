@@ -1,0 +1,116 @@
+"""The guard against losses that jump: seen one step late, acted on by all ranks at once.
+
+A rank reads its own loss when the next step commits, so reading never waits for the device. What it finds
+travels in the control words; the ranks then compare what they saw, and the generation ends before the
+earliest bad step. The next one computes that step a second time, from the same weights and the same
+batch: only then is it known whether data or hardware is to blame.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from dataclasses import replace
+from typing import Any
+
+from phalanx.core.training import control
+from phalanx.core.training.guards import Origin, Policy, SpikeDetector, Suspect, Undo
+from phalanx.errors import DivergedForGood
+from phalanx.train.gang.groups import Channel
+from phalanx.train.step.apply import Applier
+from phalanx.train.step.loop import Loop
+
+
+class SpikeGuard:
+    """Watches the value logged as `loss`."""
+
+    def __init__(
+        self, loop: Loop, applier: Applier, channel: Channel, policy: Policy,
+        place: tuple[int, int], metric: str = "loss",
+    ) -> None:  # fmt: skip
+        """`place` is (attempt, generation)."""
+        self._loop, self._applier, self._channel = loop, applier, channel
+        self._policy, self._place, self._metric = policy, place, metric
+        self._detector = SpikeDetector()
+        self._spiked: int | None = None
+        self._due = False
+        self._read_step = -1
+        self._values: deque[tuple[int, str]] = deque(maxlen=8)
+
+    def observe(self) -> None:
+        """Look at the newest value that has been read."""
+        journal = self._loop.journal
+        value = journal.latest.get(self._metric)
+        if value is None or journal.read_step == self._read_step or self._spiked is not None:
+            return
+        self._read_step = journal.read_step
+        self._values.append((self._read_step, float(value).hex()))
+        suspect = self._loop.memory.suspect
+        if suspect is not None and suspect.step == self._read_step:
+            self._due = True
+        elif self._detector.observe(float(value)):
+            self._spiked = journal.read_step
+
+    def wishes(self) -> int:
+        """The request for the control words."""
+        return control.ROLL_BACK if self._spiked is not None or self._due else 0
+
+    def act(self) -> None:
+        """All ranks have agreed that one of them has something to say.
+
+        Returns where training goes on. Raises Diverged or DivergedForGood.
+        """
+        rows = self._tell_one_another()
+        suspect = self._loop.memory.suspect
+        if suspect is not None and any(row["due"] for row in rows):
+            self._due = False
+            self._judge(suspect, [row["again"] for row in rows])
+            return
+        steps = [row["step"] for row in rows if row["step"] is not None]
+        if steps:  # none: an answer that was still under way when the last one was acted on
+            self._suspect(min(steps), rows)
+
+    def _tell_one_another(self) -> list[dict[str, Any]]:
+        """What every rank saw, on all of them."""
+        suspect = self._loop.memory.suspect
+        known = dict(self._values)
+        mine = {
+            "step": self._spiked,
+            "due": self._due,
+            "above": self._detector.above,
+            "again": known.get(suspect.step, "") if suspect is not None else "",
+            "values": list(self._values),
+        }
+        rows = self._channel.gather(json.dumps(mine).encode())
+        text = json.dumps([json.loads(row) for row in rows])
+        return list(json.loads(self._channel.spread(text)))
+
+    def _suspect(self, step: int, rows: list[dict[str, Any]]) -> None:
+        """A loss has jumped at `step`: end the generation before it."""
+        text = f"step {step}: the loss jumped"
+        interval = next((one[1:] for one in self._loop.recent if one[0] == step), None)
+        if self._policy is Policy.STOP or interval is None or not self._applier.lasting:
+            raise DivergedForGood(text, "on_spike='rollback' would pass the batch over")
+        above = min(row["above"] for row in rows if row["step"] == step)
+        seen = tuple(dict(row["values"]).get(step, "") for row in rows)
+        suspect = Suspect(*interval, step, above, seen)
+        undo = Undo(*self._place, step)
+        if self._policy is Policy.SKIP:
+            ranks = [rank for rank, row in enumerate(rows) if row["step"] == step]
+            self._applier.tell("skip", Origin.UNKNOWN, ranks, "spike", step)
+            self._applier.roll_back(suspect.skip(), undo, text)
+        memory = replace(self._loop.memory, undo=undo, suspect=suspect)
+        self._applier.leave_with(memory, f"{text}; the next generation computes it once more")
+
+    def _judge(self, suspect: Suspect, again: list[str]) -> None:
+        """The step whose loss had jumped was computed a second time."""
+        blame, ranks = suspect.verdict(again)
+        step = suspect.step
+        if blame is not Origin.HARDWARE:
+            self._applier.tell("rollback", blame, ranks, "spike", step)
+            text = f"step {step}: the loss jumped again"
+            self._applier.roll_back(suspect.skip(), Undo(*self._place, step), text)
+        self._applier.tell("applied", blame, ranks, "spike", step)
+        self._loop.memory = replace(self._loop.memory, suspect=None)
+        # Where it cannot be written down, a later generation judges once more, to the same end.
+        self._applier.remember(self._loop.memory)

@@ -1,0 +1,89 @@
+"""The user's own optimizer and scheduler, with `step` and `zero_grad` replaced on the instance.
+
+torch's step hooks cannot cancel a step; a replaced method can, and `isinstance` still holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from phalanx.train.observe.timing import OPTIMIZER
+from phalanx.train.step.loop import Loop
+
+
+class ClearGate:
+    """A `zero_grad` that does nothing inside an accumulation.
+
+    Gradients may go once a step has used them, and only once: what comes after the first clearing
+    belongs to the next step, whether the user clears before the backward pass or after the step.
+    """
+
+    def __init__(self, zero_grad: Callable[..., None], loop: Loop) -> None:
+        self.spent = False
+        self._zero_grad = zero_grad
+        self._loop = loop
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Clear, if the gradients in memory have been used."""
+        if self.spent or not self._loop.accumulates:
+            self.spent = False
+            self._zero_grad(*args, **kwargs)
+
+
+def adopt_optimizer(
+    optimizer: Optimizer, loop: Loop, apply: Callable[[Optimizer, Callable[[], Any]], Any]
+) -> ClearGate:
+    """Make `step` a commit, or nothing inside an accumulation; returns the gate of `zero_grad`.
+
+    `apply` gets the optimizer and its own step, and decides whether and how to take it.
+    """
+    step = optimizer.step
+    gate = ClearGate(optimizer.zero_grad, loop)
+
+    def commit(*args: Any, **kwargs: Any) -> Any:
+        if not loop.may_step():
+            return None
+        loop.timing.enter(OPTIMIZER)
+        result = apply(optimizer, lambda: step(*args, **kwargs))
+        loop.commit()
+        return result
+
+    # Schedulers look for this mark, to see whether the step they know has been replaced.
+    commit._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = commit  # type: ignore[method-assign]
+    optimizer.zero_grad = gate  # type: ignore[method-assign]
+    return gate
+
+
+def adopt_model(model: nn.Module, loop: Loop) -> ClearGate:
+    """Make the model's own `zero_grad` respect an accumulation too."""
+    gate = ClearGate(model.zero_grad, loop)
+    object.__setattr__(model, "zero_grad", gate)
+    return gate
+
+
+class ScheduleGate:
+    """A scheduler whose `step` does nothing unless an optimizer stepped since its last call."""
+
+    def __init__(self, scheduler: LRScheduler) -> None:
+        self.scheduler = scheduler
+        self.due = False
+        self._step = scheduler.step
+        self._state_dict = scheduler.state_dict
+        # The instance's dictionary is what a scheduler saves: both replacements stay out of it.
+        scheduler.step = self._gated  # type: ignore[method-assign]
+        scheduler.state_dict = self._plain_state  # type: ignore[method-assign]
+
+    def _gated(self, *args: Any, **kwargs: Any) -> None:
+        if self.due:
+            self.due = False
+            self._step(*args, **kwargs)
+
+    def _plain_state(self) -> dict[str, Any]:
+        state = self._state_dict()
+        return {key: value for key, value in state.items() if key not in ("step", "state_dict")}

@@ -1,0 +1,168 @@
+"""What one generation leaves for the next: a small file beside the checkpoints.
+
+Written whole and renamed into place, so that it is either the old or the new one. Rank 0 writes it when
+all have agreed; only a rank that runs out of memory writes it by itself, because it cannot ask any more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from phalanx import checkpoint
+from phalanx.core.gang.failures import RankExit, classify
+from phalanx.core.reasons import Cause
+from phalanx.core.training.guards import MEMORY_FILE, Memory
+from phalanx.kit.ids import random_hex
+from phalanx.train.gang.context import RankInfo
+from phalanx.train.gang.groups import Channel
+from phalanx.train.gang.report import Report
+
+
+class Keeper(Protocol):
+    """Where a run's memory is kept."""
+
+    keeps: bool
+
+    def open(self) -> Memory:
+        """The memory of earlier generations, the same on all ranks. Collective."""
+        ...
+
+    def keep(self, memory: Memory) -> None:
+        """Replace it. Raises OSError."""
+        ...
+
+
+class Forgetful:
+    """Without a directory nothing lasts."""
+
+    keeps = False
+
+    def open(self) -> Memory:
+        """Nothing."""
+        return Memory()
+
+    def keep(self, memory: Memory) -> None:
+        """Nothing."""
+
+
+class MemoryFile:
+    """`guards.json` in the job's directory of checkpoints."""
+
+    keeps = True
+
+    def __init__(self, store: Path, info: RankInfo, channel: Channel, report: Report) -> None:
+        self._path, self._store = store / MEMORY_FILE, store
+        self._info, self._channel, self._report = info, channel, report
+
+    def open(self) -> Memory:
+        """The memory of earlier generations, the same on all ranks; a file nobody can read is none.
+
+        Checkpoints it says to undo are set aside before anybody looks for one to resume from.
+        """
+        text = ""
+        if self._info.is_main:
+            memory = self._read()
+            if memory.undo is not None:
+                memory = self._undo(memory)
+            if self._died_silently(memory):
+                memory = self._halve(memory)
+            text = json.dumps(memory.to_json(), separators=(",", ":"))
+        return Memory.from_json(json.loads(self._channel.spread(text)))
+
+    def _read(self) -> Memory:
+        try:
+            return Memory.from_json(json.loads(self._path.read_bytes()))
+        except (FileNotFoundError, NotADirectoryError):
+            return Memory()
+        except (OSError, ValueError, AttributeError) as error:
+            self._report.write("warn", message=f"{self._path} is not read: {error}")
+            return Memory()
+
+    def _died_silently(self, memory: Memory) -> bool:
+        """Whether the kernel ended the generation before for its memory: no rank could write it down."""
+        before = (self._info.attempt, self._info.generation - 1)
+        return self._info.restart_cause == Cause.OOM.value and memory.halved_in != before
+
+    def _halve(self, memory: Memory) -> Memory:
+        before = (self._info.attempt, self._info.generation - 1)
+        smaller = replace(memory, halvings=memory.halvings + 1, halved_in=before)
+        try:
+            self.keep(smaller)
+        except OSError as error:
+            self._report.write("warn", message=f"{self._path}: {error}")
+        return smaller
+
+    def _undo(self, memory: Memory) -> Memory:
+        assert memory.undo is not None
+        for one in checkpoint.list_checkpoints(self._store):
+            manifest = one.manifest
+            if not memory.undo.covers(manifest.attempt, manifest.generation, manifest.step):
+                continue
+            try:
+                moved = checkpoint.quarantine(one.path, random_hex(8))
+            except OSError as error:
+                self._report.write("warn", message=f"{one.path} is still there: {error}")
+                continue
+            why = f"it holds step {memory.undo.step}, which was rolled back"
+            self._report.write("quarantined", path=str(one.path), moved_to=str(moved), why=why)
+        done = replace(memory, undo=None)
+        try:
+            self.keep(done)
+        except OSError as error:
+            self._report.write("warn", message=f"{self._path}: {error}")
+        return done
+
+    def keep(self, memory: Memory) -> None:
+        """Replace the file. Raises OSError."""
+        self._store.mkdir(parents=True, exist_ok=True)
+        draft = self._path.with_name(f"{MEMORY_FILE}.{random_hex(8)}")
+        try:
+            with open(draft, "x") as file:
+                json.dump(memory.to_json(), file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, self._path)
+        finally:
+            draft.unlink(missing_ok=True)
+        descriptor = os.open(self._store, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory was too small, in the words of the job's causes."""
+    name, message = type(error).__name__, str(error)
+    exit = RankExit(rank=0, at=0, exit_code=1, exception=name, message=message)
+    return classify(exit, stepped=True) is Cause.OOM
+
+
+Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+
+
+def watch_memory(on_out_of_memory: Callable[[], None]) -> Hook:
+    """Call this when the script ends for want of memory, then do what was done before.
+
+    Returns the hook, so that tests can call it.
+    """
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if is_out_of_memory(error):
+            try:
+                on_out_of_memory()
+            except (OSError, MemoryError) as problem:
+                message = f"the next generation will not know about it: {problem}"
+                print(message, file=sys.stderr)  # noqa: T201 - nobody else is left to tell
+        before(kind, error, trace)
+
+    sys.excepthook = hook
+    return hook

@@ -1,0 +1,1 @@
+"""The warm process: a Python process that has imported torch and forks ranks."""

@@ -1,0 +1,222 @@
+"""The warm process: imports torch once and forks ranks that begin at their first own line.
+
+Started as `<the job's python> -m phalanx.train.warm_process.fork_server [module …]` with the job's
+environment and the supervisor's channel as descriptor 3. Messages to it: `{"op": "import", "modules"}`
+and `{"op": "fork", "env", "argv", "orig_argv", "kind", "target", "cwd", "workdir"}` with descriptors
+for 0, 1 and 2. From it: `{"event": "ready", "failed": {…}}`, `{"event": "forked", "pid"}` or `{"event":
+"refused", "why"}`, and `{"event": "exited", "pid", "status", "at"}`.
+
+It runs no tensor operation and starts no thread, because threads do not survive a fork and their locks do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import importlib
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.launch import linux
+from phalanx.launch.wire import Channel, Received
+from phalanx.train.warm_process import main_module
+
+CHANNEL = 3
+# What a first optimizer step imports lazily. DDP's import of _dynamo alone is most of the time from
+# fork to first step.
+PRELOADED = (
+    "torch",
+    "torch._dynamo",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "phalanx.train.start",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a forked child has to run."""
+
+    body: dict[str, Any]
+    descriptors: tuple[int, ...]
+
+
+def main(modules: Sequence[str]) -> None:
+    """Serve until the supervisor is gone. In a forked child it returns when the script is through."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    linux.load()
+    channel = Channel(socket.socket(fileno=CHANNEL))
+    # Where there is no torch, or an older one, the script itself will say so.
+    preload(PRELOADED)
+    warm_up(channel, modules)
+    start = serve(channel)
+    if start is not None:
+        become_rank(start)
+
+
+def warm_up(channel: Channel, modules: Sequence[str]) -> None:
+    """Import, and get ready to fork: no thread, and no page written by the collector in children."""
+    failed = preload(modules)
+    settle_threads()
+    gc.collect()
+    gc.freeze()
+    with contextlib.suppress(OSError):
+        channel.send({"event": "ready", "failed": failed})
+
+
+def preload(modules: Sequence[str]) -> dict[str, str]:
+    """Import modules by name; returns what could not be imported and why."""
+    failed: dict[str, str] = {}
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            failed[name] = f"{type(error).__name__}: {error}"
+    return failed
+
+
+def settle_threads() -> None:
+    """Have fork-aware libraries stop the threads they started at import.
+
+    OpenBLAS stops its own before every fork and starts them again on demand; one empty fork leaves
+    only those threads that a fork would really lose.
+    """
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def serve(channel: Channel) -> Start | None:
+    """The loop of the warm process. Returns None at its end, and in each child what it has to run."""
+    wakeup_read, wakeup_write = os.pipe()
+    os.set_blocking(wakeup_read, False)
+    os.set_blocking(wakeup_write, False)
+    signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    while True:
+        poll = select.poll()
+        poll.register(channel.fileno(), select.POLLIN)
+        poll.register(wakeup_read, select.POLLIN)
+        ready = {descriptor for descriptor, _ in poll.poll()}
+        if wakeup_read in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(wakeup_read, 4096)
+            _reap(channel)
+        if channel.fileno() not in ready:
+            continue
+        message = channel.receive()
+        if message is None:
+            return None
+        if message.body["op"] == "import":
+            warm_up(channel, message.body["modules"])
+        elif (start := _fork(channel, message)) is not None:
+            return start
+
+
+def _reap(channel: Channel) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        at = time.time_ns() // 1000
+        with contextlib.suppress(OSError):
+            channel.send({"event": "exited", "pid": pid, "status": status, "at": at})
+
+
+def _fork(channel: Channel, message: Received) -> Start | None:
+    """Fork one rank. Returns what to run in the child, None in the parent."""
+    running = linux.num_threads()
+    if running != 1:
+        why = f"the warm process has {running} threads"
+        channel.send({"event": "refused", "why": why})
+        for descriptor in message.descriptors:
+            os.close(descriptor)
+        return None
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        linux.die_with_parent(parent)
+        channel.detach()  # the number will be used by others: no object may close it later
+        return Start(message.body, message.descriptors)
+    for descriptor in message.descriptors:
+        os.close(descriptor)
+    channel.send({"event": "forked", "pid": pid})
+    return None
+
+
+def become_rank(start: Start) -> None:
+    """Turn this forked child into what a fresh interpreter would be, and run its program."""
+    body = start.body
+    os.setsid()
+    _take_descriptors(start.descriptors)
+    _reset_signals()
+    _take_environment(body["env"])
+    os.chdir(body["cwd"])
+    _forget(body["cwd"])
+    faulthandler.enable()
+    sys.argv[:] = body["argv"]
+    sys.orig_argv[:] = body["orig_argv"]
+    if body["kind"] == "script":
+        main_module.run_script(body["target"])
+    else:
+        main_module.run_module(body["target"], body["workdir"])
+
+
+def _take_environment(env: dict[str, str]) -> None:
+    # What the interpreter itself set when it started in the C locale, it would set again.
+    coerced = os.environ.get("LC_CTYPE")  # noqa: TID251 - the rank's entry point
+    os.environ.clear()  # noqa: TID251
+    os.environ.update(env)  # noqa: TID251
+    if coerced is not None:
+        os.environ.setdefault("LC_CTYPE", coerced)  # noqa: TID251
+    time.tzset()
+
+
+def _take_descriptors(descriptors: Sequence[int]) -> None:
+    for target, source in enumerate(descriptors):
+        os.dup2(source, target)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+
+
+def _reset_signals() -> None:
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def _forget(cwd: str) -> None:
+    """What a fresh process draws for itself must not be shared by ranks."""
+    random.seed()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        vars(process)["ORIGINAL_DIR"] = cwd
+        process.current_process().authkey = os.urandom(32)
+
+
+if __name__ == "__main__":
+    # By name, so that clearing `__main__` takes nothing away from the code that runs.
+    from phalanx.train.warm_process import fork_server
+
+    fork_server.main(sys.argv[1:])
