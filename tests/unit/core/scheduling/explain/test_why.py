@@ -18,9 +18,9 @@ from phalanx.core.scheduling import (
     plan,
     why_victim,
 )
-from phalanx.core.scheduling.explain.why import why
 from phalanx.core.scheduling.explain.constraints import Binding, Constraint
 from phalanx.core.scheduling.explain.forecast import eta
+from phalanx.core.scheduling.explain.why import why
 from phalanx.core.scheduling.model.durations import History, KindKey
 
 pytestmark = pytest.mark.unit
