@@ -3,10 +3,10 @@
     python bench/scheduler/digest.py [--only T1,T8] [--seeds 0,1,2] [--traces DIR] [--passes N]
 
 Replays the traces of the benchmark with the production planner alone and prints one line for each trace and
-seed: the number of passes and a SHA-256 over the starts, preemptions, resizes, migrations and reservations of
-every pass in order. A line is also printed after every 1,000 passes, so that the digests of two runs can be
-compared as far as both have come. `--passes` ends each trace after so many passes. Run it before and after a
-restructuring of the planner and compare the two outputs with `diff`.
+seed: the number of passes and a SHA-256 over the starts, preemptions, resizes, migrations and reservations
+of every pass in order. A line is also printed after every 1,000 passes, so that the digests of two runs can
+be compared as far as both have come. `--passes` ends each trace after so many passes. Run it before and
+after a restructuring of the planner and compare the two outputs with `diff`.
 """
 
 from __future__ import annotations
