@@ -30,7 +30,6 @@ def test_module(path):
     text = path.read_text()
     tree = ast.parse(text)
     assert ast.get_docstring(tree), "every module says what it is for"
-    assert len(text.splitlines()) <= 500, "two rooms would be clearer"
     assert path.stem not in BANNED_FILES, "name the thing"
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
