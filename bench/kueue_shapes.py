@@ -53,7 +53,7 @@ from phalanx.server.settings import Settings
 from phalanx.services.lifecycle.commit import commit_many, commit_new_many
 from phalanx.services.planning.admission import facts_of
 from phalanx.services.platform import Platform
-from phalanx.services.resources import estate
+from phalanx.services.resources import projects
 from phalanx.store import jobs, open_store
 from phalanx.store.database import Touched
 from phalanx.store.jobs import JobFacts
@@ -395,7 +395,7 @@ def measure(name: str, shape: Shape, part: float) -> None:
             {"name": queue, "guaranteed_slots": shape.nominal,
              "max_slots": shape.nominal + shape.borrow} for queue in queues
         ]}  # fmt: skip
-        estate.apply_projects(context.platform, file, clock.now(), "bench")
+        projects.apply_projects(context.platform, file, clock.now(), "bench")
         bench = Bench(context, executor, shape, part)
         wall = asyncio.run(bench.run())
         store.close()

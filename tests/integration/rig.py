@@ -22,7 +22,7 @@ from phalanx.sdk import PhalanxClient
 from phalanx.server.app import build_context, create_app
 from phalanx.server.context import Context
 from phalanx.server.settings import Settings
-from phalanx.services.lifecycle.dispatch import Dispatcher, dispatch_step
+from phalanx.services.lifecycle.dispatch import LeaseOwner, dispatch_step
 from phalanx.services.lifecycle.polling import poll_step
 from phalanx.services.lifecycle.timers import timers_step
 from phalanx.services.planning.scheduling import scheduling_step
@@ -51,7 +51,7 @@ class Rig:
     clock: ManualClock
     client: PhalanxClient
     transport: AsgiTransport
-    who: Dispatcher = field(default_factory=lambda: Dispatcher("test", "t1"))
+    owner: LeaseOwner = field(default_factory=lambda: LeaseOwner("test", "t1"))
 
     @property
     def platform(self):
@@ -72,7 +72,7 @@ class Rig:
         timers_step(self.platform, now)
         poll_step(self.platform, now)
         scheduling_step(self.platform, now)
-        dispatch_step(self.platform, self.who, now)
+        dispatch_step(self.platform, self.owner, now)
 
     def job(self, num: int) -> JobView:
         return self.client.job(num)

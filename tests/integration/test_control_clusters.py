@@ -7,7 +7,7 @@ from phalanx.errors import Conflict, NotFound, ServerError
 from phalanx.executors.routing import RoutedExecutor
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.pools.ray_pools import RayPool
-from phalanx.services.resources.estate import apply_pools, remove_pool
+from phalanx.services.resources.pools import apply_pools, remove_pool
 from phalanx.standalone import pools
 from phalanx.standalone.pools import HomeClusters, known_clusters
 from phalanx.testing.executors import FakeExecutor

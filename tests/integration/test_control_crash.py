@@ -13,7 +13,7 @@ from phalanx.executors.protocol import SupervisorRef
 from phalanx.kit.clock import ManualClock
 from phalanx.schemas.wire.supervision import ExitRecord, RanksEndedReport
 from phalanx.services.lifecycle import dispatch
-from phalanx.services.lifecycle.dispatch import Dispatcher
+from phalanx.services.lifecycle.dispatch import LeaseOwner
 from phalanx.services.lifecycle.polling import poll_step
 from phalanx.services.planning.scheduling import scheduling_step
 from phalanx.store import outbox
@@ -48,7 +48,7 @@ def test_a_launch_that_was_cut_off_is_executed_again(
         assert rig.job(num).state == "starting"  # the launch is not over: nobody asks for it
     with open_rig(tmp_path / "home", executor=executor, clock=clock) as rig:
         rig.store.transact(outbox.free_all)
-        rig.who = Dispatcher("test", "t2")
+        rig.owner = LeaseOwner("test", "t2")
         rig.turn()
         assert executor.num_starts == 1
         supervisor = rig.supervisor(num)

@@ -73,8 +73,8 @@ def start(rig: Rig, **changes: Any) -> int:
     return num
 
 
-def holes(rig: Rig) -> dict[int, planning.StoredHole]:
-    return rig.store.view(planning.holes_now)
+def holes(rig: Rig) -> dict[int, planning.StoredReservation]:
+    return rig.store.view(planning.reservations_now)
 
 
 class TestEviction:
@@ -151,7 +151,7 @@ class TestEviction:
         rig.turn(60)
         leaving = [num for num in low if rig.job(num).state == "stopping"]
         leave(rig, leaving[0])
-        rig.store.transact(lambda tx: planning.remove_holes(tx, [high]))
+        rig.store.transact(lambda tx: planning.remove_reservations(tx, [high]))
         rig.client.stop(high)
         rig.turn(1)
         assert rig.job(leaving[0]).state == "starting"

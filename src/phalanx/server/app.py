@@ -61,7 +61,7 @@ from phalanx.server.loops.runner import run_loop
 from phalanx.server.loops.steps import all_loops
 from phalanx.server.notifier import Notifier
 from phalanx.server.observe.exposition import Exposition
-from phalanx.server.routers import estate, jobs, metrics, platform, supervisors, telemetry
+from phalanx.server.routers import jobs, metrics, platform, resources, supervisors, telemetry
 from phalanx.server.settings import (
     SchedulerSettings,
     Settings,
@@ -72,7 +72,7 @@ from phalanx.server.web import pages
 from phalanx.services.planning.scheduler_cache import Policy
 from phalanx.services.platform import Platform
 from phalanx.services.resources.clusters import Clusters, NoClusters
-from phalanx.services.resources.estate import apply_pools
+from phalanx.services.resources.pools import apply_pools
 from phalanx.store import Store, open_store, outbox
 
 _LOG = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ def create_app(context: Context) -> FastAPI:
     app = FastAPI(title="Phalanx", version=phalanx.__version__, redoc_url=None)
     app.state.context = context
     app.state.exposition = Exposition(context.platform)
-    for one in (jobs, telemetry, metrics, estate, platform, supervisors, pages):
+    for one in (jobs, telemetry, metrics, resources, platform, supervisors, pages):
         app.include_router(one.router)
     app.add_exception_handler(PlatformError, _platform_error)
     app.add_exception_handler(RequestValidationError, _not_valid)

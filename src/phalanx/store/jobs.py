@@ -52,7 +52,7 @@ class StoredJob:
     facts: JobFacts
     version: int
     last_seq: int
-    stays: Reason | None
+    pending_reason: Reason | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def save(tx: Tx, stored: StoredJob, job: Job, wake_at: int | None, num_events: i
     changes = _changing(job, wake_at)
     changes |= {"version": stored.version + 1, "last_seq": stored.last_seq + num_events}
     if job.state is not JobState.QUEUED:
-        changes |= {"stays_code": None, "stays_message": None}
+        changes |= {"pending_code": None, "pending_message": None}
     update = (
         jobs.update()
         .where(jobs.c.num == job.num, jobs.c.version == stored.version)
@@ -119,7 +119,7 @@ def save(tx: Tx, stored: StoredJob, job: Job, wake_at: int | None, num_events: i
 
 def save_many(tx: Tx, changed: Sequence[tuple[StoredJob, Job, int | None, int]]) -> None:
     """`save` for many jobs, each (before, after, wake_at, num_events), in two statements."""
-    quiet = {"stays_code": None, "stays_message": None}
+    quiet = {"pending_code": None, "pending_message": None}
     groups: dict[bool, list[dict[str, Any]]] = {}
     for stored, job, wake_at, num_events in changed:
         row = {"_num": job.num, "_version": stored.version, **_changing(job, wake_at)}
@@ -134,12 +134,12 @@ def save_many(tx: Tx, changed: Sequence[tuple[StoredJob, Job, int | None, int]])
             raise StaleRow("a job of the batch changed since it was read")
 
 
-def set_stays(tx: Tx, num: int, reason: Reason) -> None:
+def set_pending_reason(tx: Tx, num: int, reason: Reason) -> None:
     """Say why a queued job stays where it is. Not an event: it may change at every look."""
     tx.conn.execute(
         jobs.update()
         .where(jobs.c.num == num, jobs.c.state == JobState.QUEUED.value)
-        .values(stays_code=reason.code.value, stays_message=reason.message)
+        .values(pending_code=reason.code.value, pending_message=reason.message)
     )
 
 
@@ -267,14 +267,14 @@ def load_many(tx: Tx, nums: Sequence[int]) -> list[StoredJob]:
     return found
 
 
-def say_stays(tx: Tx, reasons: Sequence[tuple[int, Reason]]) -> None:
-    """`set_stays` for many jobs in one statement."""
+def set_pending_reasons(tx: Tx, reasons: Sequence[tuple[int, Reason]]) -> None:
+    """`set_pending_reason` for many jobs in one statement."""
     if not reasons:
         return
     update = (
         jobs.update()
         .where(jobs.c.num == bindparam("_num"), jobs.c.state == JobState.QUEUED.value)
-        .values(stays_code=bindparam("_code"), stays_message=bindparam("_message"))
+        .values(pending_code=bindparam("_code"), pending_message=bindparam("_message"))
     )
     rows = [
         {"_num": num, "_code": reason.code.value, "_message": reason.message}
@@ -350,8 +350,8 @@ def _stored(row: Mapping[Any, Any]) -> StoredJob:
         caller_env=row["caller_env"],
         demand=Demand() if row["demand"] is None else decode(Demand, row["demand"]),
     )
-    stays = None
-    if row["stays_code"] is not None:
-        stays = Reason(ReasonCode(row["stays_code"]), row["stays_message"] or "")
+    pending_reason = None
+    if row["pending_code"] is not None:
+        pending_reason = Reason(ReasonCode(row["pending_code"]), row["pending_message"] or "")
     job = decode(Job, row["snapshot"])
-    return StoredJob(job, facts, row["version"], row["last_seq"], stays)
+    return StoredJob(job, facts, row["version"], row["last_seq"], pending_reason)

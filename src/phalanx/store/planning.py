@@ -11,17 +11,17 @@ from phalanx.core.codec import decode, encode
 from phalanx.core.gang.placement import Placement
 from phalanx.core.scheduling import Hole
 from phalanx.store.database import Tx
-from phalanx.store.tables import holes, project_usage
+from phalanx.store.tables import project_usage, reservations
 
-EVICTION = "eviction"
+PREEMPTION = "preemption"
 MOVE = "move"
 
 
 @dataclass(frozen=True, slots=True)
-class StoredHole:
+class StoredReservation:
     """A hole and why it is there.
 
-    `eviction`: other jobs leave it for its owner. `move`: its owner itself leaves and comes back at
+    `preemption`: other jobs leave it for its owner. `move`: its owner itself leaves and comes back at
     `placement`, at another place or in another size.
     """
 
@@ -41,29 +41,31 @@ class Usage:
     at: int
 
 
-def holes_now(tx: Tx) -> dict[int, StoredHole]:
+def reservations_now(tx: Tx) -> dict[int, StoredReservation]:
     """Every hole, by its owner."""
     found = {}
-    for row in tx.conn.execute(select(holes).order_by(holes.c.job)).mappings():
+    for row in tx.conn.execute(select(reservations).order_by(reservations.c.job)).mappings():
         placement = None if row["placement"] is None else decode(Placement, row["placement"])
         hole = decode(Hole, row["body"])
-        found[row["job"]] = StoredHole(hole, row["kind"], placement, row["created_at"])
+        found[row["job"]] = StoredReservation(hole, row["kind"], placement, row["created_at"])
     return found
 
 
-def put_hole(tx: Tx, one: StoredHole) -> None:
+def put_reservation(tx: Tx, one: StoredReservation) -> None:
     """Keep a hole; it replaces an earlier one of the same owner."""
-    remove_holes(tx, [one.hole.job])
+    remove_reservations(tx, [one.hole.job])
     placement = None if one.placement is None else encode(one.placement)
     row = {"job": one.hole.job, "kind": one.kind, "body": encode(one.hole)}
-    tx.conn.execute(holes.insert(), {**row, "placement": placement, "created_at": one.created_at})
+    tx.conn.execute(
+        reservations.insert(), {**row, "placement": placement, "created_at": one.created_at}
+    )
 
 
-def remove_holes(tx: Tx, owners: Iterable[int]) -> None:
+def remove_reservations(tx: Tx, owners: Iterable[int]) -> None:
     """Forget the holes of these jobs."""
     gone = list(owners)
     if gone:
-        tx.conn.execute(holes.delete().where(holes.c.job.in_(gone)))
+        tx.conn.execute(reservations.delete().where(reservations.c.job.in_(gone)))
 
 
 def usage_now(tx: Tx) -> dict[str, Usage]:

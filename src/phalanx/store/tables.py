@@ -70,8 +70,8 @@ jobs = Table(
     Column("ended_at", BigInteger),
     Column("wake_at", BigInteger),  # when timers want a look; NULL: never
     # Why the planner left it waiting; overwritten in place, not an event.
-    Column("stays_code", String(32)),
-    Column("stays_message", Text),
+    Column("pending_code", String(32)),
+    Column("pending_message", Text),
     # What the planner wants to know beside the shape (core.placement.Demand); NULL: nothing special.
     Column("demand", JSON),
     Column("attained_slot_s", Float, nullable=False, server_default=text("0")),
@@ -145,11 +145,11 @@ node_marks = Table(
     Column("actor", String(128), nullable=False),
 )
 
-holes = Table(
-    "holes",
+reservations = Table(
+    "reservations",
     metadata,
     _key("job"),  # whose start it waits for
-    Column("kind", String(16), nullable=False),  # eviction | move
+    Column("kind", String(16), nullable=False),  # preemption | move
     Column("body", JSON, nullable=False),  # core.scheduling.snapshot.Hole
     Column("placement", JSON),  # of a move: where the job itself goes
     Column("created_at", BigInteger, nullable=False),
@@ -162,15 +162,6 @@ project_usage = Table(
     Column("average_slots", Float, nullable=False),  # decayed, up to `at`
     Column("held_slots", Integer, nullable=False),  # since `at`
     Column("at", BigInteger, nullable=False),
-)
-
-leases = Table(
-    "leases",
-    metadata,
-    Column("name", String(64), primary_key=True),
-    Column("owner", String(64), nullable=False),
-    Column("token", String(32), nullable=False),
-    Column("expires_at", BigInteger, nullable=False),
 )
 
 supervisors = Table(

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import select
 
 from phalanx.core.gang.placement import GangShape
 from phalanx.core.jobs import Job, create, decide, rebuild
@@ -22,14 +21,12 @@ from phalanx.core.jobs.events import JobEvent, StopRequested, Submitted
 from phalanx.core.jobs.model import JobState, JobTerms, StopGoal
 from phalanx.core.training.ledger import Row
 from phalanx.errors import LeaseLost, NotFound, StaleRow
-from phalanx.store import Store, Tx, events, jobs, leases, lineage, outbox, supervisors, telemetry
+from phalanx.store import Store, Tx, events, jobs, lineage, outbox, supervisors, telemetry
 from phalanx.store.database import take_numbers
 from phalanx.store.events import NewEvent
 from phalanx.store.jobs import JobFacts, JobFilter
-from phalanx.store.leases import Lease
 from phalanx.store.lineage import LedgerSlice
 from phalanx.store.tables import jobs as jobs_table
-from phalanx.store.tables import leases as leases_table
 from phalanx.store.telemetry import LogSegment, Point
 
 Reopen = Callable[[], Store]
@@ -194,7 +191,7 @@ class StoreContract:
         assert page(JobFilter(states=(JobState.CANCELLED,), owner="ada")) == [1]
         assert page(JobFilter(project="other")) == []
 
-    # -- the outbox and leases ---------------------------------------------------------------------
+    # -- the outbox ---------------------------------------------------------------------
 
     def _lease(self, store: Store, token: str, now: int) -> list[outbox.LeasedCommand]:
         return store.transact(
@@ -231,36 +228,18 @@ class StoreContract:
         assert self._lease(store, "a", NOW + 4) == []
         assert len(self._lease(store, "a", NOW + 5)) == 1
 
-    def test_a_lease_has_one_owner_until_it_runs_out(self, store: Store) -> None:
-        mine, other = Lease("leader", "a", "t1", NOW + 10), Lease("leader", "b", "t2", NOW + 99)
-        assert store.transact(lambda tx: leases.acquire(tx, mine, NOW))
-        assert not store.transact(lambda tx: leases.acquire(tx, other, NOW + 9))
-        longer = store.transact(lambda tx: leases.renew(tx, mine, NOW + 20))
-        assert not store.transact(lambda tx: leases.acquire(tx, other, NOW + 19))
-        assert store.transact(lambda tx: leases.acquire(tx, other, NOW + 20))
-        with pytest.raises(LeaseLost):
-            store.transact(lambda tx: leases.renew(tx, longer, NOW + 30))
-        store.transact(lambda tx: leases.release(tx, longer))
-        assert not store.transact(lambda tx: leases.acquire(tx, mine, NOW + 21))
-
-    def test_a_view_is_one_picture_whatever_is_committed_meanwhile(self, store: Store) -> None:
-        lease = Lease("leader", "a", "t1", NOW + 10)
-        other = Lease("leader", "b", "t2", NOW + 10)
-
-        def look(tx: Tx) -> list[bool]:
-            def there() -> bool:
-                return tx.conn.execute(select(leases_table.c.name)).first() is not None
-
-            before = there()
-            writer = threading.Thread(
-                target=store.transact, args=(lambda tx: leases.acquire(tx, lease, NOW),)
-            )
+    def test_a_view_is_one_consistent_snapshot_during_concurrent_commits(
+        self, store: Store
+    ) -> None:
+        def look(tx: Tx) -> list[int]:
+            before = jobs.count_live(tx)
+            writer = threading.Thread(target=store.transact, args=(add_job,))
             writer.start()
             writer.join()
-            return [before, there()]
+            return [before, jobs.count_live(tx)]
 
-        assert store.view(look) == [False, False]
-        assert not store.transact(lambda tx: leases.acquire(tx, other, NOW))
+        assert store.view(look) == [0, 0]
+        assert store.view(jobs.count_live) == 1
 
     # -- bulk --------------------------------------------------------------------------------------
 

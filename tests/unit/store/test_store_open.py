@@ -153,7 +153,7 @@ def test_a_database_of_the_first_release_is_brought_up_to_date(path: Path) -> No
     assert (stored.job.num, stored.facts.demand) == (1, Demand())
     assert (stored.job.queued_at, stored.job.attained_slot_s) == (None, 0.0)
     assert store.transact(add_job) == 2
-    assert store.view(planning.holes_now) == {}
+    assert store.view(planning.reservations_now) == {}
     store.close()
 
 
@@ -173,7 +173,7 @@ def add_old_job(path: Path) -> None:
     made = open_store(fresh)
     made.transact(add_job)
     made.close()
-    new = {"demand", "attained_slot_s"}
+    new = {"demand", "attained_slot_s", "pending_code", "pending_message"}
     with sqlite3.connect(fresh) as source, sqlite3.connect(path) as target:
         source.row_factory = sqlite3.Row
         row = dict(source.execute("SELECT * FROM jobs").fetchone())

@@ -8,7 +8,7 @@ from phalanx.kit.ids import random_hex
 from phalanx.server.context import Context
 from phalanx.server.loops.runner import Loop
 from phalanx.services.lifecycle.commit import LEAVING, QUEUE, TIMERS
-from phalanx.services.lifecycle.dispatch import Dispatcher, dispatch_step
+from phalanx.services.lifecycle.dispatch import LeaseOwner, dispatch_step
 from phalanx.services.lifecycle.polling import poll_leaving_step, poll_step
 from phalanx.services.lifecycle.retention import Sweep, retention_step
 from phalanx.services.lifecycle.timers import timers_step
@@ -69,7 +69,7 @@ class Round:
 def all_loops(context: Context) -> tuple[Loop, ...]:
     """Scheduler, dispatcher, timers, polling, draining and retention."""
     platform, ticks = context.platform, context.settings.loops
-    who, batch = Dispatcher(owner="embedded", token=random_hex(16)), Batch()
+    who, batch = LeaseOwner(owner="embedded", token=random_hex(16)), Batch()
     spare, everybody = Spare(), Round()
 
     def schedule(now: int) -> int | None:

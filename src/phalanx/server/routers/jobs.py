@@ -8,12 +8,13 @@ from fastapi import APIRouter, Query
 
 from phalanx.core.jobs.model import JobState, StopGoal
 from phalanx.errors import UserError
-from phalanx.schemas.api import jobs
+from phalanx.schemas.api import estate, jobs
 from phalanx.schemas.api import profiles as wire
 from phalanx.server.context import Here, in_thread
 from phalanx.services.lifecycle import requests
 from phalanx.services.lifecycle.commit import job_topic
 from phalanx.services.lifecycle.submit import check, submit
+from phalanx.services.planning.why import why_view
 from phalanx.services.queries import profiles, stacks, views
 from phalanx.store.jobs import JobFilter
 
@@ -164,3 +165,9 @@ def post_resume(here: Here, num: int) -> jobs.JobView:
     """Put a paused job back into the queue; may be repeated."""
     requests.resume(here.platform, num, here.clock.now(), "user")
     return views.job_view(here.platform, num)
+
+
+@router.get("/{num}/why")
+def get_why(here: Here, num: int) -> estate.WhyView:
+    """Why a job waits, runs or leaves: its constraints, expected start and what would start it now."""
+    return why_view(here.platform, num, here.clock.now())

@@ -31,21 +31,21 @@ _US = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Dispatcher:
-    """Who executes: `owner` names this process, `token` is fresh for each of its lives."""
+class LeaseOwner:
+    """The process that leases commands: `owner` is its name, `token` is new in each of its lives."""
 
     owner: str
     token: str
 
 
-def dispatch_step(platform: Platform, who: Dispatcher, now: int, limit: int = 16) -> int | None:
+def dispatch_step(platform: Platform, owner: LeaseOwner, now: int, limit: int = 16) -> int | None:
     """Execute what is open; returns when to look again, or None when nothing is."""
 
     def take(tx: Tx) -> tuple[list[LeasedCommand], dict[int, StoredJob]]:
         commands = outbox.lease(
             tx,
-            owner=who.owner,
-            token=who.token,
+            owner=owner.owner,
+            token=owner.token,
             now=now,
             expires_at=now + round(LEASE_S * _US),
             limit=limit,

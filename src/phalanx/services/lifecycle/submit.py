@@ -15,7 +15,7 @@ from phalanx.services.lifecycle import code
 from phalanx.services.lifecycle.commit import commit_new
 from phalanx.services.planning.admission import facts_of, misfits, over_project
 from phalanx.services.platform import Platform
-from phalanx.store import estate, jobs
+from phalanx.store import jobs, resources
 from phalanx.store.database import Tx
 
 
@@ -32,7 +32,7 @@ def check(platform: Platform, request: SubmitRequest) -> Accepted:
     spec = validate_spec(request.spec)
     problems = check_supported(spec)
     if not problems:
-        projects = platform.store.view(estate.projects_now)
+        projects = platform.store.view(resources.projects_now)
         problems = over_project(spec, projects) or [
             *misfits(spec, platform.cluster()),
             *_no_secrets(spec, platform.home),

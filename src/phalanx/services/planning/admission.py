@@ -13,8 +13,8 @@ from phalanx.schemas.spec.document import JobSpec
 from phalanx.schemas.spec.roles import RolePlan
 from phalanx.services.planning.planner_input import asked
 from phalanx.services.planning.scheduler_cache import fits_ever
-from phalanx.store.estate import Applied
 from phalanx.store.jobs import JobFacts
+from phalanx.store.resources import Applied
 
 Nodes = Sequence[Node]
 

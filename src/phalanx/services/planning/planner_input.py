@@ -14,7 +14,7 @@ from phalanx.core.scheduling.stages.order import is_guarded
 from phalanx.errors import InvariantBroken
 from phalanx.schemas.pools.projects import ProjectSpec, lineage
 from phalanx.store.jobs import JobFacts, StoredJob
-from phalanx.store.planning import MOVE, StoredHole, Usage
+from phalanx.store.planning import MOVE, StoredReservation, Usage
 
 _US = 1_000_000
 # What a save that was asked for is expected to take before the job has made one.
@@ -66,7 +66,7 @@ def asked(terms: JobTerms, facts: JobFacts, submitted_at: int) -> Waiting:
     )
 
 
-def waiting(stored: StoredJob, hole: StoredHole | None) -> Waiting:
+def waiting(stored: StoredJob, hole: StoredReservation | None) -> Waiting:
     """A queued job. One that comes back from a move asks for just the size that was planned."""
     job = stored.job
     shape = job.terms.shape
@@ -123,7 +123,9 @@ def over_running(
 # -- what runs -----------------------------------------------------------------------------------
 
 
-def held(stored: StoredJob, facts: Facts, hole: StoredHole | None, terms: Terms, now: int) -> Held:
+def held(
+    stored: StoredJob, facts: Facts, hole: StoredReservation | None, terms: Terms, now: int
+) -> Held:
     """A job that holds slots. One on its way to another place holds that place as well."""
     job, attempt = stored.job, stored.job.attempt
     if attempt is None:
@@ -164,7 +166,7 @@ def _save(num: int, facts: Facts) -> tuple[int | None, float | None]:
     return at, _SAVE_S if took_s is None else max(took_s, _MIN_SAVE_S)
 
 
-def _with_goal(placement: Placement, hole: StoredHole | None) -> Placement:
+def _with_goal(placement: Placement, hole: StoredReservation | None) -> Placement:
     if hole is None or hole.kind != MOVE or hole.placement is None:
         return placement
     here = {share.node for share in placement.shares}

@@ -34,8 +34,8 @@ def _next(waiting: list[StoredJob], pool: str) -> StoredJob | None:
     first = [
         stored
         for stored in waiting
-        if stored.stays is not None
-        and stored.stays.code in _FIRST_IN_LINE
+        if stored.pending_reason is not None
+        and stored.pending_reason.code in _FIRST_IN_LINE
         and (not stored.facts.pools or pool in stored.facts.pools)
     ]
     return min(

@@ -25,10 +25,10 @@ from phalanx.schemas.pools.projects import ProjectSpec
 from phalanx.services.planning import planner_input
 from phalanx.services.planning.index_sync import follow, only_longer_lines
 from phalanx.services.planning.planner_input import kind_of
-from phalanx.store import estate, events, jobs, lineage, outbox, planning, supervisors
+from phalanx.store import events, jobs, lineage, outbox, planning, resources, supervisors
 from phalanx.store.database import Touched, Tx
 from phalanx.store.jobs import Finished, StoredJob
-from phalanx.store.planning import StoredHole, Usage
+from phalanx.store.planning import StoredReservation, Usage
 
 _US = 1_000_000
 _PAGE = 5000
@@ -60,7 +60,7 @@ class Sight:
     nodes: tuple[Node, ...]
     snapshot: Snapshot
     held_back: Mapping[int, Reason]
-    holes: Mapping[int, StoredHole]
+    holes: Mapping[int, StoredReservation]
     attempts: Mapping[int, int]
     versions: Mapping[int, int]
     usage: Mapping[str, Usage]
@@ -74,7 +74,7 @@ class _Asked:
     """
 
     version: int
-    hole: StoredHole | None
+    hole: StoredReservation | None
     plain: Waiting
     patient: Waiting
     ask: int | None
@@ -118,7 +118,7 @@ class Picture:
             nodes = self.nodes(tx, real)
             waiting, holding = self.jobs(tx)
             self.learn(tx)
-            holes = planning.holes_now(tx)
+            holes = planning.reservations_now(tx)
             projects = self._projects_now(tx)
             known = planning.usage_now(tx)
             facts = planner_input.Facts(
@@ -286,11 +286,11 @@ class Picture:
     def nodes(self, tx: Tx, real: Sequence[Node]) -> tuple[Node, ...]:
         """The executor's nodes, or those of the pool file that they play; with marks as `closed`."""
         with self._lock:
-            stamps = estate.pool_stamps(tx)
+            stamps = resources.pool_stamps(tx)
             if self._pools[0] != stamps:
-                found = tuple(PoolSpec(**one.body) for one in estate.pools_now(tx))
+                found = tuple(PoolSpec(**one.body) for one in resources.pools_now(tx))
                 self._pools = (stamps, found)
-            marks = estate.marks(tx)
+            marks = resources.marks(tx)
             key = (stamps, tuple(real), tuple(marks.items()))
             if self._nodes[0] != key:
                 self._nodes = (key, _laid_out(self._pools[1], real, marks))
@@ -359,14 +359,14 @@ class Picture:
         return {num: reason for num, (_, reason) in self._blocked.items()}
 
     def _projects_now(self, tx: Tx) -> dict[str, ProjectSpec]:
-        stamps = estate.project_stamps(tx)
+        stamps = resources.project_stamps(tx)
         if self._projects[0] != stamps:
-            found = {one.name: ProjectSpec(**one.body) for one in estate.projects_now(tx)}
+            found = {one.name: ProjectSpec(**one.body) for one in resources.projects_now(tx)}
             self._projects = (stamps, found)
         return self._projects[1]
 
     def _waiting(
-        self, stored: StoredJob, hole: StoredHole | None, nodes: tuple[Node, ...], now: int
+        self, stored: StoredJob, hole: StoredReservation | None, nodes: tuple[Node, ...], now: int
     ) -> Waiting:
         known = self._asked.get(stored.job.num)
         if known is None or known.version != stored.version or known.hole != hole:
@@ -422,7 +422,7 @@ def _only(node: Node, wishes: set[str]) -> Node:
 
 
 def _laid_out(
-    pools: Sequence[PoolSpec], real: Sequence[Node], marks: Mapping[str, estate.NodeMark]
+    pools: Sequence[PoolSpec], real: Sequence[Node], marks: Mapping[str, resources.NodeMark]
 ) -> tuple[Node, ...]:
     nodes = tuple(real)
     here = [node for node in real if node.pool == LOCAL]

@@ -23,7 +23,7 @@ from phalanx.services.platform import Platform
 from phalanx.store import jobs, planning
 from phalanx.store.database import Tx
 from phalanx.store.jobs import StoredJob
-from phalanx.store.planning import EVICTION, MOVE, StoredHole
+from phalanx.store.planning import MOVE, PREEMPTION, StoredReservation
 
 _LOG = logging.getLogger(__name__)
 _US = 1_000_000
@@ -113,7 +113,7 @@ def apply(platform: Platform, decided: Plan, sight: Sight, now: int) -> Step:
         _start(here, decided, queued)
         _keep_holes(here, decided)
         _cut_holes(here, decided)
-        jobs.say_stays(tx, unsaid)
+        jobs.set_pending_reasons(tx, unsaid)
         planning.put_usage(tx, sight.usage)
         return here
 
@@ -190,7 +190,7 @@ def _keep_holes(here: _Work, decided: Plan) -> None:
         if owner not in honoured
         and not (stored.kind == MOVE and owner in here.live and here.now < stored.hole.expires_at)
     ]
-    planning.remove_holes(here.tx, gone)
+    planning.remove_reservations(here.tx, gone)
 
 
 def _cut_holes(here: _Work, decided: Plan) -> None:
@@ -207,7 +207,7 @@ def _cut_holes(here: _Work, decided: Plan) -> None:
         if not all(_may_leave(here, num) for num in hole.victims):
             here.refused.append(hole.job)
             continue
-        planning.put_hole(here.tx, StoredHole(hole, EVICTION, None, here.now))
+        planning.put_reservation(here.tx, StoredReservation(hole, PREEMPTION, None, here.now))
         for eviction in evicted:
             _evict(here, eviction)
         for move in ours:
@@ -244,7 +244,7 @@ def _move(here: _Work, one: Resize | Migration, beneficiary: int | None) -> None
     grace_us = round(stored.job.terms.grace_s * _US)
     names = tuple(share.node for share in one.placement.shares)
     hole = Hole(one.job, names, None, here.now + grace_us + here.ttl_us)
-    planning.put_hole(here.tx, StoredHole(hole, MOVE, one.placement, here.now))
+    planning.put_reservation(here.tx, StoredReservation(hole, MOVE, one.placement, here.now))
     price = one.price_slot_s if isinstance(one, Migration) else None
     event = StopRequested(
         StopGoal.REQUEUE, _why_moved(one), beneficiary=beneficiary, price_slot_s=price

@@ -130,7 +130,7 @@ def _brief(tx: Tx, stored: StoredJob) -> api.JobView:
         priority=facts.priority,
         state=job.state.value,
         reason=_reason(job.reason),
-        stays=_stays(stored),
+        stays=_pending_reason(stored),
         goal=None if job.goal is None else job.goal.value,
         attempt=None if attempt is None else attempt.num,
         attempts=job.attempts,
@@ -185,9 +185,9 @@ def _worst(stored: StoredJob) -> Failure | None:
     return live or stored.job.last_failure
 
 
-def _stays(stored: StoredJob) -> api.ReasonView | None:
-    waits = stored.job.state is JobState.QUEUED and stored.stays is not None
-    return _reason(stored.stays) if waits and stored.stays is not None else None
+def _pending_reason(stored: StoredJob) -> api.ReasonView | None:
+    waits = stored.job.state is JobState.QUEUED and stored.pending_reason is not None
+    return _reason(stored.pending_reason) if waits and stored.pending_reason is not None else None
 
 
 def _reason(reason: Reason) -> api.ReasonView:

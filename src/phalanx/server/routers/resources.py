@@ -1,4 +1,4 @@
-"""Pools, nodes and projects: what jobs run on, and who may have how much of it."""
+"""Routes for pools, nodes and projects."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from fastapi import APIRouter, Response
 
 from phalanx.schemas.api import estate, jobs
 from phalanx.server.context import Here
-from phalanx.services.planning import why
-from phalanx.services.resources import estate as services
-from phalanx.services.resources import inventory
+from phalanx.services.resources import inventory, pools, projects
 
-router = APIRouter(prefix="/api/v1", tags=["estate"])
+router = APIRouter(prefix="/api/v1", tags=["resources"])
 _ACTOR = "user"
 
 
@@ -23,7 +21,7 @@ def get_pools(here: Here) -> list[jobs.PoolView]:
 @router.post("/pools/apply")
 def post_pools(here: Here, request: estate.ApplyRequest) -> estate.ApplyResponse:
     """Add or replace the pools of a pool file, all or none; repeating it changes nothing."""
-    return services.apply_pools(here.platform, request.file, here.clock.now(), _ACTOR)
+    return pools.apply_pools(here.platform, request.file, here.clock.now(), _ACTOR)
 
 
 @router.get("/pools/{name}")
@@ -34,8 +32,8 @@ def get_pool(here: Here, name: str) -> jobs.PoolView:
 
 @router.delete("/pools/{name}", status_code=204)
 def delete_pool(here: Here, name: str) -> Response:
-    """Forget a pool in which nothing runs."""
-    services.remove_pool(here.platform, name)
+    """Remove a pool in which nothing runs."""
+    pools.remove_pool(here.platform, name)
     return Response(status_code=204)
 
 
@@ -53,43 +51,37 @@ def get_node(here: Here, name: str) -> jobs.NodeView:
 
 @router.post("/nodes/{name}/drain")
 def post_drain(here: Here, name: str, request: estate.DrainRequest) -> estate.DrainResponse:
-    """Let nothing start on a node any more; may be repeated."""
-    return services.drain(here.platform, name, request, here.clock.now(), _ACTOR)
+    """Keep new jobs from starting on a node; may be repeated."""
+    return pools.drain(here.platform, name, request, here.clock.now(), _ACTOR)
 
 
 @router.post("/nodes/{name}/undrain")
 def post_undrain(here: Here, name: str) -> jobs.NodeView:
-    """Let jobs start on a node again; may be repeated."""
-    services.undrain(here.platform, name)
+    """Allow jobs to start on a node again; may be repeated."""
+    pools.undrain(here.platform, name)
     return inventory.show_node(here.platform, name)
 
 
 @router.get("/projects")
 def get_projects(here: Here) -> list[estate.ProjectView]:
     """Projects, their limits and what they hold."""
-    return inventory.list_projects(here.platform, here.clock.now())
+    return projects.list_projects(here.platform, here.clock.now())
 
 
 @router.post("/projects/apply")
 def post_projects(here: Here, request: estate.ApplyRequest) -> estate.ApplyResponse:
     """Add or replace the projects of a project file, all or none."""
-    return services.apply_projects(here.platform, request.file, here.clock.now(), _ACTOR)
+    return projects.apply_projects(here.platform, request.file, here.clock.now(), _ACTOR)
 
 
 @router.get("/projects/{name}")
 def get_project(here: Here, name: str) -> estate.ProjectView:
     """One project with its part of the project file."""
-    return inventory.show_project(here.platform, name, here.clock.now())
+    return projects.show_project(here.platform, name, here.clock.now())
 
 
 @router.delete("/projects/{name}", status_code=204)
 def delete_project(here: Here, name: str) -> Response:
-    """Forget a project's limits; its jobs go on."""
-    services.remove_project(here.platform, name)
+    """Remove a project's limits; its jobs go on."""
+    projects.remove_project(here.platform, name)
     return Response(status_code=204)
-
-
-@router.get("/jobs/{num}/why")
-def get_why(here: Here, num: int) -> estate.WhyView:
-    """Why a job is where it is: what binds it, when it may start, what would start it now."""
-    return why.why_view(here.platform, num, here.clock.now())
