@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from phalanx.core.contract.records import MetricRecord
 from phalanx.kit.clock import SystemClock
 from phalanx.launch import space
 from phalanx.launch.capture import Capture, open_append
@@ -43,7 +44,7 @@ def a_long_run(path: Path, trim: bool) -> tuple[int, int, list[int]]:
     tail, metrics = RecordTail(path), MetricTail({0: path})
     most, seen, steps = 0, 0, []
     for step in range(NUM_RECORDS):
-        report.write("metric", step=step, v={"loss": 0.5}, pad=PAD)
+        report.write(MetricRecord(step=step, values={"loss": 0.5, PAD: 0.0}))
         if step % 1000 == 999:
             while found := tail.read():
                 seen += len(found)
@@ -78,11 +79,11 @@ def test_metrics_that_nobody_fetches_are_passed_over(tmp_path, monkeypatch):
     report = ReportFile(path, now=lambda: 1)
     tail, metrics = RecordTail(path), MetricTail({0: path})
     for step in range(4000):
-        report.write("metric", step=step, v={"loss": 0.5}, pad=PAD)
+        report.write(MetricRecord(step=step, values={"loss": 0.5, PAD: 0.0}))
     while tail.read():
         pass
     assert metrics.trim({0: tail}) == [0]
-    report.write("metric", step=4000, v={"loss": 0.5})
+    report.write(MetricRecord(step=4000, values={"loss": 0.5}))
     tail.read()
     assert metrics.trim({0: tail}) == []
     assert [point.step for point in metrics.take(10)] == [4000]

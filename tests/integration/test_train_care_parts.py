@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from phalanx.checkpoint import list_checkpoints
+from phalanx.core.contract.records import to_json
 from phalanx.core.training.guards import MEMORY_FILE, Memory, Skip
 from phalanx.errors import SpecInvalid, TrainingError
 from phalanx.train import start
@@ -30,8 +31,8 @@ class Told:
     def __init__(self):
         self.records = []
 
-    def write(self, kind, **fields):
-        self.records.append((kind, fields))
+    def write(self, record):
+        self.records.append((record.kind, to_json(record, 0)))
 
 
 # -- precision -------------------------------------------------------------------------------------

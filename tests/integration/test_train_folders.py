@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx import checkpoint
-from phalanx.core.telemetry import reports
+from phalanx.core.contract import records as reports
 from phalanx.errors import SpecInvalid, UserError
 from phalanx.train.state import folders
 

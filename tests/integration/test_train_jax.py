@@ -109,6 +109,6 @@ class Said:
     def __init__(self):
         self.warnings = []
 
-    def write(self, kind, **fields):
-        if kind == "warn":
-            self.warnings.append(fields["message"])
+    def write(self, record):
+        if record.kind == "warn":
+            self.warnings.append(record.message)

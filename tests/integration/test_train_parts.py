@@ -20,7 +20,8 @@ from torch.utils.data import (
 )
 
 from phalanx.checkpoint import tensorfile
-from phalanx.core.telemetry import reports
+from phalanx.core.contract import records as reports
+from phalanx.core.contract.records import StepRecord, WarningRecord
 from phalanx.core.training.batches import Plan
 from phalanx.errors import (
     CheckpointCorrupt,
@@ -307,10 +308,10 @@ def test_reports_grow_beyond_their_first_chunk(tmp_path):
     report = ReportFile(path, now=lambda: 7)
     text = "x" * 1000
     for step in range(2 * CHUNK_BYTES // 1000):
-        report.write("step", step=step, text=text)
+        report.write(WarningRecord(f"{step} {text}"))
     report.close()
     found = records(path)
-    assert [r["step"] for r in found] == list(range(2 * CHUNK_BYTES // 1000))
+    assert [int(r["message"].split()[0]) for r in found] == list(range(2 * CHUNK_BYTES // 1000))
     assert found[0]["t"] == 7
 
 
@@ -327,12 +328,12 @@ def test_a_full_disk_drops_and_counts_and_says_so_later(tmp_path, monkeypatch):
     report = ReportFile(tmp_path / "r", now=lambda: 1)
     full = True
     for _ in range(CHUNK_BYTES // 500):
-        report.write("step", text="x" * 1000)
+        report.write(WarningRecord("x" * 1000))
     before = len(records(tmp_path / "r"))
     assert before * 1000 < CHUNK_BYTES and report.dropped > 0
     full = False
     for _ in range(200):
-        report.write("step", step=1)
+        report.write(StepRecord(step=1))
     after = records(tmp_path / "r")[before:]
     assert after[0]["k"] == "warn" and "dropped" in after[0]["message"]
     report.close()
@@ -341,7 +342,7 @@ def test_a_full_disk_drops_and_counts_and_says_so_later(tmp_path, monkeypatch):
 def test_a_report_that_cannot_be_made_does_not_raise(tmp_path):
     (tmp_path / "file").write_text("")
     report = ReportFile(tmp_path / "file" / "r", now=lambda: 1)
-    report.write("step", step=1)
+    report.write(StepRecord(step=1))
     report.close()
     assert report.dropped == 1
 
@@ -363,10 +364,10 @@ def test_metrics_are_read_a_step_later_and_never_at_once(tmp_path):
     assert Lazy.reads == 0 and records(tmp_path / "r") == []
     journal.log(1, {"acc": float("nan")})
     journal.log(2, {"loss": torch.tensor(2.0), "bad": "text"})
-    assert records(tmp_path / "r")[0]["v"] == {"loss": 0.5, "n": 3, "acc": "nan"}
+    assert records(tmp_path / "r")[0]["values"] == {"loss": 0.5, "n": 3, "acc": "nan"}
     journal.flush()
     warn, metric = records(tmp_path / "r")[1:]
-    assert "bad" in warn["message"] and metric["v"] == {"loss": 2.0} and metric["step"] == 2
+    assert "bad" in warn["message"] and metric["values"] == {"loss": 2.0} and metric["step"] == 2
     report.close()
 
 
@@ -432,5 +433,5 @@ def test_the_first_failure_stays_in_the_error_file(tmp_path):
 
 
 def test_no_report_listens_to_nothing():
-    NoReport().write("step", step=1)
+    NoReport().write(StepRecord(step=1))
     NoReport().close()

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
+from phalanx.core.contract.records import to_json
 from phalanx.core.telemetry.instruments import INSTRUMENTS, is_part, split_part
 from phalanx.train.data import loader as data
 from phalanx.train.gang.context import RankInfo
@@ -26,8 +27,8 @@ class Bench:
         self.said = []
         self.timing = StepTiming(self, speaks=self.said.append, clock_ns=lambda: self.ns)
 
-    def write(self, kind, **fields):
-        self.records.append((kind, fields))
+    def write(self, record):
+        self.records.append((record.kind, to_json(record, 0)))
 
     def close(self):
         pass
@@ -56,7 +57,7 @@ def bench():
 def values_of(bench):
     kind, fields = bench.records[-1]
     assert kind == "metric"
-    return fields["v"]
+    return fields["values"]
 
 
 def test_every_moment_belongs_to_one_section(bench):
@@ -131,7 +132,7 @@ def test_a_fast_step_does_not_drown_the_report(bench):
         bench.step(number, data=0, compute=1, optimizer=0, rest=0)
     # A minute of steps of 1 ms: windows of half a second at first, growing with the time trained.
     assert 10 < len(bench.records) < 90
-    assert len(bench.records[0][1]["v"]) < 40
+    assert len(bench.records[0][1]["values"]) < 40
 
 
 def test_lost_time_is_said_once_in_words_and_only_when_it_is_lost(bench):

@@ -5,6 +5,7 @@ import threading
 import torch
 from torch import nn
 
+from phalanx.core.contract.records import to_json
 from phalanx.core.training.checkpoints import Position
 from phalanx.kit.clock import SystemClock
 from phalanx.train.gang.context import RankInfo
@@ -61,8 +62,8 @@ class Notes:
     def __init__(self):
         self.records = []
 
-    def write(self, kind, **fields):
-        self.records.append({"k": kind, **fields})
+    def write(self, record):
+        self.records.append(to_json(record, 0))
 
     def close(self):
         pass

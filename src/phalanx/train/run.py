@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from phalanx.core.contract.records import DoneRecord, PhaseRecord, RestoredRecord, WarningRecord
 from phalanx.core.training.batches import Share
 from phalanx.errors import NotSupported
 from phalanx.train.data import fingerprint, ordering
@@ -196,7 +197,7 @@ class Run:
 
         Every sample is on exactly one rank; ranks may have different numbers of batches.
         """
-        begins = partial(self._report.write, "phase", name="evaluating")
+        begins = partial(self._report.write, PhaseRecord("evaluating"))
         return data.EvaluationLoader(loader, self._place, self._options.seed, self.device, begins)
 
     def track(self, **objects: Any) -> None:
@@ -439,10 +440,16 @@ class Run:
             assert restored is not None
             manifest, why = restored.manifest, restored.differs or self._rounds.inexact
             self._report.write(
-                "restored", path=str(restored.path), name=manifest.name, step=manifest.step,
-                epoch=manifest.position.total_passes, position=manifest.position.consumed,
-                exact=why is None, why=why,
-            )  # fmt: skip
+                RestoredRecord(
+                    path=str(restored.path),
+                    name=manifest.name,
+                    step=manifest.step,
+                    epoch=manifest.position.total_passes,
+                    position=manifest.position.consumed,
+                    exact=why is None,
+                    why=why,
+                )
+            )
 
     @property
     def _luck(self) -> tuple[int, ...]:
@@ -462,7 +469,7 @@ class Run:
             fingerprint.require_same(before, self._loop.data, self._where)
         elif found := fingerprint.changes(before, self._loop.data):
             message = f"other data than in {self._where}, as allowed: {'; '.join(found)}"
-            self._report.write("warn", message=message)
+            self._report.write(WarningRecord(message))
             return
         if self._stream is not None:
             self._stream.take_up(saved.get("stream"))
@@ -480,7 +487,7 @@ class Run:
             self._loop.profiling.finish()
             self._loop.journal.flush()
             self._loop.timing.flush()
-            self._report.write("done", step=self._loop.step)
+            self._report.write(DoneRecord(self._loop.step))
 
     def _close(self) -> None:
         if self._closed:

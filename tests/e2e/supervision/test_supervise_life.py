@@ -338,7 +338,7 @@ def test_setup_runs_once_and_its_failure_is_told(tmp_path):
 
 REPORTS = """
     import mmap, os, time
-    from phalanx.core.telemetry import reports
+    from phalanx.core.contract import records as reports
     rank = int(os.environ["RANK"])
     path = os.environ["PHALANX_REPORT_FILE"]
     records = [{"k": "restored", "t": 1, "path": "/c/step-1", "step": 1, "epoch": 0, "position": 4},
@@ -346,13 +346,13 @@ REPORTS = """
     for step in (1, 2, 3):
         lo = step * 4 + rank * 2
         records += [{"k": "ledger", "t": 5, "step": step, "epoch": 0, "lo": lo, "hi": lo + 2},
-                    {"k": "metric", "t": 5, "step": step, "v": {"loss": 1 / step, "bad": "nan"}},
+                    {"k": "metric", "t": 5, "step": step, "values": {"loss": 1 / step, "bad": "nan"}},
                     {"k": "step", "t": 5, "step": step, "epoch": 0, "consumed": 0}]
     if rank == 0:
         records.append({"k": "checkpoint", "t": 9, "path": "/c/step-3", "step": 3, "epoch": 0,
                         "bytes": 10, "save_s": 0.5, "metrics": {"acc": 0.5}})
     records += [{"k": "nonsense"}, {"x": 1}, {"k": "done", "t": 9, "step": 3}]
-    body = b"".join(reports.encode(one) for one in records)
+    body = b"".join(reports.framed(one) for one in records)
     with open(path, "wb") as file:
         file.write(reports.header(os.getpid()) + body)
         file.seek(reports.LENGTH_OFFSET)

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from phalanx.core.telemetry import reports
+from phalanx.core.contract import records as reports
 from phalanx.core.training.ledger import GenerationLedger, Row, audit
 
 HANG_GUARD_S = 120.0

@@ -79,7 +79,7 @@ def test_a_normal_run_reports_everything_and_prints_nothing(gang):
     assert job.output() == ""
     kinds = [record["k"] for record in job.records()]
     assert kinds[:2] == ["phase", "data"] and kinds[-1] == "done"
-    logged = [one for one in job.records(kind="metric") if "loss" in one["v"]]
+    logged = [one for one in job.records(kind="metric") if "loss" in one["values"]]
     assert kinds.count("step") == kinds.count("ledger") == len(logged) == 51
     found = checkpoint.list_checkpoints(job.store)
     assert [one.manifest.why for one in found] == ["final", "every"]

@@ -20,7 +20,7 @@ def own_values(job, rank):
     """The platform's values of one rank: the sum of counters, the newest of the rest."""
     found = {}
     for record in job.records(rank, kind="metric"):
-        for name, value in record["v"].items():
+        for name, value in record["values"].items():
             if is_part(name) or name == "training_samples":
                 found[name] = found.get(name, 0) + value
             elif name in INSTRUMENTS:
@@ -114,7 +114,9 @@ def test_the_text_example_learns_the_readme(gang, nursery):
         "--data", ROOT / "README.md", "--epochs", "3", "--width", "32", "--depth", "1",
         "--write", "20", "--lr", "1e-2",
     )  # fmt: skip
-    losses = [one["v"]["loss"] for one in job.records(0, kind="metric") if "loss" in one["v"]]
+    losses = [
+        one["values"]["loss"] for one in job.records(0, kind="metric") if "loss" in one["values"]
+    ]
     assert losses[-1] < 0.9 * losses[0]
     assert "val_loss" in job.output()
 

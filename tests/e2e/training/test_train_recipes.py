@@ -46,7 +46,7 @@ def pictures(tmp_path_factory):
 
 
 def values(job, name):
-    return [one["v"][name] for one in job.records(0, kind="metric") if name in one["v"]]
+    return [one["values"][name] for one in job.records(0, kind="metric") if name in one["values"]]
 
 
 def test_a_text_is_learnt_and_a_killed_run_ends_as_an_uninterrupted_one(recipe):

@@ -44,7 +44,7 @@ class Ear:
             self._say(self._rank, {"k": "phase", "name": "ready", "t": at})
         if spoken.values:
             values = dict(spoken.values)
-            self._say(self._rank, {"k": "metric", "step": spoken.step, "v": values, "t": at})
+            self._say(self._rank, {"k": "metric", "step": spoken.step, "values": values, "t": at})
 
 
 class Hearing:
@@ -79,4 +79,4 @@ class Hearing:
         self._records.said(rank, record)
         if record["k"] == "metric":
             self._metrics.said(rank, record)
-            self._latest.update(record["v"])
+            self._latest.update(record["values"])

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from phalanx.core.contract import records as reports
 from phalanx.core.gang.stalls import StallWatch
-from phalanx.core.telemetry import reports
 from phalanx.core.training.ledger import Row, merge
 from phalanx.kit.text import sayable
 from phalanx.launch.space import Trimmed
@@ -277,7 +277,7 @@ class GenerationRecords:
 
     def _look_for_divergence(self, rank: int, record: Record) -> None:
         """What is not finite cannot be drawn; that it came about must be seen."""
-        for name, value in record["v"].items():
+        for name, value in record["values"].items():
             if isinstance(value, str):
                 said = f"metric {name} is not finite: {value} at step {record['step']}"
                 self._warn_once("metric", name, rank, said, int(record["t"]))
@@ -445,7 +445,7 @@ class MetricTail:
 
 
 def _point(rank: int, record: Record) -> MetricPoint:
-    values = finite(record["v"])
+    values = finite(record["values"])
     return MetricPoint(rank=rank, step=int(record["step"]), at=int(record["t"]), values=values)
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from phalanx.core.contract import records
 from phalanx.core.gang.stacks import shortened
-from phalanx.core.telemetry import reports
 from phalanx.schemas.wire.supervision import RankStacks
 from phalanx.supervise.eventloop import EventLoop
 from phalanx.supervise.ranks.rank import LocalRank
@@ -98,8 +98,8 @@ def _listener(rank: LocalRank) -> int | None:
         return None
     try:
         with open(rank.report_file, "rb") as file:
-            head = file.read(reports.HEADER_BYTES)
-        pid = reports.writer_pid(head)
+            head = file.read(records.HEADER_BYTES)
+        pid = records.writer_pid(head)
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return None

@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from phalanx.core.contract.records import SharesRecord, WarningRecord
 from phalanx.core.training.batches import even_parts, parts_of, rebalanced
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.train.gang.report import Report
@@ -76,10 +77,10 @@ class MeasuredShares:
             if fresh != self._parts:
                 self._parts = fresh
                 shares = [round(part / sum(fresh), 4) for part in fresh]
-                self._report.write("shares", shares=shares, compute_s=times)
+                self._report.write(SharesRecord(shares=shares, compute_s=times))
                 text = ", ".join(f"{one:.1%}" for one in shares)
                 message = f"batches are now split by measured speed; by rank: {text}"
-                self._report.write("warn", message=message)
+                self._report.write(WarningRecord(message))
         return self._parts
 
     def observe(self, compute_s: Sequence[float]) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from phalanx.core.contract.records import WarningRecord
 from phalanx.core.training import control
 from phalanx.errors import RankDesync
 from phalanx.train.gang.context import RankInfo
@@ -248,7 +249,7 @@ def agreement_for(
         try:
             page = SharedPage(path, info.local_rank, info.local_world_size)
         except OSError as error:
-            report.write("warn", message=f"{path}: {error}; control by collectives")
+            report.write(WarningRecord(f"{path}: {error}; control by collectives"))
     without = connection.channel.total([0.0 if page is not None else 1.0])[0]
     if without == 0 and page is not None:
         return page

@@ -1,4 +1,4 @@
-"""The rank's own report file: an append-only mapping that survives its SIGKILL (`core.reports`)."""
+"""The report file of a rank: an append-only mapping that survives its SIGKILL, see `core.contract`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from phalanx.core.telemetry import reports
+from phalanx.core.contract import records
+from phalanx.core.contract.records import MetricRecord, Record, WarningRecord
 
 CHUNK_BYTES = 256 * 1024
 
@@ -19,7 +20,7 @@ CHUNK_BYTES = 256 * 1024
 class Report(Protocol):
     """Where a rank tells what happened to it. Never raises into training."""
 
-    def write(self, kind: str, **fields: Any) -> None:
+    def write(self, record: Record) -> None:
         """Append one record."""
         ...
 
@@ -31,7 +32,7 @@ class Report(Protocol):
 class NoReport:
     """Nobody listens."""
 
-    def write(self, kind: str, **fields: Any) -> None:
+    def write(self, record: Record) -> None:
         """Nothing."""
 
     def close(self) -> None:
@@ -63,10 +64,10 @@ class ReportFile:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError:
             return
-        if self._grow(0, reports.HEADER_BYTES):
+        if self._grow(0, records.HEADER_BYTES):
             with contextlib.suppress(OSError, ValueError):
                 self._head = mmap.mmap(self._fd, mmap.PAGESIZE)
-                self._head[: reports.HEADER_BYTES] = reports.header(os.getpid())
+                self._head[: records.HEADER_BYTES] = records.header(os.getpid())
 
     def _grow(self, start: int, need: int) -> bool:
         """Map from the chunk that holds `start` to the one that ends behind `need`."""
@@ -81,30 +82,29 @@ class ReportFile:
         self._map, self._size, self._window_at = fresh, size, begin
         return True
 
-    def write(self, kind: str, **fields: Any) -> None:
+    def write(self, record: Record) -> None:
         """Append one record: the bytes first, the committed length last."""
         with self._lock:
-            self._write(kind, fields)
+            self._write(record)
 
-    def _write(self, kind: str, fields: dict[str, Any]) -> None:
+    def _write(self, record: Record) -> None:
         if self._retry_after > 0:
             self._retry_after -= 1
             self.dropped += 1
             return
         lost, self.dropped = self.dropped, 0
-        if lost and not self._append({"k": "warn", "message": f"{lost} reports were dropped"}):
+        if lost and not self._append(WarningRecord(f"{lost} reports were dropped")):
             self.dropped = lost
-        if not self._append({"k": kind, **fields}):
+        if not self._append(record):
             self.dropped += 1
             self._retry_after = 100
 
-    def _append(self, record: dict[str, Any]) -> bool:
-        record["t"] = self._now()
+    def _append(self, record: Record) -> bool:
         try:
-            body = reports.encode(record)
+            body = records.encode(record, self._now())
         except (TypeError, ValueError):
             return False
-        start = reports.HEADER_BYTES + self._committed
+        start = records.HEADER_BYTES + self._committed
         end = start + len(body)
         if self._fd < 0 or (end > self._size and not self._grow(start, end)):
             return False
@@ -112,8 +112,8 @@ class ReportFile:
             return False
         self._map[start - self._window_at : end - self._window_at] = body
         self._committed += len(body)
-        at = reports.LENGTH_OFFSET
-        self._head[at : at + 8] = reports.pack_length(self._committed)
+        at = records.LENGTH_OFFSET
+        self._head[at : at + 8] = records.pack_length(self._committed)
         return True
 
     def close(self) -> None:
@@ -165,11 +165,11 @@ class Journal:
                 if name not in self._refused:
                     self._refused.add(name)
                     message = f"run.log({name}=…): {type(value).__name__} is not one number"
-                    self._report.write("warn", message=message)
+                    self._report.write(WarningRecord(message))
         if values:
             self.latest.update(values)
             self.read_step = self._step
-            self._report.write("metric", step=self._step, v=values)
+            self._report.write(MetricRecord(step=self._step, values=values))
 
 
 def plain(value: Any) -> float | str:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from phalanx.core.contract.records import WarningRecord
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.report import Report
 from phalanx.train.observe.timing import Probe, StepTiming
@@ -96,7 +97,7 @@ def measured(info: RankInfo, report: Report, device: torch.device) -> StepTiming
 
     def speak(sentence: str) -> None:
         if info.local_rank == 0:
-            report.write("warn", message=sentence)
+            report.write(WarningRecord(sentence))
 
     timing = StepTiming(report, speaks=speak)
     for probe in (process_probe(), *device_probes(device)):

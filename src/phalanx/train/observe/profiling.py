@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from phalanx.core.contract.records import ProfileRecord
 from phalanx.core.telemetry import traces
 from phalanx.core.telemetry.profiles import (
     EXTRAS,
@@ -379,11 +380,17 @@ class Profiler:
             path = self._written(folder / f"{stem}.trace.json.gz", merged, notes)
         names = [field.name for field in fields(Split)]
         self._report.write(
-            "profile", request=course.wish.request, first_step=course.first_step,
-            splits=[{name: getattr(one, name) for name in names} for one in splits],
-            finding=verdict.finding.value, said=verdict.said, advice=verdict.advice, trace=path,
-            notes=notes,
-        )  # fmt: skip
+            ProfileRecord(
+                request=course.wish.request,
+                first_step=course.first_step,
+                splits=[{name: getattr(one, name) for name in names} for one in splits],
+                finding=verdict.finding.value,
+                said=verdict.said,
+                advice=verdict.advice,
+                trace=path,
+                notes=notes,
+            )
+        )
         if course.wish.request == 0:
             sys.stderr.write(_words(splits, verdict, path) + "\n")
             sys.stderr.flush()

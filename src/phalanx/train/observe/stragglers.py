@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from phalanx.core.contract.records import StragglersRecord, WarningRecord
 from phalanx.core.telemetry.stragglers import StragglerWatch, scores
 from phalanx.train.gang.groups import Channel
 from phalanx.train.gang.report import Report
@@ -101,9 +102,9 @@ class ComputeTimes:
     def _tell(self, times: list[float]) -> None:
         found = self._watch.observe(times)
         rows = [round(one, 4) for one in scores(times)]
-        self._report.write("stragglers", scores=rows, ranks=found)
+        self._report.write(StragglersRecord(scores=rows, ranks=found))
         if found and found != self._named:
             names = ", ".join(f"rank {rank} (score {rows[rank]:.2f})" for rank in found)
             message = f"slow at computing: {names}; all ranks wait for the slowest"
-            self._report.write("warn", message=message)
+            self._report.write(WarningRecord(message))
         self._named = found

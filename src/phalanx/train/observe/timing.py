@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Protocol
 
+from phalanx.core.contract.records import MetricRecord
 from phalanx.core.telemetry.instruments import (
     BOUNDS,
     WORTH_SAYING,
@@ -199,7 +200,7 @@ class StepTiming:
             values["data_wait_fraction"] = short(waited / seconds)
         for probe in self._probes:
             values |= probe()
-        self._report.write("metric", step=self._step, v=values)
+        self._report.write(MetricRecord(step=self._step, values=values))
         self._trained_ns += self._window_ns
         self._say()
         self._open_window()

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from phalanx.core.contract.records import WarningRecord
 from phalanx.core.gang.meshes import Layout
 from phalanx.core.training import estimates
 from phalanx.core.training.estimates import Choice, Outline, World
@@ -106,7 +107,7 @@ class Auto(Undivided):
         for optimizer in self._optimizers:
             self._made.adopt(optimizer)
         if info.is_main:
-            self._report.write("warn", message=f"strategy auto: {choice.why}")
+            self._report.write(WarningRecord(f"strategy auto: {choice.why}"))
             print(f"phalanx: strategy auto: {choice.why}", flush=True)  # noqa: T201 - the rank's log
 
     def adopt(self, optimizer: Optimizer) -> None:

@@ -13,6 +13,13 @@ from pathlib import Path
 
 from phalanx import checkpoint
 from phalanx.checkpoint.folders import WHY, Origin, manifest_of
+from phalanx.core.contract.records import (
+    CheckpointRecord,
+    QuarantinedRecord,
+    RemovedRecord,
+    StepRecord,
+    WarningRecord,
+)
 from phalanx.core.training.checkpoints import checkpoint_name
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, NotSupported, UserError
 from phalanx.kit.clock import SystemClock
@@ -63,16 +70,25 @@ def save(
     report = _report(info.report_file)
     if info.checkpoint_store is not None:
         _say_once(info.report_file, _NO_COPIES)
-    report.write("step", step=step, epoch=0, consumed=0)
+    report.write(StepRecord(step=step, epoch=0, consumed=0))
     report.write(
-        "checkpoint", path=str(made), name=made.name, step=step, epoch=0, position=0,
-        commit=manifest.commit, bytes=manifest.size_bytes, why=WHY, metrics=dict(manifest.metrics),
-        save_s=round(clock.monotonic() - began, 6),
-    )  # fmt: skip
+        CheckpointRecord(
+            path=str(made),
+            name=made.name,
+            step=step,
+            epoch=0,
+            position=0,
+            commit=manifest.commit,
+            bytes=manifest.size_bytes,
+            why=WHY,
+            metrics=dict(manifest.metrics),
+            save_s=round(clock.monotonic() - began, 6),
+        )
+    )
     for gone in checkpoint.retain(
         info.checkpoint_dir, info.keep, check=checkpoint.read_manifest, now=clock.now()
     ):
-        report.write("removed", path=str(info.checkpoint_dir / gone.name))
+        report.write(RemovedRecord(str(info.checkpoint_dir / gone.name)))
     return made
 
 
@@ -96,7 +112,7 @@ def newest(checkpoint_dir: str | Path | None = None) -> tuple[Path, int] | None:
             if info.is_main and one.path.is_dir():
                 moved = checkpoint.quarantine(one.path, random_hex(8))
                 _report(info.report_file).write(
-                    "quarantined", path=str(one.path), moved_to=str(moved), why=error.message
+                    QuarantinedRecord(path=str(one.path), moved_to=str(moved), why=error.message)
                 )
             continue
         return one.path, manifest.step
@@ -109,7 +125,7 @@ def _info(checkpoint_dir: str | Path | None) -> RankInfo:
 
 @cache
 def _say_once(path: Path | None, message: str) -> None:
-    _report(path).write("warn", message=message)
+    _report(path).write(WarningRecord(message))
 
 
 @cache

@@ -9,6 +9,7 @@ import torch
 
 from phalanx import checkpoint
 from phalanx.checkpoint.reading import Cached, Cold, Direct
+from phalanx.core.contract.records import QuarantinedRecord, WarningRecord
 from phalanx.core.training.checkpoints import FileEntry, Manifest, lineages
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound
 from phalanx.kit.ids import random_hex
@@ -87,7 +88,7 @@ class Choice:
                     self._untried.insert(0, path)
             else:
                 message = f"{path}: {failed:.0f} ranks could not read it; an older one is tried"
-                self._report.write("warn", message=f"{message}{problem and ': '}{problem}")
+                self._report.write(WarningRecord(f"{message}{problem and ': '}{problem}"))
         return failed == 0
 
     def _candidates(self, vault: Vault) -> list[Path]:
@@ -95,7 +96,7 @@ class Choice:
             listing = checkpoint.scan(self._store)
             checkpoint.clean_debris(self._store, self._disk)
         except OSError as error:
-            self._report.write("warn", message=f"{self._store}: {error}")
+            self._report.write(WarningRecord(f"{self._store}: {error}"))
             return []
         for path, why in listing.bad.items():
             self._set_aside(path, why)
@@ -108,7 +109,7 @@ class Choice:
             moved = checkpoint.quarantine(path, random_hex(8), self._disk)
         except OSError:
             moved = path
-        self._report.write("quarantined", path=str(path), moved_to=str(moved), why=why)
+        self._report.write(QuarantinedRecord(path=str(path), moved_to=str(moved), why=why))
 
     def _read(self, path: Path, how: str, vault: Vault) -> tuple[Restored | None, str]:
         try:

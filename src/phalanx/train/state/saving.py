@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 import phalanx
 from phalanx import checkpoint
 from phalanx.checkpoint import tensorfile
+from phalanx.core.contract.records import CheckpointRecord, RemovedRecord, WarningRecord
 from phalanx.core.training.checkpoints import (
     FileEntry,
     Keep,
@@ -339,7 +340,7 @@ class CheckpointDirectory:
 
     def _warn(self, image: Image, why: str) -> None:
         message = f"the checkpoint of step {image.moment.step} could not be saved: {why}"
-        self._report.write("warn", message=message)
+        self._report.write(WarningRecord(message))
 
     def _write_together(self, image: Image) -> Outcome:
         """Agree that the parts fit, write them, gather their digests, commit. Collective."""
@@ -407,11 +408,19 @@ class CheckpointDirectory:
     def _committed(self, path: Path, manifest: Manifest, took: float) -> None:
         """Rank 0, in whatever thread wrote: the checkpoint is there."""
         self._report.write(
-            "checkpoint", path=str(path), name=manifest.name, step=manifest.step,
-            epoch=manifest.position.total_passes, position=manifest.position.consumed,
-            commit=manifest.commit, bytes=manifest.size_bytes, save_s=round(took, 6),
-            why=manifest.why, metrics=dict(manifest.metrics),
-        )  # fmt: skip
+            CheckpointRecord(
+                path=str(path),
+                name=manifest.name,
+                step=manifest.step,
+                epoch=manifest.position.total_passes,
+                position=manifest.position.consumed,
+                commit=manifest.commit,
+                bytes=manifest.size_bytes,
+                save_s=round(took, 6),
+                why=manifest.why,
+                metrics=dict(manifest.metrics),
+            )
+        )
         self._last_why = manifest.why
         self.vault.tier.committed()
         self._let_go(self._info.keep)
@@ -455,10 +464,10 @@ class CheckpointDirectory:
                 self._store, keep, self._disk, check=checkpoint.read_manifest, now=self._clock.now()
             )
             for manifest in gone:
-                self._report.write("removed", path=str(self._store / manifest.name))
+                self._report.write(RemovedRecord(str(self._store / manifest.name)))
         except OSError as error:
             message = f"old checkpoints could not be deleted: {error}"
-            self._report.write("warn", message=message)
+            self._report.write(WarningRecord(message))
 
 
 def _mesh(strategy: str, world_size: int) -> dict[str, int]:

@@ -8,6 +8,7 @@ from phalanx.checkpoint import Listing
 from phalanx.checkpoint.packing import Packing, Unpacked, packing
 from phalanx.checkpoint.remote_tier import FarTier, OneTier, Tier, known
 from phalanx.checkpoint.seal import Seal, Sealing, Unsealed
+from phalanx.core.contract.records import WarningRecord, make
 from phalanx.core.training.checkpoints import Manifest
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.report import Report
@@ -28,7 +29,7 @@ class Vault:
     def known(self, listing: Listing, report: Report) -> dict[str, Manifest]:
         """Checkpoints of both tiers, by name; see `remote_tier.known`."""
         near = [one.manifest for one in listing.good]
-        return known(self.tier, near, lambda said: report.write("warn", message=said))
+        return known(self.tier, near, lambda said: report.write(WarningRecord(said)))
 
     def finish(self, why: str, grace_s: float) -> None:
         """Wait for uploads as long as the end of the run allows; `why` is that of its last save.
@@ -49,6 +50,6 @@ def vault_for(info: RankInfo, report: Report) -> Vault:
             info.checkpoint_store,
             info.checkpoint_dir,
             info.keep,
-            lambda kind, said: report.write(kind, **said),
+            lambda kind, said: report.write(make(kind, said)),
         )
     return Vault(tier, seal, packing(info.compress))

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from phalanx.core.contract.records import GuardRecord, WarningRecord
 from phalanx.core.training.guards import Memory, Origin, Policy, Skip, Undo, origin
 from phalanx.core.training.learning_rate import Ramp
 from phalanx.errors import Diverged, DivergedForGood
@@ -205,11 +206,11 @@ class Applier:
             return
         step = self._loop.step + 1 if step is None else step
         self._report.write(
-            "guard", step=step, what=what, origin=str(blame), action=action, ranks=list(ranks)
+            GuardRecord(step=step, what=what, origin=str(blame), action=action, ranks=list(ranks))
         )
         who = f", rank {', '.join(str(rank) for rank in ranks)}" if ranks else ""
         self._report.write(
-            "warn", message=f"step {step}: {_WHAT[what]} ({_BLAME[blame]}{who}): {action}"
+            WarningRecord(f"step {step}: {_WHAT[what]} ({_BLAME[blame]}{who}): {action}")
         )
 
     def _leaving(self, blame: Origin) -> Callable[[], None]:

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from phalanx import checkpoint
+from phalanx.core.contract.records import QuarantinedRecord, WarningRecord
 from phalanx.core.gang.failures import RankExit, classify
 from phalanx.core.reasons import Cause
 from phalanx.core.training.guards import MEMORY_FILE, Memory
@@ -82,7 +83,7 @@ class MemoryFile:
         except (FileNotFoundError, NotADirectoryError):
             return Memory()
         except (OSError, ValueError, AttributeError) as error:
-            self._report.write("warn", message=f"{self._path} is not read: {error}")
+            self._report.write(WarningRecord(f"{self._path} is not read: {error}"))
             return Memory()
 
     def _died_silently(self, memory: Memory) -> bool:
@@ -96,7 +97,7 @@ class MemoryFile:
         try:
             self.keep(smaller)
         except OSError as error:
-            self._report.write("warn", message=f"{self._path}: {error}")
+            self._report.write(WarningRecord(f"{self._path}: {error}"))
         return smaller
 
     def _undo(self, memory: Memory) -> Memory:
@@ -108,15 +109,15 @@ class MemoryFile:
             try:
                 moved = checkpoint.quarantine(one.path, random_hex(8))
             except OSError as error:
-                self._report.write("warn", message=f"{one.path} is still there: {error}")
+                self._report.write(WarningRecord(f"{one.path} is still there: {error}"))
                 continue
             why = f"it holds step {memory.undo.step}, which was rolled back"
-            self._report.write("quarantined", path=str(one.path), moved_to=str(moved), why=why)
+            self._report.write(QuarantinedRecord(path=str(one.path), moved_to=str(moved), why=why))
         done = replace(memory, undo=None)
         try:
             self.keep(done)
         except OSError as error:
-            self._report.write("warn", message=f"{self._path}: {error}")
+            self._report.write(WarningRecord(f"{self._path}: {error}"))
         return done
 
     def keep(self, memory: Memory) -> None:

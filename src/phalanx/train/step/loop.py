@@ -13,6 +13,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from phalanx.core.contract.records import (
+    DataRecord,
+    LedgerRecord,
+    PhaseRecord,
+    StepRecord,
+    StoppedRecord,
+)
 from phalanx.core.training import cadence, control
 from phalanx.core.training.batches import Plan, Share
 from phalanx.core.training.checkpoints import Position
@@ -179,16 +186,17 @@ class Loop:
         self._began = True
         self.agreement = self.on_ready()
         self._best = self._saver.best_known() if self._info.is_main else None
-        self._report.write("phase", name="ready")
+        self._report.write(PhaseRecord("ready"))
         if self._info.is_main and self.plan is not None:
             self._report.write(
-                "data",
-                num_samples=self.plan.usable,
-                global_batch=self.plan.step_batch,
-                drop_last=self.plan.drop_last,
-                epochs=self.num_epochs,
-                epoch=self.position.total_passes,
-                position=self.position.consumed,
+                DataRecord(
+                    num_samples=self.plan.usable,
+                    global_batch=self.plan.step_batch,
+                    drop_last=self.plan.drop_last,
+                    epochs=self.num_epochs,
+                    epoch=self.position.total_passes,
+                    position=self.position.consumed,
+                )
             )
 
     # -- the optimizer's side --------------------------------------------------------------------
@@ -258,9 +266,9 @@ class Loop:
         epoch = self.position.total_passes
         # Ranks that share samples have used them once between them.
         for lo, hi in self._slices if self.speaks else ():
-            self._report.write("ledger", step=self.step, epoch=epoch, lo=lo, hi=hi)
+            self._report.write(LedgerRecord(step=self.step, epoch=epoch, lo=lo, hi=hi))
         self._slices.clear()
-        self._report.write("step", step=self.step, epoch=epoch, consumed=self.position.consumed)
+        self._report.write(StepRecord(step=self.step, epoch=epoch, consumed=self.position.consumed))
 
     def _watch_best(self) -> None:
         best = self._info.keep.best
@@ -339,7 +347,7 @@ class Loop:
         saved = self._channel.broadcast("saved" if saved else "") == "saved"
         self.journal.flush()
         self.timing.flush()
-        self._report.write("stopped", saved=saved, step=self.step)
+        self._report.write(StoppedRecord(saved=saved, step=self.step))
         raise SystemExit(0)
 
     def _fits_the_grace(self) -> bool:

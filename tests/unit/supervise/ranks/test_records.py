@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from phalanx.core.contract import records as reports
 from phalanx.core.gang.stalls import Patience, StallWatch
-from phalanx.core.telemetry import reports
 from phalanx.core.training.ledger import Row, merge
 from phalanx.kit.clock import SystemClock
 from phalanx.supervise.ranks import records
@@ -24,7 +24,7 @@ def opened():
 
 
 def written(path, rows):
-    body = b"".join(reports.encode(row) for row in rows)
+    body = b"".join(reports.framed(row) for row in rows)
     head = bytearray(reports.header(1))
     head[reports.LENGTH_OFFSET : reports.LENGTH_OFFSET + 8] = reports.pack_length(len(body))
     path.write_bytes(bytes(head) + body)
@@ -117,11 +117,12 @@ def test_records_that_make_no_sense_are_passed_over(tmp_path):
     path = tmp_path / "r00000.report"
     rows = [
         [1, 2], "text", {}, {"k": "step"}, {"k": "step", "step": 1e999, "epoch": 0, "t": 1},
-        {"k": "metric", "step": 1, "t": 1, "v": {"loss": 10**400}},
-        {"k": "metric", "step": 1, "t": 1, "v": [1]}, {"k": "metric", "step": 1e999, "t": 1, "v": {}},
+        {"k": "metric", "step": 1, "t": 1, "values": {"loss": 10**400}},
+        {"k": "metric", "step": 1, "t": 1, "values": [1]},
+        {"k": "metric", "step": 1e999, "t": 1, "values": {}},
         {"k": "guard", "step": 1, "what": 1, "origin": 2, "action": 3, "ranks": [1e999]},
         {"k": "profile"}, {"k": 7}, {"k": "data", "num_samples": 1e999},
-        {"k": "metric", "step": 2, "t": 1, "v": {"loss": 0.5}},
+        {"k": "metric", "step": 2, "t": 1, "values": {"loss": 0.5}},
     ]  # fmt: skip
     written(path, rows)
     sent = []
@@ -146,7 +147,7 @@ def test_what_was_said_last_is_queued_before_the_end_although_a_batch_is_in_flig
 
     def speak(step):
         here.said(0, {"k": "ledger", "epoch": 0, "lo": step, "hi": step + 1, "t": 1})
-        metrics.said(0, {"k": "metric", "step": step, "v": {"loss": 0.5}, "t": 1})
+        metrics.said(0, {"k": "metric", "step": step, "values": {"loss": 0.5}, "t": 1})
 
     speak(0)
     assert carrier.load()

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from phalanx.core.contract import records as reports
 from phalanx.core.gang.stalls import Patience, StallWatch
-from phalanx.core.telemetry import reports
 from phalanx.core.training.ledger import Row, merge
 from phalanx.kit.clock import SystemClock
 from phalanx.launch.identity import SupervisorRecord, this_process
@@ -74,7 +74,7 @@ def record(lo, rank, every):
 
 def append(path, made):
     data = path.read_bytes() if path.exists() else reports.header(1)
-    data += b"".join(reports.encode(one) for one in made)
+    data += b"".join(reports.framed(one) for one in made)
     length = reports.pack_length(len(data) - reports.HEADER_BYTES)
     at = reports.LENGTH_OFFSET
     path.write_bytes(data[:at] + length + data[at + 8 :])

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from phalanx import checkpoint
+from phalanx.core.contract.records import DoneRecord, PhaseRecord, StepRecord, StoppedRecord
 from phalanx.core.training import cadence
 from phalanx.errors import NotSupported, UserError
 from phalanx.kit.clock import Clock, SystemClock
@@ -99,7 +100,7 @@ class Run:
 
         Raises UserError when the loop's body did not call `commit`.
         """
-        self._report.write("phase", name="ready")
+        self._report.write(PhaseRecord("ready"))
         while self.step < num:
             step = self.step
             yield step
@@ -112,7 +113,7 @@ class Run:
             self._save("final")
         self._saver.commit()
         self._journal.flush()
-        self._report.write("done", step=self.step)
+        self._report.write(DoneRecord(self.step))
         self._close()
 
     def commit(self, tree: Any) -> None:
@@ -122,7 +123,7 @@ class Run:
         """
         self._tree = tree
         self.step += 1
-        self._report.write("step", step=self.step, epoch=0, consumed=0)
+        self._report.write(StepRecord(step=self.step, epoch=0, consumed=0))
         self._journal.flush()
         every = self._info.every.steps
         if every and self.step % every == 0:
@@ -195,7 +196,7 @@ class Run:
             self._saver.begin(self._tree, self.step, "stop", self._journal.latest)
             saved = self._saver.commit()
         self._journal.flush()
-        self._report.write("stopped", saved=saved, step=self.step)
+        self._report.write(StoppedRecord(saved=saved, step=self.step))
         raise SystemExit(0)
 
     def _close(self) -> None:

@@ -16,6 +16,13 @@ import phalanx
 from phalanx import checkpoint
 from phalanx.checkpoint import tensorfile
 from phalanx.checkpoint.commit import DEBRIS
+from phalanx.core.contract.records import (
+    CheckpointRecord,
+    QuarantinedRecord,
+    RemovedRecord,
+    RestoredRecord,
+    WarningRecord,
+)
 from phalanx.core.training.checkpoints import FileEntry, Manifest, Position, checkpoint_name
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound
 from phalanx.kit.clock import Clock
@@ -187,14 +194,23 @@ class CheckpointDirectory:
         except OSError as error:
             self._disk.remove_tree(self._store / (draft.name + DEBRIS))
             message = f"the checkpoint of step {draft.step} could not be saved: {error}"
-            self._report.write("warn", message=message)
+            self._report.write(WarningRecord(message))
             return False
         self._parent, self._commit = manifest.name, manifest.commit
         self._report.write(
-            "checkpoint", path=str(path), name=manifest.name, step=manifest.step, epoch=0, position=0,
-            commit=manifest.commit, bytes=manifest.size_bytes, why=manifest.why,
-            save_s=round(self._clock.monotonic() - draft.began, 6), metrics=dict(manifest.metrics),
-        )  # fmt: skip
+            CheckpointRecord(
+                path=str(path),
+                name=manifest.name,
+                step=manifest.step,
+                epoch=0,
+                position=0,
+                commit=manifest.commit,
+                bytes=manifest.size_bytes,
+                why=manifest.why,
+                save_s=round(self._clock.monotonic() - draft.began, 6),
+                metrics=dict(manifest.metrics),
+            )
+        )
         self._let_go()
         return True
 
@@ -216,9 +232,9 @@ class CheckpointDirectory:
                 self._store, self._info.keep, self._disk, check=checkpoint.read_manifest,
                 now=self._clock.now(),
             ):  # fmt: skip
-                self._report.write("removed", path=str(self._store / gone.name))
+                self._report.write(RemovedRecord(str(self._store / gone.name)))
         except OSError as error:
-            self._report.write("warn", message=f"old checkpoints could not be deleted: {error}")
+            self._report.write(WarningRecord(f"old checkpoints could not be deleted: {error}"))
 
     # -- restoring ---------------------------------------------------------------------------------
 
@@ -263,7 +279,7 @@ class CheckpointDirectory:
     def _set_aside(self, path: Path, why: str) -> None:
         if path.is_dir():
             moved = checkpoint.quarantine(path, random_hex(8), self._disk)
-            self._report.write("quarantined", path=str(path), moved_to=str(moved), why=why)
+            self._report.write(QuarantinedRecord(path=str(path), moved_to=str(moved), why=why))
 
     def _read(self, path: Path, manifest: Manifest, like: Any) -> tuple[Any, Manifest]:
         began = self._clock.monotonic()
@@ -282,10 +298,17 @@ class CheckpointDirectory:
         if self._info.is_main:
             differs = _differs(manifest, self._info)
             self._report.write(
-                "restored", path=str(path), name=manifest.name, step=manifest.step, epoch=0,
-                position=0, exact=differs is None, why=differs,
-                restore_s=round(self._clock.monotonic() - began, 6),
-            )  # fmt: skip
+                RestoredRecord(
+                    path=str(path),
+                    name=manifest.name,
+                    step=manifest.step,
+                    epoch=0,
+                    position=0,
+                    exact=differs is None,
+                    why=differs,
+                    restore_s=round(self._clock.monotonic() - began, 6),
+                )
+            )
         return tree, manifest
 
 

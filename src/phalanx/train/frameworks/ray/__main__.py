@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from phalanx.core.contract.records import MetricRecord, StepRecord
 from phalanx.errors import TrainingError
 from phalanx.kit.clock import SystemClock
 from phalanx.launch.scratch import scratch
@@ -222,8 +223,8 @@ def written_to(report: Report) -> Take:
 
     def take(body: dict[str, Any]) -> None:
         with contextlib.suppress(KeyError):
-            report.write("step", step=body["step"], epoch=0, consumed=0)
-            report.write("metric", step=body["step"], v=body["v"])
+            report.write(StepRecord(step=body["step"], epoch=0, consumed=0))
+            report.write(MetricRecord(step=body["step"], values=body["v"]))
 
     return take
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
+from phalanx.core.contract.records import CompressionRecord
 from phalanx.train.gang.report import Report
 from phalanx.train.numerics.compression.auto import Auto, Fixed, Schedule
 from phalanx.train.numerics.compression.codecs import CODECS, Codec, Named
@@ -32,7 +33,9 @@ class Now:
 
     def tell(self, method: str, medians: Mapping[str, float]) -> None:
         """What auto has decided: a method, and the median seconds of a step with each."""
-        self.report.write("compression", step=self.step(), method=method, median_s=dict(medians))
+        self.report.write(
+            CompressionRecord(step=self.step(), method=method, median_s=dict(medians))
+        )
 
 
 class Compressor:

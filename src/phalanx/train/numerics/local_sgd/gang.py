@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from phalanx.core.contract.records import DoneRecord, PhaseRecord, StoppedRecord
 from phalanx.core.training import control
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.train.gang.context import RankInfo
@@ -65,7 +66,7 @@ def run_server(sync: Sync, info: RankInfo, stopped: Callable[[], bool], report: 
     address: Address = (host, room.getsockname()[1], token)
     store.set(f"{_KEY}/{info.rank - num_workers}", json.dumps(address))
     server = Server(sync, num_workers, (info.attempt, info.generation))
-    report.write("phase", name="ready")
+    report.write(PhaseRecord("ready"))
 
     def look() -> None:
         if stopped():
@@ -73,9 +74,9 @@ def run_server(sync: Sync, info: RankInfo, stopped: Callable[[], bool], report: 
 
     serve(room, server, token, look)
     if stopped():
-        report.write("stopped", saved=True, step=0)
+        report.write(StoppedRecord(saved=True, step=0))
     else:
-        report.write("done", step=0)
+        report.write(DoneRecord(0))
     report.close()
     raise SystemExit(0)
 

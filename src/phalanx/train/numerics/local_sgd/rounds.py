@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from phalanx.core.contract.records import WeightSyncRecord
 from phalanx.core.training import rounds as schedule
 from phalanx.errors import RestoreMismatch
 from phalanx.train.gang.agreement import Agreement, DelayedReduction, EverySecond, EverySteps
@@ -310,7 +311,7 @@ class Apart:
         for fragment, sent in exchanges:
             now = time.perf_counter()
             took = round(now - began, 6)
-            self._tell("sync", step=step, fragment=fragment, bytes=sent, seconds=took)
+            self._tell(WeightSyncRecord(step=step, fragment=fragment, bytes=sent, seconds=took))
             began = now
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:

@@ -14,6 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from phalanx.core.contract.records import (
+    DoneRecord,
+    MetricRecord,
+    PhaseRecord,
+    StepRecord,
+    WarningRecord,
+)
 from phalanx.core.training.federation import Federation, Phase, Rules
 from phalanx.errors import CheckpointCorrupt, Problem, SpecInvalid, TrainingError
 from phalanx.kit.clock import Clock, SystemClock
@@ -129,7 +136,7 @@ class Coordinator:
         """
         with socket.create_server((host, port), backlog=128) as room:
             room.settimeout(_LOOK_S)
-            self._report.write("phase", name="ready")
+            self._report.write(PhaseRecord("ready"))
             ready(int(room.getsockname()[1]))
             while not self._over():
                 self._look()
@@ -139,7 +146,7 @@ class Coordinator:
                         peer.close()
                         continue
                     threading.Thread(target=self._talk, args=(peer,), daemon=True).start()
-        self._report.write("done", step=self._federation.closed)
+        self._report.write(DoneRecord(self._federation.closed))
         self._report.close()
 
     def _over(self) -> bool:
@@ -182,12 +189,12 @@ class Coordinator:
         self._federation.close()
         if dropped:
             self._warn(f"round {number}: no answer from {', '.join(dropped)}")
-        self._report.write("step", step=number, epoch=0, consumed=number)
-        self._report.write("metric", step=number, v=metrics)
+        self._report.write(StepRecord(step=number, epoch=0, consumed=number))
+        self._report.write(MetricRecord(step=number, values=metrics))
         self._on_round(number, metrics)
 
     def _warn(self, message: str) -> None:
-        self._report.write("warn", message=message)
+        self._report.write(WarningRecord(message))
 
     # -- one site --------------------------------------------------------------------------------
 

@@ -1,0 +1,416 @@
+"""The records of a rank's report file: their types, and the layout of the file.
+
+A rank maps `PHALANX_REPORT_FILE`, writes a record behind the last one and only then moves the
+committed length forward, so what was reported survives the rank's SIGKILL and a half-written record is
+never read. The supervisor reads from its own position up to the committed length.
+
+Layout, little endian::
+
+    0   8 bytes   magic  b"PHXRPT\\0\\0"
+    8   u32       protocol version (2)
+    12  u32       pid of the writer
+    16  u64       committed length: bytes of records after the header
+    24  40 bytes  zero
+    64  …         records: u32 length, then that many bytes of UTF-8 JSON
+
+A record on disk is one JSON object: `k` is its kind, `t` the rank's wall clock in microseconds UTC, and
+the other keys are the fields of its class below. A new kind is a class here with the decorator
+`@_record("<kind>")`.
+
+`epoch` counts passes over the training data, which in an ordinary loop is the user's epoch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, ClassVar, TypeVar
+
+PROTOCOL = 2
+MAGIC = b"PHXRPT\0\0"
+HEADER_BYTES = 64
+LENGTH_OFFSET = 16
+_HEAD = struct.Struct("<8sIIQ")
+_LEN = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+# Made once: a training step writes three records.
+_JSON = json.JSONEncoder(separators=(",", ":"))
+
+
+class Record:
+    """One thing that a rank reports. Subclasses are frozen dataclasses of plain values."""
+
+    __slots__ = ()
+    kind: ClassVar[str]
+
+
+_R = TypeVar("_R", bound=type[Record])
+_KINDS: dict[str, type[Record]] = {}
+
+
+def _record(kind: str) -> Callable[[_R], _R]:
+    def register(cls: _R) -> _R:
+        cls.kind = kind
+        _KINDS[kind] = cls
+        return cls
+
+    return register
+
+
+@_record("phase")
+@dataclasses.dataclass(frozen=True, slots=True)
+class PhaseRecord(Record):
+    """The rank entered a phase: `ready` after its set-up, `evaluating` until the next step."""
+
+    name: str
+
+
+@_record("data")
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DataRecord(Record):
+    """The training data, and where this generation continues in it (rank 0)."""
+
+    num_samples: int
+    global_batch: int | None = None
+    drop_last: bool = False
+    epochs: int | None = None
+    epoch: int = 0
+    position: int = 0
+
+
+@_record("step")
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord(Record):
+    """An optimizer step committed. `consumed` counts the positions of the epoch used so far."""
+
+    step: int
+    epoch: int = 0
+    consumed: int = 0
+
+
+@_record("ledger")
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerRecord(Record):
+    """Positions [lo, hi) of the epoch's order that this rank consumed for a step."""
+
+    step: int = 0
+    epoch: int
+    lo: int
+    hi: int
+
+
+@_record("metric")
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MetricRecord(Record):
+    """Values of one step. A value that is not finite is the string `nan`, `inf` or `-inf`."""
+
+    step: int
+    values: Mapping[str, float | str]
+
+
+@_record("checkpoint")
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRecord(Record):
+    """A checkpoint was committed (rank 0)."""
+
+    path: str
+    name: str = ""
+    step: int
+    epoch: int | None = None
+    #: positions of the epoch used before it was taken
+    position: int = 0
+    #: its number in the lineage
+    commit: int = 0
+    bytes: int = 0
+    #: seconds from the copy of the state to the commit
+    save_s: float | None = None
+    #: interval, stop, final, …
+    why: str = ""
+    #: the values most recently logged
+    metrics: Mapping[str, float | str] = dataclasses.field(default_factory=dict)
+
+
+@_record("uploaded")
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class UploadedRecord(Record):
+    """A checkpoint's copy is complete in the object store (rank 0)."""
+
+    name: str
+    bytes: int
+    took_s: float
+
+
+@_record("restored")
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RestoredRecord(Record):
+    """This generation continues from a checkpoint (rank 0). `why` names what makes it not exact."""
+
+    path: str | None
+    name: str = ""
+    step: int = 0
+    epoch: int = 0
+    position: int = 0
+    exact: bool = True
+    why: str | None = None
+    restore_s: float | None = None
+
+
+@_record("removed")
+@dataclasses.dataclass(frozen=True, slots=True)
+class RemovedRecord(Record):
+    """Retention deleted a checkpoint."""
+
+    path: str
+
+
+@_record("quarantined")
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class QuarantinedRecord(Record):
+    """A checkpoint failed verification and was moved aside."""
+
+    path: str
+    moved_to: str = ""
+    why: str = ""
+
+
+@_record("stopped")
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StoppedRecord(Record):
+    """The rank left at a stop request."""
+
+    saved: bool
+    step: int
+
+
+@_record("done")
+@dataclasses.dataclass(frozen=True, slots=True)
+class DoneRecord(Record):
+    """The script's loop came to its end."""
+
+    step: int
+
+
+@_record("guard")
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GuardRecord(Record):
+    """A training guard refused a step (rank 0). `ranks` are at fault, as far as is known."""
+
+    step: int
+    #: non_finite or spike
+    what: str
+    #: data, hardware or unknown
+    origin: str
+    #: skip, rollback, stop or applied
+    action: str
+    ranks: Sequence[int] = ()
+
+
+@_record("stragglers")
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StragglersRecord(Record):
+    """Compute times were compared (rank 0). `scores` are rows of values by rank."""
+
+    scores: Sequence[Any]
+    ranks: Sequence[int]
+
+
+@_record("shares")
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SharesRecord(Record):
+    """Batches are split anew between ranks (rank 0)."""
+
+    shares: Sequence[float]
+    compute_s: Sequence[float]
+
+
+@_record("sync")
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSyncRecord(Record):
+    """Weights were exchanged. `bytes` is what this rank sent, without headers."""
+
+    step: int
+    fragment: int
+    bytes: int
+    seconds: float
+
+
+@_record("compression")
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CompressionRecord(Record):
+    """The method that `compression: auto` chose, with the median seconds of a step of each candidate."""
+
+    step: int
+    method: str
+    median_s: Mapping[str, float | str]
+
+
+@_record("profile")
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileRecord(Record):
+    """Where the steps of a profile spent their time (rank 0); see `core.telemetry.profiles`."""
+
+    #: number of the request; 0: the script asked for it
+    request: int
+    first_step: int
+    #: fields of `profiles.Split`, by rank
+    splits: Sequence[Mapping[str, float | None]]
+    finding: str
+    said: str
+    advice: str
+    #: path of the merged trace; empty: none
+    trace: str = ""
+    notes: Sequence[str] = ()
+
+
+@_record("warn")
+@dataclasses.dataclass(frozen=True, slots=True)
+class WarningRecord(Record):
+    """A sentence that the user has to see."""
+
+    message: str
+
+
+def _items(data: Any) -> list[Any]:
+    if not isinstance(data, list | tuple):
+        raise TypeError(f"{data!r} is not a list")
+    return list(data)
+
+
+def _table(data: Any) -> dict[str, Any]:
+    if not isinstance(data, Mapping):
+        raise TypeError(f"{data!r} is not an object")
+    return {str(name): value for name, value in data.items()}
+
+
+def _values(data: Any) -> dict[str, float | str]:
+    table = _table(data)
+    return {name: v if isinstance(v, str) else float(v) for name, v in table.items()}
+
+
+def _or_none(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda data: None if data is None else read(data)
+
+
+# How a field is read back, by its annotation. What a user's process wrote is not trusted to have types.
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "int": int,
+    "int | None": _or_none(int),
+    "float | None": _or_none(float),
+    "float": float,
+    "str": str,
+    "str | None": _or_none(str),
+    "bool": bool,
+    "Mapping[str, float | str]": _values,
+    "Sequence[int]": lambda data: tuple(int(one) for one in _items(data)),
+    "Sequence[float]": lambda data: tuple(float(one) for one in _items(data)),
+    "Sequence[str]": lambda data: tuple(str(one) for one in _items(data)),
+    "Sequence[Mapping[str, float | None]]": lambda data: tuple(map(_table, _items(data))),
+    "Sequence[Any]": lambda data: tuple(_items(data)),
+}
+
+
+def _fields(cls: type[Record]) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(cls)  # type: ignore[arg-type]
+
+
+_NAMES = {cls: tuple(one.name for one in _fields(cls)) for cls in _KINDS.values()}
+_GET = {cls: attrgetter("kind", *names) for cls, names in _NAMES.items()}
+_READ = {
+    cls: {one.name: _READERS[str(one.type)] for one in _fields(cls)} for cls in _KINDS.values()
+}
+
+
+def make(kind: str, fields: Mapping[str, Any]) -> Record:
+    """A record from its kind and fields. Raises KeyError or TypeError for those that do not exist."""
+    return _KINDS[kind](**fields)
+
+
+def to_json(record: Record, at: int) -> dict[str, Any]:
+    """The object that stands in the file; `at` is the time of the record, microseconds UTC."""
+    cls = type(record)
+    body = dict(zip(("k", *_NAMES[cls]), _GET[cls](record), strict=True))
+    body["t"] = at
+    return body
+
+
+def from_json(body: object) -> tuple[int, Record] | None:
+    """The time and the record of an object of the file; None for a kind of a later release.
+
+    Raises ValueError where a field is missing or does not have its type.
+    """
+    if not isinstance(body, Mapping):
+        raise ValueError(f"not a record: {body!r:.100}")
+    kind = body.get("k")
+    cls = _KINDS.get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        return None
+    readers = _READ[cls]
+    try:
+        known = {name: readers[name](value) for name, value in body.items() if name in readers}
+        return int(body["t"]), cls(**known)
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        raise ValueError(f"not a record of kind {kind}: {error}") from error
+
+
+def encode(record: Record, at: int) -> bytes:
+    """A record as it stands in the file, with its length before it.
+
+    Raises TypeError or ValueError when its values are not plain JSON.
+    """
+    return framed(to_json(record, at))
+
+
+def framed(body: Mapping[str, Any]) -> bytes:
+    """An object with its length before it. Raises TypeError or ValueError when it is not plain JSON."""
+    text = _JSON.encode(body).encode()
+    return _LEN.pack(len(text)) + text
+
+
+def decode(chunk: bytes) -> Iterator[tuple[int, Any]]:
+    """Pairs of (offset just after the record, its JSON object) for every whole record in `chunk`."""
+    at = 0
+    while at + _LEN.size <= len(chunk):
+        (size,) = _LEN.unpack_from(chunk, at)
+        end = at + _LEN.size + size
+        if end > len(chunk):
+            return
+        yield end, json.loads(chunk[at + _LEN.size : end])
+        at = end
+
+
+def header(pid: int) -> bytes:
+    """The first 64 bytes of a new report file."""
+    return _HEAD.pack(MAGIC, PROTOCOL, pid, 0).ljust(HEADER_BYTES, b"\0")
+
+
+def pack_length(committed: int) -> bytes:
+    """The committed length as it stands in the file; eight aligned bytes, stored last."""
+    return _U64.pack(committed)
+
+
+def committed_length(head: bytes) -> int:
+    """The committed length in a header; 0 while the file has not been set up.
+
+    Raises ValueError when it is not a report file, or of a protocol this version does not read.
+    """
+    if len(head) < _HEAD.size or head[:8] == b"\0" * 8:
+        return 0
+    magic, version, _pid, length = _HEAD.unpack_from(head)
+    if magic != MAGIC:
+        raise ValueError("not a report file")
+    if version != PROTOCOL:
+        raise ValueError(
+            f"the rank's phalanx writes report protocol {version}, this supervisor reads {PROTOCOL}: "
+            "install the same release of phalanx for the script and for the platform"
+        )
+    return int(length)
+
+
+def writer_pid(head: bytes) -> int | None:
+    """The process that writes the file; None while the header has not been set up."""
+    if len(head) < _HEAD.size or head[:8] != MAGIC:
+        return None
+    return int(_HEAD.unpack_from(head)[2])
