@@ -167,9 +167,9 @@ def test_death_is_confirmed_only_when_the_ranks_are_gone_too(local):
     local.plane.order(Orders(version="run", action=Action.RUN, master_address="127.0.0.1"))
     wait_until(lambda: local.plane.reports(RanksStartedReport))
     record = local.record(ref)
-    wait_until(lambda: len(linux.tagged(record.marker)) == 3)  # guard, rank, daemon
-    # The guard cannot do its work: everything hangs on the executor's own last line.
-    os.kill(record.guard.pid, signal.SIGSTOP)
+    wait_until(lambda: len(linux.tagged(record.marker)) == 3)  # reaper, rank, daemon
+    # The reaper cannot do its work: everything hangs on the executor's own last line.
+    os.kill(record.reaper.pid, signal.SIGSTOP)
     local.kill_supervisor(ref)
     wait_until(lambda: not record.supervisor.is_alive())
     assert local.executor.poll([ref])[0].alive
@@ -210,7 +210,7 @@ class TestSpare:
         rig.close()
 
     def spare_of(self, rig):
-        return rig.executor._spare._process
+        return rig.executor._standby._process
 
     def first_job(self, rig):
         """Teaches the executor what jobs look like here; the next spare is like it."""

@@ -13,7 +13,7 @@ from phalanx.launch.ports import interface_towards
 from phalanx.launch.scratch import scratch
 from phalanx.schemas.spec.document import validate_spec
 from phalanx.services.lifecycle.assignments import _command
-from phalanx.supervise.ranks.rendezvous import Keys, serve
+from phalanx.supervise.ranks.rendezvous import KeyValueStore, serve
 from phalanx.train.frameworks.mpi.__main__ import settings
 from phalanx.train.frameworks.mpi.rank import variables as mpi_variables
 from phalanx.train.frameworks.tensorflow import variables as tf_variables
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.integration
 
 
 def test_keys_stay_until_all_have_left():
-    keys = Keys()
+    keys = KeyValueStore()
     for rank in ("0", "1"):
         keys.put("global", rank, rank.encode())
     keys.leave("global", "0")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.supervise.packages import interpreter, wanted
-from phalanx.supervise.packages.environments import Environments
+from phalanx.supervise.packages import interpreter, requirements
+from phalanx.supervise.packages.environments import EnvironmentStore
 from phalanx.supervise.packages.plan import VERDICT
 from tinywheel import make_wheel
 
@@ -24,12 +24,12 @@ PROGRAM = (
 # The guard off: what is being built counts as built at once.
 TOO_EARLY = (
     "import sys; from phalanx.supervise.packages import build, environments as kept; "
-    "new = kept.Environments.new\n"
+    "new = kept.EnvironmentStore.new\n"
     "def early(self, digest, suffix):\n"
     "    folder = new(self, digest, suffix)\n"
     "    self.commit(digest, folder, {})\n"
     "    return folder\n"
-    "kept.Environments.new = early\n"
+    "kept.EnvironmentStore.new = early\n"
     "sys.exit(build.main(sys.argv[1]))"
 )
 
@@ -40,13 +40,13 @@ def request(tmp_path, *packages, name="a", **fields):
         "requirements": None, "packages": list(packages), "installer": "pip", "index_url": "none",
         "extra_index_urls": [], "find_links": [str(tmp_path / "wheels")], **fields,
     }  # fmt: skip
-    digest = wanted.digest(tmp_path, want, None, base, sys.executable)
+    digest = requirements.digest(tmp_path, want, None, base, sys.executable)
     folder = tmp_path / name
     folder.mkdir()
     path = folder / "packages.json"
     body = {"wanted": want, "root": str(tmp_path / "python"), "digest": digest, "base": base}
     path.write_text(json.dumps({**body, "python": sys.executable, "workdir": str(tmp_path)}))
-    return path, Environments(tmp_path / "python"), digest
+    return path, EnvironmentStore(tmp_path / "python"), digest
 
 
 def start(path, program=PROGRAM, **env):

@@ -14,7 +14,7 @@ from phalanx.supervise.ranks import rank as rank_module
 from phalanx.supervise.ranks import records
 from phalanx.supervise.ranks.rank import Stream
 from phalanx.supervise.ranks.records import MetricTail, RecordTail
-from phalanx.supervise.uplink.bulk_shipper import Carrier
+from phalanx.supervise.uplink.bulk_shipper import BulkShipper
 from phalanx.train.gang.report import ReportFile
 
 pytestmark = pytest.mark.integration
@@ -131,7 +131,7 @@ def test_the_supervisor_trims_also_while_nobody_takes_its_bulk(tmp_path):
         records = SimpleNamespace(tails={})
 
     outbox = Away()
-    carrier = Carrier(outbox, SystemClock())
+    carrier = BulkShipper(outbox, SystemClock())
     carrier.add(Generation())
     assert carrier.load() is False
     assert carrier.load() is False

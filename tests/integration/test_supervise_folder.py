@@ -18,8 +18,12 @@ from phalanx.core.training.checkpoints import Keep
 from phalanx.kit.clock import SystemClock
 from phalanx.launch import linux
 from phalanx.schemas.spec.document import check_supported, validate_spec
-from phalanx.supervise.ranks import folder, folder_turn
-from phalanx.supervise.ranks.folder import FolderFacts, KeptFolder, Progress
+from phalanx.supervise.ranks import checkpoint_folder, restore_lock
+from phalanx.supervise.ranks.checkpoint_folder import (
+    CheckpointFolderConfig,
+    ScriptProgress,
+    WatchedCheckpointFolder,
+)
 
 pytestmark = pytest.mark.integration
 GUARD_S = 60.0
@@ -33,15 +37,15 @@ class Watched:
         self.folder, self.store = root / folder, root / "store"
         self.said, self.step, self.failed = [], None, []
         self.calls: queue.Queue = queue.Queue()
-        facts = FolderFacts(
+        facts = CheckpointFolderConfig(
             folder=self.folder, store=self.store, keep=Keep(last=keep), commits=commits,
             far=far, env=dict(os.environ),
             meeting=f"127.0.0.1:{4000 + generation}",
             origin=Origin(job="j-1", attempt=1, generation=generation, world_size=2, reference_world=2),
         )  # fmt: skip
-        self.kept = KeptFolder(
+        self.kept = WatchedCheckpointFolder(
             facts, SystemClock(), self.calls.put, self.said.append,
-            lambda: Progress(self.step, {"loss": 0.5}), intact,
+            lambda: ScriptProgress(self.step, {"loss": 0.5}), intact,
         )  # fmt: skip
         opened = threading.Event()
         self.kept.open(opened.set, self.failed.append)
@@ -177,7 +181,7 @@ def test_a_late_node_leaves_alone_what_ranks_of_another_already_write(
     tmp_path, monkeypatch, guarded
 ):
     if not guarded:  # the negative control: nobody hears what another node has done
-        monkeypatch.setattr(folder_turn.Turn, "_read", lambda self: None)
+        monkeypatch.setattr(restore_lock.RestoreTurn, "_read", lambda self: None)
     one = Watched(tmp_path)
     (one.folder / "state.bin").write_bytes(b"good")
     one.committed(1)
@@ -221,16 +225,16 @@ def test_nodes_take_turns_and_one_that_is_not_needed_any_more_leaves(tmp_path):
         over.set()
         return over.is_set()
 
-    with folder_turn.turn(tmp_path, whose, over.wait) as first:
-        first.tell(folder_turn.Told(None, 7, {"x": (1, 2, 3)}, [("a", "bad")]))
-        with folder_turn.turn(tmp_path, whose, waits) as second:
+    with restore_lock.turn(tmp_path, whose, over.wait) as first:
+        first.tell(restore_lock.RestoreResult(None, 7, {"x": (1, 2, 3)}, [("a", "bad")]))
+        with restore_lock.turn(tmp_path, whose, waits) as second:
             assert second is None and asked
-    with folder_turn.turn(tmp_path, whose, waits) as third:
-        assert third.told == folder_turn.Told(None, 7, {"x": (1, 2, 3)}, [["a", "bad"]])
-    with folder_turn.turn(tmp_path, (*whose[:2], 1, "127.0.0.1:4001"), waits) as next_one:
+    with restore_lock.turn(tmp_path, whose, waits) as third:
+        assert third.told == restore_lock.RestoreResult(None, 7, {"x": (1, 2, 3)}, [["a", "bad"]])
+    with restore_lock.turn(tmp_path, (*whose[:2], 1, "127.0.0.1:4001"), waits) as next_one:
         assert next_one.told is None
-    (tmp_path / folder_turn.MARK).write_bytes(b'{"whose": ["j-1", 1, 0, "127.0.0.1:4000"], "st')
-    with folder_turn.turn(tmp_path, whose, waits) as after_a_death:
+    (tmp_path / restore_lock.MARK).write_bytes(b'{"whose": ["j-1", 1, 0, "127.0.0.1:4000"], "st')
+    with restore_lock.turn(tmp_path, whose, waits) as after_a_death:
         assert after_a_death.told is None
 
 
@@ -338,7 +342,7 @@ def test_a_watcher_that_fails_still_lets_the_generation_end(tmp_path, monkeypatc
     def failing(*args):
         raise RuntimeError("never thought of")
 
-    monkeypatch.setattr(folder, "_writers", failing)
+    monkeypatch.setattr(checkpoint_folder, "_writers", failing)
     (one.folder / "state.bin").write_bytes(b"good")
     one.until(lambda: "warn" in one.kinds())
     assert "never thought of" in one.said[-1]["message"]
@@ -366,7 +370,7 @@ def half_written(path):
 
 def rests(one, monkeypatch, question):
     """Wait until the watcher has asked `question`, one of its module's, several times."""
-    asked, done, usual = [], threading.Event(), getattr(folder, question)
+    asked, done, usual = [], threading.Event(), getattr(checkpoint_folder, question)
 
     def counted(*args):
         asked.append(args)
@@ -374,7 +378,7 @@ def rests(one, monkeypatch, question):
             done.set()
         return usual(*args)
 
-    monkeypatch.setattr(folder, question, counted)
+    monkeypatch.setattr(checkpoint_folder, question, counted)
     one.until(done.is_set)
 
 
@@ -401,7 +405,7 @@ def test_what_a_dead_rank_left_half_written_is_no_checkpoint(tmp_path, monkeypat
     pids.append(process.pid)
     process.kill()
     if guarded:
-        rests(one, monkeypatch, "_elders")
+        rests(one, monkeypatch, "_long_lived_pids")
         one.end(one.kept.abandon)
         assert checkpoint.list_checkpoints(one.store) == []
     else:
@@ -428,11 +432,11 @@ def test_a_link_in_the_place_of_the_mark_is_not_written_through(tmp_path):
     victim = tmp_path / "victim"
     victim.write_bytes(b"dear")
     (tmp_path / "kept").mkdir()
-    (tmp_path / "kept" / folder_turn.MARK).symlink_to(victim)
-    told = folder_turn.Told(path=None, step=0, stats={}, bad=())
+    (tmp_path / "kept" / restore_lock.MARK).symlink_to(victim)
+    told = restore_lock.RestoreResult(path=None, step=0, stats={}, bad=())
     with (
-        pytest.raises(OSError, match=folder_turn.MARK),
-        folder_turn.turn(tmp_path / "kept", (1,), lambda _: True) as turn,
+        pytest.raises(OSError, match=restore_lock.MARK),
+        restore_lock.turn(tmp_path / "kept", (1,), lambda _: True) as turn,
     ):
         turn.tell(told)
     assert victim.read_bytes() == b"dear"

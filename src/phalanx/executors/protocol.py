@@ -75,7 +75,7 @@ class GangReserver(Protocol):
 
 
 @runtime_checkable
-class Scales(Protocol):
+class ScalableExecutor(Protocol):
     """An executor whose pool can grow: its cluster has an autoscaler."""
 
     @property

@@ -11,7 +11,7 @@ from phalanx.errors import ExecutorUnavailable, LaunchFailed
 from phalanx.executors.protocol import (
     Executor,
     GangReserver,
-    Scales,
+    ScalableExecutor,
     SupervisorRef,
     SupervisorStatus,
 )
@@ -33,8 +33,8 @@ class RoutedExecutor:
 
     @property
     def pools(self) -> Sequence[str]:
-        """See `Scales`."""
-        return [name for name, one in self._pools.items() if isinstance(one, Scales)]
+        """See `ScalableExecutor`."""
+        return [name for name, one in self._pools.items() if isinstance(one, ScalableExecutor)]
 
     def add(self, name: str, executor: Executor) -> None:
         """One more pool, from now on."""
@@ -94,9 +94,9 @@ class RoutedExecutor:
         return [found[ref] for ref in refs]
 
     def want(self, pool: str, gangs: Sequence[GangShape]) -> None:
-        """See `Scales`."""
+        """See `ScalableExecutor`."""
         executor: object = self._pools.get(pool)
-        if isinstance(executor, Scales):
+        if isinstance(executor, ScalableExecutor):
             executor.want(pool, gangs)
 
     def _of(self, pool: str) -> Executor:

@@ -1,4 +1,4 @@
-"""A control group for everything one guard starts, where the system lets us make one.
+"""A control group for everything one reaper starts, where the system lets us make one.
 
 Version 2 groups can be killed as one: not even a process that forks all the time slips through, which a
 walk over /proc may need several rounds for. Where no group can be made (no version 2 mount, not
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 
-class Group(Protocol):
+class ControlGroup(Protocol):
     """Where started processes are put."""
 
     def join(self) -> None:
@@ -29,7 +29,7 @@ class Group(Protocol):
         ...
 
 
-class NoGroup:
+class NoControlGroup:
     """There is none."""
 
     def join(self) -> None:
@@ -42,7 +42,7 @@ class NoGroup:
         """Nothing."""
 
 
-class ControlGroup:
+class CgroupV2:
     """A version 2 group of our own."""
 
     def __init__(self, path: Path) -> None:
@@ -64,28 +64,28 @@ class ControlGroup:
             self.path.rmdir()
 
 
-def make_group(name: str, proc: Path = Path("/proc/self")) -> Group:
+def make_group(name: str, proc: Path = Path("/proc/self")) -> ControlGroup:
     """A group called `name` below the caller's own, or the null twin where that is not allowed."""
     parent = _own_group(proc)
     if parent is None:
-        return NoGroup()
+        return NoControlGroup()
     path = parent / name
     _sweep(parent, name.rpartition("-")[0])
     try:
         path.mkdir()
     except OSError:
-        return NoGroup()
+        return NoControlGroup()
     if not os.access(path / "cgroup.kill", os.W_OK):
-        ControlGroup(path).remove()
-        return NoGroup()
-    return ControlGroup(path)
+        CgroupV2(path).remove()
+        return NoControlGroup()
+    return CgroupV2(path)
 
 
 def _sweep(parent: Path, prefix: str) -> None:
-    """Delete groups that a killed guard left behind: only empty ones can be."""
+    """Delete groups that a killed reaper left behind: only empty ones can be."""
     for left in parent.glob(f"{prefix}-*"):
         if not Path("/proc", left.name.rpartition("-")[2]).exists():
-            ControlGroup(left).remove()
+            CgroupV2(left).remove()
 
 
 def oom_kills(proc: Path = Path("/proc/self")) -> int | None:

@@ -28,7 +28,7 @@ def boot_id() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessName:
+class ProcessIdentity:
     """One process for ever: process numbers are reused, boot id and start time are not."""
 
     boot_id: str
@@ -36,7 +36,7 @@ class ProcessName:
     start_ticks: int
 
     @classmethod
-    def of(cls, pid: int) -> ProcessName | None:
+    def of(cls, pid: int) -> ProcessIdentity | None:
         """The name of a running process; None when there is none with that number."""
         one = linux.entry(pid)
         return None if one is None else cls(boot_id(), pid, one.start_ticks)
@@ -56,8 +56,8 @@ class SupervisorRecord:
     `tag` stands in the environment of everything it starts.
     """
 
-    supervisor: ProcessName
-    guard: ProcessName | None
+    supervisor: ProcessIdentity
+    reaper: ProcessIdentity | None
     tag: str
 
     @property
@@ -76,10 +76,11 @@ class SupervisorRecord:
             data: dict[str, Any] = json.loads((node_dir / RECORD_NAME).read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             return None
-        guard = data.get("guard")
+        # Older supervisors wrote `guard`.
+        reaper = data.get("reaper", data.get("guard"))
         return cls(
-            supervisor=ProcessName(**data["supervisor"]),
-            guard=None if guard is None else ProcessName(**guard),
+            supervisor=ProcessIdentity(**data["supervisor"]),
+            reaper=None if reaper is None else ProcessIdentity(**reaper),
             tag=data["tag"],
         )
 
@@ -99,8 +100,8 @@ def is_held(node_dir: Path) -> bool:
     return False
 
 
-def this_process() -> ProcessName:
+def this_process() -> ProcessIdentity:
     """The name of the calling process."""
-    name = ProcessName.of(os.getpid())
+    name = ProcessIdentity.of(os.getpid())
     assert name is not None
     return name

@@ -29,7 +29,7 @@ def punch(descriptor: int, start: int, end: int) -> None:
         raise OSError(code, os.strerror(code))
 
 
-class Trimmed:
+class TrimmedFile:
     """One file whose beginning is let go of, a megabyte at a time; what cannot be let go of stays."""
 
     def __init__(self, keep_head_bytes: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""The supervisor's side of its process tree: the guard, the warm process, and what they start."""
+"""The supervisor's side of its process tree: the reaper, the warm process, and what they start."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from typing import Any
 from phalanx.launch.wire import Channel, pair
 
 _SOURCE = str(Path(__file__).resolve().parents[2])
-# The guard is to start in milliseconds and to depend on nothing: no site packages, no environment.
-_GUARD = f"import sys; sys.path.insert(0, {_SOURCE!r}); from phalanx.launch.guard import main; main(int(sys.argv[1]))"  # noqa: E501
-ZYGOTE_MODULE = "phalanx.train.warm_process.fork_server"
+# The reaper is to start in milliseconds and to depend on nothing: no site packages, no environment.
+_REAPER = f"import sys; sys.path.insert(0, {_SOURCE!r}); from phalanx.launch.reaper import main; main(int(sys.argv[1]))"  # noqa: E501
+FORK_SERVER_MODULE = "phalanx.train.warm_process.fork_server"
 
 
 @dataclass(slots=True)
-class GuardProcess:
-    """The guard as its supervisor sees it. Requests are numbered; answers come as messages."""
+class ReaperProcess:
+    """The reaper as its supervisor sees it. Requests are numbered; answers come as messages."""
 
     process: subprocess.Popen[bytes]
     channel: Channel
     ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     @classmethod
-    def start(cls, tag_env: Mapping[str, str]) -> GuardProcess:
+    def start(cls, tag_env: Mapping[str, str]) -> ReaperProcess:
         """Start it, in a session of its own."""
         ours, theirs = pair()
         with theirs:
-            argv = [sys.executable, "-I", "-S", "-c", _GUARD, str(theirs.fileno())]
+            argv = [sys.executable, "-I", "-S", "-c", _REAPER, str(theirs.fileno())]
             process = subprocess.Popen(
                 argv,
                 env=dict(tag_env),
@@ -51,7 +51,7 @@ class GuardProcess:
             {"op": "spawn", "argv": list(argv), "env": dict(env), "cwd": cwd}, descriptors
         )
 
-    def spawn_spared(
+    def spawn_exempt(
         self, argv: Sequence[str], env: Mapping[str, str], cwd: str, descriptors: Sequence[int],
     ) -> int:  # fmt: skip
         """The same for a program that `kill` leaves alone."""
@@ -72,7 +72,7 @@ class GuardProcess:
 class WarmProcess:
     """The warm process as its supervisor sees it: it forks ranks.
 
-    `pid` None until the guard has said it; `ready` once its imports are done.
+    `pid` None until the reaper has said it; `ready` once its imports are done.
     """
 
     channel: Channel
@@ -84,15 +84,15 @@ class WarmProcess:
 
     @classmethod
     def start(  # noqa: PLR0913
-        cls, guard: GuardProcess, *, python: str, unbuffered: bool, imports: Sequence[str],
+        cls, reaper: ReaperProcess, *, python: str, unbuffered: bool, imports: Sequence[str],
         env: Mapping[str, str], sensitive_env: Mapping[str, str], cwd: str,
         stdio: tuple[int, int, int],
     ) -> WarmProcess:  # fmt: skip
-        """Have the guard start it. It runs `python -m phalanx.train.warm_process.fork_server`, by name."""
+        """Have the reaper start it. It runs `python -m phalanx.train.warm_process.fork_server`, by name."""
         ours, theirs = pair()
-        argv = [python, *(["-u"] if unbuffered else []), "-m", ZYGOTE_MODULE, *imports]
+        argv = [python, *(["-u"] if unbuffered else []), "-m", FORK_SERVER_MODULE, *imports]
         with theirs:
-            request = guard.spawn_spared(argv, env, cwd, [*stdio, theirs.fileno()])
+            request = reaper.spawn_exempt(argv, env, cwd, [*stdio, theirs.fileno()])
         return cls(ours, request, python, sensitive_env)
 
     def preload(self, imports: Sequence[str]) -> None:

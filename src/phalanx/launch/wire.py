@@ -20,7 +20,7 @@ MAX_DESCRIPTORS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class WireMessage:
     """One message and the descriptors that came with it; the receiver owns them."""
 
     body: dict[str, Any]
@@ -47,7 +47,7 @@ class Channel:
             self._sock.sendall(head)
         self._sock.sendall(data)
 
-    def receive(self) -> Received | None:
+    def receive(self) -> WireMessage | None:
         """The next message; None when the peer has closed or died."""
         try:
             head, descriptors, _flags, _addr = socket.recv_fds(
@@ -64,7 +64,7 @@ class Channel:
             return None
         if len(data) < size:
             return None
-        return Received(json.loads(data), tuple(descriptors))
+        return WireMessage(json.loads(data), tuple(descriptors))
 
     def _exactly(self, size: int) -> bytes:
         parts: list[bytes] = []

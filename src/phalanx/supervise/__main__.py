@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from phalanx.supervise.boot import Ground, prepare, stand_by
+from phalanx.supervise.boot import BootContext, prepare, stand_by
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,22 +38,22 @@ def main(argv: Sequence[str]) -> int:
     return _supervise(ground)
 
 
-def _supervise(ground: Ground) -> int:
+def _supervise(ground: BootContext) -> int:
     import logging
     import random
 
     from phalanx.kit.clock import SystemClock
     from phalanx.schemas.wire.assignments import Assignment
     from phalanx.supervise.eventloop import EventLoop
-    from phalanx.supervise.program import Parts, Supervisor
-    from phalanx.supervise.ranks.processes import Processes
+    from phalanx.supervise.processes import ProcessTree
+    from phalanx.supervise.program import Supervisor, SupervisorParts
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     clock = SystemClock()
     loop = EventLoop(clock)
-    processes = Processes(loop, ground.guard, ground.warm, ground.tag_env, ground.warm_up)
+    processes = ProcessTree(loop, ground.reaper, ground.warm, ground.tag_env, ground.warm_up)
     assignment = Assignment.model_validate(ground.data)
-    parts = Parts(
+    parts = SupervisorParts(
         assignment, ground.command, processes, loop, clock, random.Random(), ground.packages
     )
     supervisor = Supervisor(parts)

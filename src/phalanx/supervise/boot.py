@@ -1,4 +1,4 @@
-"""The first moments of a supervisor, with the standard library alone: lock, record, guard, warm process."""
+"""Start of a supervisor with the standard library alone: lock, record, reaper, warm process."""
 
 from __future__ import annotations
 
@@ -21,43 +21,43 @@ from phalanx.launch.identity import (
     LOCK_NAME,
     LOG_NAME,
     TAG_VARIABLE,
-    ProcessName,
+    ProcessIdentity,
     SupervisorRecord,
     this_process,
 )
-from phalanx.launch.tree import GuardProcess, WarmProcess
-from phalanx.supervise.packages.plan import Plan, plan_of
+from phalanx.launch.tree import ReaperProcess, WarmProcess
+from phalanx.supervise.packages.plan import EnvironmentPlan, environment_plan
 
 
 @dataclass(slots=True)
-class Ground:
+class BootContext:
     """What stands before the program proper is loaded. `data` is the assignment as JSON."""
 
     data: dict[str, Any]
     command: PythonCommand | None
-    guard: GuardProcess
+    reaper: ReaperProcess
     warm: WarmProcess | None
     tag_env: Mapping[str, str]
-    warm_up: Callable[[GuardProcess], WarmProcess | None]
-    packages: Plan
+    warm_up: Callable[[ReaperProcess], WarmProcess | None]
+    packages: EnvironmentPlan
 
 
-def prepare(data: dict[str, Any]) -> Ground | None:
-    """Take the node's folder and start guard and warm process; None when somebody else holds it."""
+def prepare(data: dict[str, Any]) -> BootContext | None:
+    """Take the node's folder and start reaper and warm process; None when somebody else holds it."""
     if not _hold(Path(data["node_dir"])):
         return None
     linux.become_subreaper()
     tag = secrets.token_hex(8)
-    guard = GuardProcess.start({TAG_VARIABLE: tag})
-    return _settle(data, guard, None, tag)
+    reaper = ReaperProcess.start({TAG_VARIABLE: tag})
+    return _settle(data, reaper, None, tag)
 
 
-def stand_by(env: Mapping[str, str], imports: Sequence[str], stdin: BinaryIO) -> Ground | None:
+def stand_by(env: Mapping[str, str], imports: Sequence[str], stdin: BinaryIO) -> BootContext | None:
     """Warm up, then wait for an assignment; None when none comes."""
     linux.become_subreaper()
     tag = secrets.token_hex(8)
-    guard = GuardProcess.start({TAG_VARIABLE: tag})
-    warm = _start_warm(guard, tag, sys.executable, env, imports, cwd="/")
+    reaper = ReaperProcess.start({TAG_VARIABLE: tag})
+    warm = _start_warm(reaper, tag, sys.executable, env, imports, cwd="/")
     # The rest of the program is loaded while there is time.
     import phalanx.supervise.program  # noqa: F401
 
@@ -69,33 +69,33 @@ def stand_by(env: Mapping[str, str], imports: Sequence[str], stdin: BinaryIO) ->
     if not _hold(node_dir):
         return None
     _log_to(node_dir / LOG_NAME)
-    return _settle(data, guard, warm, tag)
+    return _settle(data, reaper, warm, tag)
 
 
 def _settle(
-    data: dict[str, Any], guard: GuardProcess, spare: WarmProcess | None, tag: str
-) -> Ground:
+    data: dict[str, Any], reaper: ReaperProcess, spare: WarmProcess | None, tag: str
+) -> BootContext:
     if data.get("secrets"):
         # In memory alone: the assignment on disk holds their names.
         data["env"] = {**data["env"], **_secrets(data)}
-    record = SupervisorRecord(this_process(), ProcessName.of(guard.process.pid), tag)
+    record = SupervisorRecord(this_process(), ProcessIdentity.of(reaper.process.pid), tag)
     record.write(Path(data["node_dir"]))
     env: dict[str, str] = {"PYTHONUNBUFFERED": "1", **data["env"]}
     threads = omp_num_threads(data["gang"]["ranks_per_node"], data["cpus"])
     if threads is not None:
         env.setdefault("OMP_NUM_THREADS", str(threads))
     command = parse_python(data["command"], workdir=data["workdir"], env=env)
-    packages = plan_of(data, command, env)
+    packages = environment_plan(data, command, env)
     command, env = packages.python(command), packages.variables(env)
     data["env"] = packages.variables(data["env"])
     wanted = data.get("warm") or {}
 
-    def warm_up(guard: GuardProcess) -> WarmProcess | None:
+    def warm_up(reaper: ReaperProcess) -> WarmProcess | None:
         if command is None or not _wants_warm(data):
             return None
         imports = list(wanted.get("imports") or [])
         folder, unbuffered = data["node_dir"], command.unbuffered
-        return _start_warm(guard, tag, command.python, env, imports, folder, unbuffered)
+        return _start_warm(reaper, tag, command.python, env, imports, folder, unbuffered)
 
     if spare is not None and not _suits(spare, data, command, env):
         spare.channel.close()
@@ -106,8 +106,8 @@ def _settle(
             warm.preload(wanted["imports"])
     if warm is None and not data.get("setup") and packages.ready and not packages.problem:
         # What a build or a set-up installs must not be imported before it has run.
-        warm = warm_up(guard)
-    return Ground(data, command, guard, warm, {TAG_VARIABLE: tag}, warm_up, packages)
+        warm = warm_up(reaper)
+    return BootContext(data, command, reaper, warm, {TAG_VARIABLE: tag}, warm_up, packages)
 
 
 def _secrets(data: dict[str, Any]) -> dict[str, str]:
@@ -140,13 +140,13 @@ def _suits(
 
 
 def _start_warm(
-    guard: GuardProcess, tag: str, python: str, env: Mapping[str, str], imports: Sequence[str],
+    reaper: ReaperProcess, tag: str, python: str, env: Mapping[str, str], imports: Sequence[str],
     cwd: str, unbuffered: bool = False,
 ) -> WarmProcess:  # fmt: skip
     stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return WarmProcess.start(
-            guard,
+            reaper,
             python=shutil.which(python) or python,
             unbuffered=unbuffered,
             imports=imports,

@@ -69,7 +69,7 @@ class EventLoop:
             os.write(self._wake_write, b"\0")
 
     def run(self) -> None:
-        """Turn until `stop`."""
+        """RestoreTurn until `stop`."""
         self._running = True
         while self._running:
             timeout = self._next_timeout()

@@ -34,15 +34,15 @@ from phalanx.schemas.wire.supervision import (
     WarningReport,
 )
 from phalanx.supervise.eventloop import EventLoop
-from phalanx.supervise.packages.plan import Plan
-from phalanx.supervise.packages.step import Packages
+from phalanx.supervise.packages.plan import EnvironmentPlan
+from phalanx.supervise.packages.step import EnvironmentBuild
+from phalanx.supervise.processes import ProcessTree
 from phalanx.supervise.ranks import profiles
-from phalanx.supervise.ranks.generation import Generation, Surroundings
-from phalanx.supervise.ranks.processes import Processes
-from phalanx.supervise.ranks.setup import Setup
-from phalanx.supervise.uplink.bulk_shipper import Carrier
-from phalanx.supervise.uplink.link import Link
-from phalanx.supervise.uplink.orphan_reports import Earlier, mark_told
+from phalanx.supervise.ranks.generation import Generation, GenerationContext
+from phalanx.supervise.ranks.setup import SetupCommand
+from phalanx.supervise.uplink.bulk_shipper import BulkShipper
+from phalanx.supervise.uplink.link import ControlPlaneLink
+from phalanx.supervise.uplink.orphan_reports import OrphanReports, mark_told
 from phalanx.supervise.uplink.outbox import Outbox
 
 _LOG = logging.getLogger(__name__)
@@ -53,39 +53,39 @@ _LAST_WORDS_S = 10.0
 
 
 @dataclass(slots=True)
-class Parts:
+class SupervisorParts:
     """What the program is made of; built by `__main__`."""
 
     assignment: Assignment
     command: PythonCommand | None
-    processes: Processes
+    processes: ProcessTree
     loop: EventLoop
     clock: Clock
     rng: random.Random
-    packages: Plan = field(default_factory=Plan)
+    packages: EnvironmentPlan = field(default_factory=EnvironmentPlan)
     opener: Callable[[Path], tuple[int, Callable[[bytes], int]]] = open_append
 
 
 class Supervisor:
     """One node rank of one attempt."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: SupervisorParts) -> None:
         self._parts = parts
         self._assignment = parts.assignment
         self._loop, self._clock = parts.loop, parts.clock
         self._node_dir = Path(parts.assignment.node_dir)
         self._outbox = Outbox(self._node_dir / "spool")
-        self._link = Link(self._assignment, self._outbox, self._clock, self._deliver)
-        self._carrier = Carrier(self._outbox, self._clock)
-        self._earlier = Earlier(self._assignment, self._clock)
+        self._link = ControlPlaneLink(self._assignment, self._outbox, self._clock, self._deliver)
+        self._carrier = BulkShipper(self._outbox, self._clock)
+        self._earlier = OrphanReports(self._assignment, self._clock)
         self._current: Generation | None = None
         self._next: Orders | None = None
         self._ended = -1
         self._leaving = False
         self._last: RanksEndedReport | None = None
         self._beat_at = 0.0
-        setup = Setup(parts.assignment, parts.processes)
-        self._packages = Packages(
+        setup = SetupCommand(parts.assignment, parts.processes)
+        self._packages = EnvironmentBuild(
             parts.assignment, parts.processes, parts.packages, then=setup.before
         )
         parts.processes.lost = self._lost
@@ -178,7 +178,7 @@ class Supervisor:
 
     def _begin(self, orders: Orders) -> None:
         parts = self._parts
-        around = Surroundings(
+        around = GenerationContext(
             assignment=self._assignment,
             command=parts.command,
             processes=parts.processes,

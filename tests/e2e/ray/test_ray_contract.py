@@ -158,7 +158,7 @@ def test_a_gang_is_one_group_and_nothing_of_it_survives_it(rig):
     assert (len(groups), len(actors)) == (1, 2)
     markers = [rig.record(ref).marker for ref in rig.refs]
     # The control plane dies in the middle, and another one ends the attempt.
-    rig.executor._bridge._process.kill()
+    rig.executor._driver._process.kill()
     rig.executor = rig.reborn()
     assert all(one.alive for one in rig.executor.poll(rig.refs))
     for ref in rig.refs:

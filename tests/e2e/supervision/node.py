@@ -23,7 +23,7 @@ from phalanx.schemas.wire.supervision import (
 )
 from phalanx.testing.control_plane import FakeControlPlane
 
-HANG_GUARD_S = 60.0
+HANG_BOUND_S = 60.0
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
 
@@ -97,7 +97,7 @@ class Node:
     def release(self):
         """Release it and wait until it has left by itself."""
         self.order(Action.RELEASE)
-        assert self.process.wait(HANG_GUARD_S) == 0
+        assert self.process.wait(HANG_BOUND_S) == 0
 
     # -- what happened -----------------------------------------------------------------------------
 
@@ -142,20 +142,20 @@ class Node:
         return data
 
     def marked(self):
-        """Living processes that carry this node's marker, and the guard."""
+        """Living processes that carry this node's marker, and the reaper."""
         return linux.tagged(self.marker)
 
     def wait_gone(self):
         """Until nothing carries the marker any more."""
         wait_until(lambda: not self.marked(), 20.0)
 
-    def guard(self):
-        """The guard's process number."""
-        return self.child_of(self.process.pid, "phalanx.launch.guard")
+    def reaper(self):
+        """The reaper's process number."""
+        return self.child_of(self.process.pid, "phalanx.launch.reaper")
 
-    def zygote(self):
+    def warm_process(self):
         """The warm process's number."""
-        return self.child_of(self.guard(), "phalanx.train.warm_process.fork_server")
+        return self.child_of(self.reaper(), "phalanx.train.warm_process.fork_server")
 
     def child_of(self, parent, word):
         for pid in linux.children(parent):
@@ -164,8 +164,8 @@ class Node:
         raise AssertionError(f"no {word} below {parent}")
 
 
-def wait_until(true, timeout_s=HANG_GUARD_S):
-    """Poll with a hang guard; returns the first truthy value."""
+def wait_until(true, timeout_s=HANG_BOUND_S):
+    """Poll with a time limit; returns the first truthy value."""
     deadline = time.monotonic() + timeout_s
     while not (value := true()):
         assert time.monotonic() < deadline, "waited in vain"

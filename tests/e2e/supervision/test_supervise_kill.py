@@ -71,30 +71,30 @@ def test_kill_9_of_the_supervisor_leaves_nothing(tmp_path):
         node.wait_gone()
 
 
-def test_kill_9_of_the_guard_ends_the_generation_and_another_one_can_run(tmp_path):
+def test_kill_9_of_the_reaper_ends_the_generation_and_another_one_can_run(tmp_path):
     with family(tmp_path) as node:
         node.run()
         for rank in (0, 1):
             node.wait_output("up", rank)
-        os.kill(node.guard(), signal.SIGKILL)
-        assert "guard" in node.failed().message
+        os.kill(node.reaper(), signal.SIGKILL)
+        assert "reaper" in node.failed().message
         assert node.ended().outcome is Outcome.FAILED
         assert node.marked() == []
         node.run(generation=1)
         node.wait_output("up", generation=1)
-        assert node.guard()
+        assert node.reaper()
 
 
-def test_kill_9_of_supervisor_and_guard_at_once_leaves_no_rank(tmp_path):
+def test_kill_9_of_supervisor_and_reaper_at_once_leaves_no_rank(tmp_path):
     # Daemons of a user survive this one; the executor finds them by their tag (see its own tests).
     with family(tmp_path) as node:
         pids = node.run().pids
         for rank in (0, 1):
             node.wait_output("up", rank)
-        guard = node.guard()
-        os.kill(guard, signal.SIGSTOP)  # so that it cannot use the moment between the two
+        reaper = node.reaper()
+        os.kill(reaper, signal.SIGSTOP)  # so that it cannot use the moment between the two
         os.kill(node.process.pid, signal.SIGKILL)
-        os.kill(guard, signal.SIGKILL)
+        os.kill(reaper, signal.SIGKILL)
         wait_until(lambda: not set(pids) & set(node.marked()))
         for pid in node.marked():
             os.kill(pid, signal.SIGKILL)

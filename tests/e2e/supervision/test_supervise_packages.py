@@ -11,7 +11,7 @@ from e2e.supervision.node import Node, wait_until
 from phalanx.core.jobs.desired import Action
 from phalanx.core.jobs.model import Outcome
 from phalanx.schemas.wire.assignments import PythonPackages
-from phalanx.supervise.packages.environments import Environments
+from phalanx.supervise.packages.environments import EnvironmentStore
 from tinywheel import make_wheel
 
 pytestmark = pytest.mark.e2e
@@ -127,7 +127,7 @@ def test_stopping_and_killing_in_mid_build_leaves_nothing_that_is_used(tmp_path)
         node.wait_gone()
         half = Path((tmp_path / "began").read_text())
         assert (half / "tinypkg.py").exists()
-        store = Environments(Path(python.root))
+        store = EnvironmentStore(Path(python.root))
         assert [one for one in store.root.iterdir() if one.is_symlink()] == []
     (tmp_path / "began").unlink()
     with Node(folder(tmp_path, "stop"), SCRIPT, **fields) as node:

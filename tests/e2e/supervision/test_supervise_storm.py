@@ -32,17 +32,19 @@ def strike(node, rng, target):
     """SIGKILL somebody, or nobody when he is gone already."""
     with contextlib.suppress(AssertionError, ProcessLookupError, FileNotFoundError):
         if target == "rank":
-            spared = {node.guard(), node.zygote()}
+            spared = {node.reaper(), node.warm_process()}
             ranks = [pid for pid in node.marked() if pid not in spared]
             os.kill(rng.choice(ranks or [0x3FFFFF]), signal.SIGKILL)
         else:
-            os.kill(node.zygote() if target == "zygote" else node.guard(), signal.SIGKILL)
+            os.kill(
+                node.warm_process() if target == "warm_process" else node.reaper(), signal.SIGKILL
+            )
 
 
 def survivors(node):
     found = set(node.marked())
     with contextlib.suppress(AssertionError, FileNotFoundError):
-        found.discard(node.zygote())
+        found.discard(node.warm_process())
     return found
 
 
@@ -58,7 +60,7 @@ def test_every_generation_ends_and_leaves_nothing(tmp_path, seed):
                                     generation=generation, master_port=node.port))  # fmt: skip
             time.sleep(rng.random() * 0.06)  # not to wait for anything: to hit any moment
             if generation % 8 == 7:
-                strike(node, rng, rng.choice(["zygote", "guard"]))
+                strike(node, rng, rng.choice(["warm_process", "reaper"]))
             elif rng.random() < 0.5:
                 strike(node, rng, "rank")
             action = rng.choice([Action.END, Action.STOP])

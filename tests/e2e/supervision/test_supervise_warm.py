@@ -142,7 +142,7 @@ def test_an_error_is_left_as_torchelastic_wants_it(tmp_path, light):
         assert node.run().warm
         failure = node.failed()
         assert (failure.exception, failure.message) == ("KeyError", "rank 0: KeyError: 'lr'")
-        assert "zygote" not in failure.traceback
+        assert "warm_process" not in failure.traceback
         assert "_main_module" not in node.output(stream="err")
         assert failure.traceback == node.output(stream="err")
         left = json.loads(node.file("r00000.error.json").read_text())["message"]
@@ -224,7 +224,7 @@ def test_the_death_of_the_warm_process_ends_the_generation(tmp_path, light):
         assert node.run().warm
         for rank in (0, 1):
             node.wait_output("up", rank)
-        os.kill(node.zygote(), signal.SIGKILL)
+        os.kill(node.warm_process(), signal.SIGKILL)
         failure = node.failed()
         assert "the warm process died" in failure.message
         assert node.ended().outcome is Outcome.FAILED
@@ -232,14 +232,14 @@ def test_the_death_of_the_warm_process_ends_the_generation(tmp_path, light):
         assert not node.run(generation=1).warm
 
 
-@pytest.mark.parametrize("victim", ["rank", "supervisor", "guard"])
+@pytest.mark.parametrize("victim", ["rank", "supervisor", "reaper"])
 def test_workers_of_warm_ranks_die_with_whatever_dies(tmp_path, light, victim):
     with Node(tmp_path, SLEEPS, ranks=2, warm=True, env=light) as node:
         pids = node.run().pids
         for rank in (0, 1):
             node.wait_output("up", rank)
         assert len(node.marked()) == 5
-        pid = {"rank": pids[0], "supervisor": node.process.pid, "guard": node.guard()}[victim]
+        pid = {"rank": pids[0], "supervisor": node.process.pid, "reaper": node.reaper()}[victim]
         os.kill(pid, signal.SIGKILL)
         if victim == "supervisor":
             node.wait_gone()

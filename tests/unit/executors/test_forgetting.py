@@ -4,7 +4,7 @@ import pytest
 
 from phalanx.executors.local import LocalExecutor
 from phalanx.executors.protocol import SupervisorRef
-from phalanx.executors.ray.cluster import Cluster, Tracked
+from phalanx.executors.ray.cluster import RayCluster, TrackedSupervisor
 from phalanx.kit.clock import SystemClock
 from phalanx.schemas.home import HomeLayout
 
@@ -12,14 +12,14 @@ pytestmark = pytest.mark.unit
 
 
 def ref(job):
-    return {"job": job, "attempt": 1, "node_rank": 0, "keeper": None}
+    return {"job": job, "attempt": 1, "node_rank": 0, "shim": None}
 
 
 def test_the_driver_forgets_who_is_gone_once_nobody_asks(monkeypatch):
-    cluster = Cluster("owner", {})
+    cluster = RayCluster("owner", {})
     gone = {"alive": False, "exit": None, "message": "its actor is gone"}
-    cluster._tracked = {(job, 1, 0): Tracked(result=dict(gone)) for job in range(5)}
-    cluster._tracked[9, 1, 0] = Tracked()  # on its way, not yet asked for
+    cluster._tracked = {(job, 1, 0): TrackedSupervisor(result=dict(gone)) for job in range(5)}
+    cluster._tracked[9, 1, 0] = TrackedSupervisor()  # on its way, not yet asked for
     monkeypatch.setattr(cluster, "_find", lambda key: cluster._tracked[key])  # without Ray
     monkeypatch.setattr(cluster, "_remove_group", lambda job, attempt: True)
     found = cluster.poll([ref(0), ref(1)], 60.0)

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from phalanx.errors import SpecInvalid
-from phalanx.executors.ray.inventory import Inventory
+from phalanx.executors.ray.inventory import RayInventory
 from phalanx.executors.ray.node_files import CodeSource, CodeUnavailable, NodeFiles
 from phalanx.launch.identity import LOCK_NAME
 from phalanx.schemas.pools.pools import read_pool_file
@@ -76,13 +76,13 @@ def test_the_form_of_earlier_releases_is_read_with_a_notice(tmp_path):
 
 
 def test_a_share_without_slots_holds_no_place_of_others():
-    inventory = Inventory(pool())
+    inventory = RayInventory(pool())
     (node,) = inventory.read([seen()])
     assert "GPU" not in inventory.bundle(inventory.known(node.id), 0, 4)
 
 
 def test_slots_are_gpus_else_the_custom_resource_else_cpus():
-    inventory = Inventory(pool())
+    inventory = RayInventory(pool())
     found = [
         seen(id="a" * 56),
         seen(id="b" * 56, resources={"CPU": 8.0, "slot": 2.0}),
@@ -99,7 +99,7 @@ def test_slots_are_gpus_else_the_custom_resource_else_cpus():
 
 def test_labels_become_topology_and_type():
     labels = {"ray.io/availability-zone": "z1", "rack": "r7", "ray.io/accelerator-type": "H100"}
-    (node,) = Inventory(pool()).read([seen(labels=labels)])
+    (node,) = RayInventory(pool()).read([seen(labels=labels)])
     assert node.domains == (("zone", "z1"), ("rack", "r7"))
     assert node.slot_type == "H100"
 
@@ -115,14 +115,14 @@ def test_labels_become_topology_and_type():
     ],
 )
 def test_why_nothing_may_start(changes, closed):
-    (node,) = Inventory(pool()).read([seen(**changes)])
+    (node,) = RayInventory(pool()).read([seen(**changes)])
     assert node.closed == closed
     assert node.leaves_at == (5_000_000 if "draining_deadline_ms" in changes else None)
 
 
 def test_nodes_that_could_come_count_and_take_nothing():
     scale = {"max_nodes": 3, "slots": 8, "cpus": 16}
-    inventory = Inventory(pool(scale=scale))
+    inventory = RayInventory(pool(scale=scale))
     nodes = inventory.read([seen()])
     assert [bool(node.closed) for node in nodes] == [False, True, True]
     assert inventory.asked(4) == {"GPU": 4.0, "CPU": 8.0}

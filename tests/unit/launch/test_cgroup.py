@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from phalanx.launch import linux
-from phalanx.launch.cgroup import ControlGroup, NoGroup, make_group, oom_kills
+from phalanx.launch.cgroup import CgroupV2, NoControlGroup, make_group, oom_kills
 
 pytestmark = pytest.mark.unit
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.unit
 def test_no_group_where_none_can_be_made(tmp_path, mountinfo, cgroup):
     (tmp_path / "mountinfo").write_text(mountinfo.format(root=tmp_path / "root"))
     (tmp_path / "cgroup").write_text(cgroup)
-    assert isinstance(make_group("g", tmp_path), NoGroup)
+    assert isinstance(make_group("g", tmp_path), NoControlGroup)
 
 
 def test_a_folder_that_cannot_be_killed_is_not_a_group(tmp_path):
@@ -32,13 +32,13 @@ def test_a_folder_that_cannot_be_killed_is_not_a_group(tmp_path):
     (root / "user").mkdir(parents=True)
     (tmp_path / "mountinfo").write_text(f"29 24 0:26 / {root} rw shared:4 - cgroup2 cgroup2 rw\n")
     (tmp_path / "cgroup").write_text("0::/user\n")
-    assert isinstance(make_group("g", tmp_path), NoGroup)
+    assert isinstance(make_group("g", tmp_path), NoControlGroup)
     assert list((root / "user").iterdir()) == []
 
 
 def test_killing_a_group_kills_what_escaped_its_parent():
     group = make_group(f"phalanx-test-{os.getpid()}")
-    if not isinstance(group, ControlGroup):
+    if not isinstance(group, CgroupV2):
         pytest.skip("needs a writable version 2 control group: run as root or in a delegated unit")
     # The child leaves a grandchild in a session of its own and dies.
     script = (
@@ -60,7 +60,7 @@ def test_killing_a_group_kills_what_escaped_its_parent():
     watch = os.pidfd_open(escaped)
     os.kill(escaped, 0)
     group.kill()
-    # A pidfd is readable once its process is gone: no polling, the guard only ends a hang.
+    # A pidfd is readable once its process is gone: no polling, the timeout only ends a hang.
     assert select.select([watch], [], [], 60)[0]
     os.close(watch)
     entry = linux.entry(escaped)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from phalanx.errors import ServerError, ServerUnavailable
-from phalanx.launch.identity import ProcessName
+from phalanx.launch.identity import ProcessIdentity
 
 SERVER_FILE = "server.json"
 SERVER_LOG = "server.log"
@@ -36,7 +36,7 @@ class Address:
 
     url: str
     token: str
-    process: ProcessName | None = None
+    process: ProcessIdentity | None = None
     version: str = ""
 
 
@@ -44,7 +44,7 @@ def find(home: Path) -> Address | None:
     """The live control plane of a home, by what it wrote; None when there is none."""
     try:
         data = json.loads((home / SERVER_FILE).read_bytes())
-        process = ProcessName(data["boot_id"], data["pid"], data["started_ticks"])
+        process = ProcessIdentity(data["boot_id"], data["pid"], data["started_ticks"])
         found = Address(data["url"], data["token"], process, data["version"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -140,7 +140,7 @@ def _spawn(home: Path, lock: IO[bytes], num_slots: int | None) -> Starting:
     return Starting(home, child, lock, offset)
 
 
-def wait_gone(process: ProcessName, limit_s: float) -> bool:
+def wait_gone(process: ProcessIdentity, limit_s: float) -> bool:
     """Whether a process is gone within `limit_s` seconds."""
     deadline = time.monotonic() + limit_s
     while process.is_alive():
@@ -150,7 +150,7 @@ def wait_gone(process: ProcessName, limit_s: float) -> bool:
     return True
 
 
-def is_detached(process: ProcessName) -> bool:
+def is_detached(process: ProcessIdentity) -> bool:
     """Whether a control plane was started by a verb, not by a person."""
     with contextlib.suppress(OSError):
         words = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from phalanx.core.gang.placement import Node
 from phalanx.errors import ExecutorUnavailable, LaunchFailed
-from phalanx.executors.local.spare import NoSpare, Spare, SpareSupervisor
+from phalanx.executors.local.standby import NoStandby, StandbySlot, StandbySupervisor
 from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
 from phalanx.kit.clock import Clock
 from phalanx.launch import linux
@@ -51,7 +51,9 @@ class LocalExecutor:
         self._children: list[subprocess.Popen[bytes]] = []
         self._gone: set[SupervisorRef] = set()
         self._starting: set[Path] = set()
-        self._spare: Spare = SpareSupervisor(self._num_cpus) if keep_warm > 0 else NoSpare()
+        self._standby: StandbySlot = (
+            StandbySupervisor(self._num_cpus) if keep_warm > 0 else NoStandby()
+        )
 
     def inventory(self) -> Sequence[Node]:
         """This machine."""
@@ -88,7 +90,7 @@ class LocalExecutor:
             Path(assignment.workdir).mkdir(mode=0o700, parents=True, exist_ok=True)
             path = node_dir / ASSIGNMENT_NAME
             write_file(path, assignment.model_dump_json().encode())
-            child = self._spare.take(assignment, path) or _spawn(path, node_dir)
+            child = self._standby.take(assignment, path) or _spawn(path, node_dir)
         except OSError as error:
             raise LaunchFailed(f"the supervisor could not be started: {error}") from error
         with self._lock:
@@ -97,7 +99,7 @@ class LocalExecutor:
         self._await_record(node_dir, child)
 
     def stop(self, ref: SupervisorRef) -> None:
-        """See `Executor`. The guard kills the rest; said again, everything is killed from here."""
+        """See `Executor`. The reaper kills the rest; said again, everything is killed from here."""
         record = self._record(ref)
         if record is None or ref in self._gone:
             return
@@ -115,16 +117,16 @@ class LocalExecutor:
         statuses = [self._status(ref) for ref in refs]
         # A spare that warms up takes CPU time that a starting job needs more.
         if not any(one.alive and self._is_young(one.ref) for one in statuses):
-            self._spare.keep()
+            self._standby.keep()
         return statuses
 
     def warm_up(self, imports: Sequence[str] = ()) -> None:
         """Start the spare warm process, where one is kept. Call when the platform is up."""
-        self._spare.prepare(imports)
+        self._standby.prepare(imports)
 
     def close(self) -> None:
         """Let the spare go. Supervisors with work stay."""
-        self._spare.close()
+        self._standby.close()
         with self._lock:
             self._reap()
 
@@ -152,10 +154,10 @@ class LocalExecutor:
             return SupervisorStatus(ref, alive=starting or is_held(node_dir), exit=exit)
         if record.supervisor.is_alive():
             return SupervisorStatus(ref, alive=True, exit=exit)
-        if record.guard is not None and record.guard.is_alive():
-            return SupervisorStatus(ref, True, exit, "its guard is killing what is left")
+        if record.reaper is not None and record.reaper.is_alive():
+            return SupervisorStatus(ref, True, exit, "its reaper is killing what is left")
         left = linux.tagged(record.marker)
-        _kill(left)  # somebody killed the guard as well: this is the last line
+        _kill(left)  # somebody killed the reaper as well: this is the last line
         if left:
             return SupervisorStatus(ref, True, exit, f"{len(left)} processes are being killed")
         self._gone.add(ref)

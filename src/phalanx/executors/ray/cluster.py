@@ -13,26 +13,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.executors.ray import naming
-from phalanx.executors.ray.host import Host
-from phalanx.executors.ray.watching import Watching, look_at_ray
+from phalanx.executors.ray.actor import SupervisorActor
+from phalanx.executors.ray.node_watch import NodeWatch, look_at_ray
 
 # Ray's NodeDeathInfo: an announced end. The machine is gone or about to be, by somebody's decision.
 _ANNOUNCED = (1, 3, 4)
 _BEGIN_S = 90.0
 _REMOVE_S = 0.5
 _ASK_AGAIN_S = 1.0
-# A keeper that is gone while its actor lives: the actor has this long to hand in the exit record.
+# A shim that is gone while its actor lives: the actor has this long to hand in the exit record.
 _LAST_WORDS_S = 3.0
 Key = tuple[int, int, int]
 
 
-class Refused(Exception):
+class OperationRefused(Exception):
     """It cannot be done, and nothing of it is left."""
 
 
 @dataclass(slots=True)
-class Tracked:
-    """One supervisor. `line` is an open connection to its keeper."""
+class TrackedSupervisor:
+    """One supervisor. `line` is an open connection to its shim."""
 
     handle: Any = None
     future: Any = None
@@ -43,17 +43,17 @@ class Tracked:
     asked_at: float = field(default=-1e9)
 
 
-class Cluster:
+class RayCluster:
     """See the top of this file. Safe for several threads, as Ray's API is."""
 
     def __init__(self, owner: str, actor_env: Mapping[str, Any]) -> None:
         self._owner = owner
         self._actor_env = dict(actor_env)
-        self._tracked: dict[Key, Tracked] = {}
-        self._watching = Watching(look_at_ray)
+        self._tracked: dict[Key, TrackedSupervisor] = {}
+        self._node_watch = NodeWatch(look_at_ray)
 
     @classmethod
-    def connect(cls, address: str, owner: str, actor_env: Mapping[str, Any]) -> Cluster:
+    def connect(cls, address: str, owner: str, actor_env: Mapping[str, Any]) -> RayCluster:
         """Join a running cluster."""
         import ray
 
@@ -64,7 +64,7 @@ class Cluster:
             logging_level="warning",
         )
         cluster = cls(owner, actor_env)
-        cluster._watching.start()
+        cluster._node_watch.start()
         return cluster
 
     def hello(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class Cluster:
         return {"ray": ray.__version__}
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Every living node; see `watching.Seen`."""
+        """Every living node; see `watching.RayNodeState`."""
         return [
             {
                 "id": one.id,
@@ -85,7 +85,7 @@ class Cluster:
                 "silent": one.silent,
                 "foreign": one.foreign,
             }
-            for one in self._watching.nodes()
+            for one in self._node_watch.nodes()
             if one.alive
         ]
 
@@ -97,17 +97,17 @@ class Cluster:
     ) -> None:  # fmt: skip
         """Hold the whole gang: one group with a bundle on each of the nodes, and an actor in each.
 
-        Raises Refused when Ray does not give all of it in time; then nothing is held.
+        Raises OperationRefused when Ray does not give all of it in time; then nothing is held.
         """
         import ray
 
-        gone = [node for node in nodes if self._watching.raylet_is_gone(node)]
+        gone = [node for node in nodes if self._node_watch.raylet_is_gone(node)]
         name = naming.group_name(self._owner, job, attempt)
         try:
             group = ray.util.get_placement_group(name)
         except ValueError:
             if gone:
-                raise Refused(f"the raylet of {gone[0][:12]} is gone") from None
+                raise OperationRefused(f"the raylet of {gone[0][:12]} is gone") from None
             group = ray.util.placement_group(
                 [dict(one) for one in bundles],
                 strategy="PACK",
@@ -117,7 +117,7 @@ class Cluster:
             )
         if not group.wait(wait_s):
             self._remove_group(job, attempt)
-            raise Refused(f"Ray has not given all {len(nodes)} places within {wait_s:g} s")
+            raise OperationRefused(f"Ray has not given all {len(nodes)} places within {wait_s:g} s")
         for node_rank, bundle in enumerate(bundles):
             self._host(group, job, attempt, node_rank, bundle)
 
@@ -129,14 +129,14 @@ class Cluster:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         key = (job, attempt, node_rank)
-        tracked = self._tracked.setdefault(key, Tracked())
+        tracked = self._tracked.setdefault(key, TrackedSupervisor())
         if tracked.handle is not None:
             return
         rest = {name: value for name, value in bundle.items() if name not in ("CPU", "GPU")}
         tracked.handle = (
-            ray.remote(Host)
+            ray.remote(SupervisorActor)
             .options(
-                name=naming.host_name(*key),
+                name=naming.actor_name(*key),
                 lifetime="detached",
                 get_if_exists=True,
                 max_restarts=0,
@@ -154,13 +154,13 @@ class Cluster:
         )
 
     def start(self, job: int, attempt: int, node_rank: int, text: str) -> dict[str, Any]:
-        """Have the actor start its supervisor; says where its keeper is.
+        """Have the actor start its supervisor; says where its shim is.
 
-        Raises Refused, and then gives back what the whole attempt holds: it will not come about.
+        Raises OperationRefused, and then gives back what the whole attempt holds: it will not come about.
         """
         try:
             return self._begin((job, attempt, node_rank), text)
-        except Refused:
+        except OperationRefused:
             self._remove_group(job, attempt)
             raise
 
@@ -169,30 +169,30 @@ class Cluster:
 
         tracked = self._find(key)
         if tracked.handle is None:
-            raise Refused("its actor is gone")
+            raise OperationRefused("its actor is gone")
         try:
             begun: dict[str, Any] = ray.get(tracked.handle.begin.remote(text), timeout=_BEGIN_S)
         except ray.exceptions.GetTimeoutError:
             raise
         except ray.exceptions.RayError as error:
-            raise Refused(f"its actor died: {_first_line(error)}") from error
+            raise OperationRefused(f"its actor died: {_first_line(error)}") from error
         if "error" in begun:
-            raise Refused(str(begun["error"]))
+            raise OperationRefused(str(begun["error"]))
         return begun
 
-    def _find(self, key: Key) -> Tracked:
+    def _find(self, key: Key) -> TrackedSupervisor:
         import ray
 
-        tracked = self._tracked.setdefault(key, Tracked())
+        tracked = self._tracked.setdefault(key, TrackedSupervisor())
         if tracked.handle is None:
             with contextlib.suppress(ValueError):
-                tracked.handle = ray.get_actor(naming.host_name(*key))
+                tracked.handle = ray.get_actor(naming.actor_name(*key))
         return tracked
 
     # -- ending ------------------------------------------------------------------------------------
 
     def stop(self, job: int, attempt: int, node_rank: int) -> None:
-        """Kill the actor; its keeper ends the rest."""
+        """Kill the actor; its shim ends the rest."""
         import ray
 
         tracked = self._find((job, attempt, node_rank))
@@ -247,22 +247,22 @@ class Cluster:
     def _look(self, ref: Mapping[str, Any], fence_s: float) -> dict[str, Any]:
         key: Key = (ref["job"], ref["attempt"], ref["node_rank"])
         tracked = self._find(key)
-        keeper = ref["keeper"]
+        shim = ref["shim"]
         actor_gone = tracked.handle is None or self._ended(tracked)
         if tracked.result is not None:
             return dict(tracked.result)
-        heard = self._hear(tracked, keeper)
-        if heard == "gone":
-            return self._without_keeper(tracked, keeper, actor_gone)
+        shim_state = self._shim_state(tracked, shim)
+        if shim_state == "gone":
+            return self._without_shim(tracked, shim, actor_gone)
         if not actor_gone:
             return _alive("")
-        if keeper is None:
+        if shim is None:
             return _gone(tracked, "its actor is gone")
-        if heard == "here":
-            return _alive("its keeper is ending what is left")
-        return self._fenced(tracked, keeper, fence_s)
+        if shim_state == "here":
+            return _alive("its shim is ending what is left")
+        return self._fenced(tracked, shim, fence_s)
 
-    def _ended(self, tracked: Tracked) -> bool:
+    def _ended(self, tracked: TrackedSupervisor) -> bool:
         """Whether the actor is gone; takes what it said before that."""
         import ray
 
@@ -280,12 +280,12 @@ class Cluster:
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(tracked.handle, no_restart=True)
         tracked.result = {"alive": False, "exit": said["exit"], "message": ""}
-        _hang_up(tracked)
+        _disconnect(tracked)
         return True
 
-    def _hear(self, tracked: Tracked, keeper: Mapping[str, Any] | None) -> str:
-        """`here`, `gone` or `unknown`, from the line to the keeper."""
-        if keeper is None:
+    def _shim_state(self, tracked: TrackedSupervisor, shim: Mapping[str, Any] | None) -> str:
+        """`here`, `gone` or `unknown`, from the line to the shim."""
+        if shim is None:
             return "unknown"
         if tracked.line is not None:
             try:
@@ -295,63 +295,63 @@ class Cluster:
                 return "here"
             except OSError:
                 pass
-            _hang_up(tracked)
+            _disconnect(tracked)
         if tracked.refused_at is not None:
             return "gone"
         now = time.monotonic()
         if tracked.unknown_at is not None and now - tracked.asked_at < _ASK_AGAIN_S:
             return "unknown"
         tracked.asked_at = now
-        return self._call(tracked, keeper)
+        return self._connect_shim(tracked, shim)
 
-    def _call(self, tracked: Tracked, keeper: Mapping[str, Any]) -> str:
+    def _connect_shim(self, tracked: TrackedSupervisor, shim: Mapping[str, Any]) -> str:
         try:
-            line = socket.create_connection((keeper["address"], keeper["port"]), timeout=1.0)
+            line = socket.create_connection((shim["address"], shim["port"]), timeout=1.0)
         except ConnectionRefusedError:
             tracked.refused_at = time.monotonic()
             return "gone"
         except OSError:
             return "unknown"
         try:
-            if line.recv(64).strip().decode() == keeper["word"]:
+            if line.recv(64).strip().decode() == shim["word"]:
                 line.setblocking(False)
                 tracked.line, tracked.unknown_at = line, None
                 return "here"
         except (OSError, UnicodeDecodeError):
             line.close()
             return "unknown"
-        # Somebody else got the port: the keeper is gone.
+        # Somebody else got the port: the shim is gone.
         line.close()
         tracked.refused_at = time.monotonic()
         return "gone"
 
-    def _without_keeper(
-        self, tracked: Tracked, keeper: Mapping[str, Any] | None, actor_gone: bool
+    def _without_shim(
+        self, tracked: TrackedSupervisor, shim: Mapping[str, Any] | None, actor_gone: bool
     ) -> dict[str, Any]:
         """Nothing is left on the node; what remains is to learn how it ended."""
-        assert keeper is not None
-        if not actor_gone and not self._watching.raylet_is_gone(keeper["node"]):
+        assert shim is not None
+        if not actor_gone and not self._node_watch.raylet_is_gone(shim["node"]):
             assert tracked.refused_at is not None
             if time.monotonic() - tracked.refused_at < _LAST_WORDS_S:
                 return _alive("its exit record is on the way")
             return _gone(tracked, "its supervisor ended without a word")
-        if self._watching.raylet_is_gone(keeper["node"]):
-            return _gone(tracked, f"the raylet of node {keeper['label']} died")
+        if self._node_watch.raylet_is_gone(shim["node"]):
+            return _gone(tracked, f"the raylet of node {shim['label']} died")
         return _gone(tracked, "its actor was killed")
 
     def _fenced(
-        self, tracked: Tracked, keeper: Mapping[str, Any], fence_s: float
+        self, tracked: TrackedSupervisor, shim: Mapping[str, Any], fence_s: float
     ) -> dict[str, Any]:
         """The actor is gone and the node does not answer: is it dead, or only cut off?"""
-        node = self._watching.node(keeper["node"])
+        node = self._node_watch.node(shim["node"])
         if node is not None and not node.alive and node.death in _ANNOUNCED:
-            return _gone(tracked, f"node {keeper['label']} was taken away")
+            return _gone(tracked, f"node {shim['label']} was taken away")
         now = time.monotonic()
         if tracked.unknown_at is None:
             tracked.unknown_at = now
         if now - tracked.unknown_at >= fence_s:
-            return _gone(tracked, f"node {keeper['label']} has not answered for {fence_s:g} s")
-        return _alive(f"node {keeper['label']} does not answer; it is fenced off first")
+            return _gone(tracked, f"node {shim['label']} has not answered for {fence_s:g} s")
+        return _alive(f"node {shim['label']} does not answer; it is fenced off first")
 
     # -- the autoscaler ----------------------------------------------------------------------------
 
@@ -366,13 +366,13 @@ def _alive(message: str) -> dict[str, Any]:
     return {"alive": True, "exit": None, "message": message}
 
 
-def _gone(tracked: Tracked, message: str) -> dict[str, Any]:
+def _gone(tracked: TrackedSupervisor, message: str) -> dict[str, Any]:
     tracked.result = {"alive": False, "exit": None, "message": message}
-    _hang_up(tracked)
+    _disconnect(tracked)
     return dict(tracked.result)
 
 
-def _hang_up(tracked: Tracked) -> None:
+def _disconnect(tracked: TrackedSupervisor) -> None:
     line, tracked.line = tracked.line, None
     if line is not None:
         line.close()

@@ -19,12 +19,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO
 
-from phalanx.executors.ray.cluster import Cluster, Refused
+from phalanx.executors.ray.cluster import OperationRefused, RayCluster
 
 _THREADS = 16
 
 
-def serve(cluster: Cluster, requests: BinaryIO, answers: BinaryIO) -> None:
+def serve(cluster: RayCluster, requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer until end-of-file, each request on a thread of its own."""
     lock = threading.Lock()
     operations: dict[str, Callable[..., Any]] = {
@@ -41,7 +41,7 @@ def serve(cluster: Cluster, requests: BinaryIO, answers: BinaryIO) -> None:
         body: dict[str, Any] = {"id": request.pop("id")}
         try:
             body["ok"] = operations[request.pop("op")](**request)
-        except Refused as error:
+        except OperationRefused as error:
             body["error"] = {"kind": "refused", "message": str(error)}
         except Exception as error:
             logging.exception("a request failed")
@@ -68,7 +68,7 @@ def main() -> int:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     try:
-        cluster = Cluster.connect(told["address"], told["owner"], told["actor_env"])
+        cluster = RayCluster.connect(told["address"], told["owner"], told["actor_env"])
     except Exception as error:
         body = {"id": 0, "error": {"kind": "unavailable", "message": _said(error)}}
         answers.write(json.dumps(body).encode() + b"\n")

@@ -16,8 +16,8 @@ from phalanx import __version__
 from phalanx.core.gang.placement import GangShape, Node, Placement
 from phalanx.errors import ExecutorUnavailable, LaunchFailed
 from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
-from phalanx.executors.ray.bridge import Bridge
-from phalanx.executors.ray.inventory import Inventory
+from phalanx.executors.ray.driver_client import DriverClient
+from phalanx.executors.ray.inventory import RayInventory
 from phalanx.launch.durable import write_file
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.pools.ray_pools import RayPool
@@ -33,7 +33,7 @@ class RayExecutor:
     """The `Executor` of one Ray cluster. Safe for several threads.
 
     What it must know of a supervisor after a crash lies in a note in the home, written once the
-    supervisor runs: where its keeper listens. Everything else is found in Ray by its name.
+    supervisor runs: where its shim listens. Everything else is found in Ray by its name.
     """
 
     def __init__(self, home: HomeLayout, pool: RayPool, *, owner: str, log: Path) -> None:
@@ -42,8 +42,8 @@ class RayExecutor:
         self._pool = pool
         self._owner = owner
         told = {"address": pool.address, "owner": owner, "actor_env": pool.runtime_env}
-        self._bridge = Bridge(told, log)
-        self._inventory = Inventory(pool)
+        self._driver = DriverClient(told, log)
+        self._inventory = RayInventory(pool)
         self._lock = threading.Lock()
         self._reserved: set[tuple[int, int]] = set()
         self._gone: set[SupervisorRef] = set()
@@ -53,11 +53,11 @@ class RayExecutor:
 
     def wait_ready(self, timeout_s: float) -> bool:
         """Whether the cluster answers within this time."""
-        return self._bridge.wait_ready(timeout_s)
+        return self._driver.wait_ready(timeout_s)
 
     def inventory(self) -> Sequence[Node]:
         """The cluster's nodes that have slots. Raises ExecutorUnavailable."""
-        return self._inventory.read(self._bridge.ask("nodes"))
+        return self._inventory.read(self._driver.ask("nodes"))
 
     # -- starting ----------------------------------------------------------------------------------
 
@@ -74,7 +74,7 @@ class RayExecutor:
             nodes.append(found.ray_id)
             bundles.append(self._inventory.bundle(found, len(share.slots), assignment.cpus))
         wait_s = self._pool.reserve_within
-        self._bridge.ask(
+        self._driver.ask(
             "reserve",
             answer_s=wait_s + 15.0,
             job=facts.job,
@@ -106,7 +106,7 @@ class RayExecutor:
 
     def _begin(self, assignment: Assignment) -> dict[str, Any]:
         ref = ref_of(assignment)
-        begun: dict[str, Any] = self._bridge.ask(
+        begun: dict[str, Any] = self._driver.ask(
             "start",
             answer_s=_BEGIN_S,
             job=ref.job,
@@ -153,7 +153,7 @@ class RayExecutor:
     def stop(self, ref: SupervisorRef) -> None:
         """See `Executor`."""
         if ref not in self._gone:
-            self._bridge.ask("stop", job=ref.job, attempt=ref.attempt, node_rank=ref.node_rank)
+            self._driver.ask("stop", job=ref.job, attempt=ref.attempt, node_rank=ref.node_rank)
 
     def poll(self, refs: Sequence[SupervisorRef]) -> Sequence[SupervisorStatus]:
         """See `Executor`. Nothing of an attempt is left in Ray once all its supervisors are gone."""
@@ -162,23 +162,23 @@ class RayExecutor:
                 "job": ref.job,
                 "attempt": ref.attempt,
                 "node_rank": ref.node_rank,
-                "keeper": self._note(ref),
+                "shim": self._note(ref),
             }
             for ref in refs
         ]
-        answers = self._bridge.ask("poll", refs=asked, fence_s=self._pool.fence)
+        answers = self._driver.ask("poll", refs=asked, fence_s=self._pool.fence)
         # Of whom nobody asks any more nothing need be remembered.
         self._gone.intersection_update(refs)
         statuses = []
         for ref, answer in zip(refs, answers, strict=True):
             if not answer["alive"]:
-                self._bury(ref)
+                self._mark_gone(ref)
             statuses.append(
                 SupervisorStatus(ref, answer["alive"], _record(answer["exit"]), answer["message"])
             )
         return statuses
 
-    def _bury(self, ref: SupervisorRef) -> None:
+    def _mark_gone(self, ref: SupervisorRef) -> None:
         self._gone.add(ref)
         with self._lock:
             self._reserved.discard((ref.job, ref.attempt))
@@ -188,18 +188,18 @@ class RayExecutor:
 
     @property
     def pools(self) -> Sequence[str]:
-        """See `Scales`."""
+        """See `ScalableExecutor`."""
         return () if self._pool.scale is None else (self._pool.name,)
 
     def want(self, pool: str, gangs: Sequence[GangShape]) -> None:
-        """See `Scales`."""
+        """See `ScalableExecutor`."""
         wanted = tuple(gangs)
         if wanted == self._wanted:
             return
         bundles = [
             self._inventory.asked(gang.slots_per_node) for gang in wanted for _ in range(gang.nodes)
         ]
-        self._bridge.ask("demand", bundles=bundles)
+        self._driver.ask("demand", bundles=bundles)
         self._wanted = wanted
 
     def close(self) -> None:
@@ -207,7 +207,7 @@ class RayExecutor:
         with contextlib.suppress(ExecutorUnavailable):
             self.want(self._pool.name, ())
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._bridge.close()
+        self._driver.close()
 
     # -- notes -------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ _SOME_DAY = 2**62
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class RayNode:
     """A node of Ray behind one of ours.
 
     `slot` is the resource that its slots are made of, `num_cpus` what Ray has of CPUs there: maybe none.
@@ -30,20 +30,20 @@ class Known:
     num_cpus: int
 
 
-class Inventory:
+class RayInventory:
     """Translates, and remembers which of Ray's nodes is behind which name."""
 
     def __init__(self, pool: RayPool) -> None:
         self._pool = pool
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, RayNode] = {}
 
-    def known(self, node_id: str) -> Known | None:
+    def known(self, node_id: str) -> RayNode | None:
         """The node that was once called so."""
         return self._known.get(node_id)
 
     def read(self, found: Sequence[Mapping[str, Any]]) -> tuple[Node, ...]:
         """Nodes with slots, in a stable order."""
-        nodes: list[Known] = []
+        nodes: list[RayNode] = []
         for one in sorted(found, key=lambda one: str(one["id"])):
             known = self._translate(one)
             if known is not None:
@@ -51,7 +51,7 @@ class Inventory:
         self._known |= {known.node.id: known for known in nodes}
         return (*(known.node for known in nodes), *self._possible(len(nodes)))
 
-    def _translate(self, one: Mapping[str, Any]) -> Known | None:
+    def _translate(self, one: Mapping[str, Any]) -> RayNode | None:
         resources: Mapping[str, float] = one["resources"]
         slot = self._slot(resources)
         num_slots = int(resources.get(slot, 0))
@@ -74,7 +74,7 @@ class Inventory:
             closed=_closed(one, slot),
             leaves_at=_leaves_at(one["draining_deadline_ms"]),
         )
-        return Known(str(one["id"]), node, slot, int(resources.get("CPU", 0)))
+        return RayNode(str(one["id"]), node, slot, int(resources.get("CPU", 0)))
 
     def _slot(self, resources: Mapping[str, float]) -> str:
         if self._pool.slot is not None:
@@ -99,7 +99,7 @@ class Inventory:
             for number in range(max(0, scale.max_nodes - num_there))
         )
 
-    def bundle(self, known: Known, num_slots: int, cpus: int) -> dict[str, float]:
+    def bundle(self, known: RayNode, num_slots: int, cpus: int) -> dict[str, float]:
         """What a share of `num_slots` slots holds in Ray: the slots and its part of the CPUs."""
         if not num_slots:
             # A place without slots; Ray wants a bundle to hold something, and CPUs may all be taken.

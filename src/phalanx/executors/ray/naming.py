@@ -18,6 +18,6 @@ def group_name(owner: str, job: int, attempt: int) -> str:
     return f"{GROUP_PREFIX}-{owner}-{job_label(job)}-a{attempt:03d}"
 
 
-def host_name(job: int, attempt: int, node_rank: int) -> str:
+def actor_name(job: int, attempt: int, node_rank: int) -> str:
     """The actor that holds the supervisor of one node rank."""
     return f"{ACTOR_PREFIX}-{job_label(job)}-a{attempt:03d}-n{node_rank}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from phalanx.core.gang.placement import GangShape
 from phalanx.core.reasons import ReasonCode
-from phalanx.executors.protocol import Scales
+from phalanx.executors.protocol import ScalableExecutor
 from phalanx.services.platform import Platform
 from phalanx.store import jobs
 from phalanx.store.jobs import StoredJob
@@ -19,7 +19,7 @@ _FIRST_IN_LINE = (ReasonCode.WAITING_FOR_SLOTS, ReasonCode.WAITING_FOR_TOPOLOGY)
 def scaling_step(platform: Platform) -> None:
     """Say what each pool should have room for. Raises ExecutorUnavailable."""
     executor = platform.executor
-    if not isinstance(executor, Scales) or not executor.pools:
+    if not isinstance(executor, ScalableExecutor) or not executor.pools:
         return
     waiting, holding = platform.store.view(jobs.waiting_and_holding)
     for pool in executor.pools:

@@ -1,4 +1,4 @@
-"""The program that builds one environment: a child of the guard, so that it ends with its supervisor.
+"""The program that builds one environment: a child of the reaper, so that it ends with its supervisor.
 
 Started as `python -I -S` with the standard library alone and the path of a request, JSON that says what is
 wanted; the job's own variables are its environment, so that an installer finds its index, its proxy and
@@ -23,8 +23,8 @@ from typing import Any
 
 from phalanx.core.reasons import Cause
 from phalanx.launch.durable import write_file
-from phalanx.supervise.packages import interpreter, wanted
-from phalanx.supervise.packages.environments import Environments, Limits
+from phalanx.supervise.packages import interpreter, requirements
+from phalanx.supervise.packages.environments import EnvironmentLimits, EnvironmentStore
 from phalanx.supervise.packages.plan import VERDICT
 
 _TAIL_LINES = 40
@@ -65,7 +65,7 @@ def say(text: str) -> None:
 
 def build(request: Mapping[str, Any], env: Mapping[str, str]) -> None:
     """Have the environment there. Raises BuildFailed; OSError where the disk refuses."""
-    store, digest = Environments(Path(request["root"])), request["digest"]
+    store, digest = EnvironmentStore(Path(request["root"])), request["digest"]
     with store.building(digest, lambda: say("another job of this node builds the same, waiting")):
         if store.target(digest) is not None:
             say(f"environment {digest} is there")
@@ -76,13 +76,13 @@ def build(request: Mapping[str, Any], env: Mapping[str, str]) -> None:
         try:
             _fill(folder, request, env)
             took_s = round(time.monotonic() - began, 2)
-            lines = wanted.all_lines(Path(request["workdir"]), request["wanted"])
+            lines = requirements.all_lines(Path(request["workdir"]), request["wanted"])
             store.commit(digest, folder, {"lines": lines, "took_s": took_s})
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         say(f"environment {digest} is there after {took_s:.1f} s")
-    for gone in store.prune(Limits()):
+    for gone in store.prune(EnvironmentLimits()):
         say(f"environment {gone} was removed: the least recently used")
 
 
@@ -138,7 +138,9 @@ def _asked(folder: Path, request: Mapping[str, Any]) -> list[str]:
     for one in want.get("find_links", ()):
         words += ["--find-links", one]
     torch = request["base"]["torch"]
-    if torch and not wanted.names_torch(wanted.all_lines(Path(request["workdir"]), want)):
+    if torch and not requirements.names_torch(
+        requirements.all_lines(Path(request["workdir"]), want)
+    ):
         # Who does not ask for another torch shall not get one because of what a package asks for.
         constraints = folder / "constraints.txt"
         constraints.write_text(f"torch=={torch}\n")
@@ -204,7 +206,7 @@ def main(path: str) -> int:
         build(json.loads(Path(path).read_bytes()), env)
     except BuildFailed as error:
         body = {"cause": error.cause.value, "message": error.message, "tail": error.tail}
-    except wanted.Unusable as error:
+    except requirements.InvalidRequirements as error:
         body = {"cause": Cause.USER_ERROR.value, "message": str(error), "tail": ""}
     except OSError as error:
         said = f"the environment cannot be built: {error}"

@@ -26,7 +26,7 @@ IN_USE = "phalanx.in-use"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EnvironmentLimits:
     """What is kept of environments that nobody uses; the least recently used go first."""
 
     num: int = 16
@@ -34,7 +34,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Environments:
+class EnvironmentStore:
     """Those below one root."""
 
     root: Path
@@ -99,7 +99,7 @@ class Environments:
         link.symlink_to(folder.name)
         link.rename(self.path(digest))
 
-    def prune(self, limits: Limits) -> list[str]:
+    def prune(self, limits: EnvironmentLimits) -> list[str]:
         """Remove what is beyond the limits and in nobody's use, and debris; returns digests removed."""
         removed, num, size_bytes = [], 0, 0
         for digest, record in sorted(self._known(), key=lambda one: -one[1]["used_at_s"]):

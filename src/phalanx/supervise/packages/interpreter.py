@@ -23,7 +23,7 @@ _ANSWER_S = 60.0
 STAND_IN = "phalanx-base"
 
 
-class Unfit(OSError):
+class InterpreterUnusable(OSError):
     """It cannot be asked."""
 
 
@@ -50,7 +50,7 @@ def describe() -> dict[str, Any]:
 
 
 def ask(python: str) -> dict[str, Any]:
-    """What `describe` says in another interpreter. Raises Unfit."""
+    """What `describe` says in another interpreter. Raises InterpreterUnusable."""
     try:
         done = subprocess.run(
             [python, str(Path(__file__).resolve())],
@@ -62,7 +62,9 @@ def ask(python: str) -> dict[str, Any]:
         )
         found: dict[str, Any] = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        raise Unfit(f"the interpreter {python} cannot be asked what it has: {error}") from error
+        raise InterpreterUnusable(
+            f"the interpreter {python} cannot be asked what it has: {error}"
+        ) from error
     return found
 
 

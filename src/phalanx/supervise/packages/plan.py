@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.launch.command import PythonCommand
-from phalanx.supervise.packages.environments import Environments
+from phalanx.supervise.packages.environments import EnvironmentStore
 
 # What the builder leaves beside its request: how it went.
 VERDICT = "packages.verdict.json"
 
 
 @dataclass(slots=True)
-class Plan:
+class EnvironmentPlan:
     """What is to be done for one job on this node. `problem`: why nothing can be.
 
     `request` is None where the job asks for no packages. `held` keeps the environment from removal.
@@ -39,12 +39,12 @@ class Plan:
         """Where the environment is, or will be."""
         if self.request is None:
             return None
-        return Environments(Path(self.request["root"])).path(self.request["digest"])
+        return EnvironmentStore(Path(self.request["root"])).path(self.request["digest"])
 
     def hold(self) -> bool:
         """Take the environment into use; says whether it is there."""
         if self.request is not None and self.held is None:
-            store = Environments(Path(self.request["root"]))
+            store = EnvironmentStore(Path(self.request["root"]))
             # A folder that cannot be read is the builder's to complain about.
             with contextlib.suppress(OSError):
                 self.held = store.hold(self.request["digest"])
@@ -67,13 +67,15 @@ class Plan:
         return command.run_by(str(self.path / "bin" / "python"))
 
 
-def plan_of(data: Mapping[str, Any], command: PythonCommand | None, env: Mapping[str, str]) -> Plan:
+def environment_plan(
+    data: Mapping[str, Any], command: PythonCommand | None, env: Mapping[str, str]
+) -> EnvironmentPlan:
     """The plan of an assignment. The environment is laid over the interpreter that the job would use."""
     want: Mapping[str, Any] | None = data.get("python")
     if want is None:
-        return Plan()
+        return EnvironmentPlan()
     # Only now: a job that asks for nothing shall not wait for these imports.
-    from phalanx.supervise.packages import interpreter, wanted
+    from phalanx.supervise.packages import interpreter, requirements
 
     python = command.python if command is not None else _found(env)
     workdir = Path(data["workdir"])
@@ -81,11 +83,11 @@ def plan_of(data: Mapping[str, Any], command: PythonCommand | None, env: Mapping
         own = os.path.realpath(python) == os.path.realpath(sys.executable)
         same = own and Path(python).parent == Path(sys.executable).parent
         base = interpreter.describe() if same else interpreter.ask(python)
-        digest = wanted.digest(workdir, want, data.get("code"), base, python)
-    except (wanted.Unusable, interpreter.Unfit) as error:
-        return Plan(problem=str(error))
+        digest = requirements.digest(workdir, want, data.get("code"), base, python)
+    except (requirements.InvalidRequirements, interpreter.InterpreterUnusable) as error:
+        return EnvironmentPlan(problem=str(error))
     request = {"wanted": dict(want), "root": want["root"], "digest": digest, "python": python}
-    plan = Plan({**request, "base": base, "workdir": str(workdir)})
+    plan = EnvironmentPlan({**request, "base": base, "workdir": str(workdir)})
     plan.hold()
     return plan
 

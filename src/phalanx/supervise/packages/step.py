@@ -12,9 +12,9 @@ from pathlib import Path
 from phalanx.core.reasons import Cause
 from phalanx.launch.durable import write_file
 from phalanx.schemas.wire.assignments import Assignment
-from phalanx.supervise.packages.plan import VERDICT, Plan
+from phalanx.supervise.packages.plan import VERDICT, EnvironmentPlan
+from phalanx.supervise.processes import LaunchRequest, ProcessTree
 from phalanx.supervise.ranks.generation import Generation
-from phalanx.supervise.ranks.processes import Launch, Processes
 
 PHASE = "packages"
 _REQUEST = "packages.json"
@@ -23,12 +23,12 @@ _PROGRAM = f"import sys; sys.path.insert(0, {_SOURCE!r}); from phalanx.supervise
 
 
 @dataclass(slots=True)
-class Packages:
+class EnvironmentBuild:
     """Has the environment built where it is not there; `then` goes on with the generation."""
 
     assignment: Assignment
-    processes: Processes
-    plan: Plan
+    processes: ProcessTree
+    plan: EnvironmentPlan
     then: Callable[[Generation], None]
     generation: Generation | None = None
 
@@ -52,22 +52,22 @@ class Packages:
             return
         self.generation = generation
         generation.records.phase = PHASE
-        launch = Launch(self.assignment.env, self.assignment.workdir, stdio)
+        launch = LaunchRequest(self.assignment.env, self.assignment.workdir, stdio)
         argv = [sys.executable, "-I", "-S", "-c", _PROGRAM, str(folder / _REQUEST)]
         self.processes.start_command(argv, launch, self, self.assignment.workdir)
 
     def started(self, pid: int, *, warm: bool) -> None:
-        """See `Watcher`."""
+        """See `ProcessObserver`."""
 
     def refused(self, message: str, *, missing: bool) -> None:
-        """See `Watcher`."""
+        """See `ProcessObserver`."""
         generation = self._over()
         if generation is not None:
             said = f"the environment cannot be built: {message}"
             generation.fail(said, Cause.START_FAILED)
 
     def exited(self, status: int, at: int) -> None:
-        """See `Watcher`."""
+        """See `ProcessObserver`."""
         generation = self._over()
         if generation is None or generation.ending:
             return

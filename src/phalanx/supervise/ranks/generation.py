@@ -30,15 +30,20 @@ from phalanx.schemas.wire.supervision import (
     WarningReport,
 )
 from phalanx.supervise.eventloop import EventLoop, Timer
+from phalanx.supervise.processes import LaunchRequest, ProcessTree
 from phalanx.supervise.ranks import rendezvous
-from phalanx.supervise.ranks.folder import Folder, FolderFacts, KeptFolder, NoFolder
-from phalanx.supervise.ranks.line_metrics import Hearing
+from phalanx.supervise.ranks.checkpoint_folder import (
+    CheckpointFolder,
+    CheckpointFolderConfig,
+    NoCheckpointFolder,
+    WatchedCheckpointFolder,
+)
+from phalanx.supervise.ranks.ledger_watermarks import WatermarkFile
+from phalanx.supervise.ranks.line_metrics import LineMetrics
 from phalanx.supervise.ranks.postmortem import signal_name
-from phalanx.supervise.ranks.processes import Launch, Processes
 from phalanx.supervise.ranks.rank import LocalRank
 from phalanx.supervise.ranks.records import GenerationRecords, MetricTail, Put, SideRecords
-from phalanx.supervise.ranks.stall_monitor import Vigil, patience_of
-from phalanx.supervise.uplink.ledger_watermarks import NoteFile
+from phalanx.supervise.ranks.stall_monitor import StallMonitor, patience_of
 
 # How long to look for the death that caused a collateral one.
 SETTLE_S = 0.15
@@ -49,12 +54,12 @@ _SHARE_OF_GRACE = 0.4
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class GenerationContext:
     """What a generation is given by its supervisor."""
 
     assignment: Assignment
     command: PythonCommand | None
-    processes: Processes
+    processes: ProcessTree
     loop: EventLoop
     clock: Clock
     put: Put
@@ -66,7 +71,7 @@ class Surroundings:
 class Generation:
     """Starts the ranks, watches them, ends them together. `over` is called once, at the very end."""
 
-    def __init__(self, around: Surroundings, orders: Orders) -> None:
+    def __init__(self, around: GenerationContext, orders: Orders) -> None:
         self._around = around
         self._orders = orders
         self.number = orders.generation
@@ -82,14 +87,14 @@ class Generation:
         patience = patience_of(around.assignment.gang.stall_after)
         watch = StallWatch(patience, around.clock.monotonic())
         kind = GenerationRecords if self.leads else SideRecords
-        notes = NoteFile(self.folder, around.acked)
-        self.records = kind(self.number, files, around.put, watch, notes)
-        self.vigil = Vigil(
+        watermarks = WatermarkFile(self.folder, around.acked)
+        self.records = kind(self.number, files, around.put, watch, watermarks)
+        self.vigil = StallMonitor(
             (node, self.number), self.ranks, watch, around.loop, around.clock, around.put,
             lambda: self.ending or self.failure is not None,
         )  # fmt: skip
         self.metrics = MetricTail(files)
-        self._ear = Hearing(gang.metric_lines, around.clock, self.records, self.metrics)
+        self._ear = LineMetrics(gang.metric_lines, around.clock, self.records, self.metrics)
         self._kept = kept_folder(around, orders, self._ear, self.ranks)
         self.failure: FailureReport | None = None
         self.stop_delivered = False
@@ -127,7 +132,7 @@ class Generation:
             return
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)
-            self.records.notes.begin()
+            self.records.watermarks.begin()
             launches = [(rank, self._launch(rank)) for rank in self.ranks]
             self._start_rendezvous()
         except OSError as error:
@@ -141,7 +146,7 @@ class Generation:
                 workdir = around.assignment.workdir
                 around.processes.start_command(around.assignment.command, launch, rank, workdir)
 
-    def _launch(self, rank: LocalRank) -> Launch:
+    def _launch(self, rank: LocalRank) -> LaunchRequest:
         assignment = self._around.assignment
         files = RankFiles(
             report_file=str(rank.report_file),
@@ -153,7 +158,7 @@ class Generation:
         if gang.framework == "horovod":
             gang = replace(gang, interface=interface_towards(gang.master_address))
         env = rank_environment(gang, assignment.node_in_role, local, files)
-        launch = Launch(env, assignment.cwd, rank.open_pipes())
+        launch = LaunchRequest(env, assignment.cwd, rank.open_pipes())
         self._ear.attend(rank)
         return launch
 
@@ -171,7 +176,7 @@ class Generation:
     # -- what ranks do -----------------------------------------------------------------------------
 
     def rank_started(self, rank: LocalRank) -> None:
-        """See `Observer`."""
+        """See `RankObserver`."""
         if self._killing:
             self._kill_again()
             return
@@ -190,13 +195,13 @@ class Generation:
         )
 
     def rank_refused(self, rank: LocalRank, message: str, *, missing: bool) -> None:
-        """See `Observer`."""
+        """See `RankObserver`."""
         cause = Cause.USER_ERROR if missing else Cause.START_FAILED
         self.fail(f"rank {rank.rank} could not be started: {message}", cause, rank.rank)
         self._check_over()
 
     def rank_exited(self, rank: LocalRank) -> None:
-        """See `Observer`."""
+        """See `RankObserver`."""
         exit = rank.exit
         assert exit is not None
         if not self._killing and self._is_failure(exit):
@@ -431,14 +436,14 @@ def _role_environment(assignment: Assignment, orders: Orders) -> RoleEnvironment
 
 
 def kept_folder(
-    around: Surroundings, orders: Orders, ear: Hearing, ranks: list[LocalRank]
-) -> Folder:
+    around: GenerationContext, orders: Orders, ear: LineMetrics, ranks: list[LocalRank]
+) -> CheckpointFolder:
     """The folder that the job's script keeps its state in; node rank 0 commits it."""
     assignment = around.assignment
     gang = assignment.gang
     if gang.checkpoint_directory is None:
-        return NoFolder()
-    facts = FolderFacts(
+        return NoCheckpointFolder()
+    facts = CheckpointFolderConfig(
         folder=Path(assignment.cwd, gang.checkpoint_directory),
         store=Path(gang.checkpoint_dir),
         origin=Origin(
@@ -459,7 +464,7 @@ def kept_folder(
     def intact() -> bool:
         return all(one.pid is not None and linux.holds_files(one.pid) for one in ranks)
 
-    return KeptFolder(facts, around.clock, outside, ear.found, ear.progress, intact)
+    return WatchedCheckpointFolder(facts, around.clock, outside, ear.found, ear.progress, intact)
 
 
 def _is_clean(rank: LocalRank) -> bool:

@@ -7,14 +7,14 @@ from typing import Any
 
 from phalanx.core.telemetry.line_patterns import MOST_CHARACTERS, LinePattern, LineReader
 from phalanx.kit.clock import Clock
-from phalanx.supervise.ranks.folder import Progress
+from phalanx.supervise.ranks.checkpoint_folder import ScriptProgress
 from phalanx.supervise.ranks.rank import LocalRank
 from phalanx.supervise.ranks.records import GenerationRecords, MetricTail
 
 Say = Callable[[int, dict[str, Any]], None]
 
 
-class Ear:
+class StreamLines:
     """One stream of one rank, cut into lines. A carriage return ends one too, as progress bars print it.
 
     `say` is given (rank, record).
@@ -47,7 +47,7 @@ class Ear:
             self._say(self._rank, {"k": "metric", "step": spoken.step, "values": values, "t": at})
 
 
-class Hearing:
+class LineMetrics:
     """What one generation says without the library: in lines, and in the folder that it keeps."""
 
     def __init__(
@@ -65,15 +65,15 @@ class Hearing:
         # Both streams count as one: a step named on one of them holds for what the other says.
         reader = LineReader(self._patterns)
         for stream in rank.streams:
-            stream.listener = Ear(rank.rank, reader, self._clock, self._said).hear
+            stream.listener = StreamLines(rank.rank, reader, self._clock, self._said).hear
 
     def found(self, record: dict[str, Any]) -> None:
         """Take in what the watcher of the folder says."""
         self._records.said(0, record)
 
-    def progress(self) -> Progress:
+    def progress(self) -> ScriptProgress:
         """The newest step and metrics; called by the folder's thread too."""
-        return Progress(self._records.step, dict(self._latest))
+        return ScriptProgress(self._records.step, dict(self._latest))
 
     def _said(self, rank: int, record: dict[str, Any]) -> None:
         self._records.said(rank, record)

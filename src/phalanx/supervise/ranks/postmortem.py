@@ -26,7 +26,7 @@ _FATAL = "Fatal Python error"
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class ErrorText:
     """What a dying rank said: exception name (or None), its message, the traceback."""
 
     exception: str | None
@@ -63,7 +63,7 @@ def signal_name(exit: RankExit) -> str | None:
         return None
 
 
-def from_error_file(text: str) -> Words | None:
+def from_error_file(text: str) -> ErrorText | None:
     """The exception in a torchelastic error file; None when the file cannot be understood."""
     try:
         body: Any = json.loads(text)["message"]
@@ -79,10 +79,10 @@ def from_error_file(text: str) -> Words | None:
     kind, _, rest = said.partition(": ")
     exception = str(extra.get("exc_type") or (kind if kind.isidentifier() else "")) or None
     message = rest if exception is not None and kind == exception else said
-    return Words(exception, message, str(extra.get("py_callstack", "")))
+    return ErrorText(exception, message, str(extra.get("py_callstack", "")))
 
 
-def from_stderr(text: str) -> Words:
+def from_stderr(text: str) -> ErrorText:
     """The last Python exception printed; without one, the last lines as they are."""
     lines = [_PREFIX.sub("", line) for line in text.rstrip().splitlines()]
     for number in range(len(lines) - 1, -1, -1):
@@ -93,14 +93,14 @@ def from_stderr(text: str) -> Words:
         if start is None:
             continue
         message = "\n".join([found[2] or "", *_continuation(lines, number)]).rstrip()
-        return Words(found[1].rpartition(".")[2], message, "\n".join(lines[start:]))
+        return ErrorText(found[1].rpartition(".")[2], message, "\n".join(lines[start:]))
     tail = "\n".join(lines[-20:])
     for line in reversed(lines[-5:]):
         if found := _CANNOT_OPEN.search(line):
-            return Words("FileNotFoundError", found[0], tail)
+            return ErrorText("FileNotFoundError", found[0], tail)
         if found := _NO_MODULE.search(line):
-            return Words("ModuleNotFoundError", found[0], tail)
-    return Words(None, "", tail)
+            return ErrorText("ModuleNotFoundError", found[0], tail)
+    return ErrorText(None, "", tail)
 
 
 def _start_of_traceback(lines: list[str], end: int) -> int | None:

@@ -15,7 +15,7 @@ from phalanx.core.gang.failures import RankExit
 from phalanx.core.telemetry import profiles
 from phalanx.launch import linux
 from phalanx.launch.capture import Capture, open_append, read_available
-from phalanx.launch.space import Trimmed
+from phalanx.launch.space import TrimmedFile
 from phalanx.supervise.eventloop import EventLoop
 from phalanx.supervise.ranks.postmortem import rank_exit
 
@@ -25,7 +25,7 @@ STREAMS = ("out", "err")
 Opener = Callable[[Path], tuple[int, Callable[[bytes], int]]]
 
 
-class Observer(Protocol):
+class RankObserver(Protocol):
     """The generation that a rank belongs to."""
 
     def rank_started(self, rank: LocalRank) -> None:
@@ -54,7 +54,7 @@ class Stream:
     listener: Callable[[bytes], None] | None = None
     num_sent: int = 0
     num_dropped_sent: int = 0
-    trimmed: Trimmed = field(default_factory=Trimmed)
+    trimmed: TrimmedFile = field(default_factory=TrimmedFile)
 
     def trim(self) -> None:
         """Let go of the file's beginning: what was carried away, but for the last `LOG_KEPT_BYTES`."""
@@ -129,7 +129,7 @@ class LocalRank:
     rank: int
     folder: Path
     loop: EventLoop
-    observer: Observer
+    observer: RankObserver
     opener: Opener = open_append
     pid: int | None = None
     warm: bool = False
@@ -204,17 +204,17 @@ class LocalRank:
         return self.exit is not None or self.refused_
 
     def started(self, pid: int, *, warm: bool) -> None:
-        """See `Watcher`."""
+        """See `ProcessObserver`."""
         self.pid, self.warm = pid, warm
         self.observer.rank_started(self)
 
     def refused(self, message: str, *, missing: bool) -> None:
-        """See `Watcher`."""
+        """See `ProcessObserver`."""
         self.refused_ = True
         self.observer.rank_refused(self, message, missing=missing)
 
     def exited(self, status: int, at: int) -> None:
-        """See `Watcher`. What it printed last is read before its end is judged."""
+        """See `ProcessObserver`. What it printed last is read before its end is judged."""
         for stream in self.streams:
             stream.drain(self.loop)
         error = None

@@ -13,7 +13,7 @@ from phalanx.core.contract import records as reports
 from phalanx.core.gang.stalls import StallWatch
 from phalanx.core.training.ledger import Row, merge
 from phalanx.kit.text import sayable
-from phalanx.launch.space import Trimmed
+from phalanx.launch.space import TrimmedFile
 from phalanx.schemas.wire.supervision import (
     CheckpointRemovedReport,
     CheckpointReport,
@@ -28,7 +28,7 @@ from phalanx.schemas.wire.supervision import (
     RestoredReport,
     WarningReport,
 )
-from phalanx.supervise.uplink.ledger_watermarks import Delivery, NoNotes, Notes
+from phalanx.supervise.ranks.ledger_watermarks import LedgerWatermark, NoWatermarkLog, WatermarkLog
 
 _READ_BYTES = 1 << 20
 # Of a report file this much is kept after it was read, and this much at most until it is.
@@ -112,11 +112,11 @@ class GenerationRecords:
 
     def __init__(
         self, generation: int, files: dict[int, Path], put: Put, watch: StallWatch,
-        notes: Notes | None = None,
+        watermarks: WatermarkLog | None = None,
     ) -> None:  # fmt: skip
         self._generation = generation
         self._watch = watch
-        self.notes: Notes = NoNotes() if notes is None else notes
+        self.watermarks: WatermarkLog = NoWatermarkLog() if watermarks is None else watermarks
         self._tails = {rank: RecordTail(path) for rank, path in files.items()}
         self._put = put
         self.step: int | None = None
@@ -143,7 +143,7 @@ class GenerationRecords:
                         self._take(rank, record)
         self._put_commits()
 
-    def take_up(self, last: Delivery) -> None:
+    def resume_from(self, last: LedgerWatermark) -> None:
         """Begin behind what was handed over in `last`, and with what that left over."""
         for rank, tail in self._tails.items():
             tail.skip_to(last.ends.get(rank, 0))
@@ -166,7 +166,7 @@ class GenerationRecords:
         """Give descriptors back."""
         for tail in self._tails.values():
             tail.close()
-        self.notes.close()
+        self.watermarks.close()
 
     @property
     def reached(self) -> int | None:
@@ -196,7 +196,7 @@ class GenerationRecords:
         left, saves = tuple(self._fresh_rows), tuple(self._commits)
 
         def make(seq: int) -> Report:
-            self.notes.write(Delivery(seq, ends, left, saves))
+            self.watermarks.write(LedgerWatermark(seq, ends, left, saves))
             return LedgerReport(
                 seq=seq, generation=self._generation, num_samples=self._num_samples, rows=rows,
                 added=True,
@@ -403,7 +403,7 @@ class MetricTail:
         self._files = files
         self._tails = {rank: RecordTail(path) for rank, path in files.items()}
         self._waiting: list[MetricPoint] = []
-        self._trimmed = {rank: Trimmed(reports.HEADER_BYTES) for rank in files}
+        self._trimmed = {rank: TrimmedFile(reports.HEADER_BYTES) for rank in files}
 
     def said(self, rank: int, record: Record) -> None:
         """Take in a point that the supervisor made itself; some are left out where too many wait."""

@@ -14,14 +14,14 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from phalanx.supervise.ranks.processes import Launch, Processes
+from phalanx.supervise.processes import LaunchRequest, ProcessTree
 
 _PATH = re.compile(r"/([^/]+)/([^/]+)")
 _MOST_DIGITS = 8
 _MODULE = "phalanx.supervise.ranks.rendezvous"
 
 
-class Keys:
+class KeyValueStore:
     """Values by scope and key. A scope is emptied when all who put something there have left it.
 
     A rank leaves when it has met the others; they may not have read its key yet.
@@ -52,33 +52,33 @@ class Keys:
                 self._left.pop(scope)
 
 
-def start(processes: Processes, port: int, folder: str) -> None:
+def start(processes: ProcessTree, port: int, folder: str) -> None:
     """Begin to serve on `port`: from now on whoever connects is answered. Raises OSError."""
     listening = socket.create_server(("", port), backlog=1024)
     log = Path(folder, "rendezvous.log")
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    launch = Launch({}, folder, (listening.detach(), output, output))
+    launch = LaunchRequest({}, folder, (listening.detach(), output, output))
     command = [sys.executable, "-P", "-m", _MODULE]
-    processes.start_command(command, launch, Unwatched(), folder)
+    processes.start_command(command, launch, IgnoredExit(), folder)
 
 
-class Unwatched:
+class IgnoredExit:
     """Nobody waits for the store: without it the ranks fail by themselves, and say why."""
 
     def started(self, pid: int, *, warm: bool) -> None:
-        """See `Watcher`."""
+        """See `ProcessObserver`."""
 
     def refused(self, message: str, *, missing: bool) -> None:
-        """See `Watcher`."""
+        """See `ProcessObserver`."""
 
     def exited(self, status: int, at: int) -> None:
-        """See `Watcher`."""
+        """See `ProcessObserver`."""
 
 
-class Answers(BaseHTTPRequestHandler):
+class RendezvousRequest(BaseHTTPRequestHandler):
     """GET, PUT and DELETE of `/scope/key`."""
 
-    keys: Keys
+    keys: KeyValueStore
     timeout = 60.0  # of a request that does not come to its end
 
     def do_GET(self) -> None:
@@ -116,7 +116,7 @@ class Answers(BaseHTTPRequestHandler):
 
 def serve(listening: socket.socket) -> None:
     """Answer for ever."""
-    handler = type("Served", (Answers,), {"keys": Keys()})
+    handler = type("Served", (RendezvousRequest,), {"keys": KeyValueStore()})
     server = ThreadingHTTPServer(listening.getsockname()[:2], handler, bind_and_activate=False)
     server.socket.close()
     server.socket = listening

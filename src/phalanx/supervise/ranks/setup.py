@@ -8,19 +8,19 @@ from pathlib import Path
 
 from phalanx.core.reasons import Cause
 from phalanx.schemas.wire.assignments import Assignment
+from phalanx.supervise.processes import LaunchRequest, ProcessTree
 from phalanx.supervise.ranks.generation import Generation
-from phalanx.supervise.ranks.processes import Launch, Processes
 
 PHASE = "setup"
 _TAIL_BYTES = 4096
 
 
 @dataclass(slots=True)
-class Setup:
+class SetupCommand:
     """Runs it at most once; a generation begins only after it has succeeded."""
 
     assignment: Assignment
-    processes: Processes
+    processes: ProcessTree
     done: bool = False
     generation: Generation | None = None
 
@@ -38,7 +38,7 @@ class Setup:
             generation.fail(f"setup could not be started: {error}", Cause.START_FAILED)
             return
         generation.records.phase = PHASE
-        launch = Launch(self.assignment.env, self.assignment.cwd, (stdin, output, output))
+        launch = LaunchRequest(self.assignment.env, self.assignment.cwd, (stdin, output, output))
         workdir = self.assignment.workdir
         self.processes.start_command(self.assignment.setup, launch, self, workdir)
 
@@ -47,16 +47,16 @@ class Setup:
         return Path(self.assignment.node_dir, "setup.log")
 
     def started(self, pid: int, *, warm: bool) -> None:
-        """See `Watcher`."""
+        """See `ProcessObserver`."""
 
     def refused(self, message: str, *, missing: bool) -> None:
-        """See `Watcher`."""
+        """See `ProcessObserver`."""
         if self.generation is not None:
             cause = Cause.USER_ERROR if missing else Cause.START_FAILED
             self.generation.fail(f"setup could not be started: {message}", cause)
 
     def exited(self, status: int, at: int) -> None:
-        """See `Watcher`."""
+        """See `ProcessObserver`."""
         generation, self.generation = self.generation, None
         if generation is None:
             return

@@ -53,7 +53,7 @@ class _Asked:
         return RankStacks(rank=self.rank.rank, why=f"no answer within {WAIT_S:g} s: {why}")
 
 
-class Stacks:
+class StackCollection:
     """One question to several ranks; `done` gets the answers, by rank, once."""
 
     def __init__(

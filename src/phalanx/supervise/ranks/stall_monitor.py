@@ -20,7 +20,7 @@ from phalanx.schemas.wire.supervision import (
 from phalanx.supervise.eventloop import EventLoop
 from phalanx.supervise.ranks.rank import LocalRank
 from phalanx.supervise.ranks.records import Put
-from phalanx.supervise.ranks.stacks import Stacks
+from phalanx.supervise.ranks.stacks import StackCollection
 
 
 def patience_of(stall_after: str) -> Patience:
@@ -30,7 +30,7 @@ def patience_of(stall_after: str) -> Patience:
     return Patience(math.inf if stall_after == "never" else float(stall_after))
 
 
-class Vigil:
+class StallMonitor:
     """One generation's. `ending` says whether its ranks are being ended already."""
 
     def __init__(
@@ -53,13 +53,13 @@ class Vigil:
             said = (
                 f"no step for {format_duration(quiet_s)}, the limit is {format_duration(limit_s)}"
             )
-            Stacks(self._ranks, self._loop, lambda found: self._stalled(said, found))
+            StackCollection(self._ranks, self._loop, lambda found: self._stalled(said, found))
 
     def asked(self, request: int) -> None:
         """Answer a request for stacks; one that was answered before is left alone."""
         if request > self._answered:
             self._answered = request
-            Stacks(self._ranks, self._loop, lambda found: self._keep(request, found))
+            StackCollection(self._ranks, self._loop, lambda found: self._keep(request, found))
 
     def _keep(self, request: int, found: list[RankStacks]) -> None:
         at = self._clock.now()

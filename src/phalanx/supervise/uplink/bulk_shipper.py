@@ -20,7 +20,7 @@ NUM_POINTS = 2000
 
 
 @dataclass(slots=True)
-class Cargo:
+class Backlog:
     """What one generation still has to carry."""
 
     generation: Generation
@@ -32,17 +32,17 @@ class Cargo:
         return [stream for rank in self.generation.ranks for stream in rank.streams]
 
 
-class Carrier:
+class BulkShipper:
     """Feeds the outbox with bulk, oldest generation first."""
 
     def __init__(self, outbox: Outbox, clock: Clock) -> None:
         self._outbox = outbox
         self._clock = clock
-        self._cargos: list[Cargo] = []
+        self._cargos: list[Backlog] = []
 
     def add(self, generation: Generation) -> None:
         """Carry this generation's bulk too."""
-        self._cargos.append(Cargo(generation))
+        self._cargos.append(Backlog(generation))
 
     def load(self) -> bool:
         """Queue the next batch unless one is in flight; says whether anything was queued."""
@@ -71,11 +71,11 @@ class Carrier:
             self._cargos.pop(0).generation.close()
         return loaded
 
-    def _fair(self, cargo: Cargo) -> list[Stream]:
+    def _fair(self, cargo: Backlog) -> list[Stream]:
         """Streams with the least carried first, so that a chatty rank does not hide the others."""
         return sorted(cargo.streams, key=lambda stream: stream.num_sent)
 
-    def _load_log(self, cargo: Cargo, stream: Stream, left: int) -> int:
+    def _load_log(self, cargo: Backlog, stream: Stream, left: int) -> int:
         number = cargo.generation.number
         lost = stream.capture.num_dropped
         key = (stream.rank, stream.name)
@@ -98,7 +98,7 @@ class Carrier:
         stream.num_dropped_sent = lost
         return len(data)
 
-    def _trim(self, cargo: Cargo) -> None:
+    def _trim(self, cargo: Backlog) -> None:
         """Files that were carried away do not fill the disk, however long a generation lasts."""
         for stream in cargo.streams:
             stream.trim()
@@ -106,7 +106,7 @@ class Carrier:
         for rank in generation.metrics.trim(generation.records.tails):
             self._warn_left_out(cargo, rank)
 
-    def _warn_left_out(self, cargo: Cargo, rank: int) -> None:
+    def _warn_left_out(self, cargo: Backlog, rank: int) -> None:
         number, at = cargo.generation.number, self._clock.now()
         if (rank, "metrics") not in cargo.warned:
             cargo.warned.add((rank, "metrics"))
@@ -114,7 +114,7 @@ class Carrier:
             self._outbox.put(lambda seq: WarningReport(
                 seq=seq, generation=number, rank=rank, message=said, at=at))  # fmt: skip
 
-    def _load_metrics(self, cargo: Cargo) -> bool:
+    def _load_metrics(self, cargo: Backlog) -> bool:
         points: list[MetricPoint] = cargo.generation.metrics.take(NUM_POINTS)
         if not points:
             return False

@@ -28,7 +28,7 @@ _MAX_WAIT_S = 2.0
 
 
 @dataclass(slots=True)
-class Address:
+class ControlPlaneAddress:
     """Where the control plane answers, as last known; read again from `server_file`."""
 
     url: str
@@ -46,21 +46,21 @@ class Address:
             self.url = url
 
 
-class CannotStore(OSError):
+class StoreUnwritable(OSError):
     """A control plane answers that cannot store for now: nor can it give this node's slots to others."""
 
 
-class Line:
+class SyncConnection:
     """One kept-alive HTTP connection. Not safe for several threads."""
 
-    def __init__(self, address: Address, token: str) -> None:
+    def __init__(self, address: ControlPlaneAddress, token: str) -> None:
         self._address = address
         self._token = token
         self._connection: http.client.HTTPConnection | None = None
         self._url = ""
 
     def sync(self, request: SyncRequest) -> SyncResponse:
-        """One call. Raises OSError when no control plane answers, or none that takes us; CannotStore."""
+        """Make one call. Raises OSError, and StoreUnwritable when the control plane cannot store."""
         if self._connection is None or self._url != self._address.url:
             self.close()
             self._connection = self._connect()
@@ -77,11 +77,11 @@ class Line:
             answer = connection.getresponse()
             data = answer.read()
             if _cannot_store(answer.status, data):
-                raise CannotStore(f"the control plane cannot store: {data[:200]!r}")
+                raise StoreUnwritable(f"the control plane cannot store: {data[:200]!r}")
             if answer.status != 200:
                 raise OSError(f"the control plane answered {answer.status}: {data[:200]!r}")
             return SyncResponse.model_validate_json(data)
-        except CannotStore:
+        except StoreUnwritable:
             raise
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.close()
@@ -112,7 +112,7 @@ def _cannot_store(status: int, data: bytes) -> bool:
         return False
 
 
-class Link:
+class ControlPlaneLink:
     """Both threads. Orders arrive through `deliver`, which is called on either of them."""
 
     def __init__(
@@ -129,7 +129,7 @@ class Link:
         self._request = SyncRequest(
             job=gang.job, attempt=gang.attempt, node_rank=assignment.node_rank, sent_at=0
         )
-        self._address = Address(assignment.server_url, assignment.server_file)
+        self._address = ControlPlaneAddress(assignment.server_url, assignment.server_file)
         self._token = assignment.token
         self._poll_s = min(POLL_S, assignment.contact_lost_after_s / 4)
         self._seen = ""
@@ -164,14 +164,14 @@ class Link:
         return self._clock.monotonic() - self._contact
 
     def _wait_for_orders(self) -> None:
-        line = Line(self._address, self._token)
+        line = SyncConnection(self._address, self._token)
         failures = 0
         while not self._over.is_set():
             wait_s = self._poll_s if self._seen else 0.0
             failures = self._exchange(line, failures, wait_s=wait_s, carry=list)
 
     def _carry_reports(self) -> None:
-        line = Line(self._address, self._token)
+        line = SyncConnection(self._address, self._token)
         failures = 0
         while not self._over.is_set():
             if failures == 0 and self._outbox.empty and not self._beat:
@@ -182,7 +182,12 @@ class Link:
                 failures = self._exchange(line, failures, wait_s=0.0, carry=self._outbox.pending)
 
     def _exchange(
-        self, line: Line, failures: int, *, wait_s: float, carry: Callable[[], list[Report]]
+        self,
+        line: SyncConnection,
+        failures: int,
+        *,
+        wait_s: float,
+        carry: Callable[[], list[Report]],
     ) -> int:
         """One call and what follows from it; returns how many have failed in a row."""
         request = self._request.model_copy(
@@ -197,7 +202,7 @@ class Link:
         try:
             response = line.sync(request)
         except OSError as error:
-            if isinstance(error, CannotStore):
+            if isinstance(error, StoreUnwritable):
                 # Ranks go on however long that lasts; what they report waits here.
                 self._contact = self._clock.monotonic()
             if failures == 0:

@@ -33,9 +33,14 @@ from phalanx.schemas.wire.supervision import (
     RestoredReport,
     SyncRequest,
 )
+from phalanx.supervise.ranks.ledger_watermarks import (
+    LedgerWatermark,
+    WatermarkFile,
+    last_stored,
+    read_watermarks,
+)
 from phalanx.supervise.ranks.records import BACKLOG_BYTES, GenerationRecords
-from phalanx.supervise.uplink.ledger_watermarks import Delivery, NoteFile, last_stored, read_notes
-from phalanx.supervise.uplink.link import Address, Line
+from phalanx.supervise.uplink.link import ControlPlaneAddress, SyncConnection
 
 _LOG = logging.getLogger(__name__)
 TOLD_NAME = "told"
@@ -79,11 +84,11 @@ def _attempt_of(folder: Path) -> int | None:
 
 
 @dataclass(slots=True)
-class _Voice:
+class _Impersonation:
     """A dead supervisor's, lent: its number in the job's books and the line it would use."""
 
     assignment: Assignment
-    line: Line
+    line: SyncConnection
     clock: Clock
 
     def say(self, reports: list[Report]) -> int:
@@ -99,7 +104,7 @@ class _Voice:
         return self.line.sync(request).acked
 
 
-class Earlier:
+class OrphanReports:
     """Works in a thread of its own, which ends with the process; `over` once nothing is left to say."""
 
     def __init__(self, assignment: Assignment, clock: Clock) -> None:
@@ -161,25 +166,29 @@ class Earlier:
         theirs = _left_behind(folder)
         if theirs is None or (theirs.gang.job, theirs.node_dir) != (own.gang.job, str(folder)):
             return
-        line = Line(Address(own.server_url, own.server_file), theirs.token)
+        line = SyncConnection(ControlPlaneAddress(own.server_url, own.server_file), theirs.token)
         try:
-            _hand_over(folder, _Voice(theirs, line, self._clock))
+            _hand_over(folder, _Impersonation(theirs, line, self._clock))
         finally:
             line.close()
         mark_told(folder)
 
 
-def _hand_over(folder: Path, voice: _Voice) -> None:
+def _hand_over(folder: Path, voice: _Impersonation) -> None:
     acked = voice.say([])
     # What ranks of another role than the first read is not the job's data.
     folders = sorted(folder.glob("g*")) if voice.assignment.leads else []
-    known = {one: read_notes(one) for one in folders if one.is_dir()}
-    noted = [note.seq for notes in known.values() for note in notes or ()]
+    known = {one: read_watermarks(one) for one in folders if one.is_dir()}
+    noted = [note.seq for watermarks in known.values() for note in watermarks or ()]
     # Behind everything that may have had a number: what was never stored is said anew.
     seq, waiting = max([acked, *noted]), list[Report]()
     whole = bool(known) or not voice.assignment.leads
-    for generation, notes in known.items():
-        rest = None if notes is None else _rest(generation, last_stored(notes, acked), voice, acked)
+    for generation, watermarks in known.items():
+        rest = (
+            None
+            if watermarks is None
+            else _rest(generation, last_stored(watermarks, acked), voice, acked)
+        )
         whole = whole and rest is not None
         for make in rest or ():
             report = make(seq + 1)
@@ -193,11 +202,11 @@ def _hand_over(folder: Path, voice: _Voice) -> None:
 
 
 def _rest(
-    folder: Path, last: Delivery, voice: _Voice, acked: int
+    folder: Path, last: LedgerWatermark, voice: _Impersonation, acked: int
 ) -> list[Callable[[int], Report]] | None:
     """What one generation's ranks wrote behind `last`; None where not all of it can be read.
 
-    Raises OSError where its notes cannot be written.
+    Raises OSError where its watermarks cannot be written.
     """
     number = re.fullmatch(r"g(\d{3,9})", folder.name)
     first, count = voice.assignment.first_rank, voice.assignment.gang.ranks_per_node
@@ -206,12 +215,12 @@ def _rest(
         return None
     made: list[Callable[[int], Report]] = []
     watch = StallWatch(Patience(), voice.clock.monotonic())
-    notes = NoteFile(folder, lambda: acked, last)
-    records = GenerationRecords(int(number[1]), files, made.append, watch, notes)
-    notes.begin()
-    if not notes.opened:
+    watermarks = WatermarkFile(folder, lambda: acked, last)
+    records = GenerationRecords(int(number[1]), files, made.append, watch, watermarks)
+    watermarks.begin()
+    if not watermarks.opened:
         raise OSError(f"{folder} cannot be written to")
-    records.take_up(last)
+    records.resume_from(last)
     records.read()
     while records.put_ledger(made.append):
         pass
@@ -227,7 +236,7 @@ def _is_readable(file: Path) -> bool:
 
 
 def _left_behind(folder: Path) -> Assignment | None:
-    """The assignment of who worked in a folder; None where its notes cannot be trusted.
+    """The assignment of who worked in a folder; None where its watermarks cannot be trusted.
 
     After a crash of the whole machine some of what was written is there and some is not.
     """

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.launch import linux
-from phalanx.launch.wire import Channel, Received
+from phalanx.launch.wire import Channel, WireMessage
 from phalanx.train.warm_process import main_module
 
 CHANNEL = 3
@@ -137,7 +137,7 @@ def _reap(channel: Channel) -> None:
             channel.send({"event": "exited", "pid": pid, "status": status, "at": at})
 
 
-def _fork(channel: Channel, message: Received) -> Start | None:
+def _fork(channel: Channel, message: WireMessage) -> Start | None:
     """Fork one rank. Returns what to run in the child, None in the parent."""
     running = linux.num_threads()
     if running != 1:

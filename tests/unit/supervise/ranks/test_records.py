@@ -11,7 +11,7 @@ from phalanx.core.training.ledger import Row, merge
 from phalanx.kit.clock import SystemClock
 from phalanx.supervise.ranks import records
 from phalanx.supervise.ranks.records import GenerationRecords
-from phalanx.supervise.uplink.bulk_shipper import Carrier
+from phalanx.supervise.uplink.bulk_shipper import BulkShipper
 from phalanx.supervise.uplink.outbox import Outbox
 
 pytestmark = pytest.mark.unit
@@ -142,7 +142,7 @@ def test_what_was_said_last_is_queued_before_the_end_although_a_batch_is_in_flig
     metrics = records.MetricTail({})
     generation = SimpleNamespace(number=0, ranks=(), leads=True, records=here, metrics=metrics)
     outbox = Outbox(tmp_path)
-    carrier = Carrier(outbox, SystemClock())
+    carrier = BulkShipper(outbox, SystemClock())
     carrier.add(generation)
 
     def speak(step):

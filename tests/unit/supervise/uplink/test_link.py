@@ -9,7 +9,7 @@ import pytest
 from phalanx.errors import StoreUnavailable
 from phalanx.kit.clock import ManualClock
 from phalanx.schemas.wire.assignments import Assignment, GangFacts, WarmStart
-from phalanx.supervise.uplink.link import Line, Link
+from phalanx.supervise.uplink.link import ControlPlaneLink, SyncConnection
 from phalanx.supervise.uplink.outbox import Outbox
 
 pytestmark = pytest.mark.unit
@@ -62,8 +62,8 @@ def test_only_a_control_plane_that_cannot_store_is_contact_all_the_same(
 ):
     server.answer = (status, body)
     url, clock = f"http://127.0.0.1:{server.server_port}", ManualClock()
-    link = Link(assignment(url), Outbox(tmp_path), clock, lambda orders: None)
-    line = Line(link._address, "t")
+    link = ControlPlaneLink(assignment(url), Outbox(tmp_path), clock, lambda orders: None)
+    line = SyncConnection(link._address, "t")
     for failures in range(2):
         clock.advance(300)
         assert link._exchange(line, failures, wait_s=0.0, carry=list) == failures + 1

@@ -14,11 +14,16 @@ from phalanx.kit.clock import SystemClock
 from phalanx.launch.identity import SupervisorRecord, this_process
 from phalanx.schemas.wire.assignments import Assignment, GangFacts
 from phalanx.schemas.wire.supervision import SyncResponse
-from phalanx.supervise.ranks import records
+from phalanx.supervise.ranks import ledger_watermarks, records
+from phalanx.supervise.ranks.ledger_watermarks import (
+    LedgerWatermark,
+    WatermarkFile,
+    last_stored,
+    read_watermarks,
+)
 from phalanx.supervise.ranks.records import GenerationRecords
-from phalanx.supervise.uplink import ledger_watermarks, orphan_reports
-from phalanx.supervise.uplink.ledger_watermarks import Delivery, NoteFile, last_stored, read_notes
-from phalanx.supervise.uplink.orphan_reports import Earlier, unsaid
+from phalanx.supervise.uplink import orphan_reports
+from phalanx.supervise.uplink.orphan_reports import OrphanReports, unsaid
 
 pytestmark = pytest.mark.unit
 BATCH, RANKS = 8, 2
@@ -104,8 +109,8 @@ def go_on(monkeypatch, root, plane, attempt=2):
     assignment = folders(root, attempt)[1] if not node_dir.exists() else None
     if assignment is None:
         assignment = Assignment.model_validate_json((node_dir / "assignment.json").read_bytes())
-    monkeypatch.setattr(orphan_reports, "Line", lambda *_: plane)
-    here = Earlier(assignment, SystemClock())
+    monkeypatch.setattr(orphan_reports, "SyncConnection", lambda *_: plane)
+    here = OrphanReports(assignment, SystemClock())
     here._work(unsaid(node_dir))
     assert here.over
     return here
@@ -135,12 +140,12 @@ def test_every_sample_is_told_once_wherever_supervisors_are_killed(
     folder = folders(root, 1)[0] / "g000"
     files = {rank: folder / f"r{rank:05d}.report" for rank in range(RANKS)}
     plane, made, lo = Plane(), [], 0
-    notes = NoteFile(folder, lambda: plane.acked)
+    watermarks = WatermarkFile(folder, lambda: plane.acked)
     here = GenerationRecords(
         0, files, lambda make: made.append(make(len(made) + 1)),
-        StallWatch(Patience(), 0.0), notes,
+        StallWatch(Patience(), 0.0), watermarks,
     )  # fmt: skip
-    notes.begin()
+    watermarks.begin()
 
     def train(steps):
         nonlocal lo
@@ -203,8 +208,8 @@ def test_without_its_notes_nothing_is_told_twice_and_nobody_says_goodbye(monkeyp
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda node: (node / "g000" / "ledger.notes").write_text('{"seq": 1}\n'),
-        lambda node: (node / "g000" / "ledger.notes").write_text("[[]\n"),
+        lambda node: (node / "g000" / "ledger.watermarks").write_text('{"seq": 1}\n'),
+        lambda node: (node / "g000" / "ledger.watermarks").write_text("[[]\n"),
         lambda node: (node / "assignment.json").write_text("{}"),
         lambda node: (node / "supervisor.json").unlink(),
         lambda node: (node / "supervisor.json").write_text(
@@ -214,11 +219,11 @@ def test_without_its_notes_nothing_is_told_twice_and_nobody_says_goodbye(monkeyp
         lambda node: ((node / "g000/r00001.report").unlink(), os.mkfifo(node / "g000/r00001.report")),
         lambda node: (node / "g000" / "r00001.report").write_bytes(b"x" * 100),
     ],
-    ids=["notes", "no notes", "assignment", "record", "another boot", "lock", "pipe", "nonsense"],
+    ids=["watermarks", "no watermarks", "assignment", "record", "another boot", "lock", "pipe", "nonsense"],
 )  # fmt: skip
 def test_what_cannot_be_trusted_is_left_alone(monkeypatch, tmp_path, spoil):
     folder = left_behind(tmp_path)
-    (folder / "ledger.notes").touch()
+    (folder / "ledger.watermarks").touch()
     monkeypatch.setattr(orphan_reports, "_TRIES", 3)
     monkeypatch.setattr(orphan_reports, "_MAX_WAIT_S", 0.001)
     spoil(folder.parent)
@@ -229,7 +234,7 @@ def test_what_cannot_be_trusted_is_left_alone(monkeypatch, tmp_path, spoil):
 
 def test_a_living_supervisor_is_not_spoken_for(monkeypatch, tmp_path):
     folder = left_behind(tmp_path)
-    (folder / "ledger.notes").touch()
+    (folder / "ledger.watermarks").touch()
     monkeypatch.setattr(orphan_reports, "_TRIES", 3)
     monkeypatch.setattr(orphan_reports, "_MAX_WAIT_S", 0.001)
     plane = Plane()
@@ -253,27 +258,27 @@ def test_only_earlier_attempts_are_asked_and_the_newest_come_first(tmp_path):
 def test_notes_stay_few_and_keep_the_place_to_go_on_from(tmp_path, monkeypatch):
     monkeypatch.setattr(ledger_watermarks, "_REWRITE_BYTES", 1000)
     acked = 0
-    notes = NoteFile(tmp_path, lambda: acked)
-    notes.write(Delivery(1, {0: 64}))  # before the folder is there: nobody will find it
-    assert read_notes(tmp_path) is None
-    notes.begin()
+    watermarks = WatermarkFile(tmp_path, lambda: acked)
+    watermarks.write(LedgerWatermark(1, {0: 64}))  # before the folder is there: nobody will find it
+    assert read_watermarks(tmp_path) is None
+    watermarks.begin()
     for seq in range(1, 200):
-        notes.write(Delivery(seq, {0: 64 + seq}, (Row(0, seq, seq + 1),)))
+        watermarks.write(LedgerWatermark(seq, {0: 64 + seq}, (Row(0, seq, seq + 1),)))
         acked = seq - 3
         if seq > 3:
-            found = last_stored(read_notes(tmp_path), acked)
-            assert found == Delivery(acked, {0: 64 + acked}, (Row(0, acked, acked + 1),))
-    notes.close()
-    assert (tmp_path / "ledger.notes").stat().st_size < 2500
+            found = last_stored(read_watermarks(tmp_path), acked)
+            assert found == LedgerWatermark(acked, {0: 64 + acked}, (Row(0, acked, acked + 1),))
+    watermarks.close()
+    assert (tmp_path / "ledger.watermarks").stat().st_size < 2500
 
 
 def test_notes_that_cannot_be_written_are_taken_away(tmp_path, monkeypatch):
-    notes = NoteFile(tmp_path, lambda: 0)
-    notes.begin()
-    notes.write(Delivery(1, {0: 70}))
-    assert read_notes(tmp_path) == [Delivery(1, {0: 70})]
+    watermarks = WatermarkFile(tmp_path, lambda: 0)
+    watermarks.begin()
+    watermarks.write(LedgerWatermark(1, {0: 70}))
+    assert read_watermarks(tmp_path) == [LedgerWatermark(1, {0: 70})]
     monkeypatch.setattr(ledger_watermarks.os, "write", lambda *_: 3)
-    notes.write(Delivery(2, {0: 80}))
+    watermarks.write(LedgerWatermark(2, {0: 80}))
     monkeypatch.undo()
-    notes.write(Delivery(3, {0: 90}))
-    assert read_notes(tmp_path) is None
+    watermarks.write(LedgerWatermark(3, {0: 90}))
+    assert read_watermarks(tmp_path) is None

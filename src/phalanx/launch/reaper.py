@@ -1,4 +1,4 @@
-"""The guard: parent of everything a supervisor starts, and its executor of last resort.
+"""The reaper: parent of everything a supervisor starts, and its executor of last resort.
 
 A small process in a session of its own. It starts what it is told to, reports deaths, and kills all
 that lives below it when it is told to or when its supervisor's end of the channel closes, which is what
@@ -23,8 +23,8 @@ import time
 from typing import Any
 
 from phalanx.launch import linux
-from phalanx.launch.cgroup import Group, NoGroup, make_group
-from phalanx.launch.wire import Channel, Received
+from phalanx.launch.cgroup import ControlGroup, NoControlGroup, make_group
+from phalanx.launch.wire import Channel, WireMessage
 
 # Descriptors are moved up here before they are put in place, so that none overwrites another.
 _HIGH = 64
@@ -32,12 +32,12 @@ _HIGH = 64
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
-class Guard:
-    """The loop of the guard process."""
+class Reaper:
+    """The loop of the reaper process."""
 
-    def __init__(self, channel: Channel, wakeup: int, group: Group | None = None) -> None:
+    def __init__(self, channel: Channel, wakeup: int, group: ControlGroup | None = None) -> None:
         self._channel = channel
-        self._group = group or NoGroup()
+        self._group = group or NoControlGroup()
         self._wakeup = wakeup
         self._spared: set[int] = set()
 
@@ -89,7 +89,7 @@ class Guard:
             at = time.time_ns() // 1000
             self._tell({"event": "exited", "pid": pid, "status": status, "at": at})
 
-    def _spawn(self, message: Received) -> None:
+    def _spawn(self, message: WireMessage) -> None:
         body = message.body
         try:
             pid = spawn(body["argv"], body["env"], body["cwd"], message.descriptors, self._group)
@@ -107,7 +107,11 @@ class Guard:
 
 
 def spawn(
-    argv: list[str], env: dict[str, str], cwd: str, descriptors: tuple[int, ...], group: Group
+    argv: list[str],
+    env: dict[str, str],
+    cwd: str,
+    descriptors: tuple[int, ...],
+    group: ControlGroup,
 ) -> int:
     """Start a program in a session of its own, bound to this process; returns its number.
 
@@ -170,7 +174,7 @@ def main(descriptor: int) -> None:
     signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     channel = Channel(socket.socket(fileno=descriptor))
-    Guard(channel, wakeup_read, make_group(f"phalanx-{os.getpid()}")).serve()
+    Reaper(channel, wakeup_read, make_group(f"phalanx-{os.getpid()}")).serve()
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ class _Call:
     answer: dict[str, Any] | None = None
 
 
-class Bridge:
+class DriverClient:
     """Keeps one driver process alive and asks it. Safe for several threads.
 
     A driver that dies, because the head of the cluster is away, is started again with a growing wait;

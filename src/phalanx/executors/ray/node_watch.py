@@ -23,7 +23,7 @@ _STATES_HELD = ("CREATED", "PENDING", "RESCHEDULING", "PREPARED")
 
 
 @dataclass(slots=True)
-class Seen:
+class RayNodeState:
     """One node as last seen. `foreign` are resources that nobody of ours holds."""
 
     id: str
@@ -50,14 +50,14 @@ def refuses(address: str, port: int, timeout_s: float = _PROBE_S) -> bool:
     return False
 
 
-class Watching:
+class NodeWatch:
     """Looks at all nodes again and again. `nodes` raises TimeoutError when the last look is old."""
 
-    def __init__(self, look: Callable[[], list[Seen]], stale_s: float = 10.0) -> None:
+    def __init__(self, look: Callable[[], list[RayNodeState]], stale_s: float = 10.0) -> None:
         self._look = look
         self._stale_s = stale_s
         self._lock = threading.Lock()
-        self._seen: dict[str, Seen] = {}
+        self._seen: dict[str, RayNodeState] = {}
         self._at = 0.0
         self._silent: set[str] = set()
         self._foreign_since: dict[str, float] = {}
@@ -68,7 +68,7 @@ class Watching:
         self._once()
         threading.Thread(target=self._run, name="nodes", daemon=True).start()
 
-    def nodes(self) -> list[Seen]:
+    def nodes(self) -> list[RayNodeState]:
         """All nodes, the dead included."""
         with self._lock:
             if time.monotonic() - self._at > self._stale_s:
@@ -77,7 +77,7 @@ class Watching:
                 one.silent = one.id in self._silent
             return list(self._seen.values())
 
-    def node(self, node_id: str) -> Seen | None:
+    def node(self, node_id: str) -> RayNodeState | None:
         """One node; None when Ray has forgotten it."""
         with self._lock:
             return self._seen.get(node_id)
@@ -113,7 +113,7 @@ class Watching:
             self._seen = {one.id: one for one in seen}
             self._at = now
 
-    def _probe(self, nodes: list[Seen]) -> None:
+    def _probe(self, nodes: list[RayNodeState]) -> None:
         """Ask raylets by their port, a part of a large cluster at a time."""
         if len(nodes) > _PROBES_A_LOOK:
             begin = self._next_probe % len(nodes)
@@ -123,14 +123,14 @@ class Watching:
             if one.id not in self._silent and refuses(one.address, one.port):
                 self._silent.add(one.id)
 
-    def _settle_foreign(self, one: Seen, now: float) -> None:
+    def _settle_foreign(self, one: RayNodeState, now: float) -> None:
         if not one.foreign:
             self._foreign_since.pop(one.id, None)
         elif now - self._foreign_since.setdefault(one.id, now) < FOREIGN_AFTER_S:
             one.foreign = {}
 
 
-def look_at_ray() -> list[Seen]:
+def look_at_ray() -> list[RayNodeState]:
     """Ask Ray for its nodes, which of them are being drained, and what others use of them."""
     import ray
     from ray._private import state
@@ -150,7 +150,7 @@ def look_at_ray() -> list[Seen]:
                 if used > 1e-3:
                     foreign[name] = used
         found.append(
-            Seen(
+            RayNodeState(
                 id=node_id,
                 name=one["NodeName"],
                 address=one["NodeManagerAddress"],

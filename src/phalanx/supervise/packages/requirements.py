@@ -20,7 +20,7 @@ _AT_PATH = re.compile(r"@\s*(file:)?([./]\S*)")
 _TORCH = re.compile(r"torch(?![\w.-])", re.IGNORECASE)
 
 
-class Unusable(ValueError):
+class InvalidRequirements(ValueError):
     """What is asked for cannot be built; says why, in a user's words."""
 
 
@@ -32,13 +32,13 @@ def lines_of(text: str) -> list[str]:
 
 
 def all_lines(workdir: Path, wanted: Mapping[str, Any]) -> list[str]:
-    """Every line asked for, those of nested files too, sorted. Raises Unusable."""
+    """Every line asked for, those of nested files too, sorted. Raises InvalidRequirements."""
     found = [*lines_of("\n".join(wanted["packages"]))]
     if wanted.get("requirements"):
         found += _read(workdir, wanted["requirements"])
     for line in found:
         if _EDITABLE.match(line):
-            raise Unusable(
+            raise InvalidRequirements(
                 f"`{line}`: an editable install would point into one attempt's copy of the code; "
                 "write the folder without -e, or have the script import from the work directory"
             )
@@ -55,7 +55,7 @@ def digest(workdir: Path, wanted: Mapping[str, Any], code: str | None, base: Map
     """The name of the environment: the same for whatever gives the same content.
 
     `code` is the digest of the snapshot, which counts where something of the work directory is to be
-    installed; `base` is `interpreter.describe()` of `python`. Raises Unusable.
+    installed; `base` is `interpreter.describe()` of `python`. Raises InvalidRequirements.
     """
     lines = all_lines(workdir, wanted)
     body = {
@@ -82,12 +82,14 @@ def _read(workdir: Path, name: str) -> list[str]:
             continue
         seen.add(path)
         if len(seen) > _MAX_FILES:
-            raise Unusable(f"{name} names more than {_MAX_FILES} other files")
+            raise InvalidRequirements(f"{name} names more than {_MAX_FILES} other files")
         try:
             lines = lines_of(Path(workdir, path).read_text(encoding="utf-8"))
         except (OSError, UnicodeError) as error:
             why = getattr(error, "strerror", None) or str(error)
-            raise Unusable(f"{path} cannot be read from the work directory: {why}") from error
+            raise InvalidRequirements(
+                f"{path} cannot be read from the work directory: {why}"
+            ) from error
         for line in lines:
             nested = _NESTED.match(line)
             other = (nested[1] or nested[2]) if nested else ""

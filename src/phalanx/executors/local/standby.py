@@ -16,7 +16,7 @@ from phalanx.launch.command import parse_python, same_python, sensitive
 from phalanx.schemas.wire.assignments import Assignment
 
 
-class Spare(Protocol):
+class StandbySlot(Protocol):
     """Where `start` asks first."""
 
     def take(self, assignment: Assignment, path: Path) -> subprocess.Popen[bytes] | None:
@@ -36,7 +36,7 @@ class Spare(Protocol):
         ...
 
 
-class NoSpare:
+class NoStandby:
     """Every supervisor starts when it is needed."""
 
     def take(self, assignment: Assignment, path: Path) -> subprocess.Popen[bytes] | None:
@@ -53,7 +53,7 @@ class NoSpare:
         """Nothing."""
 
 
-class SpareSupervisor:
+class StandbySupervisor:
     """One standby. It dies with this process, by end-of-file on its input, unless it got work."""
 
     def __init__(self, num_cpus: int) -> None:
@@ -65,7 +65,7 @@ class SpareSupervisor:
         self._wanted = False
 
     def take(self, assignment: Assignment, path: Path) -> subprocess.Popen[bytes] | None:
-        """See `Spare`. A spare that does not suit is let go; its like is remembered for the next."""
+        """See `StandbySlot`. A spare that does not suit is let go; its like is remembered for the next."""
         with self._lock:
             process, self._process = self._process, None
             suits = self._remember(assignment)
@@ -85,14 +85,14 @@ class SpareSupervisor:
             return process
 
     def prepare(self, imports: Sequence[str]) -> None:
-        """See `Spare`."""
+        """See `StandbySlot`."""
         with self._lock:
             self._imports = tuple(imports) or self._imports
             self._wanted = True
         self.keep()
 
     def keep(self) -> None:
-        """See `Spare`."""
+        """See `StandbySlot`."""
         with self._lock:
             if not self._wanted or (self._process is not None and self._process.poll() is None):
                 return
@@ -108,7 +108,7 @@ class SpareSupervisor:
             )
 
     def close(self) -> None:
-        """See `Spare`."""
+        """See `StandbySlot`."""
         with self._lock:
             process, self._process = self._process, None
             self._wanted = False
@@ -146,7 +146,7 @@ def _own_env(num_cpus: int) -> dict[str, str]:
 
 
 def _release(process: subprocess.Popen[bytes]) -> None:
-    """Close its input: it leaves by itself, and its guard with it."""
+    """Close its input: it leaves by itself, and its reaper with it."""
     with contextlib.suppress(OSError):
         assert process.stdin is not None
         process.stdin.close()

@@ -2,8 +2,8 @@
 
 import pytest
 
-from phalanx.supervise.packages import wanted
-from phalanx.supervise.packages.wanted import Unusable
+from phalanx.supervise.packages import requirements
+from phalanx.supervise.packages.requirements import InvalidRequirements
 
 pytestmark = pytest.mark.unit
 BASE = {
@@ -20,7 +20,7 @@ def ask(**fields):
 
 
 def digest(workdir, want, code="c0de", base=BASE, python="/usr/bin/python3"):
-    return wanted.digest(workdir, want, code, base, python)
+    return requirements.digest(workdir, want, code, base, python)
 
 
 def test_comments_order_and_spaces_do_not_count(tmp_path):
@@ -36,7 +36,7 @@ def test_comments_order_and_spaces_do_not_count(tmp_path):
 
 
 def test_a_fragment_of_an_address_is_no_comment():
-    assert wanted.lines_of("pkg @ https://host/a.zip#sha256=12") == [
+    assert requirements.lines_of("pkg @ https://host/a.zip#sha256=12") == [
         "pkg @ https://host/a.zip#sha256=12"
     ]
 
@@ -47,7 +47,7 @@ def test_files_that_are_named_count(tmp_path):
     (tmp_path / "sub" / "more.txt").write_text("einops\n")
     (tmp_path / "sub" / "limits.txt").write_text("einops<1\n")
     before = digest(tmp_path, ask(requirements="all.txt"))
-    assert "einops<1" in wanted.all_lines(tmp_path, ask(requirements="all.txt"))
+    assert "einops<1" in requirements.all_lines(tmp_path, ask(requirements="all.txt"))
     (tmp_path / "sub" / "limits.txt").write_text("einops<2\n")
     assert digest(tmp_path, ask(requirements="all.txt")) != before
 
@@ -92,18 +92,18 @@ def test_a_file_of_the_node_counts_by_size_and_time(tmp_path):
 
 
 def test_what_cannot_be_built_is_said_plainly(tmp_path):
-    with pytest.raises(Unusable, match=r"gone\.txt cannot be read .*No such file"):
+    with pytest.raises(InvalidRequirements, match=r"gone\.txt cannot be read .*No such file"):
         digest(tmp_path, ask(requirements="gone.txt"))
-    with pytest.raises(Unusable, match="editable"):
+    with pytest.raises(InvalidRequirements, match="editable"):
         digest(tmp_path, ask(packages=["-e ."]))
     (tmp_path / "loop.txt").write_text("-r loop.txt\n")
     assert digest(tmp_path, ask(requirements="loop.txt"))
 
 
 def test_torch_is_known_by_its_name_alone():
-    assert wanted.names_torch(["torch>=2.13"])
-    assert wanted.names_torch(["a", "Torch"])
-    assert not wanted.names_torch(["torchmetrics", "torch-geometric", "pytorch"])
+    assert requirements.names_torch(["torch>=2.13"])
+    assert requirements.names_torch(["a", "Torch"])
+    assert not requirements.names_torch(["torchmetrics", "torch-geometric", "pytorch"])
 
 
 def test_two_names_of_one_interpreter_are_one(tmp_path):

@@ -1,7 +1,7 @@
 """The actor that holds one supervisor on a Ray node, in the bundle of its node rank.
 
 It owns no rank: they are children of the supervisor, so restarts inside an attempt never touch Ray. When
-the actor goes, for whatever reason, its keeper ends the supervisor with everything below it.
+the actor goes, for whatever reason, its shim ends the supervisor with everything below it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from phalanx.launch.identity import ASSIGNMENT_NAME, EXIT_NAME, LOG_NAME, Superv
 _STARTED_WITHIN_S = 30.0
 _GIVE_BACK_S = 3600.0
 _SOURCE = str(Path(__file__).resolve().parents[3])
-_KEEPER = f"import sys; sys.path.insert(0, {_SOURCE!r}); from phalanx.executors.ray.keeper import main; sys.exit(main())"  # noqa: E501
+_SHIM = f"import sys; sys.path.insert(0, {_SOURCE!r}); from phalanx.executors.ray.shim import main; sys.exit(main())"  # noqa: E501
 # What Ray puts into the environment of its own workers and a job must not inherit.
 _NOT_OURS = ("RAY_", "OMP_NUM_THREADS", "PYTHONBREAKPOINT")
 # What tells a process its accelerators; Ray sets them for the actor that was given some.
@@ -38,19 +38,19 @@ _DEVICES = (
 )  # fmt: skip
 
 
-class Host:
+class SupervisorActor:
     """One supervisor. Methods are coroutines, so that any number of callers may wait for its end."""
 
     def __init__(self) -> None:
         self._begun: dict[str, Any] | None = None
         self._lock = asyncio.Lock()
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._shim: subprocess.Popen[bytes] | None = None
         self._node_dir: Path | None = None
         self._over = asyncio.Event()
         self._waiting: asyncio.Task[None] | None = None
 
     async def begin(self, text: str) -> dict[str, Any]:
-        """Start the supervisor, unless it was started before; says where its keeper listens.
+        """Start the supervisor, unless it was started before; says where its shim listens.
 
         `text` is JSON: the assignment, the folder on this node, and the version it was made by. The
         answer has `error` when nothing could be started and nothing is left.
@@ -63,15 +63,15 @@ class Host:
 
     async def watch(self) -> dict[str, Any]:
         """Returns when nothing of the supervisor is left, with the exit record that it wrote."""
-        keeper, node_dir = self._keeper, self._node_dir
-        if keeper is None or node_dir is None:
+        shim, node_dir = self._shim, self._node_dir
+        if shim is None or node_dir is None:
             return {"exit": None, "message": "it was never started"}
         await self._over.wait()
         return {"exit": _read(node_dir / EXIT_NAME), "message": _tail(node_dir / LOG_NAME)}
 
     async def _wait(self) -> None:
-        if self._keeper is not None and self._node_dir is not None:
-            await asyncio.to_thread(self._keeper.wait)
+        if self._shim is not None and self._node_dir is not None:
+            await asyncio.to_thread(self._shim.wait)
             await asyncio.to_thread(self._sweep, self._node_dir)
         self._over.set()
         # A control plane takes the exit record and ends this actor within moments. One that never comes
@@ -120,8 +120,8 @@ class Host:
             "env": own_environment(),
             "cwd": str(node_dir),
         }
-        keeper = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _KEEPER],
+        shim = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _SHIM],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -129,34 +129,34 @@ class Host:
             cwd="/",
             start_new_session=True,
         )
-        assert keeper.stdin is not None
-        assert keeper.stdout is not None
-        self._keeper = keeper
-        # The pipe stays open for as long as this process lives: its end is the keeper's signal.
-        keeper.stdin.write(json.dumps(told).encode() + b"\n")
-        keeper.stdin.flush()
-        answer = json.loads(keeper.stdout.readline() or b'{"error": "the keeper left at once"}')
+        assert shim.stdin is not None
+        assert shim.stdout is not None
+        self._shim = shim
+        # The pipe stays open for as long as this process lives: its end is the shim's signal.
+        shim.stdin.write(json.dumps(told).encode() + b"\n")
+        shim.stdin.flush()
+        answer = json.loads(shim.stdout.readline() or b'{"error": "the shim left at once"}')
         if "error" in answer:
-            keeper.kill()
+            shim.kill()
             return dict(answer)
-        return self._await_record(node_dir, keeper, {**answer, "word": word, "address": address})
+        return self._await_record(node_dir, shim, {**answer, "word": word, "address": address})
 
     def _await_record(
-        self, node_dir: Path, keeper: subprocess.Popen[bytes], begun: dict[str, Any]
+        self, node_dir: Path, shim: subprocess.Popen[bytes], begun: dict[str, Any]
     ) -> dict[str, Any]:
         deadline = time.monotonic() + _STARTED_WITHIN_S
         while SupervisorRecord.read(node_dir) is None:
-            if keeper.poll() is not None:
+            if shim.poll() is not None:
                 return {"error": f"the supervisor left at once: {_tail(node_dir / LOG_NAME)}"}
             if time.monotonic() > deadline:
-                keeper.kill()
+                shim.kill()
                 self._sweep(node_dir)
                 return {"error": f"the supervisor has not begun within {_STARTED_WITHIN_S:g} s"}
             time.sleep(0.005)
         return {**begun, "node_dir": str(node_dir)}
 
     def _sweep(self, node_dir: Path) -> None:
-        """The last line: whoever killed the keeper and the guard as well left something behind."""
+        """The last line: whoever killed the shim and the reaper as well left something behind."""
         record = SupervisorRecord.read(node_dir)
         while record is not None and (left := linux.tagged(record.marker)):
             for pid in left:

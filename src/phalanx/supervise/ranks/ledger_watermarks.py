@@ -1,8 +1,8 @@
 """How much of the ranks' ledgers was handed over: written down before it is sent.
 
 A supervisor may be killed at any moment, and nobody else knows then which rows it had sent. The control
-plane knows the number of the last report that it stored; together with these notes that names the place
-in the ranks' files from which on it has heard nothing.
+plane knows the number of the last report that it stored; with these watermarks that gives the
+place in the ranks' files where the unreported part begins.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from typing import Any, Protocol
 from phalanx.core.training.ledger import Row
 from phalanx.launch.durable import write_file
 
-NAME = "ledger.notes"
+NAME = "ledger.watermarks"
+# The same file, as older supervisors name it.
+_OLD_NAME = "ledger.notes"
 _REWRITE_BYTES = 256 << 10
 _MOST_BYTES = 64 << 20
 _MOST_LEFT = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class LedgerWatermark:
     """Report `seq` and those before it hold every row before `ends`, but for those in `left`.
 
     `ends` are places in the report files, by rank. `saves` are records of checkpoints before `ends` whose
@@ -39,14 +41,14 @@ class Delivery:
     saves: tuple[dict[str, Any], ...] = ()
 
 
-class Notes(Protocol):
+class WatermarkLog(Protocol):
     """Where deliveries of one generation are written down."""
 
     def begin(self) -> None:
         """The generation's folder is there: nothing was handed over yet."""
         ...
 
-    def write(self, delivery: Delivery) -> None:
+    def write(self, delivery: LedgerWatermark) -> None:
         """It is about to be sent."""
         ...
 
@@ -55,20 +57,20 @@ class Notes(Protocol):
         ...
 
 
-class NoNotes:
+class NoWatermarkLog:
     """Nobody will ask."""
 
     def begin(self) -> None:
         """Nothing."""
 
-    def write(self, delivery: Delivery) -> None:
+    def write(self, delivery: LedgerWatermark) -> None:
         """Nothing."""
 
     def close(self) -> None:
         """Nothing."""
 
 
-class NoteFile:
+class WatermarkFile:
     """One line for each delivery, in the generation's `folder`.
 
     `acked` tells the number of the last report that was stored; `last` is the delivery to go on from. A
@@ -77,7 +79,7 @@ class NoteFile:
     """
 
     def __init__(
-        self, folder: Path, acked: Callable[[], int], last: Delivery | None = None
+        self, folder: Path, acked: Callable[[], int], last: LedgerWatermark | None = None
     ) -> None:
         self._path = folder / NAME
         self._acked = acked
@@ -87,7 +89,7 @@ class NoteFile:
         self._rewrite_at = _REWRITE_BYTES
 
     def begin(self) -> None:
-        """See `Notes`."""
+        """See `WatermarkLog`."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         with contextlib.suppress(OSError):
             self._descriptor = os.open(self._path, flags, 0o600)
@@ -97,8 +99,8 @@ class NoteFile:
         """Whether what is written will be found."""
         return self._descriptor is not None
 
-    def write(self, delivery: Delivery) -> None:
-        """See `Notes`."""
+    def write(self, delivery: LedgerWatermark) -> None:
+        """See `WatermarkLog`."""
         if self._descriptor is None:
             return
         line = _line(delivery)
@@ -132,13 +134,13 @@ class NoteFile:
             self._path.unlink()
 
     def close(self) -> None:
-        """See `Notes`."""
+        """See `WatermarkLog`."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
 
-def _line(delivery: Delivery) -> bytes:
+def _line(delivery: LedgerWatermark) -> bytes:
     cells = [[row.epoch, row.lo, row.hi, row.times] for row in delivery.left]
     said = {
         "seq": delivery.seq, "ends": delivery.ends, "left": cells, "saves": delivery.saves,
@@ -146,25 +148,28 @@ def _line(delivery: Delivery) -> bytes:
     return json.dumps(said, separators=(",", ":")).encode() + b"\n"
 
 
-def read_notes(folder: Path) -> list[Delivery] | None:
+def read_watermarks(folder: Path) -> list[LedgerWatermark] | None:
     """The deliveries of a generation, oldest first; None where they are not known."""
+    path = folder / NAME
     try:
-        with open(folder / NAME, "rb") as file:
+        with open(path if path.exists() else folder / _OLD_NAME, "rb") as file:
             data = file.read(_MOST_BYTES)
         return [_delivery(line) for line in data.splitlines()]
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
-def _delivery(line: bytes) -> Delivery:
+def _delivery(line: bytes) -> LedgerWatermark:
     said = json.loads(line)
     ends = {int(rank): int(end) for rank, end in said["ends"].items()}
     left = tuple(Row(*(int(cell) for cell in cells)) for cells in said["left"])
-    return Delivery(int(said["seq"]), ends, left, tuple(dict(one) for one in said["saves"]))
+    return LedgerWatermark(int(said["seq"]), ends, left, tuple(dict(one) for one in said["saves"]))
 
 
-def last_stored(notes: list[Delivery], acked: int) -> Delivery:
+def last_stored(watermarks: list[LedgerWatermark], acked: int) -> LedgerWatermark:
     """The newest of them that the control plane has stored."""
     return max(
-        (one for one in notes if one.seq <= acked), key=lambda one: one.seq, default=Delivery()
+        (one for one in watermarks if one.seq <= acked),
+        key=lambda one: one.seq,
+        default=LedgerWatermark(),
     )

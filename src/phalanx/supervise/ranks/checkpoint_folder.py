@@ -23,15 +23,15 @@ from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, PlatformError
 from phalanx.kit.clock import Clock
 from phalanx.kit.ids import random_hex
 from phalanx.launch import linux
-from phalanx.supervise.ranks import folder_turn
-from phalanx.supervise.ranks.folder_turn import Told
+from phalanx.supervise.ranks import restore_lock
+from phalanx.supervise.ranks.restore_lock import RestoreResult
 
 LOOK_S = 0.1
 _PAUSE_FOR_A_LOOK = 10.0
 QUIET_S = 0.3
 # A folder that is never quiet is committed all the same, between two writes.
 RESTLESS_S = 3.0
-ELDER_S = 2.0
+LONG_LIVED_S = 2.0
 SHORT_UPLOAD_S = 0.5
 # Appended to for as long as a script runs: a handle on one of these says nothing about a save.
 _JOURNALS = (".log", ".txt", ".csv", ".jsonl", ".out", ".err")
@@ -43,14 +43,14 @@ Call = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ScriptProgress:
     """How far the script is, as far as it says: the newest step, and the newest metrics."""
 
     step: int | None
     metrics: Mapping[str, float | str]
 
 
-class Folder(Protocol):
+class CheckpointFolder(Protocol):
     """One generation's. Every call comes from the main thread and returns at once."""
 
     def open(self, then: Call, failed: Callable[[str], None]) -> None:
@@ -76,7 +76,7 @@ class Folder(Protocol):
         ...
 
 
-class NoFolder:
+class NoCheckpointFolder:
     """The script has none."""
 
     def open(self, then: Call, failed: Callable[[str], None]) -> None:
@@ -96,7 +96,7 @@ class NoFolder:
 
 
 @dataclass(slots=True)
-class FolderFacts:
+class CheckpointFolderConfig:
     """Where it is and whose it is. Only one node of a gang `commits`.
 
     `far` is an object store for copies, reached with what `env` says; `meeting` is where the ranks of this
@@ -114,17 +114,17 @@ class FolderFacts:
 
 
 @dataclass(slots=True)
-class KeptFolder:
+class WatchedCheckpointFolder:
     """A folder of checkpoints. `outside` hands calls to the main thread, `say` takes records there.
 
     `intact` says whether every rank still lives: what one that died was writing is closed, and half.
     """
 
-    facts: FolderFacts
+    facts: CheckpointFolderConfig
     clock: Clock
     outside: Callable[[Call], None]
     say: Say
-    progress: Callable[[], Progress]
+    progress: Callable[[], ScriptProgress]
     intact: Callable[[], bool]
     _over: threading.Event = field(default_factory=threading.Event)
     _trusted: bool = False
@@ -135,7 +135,7 @@ class KeptFolder:
     _step: int = 0
     _finished: Call | None = None
     _thread: threading.Thread | None = None
-    _elders: tuple[int, ...] = ()
+    _long_lived_pids: tuple[int, ...] = ()
     _complained: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -147,26 +147,26 @@ class KeptFolder:
             )  # fmt: skip
 
     def open(self, then: Call, failed: Callable[[str], None]) -> None:
-        """See `Folder`."""
+        """See `CheckpointFolder`."""
         self._thread = threading.Thread(
             target=self._run, args=(then, failed), name="phalanx-folder", daemon=True
         )
         self._thread.start()
 
     def finish(self, then: Call, upload_s: float) -> None:
-        """See `Folder`."""
+        """See `CheckpointFolder`."""
         self._trusted, self._upload_s = True, upload_s
         self.abandon(then)
 
     def abandon(self, then: Call) -> None:
-        """See `Folder`. A commit under way comes to its end first."""
+        """See `CheckpointFolder`. A commit under way comes to its end first."""
         self._finished = then
         self._over.set()
         if self._thread is None:
             then()
 
     def hurry(self) -> None:
-        """See `Folder`."""
+        """See `CheckpointFolder`."""
         self._tier.leave()
 
     # -- the thread --------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ class KeptFolder:
             if waiting_since is None or not self._all_there():
                 # Who has died may have left half a file: what then follows decides.
                 before, quiet_since, waiting_since = found, now, now
-                self._elders = _elders()
+                self._long_lived_pids = _long_lived_pids()
             elif found != before:
                 before, quiet_since = found, now
             due = now - quiet_since >= QUIET_S or now - waiting_since >= RESTLESS_S
@@ -226,7 +226,7 @@ class KeptFolder:
             return self._known
 
     def _all_there(self) -> bool:
-        return self.intact() and all(linux.holds_files(pid) for pid in self._elders)
+        return self.intact() and all(linux.holds_files(pid) for pid in self._long_lived_pids)
 
     def _is_written(self) -> bool:
         return any(_writers(self.facts.folder.resolve()))
@@ -278,7 +278,7 @@ class KeptFolder:
         if facts.commits:
             checkpoint.clean_debris(facts.store)
         whose = (origin.job, origin.attempt, origin.generation, facts.meeting)
-        with folder_turn.turn(facts.folder, whose, self._over.wait) as mine:
+        with restore_lock.turn(facts.folder, whose, self._over.wait) as mine:
             if mine is None:
                 return  # the generation is over
             told = mine.told or mine.tell(self._put_back_newest())
@@ -296,7 +296,7 @@ class KeptFolder:
                 restore_s=round(self.clock.monotonic() - began, 6),
             )  # fmt: skip
 
-    def _put_back_newest(self) -> Told:
+    def _put_back_newest(self) -> RestoreResult:
         """The newest that verifies, here or in the object store, if there is one."""
         facts, bad = self.facts, []
         near = [one.manifest for one in checkpoint.scan(facts.store).good]
@@ -318,8 +318,8 @@ class KeptFolder:
                 elif not facts.commits:
                     bad.append((str(path), error.message))
                 continue
-            return Told(str(path), manifest.step, folders.look(facts.folder), bad)
-        return Told(None, 0, folders.look(facts.folder), bad)
+            return RestoreResult(str(path), manifest.step, folders.look(facts.folder), bad)
+        return RestoreResult(None, 0, folders.look(facts.folder), bad)
 
     def _set_aside(self, path: Path, why: str) -> None:
         if self.facts.commits and path.is_dir():
@@ -336,14 +336,14 @@ class KeptFolder:
             self._tell("warn", message=message)
 
 
-def _elders() -> tuple[int, ...]:
+def _long_lived_pids() -> tuple[int, ...]:
     """What runs below this process and is no passing helper; MPI's processes are among them."""
     now_s = float(Path("/proc/uptime").read_text().split()[0])
     ticks = os.sysconf("SC_CLK_TCK")
     return tuple(
         one.pid
         for one in linux.below(os.getpid())
-        if not one.gone and now_s - one.start_ticks / ticks > ELDER_S
+        if not one.gone and now_s - one.start_ticks / ticks > LONG_LIVED_S
     )
 
 

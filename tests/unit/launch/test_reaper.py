@@ -1,4 +1,4 @@
-"""The guard's promise, and what happens without each half of it."""
+"""The reaper's promise, and what happens without each half of it."""
 
 import os
 import signal
@@ -10,18 +10,18 @@ import time
 import pytest
 
 from phalanx.launch import linux
-from phalanx.launch.identity import ProcessName
-from phalanx.launch.tree import GuardProcess
+from phalanx.launch.identity import ProcessIdentity
+from phalanx.launch.tree import ReaperProcess
 
 pytestmark = pytest.mark.integration
 
-# A guard with one leg cut off: the patch runs before it does.
+# A reaper with one leg cut off: the patch runs before it does.
 CRIPPLED = """
     import sys
-    from phalanx.launch import guard, linux
-    guard.make_group = lambda name: guard.NoGroup()  # it would make up for the missing part
+    from phalanx.launch import reaper, linux
+    reaper.make_group = lambda name: reaper.NoControlGroup()  # it would make up for the missing part
     {patch}
-    guard.main(int(sys.argv[1]))
+    reaper.main(int(sys.argv[1]))
 """
 DAEMON = textwrap.dedent("""
     import os, time
@@ -53,22 +53,22 @@ def marker(tmp_path):
         os.kill(pid, signal.SIGKILL)
 
 
-def spawn_family(guard, marker):
-    """A process and its daemon below the guard; returns when both are there."""
+def spawn_family(reaper, marker):
+    """A process and its daemon below the reaper; returns when both are there."""
     name, value = marker.split("=", 1)
     read, write = os.pipe()
     stdin = os.open(os.devnull, os.O_RDONLY)
     argv = [sys.executable, "-I", "-S", "-c", DAEMON]
-    guard.spawn(argv, {name: value}, "/", [stdin, write, 2])
+    reaper.spawn(argv, {name: value}, "/", [stdin, write, 2])
     os.close(stdin)
     os.close(write)
     with open(read) as output:
         assert output.readline() == "up\n"
-    assert guard.channel.receive().body["event"] == "spawned"
+    assert reaper.channel.receive().body["event"] == "spawned"
     return wait_until(lambda: len(linux.tagged(marker)) == 2 and linux.tagged(marker))
 
 
-def crippled_guard(patch):
+def crippled_reaper(patch):
     from phalanx.launch.wire import pair
 
     ours, theirs = pair()
@@ -78,71 +78,71 @@ def crippled_guard(patch):
             [sys.executable, "-c", source, str(theirs.fileno())], pass_fds=[theirs.fileno()],
             start_new_session=True, stdin=subprocess.DEVNULL,
         )  # fmt: skip
-    return GuardProcess(process, ours)
+    return ReaperProcess(process, ours)
 
 
 def test_nothing_survives_the_supervisors_end_of_the_channel(marker):
-    guard = GuardProcess.start({})
-    spawn_family(guard, marker)
-    guard.channel.close()
-    assert guard.process.wait(30) == 0
+    reaper = ReaperProcess.start({})
+    spawn_family(reaper, marker)
+    reaper.channel.close()
+    assert reaper.process.wait(30) == 0
     assert linux.tagged(marker) == []
 
 
 def test_control_without_the_subreaper_a_daemon_survives(marker):
-    guard = crippled_guard("linux.become_subreaper = lambda: None")
-    spawn_family(guard, marker)
-    guard.channel.close()
-    guard.process.wait(30)
+    reaper = crippled_reaper("linux.become_subreaper = lambda: None")
+    spawn_family(reaper, marker)
+    reaper.channel.close()
+    reaper.process.wait(30)
     assert len(linux.tagged(marker)) == 1
 
 
 def test_control_without_the_last_kill_all_but_the_bound_survive(marker):
-    guard = crippled_guard("linux.kill_below = lambda *_: 0")
-    spawn_family(guard, marker)
-    guard.channel.close()
-    guard.process.wait(30)
+    reaper = crippled_reaper("linux.kill_below = lambda *_: 0")
+    spawn_family(reaper, marker)
+    reaper.channel.close()
+    reaper.process.wait(30)
     wait_until(lambda: len(linux.tagged(marker)) == 1)  # only the direct child was bound to it
 
 
 def test_kill_spares_whom_it_was_told_to(marker):
-    guard = GuardProcess.start({})
-    spawn_family(guard, marker)
+    reaper = ReaperProcess.start({})
+    spawn_family(reaper, marker)
     stdin = os.open(os.devnull, os.O_RDONLY)
-    guard.spawn_spared(["/bin/sleep", "600"], {}, "/", [stdin, 2, 2])
+    reaper.spawn_exempt(["/bin/sleep", "600"], {}, "/", [stdin, 2, 2])
     os.close(stdin)
-    spared = guard.channel.receive().body["pid"]
-    guard.kill()
+    spared = reaper.channel.receive().body["pid"]
+    reaper.kill()
     events = []
     while not events or events[-1]["event"] != "killed":
-        events.append(guard.channel.receive().body)
+        events.append(reaper.channel.receive().body)
     assert linux.tagged(marker) == []
     assert linux.entry(spared) is not None
-    guard.channel.close()
-    guard.process.wait(30)
+    reaper.channel.close()
+    reaper.process.wait(30)
     assert linux.entry(spared) is None
 
 
 def test_what_cannot_be_executed_is_refused_with_its_name():
-    guard = GuardProcess.start({})
+    reaper = ReaperProcess.start({})
     stdin = os.open(os.devnull, os.O_RDONLY)
     for argv, cwd in ((["/no/such"], "/"), (["/bin/true"], "/no/folder")):
-        guard.spawn(argv, {}, cwd, [stdin, 2, 2])
-        body = guard.channel.receive().body
+        reaper.spawn(argv, {}, cwd, [stdin, 2, 2])
+        body = reaper.channel.receive().body
         assert (body["event"], body["errno"]) == ("refused", 2)
         assert "/no/" in body["message"]
     os.close(stdin)
-    guard.channel.close()
-    guard.process.wait(30)
+    reaper.channel.close()
+    reaper.process.wait(30)
 
 
 def test_a_process_name_outlives_its_number():
     child = subprocess.Popen(["/bin/sleep", "600"])
-    name = ProcessName.of(child.pid)
+    name = ProcessIdentity.of(child.pid)
     assert name.is_alive()
-    assert not ProcessName(name.boot_id, name.pid, name.start_ticks + 1).is_alive()
-    assert not ProcessName("another boot", name.pid, name.start_ticks).is_alive()
+    assert not ProcessIdentity(name.boot_id, name.pid, name.start_ticks + 1).is_alive()
+    assert not ProcessIdentity("another boot", name.pid, name.start_ticks).is_alive()
     child.kill()
     wait_until(lambda: not name.is_alive())  # a zombie is dead
     child.wait()
-    assert ProcessName.of(child.pid) is None
+    assert ProcessIdentity.of(child.pid) is None

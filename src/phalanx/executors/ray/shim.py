@@ -1,4 +1,4 @@
-"""The keeper: the process on a node that binds a supervisor to its Ray actor and to its raylet.
+"""The shim: the process on a node that binds a supervisor to its Ray actor and to its raylet.
 
 It starts the supervisor and ends it, with everything below, as soon as the actor that started it is gone
 (end-of-file on standard input), or the raylet of the node is: neither needs Ray's help or notice. It
@@ -22,14 +22,14 @@ import sys
 from typing import Any
 
 from phalanx.launch import linux
-from phalanx.launch.cgroup import NoGroup
-from phalanx.launch.guard import spawn
+from phalanx.launch.cgroup import NoControlGroup
+from phalanx.launch.reaper import spawn
 
 # How often the raylet is looked for: a fence must not depend on the actor noticing anything.
 LOOK_S = 0.2
 
 
-class Keeper:
+class SupervisorShim:
     """One supervisor and the ties that it hangs on."""
 
     def __init__(self, told: dict[str, Any]) -> None:
@@ -45,7 +45,9 @@ class Keeper:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         log = os.open(told["log"], flags, 0o600)
         try:
-            return spawn(told["argv"], told["env"], told["cwd"], (stdin, log, log), NoGroup())
+            return spawn(
+                told["argv"], told["env"], told["cwd"], (stdin, log, log), NoControlGroup()
+            )
         finally:
             os.close(stdin)
             os.close(log)
@@ -112,12 +114,12 @@ def main() -> int:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     told = json.loads(_line())
     try:
-        keeper = Keeper(told)
+        shim = SupervisorShim(told)
     except OSError as error:
         _answer({"error": f"{error.strerror}: {error.filename}"})
         return 1
-    _answer({"port": keeper.port, "pid": os.getpid()})
-    keeper.serve(read)
+    _answer({"port": shim.port, "pid": os.getpid()})
+    shim.serve(read)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Everything the supervisor starts: through the guard, or by a fork of the warm process."""
+"""Everything the supervisor starts: through the reaper, or by a fork of the warm process."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any, Protocol
 
 from phalanx.launch import linux
 from phalanx.launch.command import PythonCommand, cold_argv, sensitive
-from phalanx.launch.tree import GuardProcess, WarmProcess
+from phalanx.launch.tree import ReaperProcess, WarmProcess
 from phalanx.supervise.eventloop import EventLoop
 
 # Imports of a warm process are given up after this long.
 WARM_WITHIN_S = 300.0
 
 
-class Watcher(Protocol):
+class ProcessObserver(Protocol):
     """Who wants to know what becomes of one process."""
 
     def started(self, pid: int, *, warm: bool) -> None:
@@ -37,7 +37,7 @@ class Watcher(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class LaunchRequest:
     """One process to start: its environment, folder and descriptors 0, 1, 2."""
 
     env: Mapping[str, str]
@@ -51,41 +51,45 @@ class Launch:
 
 
 @dataclass(slots=True)
-class Processes:
+class ProcessTree:
     """The tree below the supervisor. All calls happen on the main thread.
 
-    `lost` is called when the guard or the warm process died on its own, with a sentence saying so.
+    `lost` is called when the reaper or the warm process died on its own, with a sentence saying so.
     """
 
     loop: EventLoop
-    guard: GuardProcess
+    reaper: ReaperProcess
     warm: WarmProcess | None
     tag_env: Mapping[str, str]
-    warm_up: Callable[[GuardProcess], WarmProcess | None] = lambda _guard: None
+    warm_up: Callable[[ReaperProcess], WarmProcess | None] = lambda _reaper: None
     lost: Callable[[str], None] = lambda _said: None
     warned: Callable[[str], None] = lambda _said: None
-    _asked: dict[int, tuple[Watcher, Launch]] = field(default_factory=dict)
-    _forking: deque[tuple[Watcher, Launch, PythonCommand]] = field(default_factory=deque)
-    _watchers: dict[int, Watcher] = field(default_factory=dict)
+    _asked: dict[int, tuple[ProcessObserver, LaunchRequest]] = field(default_factory=dict)
+    _forking: deque[tuple[ProcessObserver, LaunchRequest, PythonCommand]] = field(
+        default_factory=deque
+    )
+    _watchers: dict[int, ProcessObserver] = field(default_factory=dict)
     _forked: set[int] = field(default_factory=set)
     _kills: dict[int, Callable[[], None]] = field(default_factory=dict)
 
     def attend(self) -> None:
         """Begin to listen."""
-        self.loop.watch(self.guard.channel.fileno(), self._on_guard)
+        self.loop.watch(self.reaper.channel.fileno(), self._on_reaper)
         if self.warm is not None:
             self.loop.watch(self.warm.channel.fileno(), self._on_warm)
 
     # -- starting ----------------------------------------------------------------------------------
 
-    def start_python(self, command: PythonCommand, launch: Launch, watcher: Watcher) -> None:
+    def start_python(
+        self, command: PythonCommand, launch: LaunchRequest, watcher: ProcessObserver
+    ) -> None:
         """Fork it from the warm process where that can give what a fresh one would."""
         if self.warm is not None and sensitive(launch.env) == self.warm.sensitive_env:
             self._fork(self.warm, command, launch, watcher)
         else:
             self._start_cold(command, launch, watcher)
 
-    def start_command(self, command: list[str] | str, launch: Launch, watcher: Watcher,
+    def start_command(self, command: list[str] | str, launch: LaunchRequest, watcher: ProcessObserver,
                       workdir: str) -> None:  # fmt: skip
         """Start any other command."""
         try:
@@ -96,23 +100,29 @@ class Processes:
             return
         self._spawn(argv, launch, watcher)
 
-    def _start_cold(self, command: PythonCommand, launch: Launch, watcher: Watcher) -> None:
-        cold = Launch(command.cold_env(launch.env), launch.cwd, launch.stdio)
+    def _start_cold(
+        self, command: PythonCommand, launch: LaunchRequest, watcher: ProcessObserver
+    ) -> None:
+        cold = LaunchRequest(command.cold_env(launch.env), launch.cwd, launch.stdio)
         self._spawn(command.argv(), cold, watcher)
 
-    def _spawn(self, argv: list[str], launch: Launch, watcher: Watcher) -> None:
+    def _spawn(self, argv: list[str], launch: LaunchRequest, watcher: ProcessObserver) -> None:
         try:
-            request = self.guard.spawn(
+            request = self.reaper.spawn(
                 argv, {**launch.env, **self.tag_env}, launch.cwd, launch.stdio
             )
         except OSError as error:
             launch.close()
-            watcher.refused(f"the guard is gone: {error.strerror}", missing=False)
+            watcher.refused(f"the reaper is gone: {error.strerror}", missing=False)
             return
         self._asked[request] = (watcher, launch)
 
     def _fork(
-        self, warm: WarmProcess, command: PythonCommand, launch: Launch, watcher: Watcher
+        self,
+        warm: WarmProcess,
+        command: PythonCommand,
+        launch: LaunchRequest,
+        watcher: ProcessObserver,
     ) -> None:
         body: dict[str, Any] = {
             "env": {**launch.env, **self.tag_env},
@@ -131,17 +141,17 @@ class Processes:
         self._forking.append((watcher, launch, command))
         self.loop.call_later(WARM_WITHIN_S, lambda: self._check_warm(warm, watcher))
 
-    def _check_warm(self, warm: WarmProcess, watcher: Watcher) -> None:
+    def _check_warm(self, warm: WarmProcess, watcher: ProcessObserver) -> None:
         """An import that never ends must not keep the ranks waiting for ever."""
         if warm is self.warm and any(one is watcher for one, _, _ in self._forking) and warm.pid:
-            # Killed, not retired: it would still fork what it was asked for. The guard tells its end.
+            # Killed, not retired: it would still fork what it was asked for. The reaper tells its end.
             self.warned(f"the warm process was not ready within {WARM_WITHIN_S:g} s")
             os.kill(warm.pid, signal.SIGKILL)
 
     def start_warm(self) -> None:
         """Have a warm process, where the job's command allows one and there is none yet."""
         if self.warm is None:
-            self.warm = self.warm_up(self.guard)
+            self.warm = self.warm_up(self.reaper)
             if self.warm is not None:
                 self.loop.watch(self.warm.channel.fileno(), self._on_warm)
 
@@ -157,7 +167,7 @@ class Processes:
     def kill_all(self, then: Callable[[], None]) -> None:
         """SIGKILL everything but the warm process; `then` is called when nothing of it is left."""
         try:
-            self._kills[self.guard.kill()] = then
+            self._kills[self.reaper.kill()] = then
         except OSError:
             self._kill_directly()
             then()
@@ -165,12 +175,12 @@ class Processes:
     def _kill_directly(self) -> None:
         linux.kill_below(os.getpid(), frozenset(), _reap)
 
-    # -- what guard and warm process say -----------------------------------------------------------
+    # -- what reaper and warm process say -----------------------------------------------------------
 
-    def _on_guard(self) -> None:
-        message = self.guard.channel.receive()
+    def _on_reaper(self) -> None:
+        message = self.reaper.channel.receive()
         if message is None:
-            self._guard_lost()
+            self._reaper_lost()
             return
         body = message.body
         if body["event"] == "spawned":
@@ -206,7 +216,7 @@ class Processes:
 
     def _exited(self, pid: int, status: int, at: int) -> None:
         if self.warm is not None and (pid == self.warm.pid or pid in self._forked):
-            # A forked rank becomes the guard's only when the warm process is dead. What it said
+            # A forked rank becomes the reaper's only when the warm process is dead. What it said
             # before comes first: nobody would say it again.
             while self.warm is not None:
                 self._on_warm()
@@ -255,15 +265,15 @@ class Processes:
         for watcher, launch, command in waiting:
             self._start_cold(command, launch, watcher)
 
-    def _guard_lost(self) -> None:
-        self.loop.forget(self.guard.channel.fileno())
-        self.guard.channel.close()
+    def _reaper_lost(self) -> None:
+        self.loop.forget(self.reaper.channel.fileno())
+        self.reaper.channel.close()
         self.retire_warm()
-        self.lost("the guard process died")
-        # Being a subreaper too, the supervisor has inherited what the guard left.
+        self.lost("the reaper process died")
+        # Being a subreaper too, the supervisor has inherited what the reaper left.
         self._kill_directly()
-        self.guard = GuardProcess.start(self.tag_env)
-        self.loop.watch(self.guard.channel.fileno(), self._on_guard)
+        self.reaper = ReaperProcess.start(self.tag_env)
+        self.loop.watch(self.reaper.channel.fileno(), self._on_reaper)
         self._end_everything()
 
     def _end_everything(self) -> None:
@@ -276,7 +286,7 @@ class Processes:
         self._forked.clear()
         for watcher, launch in asked:
             launch.close()
-            watcher.refused("the guard process died", missing=False)
+            watcher.refused("the reaper process died", missing=False)
         at = time.time_ns() // 1000
         for watcher in watchers.values():
             watcher.exited(signal.SIGKILL, at)

@@ -26,7 +26,7 @@ _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RestoreResult:
     """What was put back: the checkpoint's path and step, the files then, what was bad and why."""
 
     path: str | None
@@ -35,14 +35,14 @@ class Told:
     bad: Sequence[tuple[str, str]]
 
 
-class Turn:
+class RestoreTurn:
     """One node's turn; `told` is what another has done in this generation, if one has."""
 
     def __init__(self, descriptor: int, whose: Sequence[Any]) -> None:
         self._descriptor, self._whose = descriptor, list(whose)
         self.told = self._read()
 
-    def _read(self) -> Told | None:
+    def _read(self) -> RestoreResult | None:
         os.lseek(self._descriptor, 0, os.SEEK_SET)
         with os.fdopen(os.dup(self._descriptor), "rb") as file:
             data = file.read()
@@ -51,11 +51,11 @@ class Turn:
             if body.pop("whose") != self._whose:
                 return None
             stats = {name: _stat(*row) for name, row in body.pop("stats").items()}
-            return Told(stats=stats, **body)
+            return RestoreResult(stats=stats, **body)
         except (ValueError, KeyError, TypeError, AttributeError):
             return None  # new, of another version, or cut off when its writer died
 
-    def tell(self, told: Told) -> Told:
+    def tell(self, told: RestoreResult) -> RestoreResult:
         """Say to the others what was done. Raises OSError."""
         data = json.dumps({"whose": self._whose, **asdict(told)}).encode()
         os.ftruncate(self._descriptor, 0)
@@ -71,7 +71,7 @@ def _stat(size: int, changed: int, inode: int) -> Stat:
 @contextmanager
 def turn(
     folder: Path, whose: Sequence[Any], over: Callable[[float], bool]
-) -> Iterator[Turn | None]:
+) -> Iterator[RestoreTurn | None]:
     """Wait for this node's turn; None when nobody needs it any more, as `over(seconds)` says, which waits.
 
     `whose` names the generation. Raises OSError.
@@ -83,7 +83,7 @@ def turn(
             if over(_WAIT_S):
                 yield None
                 return
-        yield Turn(descriptor, whose)
+        yield RestoreTurn(descriptor, whose)
     finally:
         os.close(descriptor)
 
