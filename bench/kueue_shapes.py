@@ -40,7 +40,7 @@ from phalanx.core.gang.placement import Demand, Node
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.model import JobState, Outcome
 from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
-from phalanx.kit import collector
+from phalanx.kit import garbage
 from phalanx.kit.clock import SystemClock
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.spec.document import resolved, validate_spec
@@ -427,7 +427,7 @@ def main() -> int:
         if found is not None:
             variants.run_again_with(found, __file__)
     shape = of_config(options.config) if options.config else SHAPES[options.shape]
-    collector.for_a_long_life()  # as a server does before it serves
+    garbage.tune_for_long_lived_process()  # as a server does before it serves
     print(f"planner: {variants.here().name}")
     measure(options.shape, shape, options.part)
     return 0

@@ -30,8 +30,8 @@ from phalanx.core.jobs.model import HOLDING, TERMINAL, JobState, StopGoal
 from phalanx.core.jobs.recovery import DEFAULT_BUDGETS
 from phalanx.core.reasons import Cause, ReasonCode
 from phalanx.kit.units import format_duration
-from phalanx.schemas.pools.pools import PoolFile, pool_json_schema
-from phalanx.schemas.pools.projects import ProjectFile, project_json_schema
+from phalanx.schemas.pools.pool_file import PoolFile, pool_json_schema
+from phalanx.schemas.pools.project_file import ProjectFile, project_json_schema
 from phalanx.schemas.pools.ray_pools import RayPool
 from phalanx.schemas.spec.document import JobSpec, check_supported, json_schema, validate_spec
 from phalanx.server.settings import Settings

@@ -23,7 +23,7 @@ from bench.scheduler.table import Table
 from phalanx.core.gang.placement import GangShape
 from phalanx.core.scheduling import Held, Plan, Terms, Waiting, World, plan_pass
 from phalanx.core.scheduling.model.durations import KindKey, size_class
-from phalanx.kit import collector
+from phalanx.kit import garbage
 from phalanx.sim.jobs import US
 from phalanx.sim.workload import traces
 
@@ -81,7 +81,7 @@ def measured(num_passes: int) -> Scale:
         stream.step()
         began = time.process_time()
         # As the control plane does: Python's collector runs between passes.
-        with collector.held_off():
+        with garbage.collection_paused():
             decided = plan_pass(stream.world, stream.now)
         times.append(1e3 * (time.process_time() - began))
         stream.apply(decided)

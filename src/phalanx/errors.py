@@ -2,23 +2,20 @@
 
     PlatformError(code, message, hint, retryable)
       UserError
-        SpecInvalid(problems)      NotFound      AlreadyExists      Conflict
-        PermissionDenied           NotSupported  QuotaExceeded
+        SpecInvalid(problems)   NotFound   Conflict   PermissionDenied   NotSupported
       ExecutorError
-        ExecutorUnavailable*       LaunchFailed
+        ExecutorUnavailable*    LaunchError
       StoreError
-        LeaseLost    StaleRow    StoreCorrupt    StoreUnavailable*
+        LeaseLost   StaleRow    StoreCorrupt   StoreUnavailable*
       ServerError
-        ServerUnavailable*         ServerBusy*
+        ServerUnavailable*
       TrainingError
-        CheckpointCorrupt    CheckpointNotFound    RestoreMismatch    RankDesync
-        CheckpointUnavailable*
-        Diverged             DivergedForGood
-        DataCorrupt          DataUnavailable*
-        PreflightFailed
+        CheckpointCorrupt   CheckpointNotFound   CheckpointUnavailable*   RestoreMismatch
+        RankDesync   Diverged   DivergedForGood   PreflightFailed
+        DataCorrupt  DataUnavailable*
       Bug
-        InvalidTransition(story)   InvariantBroken
-                                                        (* worth trying again)
+        InvalidTransition(history)   InvariantBroken
+                                                        (* retryable)
 
 "Cannot be placed" and "the job failed" are values with reasons (`core.reasons`), never exceptions.
 Each error survives pickling, and maps to one HTTP status and one exit code.
@@ -32,7 +29,7 @@ from typing import Any, ClassVar
 
 
 class PlatformError(Exception):
-    """Root of the tree. `message` says what happened; `hint` says what to do about it."""
+    """The root of the tree: `message` says what happened, `hint` says what to do about it."""
 
     code: ClassVar[str] = "internal"
     http_status: ClassVar[int] = 500
@@ -52,7 +49,7 @@ class PlatformError(Exception):
 
 
 class UserError(PlatformError):
-    """Something the caller can put right."""
+    """A request that its sender can correct."""
 
     code = "invalid"
     http_status = 400
@@ -60,7 +57,7 @@ class UserError(PlatformError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One fault in a spec: where, what is there, what would be right."""
+    """One fault in a spec: its path, what is wrong, and the value found."""
 
     path: str
     message: str
@@ -72,7 +69,7 @@ class Problem:
 
 
 class SpecInvalid(UserError):
-    """A spec that cannot be accepted; lists every problem found, not only the first."""
+    """The spec cannot be accepted; `problems` lists every fault found, not only the first."""
 
     code = "spec_invalid"
     http_status = 422
@@ -86,95 +83,81 @@ class SpecInvalid(UserError):
 
 
 class NotFound(UserError):
-    """No such job, checkpoint, pool or project."""
+    """The named job, pool, node, project or other object does not exist."""
 
     code = "not_found"
     http_status = 404
     exit_code = 102
 
 
-class AlreadyExists(UserError):
-    """The name is taken."""
-
-    code = "already_exists"
-    http_status = 409
-
-
 class Conflict(UserError):
-    """The thing is not in a state that allows this."""
+    """The object is not in a state that allows this operation."""
 
     code = "conflict"
     http_status = 409
 
 
 class PermissionDenied(UserError):
-    """The token is missing, wrong, or not allowed to do this."""
+    """The token or key is missing, wrong, or does not allow this operation."""
 
     code = "permission_denied"
     http_status = 403
 
 
 class NotSupported(UserError):
-    """Understood, but not built yet or not possible with this executor."""
+    """The request is valid, but the feature is not built yet or not possible with this executor."""
 
     code = "not_supported"
     http_status = 422
 
 
-class QuotaExceeded(UserError):
-    """The project may not use that much."""
-
-    code = "quota_exceeded"
-    http_status = 403
-
-
 class ExecutorError(PlatformError):
-    """What starts processes could not."""
+    """An executor failed."""
 
     code = "executor"
 
 
 class ExecutorUnavailable(ExecutorError):
-    """The executor cannot be reached for now."""
+    """The executor cannot be reached at present."""
 
     code = "executor_unavailable"
     http_status = 503
     retryable = True
 
 
-class LaunchFailed(ExecutorError):
+class LaunchError(ExecutorError):
     """A process could not be started."""
 
     code = "launch_failed"
 
 
 class StoreError(PlatformError):
-    """The database refused."""
+    """The database refused an operation."""
 
     code = "store"
 
 
 class LeaseLost(StoreError):
-    """Somebody else holds the lease; the result must not be applied."""
+    """Another process holds the lease; the result must not be applied."""
 
     code = "lease_lost"
 
 
 class StaleRow(StoreError):
-    """The row changed since it was read; load it again and decide again."""
+    """The row changed after it was read; load it and decide again."""
 
     code = "stale_row"
     http_status = 409
 
 
 class StoreCorrupt(StoreError):
-    """The database file is damaged or was written by something else."""
+    """The database file is damaged or was written by another program."""
 
     code = "store_corrupt"
 
 
 class StoreUnavailable(StoreError):
-    """The database cannot be reached or is locked for now."""
+    """The database cannot be reached or is locked at present."""
 
     code = "store_unavailable"
     http_status = 503
@@ -188,23 +171,15 @@ class ServerError(PlatformError):
 
 
 class ServerUnavailable(ServerError):
-    """No control plane answers."""
+    """No control plane answers the request."""
 
     code = "server_unavailable"
     http_status = 503
     retryable = True
 
 
-class ServerBusy(ServerError):
-    """The control plane asks to come back later."""
-
-    code = "server_busy"
-    http_status = 429
-    retryable = True
-
-
 class TrainingError(PlatformError):
-    """Raised inside a user's training process."""
+    """An error inside a user's training process."""
 
     code = "training"
 
@@ -216,7 +191,7 @@ class CheckpointCorrupt(TrainingError):
 
 
 class CheckpointNotFound(TrainingError):
-    """No valid checkpoint where one was asked for."""
+    """No valid checkpoint exists at the requested place."""
 
     code = "checkpoint_not_found"
     http_status = 404
@@ -224,7 +199,7 @@ class CheckpointNotFound(TrainingError):
 
 
 class CheckpointUnavailable(TrainingError):
-    """The store of checkpoints cannot be reached for now."""
+    """The checkpoint store cannot be reached at present."""
 
     code = "checkpoint_unavailable"
     http_status = 503
@@ -238,25 +213,25 @@ class RestoreMismatch(TrainingError):
 
 
 class RankDesync(TrainingError):
-    """The ranks no longer do the same thing at the same step."""
+    """The ranks no longer execute the same operations at the same step."""
 
     code = "rank_desync"
 
 
 class Diverged(TrainingError):
-    """A guard ends this generation; the next one goes on from before the bad step."""
+    """A training guard ends this generation; the next one resumes from before the bad step."""
 
     code = "diverged"
 
 
 class DivergedForGood(TrainingError):
-    """A guard ends the job: another generation would come to the same."""
+    """A training guard ends the job, because another generation would diverge again."""
 
     code = "diverged_for_good"
 
 
 class PreflightFailed(TrainingError):
-    """The ranks do not fit together, or cannot reach one another; nothing was trained."""
+    """The ranks are incompatible or cannot reach one another; nothing was trained."""
 
     code = "preflight_failed"
 
@@ -268,7 +243,7 @@ class DataCorrupt(TrainingError):
 
 
 class DataUnavailable(TrainingError):
-    """Training data cannot be fetched for now, or the node's cache has no room for it."""
+    """Training data cannot be fetched at present, or the node's cache has no room for it."""
 
     code = "data_unavailable"
     http_status = 503
@@ -276,28 +251,28 @@ class DataUnavailable(TrainingError):
 
 
 class Bug(PlatformError):
-    """A broken promise of our own code; never caught below a program's main loop."""
+    """A defect of Phalanx itself; never caught below a program's main loop."""
 
     code = "bug"
 
 
 class InvalidTransition(Bug):
-    """The job machine refuses this event in this state; carries the job's story."""
+    """The job machine refuses this event in this state; `history` holds the job's last events."""
 
     code = "invalid_transition"
 
-    def __init__(self, message: str, story: Sequence[str] = ()) -> None:
+    def __init__(self, message: str, history: Sequence[str] = ()) -> None:
         super().__init__(message, None)
-        self.story = tuple(story)
+        self.history = tuple(history)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (self.message, self.story))
+        return (type(self), (self.message, self.history))
 
     def __str__(self) -> str:
-        return "\n".join([self.message, *self.story])
+        return "\n".join([self.message, *self.history])
 
 
 class InvariantBroken(Bug):
-    """A state that must never exist does."""
+    """An internal invariant does not hold."""
 
     code = "invariant_broken"

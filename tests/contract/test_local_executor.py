@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.core.jobs.desired import Action
-from phalanx.errors import ExecutorUnavailable, LaunchFailed
+from phalanx.errors import ExecutorUnavailable, LaunchError
 from phalanx.executors.local import LocalExecutor
 from phalanx.kit.clock import SystemClock
 from phalanx.launch import linux
@@ -142,7 +142,7 @@ def test_a_supervisor_that_cannot_start_is_a_failed_launch(local):
     assignment = local.assignment(1)
     Path(assignment.node_dir).parents[1].mkdir(parents=True)
     Path(assignment.node_dir).parent.touch()  # a file where a folder should be
-    with pytest.raises(LaunchFailed, match="Not a directory"):
+    with pytest.raises(LaunchError, match="Not a directory"):
         local.start(assignment)
     Path(assignment.node_dir).parent.unlink()
     assert not local.executor.poll([ref_of(assignment)])[0].alive

@@ -11,8 +11,8 @@ import typer.main
 import yaml
 
 from phalanx.cli.app import app
-from phalanx.schemas.pools.pools import EXECUTORS, read_pools
-from phalanx.schemas.pools.projects import check_tree, read_projects
+from phalanx.schemas.pools.pool_file import EXECUTORS, read_pools
+from phalanx.schemas.pools.project_file import check_tree, read_projects
 from phalanx.schemas.spec.document import JobSpec, validate_spec
 from phalanx.train.programs.recipes.settings import MODELS
 from phalanx.train.programs.recipes.settings import read as read_recipe

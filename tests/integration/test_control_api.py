@@ -185,7 +185,7 @@ def test_a_page_of_jobs_and_why_one_waits(rig: Rig) -> None:
     page = rig.client.jobs(limit=2, before=page.next)
     assert ([one.state for one in page.jobs], page.next) == (["starting"], None)
     waiting = rig.job(2)
-    assert waiting.stays is not None and waiting.stays.message
+    assert waiting.pending_reason is not None and waiting.pending_reason.message
     assert [one.num for one in rig.client.jobs(states=["queued"]).jobs] == [3, 2]
     with pytest.raises(UserError, match="no state 'lost'"):
         rig.client.jobs(states=["lost"])

@@ -8,7 +8,7 @@ import pytest
 
 from integration.rig import Rig, open_rig
 from phalanx.core.jobs.model import Outcome
-from phalanx.errors import ExecutorUnavailable, LaunchFailed
+from phalanx.errors import ExecutorUnavailable, LaunchError
 from phalanx.executors.protocol import SupervisorRef
 from phalanx.kit.clock import ManualClock
 from phalanx.schemas.wire.supervision import ExitRecord, RanksEndedReport
@@ -122,7 +122,7 @@ def test_without_the_record_the_same_end_is_a_loss(rig: Rig) -> None:
 
 
 def test_a_launch_that_cannot_be_gives_the_slots_back(rig: Rig) -> None:
-    rig.executor.refuse = [LaunchFailed("no such interpreter")] * 4
+    rig.executor.refuse = [LaunchError("no such interpreter")] * 4
     num = rig.submit(recovery={"start_failed": {"count": 1, "first_wait": "0s"}})
     rig.turn()
     assert (rig.job(num).state, rig.job(num).restarts) == ("queued", 1)
@@ -141,7 +141,7 @@ def test_half_a_gang_is_never_left_behind(rig: Rig) -> None:
     def start(node, assignment):
         calls.append(assignment.node_rank)
         if assignment.node_rank == 1:
-            raise LaunchFailed("no room")
+            raise LaunchError("no room")
         real(node, assignment)
 
     rig.executor.start = start

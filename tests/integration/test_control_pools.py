@@ -13,7 +13,7 @@ import pytest
 from integration.rig import URL, Rig
 from integration.test_control_job_life import launch
 from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement
-from phalanx.errors import ExecutorUnavailable, LaunchFailed
+from phalanx.errors import ExecutorUnavailable, LaunchError
 from phalanx.executors.protocol import SupervisorRef
 from phalanx.executors.routing import RoutedExecutor
 from phalanx.schemas.api.jobs import SubmitRequest
@@ -88,7 +88,7 @@ def test_only_pools_that_need_it_are_asked_to_reserve(pools, routed):
     far = Placement("far", (NodeShare("far-1", "10.0.0.1", (0,)),))
     routed.reserve(far, [])
     assert pools[1].reserved == [far]
-    with pytest.raises(LaunchFailed, match="no pool 'gone'"):
+    with pytest.raises(LaunchError, match="no pool 'gone'"):
         routed.reserve(Placement("gone", ()), [])
 
 

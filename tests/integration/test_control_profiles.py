@@ -4,7 +4,7 @@ import pytest
 
 from phalanx.core.jobs.desired import Action
 from phalanx.errors import Conflict, NotFound, UserError
-from phalanx.schemas.api.profiles import ProfileRequest
+from phalanx.schemas.api.telemetry import ProfileRequest
 from phalanx.schemas.wire import supervision as wire
 
 pytestmark = pytest.mark.integration

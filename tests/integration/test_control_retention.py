@@ -85,7 +85,7 @@ def test_output_and_metrics_go_when_they_are_old(rig: Rig, monkeypatch: pytest.M
     rig.clock.advance(11 * DAY_S)
     sweep_all(rig, sweep)
     assert [kept(rig, num) for num in (first, second, young)] == [(0, 0, 0)] * 2 + [(0, 3, 0)]
-    assert rig.job(first).state == "succeeded" and list(rig.client.story(first))
+    assert rig.job(first).state == "succeeded" and list(rig.client.history(first))
     assert not rig.client.metrics(first).series
 
 

@@ -68,7 +68,7 @@ def _supervisors(rig: Rig) -> None:
 def start(rig: Rig, **changes: Any) -> int:
     num = rig.submit(**changes)
     rig.turn()
-    assert rig.job(num).state == "starting", rig.job(num).stays
+    assert rig.job(num).state == "starting", rig.job(num).pending_reason
     run(rig, num)
     return num
 
@@ -91,7 +91,7 @@ class TestEviction:
         view = rig.job(leaving[0])
         assert (view.goal, view.reason.code) == ("requeue", "preempted")
         assert f"makes room for j-{high} (8 slots, priority 80)" in view.reason.message
-        assert rig.job(high).stays.code == "waiting_for_victims"
+        assert rig.job(high).pending_reason.code == "waiting_for_victims"
 
         leave(rig, leaving[0])
         rig.turn(1)
@@ -109,7 +109,7 @@ class TestEviction:
             start(rig, **gang(priority=20, preemptible=False, name=f"low{i}"))
         high = rig.submit(**gang(priority=80))
         rig.turn(60)
-        assert rig.job(high).stays.code == "waiting_for_slots"
+        assert rig.job(high).pending_reason.code == "waiting_for_slots"
         assert holes(rig) == {}
 
     def test_peers_stay_unless_the_operator_wants_it_otherwise(self, rig: Rig) -> None:
@@ -180,8 +180,8 @@ class TestEviction:
         high = rig.submit(**gang(priority=80))
         rig.turn(60)
         doomed = rig.client.why(low)
-        assert doomed.leaves_for is not None
-        assert doomed.leaves_for.beneficiary == high
+        assert doomed.preempted_for is not None
+        assert doomed.preempted_for.beneficiary == high
         leave(rig, low)
         rig.turn(1)
         run(rig, high)
@@ -257,7 +257,7 @@ class TestBuiltInPool:
         high = rig.submit(**gang(2, 2, priority=60))
         rig.turn(60)
         assert [rig.job(num).state for num in low] == ["stopping", "stopping"]
-        assert rig.job(high).stays.code == "waiting_for_victims"
+        assert rig.job(high).pending_reason.code == "waiting_for_victims"
         for num in low:
             leave(rig, num)
         rig.turn(1)
@@ -288,8 +288,8 @@ class TestProjects:
         jobs = [rig.submit(**gang(project="vision", name=f"v{i}")) for i in range(4)]
         rig.turn()
         assert [rig.job(num).state for num in jobs] == ["starting"] * 3 + ["queued"]
-        assert rig.job(jobs[3]).stays.code == "waiting_for_quota"
-        assert "12 of at most 12" in rig.job(jobs[3]).stays.message
+        assert rig.job(jobs[3]).pending_reason.code == "waiting_for_quota"
+        assert "12 of at most 12" in rig.job(jobs[3]).pending_reason.message
         assert any(one.kind == "quota" for one in rig.client.why(jobs[3]).changes)
         view = rig.client.project("vision")
         assert (view.held_slots, view.max_slots, view.num_waiting) == (12, 12, 1)
@@ -342,14 +342,14 @@ class TestProjects:
         jobs = [rig.submit(**gang(project=name)) for name in ("robots", "speech", "speech")]
         rig.turn()
         assert [rig.job(num).state for num in jobs] == ["starting", "starting", "queued"]
-        said = rig.job(jobs[2]).stays
+        said = rig.job(jobs[2]).pending_reason
         assert said.code == "waiting_for_quota"
         assert "project lab, which speech is part of, holds 8 of at most 8" in said.message
         told = rig.client.why(jobs[2])
         assert any("if project speech might hold" not in one.text for one in told.changes)
         assert any("project lab might hold 12 slots" in one.text for one in told.changes)
         lab = rig.client.project("lab")
-        assert (lab.held_slots, lab.parts_slots) == (0, 8)
+        assert (lab.held_slots, lab.child_slots) == (0, 8)
         with pytest.raises(SpecInvalid, match="project lab, which speech is part of, may hold"):
             rig.submit(**gang(3, project="speech"))
 

@@ -95,7 +95,7 @@ def test_loops_are_woken_and_a_waiting_client_does_not_hold_the_end_up(
 
 def test_it_leaves_when_nobody_needs_it(tmp_path: Path, sock: socket.socket) -> None:
     def work(client: PhalanxClient) -> None:
-        assert client.hello().stays_s == 0.3
+        assert client.hello().keep_alive_s == 0.3
 
     settings = Settings(idle_exit_s=0.3)
     assert run(tmp_path, sock, work, settings, ask=False) is StopCause.IDLE

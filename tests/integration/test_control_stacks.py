@@ -95,6 +95,6 @@ def test_a_guards_verdict_names_the_nodes_of_its_ranks(rig, nodes):
         action="applied", ranks=[1],
     )  # fmt: skip
     nodes[0].sync(report)
-    (found,) = [one for one in rig.client.story(1) if one.kind == "guarded"]
+    (found,) = [one for one in rig.client.history(1) if one.kind == "guarded"]
     assert found.data["origin"] == "hardware" and len(found.data["nodes"]) == 1
     rig.check_log(1)

@@ -161,7 +161,10 @@ def test_a_start_that_runs_into_a_bug_holds_up_no_other(
     rig.turn()
     assert [rig.job(num).state for num in (one, two)] == ["queued", "starting"]
     rig.turn(1)  # it is not planned again for a while, and everybody may read why
-    assert rig.job(one).stays.code == "blocked" and "a bug" in rig.job(one).stays.message
+    assert (
+        rig.job(one).pending_reason.code == "blocked"
+        and "a bug" in rig.job(one).pending_reason.message
+    )
     assert rig.client.why(one).reason.code == "blocked"
     monkeypatch.setitem(machine.TRANSITIONS, (JobState.QUEUED, AttemptPlaced), real)
     rig.turn(scheduling.BLOCKED_US / 1e6)

@@ -29,7 +29,7 @@ from phalanx.errors import (
     PlatformError,
 )
 from phalanx.kit.clock import Clock, SystemClock
-from phalanx.kit.ids import random_hex
+from phalanx.kit.text import random_hex
 
 _RETRY_S = 30.0
 _PARENT_TICK_S = 1.0

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 from phalanx.errors import CheckpointUnavailable, NotFound, NotSupported, PermissionDenied
-from phalanx.kit.backoff import backoff_s
+from phalanx.kit.clock import backoff_s
 
 _T = TypeVar("_T")
 _PART_BYTES = 8 << 20

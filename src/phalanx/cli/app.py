@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from phalanx import __version__
-from phalanx.cli.client.invocation import Caller
+from phalanx.cli.client.invocation import Invocation
 from phalanx.cli.client.session import Session
 from phalanx.cli.verbs import (
     checkpoints,
@@ -66,9 +66,9 @@ def options(
     ] = False,
 ) -> None:
     """Distributed training that survives every fault and explains itself."""
-    caller = Caller.of_this_process()
-    root = Path(caller.env.get("HOME", "/"), ".phalanx") if home is None else home.expanduser()
-    ctx.obj = Session(caller, caller.cwd / root, url, token)
+    invocation = Invocation.of_this_process()
+    root = Path(invocation.env.get("HOME", "/"), ".phalanx") if home is None else home.expanduser()
+    ctx.obj = Session(invocation, invocation.cwd / root, url, token)
 
 
 for _verb, _panel in (

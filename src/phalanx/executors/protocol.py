@@ -48,7 +48,7 @@ class Executor(Protocol):
     def start(self, node: Node, assignment: Assignment) -> None:
         """Start the supervisor of one node rank, unless it was started before.
 
-        Raises LaunchFailed when it cannot be started and nothing of it is left, and
+        Raises LaunchError when it cannot be started and nothing of it is left, and
         ExecutorUnavailable when that is not known.
         """
         ...
@@ -69,7 +69,7 @@ class GangReserver(Protocol):
     def reserve(self, placement: Placement, gang: Sequence[Assignment]) -> None:
         """Hold exactly this placement, all of it or nothing; `poll` gives it back with the last one.
 
-        Raises LaunchFailed when it cannot be had, and ExecutorUnavailable when that is not known.
+        Raises LaunchError when it cannot be had, and ExecutorUnavailable when that is not known.
         """
         ...
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from phalanx.core.gang.placement import GangShape, Node, Placement
-from phalanx.errors import ExecutorUnavailable, LaunchFailed
+from phalanx.errors import ExecutorUnavailable, LaunchError
 from phalanx.executors.protocol import (
     Executor,
     GangReserver,
@@ -102,7 +102,7 @@ class RoutedExecutor:
     def _of(self, pool: str) -> Executor:
         executor = self._pools.get(pool, self._shared)
         if executor is None:
-            raise LaunchFailed(f"there is no pool {pool!r} any more")
+            raise LaunchError(f"there is no pool {pool!r} any more")
         return executor
 
     def _note(self, name: str, error: ExecutorUnavailable) -> None:

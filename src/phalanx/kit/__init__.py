@@ -1,5 +1,5 @@
-"""Small, domain-free tools: clock, units, ids, backoff.
+"""Small tools without domain knowledge: clocks and backoff, text and labels, units, garbage collection.
 
-A thing is admitted only when it could be lifted out of Phalanx unchanged. Imports the standard
-library and nothing else.
+A function is admitted only when it could be used outside Phalanx unchanged. This package imports the
+standard library and nothing else.
 """

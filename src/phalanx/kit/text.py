@@ -1,15 +1,42 @@
-"""Text from anywhere as text that every file, database and protocol takes."""
+"""Text: job labels, random names, suggestions for misspelt words, and encodable text."""
 
 from __future__ import annotations
 
+import difflib
 import re
+import secrets
+from collections.abc import Iterable
 
-_UNSAYABLE = re.compile("[\0\ud800-\udfff]")
+_JOB = re.compile(r"(?:j-)?(\d{1,15})")
+_UNENCODABLE = re.compile("[\0\ud800-\udfff]")
 
 
-def sayable(text: str) -> str:
-    """`text` with U+FFFD for what UTF-8 or a database cannot hold: NUL, and halves of pairs.
+def job_label(num: int) -> str:
+    """The label of a job number: `12` as `j-12`."""
+    return f"j-{num}"
 
-    Names of files that are not in UTF-8 bring such halves along, and exceptions quote them.
+
+def parse_job_label(text: str) -> int | None:
+    """The number in `j-12` or `12`, or None when it is neither."""
+    match = _JOB.fullmatch(text.strip())
+    return int(match[1]) if match else None
+
+
+def random_hex(num_chars: int) -> str:
+    """Unpredictable lower-case hex digits, fit for tokens and unique names."""
+    return secrets.token_hex((num_chars + 1) // 2)[:num_chars]
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word most like `word`, or None when no known word is similar."""
+    found = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def replace_unencodable(text: str) -> str:
+    """Return `text` with U+FFFD in place of characters that UTF-8 or a database cannot hold.
+
+    These are NUL and lone surrogates. File names that are not UTF-8 contain lone surrogates, and
+    exceptions quote such names.
     """
-    return _UNSAYABLE.sub("\ufffd", text)
+    return _UNENCODABLE.sub("\ufffd", text)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from phalanx.kit.ids import job_label
+from phalanx.kit.text import job_label
 
 HOME_VERSION = "1"
 

@@ -16,7 +16,7 @@ from phalanx.errors import (
     SpecInvalid,
     UserError,
 )
-from phalanx.kit.text import sayable
+from phalanx.kit.text import replace_unencodable
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -71,7 +71,9 @@ def written(body: BaseModel) -> bytes:
     try:
         return body.model_dump_json().encode()
     except ValueError:
-        odd = next((one for one in _texts(body.model_dump()) if sayable(one) != one), None)
+        odd = next(
+            (one for one in _texts(body.model_dump()) if replace_unencodable(one) != one), None
+        )
         if odd is None:
             raise
         raise UserError(f"{odd!r} is not UTF-8 and cannot be sent", "rename it") from None

@@ -10,8 +10,25 @@ from typing import Any, Literal, Self, TypeVar
 import httpx
 from pydantic import BaseModel, TypeAdapter
 
-from phalanx.schemas.api import jobs as api
-from phalanx.schemas.api.profiles import ProfileAsked, ProfileRequest, ProfilesView
+from phalanx.schemas.api.jobs import (
+    CheckpointView,
+    EventPage,
+    EventView,
+    JobPage,
+    JobView,
+    StopRequest,
+    SubmitRequest,
+    SubmitResponse,
+)
+from phalanx.schemas.api.server import HelloRequest, HelloResponse, InfoView
+from phalanx.schemas.api.telemetry import (
+    LogPage,
+    MetricsView,
+    ProfileRequest,
+    ProfilesView,
+    RequestTicket,
+    StacksView,
+)
 from phalanx.sdk.answers import raise_for, read, unreachable, written
 from phalanx.sdk.estate import EstateCalls
 
@@ -65,14 +82,14 @@ class PhalanxClient(EstateCalls):
         except (httpx.HTTPError, ValueError, AttributeError):
             return False
 
-    def info(self) -> api.InfoView:
+    def info(self) -> InfoView:
         """Who answers."""
-        return self._get(f"{_V1}/info", api.InfoView)
+        return self._get(f"{_V1}/info", InfoView)
 
-    def hello(self, client: str = "") -> api.HelloResponse:
+    def hello(self, client: str = "") -> HelloResponse:
         """Say that a client is here; an embedded server stays for it."""
-        body = api.HelloRequest(client=client)
-        return self._post(f"{_V1}/clients/hello", body, api.HelloResponse)
+        body = HelloRequest(client=client)
+        return self._post(f"{_V1}/clients/hello", body, HelloResponse)
 
     # -- code --------------------------------------------------------------------------------------
 
@@ -87,10 +104,10 @@ class PhalanxClient(EstateCalls):
 
     # -- jobs --------------------------------------------------------------------------------------
 
-    def submit(self, request: api.SubmitRequest, *, dry_run: bool = False) -> api.SubmitResponse:
+    def submit(self, request: SubmitRequest, *, dry_run: bool = False) -> SubmitResponse:
         """Submit a job, or only check its spec. Raises SpecInvalid with every problem."""
         params = {"dry_run": "true"} if dry_run else {}
-        return self._post(f"{_V1}/jobs", request, api.SubmitResponse, params)
+        return self._post(f"{_V1}/jobs", request, SubmitResponse, params)
 
     def jobs(
         self,
@@ -102,25 +119,25 @@ class PhalanxClient(EstateCalls):
         labels: Mapping[str, str] | None = None,
         before: int | None = None,
         limit: int = 100,
-    ) -> api.JobPage:
+    ) -> JobPage:
         """One page of jobs, newest first."""
         wanted = {
             "state": list(states), "project": project, "owner": owner, "name": name,
             "label": [f"{key}={value}" for key, value in (labels or {}).items()],
             "before": before, "limit": limit,
         }  # fmt: skip
-        return self._get(f"{_V1}/jobs", api.JobPage, wanted)
+        return self._get(f"{_V1}/jobs", JobPage, wanted)
 
-    def job(self, num: int) -> api.JobView:
+    def job(self, num: int) -> JobView:
         """One job with ranks, progress and lineage. Raises NotFound."""
-        return self._get(f"{_V1}/jobs/{num}", api.JobView)
+        return self._get(f"{_V1}/jobs/{num}", JobView)
 
-    def events(self, num: int, *, after: int = 0, wait_s: float = 0.0) -> api.EventPage:
+    def events(self, num: int, *, after: int = 0, wait_s: float = 0.0) -> EventPage:
         """The job's story behind `after`; waits up to `wait_s` for news."""
         params = {"after": after, "wait_s": wait_s}
-        return self._get(f"{_V1}/jobs/{num}/events", api.EventPage, params, wait_s)
+        return self._get(f"{_V1}/jobs/{num}/events", EventPage, params, wait_s)
 
-    def story(self, num: int, *, after: int = 0) -> Iterator[api.EventView]:
+    def history(self, num: int, *, after: int = 0) -> Iterator[EventView]:
         """Every event that is there now, over all pages."""
         while True:
             page = self.events(num, after=after)
@@ -139,7 +156,7 @@ class PhalanxClient(EstateCalls):
         cursor: str | None = None,
         wait_s: float = 0.0,
         role: str | None = None,
-    ) -> api.LogPage:
+    ) -> LogPage:
         """Lines behind `cursor` in the order of their arrival; waits up to `wait_s` for some.
 
         With `role`, only its lines, and `ranks` count in it.
@@ -148,7 +165,7 @@ class PhalanxClient(EstateCalls):
             "rank": list(ranks), "stream": stream, "tail": tail, "cursor": cursor,
             "wait_s": wait_s, "role": role,
         }  # fmt: skip
-        return self._get(f"{_V1}/jobs/{num}/logs", api.LogPage, params, wait_s)
+        return self._get(f"{_V1}/jobs/{num}/logs", LogPage, params, wait_s)
 
     def metrics(
         self,
@@ -159,7 +176,7 @@ class PhalanxClient(EstateCalls):
         after_step: int = -1,
         max_points: int = 1000,
         role: str | None = None,
-    ) -> api.MetricsView:
+    ) -> MetricsView:
         """Series by name and rank, thinned to `max_points` each.
 
         With `role`, only its series, and `ranks` count in it.
@@ -168,32 +185,32 @@ class PhalanxClient(EstateCalls):
             "name": list(names), "rank": list(ranks), "after_step": after_step,
             "max_points": max_points, "role": role,
         }  # fmt: skip
-        return self._get(f"{_V1}/jobs/{num}/metrics", api.MetricsView, params)
+        return self._get(f"{_V1}/jobs/{num}/metrics", MetricsView, params)
 
-    def checkpoints(self, num: int) -> list[api.CheckpointView]:
+    def checkpoints(self, num: int) -> list[CheckpointView]:
         """The job's checkpoints, oldest first."""
         content = self._bytes(f"{_V1}/jobs/{num}/checkpoints")
-        return TypeAdapter(list[api.CheckpointView]).validate_json(content)
+        return TypeAdapter(list[CheckpointView]).validate_json(content)
 
-    def ask_stacks(self, num: int) -> api.StacksAsked:
+    def ask_stacks(self, num: int) -> RequestTicket:
         """Have every rank write down where it is. Raises Conflict where none runs."""
-        return self._post(f"{_V1}/jobs/{num}/stacks", None, api.StacksAsked)
+        return self._post(f"{_V1}/jobs/{num}/stacks", None, RequestTicket)
 
     def stacks(
-        self, num: int, *, asked: api.StacksAsked | None = None, wait_s: float = 0.0
-    ) -> api.StacksView:
+        self, num: int, *, asked: RequestTicket | None = None, wait_s: float = 0.0
+    ) -> StacksView:
         """Stacks that are kept; waits up to `wait_s` for all answers to what was asked."""
         params: dict[str, Any] = {"wait_s": wait_s}
         if asked is not None:
             params |= asked.model_dump()
-        return self._get(f"{_V1}/jobs/{num}/stacks", api.StacksView, params, wait_s)
+        return self._get(f"{_V1}/jobs/{num}/stacks", StacksView, params, wait_s)
 
-    def ask_profile(self, num: int, wish: ProfileRequest) -> ProfileAsked:
+    def ask_profile(self, num: int, wish: ProfileRequest) -> RequestTicket:
         """Have the ranks profile their next steps. Raises Conflict where none runs."""
-        return self._post(f"{_V1}/jobs/{num}/profiles", wish, ProfileAsked)
+        return self._post(f"{_V1}/jobs/{num}/profiles", wish, RequestTicket)
 
     def profiles(
-        self, num: int, *, asked: ProfileAsked | None = None, wait_s: float = 0.0
+        self, num: int, *, asked: RequestTicket | None = None, wait_s: float = 0.0
     ) -> ProfilesView:
         """Profiles that are kept; waits up to `wait_s` for the answer to what was asked."""
         params: dict[str, Any] = {"wait_s": wait_s}
@@ -203,14 +220,14 @@ class PhalanxClient(EstateCalls):
 
     def stop(
         self, num: int, *, goal: Literal["cancel", "pause"] = "cancel", grace_s: float | None = None
-    ) -> api.JobView:
+    ) -> JobView:
         """Cancel or pause a job. Raises Conflict for one that is over."""
-        body = api.StopRequest(goal=goal, grace_s=grace_s)
-        return self._post(f"{_V1}/jobs/{num}/stop", body, api.JobView)
+        body = StopRequest(goal=goal, grace_s=grace_s)
+        return self._post(f"{_V1}/jobs/{num}/stop", body, JobView)
 
-    def resume(self, num: int) -> api.JobView:
+    def resume(self, num: int) -> JobView:
         """Put a paused job back into the queue."""
-        return self._post(f"{_V1}/jobs/{num}/resume", None, api.JobView)
+        return self._post(f"{_V1}/jobs/{num}/resume", None, JobView)
 
     # -- calls -------------------------------------------------------------------------------------
 

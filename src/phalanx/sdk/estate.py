@@ -7,8 +7,16 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, TypeAdapter
 
-from phalanx.schemas.api import estate
-from phalanx.schemas.api import jobs as api
+from phalanx.schemas.api.pools import (
+    ApplyRequest,
+    ApplyResponse,
+    DrainRequest,
+    DrainResponse,
+    NodeView,
+    PoolView,
+)
+from phalanx.schemas.api.projects import ProjectView
+from phalanx.schemas.api.why import WhyView
 
 M = TypeVar("M", bound=BaseModel)
 _V1 = "/api/v1"
@@ -43,31 +51,31 @@ class Calls(Protocol):
 class EstateCalls:
     """Mixed into `PhalanxClient`: one method per route."""
 
-    def pools(self: Calls) -> list[api.PoolView]:
+    def pools(self: Calls) -> list[PoolView]:
         """Pools and what is free in them."""
-        return TypeAdapter(list[api.PoolView]).validate_json(self._bytes(f"{_V1}/pools"))
+        return TypeAdapter(list[PoolView]).validate_json(self._bytes(f"{_V1}/pools"))
 
-    def pool(self: Calls, name: str) -> api.PoolView:
+    def pool(self: Calls, name: str) -> PoolView:
         """One pool with its part of the pool file. Raises NotFound."""
-        return self._get(f"{_V1}/pools/{name}", api.PoolView)
+        return self._get(f"{_V1}/pools/{name}", PoolView)
 
-    def apply_pools(self: Calls, file: Mapping[str, Any]) -> estate.ApplyResponse:
+    def apply_pools(self: Calls, file: Mapping[str, Any]) -> ApplyResponse:
         """Add or replace the pools of a pool file. Raises SpecInvalid, Conflict."""
-        body = estate.ApplyRequest(file=dict(file))
-        return self._post(f"{_V1}/pools/apply", body, estate.ApplyResponse)
+        body = ApplyRequest(file=dict(file))
+        return self._post(f"{_V1}/pools/apply", body, ApplyResponse)
 
     def remove_pool(self: Calls, name: str) -> None:
         """Forget a pool. Raises NotFound, and Conflict while jobs run in it."""
         self._delete(f"{_V1}/pools/{name}")
 
-    def nodes(self: Calls, pool: str | None = None) -> list[api.NodeView]:
+    def nodes(self: Calls, pool: str | None = None) -> list[NodeView]:
         """Nodes and what is free on them."""
         found = self._bytes(f"{_V1}/nodes", {"pool": pool})
-        return TypeAdapter(list[api.NodeView]).validate_json(found)
+        return TypeAdapter(list[NodeView]).validate_json(found)
 
-    def node(self: Calls, name: str) -> api.NodeView:
+    def node(self: Calls, name: str) -> NodeView:
         """One node. Raises NotFound."""
-        return self._get(f"{_V1}/nodes/{name}", api.NodeView)
+        return self._get(f"{_V1}/nodes/{name}", NodeView)
 
     def drain(
         self: Calls,
@@ -76,33 +84,33 @@ class EstateCalls:
         reason: str = "",
         state: Literal["drained", "quarantined"] = "drained",
         jobs: Literal["leave", "move"] = "leave",
-    ) -> estate.DrainResponse:
+    ) -> DrainResponse:
         """Let nothing start on a node any more. Raises NotFound."""
-        body = estate.DrainRequest(reason=reason, state=state, jobs=jobs)
-        return self._post(f"{_V1}/nodes/{name}/drain", body, estate.DrainResponse)
+        body = DrainRequest(reason=reason, state=state, jobs=jobs)
+        return self._post(f"{_V1}/nodes/{name}/drain", body, DrainResponse)
 
-    def undrain(self: Calls, name: str) -> api.NodeView:
+    def undrain(self: Calls, name: str) -> NodeView:
         """Let jobs start on a node again. Raises NotFound."""
-        return self._post(f"{_V1}/nodes/{name}/undrain", None, api.NodeView)
+        return self._post(f"{_V1}/nodes/{name}/undrain", None, NodeView)
 
-    def projects(self: Calls) -> list[estate.ProjectView]:
+    def projects(self: Calls) -> list[ProjectView]:
         """Projects, their limits and what they hold."""
         found = self._bytes(f"{_V1}/projects")
-        return TypeAdapter(list[estate.ProjectView]).validate_json(found)
+        return TypeAdapter(list[ProjectView]).validate_json(found)
 
-    def project(self: Calls, name: str) -> estate.ProjectView:
+    def project(self: Calls, name: str) -> ProjectView:
         """One project with its part of the project file. Raises NotFound."""
-        return self._get(f"{_V1}/projects/{name}", estate.ProjectView)
+        return self._get(f"{_V1}/projects/{name}", ProjectView)
 
-    def apply_projects(self: Calls, file: Mapping[str, Any]) -> estate.ApplyResponse:
+    def apply_projects(self: Calls, file: Mapping[str, Any]) -> ApplyResponse:
         """Add or replace the projects of a project file. Raises SpecInvalid."""
-        body = estate.ApplyRequest(file=dict(file))
-        return self._post(f"{_V1}/projects/apply", body, estate.ApplyResponse)
+        body = ApplyRequest(file=dict(file))
+        return self._post(f"{_V1}/projects/apply", body, ApplyResponse)
 
     def remove_project(self: Calls, name: str) -> None:
         """Forget a project's limits. Raises NotFound, Conflict for a parent of others."""
         self._delete(f"{_V1}/projects/{name}")
 
-    def why(self: Calls, num: int) -> estate.WhyView:
+    def why(self: Calls, num: int) -> WhyView:
         """Why a job is where it is. Raises NotFound."""
-        return self._get(f"{_V1}/jobs/{num}/why", estate.WhyView)
+        return self._get(f"{_V1}/jobs/{num}/why", WhyView)

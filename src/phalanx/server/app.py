@@ -51,7 +51,7 @@ from phalanx.errors import (
     UserError,
 )
 from phalanx.executors.protocol import Executor
-from phalanx.kit import collector
+from phalanx.kit import garbage
 from phalanx.kit.clock import Clock, SystemClock
 from phalanx.schemas.home import HomeLayout
 from phalanx.server.context import Context, Presence
@@ -262,7 +262,7 @@ async def _run(
         server_header=False,
     )
     server = _Server(config, on_ready)
-    collector.for_a_long_life()
+    garbage.tune_for_long_lived_process()
     signalled = asyncio.Event()
     serving = asyncio.create_task(server.serve(sockets=[sock]), name="http")
     loops = [

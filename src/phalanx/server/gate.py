@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from phalanx.errors import PermissionDenied, PlatformError, UserError
 from phalanx.kit.units import format_size
-from phalanx.schemas.api.jobs import ErrorView, ProblemView
+from phalanx.schemas.api.body import ErrorView, ProblemView
 from phalanx.server.context import Context, in_thread
 from phalanx.services.platform import token_hash
 from phalanx.store import supervisors

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from phalanx.errors import Problem, SpecInvalid
-from phalanx.kit.nearest import nearest
+from phalanx.kit.text import nearest
 from phalanx.kit.units import parse_duration
 
 _PREFIX = "PHALANX__"

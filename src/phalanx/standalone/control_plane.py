@@ -20,7 +20,7 @@ from phalanx.kit.clock import Clock, SystemClock
 from phalanx.launch.durable import write_file
 from phalanx.launch.identity import this_process
 from phalanx.schemas.home import HomeLayout, ServerFile
-from phalanx.schemas.pools.pools import PoolFile, read_pool_file
+from phalanx.schemas.pools.pool_file import PoolFile, read_pool_file
 from phalanx.server.app import serve
 from phalanx.server.settings import Settings, read_settings
 from phalanx.standalone.home import HomeLock, prepare_home, read_token, rotate_log

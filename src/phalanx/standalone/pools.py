@@ -12,11 +12,11 @@ from phalanx.errors import Conflict, NotFound, ServerError
 from phalanx.executors import local
 from phalanx.executors.protocol import Executor
 from phalanx.executors.routing import RoutedExecutor
-from phalanx.kit.ids import random_hex
+from phalanx.kit.text import random_hex
 from phalanx.launch.durable import write_file
-from phalanx.schemas.api.estate import ChangeView
+from phalanx.schemas.api.pools import ChangeView
 from phalanx.schemas.home import HomeLayout
-from phalanx.schemas.pools.pools import POOL_SCHEMA, read_pool_file
+from phalanx.schemas.pools.pool_file import POOL_SCHEMA, read_pool_file
 from phalanx.schemas.pools.ray_pools import RayPool
 from phalanx.services.resources.clusters import Kept
 

@@ -13,7 +13,7 @@ from phalanx.core.gang.placement import Demand
 from phalanx.core.jobs.model import HOLDING, TERMINAL, Job, JobState
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.errors import NotFound, StaleRow
-from phalanx.kit.ids import job_label
+from phalanx.kit.text import job_label
 from phalanx.store.database import JsonText, Tx, take_numbers, to_json
 from phalanx.store.tables import jobs
 

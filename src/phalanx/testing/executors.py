@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from phalanx.core.gang.placement import Node
-from phalanx.errors import ExecutorUnavailable, LaunchFailed
+from phalanx.errors import ExecutorUnavailable, LaunchError
 from phalanx.executors.protocol import Executor, SupervisorRef, SupervisorStatus
 from phalanx.schemas.wire.assignments import Assignment
 from phalanx.schemas.wire.supervision import ExitRecord
@@ -35,7 +35,7 @@ class FakeExecutor:
     alive: set[SupervisorRef] = field(default_factory=set)
     exits: dict[SupervisorRef, ExitRecord] = field(default_factory=dict)
     stopped: list[SupervisorRef] = field(default_factory=list)
-    refuse: list[LaunchFailed | ExecutorUnavailable] = field(default_factory=list)
+    refuse: list[LaunchError | ExecutorUnavailable] = field(default_factory=list)
     slow_deaths: bool = False
     num_starts: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)

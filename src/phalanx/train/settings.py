@@ -9,7 +9,7 @@ from typing import Any
 from phalanx.core.training.guards import Policy
 from phalanx.core.training.pipelines import SCHEDULES
 from phalanx.errors import Problem, SpecInvalid
-from phalanx.kit.nearest import nearest
+from phalanx.kit.text import nearest
 from phalanx.train.numerics.compression.settings import Compression
 from phalanx.train.numerics.local_sgd.settings import Sync
 

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from phalanx.kit.ids import parse_job_label
+from phalanx.kit.text import parse_job_label
 from phalanx.schemas.api.jobs import JobView
 from phalanx.sdk import PhalanxClient
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from e2e.platform.harness import wait_for
-from phalanx.kit.ids import random_hex
+from phalanx.kit.text import random_hex
 
 RCLONE = shutil.which("rclone", path=str(Path(sys.executable).parent)) or shutil.which("rclone")
 # Made up anew each time, so that no source file holds what a test looks for.

@@ -7,7 +7,7 @@ import pytest
 
 from e2e.platform.harness import Platform, probe_spec
 from e2e.platform.object_server import KEY, RCLONE, SECRET, object_server
-from phalanx.kit.ids import random_hex
+from phalanx.kit.text import random_hex
 
 pytestmark = [
     pytest.mark.e2e,

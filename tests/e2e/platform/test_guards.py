@@ -42,7 +42,7 @@ def test_rolling_back_is_a_new_generation_that_passes_the_batch_over(
     assert (view.attempts, view.restarts) == (1, 1)
     assert "gradients were not finite" in (view.failure.message if view.failure else "")
     with platform.client() as client:
-        (found,) = [one.data for one in client.story(view.num) if one.kind == "guarded"]
+        (found,) = [one.data for one in client.history(view.num) if one.kind == "guarded"]
     assert (found["what"], found["origin"], found["action"]) == ("non_finite", "data", "rollback")
     assert len(found["ranks"]) == 1 and found["nodes"] == ["local"]
     assert all(loss == loss for loss in json.loads(Path(f"{out}.json").read_text())["losses"])

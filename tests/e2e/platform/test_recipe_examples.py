@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from e2e.platform.harness import BIN, Platform, kill, wait_for
-from phalanx.kit.ids import parse_job_label
+from phalanx.kit.text import parse_job_label
 from phalanx.train.programs.recipes import images, texts
 
 pytestmark = [pytest.mark.e2e, pytest.mark.extras]  # whole trainings

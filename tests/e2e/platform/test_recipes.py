@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from e2e.platform.harness import Platform
-from phalanx.kit.ids import parse_job_label
+from phalanx.kit.text import parse_job_label
 
 pytestmark = [pytest.mark.e2e, pytest.mark.extras]  # whole trainings
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"

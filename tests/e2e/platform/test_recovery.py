@@ -99,13 +99,15 @@ def test_what_a_killed_supervisor_never_reported_is_told_by_the_next(
     platform.up()
     for job in jobs:
         assert platform.wait_state(job, "succeeded").attempts == 2
-    told = wait_for("the account", lambda: (v := platform.show(jobs[0]).lineage).unheard == 0 and v)
+    told = wait_for(
+        "the account", lambda: (v := platform.show(jobs[0]).lineage).unreported == 0 and v
+    )
     assert (told.missed, told.duplicated, told.consumed) == (0, 0, 5 * SAMPLES)
     assert told.redone > 0
     view = platform.show(jobs[1]).lineage
     assert (view.missed, view.duplicated) == (0, 0)
-    assert view.unheard > 0 and view.unheard + view.consumed == 5 * SAMPLES
-    assert f"{view.unheard} unheard of" in platform.run("show", jobs[1]).stdout
+    assert view.unreported > 0 and view.unreported + view.consumed == 5 * SAMPLES
+    assert f"{view.unreported} unreported" in platform.run("show", jobs[1]).stdout
 
 
 def committed(store: Path) -> set[Path]:

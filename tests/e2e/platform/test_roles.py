@@ -98,7 +98,7 @@ def test_who_is_required_takes_all_along_and_who_is_not_goes_alone(
     first = pids(platform, job)
     kill(first["server"][0], signal.SIGKILL)
     with platform.client() as client:
-        wait_for("the warning", lambda: any(one.kind == "warned" for one in client.story(num)))
+        wait_for("the warning", lambda: any(one.kind == "warned" for one in client.history(num)))
     assert "the job goes on without it" in platform.run("show", job).stdout
     assert (platform.show(job).state, platform.show(job).restarts) == ("running", 0)
     everyone = [one for pid in (*first["learner"], *first["actor"]) for one in family(pid)]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from e2e.platform.harness import BIN, Platform, probe_spec, wait_for
-from phalanx.kit.ids import parse_job_label
+from phalanx.kit.text import parse_job_label
 
 pytestmark = pytest.mark.e2e
 TRAINING = Path(__file__).parents[1] / "training"

@@ -15,7 +15,7 @@ from phalanx.errors import SpecInvalid
 from phalanx.executors.ray.inventory import RayInventory
 from phalanx.executors.ray.node_files import CodeSource, CodeUnavailable, NodeFiles
 from phalanx.launch.identity import LOCK_NAME
-from phalanx.schemas.pools.pools import read_pool_file
+from phalanx.schemas.pools.pool_file import read_pool_file
 from phalanx.schemas.pools.ray_pools import RayPool
 
 pytestmark = pytest.mark.unit

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.kit.backoff import backoff_s
-from phalanx.kit.ids import job_label, parse_job_label, random_hex
-from phalanx.kit.nearest import nearest
+from phalanx.kit.clock import backoff_s
+from phalanx.kit.text import job_label, nearest, parse_job_label, random_hex
 from phalanx.kit.units import (
     format_duration,
     format_size,

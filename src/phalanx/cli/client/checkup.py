@@ -27,7 +27,7 @@ _BUILT_AT_US = 1_767_225_600_000_000  # 2026-01-01: no correct clock shows less
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """One line of the report."""
 
     verdict: Literal["ok", "warn", "FAIL"]
@@ -40,73 +40,77 @@ class Finding:
         return asdict(self)
 
 
-def examine(home: Path) -> list[Finding]:
+def examine(home: Path) -> list[CheckResult]:
     """Every check, in the order in which they matter."""
-    checks: tuple[Callable[[Path], Finding], ...] = (
+    checks: tuple[Callable[[Path], CheckResult], ...] = (
         _python, _torch, _home, _disk, _shm, _files, _port, _cores, _clock, _server,
     )  # fmt: skip
     return [check(home) for check in checks]
 
 
-def _python(home: Path) -> Finding:
+def _python(home: Path) -> CheckResult:
     said = f"{sys.version.split()[0]} at {sys.executable}; Phalanx {__version__}"
-    return Finding("ok", "python", said)
+    return CheckResult("ok", "python", said)
 
 
-def _torch(home: Path) -> Finding:
+def _torch(home: Path) -> CheckResult:
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        return Finding(
+        return CheckResult(
             "warn", "torch", "not installed for this Python", "pip install 'phalanx[train]'"
         )
     if not version.startswith("2.13."):
-        return Finding("warn", "torch", version, "phalanx.train is made for 2.13")
-    return Finding("ok", "torch", version)
+        return CheckResult("warn", "torch", version, "phalanx.train is made for 2.13")
+    return CheckResult("ok", "torch", version)
 
 
 def _nearest_folder(path: Path) -> Path:
     return next(folder for folder in (path, *path.parents) if os.path.exists(folder))
 
 
-def _home(home: Path) -> Finding:
+def _home(home: Path) -> CheckResult:
     existing = _nearest_folder(home)
     if not existing.is_dir():
-        return Finding("FAIL", "home", f"{existing} is not a folder", "choose another --home")
+        return CheckResult("FAIL", "home", f"{existing} is not a folder", "choose another --home")
     if not os.access(existing, os.W_OK | os.X_OK):
-        return Finding("FAIL", "home", f"{existing} is not writable", "choose another --home")
+        return CheckResult("FAIL", "home", f"{existing} is not writable", "choose another --home")
     if os.path.exists(home) and home.stat().st_mode & 0o077:
-        return Finding("warn", "home", f"others may look into {home}", f"chmod 700 {home}")
-    return Finding("ok", "home", str(home) + ("" if os.path.exists(home) else " (not there yet)"))
+        return CheckResult("warn", "home", f"others may look into {home}", f"chmod 700 {home}")
+    return CheckResult(
+        "ok", "home", str(home) + ("" if os.path.exists(home) else " (not there yet)")
+    )
 
 
-def _disk(home: Path) -> Finding:
+def _disk(home: Path) -> CheckResult:
     free = shutil.disk_usage(_nearest_folder(home)).free
     said = f"{format_size(free)} free where checkpoints go"
     if free < _MIN_FREE:
-        return Finding("FAIL", "disk", said, "free some, or choose another --home")
-    return Finding("ok", "disk", said)
+        return CheckResult("FAIL", "disk", said, "free some, or choose another --home")
+    return CheckResult("ok", "disk", said)
 
 
-def _shm(home: Path) -> Finding:
+def _shm(home: Path) -> CheckResult:
     try:
         free = shutil.disk_usage("/dev/shm").free
     except OSError:
-        return Finding("warn", "shared memory", "no /dev/shm", "data workers cannot share tensors")
+        return CheckResult(
+            "warn", "shared memory", "no /dev/shm", "data workers cannot share tensors"
+        )
     said = f"{format_size(free)} free in /dev/shm"
     if free < _MIN_SHM:
-        return Finding("warn", "shared memory", said, "data workers may fail: enlarge it")
-    return Finding("ok", "shared memory", said)
+        return CheckResult("warn", "shared memory", said, "data workers may fail: enlarge it")
+    return CheckResult("ok", "shared memory", said)
 
 
-def _files(home: Path) -> Finding:
+def _files(home: Path) -> CheckResult:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < _MIN_FILES:
-        return Finding("warn", "open files", f"at most {soft}", f"ulimit -n {_MIN_FILES * 4}")
-    return Finding("ok", "open files", f"at most {soft}")
+        return CheckResult("warn", "open files", f"at most {soft}", f"ulimit -n {_MIN_FILES * 4}")
+    return CheckResult("ok", "open files", f"at most {soft}")
 
 
-def _port(home: Path) -> Finding:
+def _port(home: Path) -> CheckResult:
     try:
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", 0))
@@ -115,43 +119,47 @@ def _port(home: Path) -> Finding:
             with socket.create_connection(("127.0.0.1", port), timeout=5):
                 pass
     except OSError as error:
-        return Finding(
+        return CheckResult(
             "FAIL", "loopback", f"127.0.0.1 does not work: {error}", "check the firewall"
         )
-    return Finding("ok", "loopback", "127.0.0.1 answers")
+    return CheckResult("ok", "loopback", "127.0.0.1 answers")
 
 
-def _cores(home: Path) -> Finding:
+def _cores(home: Path) -> CheckResult:
     usable, total = len(os.sched_getaffinity(0)), os.cpu_count() or 1
-    return Finding("ok", "cores", f"{usable} of {total} usable; {max(4, usable)} slots by default")
+    return CheckResult(
+        "ok", "cores", f"{usable} of {total} usable; {max(4, usable)} slots by default"
+    )
 
 
-def _clock(home: Path) -> Finding:
+def _clock(home: Path) -> CheckResult:
     now = SystemClock().now()
     if now < _BUILT_AT_US:
-        return Finding("FAIL", "clock", "is years behind", "set it, for example with NTP")
+        return CheckResult("FAIL", "clock", "is years behind", "set it, for example with NTP")
     existing = _nearest_folder(home)
     probe = existing / f".phalanx-clock-{os.getpid()}"
     try:
         probe.touch()
         skew_s = abs(probe.stat().st_mtime - SystemClock().now() / 1e6)
     except OSError:
-        return Finding("warn", "clock", "cannot be compared with the disk's")
+        return CheckResult("warn", "clock", "cannot be compared with the disk's")
     finally:
         with contextlib.suppress(OSError):
             probe.unlink()
     if skew_s > _MAX_SKEW_S:
         said = f"differs by {skew_s:.1f} s from the disk's"
-        return Finding("warn", "clock", said, "a file server with another clock: use a local home")
-    return Finding("ok", "clock", "agrees with the disk's")
+        return CheckResult(
+            "warn", "clock", said, "a file server with another clock: use a local home"
+        )
+    return CheckResult("ok", "clock", "agrees with the disk's")
 
 
-def _server(home: Path) -> Finding:
+def _server(home: Path) -> CheckResult:
     found = embedded.find(home)
     if found is None:
-        return Finding("ok", "control plane", "none is running; verbs start one when needed")
+        return CheckResult("ok", "control plane", "none is running; verbs start one when needed")
     pid = found.process.pid if found.process is not None else "?"
     said = f"{found.url} (pid {pid}, version {found.version})"
     if found.version != __version__:
-        return Finding("warn", "control plane", said, f"this is {__version__}: restart it")
-    return Finding("ok", "control plane", said)
+        return CheckResult("warn", "control plane", said, f"this is {__version__}: restart it")
+    return CheckResult("ok", "control plane", said)

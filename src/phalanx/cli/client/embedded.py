@@ -31,7 +31,7 @@ _SLOW_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ServerAddress:
     """Where a control plane answers, and which process it is where that is known."""
 
     url: str
@@ -40,19 +40,19 @@ class Address:
     version: str = ""
 
 
-def find(home: Path) -> Address | None:
+def find(home: Path) -> ServerAddress | None:
     """The live control plane of a home, by what it wrote; None when there is none."""
     try:
         data = json.loads((home / SERVER_FILE).read_bytes())
         process = ProcessIdentity(data["boot_id"], data["pid"], data["started_ticks"])
-        found = Address(data["url"], data["token"], process, data["version"])
+        found = ServerAddress(data["url"], data["token"], process, data["version"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found if process.is_alive() else None
 
 
 @dataclass(slots=True)
-class Starting:
+class StartingServer:
     """A control plane on its way; `finish` waits until it answers."""
 
     home: Path
@@ -60,7 +60,7 @@ class Starting:
     lock: IO[bytes]
     log_offset: int
 
-    def finish(self, tell: Callable[[str], None]) -> Address:
+    def finish(self, tell: Callable[[str], None]) -> ServerAddress:
         """Wait until it answers; says so through `tell` when that takes long.
 
         Raises ServerError with its own words when it ends instead, ServerUnavailable after a minute.
@@ -96,7 +96,7 @@ class Starting:
         return said.removeprefix("phalanx: ")
 
 
-def begin(home: Path, num_slots: int | None = None) -> Address | Starting:
+def begin(home: Path, num_slots: int | None = None) -> ServerAddress | StartingServer:
     """The control plane of a home, or the start of one. Two callers at once start one.
 
     Raises ServerError when the home cannot be written.
@@ -120,7 +120,7 @@ def begin(home: Path, num_slots: int | None = None) -> Address | Starting:
     return _spawn(home, lock, num_slots)
 
 
-def _spawn(home: Path, lock: IO[bytes], num_slots: int | None) -> Starting:
+def _spawn(home: Path, lock: IO[bytes], num_slots: int | None) -> StartingServer:
     command = [sys.executable, "-m", "phalanx.standalone", "--home", str(home), "--detached"]
     command += ["--idle-exit-s", str(IDLE_EXIT_S)]
     if num_slots is not None:
@@ -137,7 +137,7 @@ def _spawn(home: Path, lock: IO[bytes], num_slots: int | None) -> Starting:
             start_new_session=True,
             cwd="/",
         )
-    return Starting(home, child, lock, offset)
+    return StartingServer(home, child, lock, offset)
 
 
 def wait_gone(process: ProcessIdentity, limit_s: float) -> bool:

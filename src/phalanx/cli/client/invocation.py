@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from phalanx.errors import UserError
-from phalanx.kit.text import sayable
+from phalanx.kit.text import replace_unencodable
 
 _SECRET_WORDS = frozenset(
     {
@@ -25,7 +25,7 @@ _LEFT_OUT = re.compile(r"(PHALANX|TORCHELASTIC|PET)_.*|_|SHLVL|OLDPWD|COLUMNS|LI
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class Invocation:
     """The caller's environment, folder and Python."""
 
     env: Mapping[str, str]
@@ -33,7 +33,7 @@ class Caller:
     python: str
 
     @classmethod
-    def of_this_process(cls) -> Caller:
+    def of_this_process(cls) -> Invocation:
         """Read once, at the start."""
         env = dict(os.environ)  # noqa: TID251 (the program's entry point)
         return cls(env, _cwd(env), sys.executable)
@@ -63,7 +63,7 @@ def looks_secret(name: str, value: str = "") -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Luggage:
+class ForwardedEnvironment:
     """What of the caller's environment goes along, and the names of what was held back.
 
     `odd` are variables that are not UTF-8: they cannot be sent.
@@ -74,7 +74,7 @@ class Luggage:
     odd: tuple[str, ...] = ()
 
 
-def pack(env: Mapping[str, str], named: Iterable[str]) -> Luggage:
+def pack(env: Mapping[str, str], named: Iterable[str]) -> ForwardedEnvironment:
     """Choose what goes along: everything but secrets, and the secrets that are `named`.
 
     Raises UserError when a named variable is not set.
@@ -89,8 +89,8 @@ def pack(env: Mapping[str, str], named: Iterable[str]) -> Luggage:
     withheld: list[str] = []
     odd: list[str] = []
     for name, value in env.items():
-        if sayable(name + value) != name + value:
-            odd.append(sayable(name))
+        if replace_unencodable(name + value) != name + value:
+            odd.append(replace_unencodable(name))
         elif name in wanted:
             kept[name] = value
         elif _LEFT_OUT.fullmatch(name):
@@ -99,4 +99,4 @@ def pack(env: Mapping[str, str], named: Iterable[str]) -> Luggage:
             withheld.append(name)
         else:
             kept[name] = value
-    return Luggage(kept, tuple(sorted(withheld)), tuple(sorted(odd)))
+    return ForwardedEnvironment(kept, tuple(sorted(withheld)), tuple(sorted(odd)))

@@ -37,10 +37,10 @@ def run_to_end(
     from phalanx.schemas.api.jobs import SubmitRequest
     from phalanx.schemas.spec.document import resolved, validate_spec
 
-    spec = {**part, "run": [session.caller.python, "-u", "-m", module, *words]}
+    spec = {**part, "run": [session.invocation.python, "-u", "-m", module, *words]}
     body = SubmitRequest(
-        spec=resolved(validate_spec(spec)), kind="run", caller_cwd=str(session.caller.cwd),
-        caller_env=pack(session.caller.env, []).env, owner=session.caller.owner(),
+        spec=resolved(validate_spec(spec)), kind="run", caller_cwd=str(session.invocation.cwd),
+        caller_env=pack(session.invocation.env, []).env, owner=session.invocation.owner(),
     )  # fmt: skip
     job = client.submit(body).job
     assert job is not None
@@ -57,7 +57,7 @@ def _awaited(client: PhalanxClient, num: int) -> tuple[JobView, str | None]:
     after, pool, without_place = 0, None, 0
     while not (view := client.job(num)).is_terminal:
         pool = view.pool or pool
-        stays = view.stays
+        stays = view.pending_reason
         nowhere = stays is not None and stays.code == ReasonCode.UNPLACEABLE.value
         without_place = without_place + 1 if nowhere else 0
         if stays is not None and without_place >= _ROUNDS_WITHOUT_PLACE:

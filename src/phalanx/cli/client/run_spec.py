@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from phalanx.cli.client.invocation import Caller
+from phalanx.cli.client.invocation import Invocation
 from phalanx.errors import Problem, SpecInvalid, UserError
 from phalanx.schemas.spec.document import (
     JobSpec,
@@ -56,43 +56,43 @@ class Planned:
     root: Path | None
 
 
-def plan_run(words: Sequence[str], flags: RunFlags, caller: Caller) -> Planned:
+def plan_run(words: Sequence[str], flags: RunFlags, invocation: Invocation) -> Planned:
     """What `phalanx run` submits.
 
     Raises UserError for a command that is not there, SpecInvalid for what is wrong in flags or script.
     """
-    root, command, name, defaults = _command(list(words), flags, caller)
+    root, command, name, defaults = _command(list(words), flags, invocation)
     for key in ("run", "workdir"):
         if key in defaults:
             raise SpecInvalid([Problem(f"tool.phalanx.{key}", "`phalanx run` sets it; remove it")])
     data = _merge(defaults, flags)
     if flags.requirements is not None or flags.packages:
-        data["python"] = _python(data.get("python"), flags, root, caller)
+        data["python"] = _python(data.get("python"), flags, root, invocation)
     data.setdefault("name", name)
     data["run"] = command
     return Planned(validate_spec(data), root)
 
 
 def _command(
-    words: list[str], flags: RunFlags, caller: Caller
+    words: list[str], flags: RunFlags, invocation: Invocation
 ) -> tuple[Path | None, list[str], str, dict[str, Any]]:
     if flags.module is not None:
         name = flags.module.rpartition(".")[2] or flags.module
-        command = [caller.python, "-u", "-m", flags.module, *words]
-        return _usual_root(caller), command, _clean(name), dict(flags.defaults)
+        command = [invocation.python, "-u", "-m", flags.module, *words]
+        return _usual_root(invocation), command, _clean(name), dict(flags.defaults)
     if not words:
         raise UserError(
             "nothing to run", "write: phalanx run train.py, or: phalanx run -n 2 -- ./program"
         )
     first = words[0]
     if first.endswith(".py"):
-        return _script(first, words[1:], caller)
-    path = caller.env.get("PATH")
-    here = str(caller.cwd / first) if "/" in first else first
+        return _script(first, words[1:], invocation)
+    path = invocation.env.get("PATH")
+    here = str(invocation.cwd / first) if "/" in first else first
     if shutil.which(here, path=path) is None:
         hint = "name Python scripts *.py, modules with -m, programs as your shell finds them"
-        raise UserError(f"{first}: {_why_not(Path(caller.cwd / first), first)}", hint)
-    return _usual_root(caller), words, _clean(Path(first).name), {}
+        raise UserError(f"{first}: {_why_not(Path(invocation.cwd / first), first)}", hint)
+    return _usual_root(invocation), words, _clean(Path(first).name), {}
 
 
 def _why_not(path: Path, word: str) -> str:
@@ -102,18 +102,18 @@ def _why_not(path: Path, word: str) -> str:
 
 
 def _script(
-    word: str, args: list[str], caller: Caller
+    word: str, args: list[str], invocation: Invocation
 ) -> tuple[Path, list[str], str, dict[str, Any]]:
-    path = Path(caller.cwd, word)
+    path = Path(invocation.cwd, word)
     if path.is_dir():
         raise UserError(f"{word}: is a folder, not a script")
     if not path.exists():
-        raise UserError(f"{word}: no such file", f"looked in {caller.cwd}")
+        raise UserError(f"{word}: no such file", f"looked in {invocation.cwd}")
     text = read_text(path)
     _check_syntax(text, word)
     defaults = script_defaults(text, word)
-    root, relative = _root_of(path, caller)
-    command = [caller.python, "-u", relative, *args]
+    root, relative = _root_of(path, invocation)
+    command = [invocation.python, "-u", relative, *args]
     return root, command, _clean(path.stem), defaults
 
 
@@ -131,27 +131,27 @@ def _check_syntax(text: str, word: str) -> None:
         raise UserError(f"{word}: {error}") from None
 
 
-def _root_of(path: Path, caller: Caller) -> tuple[Path, str]:
+def _root_of(path: Path, invocation: Invocation) -> tuple[Path, str]:
     """The folder that travels, and the script's place in it.
 
     The caller's folder, as imports and data files are usually relative to it; the script's own where
     it lies elsewhere, or where the caller's is no project folder at all.
     """
-    root = _usual_root(caller)
-    absolute = Path(caller.cwd, path)
+    root = _usual_root(invocation)
+    absolute = Path(invocation.cwd, path)
     if root is not None and absolute.parent.resolve().is_relative_to(root.resolve()):
         inside = absolute.parent.resolve().relative_to(root.resolve()) / absolute.name
         return root, str(inside)
     return absolute.parent, absolute.name
 
 
-def _usual_root(caller: Caller) -> Path | None:
+def _usual_root(invocation: Invocation) -> Path | None:
     """The caller's folder, unless it is one that nobody means to send along as a whole."""
-    cwd = caller.cwd.resolve()
+    cwd = invocation.cwd.resolve()
     never = {Path("/"), Path("/tmp"), Path("/root"), Path("/home")}
-    if caller.env.get("HOME"):
-        never.add(Path(caller.env["HOME"]).resolve())
-    return None if cwd in never else caller.cwd
+    if invocation.env.get("HOME"):
+        never.add(Path(invocation.env["HOME"]).resolve())
+    return None if cwd in never else invocation.cwd
 
 
 def _clean(name: str) -> str:
@@ -195,12 +195,14 @@ def _merge(defaults: Mapping[str, Any], flags: RunFlags) -> dict[str, Any]:
     return data
 
 
-def _python(known: Any, flags: RunFlags, root: Path | None, caller: Caller) -> dict[str, Any]:
+def _python(
+    known: Any, flags: RunFlags, root: Path | None, invocation: Invocation
+) -> dict[str, Any]:
     """The section `python` with what the flags add to it."""
     section = short_form(known or {})
     section = dict(section) if isinstance(section, dict) else {}
     if flags.requirements is not None:
-        path = Path(caller.cwd, flags.requirements).resolve()
+        path = Path(invocation.cwd, flags.requirements).resolve()
         if not path.is_file():
             raise UserError(f"--requirements {flags.requirements}: no such file")
         if root is None or not path.is_relative_to(root.resolve()):

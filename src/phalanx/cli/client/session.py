@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.cli.client import embedded
-from phalanx.cli.client.invocation import Caller
+from phalanx.cli.client.invocation import Invocation
 from phalanx.cli.terminal.output import note
 from phalanx.errors import NotFound, PlatformError, ServerUnavailable, UserError
-from phalanx.kit.ids import parse_job_label
+from phalanx.kit.text import parse_job_label
 
 if TYPE_CHECKING:
     from phalanx.sdk import PhalanxClient
@@ -24,11 +24,11 @@ _TRIES = 3
 class Session:
     """One call of the command line. `url` None: the control plane of `home`, started when needed."""
 
-    caller: Caller
+    invocation: Invocation
     home: Path
     url: str | None = None
     token: str | None = None
-    starting: embedded.Address | embedded.Starting | None = None
+    starting: embedded.ServerAddress | embedded.StartingServer | None = None
 
     def begin(self, num_slots: int | None = None) -> None:
         """Start the control plane, where one is missing, without waiting for it."""
@@ -48,7 +48,9 @@ class Session:
             return client
         for last in (False,) * (_TRIES - 1) + (True,):
             pending, self.starting = self.starting or embedded.begin(self.home), None
-            where = pending.finish(note) if isinstance(pending, embedded.Starting) else pending
+            where = (
+                pending.finish(note) if isinstance(pending, embedded.StartingServer) else pending
+            )
             client = PhalanxClient(where.url, where.token)
             try:
                 client.hello()

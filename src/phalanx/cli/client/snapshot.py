@@ -29,7 +29,7 @@ _USUALLY_OUT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class CodeSnapshot:
     """An archive: its file, the SHA-256 of its bytes, and what was left out on the way."""
 
     path: Path
@@ -150,7 +150,7 @@ def _from_above(root: Path, ignores: _Ignores) -> tuple[_Ignores, str]:
 
 def take(
     root: Path, into: Path, *, excluded: Sequence[Path] = (), max_bytes: int = MAX_BYTES
-) -> Snapshot:
+) -> CodeSnapshot:
     """Archive `root` as the file `into`.
 
     Symbolic links that lead out of `root`, sockets and devices are left out with a note. Raises
@@ -175,7 +175,7 @@ def take(
                 if sizes.total() > max_bytes:
                     _too_large(root, walk, sizes, max_bytes)
                 _add(archive, info, Path(entry.path), walk.notes)
-    return Snapshot(into, sink.sha.hexdigest(), sink.size_bytes, num_files, tuple(walk.notes))
+    return CodeSnapshot(into, sink.sha.hexdigest(), sink.size_bytes, num_files, tuple(walk.notes))
 
 
 def _describe(

@@ -15,19 +15,13 @@ from phalanx.cli.exits import INTERRUPTED, code_of
 from phalanx.cli.terminal.options import one_rank
 from phalanx.cli.terminal.output import lasted, notice
 from phalanx.cli.terminal.screen import Screen, screen_for
-from phalanx.errors import PlatformError, ServerBusy, ServerError, ServerUnavailable
-from phalanx.kit.backoff import backoff_s
+from phalanx.errors import PlatformError, ServerError, ServerUnavailable
+from phalanx.kit.clock import backoff_s
 
 if TYPE_CHECKING:
     from phalanx.cli.client.session import Session
-    from phalanx.schemas.api.jobs import (
-        EventPage,
-        EventView,
-        FailureView,
-        JobView,
-        LogLine,
-        LogPage,
-    )
+    from phalanx.schemas.api.jobs import EventPage, EventView, FailureView, JobView
+    from phalanx.schemas.api.telemetry import LogLine, LogPage
     from phalanx.sdk import PhalanxClient
 
 _LONG_POLL_S = 20.0
@@ -40,7 +34,7 @@ _LOOK_EVERY = 8
 T = TypeVar("T")
 
 
-class Interrupts(Enum):
+class CtrlC(Enum):
     """What Ctrl-C does to the job."""
 
     CANCEL = "cancel"
@@ -48,7 +42,7 @@ class Interrupts(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class OutputFilter:
     """Whose output is shown: that of all ranks, of rank 0, or of one; one stream or both.
 
     With `role`, only that role's, and ranks count in it.
@@ -67,7 +61,7 @@ class View:
         return 0 if self.ranks == "first" else self.ranks
 
 
-class Link:
+class ReconnectingClient:
     """One thread's client, which survives the end of the control plane: it waits for the next one.
 
     `left` ends the waiting; all links of a follower share it.
@@ -89,7 +83,7 @@ class Link:
                 if self._client is None:
                     self._client = self._session.connect()
                 return ask(self._client)
-            except (ServerUnavailable, ServerBusy) as error:
+            except ServerUnavailable as error:
                 self._client = None
                 if self._left.is_set():
                     raise
@@ -103,7 +97,9 @@ def _events_after(num: int, after: int, client: PhalanxClient) -> EventPage:
     return client.events(num, after=after, wait_s=_LONG_POLL_S)
 
 
-def _lines_after(num: int, view: View, cursor: str | None, client: PhalanxClient) -> LogPage:
+def _lines_after(
+    num: int, view: OutputFilter, cursor: str | None, client: PhalanxClient
+) -> LogPage:
     tail = view.tail if cursor is None else None
     return client.logs(
         num,
@@ -124,8 +120,8 @@ class Follower:
         session: Session,
         client: PhalanxClient,
         num: int,
-        view: View,
-        interrupts: Interrupts,
+        view: OutputFilter,
+        interrupts: CtrlC,
         screen: Screen | None = None,
     ) -> None:
         self._num, self._view, self._interrupts = num, view, interrupts
@@ -144,8 +140,8 @@ class Follower:
         self._interrupted = 0
         self._flowing = {"events", "lines"}
 
-    def _new_link(self) -> Link:
-        return Link(self._session, self._screen.say, self._left)
+    def _new_link(self) -> ReconnectingClient:
+        return ReconnectingClient(self._session, self._screen.say, self._left)
 
     def run(self) -> int:
         """Show the job until it is over; returns the exit code.
@@ -176,7 +172,7 @@ class Follower:
     def _stays(self) -> bool:
         """Whether to go on following after a Ctrl-C."""
         label = self._job.label
-        if self._interrupts is Interrupts.NOTHING:
+        if self._interrupts is CtrlC.NOTHING:
             return False
         if self._interrupted > 1:
             self._screen.say(f"left alone; {label} goes on stopping: phalanx show {label}")
@@ -195,13 +191,13 @@ class Follower:
 
     # -- what arrives -----------------------------------------------------------------------------
 
-    def _guarded(self, pump: Callable[[Link], None]) -> None:
+    def _guarded(self, pump: Callable[[ReconnectingClient], None]) -> None:
         try:
             pump(self._new_link())
         except PlatformError as error:
             self._inbox.put(error)
 
-    def _pump_events(self, link: Link) -> None:
+    def _pump_events(self, link: ReconnectingClient) -> None:
         after = 0
         while True:
             page = link.call(partial(_events_after, self._num, after))
@@ -212,7 +208,7 @@ class Follower:
                 self._inbox.put("events")
                 return
 
-    def _pump_lines(self, link: Link) -> None:
+    def _pump_lines(self, link: ReconnectingClient) -> None:
         cursor: str | None = None
         while True:
             page = link.call(partial(_lines_after, self._num, self._view, cursor))
@@ -264,7 +260,7 @@ class Follower:
 
     def _lines(self, lines: list[LogLine]) -> None:
         for line in lines:
-            label = f"[{line.speaker}] " if self._view.ranks == "all" else ""
+            label = f"[{line.source}] " if self._view.ranks == "all" else ""
             if line.stream == "err":
                 self._recent.append(line.text)
             self._screen.line(line, label)
@@ -301,9 +297,9 @@ class Follower:
         lines = failure.traceback.rstrip().splitlines()
         if not lines or (self._view.rank == failure.rank and lines[-1] in self._recent):
             return
-        self._screen.say(f"{failure.whose} failed first:")
+        self._screen.say(f"{failure.where} failed first:")
         for line in lines:
             self._screen.say(f"  {line}")
 
 
-__all__ = ["Follower", "Interrupts", "View"]
+__all__ = ["CtrlC", "Follower", "OutputFilter"]

@@ -10,7 +10,8 @@ from phalanx.cli.terminal.output import STATE_STYLES, number
 from phalanx.kit.units import format_duration
 
 if TYPE_CHECKING:
-    from phalanx.schemas.api.jobs import JobView, LogLine
+    from phalanx.schemas.api.jobs import JobView
+    from phalanx.schemas.api.telemetry import LogLine
 
 _SHOWN_METRICS = 3
 
@@ -64,7 +65,7 @@ class PlainScreen:
 
 
 @dataclass(slots=True)
-class Pace:
+class StepEstimate:
     """Guesses the number of steps from those that an epoch took."""
 
     steps_per_epoch: float | None = None
@@ -103,7 +104,7 @@ class TerminalScreen:
             redirect_stderr=False,
         )
         self._task = self._bar.add_task(name, total=None, facts="")
-        self._pace = Pace()
+        self._pace = StepEstimate()
         self._to_terminal = sys.stdout.isatty()
         self._bar.start()
 

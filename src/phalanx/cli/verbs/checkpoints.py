@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from phalanx.cli.client.checkpoint_places import VALID, Place, copies_of, place_of
+from phalanx.cli.client.checkpoint_locations import VALID, CheckpointLocation, copies_of, locate
 from phalanx.cli.client.session import Session, job_number
 from phalanx.cli.terminal import output
 from phalanx.cli.terminal.options import AsJson
@@ -63,21 +63,21 @@ def checkpoints(
     if action == "export" and len(rest) != 2:
         raise UserError("checkpoints export takes a checkpoint and where to write it")
     seal = _seal(ctx.obj, key_env, key_file)
-    places = [place_of(word, ctx.obj) for word in (rest[:1] if action == "export" else rest)]
+    locations = [locate(word, ctx.obj) for word in (rest[:1] if action == "export" else rest)]
     if action == "list":
-        _list(places[0], show)
+        _list(locations[0], show)
     elif action == "show":
-        _show(places[0], show)
+        _show(locations[0], show)
     elif action == "verify":
-        _verify(places, seal, show)
+        _verify(locations, seal, show)
     elif action == "scrub":
-        _scrub(places, show)
+        _scrub(locations, show)
     elif action == "export":
-        _export(places[0], rest[1], key_env, key_file)
+        _export(locations[0], rest[1], key_env, key_file)
     else:
-        for place in places:
-            place.remove(spare_last=not force)
-            print(f"removed {place.where}")
+        for location in locations:
+            location.remove(spare_last=not force)
+            print(f"removed {location.where}")
 
 
 def _seal(session: Session, key_env: str | None, key_file: Path | None) -> Seal | None:
@@ -86,7 +86,7 @@ def _seal(session: Session, key_env: str | None, key_file: Path | None) -> Seal 
     if key_env is not None and key_file is not None:
         raise UserError("give either --key-env or --key-file")
     try:
-        keys = keys_from(session.caller.env, key_env, key_file)
+        keys = keys_from(session.invocation.env, key_env, key_file)
     except ValueError as error:
         raise UserError(f"the key: {error}") from None
     return Sealing(keys) if keys else None
@@ -122,8 +122,8 @@ def _of_job(session: Session, job: str, show: Any) -> None:
         output.note(f"copies: phalanx checkpoints list {copies}")
 
 
-def _list(place: Place, show: Any) -> None:
-    found = place.contents()
+def _list(location: CheckpointLocation, show: Any) -> None:
+    found = location.contents()
     if show is not None:
         show(
             {
@@ -141,7 +141,7 @@ def _list(place: Place, show: Any) -> None:
     output.table(
         ("STEP", "EPOCH", "GENERATION", "SIZE", "PATH", "STATE"),
         lines,
-        f"{place.where}: no checkpoints here",
+        f"{location.where}: no checkpoints here",
     )
 
 
@@ -151,8 +151,8 @@ def _row(where: str, manifest: Any) -> tuple[Any, ...]:
     return (manifest.step, manifest.epoch, generation, format_size(size), where)
 
 
-def _show(place: Place, show: Any) -> None:
-    manifest = place.manifest()
+def _show(location: CheckpointLocation, show: Any) -> None:
+    manifest = location.manifest()
     if show is not None:
         show(manifest.to_json())
         return
@@ -169,11 +169,11 @@ def _short(value: Any) -> Any:
     return value
 
 
-def _verify(places: list[Place], seal: Seal | None, show: Any) -> None:
+def _verify(locations: list[CheckpointLocation], seal: Seal | None, show: Any) -> None:
     """Every digest of every checkpoint; a folder of checkpoints stands for all in it."""
     found: dict[str, str] = {}
-    for place in places:
-        found |= place.verdicts(seal)
+    for location in locations:
+        found |= location.verdicts(seal)
     if show is not None:
         show(found)
     else:
@@ -182,18 +182,21 @@ def _verify(places: list[Place], seal: Seal | None, show: Any) -> None:
     _judge(found, "cannot be used")
 
 
-def _scrub(places: list[Place], show: Any) -> None:
+def _scrub(locations: list[CheckpointLocation], show: Any) -> None:
     """Verify all in these folders; what is bad is set aside, so that nothing resumes from it."""
     found: dict[str, str] = {}
-    for place in places:
-        verdicts = place.scrub()
+    for location in locations:
+        verdicts = location.scrub()
         found |= verdicts
         if show is None:
             for where, verdict in verdicts.items():
-                print(f"{where}: {'' if verdict == VALID else place.fate + ': '}{verdict}")
+                print(f"{where}: {'' if verdict == VALID else location.fate + ': '}{verdict}")
     if show is not None:
         show(found)
-    _judge(found, " or ".join(sorted({f"were {place.fate.partition(',')[0]}" for place in places})))
+    _judge(
+        found,
+        " or ".join(sorted({f"were {location.fate.partition(',')[0]}" for location in locations})),
+    )
 
 
 def _judge(found: dict[str, str], what: str) -> None:
@@ -202,11 +205,13 @@ def _judge(found: dict[str, str], what: str) -> None:
         raise CheckpointCorrupt(f"{bad} of {len(found)} checkpoints {what}")
 
 
-def _export(place: Place, out: str, key_env: str | None, key_file: Path | None) -> None:
+def _export(
+    location: CheckpointLocation, out: str, key_env: str | None, key_file: Path | None
+) -> None:
     """Needs torch, so it is a program of its own."""
     key = ["--key-env", key_env] if key_env is not None else []
     key += ["--key-file", str(key_file)] if key_file is not None else []
-    with place.at_hand() as path:
+    with location.at_hand() as path:
         command = [sys.executable, "-m", "phalanx.train.state.export", str(path), out, *key]
         code = subprocess.run(command, check=False).returncode
     if code:

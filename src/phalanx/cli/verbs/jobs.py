@@ -69,7 +69,7 @@ def _current(client: PhalanxClient, limit: int) -> list[JobView]:
 
 
 def _reason(job: JobView) -> str:
-    said = job.stays or job.reason
+    said = job.pending_reason or job.reason
     return said.message or said.code
 
 
@@ -88,7 +88,7 @@ def show(
         if role is not None:
             show_role(view, role, "json" if json else "text")
             return
-        events = list(client.story(num)) if story or not json else []
+        events = list(client.history(num)) if story or not json else []
     if json:
         body = view.model_dump(mode="json")
         if story:
@@ -97,7 +97,7 @@ def show(
         return
     output.facts(_facts(view))
     if view.failure is not None and view.failure.traceback:
-        print(f"\nfirst failure, {view.failure.whose}:")
+        print(f"\nfirst failure, {view.failure.where}:")
         print(_indent(view.failure.traceback))
     print("\nstory:")
     for event in events if story else _turns(events):
@@ -162,7 +162,7 @@ def _lineage(lineage: LineageView) -> str | None:
     if lineage.missed is None:
         return None
     exact = {True: ", every resume exact", False: ", a resume was not exact", None: ""}
-    unheard = f", {lineage.unheard} unheard of: a lost node" if lineage.unheard else ""
+    unheard = f", {lineage.unreported} unreported (lost node)" if lineage.unreported else ""
     return (
         f"{lineage.missed} samples missed, {lineage.duplicated} duplicated, "
         f"{lineage.redone} done again{unheard}{exact[lineage.exact]}"

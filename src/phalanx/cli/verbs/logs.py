@@ -13,7 +13,7 @@ from phalanx.cli.terminal.options import AsJson, JobName, RoleName, one_rank
 from phalanx.errors import UserError
 
 if TYPE_CHECKING:
-    from phalanx.schemas.api.jobs import LogLine
+    from phalanx.schemas.api.telemetry import LogLine
 
 
 def logs(  # noqa: PLR0913
@@ -36,10 +36,10 @@ def logs(  # noqa: PLR0913
     session: Session = ctx.obj
     with session.client() as client:
         if follow:
-            from phalanx.cli.terminal.follow import Follower, Interrupts, View
+            from phalanx.cli.terminal.follow import CtrlC, Follower, OutputFilter
 
-            view = View("all" if rank is None else rank, which, tail, role)
-            raise typer.Exit(Follower(session, client, num, view, Interrupts.NOTHING).run())
+            view = OutputFilter("all" if rank is None else rank, which, tail, role)
+            raise typer.Exit(Follower(session, client, num, view, CtrlC.NOTHING).run())
         lines: list[LogLine] = []
         cursor: str | None = None
         while True:
@@ -74,6 +74,6 @@ def _which(stream: str | None) -> Literal["out", "err"] | None:
 
 def _print(lines: list[LogLine], rank: int | None) -> None:
     for line in lines:
-        label = f"[{line.speaker}] " if rank is None else ""
+        label = f"[{line.source}] " if rank is None else ""
         where = sys.stderr if line.stream == "err" and rank is not None else sys.stdout
         print(label + line.text, file=where)

@@ -11,7 +11,7 @@ from phalanx.cli.client.session import Session, job_number
 from phalanx.cli.terminal import output
 from phalanx.cli.terminal.options import AsJson, JobName, RoleName, one_rank
 from phalanx.core.telemetry.instruments import INSTRUMENTS, WORTH_SAYING
-from phalanx.schemas.api.jobs import MetricSeries
+from phalanx.schemas.api.telemetry import MetricSeries
 
 
 def metrics(

@@ -85,7 +85,7 @@ def show(ctx: typer.Context, node: NodeName, json: AsJson = False) -> None:
             ("labels", ", ".join(f"{key}={value}" for key, value in view.labels.items())),
             ("taints", ", ".join(view.taints)),
             ("jobs", holders(view.jobs)),
-            ("kept for", holders(view.kept_for)),
+            ("kept for", holders(view.reserved_for)),
         ]
     )
 

@@ -12,7 +12,7 @@ from phalanx.cli.terminal import output
 from phalanx.cli.terminal.options import AsJson
 
 if TYPE_CHECKING:
-    from phalanx.schemas.api.estate import ApplyResponse
+    from phalanx.schemas.api.pools import ApplyResponse
 
 pools_app = typer.Typer(
     name="pools", invoke_without_command=True, help="What jobs run on: list, apply, show, rm."
@@ -27,7 +27,7 @@ def read_file(session: Session, file: Path, noun: str) -> dict[str, Any]:
     """The mapping in a YAML file of the caller. Raises SpecInvalid."""
     from phalanx.schemas.spec.document import read_text, read_yaml
 
-    return read_yaml(read_text(session.caller.cwd / file), str(file), noun)
+    return read_yaml(read_text(session.invocation.cwd / file), str(file), noun)
 
 
 def print_changes(kind: str, done: ApplyResponse) -> None:

@@ -14,10 +14,10 @@ from phalanx.cli.client.session import Session, job_number
 from phalanx.cli.terminal import options, output
 from phalanx.cli.terminal.options import AsJson, JobName
 from phalanx.errors import NotFound, UserError
-from phalanx.kit.ids import job_label
+from phalanx.kit.text import job_label
 
 if TYPE_CHECKING:
-    from phalanx.schemas.api.profiles import ProfileView, SplitView
+    from phalanx.schemas.api.telemetry import ProfileView, SplitView
     from phalanx.sdk import PhalanxClient
 
 _ROUND_S = 20.0
@@ -71,7 +71,7 @@ def profile(  # noqa: PLR0913 - one parameter for each option
 def _asked(
     client: PhalanxClient, num: int, steps: tuple[int, int], extras: list[str], wait_s: float
 ) -> ProfileView:
-    from phalanx.schemas.api.profiles import ProfileRequest
+    from phalanx.schemas.api.telemetry import ProfileRequest
 
     wish = ProfileRequest(steps=steps[0], traced=steps[1], extras=extras)
     asked = client.ask_profile(num, wish)

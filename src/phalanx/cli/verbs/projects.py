@@ -76,7 +76,7 @@ def show(ctx: typer.Context, project: ProjectName, json: AsJson = False) -> None
             ("project", view.name),
             ("part of", view.parent),
             ("holds", f"{view.held_slots} slots in {view.num_running} jobs"),
-            ("its parts hold", f"{view.parts_slots} slots" if view.parts_slots else None),
+            ("its parts hold", f"{view.child_slots} slots" if view.child_slots else None),
             ("waits", f"{view.waiting_slots} slots in {view.num_waiting} jobs"),
             ("guaranteed", f"{view.guaranteed_slots} slots"),
             ("quota", "none" if view.max_slots is None else f"{view.max_slots} slots"),

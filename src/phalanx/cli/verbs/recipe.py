@@ -46,7 +46,7 @@ def train(  # noqa: PLR0913 - one parameter for each flag
     wishes = _checked(session, ctx.args)
     planned = _planned(session, ctx.args, wishes, (ranks, nodes, name, project))
     then = submit.SHOW if dry_run else submit.after(detach, all_ranks)
-    submit.hand_in_run(session, planned, then)
+    submit.submit_planned(session, planned, then)
 
 
 @recipe_app.command("flags")
@@ -57,9 +57,9 @@ def flags() -> None:
 
 def _checked(session: Session, words: list[str]) -> dict[str, Any]:
     """What the flags mean for the job; where they make no sense, the trainer has said so."""
-    command = [session.caller.python, "-m", _MODULE, *words, "--check"]
+    command = [session.invocation.python, "-m", _MODULE, *words, "--check"]
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, check=False, cwd=session.caller.cwd
+        command, stdout=subprocess.PIPE, text=True, check=False, cwd=session.invocation.cwd
     )
     if done.returncode:
         raise typer.Exit(done.returncode)
@@ -88,4 +88,4 @@ def _planned(
             "resources": {"slots_per_rank": per_rank},
         },
     )  # fmt: skip
-    return plan_run(words, flags_, session.caller)
+    return plan_run(words, flags_, session.invocation)

@@ -67,8 +67,8 @@ def _list(folder: Path, show: object) -> None:
 
 def _value(session: Session, name: str) -> str:
     """From the caller's environment; else from standard input, without the newline at its end."""
-    if name in session.caller.env:
-        return session.caller.env[name]
+    if name in session.invocation.env:
+        return session.invocation.env[name]
     if sys.stdin.isatty():
         value: str = typer.prompt(name, hide_input=True, err=True)
         return value

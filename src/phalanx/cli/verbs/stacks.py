@@ -10,10 +10,10 @@ from phalanx.cli.client.session import Session, job_number
 from phalanx.cli.terminal import output
 from phalanx.cli.terminal.options import AsJson, JobName
 from phalanx.errors import NotFound
-from phalanx.kit.ids import job_label
+from phalanx.kit.text import job_label
 
 if TYPE_CHECKING:
-    from phalanx.schemas.api.jobs import RankStacksView, StacksCapture
+    from phalanx.schemas.api.telemetry import RankStacksView, StacksCapture
     from phalanx.sdk import PhalanxClient
 
 _WAIT_S = 15.0

@@ -14,7 +14,7 @@ from phalanx.cli.client.session import Session
 from phalanx.cli.terminal.output import note
 
 if TYPE_CHECKING:
-    from phalanx.cli.client.invocation import Luggage
+    from phalanx.cli.client.invocation import ForwardedEnvironment
     from phalanx.cli.client.run_spec import Planned
     from phalanx.schemas.api.jobs import JobView
     from phalanx.schemas.spec.document import JobSpec
@@ -110,7 +110,7 @@ def run(  # noqa: PLR0913 (one parameter for each flag)
     from phalanx.cli.client.run_spec import RunFlags, plan_run, split_env
 
     values, names = split_env(env or [])
-    luggage = pack(session.caller.env, names)
+    forwarded = pack(session.invocation.env, names)
     flags = RunFlags(
         module=module,
         ranks_per_node=ranks,
@@ -130,13 +130,13 @@ def run(  # noqa: PLR0913 (one parameter for each flag)
         requirements=requirements,
         packages=package or (),
     )
-    planned = plan_run(command or [], flags, session.caller)
+    planned = plan_run(command or [], flags, session.invocation)
     then = SHOW if dry_run else after(detach, all_ranks)
-    hand_in_run(session, planned, then, luggage)
+    submit_planned(session, planned, then, forwarded)
 
 
-def hand_in_run(
-    session: Session, planned: Planned, then: str, luggage: Luggage | None = None
+def submit_planned(
+    session: Session, planned: Planned, then: str, forwarded: ForwardedEnvironment | None = None
 ) -> None:
     """Submit what `run` has planned, with the caller's environment, and then what `after` says.
 
@@ -144,27 +144,27 @@ def hand_in_run(
     """
     from phalanx.cli.client.invocation import pack
 
-    luggage = luggage or pack(session.caller.env, [])
+    forwarded = forwarded or pack(session.invocation.env, [])
     _refuse_unsupported(planned.spec)
     if then == SHOW:
         _print_resolved(session, planned.spec)
         return
     # The control plane starts while the code is packed.
     session.begin()
-    if luggage.withheld:
+    if forwarded.withheld:
         note(
-            f"not taken along, as they look like secrets: {', '.join(luggage.withheld)} "
+            f"not taken along, as they look like secrets: {', '.join(forwarded.withheld)} "
             "(name one with --env NAME)"
         )
-    if luggage.odd:
-        note(f"not taken along, as they are not UTF-8: {', '.join(luggage.odd)}")
+    if forwarded.odd:
+        note(f"not taken along, as they are not UTF-8: {', '.join(forwarded.odd)}")
     request = {
         "kind": "run",
-        "caller_cwd": str(session.caller.cwd),
-        "caller_env": luggage.env,
-        "owner": session.caller.owner(),
+        "caller_cwd": str(session.invocation.cwd),
+        "caller_env": forwarded.env,
+        "owner": session.invocation.owner(),
     }
-    _hand_in(session, planned.spec, planned.root, request, then)
+    _submit(session, planned.spec, planned.root, request, then)
 
 
 def after(detach: bool, all_ranks: bool) -> str:
@@ -187,9 +187,9 @@ def submit(
     session: Session = ctx.obj
     from phalanx.schemas.spec.document import load_spec
 
-    spec = load_spec(session.caller.cwd / file if not file.is_absolute() else file)
+    spec = load_spec(session.invocation.cwd / file if not file.is_absolute() else file)
     _refuse_unsupported(spec)
-    root = (session.caller.cwd / file).parent / spec.workdir
+    root = (session.invocation.cwd / file).parent / spec.workdir
     if not root.is_dir():
         from phalanx.errors import Problem, SpecInvalid
 
@@ -199,8 +199,8 @@ def submit(
         _print_resolved(session, spec)
         return
     session.begin()
-    request = {"kind": "submit", "owner": session.caller.owner()}
-    _hand_in(session, spec, root, request, after(not follow, all_ranks))
+    request = {"kind": "submit", "owner": session.invocation.owner()}
+    _submit(session, spec, root, request, after(not follow, all_ranks))
 
 
 def _refuse_unsupported(spec: JobSpec) -> None:
@@ -219,11 +219,11 @@ def _print_resolved(session: Session, spec: JobSpec) -> None:
 
     body = resolved(spec)
     with session.client() as client:
-        client.submit(SubmitRequest(spec=body, owner=session.caller.owner()), dry_run=True)
+        client.submit(SubmitRequest(spec=body, owner=session.invocation.owner()), dry_run=True)
     print(to_yaml(body), end="")
 
 
-def _hand_in(
+def _submit(
     session: Session, spec: JobSpec, root: Path | None, request: dict[str, Any], then: str
 ) -> None:
     from phalanx.schemas.api.jobs import SubmitRequest
@@ -259,10 +259,10 @@ def _stay(session: Session, client: PhalanxClient, job: JobView, then: str) -> N
     if then == "leave":
         print(job.label)
         return
-    from phalanx.cli.terminal.follow import Follower, Interrupts, View
+    from phalanx.cli.terminal.follow import CtrlC, Follower, OutputFilter
 
-    view = View(ranks="all" if then == "all" else "first")
-    code = Follower(session, client, job.num, view, Interrupts.CANCEL).run()
+    view = OutputFilter(ranks="all" if then == "all" else "first")
+    code = Follower(session, client, job.num, view, CtrlC.CANCEL).run()
     raise typer.Exit(code)
 
 

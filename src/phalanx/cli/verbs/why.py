@@ -12,8 +12,8 @@ from phalanx.cli.terminal.options import AsJson, JobName
 from phalanx.kit.units import format_duration
 
 if TYPE_CHECKING:
-    from phalanx.schemas.api.estate import CounterfactualView, EvictionView, VictimView, WhyView
     from phalanx.schemas.api.jobs import JobView
+    from phalanx.schemas.api.why import CounterfactualView, EvictionView, VictimView, WhyView
 
 _MANY = 4
 
@@ -28,7 +28,7 @@ def why(ctx: typer.Context, job: JobName, json: AsJson = False) -> None:
     if json:
         body = found.model_dump(mode="json")
         body |= {
-            "stays": view.stays and view.stays.model_dump(mode="json"),
+            "pending_reason": view.pending_reason and view.pending_reason.model_dump(mode="json"),
             "failure": view.failure and view.failure.model_dump(mode="json"),
         }
         output.as_json(body)
@@ -69,8 +69,8 @@ def _eta(found: WhyView) -> str:
 
 def _victims(found: WhyView) -> list[str]:
     lines = [f"{_label(one)} {one.text}" for one in found.victims]
-    if found.leaves_for is not None:
-        lines.append(f"it {found.leaves_for.text}")
+    if found.preempted_for is not None:
+        lines.append(f"it {found.preempted_for.text}")
     return lines
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.kit.nearest import nearest
+from phalanx.kit.text import nearest
 
 DIMENSIONS = ("pp", "dp", "fsdp", "tp")
 NAMES = ("ddp", "fsdp", "tp", "pp", "auto")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from phalanx.core.gang import networks
 from phalanx.core.gang.roles import WORKER
-from phalanx.kit.ids import job_label
+from phalanx.kit.text import job_label
 
 
 @dataclass(frozen=True, slots=True)

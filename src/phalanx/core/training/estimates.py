@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from phalanx.core.gang.meshes import Layout
 from phalanx.core.training import pipelines
-from phalanx.kit.nearest import nearest
+from phalanx.kit.text import nearest
 
 GIB = 1 << 30
 _DOUBLINGS = 10

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from phalanx.core.gang.placement import Node
-from phalanx.errors import ExecutorUnavailable, LaunchFailed
+from phalanx.errors import ExecutorUnavailable, LaunchError
 from phalanx.executors.local.standby import NoStandby, StandbySlot, StandbySupervisor
 from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
 from phalanx.kit.clock import Clock
@@ -92,7 +92,7 @@ class LocalExecutor:
             write_file(path, assignment.model_dump_json().encode())
             child = self._standby.take(assignment, path) or _spawn(path, node_dir)
         except OSError as error:
-            raise LaunchFailed(f"the supervisor could not be started: {error}") from error
+            raise LaunchError(f"the supervisor could not be started: {error}") from error
         with self._lock:
             self._reap()
             self._children.append(child)
@@ -179,7 +179,7 @@ class LocalExecutor:
                 if SupervisorRecord.read(node_dir) is not None:
                     return
                 tail = _tail(node_dir / LOG_NAME)
-                raise LaunchFailed(f"the supervisor left at once: {tail}")
+                raise LaunchError(f"the supervisor left at once: {tail}")
             if self._clock.monotonic() > deadline:
                 raise ExecutorUnavailable("the supervisor has not taken its folder yet")
             time.sleep(0.005)

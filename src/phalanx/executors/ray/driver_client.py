@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from phalanx.errors import ExecutorUnavailable, LaunchFailed
-from phalanx.kit.backoff import backoff_s
+from phalanx.errors import ExecutorUnavailable, LaunchError
+from phalanx.kit.clock import backoff_s
 
 _LOG = logging.getLogger(__name__)
 CONNECT_S = 60.0
@@ -58,7 +58,7 @@ class DriverClient:
         return self._ready.wait(timeout_s)
 
     def ask(self, op: str, answer_s: float = _ANSWER_S, **fields: Any) -> Any:
-        """One request. Raises LaunchFailed when the driver refuses, else ExecutorUnavailable."""
+        """One request. Raises LaunchError when the driver refuses, else ExecutorUnavailable."""
         process = self._process
         if process is None or not self._ready.is_set():
             raise ExecutorUnavailable(f"the Ray cluster cannot be reached: {self._trouble}")
@@ -166,5 +166,5 @@ def _unwrap(answer: dict[str, Any] | None) -> Any:
     if error is None:
         return answer["ok"]
     if error["kind"] == "refused":
-        raise LaunchFailed(error["message"])
+        raise LaunchError(error["message"])
     raise ExecutorUnavailable(f"the Ray cluster: {error['message']}")

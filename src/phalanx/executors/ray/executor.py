@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from phalanx import __version__
 from phalanx.core.gang.placement import GangShape, Node, Placement
-from phalanx.errors import ExecutorUnavailable, LaunchFailed
+from phalanx.errors import ExecutorUnavailable, LaunchError
 from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
 from phalanx.executors.ray.driver_client import DriverClient
 from phalanx.executors.ray.inventory import RayInventory
@@ -70,7 +70,7 @@ class RayExecutor:
         for share, assignment in zip(placement.shares, gang, strict=True):
             found = self._inventory.known(share.node)
             if found is None:
-                raise LaunchFailed(f"node {share.node} is no longer there")
+                raise LaunchError(f"node {share.node} is no longer there")
             nodes.append(found.ray_id)
             bundles.append(self._inventory.bundle(found, len(share.slots), assignment.cpus))
         wait_s = self._pool.reserve_within

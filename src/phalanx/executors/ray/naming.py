@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.kit.ids import job_label
+from phalanx.kit.text import job_label
 
 ACTOR_PREFIX = "phalanx-node"
 GROUP_PREFIX = "phalanx-gang"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from phalanx.kit.ids import job_label
+from phalanx.kit.text import job_label
 from phalanx.launch.identity import is_held
 
 NUM_ARCHIVES = 16

@@ -1,59 +1,17 @@
-"""The REST API's bodies, version 1. Times are RFC 3339 with Z; durations seconds, sizes bytes."""
+"""Bodies about jobs: submission, state, events, checkpoints and stop requests."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import Field
 
-API_VERSION = 1
+from phalanx.schemas.api.body import At, RequestBody, ResponseBody
+
 JobKind = Literal["run", "submit"]
-At = AwareDatetime
 
 
-def at_of(at_us: int) -> datetime:
-    """Integer microseconds UTC as a time of the API."""
-    seconds, micro = divmod(at_us, 1_000_000)
-    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=micro)
-
-
-def at_or_none(at_us: int | None) -> datetime | None:
-    """The same, for what may not have happened yet."""
-    return None if at_us is None else at_of(at_us)
-
-
-class View(BaseModel):
-    """What the server answers: clients tolerate what a newer server adds."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class Ask(BaseModel):
-    """What a client sends: unknown keys are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ProblemView(View):
-    """One fault in a spec: where, what, what is there."""
-
-    path: str
-    message: str
-    value: str | None = None
-
-
-class ErrorView(View):
-    """The body of every answer that is not a success."""
-
-    code: str
-    message: str
-    hint: str | None = None
-    retryable: bool = False
-    problems: list[ProblemView] = Field(default_factory=list)
-
-
-class SubmitRequest(Ask):
+class SubmitRequest(RequestBody):
     """A new job. `spec` is a job spec (schema 1), resolved or not.
 
     `code` is the SHA-256 of an uploaded archive. For `run` jobs the ranks get `caller_env` and run in
@@ -68,21 +26,21 @@ class SubmitRequest(Ask):
     owner: str = ""
 
 
-class SubmitResponse(View):
+class SubmitResponse(ResponseBody):
     """`job` is None for a dry run."""
 
     job: JobView | None
     spec: dict[str, Any]  # with every default written out
 
 
-class ReasonView(View):
+class ReasonView(ResponseBody):
     """Why a job is where it is."""
 
     code: str
     message: str = ""
 
 
-class FailureView(View):
+class FailureView(ResponseBody):
     """The first failure of a generation. `traceback` is empty where there was none to find."""
 
     cause: str
@@ -97,12 +55,12 @@ class FailureView(View):
     role: str = ""  # and the rank in it, in a gang with several: `evaluator 0`
 
     @property
-    def whose(self) -> str:
+    def where(self) -> str:
         """The rank in words."""
         return f"rank {self.rank}" + (f" ({self.role})" if self.role else "")
 
 
-class RankView(View):
+class RankView(ResponseBody):
     """One rank of the live attempt."""
 
     rank: int
@@ -112,7 +70,7 @@ class RankView(View):
     role: str = ""  # in a gang with several
 
 
-class RoleView(View):
+class RoleView(ResponseBody):
     """One role of a gang with several. Its ranks are `first_rank` and on in the gang.
 
     `phases` are those of its nodes in the live attempt.
@@ -127,7 +85,7 @@ class RoleView(View):
     phases: list[str] = Field(default_factory=list)
 
 
-class NodeRankView(View):
+class NodeRankView(ResponseBody):
     """One supervisor of the live attempt."""
 
     node_rank: int
@@ -141,7 +99,7 @@ class NodeRankView(View):
     warm: bool | None = None
 
 
-class ProgressView(View):
+class ProgressView(ResponseBody):
     """How far a job is. `high_water_step` never goes back; `step` is the live generation's."""
 
     step: int | None = None
@@ -154,7 +112,7 @@ class ProgressView(View):
     checkpoint_path: str | None = None
 
 
-class RestartView(View):
+class RestartView(ResponseBody):
     """One interruption: what it was, and what it cost. Times None: not known, or not yet."""
 
     attempt: int
@@ -166,50 +124,7 @@ class RestartView(View):
     lost_s: float | None = None  # from the failure to the next completed step
 
 
-class RankStacksView(View):
-    """Where one rank was. `place`: the innermost line of its own script; None where it did not say."""
-
-    rank: int
-    node_rank: int
-    place: str | None = None
-    text: str = ""  # stacks of all its threads, as faulthandler writes them
-    why: str = ""  # why there are none
-
-
-class StacksCapture(View):
-    """All ranks at one moment. `elsewhere`: ranks that the others are likely to wait for."""
-
-    attempt: int
-    generation: int
-    request: int  # 0: taken unasked, because the ranks made no step
-    at: At
-    ranks: list[RankStacksView]
-    elsewhere: list[int] = Field(default_factory=list)
-
-    @property
-    def answers(self) -> tuple[int, int, int]:
-        """(attempt, generation, request) that it belongs to."""
-        return self.attempt, self.generation, self.request
-
-
-class StacksView(View):
-    """What is kept of a job, oldest first; `attempt` and `generation` are the live ones."""
-
-    captures: list[StacksCapture]
-    attempt: int | None = None
-    generation: int | None = None
-    world_size: int
-
-
-class StacksAsked(View):
-    """The ranks were asked; their answers will carry this request's number."""
-
-    attempt: int
-    generation: int
-    request: int
-
-
-class LineageView(View):
+class LineageView(ResponseBody):
     """What the lineage of the weights consumed. None where the script reported no positions."""
 
     generations: int
@@ -223,13 +138,13 @@ class LineageView(View):
     missed: int | None = None
     duplicated: int | None = None
     redone: int | None = None
-    unheard: int | None = (
+    unreported: int | None = (
         None  # neither missed nor consumed: a node was lost before it reported them
     )
     exact: bool | None = None  # every restore was exact
 
 
-class JobView(View):
+class JobView(ResponseBody):
     """A job. `ranks`, `nodes` and `lineage` are given for a single job, not in listings."""
 
     num: int
@@ -243,7 +158,7 @@ class JobView(View):
     priority: int
     state: str
     reason: ReasonView
-    stays: ReasonView | None = None  # why a queued job does not start
+    pending_reason: ReasonView | None = None  # why a queued job does not start
     goal: str | None = None  # what a stopping job becomes
     attempt: int | None = None  # the live one
     attempts: int
@@ -273,14 +188,14 @@ class JobView(View):
         return self.state in ("succeeded", "failed", "cancelled")
 
 
-class JobPage(View):
+class JobPage(ResponseBody):
     """`next` is the `before` of the next page; None at the end."""
 
     jobs: list[JobView]
     next: int | None = None
 
 
-class EventView(View):
+class EventView(ResponseBody):
     """One line of a job's story. `state` and `reason` are the job's after it."""
 
     job: int
@@ -297,7 +212,7 @@ class EventView(View):
     data: dict[str, Any]
 
 
-class EventPage(View):
+class EventPage(ResponseBody):
     """`cursor` is the `after` of the next call; `done`: the job is over and no event is left."""
 
     events: list[EventView]
@@ -305,55 +220,7 @@ class EventPage(View):
     done: bool
 
 
-class LogLine(View):
-    """One line without its end. `partial`: its end has not arrived yet, and may come as a new line.
-
-    `role` and the rank in it are those of a gang with several roles.
-    """
-
-    rank: int
-    stream: Literal["out", "err"]
-    at: At
-    text: str
-    attempt: int
-    generation: int
-    partial: bool = False
-    role: str = ""
-    rank_in_role: int | None = None
-
-    @property
-    def speaker(self) -> str:
-        """Whose line it is: the rank, or the role and the rank in it."""
-        return f"{self.role} {self.rank_in_role}" if self.role else str(self.rank)
-
-
-class LogPage(View):
-    """Lines in the order of their arrival. `done`: the job is over and nothing is left."""
-
-    lines: list[LogLine]
-    cursor: str
-    done: bool
-
-
-class MetricSeries(View):
-    """Values of one metric and rank over steps. Non-finite values are None."""
-
-    name: str
-    rank: int
-    role: str = ""  # in a gang with several
-    steps: list[int]
-    values: list[float | None]
-    at: list[At] = Field(default_factory=list)
-
-
-class MetricsView(View):
-    """Series by name and rank; every name that the job has in `names`."""
-
-    names: list[str]
-    series: list[MetricSeries]
-
-
-class CheckpointView(View):
+class CheckpointView(ResponseBody):
     """One checkpoint. `state`: valid, quarantined or removed."""
 
     attempt: int
@@ -369,81 +236,11 @@ class CheckpointView(View):
     is_best: bool = False
 
 
-class StopRequest(Ask):
+class StopRequest(RequestBody):
     """`grace_s` None takes the spec's; 0 kills at once."""
 
     goal: Literal["cancel", "pause"] = "cancel"
     grace_s: Annotated[float, Field(ge=0, le=86400)] | None = None
-
-
-class PoolView(View):
-    """A pool and how full it is. `num_closed`: nodes on which nothing may start."""
-
-    name: str
-    num_nodes: int
-    num_slots: int
-    num_free: int
-    jobs: list[int]
-    executor: str = "local"
-    num_closed: int = 0
-    slot_types: list[str] = Field(default_factory=list)
-    levels: list[str] = Field(default_factory=list)
-    price: float | None = None  # US dollars for the dearest slot and hour
-    spot: bool = False
-    num_waiting: int = 0  # jobs that may run here and wait
-    applied_at: At | None = None  # None: the machine itself, from no pool file
-    spec: dict[str, Any] | None = None  # its part of the pool file, for a single pool
-
-
-class NodeView(View):
-    """One machine."""
-
-    id: str
-    pool: str
-    address: str
-    num_slots: int
-    num_free: int
-    num_cpus: int
-    memory_bytes: int
-    jobs: list[int]
-    state: str = "open"  # open, drained, quarantined, or closed by its own cluster
-    reason: str = ""
-    topology: dict[str, str] = Field(default_factory=dict)
-    labels: dict[str, str] = Field(default_factory=dict)
-    taints: list[str] = Field(default_factory=list)
-    slot_type: str = ""
-    device_memory_bytes: int = 0
-    interconnect: str = ""
-    bandwidth_gbps: float = 0.0
-    price: float = 0.0
-    reclaims_per_hour: float = 0.0
-    kept_for: list[int] = Field(default_factory=list)  # jobs that others leave it for
-
-
-class InfoView(View):
-    """Who answers."""
-
-    version: str
-    api: int = API_VERSION
-    pid: int
-    home: str
-    started_at: At
-    now: At
-    num_live_jobs: int
-    idle_exit_s: float | None = None
-    trouble: str | None = None  # why nothing can be stored at present, a full disk for example
-
-
-class HelloRequest(Ask):
-    """A client is here; an embedded server stays for it."""
-
-    client: str = ""
-
-
-class HelloResponse(View):
-    """Seconds for which the server stays without another call; None: for ever."""
-
-    stays_s: float | None
 
 
 SubmitResponse.model_rebuild()

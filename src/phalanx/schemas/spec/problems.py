@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from phalanx.errors import Problem
-from phalanx.kit.nearest import nearest
+from phalanx.kit.text import nearest
 
 _SAYINGS = {
     "missing": "is required",

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from phalanx.core.gang.failures import Failure
 from phalanx.core.jobs.desired import Action, Desired
 from phalanx.core.jobs.model import Outcome
-from phalanx.schemas.texts import Said
+from phalanx.kit.text import replace_unencodable
 from phalanx.schemas.wire.assignments import PROTOCOL, Message
+
+# A report with text that cannot be encoded would be refused and repeated without end.
+EncodableText = Annotated[str, AfterValidator(replace_unencodable)]
 
 
 class NodeReadyReport(Message):
@@ -43,12 +46,12 @@ class FailureReport(Message):
     cause: str
     rank: int | None
     at: int
-    message: Said
+    message: EncodableText
     collateral: bool = False
     exit_code: int | None = None
     signal: int | None = None
-    exception: Said | None = None
-    traceback: Said = ""
+    exception: EncodableText | None = None
+    traceback: EncodableText = ""
 
     @classmethod
     def from_core(cls, failure: Failure) -> FailureReport:
@@ -95,7 +98,7 @@ class CheckpointReport(Message):
     generation: int
     step: int
     epoch: int | None = None
-    path: Said
+    path: EncodableText
     size_bytes: int = 0
     took_s: float | None = None
     metrics: dict[str, float] = Field(default_factory=dict)
@@ -108,7 +111,7 @@ class RestoredReport(Message):
     kind: Literal["restored"] = "restored"
     seq: int
     generation: int
-    path: Said | None = None
+    path: EncodableText | None = None
     step: int = 0
     epoch: int = 0
     position: int = 0
@@ -122,8 +125,8 @@ class QuarantinedReport(Message):
     kind: Literal["quarantined"] = "quarantined"
     seq: int
     generation: int
-    path: Said
-    message: Said
+    path: EncodableText
+    message: EncodableText
 
 
 class CheckpointRemovedReport(Message):
@@ -132,7 +135,7 @@ class CheckpointRemovedReport(Message):
     kind: Literal["checkpoint_removed"] = "checkpoint_removed"
     seq: int
     generation: int
-    path: Said
+    path: EncodableText
 
 
 class WarningReport(Message):
@@ -142,7 +145,7 @@ class WarningReport(Message):
     seq: int
     generation: int
     rank: int | None = None
-    message: Said
+    message: EncodableText
     at: int
 
 
@@ -153,9 +156,9 @@ class GuardReport(Message):
     seq: int
     generation: int
     step: int
-    what: Said  # non_finite, spike
-    origin: Said  # data, hardware, unknown
-    action: Said  # skip, rollback, stop, applied
+    what: EncodableText  # non_finite, spike
+    origin: EncodableText  # data, hardware, unknown
+    action: EncodableText  # skip, rollback, stop, applied
     ranks: list[int] = Field(default_factory=list)
 
 
@@ -163,8 +166,8 @@ class RankStacks(Message):
     """Where one rank is: the stacks of its threads, or why there are none."""
 
     rank: int
-    text: Said = ""
-    why: Said = ""
+    text: EncodableText = ""
+    why: EncodableText = ""
 
 
 class StacksReport(Message):
@@ -191,11 +194,11 @@ class ProfileReport(Message):
     at: int
     first_step: int
     splits: list[dict[str, float | None]]
-    finding: Said
-    said: Said
-    advice: Said
-    trace: Said = ""
-    notes: list[Said] = Field(default_factory=list)
+    finding: EncodableText
+    said: EncodableText
+    advice: EncodableText
+    trace: EncodableText = ""
+    notes: list[EncodableText] = Field(default_factory=list)
 
 
 class RanksStalledReport(Message):
@@ -302,7 +305,7 @@ class Heartbeat(Message):
     step: int | None = None
     epoch: int | None = None
     num_epochs: int | None = None
-    phase: Said = ""
+    phase: EncodableText = ""
 
 
 class SyncRequest(Message):

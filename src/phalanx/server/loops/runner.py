@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from phalanx.errors import Bug, PlatformError
-from phalanx.kit.backoff import backoff_s
+from phalanx.kit.clock import backoff_s
 from phalanx.server.context import Context, in_thread
 from phalanx.server.notifier import wait_for
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from phalanx.kit.ids import random_hex
+from phalanx.kit.text import random_hex
 from phalanx.server.context import Context
 from phalanx.server.loops.runner import Loop
 from phalanx.services.lifecycle.commit import LEAVING, QUEUE, TIMERS

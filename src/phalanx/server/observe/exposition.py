@@ -19,8 +19,8 @@ from prometheus_client.exposition import generate_latest
 
 from phalanx.core.jobs.model import JobState
 from phalanx.core.telemetry.instruments import INSTRUMENTS, Instrument, Kind
-from phalanx.kit.ids import job_label
-from phalanx.schemas.api.jobs import PoolView
+from phalanx.kit.text import job_label
+from phalanx.schemas.api.pools import PoolView
 from phalanx.server.observe.fleet import Fleet
 from phalanx.server.observe.training import ACCURACIES, LOSSES, MAX_RANKS, JobSeries, RankSeries
 from phalanx.services.platform import Platform

@@ -8,8 +8,17 @@ from fastapi import APIRouter, Query
 
 from phalanx.core.jobs.model import JobState, StopGoal
 from phalanx.errors import UserError
-from phalanx.schemas.api import estate, jobs
-from phalanx.schemas.api import profiles as wire
+from phalanx.schemas.api.jobs import (
+    CheckpointView,
+    EventPage,
+    JobPage,
+    JobView,
+    StopRequest,
+    SubmitRequest,
+    SubmitResponse,
+)
+from phalanx.schemas.api.telemetry import ProfileRequest, ProfilesView, RequestTicket, StacksView
+from phalanx.schemas.api.why import WhyView
 from phalanx.server.context import Here, in_thread
 from phalanx.services.lifecycle import requests
 from phalanx.services.lifecycle.commit import job_topic
@@ -22,12 +31,12 @@ router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
 
 
 @router.post("", status_code=201)
-def post_job(here: Here, request: jobs.SubmitRequest, dry_run: bool = False) -> jobs.SubmitResponse:
+def post_job(here: Here, request: SubmitRequest, dry_run: bool = False) -> SubmitResponse:
     """Submit a job. With `dry_run` only the resolved spec is answered."""
     if dry_run:
-        return jobs.SubmitResponse(job=None, spec=check(here.platform, request).resolved)
+        return SubmitResponse(job=None, spec=check(here.platform, request).resolved)
     num, accepted = submit(here.platform, request, here.clock.now())
-    return jobs.SubmitResponse(job=views.job_view(here.platform, num), spec=accepted.resolved)
+    return SubmitResponse(job=views.job_view(here.platform, num), spec=accepted.resolved)
 
 
 @router.get("")
@@ -40,7 +49,7 @@ def get_jobs(  # noqa: PLR0913
     label: Annotated[list[str] | None, Query(description="key=value")] = None,
     before: int | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-) -> jobs.JobPage:
+) -> JobPage:
     """Jobs, newest first. `before` is the `next` of the page before."""
     wanted = JobFilter(
         states=tuple(_state(one) for one in state or ()),
@@ -68,7 +77,7 @@ def _label(text: str) -> tuple[str, str]:
 
 
 @router.get("/{num}")
-def get_job(here: Here, num: int) -> jobs.JobView:
+def get_job(here: Here, num: int) -> JobView:
     """One job with ranks, progress and lineage."""
     return views.job_view(here.platform, num)
 
@@ -76,10 +85,10 @@ def get_job(here: Here, num: int) -> jobs.JobView:
 @router.get("/{num}/events")
 async def get_events(
     here: Here, num: int, after: int = 0, wait_s: Annotated[float, Query(ge=0)] = 0.0
-) -> jobs.EventPage:
+) -> EventPage:
     """The job's story behind `after`; waits up to `wait_s` seconds for news."""
 
-    async def look() -> jobs.EventPage:
+    async def look() -> EventPage:
         return await in_thread(lambda: views.event_page(here.platform, num, after=after))
 
     return await here.poll_until(
@@ -88,13 +97,13 @@ async def get_events(
 
 
 @router.get("/{num}/checkpoints")
-def get_checkpoints(here: Here, num: int) -> list[jobs.CheckpointView]:
+def get_checkpoints(here: Here, num: int) -> list[CheckpointView]:
     """The job's checkpoints, oldest first."""
     return views.list_checkpoints(here.platform, num)
 
 
 @router.post("/{num}/stacks")
-def post_stacks(here: Here, num: int) -> jobs.StacksAsked:
+def post_stacks(here: Here, num: int) -> RequestTicket:
     """Have every rank write down where it is; the answers appear under the same address."""
     return stacks.ask_stacks(here.platform, num, here.clock.now(), "user")
 
@@ -107,15 +116,15 @@ async def get_stacks(
     generation: int = 0,
     request: int = 0,
     wait_s: Annotated[float, Query(ge=0)] = 0.0,
-) -> jobs.StacksView:
+) -> StacksView:
     """What is kept; waits up to `wait_s` seconds until every rank has answered a request."""
 
-    async def look() -> jobs.StacksView:
+    async def look() -> StacksView:
         return await in_thread(lambda: stacks.read_stacks(here.platform, num))
 
     asked = (attempt, generation, request)
 
-    def whole(view: jobs.StacksView) -> bool:
+    def whole(view: StacksView) -> bool:
         found = [one for one in view.captures if one.answers == asked]
         over = (view.attempt, view.generation) != (attempt, generation)
         return over or any(len(one.ranks) >= view.world_size for one in found)
@@ -124,7 +133,7 @@ async def get_stacks(
 
 
 @router.post("/{num}/profiles")
-def post_profile(here: Here, num: int, request: wire.ProfileRequest) -> wire.ProfileAsked:
+def post_profile(here: Here, num: int, request: ProfileRequest) -> RequestTicket:
     """Have the ranks profile their next steps; the answer appears under the same address."""
     return profiles.ask_profile(here.platform, num, request, here.clock.now(), "user")
 
@@ -137,15 +146,15 @@ async def get_profiles(
     generation: int = 0,
     request: int = 0,
     wait_s: Annotated[float, Query(ge=0)] = 0.0,
-) -> wire.ProfilesView:
+) -> ProfilesView:
     """What is kept; waits up to `wait_s` seconds for the answer to a request."""
 
-    async def look() -> wire.ProfilesView:
+    async def look() -> ProfilesView:
         return await in_thread(lambda: profiles.read_profiles(here.platform, num))
 
     asked = (attempt, generation, request)
 
-    def whole(view: wire.ProfilesView) -> bool:
+    def whole(view: ProfilesView) -> bool:
         over = (view.attempt, view.generation) != (attempt, generation)
         return over or any(one.answers == asked for one in view.profiles)
 
@@ -153,7 +162,7 @@ async def get_profiles(
 
 
 @router.post("/{num}/stop")
-def post_stop(here: Here, num: int, request: jobs.StopRequest) -> jobs.JobView:
+def post_stop(here: Here, num: int, request: StopRequest) -> JobView:
     """Cancel or pause a job; may be repeated."""
     goal = StopGoal(request.goal)
     requests.stop(here.platform, num, goal, request.grace_s, here.clock.now(), "user")
@@ -161,13 +170,13 @@ def post_stop(here: Here, num: int, request: jobs.StopRequest) -> jobs.JobView:
 
 
 @router.post("/{num}/resume")
-def post_resume(here: Here, num: int) -> jobs.JobView:
+def post_resume(here: Here, num: int) -> JobView:
     """Put a paused job back into the queue; may be repeated."""
     requests.resume(here.platform, num, here.clock.now(), "user")
     return views.job_view(here.platform, num)
 
 
 @router.get("/{num}/why")
-def get_why(here: Here, num: int) -> estate.WhyView:
+def get_why(here: Here, num: int) -> WhyView:
     """Why a job waits, runs or leaves: its constraints, expected start and what would start it now."""
     return why_view(here.platform, num, here.clock.now())

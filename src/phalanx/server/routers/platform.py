@@ -8,8 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 
 import phalanx
-from phalanx.schemas.api import jobs as api
-from phalanx.schemas.api.jobs import at_of
+from phalanx.schemas.api.body import at_of
+from phalanx.schemas.api.server import HelloRequest, HelloResponse, InfoView
 from phalanx.server.context import Context, Here, in_thread
 from phalanx.services.lifecycle import code
 from phalanx.store import jobs
@@ -25,9 +25,9 @@ async def get_health() -> dict[str, str]:
 
 
 @router.get("/api/v1/info")
-def get_info(here: Here) -> api.InfoView:
+def get_info(here: Here) -> InfoView:
     """Who answers, and for how long."""
-    return api.InfoView(
+    return InfoView(
         version=phalanx.__version__,
         pid=os.getpid(),
         home=str(here.platform.home.root),
@@ -40,9 +40,9 @@ def get_info(here: Here) -> api.InfoView:
 
 
 @router.post("/api/v1/clients/hello")
-async def post_hello(here: Here, request: api.HelloRequest) -> api.HelloResponse:
+async def post_hello(here: Here, request: HelloRequest) -> HelloResponse:
     """A client is here: an embedded server stays."""
-    return api.HelloResponse(stays_s=here.settings.idle_exit_s)
+    return HelloResponse(keep_alive_s=here.settings.idle_exit_s)
 
 
 @router.head("/api/v1/code/{digest}")

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from phalanx.schemas.api import estate, jobs
+from phalanx.schemas.api.pools import (
+    ApplyRequest,
+    ApplyResponse,
+    DrainRequest,
+    DrainResponse,
+    NodeView,
+    PoolView,
+)
+from phalanx.schemas.api.projects import ProjectView
 from phalanx.server.context import Here
 from phalanx.services.resources import inventory, pools, projects
 
@@ -13,19 +21,19 @@ _ACTOR = "user"
 
 
 @router.get("/pools")
-def get_pools(here: Here) -> list[jobs.PoolView]:
+def get_pools(here: Here) -> list[PoolView]:
     """Pools and what is free in them."""
     return inventory.list_pools(here.platform)
 
 
 @router.post("/pools/apply")
-def post_pools(here: Here, request: estate.ApplyRequest) -> estate.ApplyResponse:
+def post_pools(here: Here, request: ApplyRequest) -> ApplyResponse:
     """Add or replace the pools of a pool file, all or none; repeating it changes nothing."""
     return pools.apply_pools(here.platform, request.file, here.clock.now(), _ACTOR)
 
 
 @router.get("/pools/{name}")
-def get_pool(here: Here, name: str) -> jobs.PoolView:
+def get_pool(here: Here, name: str) -> PoolView:
     """One pool with its part of the pool file."""
     return inventory.show_pool(here.platform, name)
 
@@ -38,44 +46,44 @@ def delete_pool(here: Here, name: str) -> Response:
 
 
 @router.get("/nodes")
-def get_nodes(here: Here, pool: str | None = None) -> list[jobs.NodeView]:
+def get_nodes(here: Here, pool: str | None = None) -> list[NodeView]:
     """Nodes and what is free on them."""
     return inventory.list_nodes(here.platform, pool)
 
 
 @router.get("/nodes/{name}")
-def get_node(here: Here, name: str) -> jobs.NodeView:
+def get_node(here: Here, name: str) -> NodeView:
     """One node."""
     return inventory.show_node(here.platform, name)
 
 
 @router.post("/nodes/{name}/drain")
-def post_drain(here: Here, name: str, request: estate.DrainRequest) -> estate.DrainResponse:
+def post_drain(here: Here, name: str, request: DrainRequest) -> DrainResponse:
     """Keep new jobs from starting on a node; may be repeated."""
     return pools.drain(here.platform, name, request, here.clock.now(), _ACTOR)
 
 
 @router.post("/nodes/{name}/undrain")
-def post_undrain(here: Here, name: str) -> jobs.NodeView:
+def post_undrain(here: Here, name: str) -> NodeView:
     """Allow jobs to start on a node again; may be repeated."""
     pools.undrain(here.platform, name)
     return inventory.show_node(here.platform, name)
 
 
 @router.get("/projects")
-def get_projects(here: Here) -> list[estate.ProjectView]:
+def get_projects(here: Here) -> list[ProjectView]:
     """Projects, their limits and what they hold."""
     return projects.list_projects(here.platform, here.clock.now())
 
 
 @router.post("/projects/apply")
-def post_projects(here: Here, request: estate.ApplyRequest) -> estate.ApplyResponse:
+def post_projects(here: Here, request: ApplyRequest) -> ApplyResponse:
     """Add or replace the projects of a project file, all or none."""
     return projects.apply_projects(here.platform, request.file, here.clock.now(), _ACTOR)
 
 
 @router.get("/projects/{name}")
-def get_project(here: Here, name: str) -> estate.ProjectView:
+def get_project(here: Here, name: str) -> ProjectView:
     """One project with its part of the project file."""
     return projects.show_project(here.platform, name, here.clock.now())
 

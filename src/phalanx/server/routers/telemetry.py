@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 
-from phalanx.schemas.api import jobs
+from phalanx.schemas.api.telemetry import LogPage, MetricsView
 from phalanx.server.context import Here, in_thread
 from phalanx.services.lifecycle.commit import job_topic
 from phalanx.services.queries.logs import LogQuery, read_logs
@@ -26,14 +26,14 @@ async def get_logs(  # noqa: PLR0913
     role: str | None = None,
     cursor: str | None = None,
     wait_s: Annotated[float, Query(ge=0)] = 0.0,
-) -> jobs.LogPage:
+) -> LogPage:
     """Lines in the order of their arrival, behind `cursor`; waits up to `wait_s` for some.
 
     With `role`, `rank` counts in that role.
     """
     query = LogQuery(tuple(rank or ()), stream, tail, role)
 
-    async def look() -> jobs.LogPage:
+    async def look() -> LogPage:
         return await in_thread(lambda: read_logs(here.platform, num, query, cursor))
 
     return await here.poll_until(
@@ -50,7 +50,7 @@ def get_metrics(
     after_step: int = -1,
     max_points: Annotated[int, Query(ge=4, le=100_000)] = 1000,
     role: str | None = None,
-) -> jobs.MetricsView:
+) -> MetricsView:
     """Series by name and rank, thinned to `max_points` each; peaks stay.
 
     With `role`, `rank` counts in that role; the answer counts ranks in the gang.

@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from phalanx.errors import PermissionDenied
 from phalanx.kit.units import format_duration, format_size
-from phalanx.schemas.api import jobs
+from phalanx.schemas.api.jobs import JobView, LineageView
 from phalanx.server.context import Here
 from phalanx.server.gate import COOKIE
 from phalanx.server.web.markup import Markup, curve, page, table, tag
@@ -56,7 +56,7 @@ def get_front(here: Here, before: Annotated[int | None, Query()] = None) -> HTML
     return _answer(page("Phalanx", *body, refresh_s=_LIVE_REFRESH_S))
 
 
-def _row(job: jobs.JobView) -> tuple[str, ...]:
+def _row(job: JobView) -> tuple[str, ...]:
     return (
         tag("a", job.label, href=f"/jobs/{job.num}"),
         job.name,
@@ -86,8 +86,8 @@ def get_job_page(here: Here, num: int) -> HTMLResponse:
     return _answer(page(f"{job.label} {job.name}", *body, refresh_s=refresh_s))
 
 
-def _facts(job: jobs.JobView) -> Markup:
-    progress, lineage = job.progress, job.lineage or jobs.LineageView(generations=0)
+def _facts(job: JobView) -> Markup:
+    progress, lineage = job.progress, job.lineage or LineageView(generations=0)
     rows = [
         ("project", job.project),
         ("gang", f"{job.world_size} ranks on {job.num_slots} slots"),
@@ -108,11 +108,11 @@ def _facts(job: jobs.JobView) -> Markup:
     return table(("", ""), rows, ())
 
 
-def _samples(lineage: jobs.LineageView) -> str:
+def _samples(lineage: LineageView) -> str:
     if lineage.missed is None:
         return "not reported"
     said = f"{lineage.missed}, {lineage.duplicated}, {lineage.redone}"
-    return f"{said}; {lineage.unheard} unheard of: a lost node" if lineage.unheard else said
+    return f"{said}; {lineage.unreported} unreported (lost node)" if lineage.unreported else said
 
 
 def _curves(here: Here, num: int) -> list[str]:
@@ -148,12 +148,12 @@ def _logs(here: Here, num: int) -> list[str]:
     return [tag("h2", "Last lines"), tag("pre", text)] if lines else []
 
 
-def _state(job: jobs.JobView) -> Markup:
+def _state(job: JobView) -> Markup:
     return tag("span", job.state, class_=f"state {job.state}")
 
 
-def _why(job: jobs.JobView) -> str:
-    reason = job.stays or job.reason
+def _why(job: JobView) -> str:
+    reason = job.pending_reason or job.reason
     return reason.message or reason.code.replace("_", " ")
 
 

@@ -12,7 +12,7 @@ from phalanx.core.gang.placement import Node
 from phalanx.core.gang.roles import Part, part_at
 from phalanx.core.jobs.model import Attempt
 from phalanx.errors import InvariantBroken
-from phalanx.kit.ids import job_label
+from phalanx.kit.text import job_label
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.spec.document import JobSpec, validate_spec
 from phalanx.schemas.spec.roles import RolePlan

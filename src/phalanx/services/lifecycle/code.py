@@ -11,7 +11,7 @@ import shutil
 import tarfile
 from pathlib import Path
 
-from phalanx.errors import LaunchFailed, UserError
+from phalanx.errors import LaunchError, UserError
 from phalanx.kit.units import format_size
 from phalanx.schemas.home import HomeLayout
 
@@ -117,14 +117,14 @@ def check_archive(path: Path) -> None:
 def unpack(home: HomeLayout, digest: str, target: Path) -> None:
     """The code of an attempt in `target`, whole or not at all; what is there already stays.
 
-    Raises LaunchFailed when it cannot be unpacked.
+    Raises LaunchError when it cannot be unpacked.
     """
     if target.is_dir():
         return
     try:
         _unpack_whole(archive_path(home, digest), target)
     except (tarfile.TarError, OSError, UserError) as error:
-        raise LaunchFailed(f"the code cannot be unpacked: {error}") from error
+        raise LaunchError(f"the code cannot be unpacked: {error}") from error
 
 
 def _unpack_whole(path: Path, target: Path) -> None:

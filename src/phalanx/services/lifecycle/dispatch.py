@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from phalanx.core.gang.placement import Node
 from phalanx.core.jobs.events import JobEvent, LaunchFailed
 from phalanx.core.jobs.model import Attempt, JobState
-from phalanx.errors import ExecutorUnavailable, LeaseLost, SpecInvalid
-from phalanx.errors import LaunchFailed as CouldNotLaunch
+from phalanx.errors import ExecutorUnavailable, LaunchError, LeaseLost, SpecInvalid
 from phalanx.executors.protocol import GangReserver, SupervisorRef
-from phalanx.kit.backoff import backoff_s
+from phalanx.kit.clock import backoff_s
 from phalanx.services.lifecycle import code
 from phalanx.services.lifecycle.assignments import assignments, code_dir
 from phalanx.services.lifecycle.commit import LEAVING, commit_events
@@ -177,7 +176,7 @@ def _launch(
         for node, assignment in placed:
             platform.executor.start(node, assignment)
             started += 1
-    except (CouldNotLaunch, SpecInvalid) as error:
+    except (LaunchError, SpecInvalid) as error:
         return _not_launched(attempt, started, error.message)
     except KeyError as error:
         return _not_launched(attempt, started, f"node {error.args[0]} is no longer there")

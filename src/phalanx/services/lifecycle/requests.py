@@ -6,7 +6,7 @@ from phalanx.core.jobs.events import JobEvent, Resumed, StopRequested
 from phalanx.core.jobs.model import Job, JobState, StopGoal
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.errors import Conflict
-from phalanx.kit.ids import job_label
+from phalanx.kit.text import job_label
 from phalanx.services.lifecycle.commit import commit_events
 from phalanx.services.platform import Platform
 from phalanx.store import jobs

@@ -8,7 +8,7 @@ from dataclasses import replace
 from phalanx.core.gang.placement import Demand, Node
 from phalanx.errors import Problem
 from phalanx.kit.units import format_size
-from phalanx.schemas.pools.projects import ProjectSpec, lineage
+from phalanx.schemas.pools.project_file import ProjectSpec, lineage
 from phalanx.schemas.spec.document import JobSpec
 from phalanx.schemas.spec.roles import RolePlan
 from phalanx.services.planning.planner_input import asked

@@ -12,7 +12,7 @@ from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import Held, Terms, Waiting
 from phalanx.core.scheduling.stages.order import is_guarded
 from phalanx.errors import InvariantBroken
-from phalanx.schemas.pools.projects import ProjectSpec, lineage
+from phalanx.schemas.pools.project_file import ProjectSpec, lineage
 from phalanx.store.jobs import JobFacts, StoredJob
 from phalanx.store.planning import MOVE, StoredReservation, Usage
 

@@ -19,9 +19,9 @@ from phalanx.core.scheduling.model.durations import History, KindKey, size_class
 from phalanx.core.scheduling.stages.preference import narrowest_levels, preferred_level
 from phalanx.core.scheduling.stages.preference import patience_s as expected_patience_s
 from phalanx.errors import InvariantBroken
-from phalanx.kit import collector
-from phalanx.schemas.pools.pools import Machine, PoolSpec
-from phalanx.schemas.pools.projects import ProjectSpec
+from phalanx.kit import garbage
+from phalanx.schemas.pools.pool_file import HostDefaults, PoolSpec
+from phalanx.schemas.pools.project_file import ProjectSpec
 from phalanx.services.planning import planner_input
 from phalanx.services.planning.index_sync import follow, only_longer_lines
 from phalanx.services.planning.planner_input import kind_of
@@ -245,7 +245,7 @@ class Picture:
         """Plan on the indexes of the last pass, brought up to date."""
         with self._planning:
             self._world = follow(self._world, snapshot)
-            with collector.held_off():
+            with garbage.collection_paused():
                 decided = plan_pass(self._world, now)
             self._started = frozenset(start.job for start in decided.starts)
             self._planned_for = self._projects
@@ -427,7 +427,7 @@ def _laid_out(
     nodes = tuple(real)
     here = [node for node in real if node.pool == LOCAL]
     if pools and here:
-        machine = Machine(here[0].address, here[0].num_cpus, here[0].memory_bytes)
+        machine = HostDefaults(here[0].address, here[0].num_cpus, here[0].memory_bytes)
         elsewhere = (node for node in real if node.pool != LOCAL)
         nodes = (*(node for pool in pools for node in pool.to_core(machine)), *elsewhere)
     return tuple(

@@ -16,7 +16,7 @@ from phalanx.core.jobs.model import JobState, StopGoal
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import Hole, Migration, Plan, Preemption, Resize
 from phalanx.errors import PlatformError
-from phalanx.kit.ids import job_label
+from phalanx.kit.text import job_label
 from phalanx.services.lifecycle.commit import Note, commit_events, commit_many
 from phalanx.services.planning.scheduler_cache import Sight
 from phalanx.services.platform import Platform

@@ -10,15 +10,16 @@ from phalanx.core.jobs.model import Job, JobState, StopGoal
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import Why
 from phalanx.core.scheduling.explain.why import Victim, why, why_victim
-from phalanx.kit.ids import job_label
-from phalanx.schemas.api.estate import (
+from phalanx.kit.text import job_label
+from phalanx.schemas.api.body import at_of, at_or_none
+from phalanx.schemas.api.jobs import ReasonView, RestartView
+from phalanx.schemas.api.why import (
     ConstraintView,
     CounterfactualView,
     EvictionView,
     VictimView,
     WhyView,
 )
-from phalanx.schemas.api.jobs import ReasonView, RestartView, at_of, at_or_none
 from phalanx.services.planning.planner_input import waiting
 from phalanx.services.planning.scheduler_cache import Sight
 from phalanx.services.planning.scheduling import sight_of
@@ -54,7 +55,9 @@ def why_view(platform: Platform, num: int, now: int) -> WhyView:
         view = _starting(platform, view, stored.job)
     if stored.job.holds_slots:
         victim = why_victim(sight_of(platform, now).snapshot, num, now)
-        return view.model_copy(update={"leaves_for": None if victim is None else _victim(victim)})
+        return view.model_copy(
+            update={"preempted_for": None if victim is None else _victim(victim)}
+        )
     return view
 
 

@@ -16,7 +16,8 @@ from phalanx.core.jobs.events import (
 )
 from phalanx.core.jobs.model import Job, StopGoal
 from phalanx.core.training.ledger import GenerationLedger, LedgerSummary, Point, Row, audit, merge
-from phalanx.schemas.api.jobs import LineageView, RestartView, at_of, at_or_none
+from phalanx.schemas.api.body import at_of, at_or_none
+from phalanx.schemas.api.jobs import LineageView, RestartView
 from phalanx.store import events, lineage, supervisors
 from phalanx.store.database import Tx
 from phalanx.store.events import StoredEvent
@@ -57,7 +58,7 @@ def lineage_view(tx: Tx, job: Job) -> LineageView:
         missed=None if counted is None else counted.missed,
         duplicated=None if counted is None else counted.duplicated,
         redone=None if counted is None else counted.redone,
-        unheard=None if counted is None else counted.unheard,
+        unreported=None if counted is None else counted.unheard,
         exact=all(one.exact for one in restores) if restores else None,
     )
 

@@ -8,7 +8,8 @@ from typing import Literal, cast
 
 from phalanx.core.jobs.model import TERMINAL
 from phalanx.errors import UserError
-from phalanx.schemas.api.jobs import LogLine, LogPage, at_of
+from phalanx.schemas.api.body import at_of
+from phalanx.schemas.api.telemetry import LogLine, LogPage
 from phalanx.services.platform import Platform
 from phalanx.services.queries.roles import ranks_of, role_of
 from phalanx.services.queries.views import parts_of

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 
 from phalanx.core.telemetry.instruments import is_part
-from phalanx.schemas.api.jobs import MetricSeries, MetricsView, at_of
+from phalanx.schemas.api.body import at_of
+from phalanx.schemas.api.telemetry import MetricSeries, MetricsView
 from phalanx.services.platform import Platform
 from phalanx.services.queries.roles import ranks_of, role_of
 from phalanx.services.queries.views import parts_of

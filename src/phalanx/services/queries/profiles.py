@@ -7,9 +7,14 @@ from collections.abc import Sequence
 from phalanx.core.jobs.events import ProfileRequested
 from phalanx.core.telemetry.profiles import EXTRAS, MAX_STEPS
 from phalanx.errors import Conflict, UserError
-from phalanx.kit.ids import job_label
-from phalanx.schemas.api import profiles as wire
-from phalanx.schemas.api.jobs import at_of
+from phalanx.kit.text import job_label
+from phalanx.schemas.api.body import at_of
+from phalanx.schemas.api.telemetry import (
+    ProfileRequest,
+    ProfilesView,
+    ProfileView,
+    RequestTicket,
+)
 from phalanx.services.lifecycle.commit import commit_events
 from phalanx.services.platform import Platform
 from phalanx.store import events, jobs
@@ -20,8 +25,8 @@ NOTE = "profiled"
 
 
 def ask_profile(
-    platform: Platform, num: int, wish: wire.ProfileRequest, now: int, actor: str
-) -> wire.ProfileAsked:
+    platform: Platform, num: int, wish: ProfileRequest, now: int, actor: str
+) -> RequestTicket:
     """Have the ranks profile their next steps.
 
     Raises NotFound, UserError for a wish that makes no sense, and Conflict where no rank runs.
@@ -29,7 +34,7 @@ def ask_profile(
     _check(wish.steps, wish.traced, wish.extras)
     event = ProfileRequested(wish.steps, wish.traced, tuple(wish.extras))
 
-    def work(tx: Tx) -> wire.ProfileAsked:
+    def work(tx: Tx) -> RequestTicket:
         before = jobs.load(tx, num).job
         job = commit_events(tx, num, [event], now, actor).job
         attempt = job.attempt
@@ -39,7 +44,7 @@ def ask_profile(
                 f"no rank of {job_label(num)} runs: it is {job.state}",
                 f"what was kept of earlier ones: phalanx profile {job_label(num)} --kept",
             )
-        return wire.ProfileAsked(
+        return RequestTicket(
             attempt=attempt.num, generation=attempt.generation, request=attempt.profile.request
         )
 
@@ -54,13 +59,13 @@ def _check(steps: int, traced: int, extras: Sequence[str]) -> None:
             raise UserError(f"extras: {one!r} is none of {', '.join(EXTRAS)}")
 
 
-def read_profiles(platform: Platform, num: int) -> wire.ProfilesView:
+def read_profiles(platform: Platform, num: int) -> ProfilesView:
     """Every profile that is kept of a job, oldest first. Raises NotFound."""
 
-    def work(tx: Tx) -> wire.ProfilesView:
+    def work(tx: Tx) -> ProfilesView:
         live = jobs.load(tx, num).job.attempt
         notes = events.of_job(tx, num, limit=100_000, kinds=(NOTE,))
-        return wire.ProfilesView(
+        return ProfilesView(
             profiles=[_view(note) for note in notes],
             attempt=None if live is None else live.num,
             generation=None if live is None else live.generation,
@@ -69,8 +74,8 @@ def read_profiles(platform: Platform, num: int) -> wire.ProfilesView:
     return platform.store.view(work)
 
 
-def _view(note: StoredEvent) -> wire.ProfileView:
+def _view(note: StoredEvent) -> ProfileView:
     data = {**note.data, "at": at_of(int(note.data["at"]))}
-    return wire.ProfileView.model_validate(
+    return ProfileView.model_validate(
         {**data, "attempt": note.attempt or 0, "generation": note.generation or 0}
     )

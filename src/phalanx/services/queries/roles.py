@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from phalanx.core.gang.roles import Part, part_of_rank
 from phalanx.errors import UserError
-from phalanx.kit.ids import job_label
+from phalanx.kit.text import job_label
 from phalanx.services.queries.views import parts_of
 from phalanx.store.jobs import StoredJob
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from phalanx.core.gang.stacks import elsewhere, place
 from phalanx.core.jobs.events import StacksRequested
 from phalanx.errors import Conflict
-from phalanx.kit.ids import job_label
-from phalanx.schemas.api import jobs as api
-from phalanx.schemas.api.jobs import at_of
+from phalanx.kit.text import job_label
+from phalanx.schemas.api.body import at_of
+from phalanx.schemas.api.telemetry import RankStacksView, RequestTicket, StacksCapture, StacksView
 from phalanx.services.lifecycle.commit import commit_events
 from phalanx.services.platform import Platform
 from phalanx.store import events, jobs
@@ -20,13 +20,13 @@ NOTE = "stacks"
 _Key = tuple[int, int, int]  # attempt, generation, request
 
 
-def ask_stacks(platform: Platform, num: int, now: int, actor: str) -> api.StacksAsked:
+def ask_stacks(platform: Platform, num: int, now: int, actor: str) -> RequestTicket:
     """Have every rank write down where it is.
 
     Raises NotFound, and Conflict where no rank runs.
     """
 
-    def work(tx: Tx) -> api.StacksAsked:
+    def work(tx: Tx) -> RequestTicket:
         before = jobs.load(tx, num).job
         job = commit_events(tx, num, [StacksRequested()], now, actor).job
         attempt = job.attempt
@@ -35,21 +35,21 @@ def ask_stacks(platform: Platform, num: int, now: int, actor: str) -> api.Stacks
                 f"no rank of {job_label(num)} runs: it is {job.state}",
                 f"what was kept of earlier ones: phalanx stacks {job_label(num)} --kept",
             )
-        return api.StacksAsked(
+        return RequestTicket(
             attempt=attempt.num, generation=attempt.generation, request=attempt.stacks
         )
 
     return platform.store.transact(work)
 
 
-def read_stacks(platform: Platform, num: int) -> api.StacksView:
+def read_stacks(platform: Platform, num: int) -> StacksView:
     """Every set of stacks that is kept of a job, oldest first. Raises NotFound."""
 
-    def work(tx: Tx) -> api.StacksView:
+    def work(tx: Tx) -> StacksView:
         stored = jobs.load(tx, num)
         notes = events.of_job(tx, num, limit=100_000, kinds=(NOTE,))
         live = stored.job.attempt
-        return api.StacksView(
+        return StacksView(
             captures=captures(notes),
             attempt=None if live is None else live.num,
             generation=None if live is None else live.generation,
@@ -59,13 +59,13 @@ def read_stacks(platform: Platform, num: int) -> api.StacksView:
     return platform.store.view(work)
 
 
-def captures(notes: Iterable[StoredEvent]) -> list[api.StacksCapture]:
+def captures(notes: Iterable[StoredEvent]) -> list[StacksCapture]:
     """Answers put together by what they answer.
 
     A node that found its ranks hanging sends their stacks unasked; they stand in for its answer to
     the question that this makes the control plane ask.
     """
-    found: dict[_Key, dict[int, api.RankStacksView]] = {}
+    found: dict[_Key, dict[int, RankStacksView]] = {}
     began: dict[_Key, int] = {}
     for note in notes:
         key = (note.attempt or 0, note.generation or 0, int(note.data["request"]))
@@ -84,9 +84,9 @@ def captures(notes: Iterable[StoredEvent]) -> list[api.StacksCapture]:
     return [_capture(key, began[key], ranks) for key, ranks in found.items() if ranks]
 
 
-def _capture(key: _Key, at: int, ranks: dict[int, api.RankStacksView]) -> api.StacksCapture:
+def _capture(key: _Key, at: int, ranks: dict[int, RankStacksView]) -> StacksCapture:
     odd = elsewhere({rank: one.text for rank, one in ranks.items()}) if len(ranks) > 1 else ()
-    return api.StacksCapture(
+    return StacksCapture(
         attempt=key[0],
         generation=key[1],
         request=key[2],
@@ -96,10 +96,10 @@ def _capture(key: _Key, at: int, ranks: dict[int, api.RankStacksView]) -> api.St
     )
 
 
-def _rank(row: dict[str, object], node_rank: int) -> api.RankStacksView:
+def _rank(row: dict[str, object], node_rank: int) -> RankStacksView:
     text = str(row["text"])
     where = place(text)
-    return api.RankStacksView(
+    return RankStacksView(
         rank=int(str(row["rank"])),
         node_rank=node_rank,
         place=None if where is None else str(where),

@@ -11,9 +11,21 @@ from phalanx.core.gang.roles import Part, part_of_rank
 from phalanx.core.jobs.model import TERMINAL, Attempt, JobState
 from phalanx.core.reasons import Reason
 from phalanx.core.telemetry.instruments import INSTRUMENTS, is_part
-from phalanx.kit.ids import job_label
-from phalanx.schemas.api import jobs as api
-from phalanx.schemas.api.jobs import at_of, at_or_none
+from phalanx.kit.text import job_label
+from phalanx.schemas.api.body import at_of, at_or_none
+from phalanx.schemas.api.jobs import (
+    CheckpointView,
+    EventPage,
+    EventView,
+    FailureView,
+    JobPage,
+    JobView,
+    NodeRankView,
+    ProgressView,
+    RankView,
+    ReasonView,
+    RoleView,
+)
 from phalanx.services.lifecycle.assignments import checkpoint_dir
 from phalanx.services.platform import Platform
 from phalanx.services.queries.lineage import lineage_view
@@ -24,42 +36,40 @@ from phalanx.store.supervisors import SupervisorRow
 from phalanx.store.telemetry import Point
 
 
-def job_view(platform: Platform, num: int) -> api.JobView:
+def job_view(platform: Platform, num: int) -> JobView:
     """One job with everything. Raises NotFound."""
     return platform.store.view(lambda tx: _detailed(platform, tx, num))
 
 
-def list_jobs(
-    platform: Platform, wanted: JobFilter, *, before: int | None, limit: int
-) -> api.JobPage:
+def list_jobs(platform: Platform, wanted: JobFilter, *, before: int | None, limit: int) -> JobPage:
     """Newest first."""
 
-    def work(tx: Tx) -> api.JobPage:
+    def work(tx: Tx) -> JobPage:
         found = jobs.page(tx, wanted, before=before, limit=limit + 1)
         shown = [_brief(tx, stored) for stored in found[:limit]]
         more = len(found) > limit
-        return api.JobPage(jobs=shown, next=shown[-1].num if more else None)
+        return JobPage(jobs=shown, next=shown[-1].num if more else None)
 
     return platform.store.view(work)
 
 
-def event_page(platform: Platform, num: int, *, after: int, limit: int = 500) -> api.EventPage:
+def event_page(platform: Platform, num: int, *, after: int, limit: int = 500) -> EventPage:
     """A job's events behind `after`. Raises NotFound."""
 
-    def work(tx: Tx) -> api.EventPage:
+    def work(tx: Tx) -> EventPage:
         stored = jobs.load(tx, num)
         found = events.of_job(tx, num, after=after, limit=limit)
         cursor = found[-1].seq if found else after
         done = stored.job.is_terminal and cursor >= stored.last_seq
-        return api.EventPage(events=[_event(one) for one in found], cursor=cursor, done=done)
+        return EventPage(events=[_event(one) for one in found], cursor=cursor, done=done)
 
     return platform.store.view(work)
 
 
-def last_events(platform: Platform, num: int, count: int) -> list[api.EventView]:
+def last_events(platform: Platform, num: int, count: int) -> list[EventView]:
     """The newest events of a job's story, in order. Raises NotFound."""
 
-    def work(tx: Tx) -> list[api.EventView]:
+    def work(tx: Tx) -> list[EventView]:
         last_seq = jobs.load(tx, num).last_seq
         found = events.of_job(tx, num, after=max(0, last_seq - count), limit=count)
         return [_event(one) for one in found]
@@ -67,10 +77,10 @@ def last_events(platform: Platform, num: int, count: int) -> list[api.EventView]
     return platform.store.view(work)
 
 
-def list_checkpoints(platform: Platform, num: int) -> list[api.CheckpointView]:
+def list_checkpoints(platform: Platform, num: int) -> list[CheckpointView]:
     """A job's checkpoints, oldest first. Raises NotFound."""
 
-    def work(tx: Tx) -> list[api.CheckpointView]:
+    def work(tx: Tx) -> list[CheckpointView]:
         spec = jobs.load(tx, num).facts.spec
         rows = lineage.checkpoints_of(tx, num)
         best = best_path(rows, spec)
@@ -95,7 +105,7 @@ def best_path(rows: Sequence[lineage.CheckpointRow], spec: object) -> str | None
 # -- one job -------------------------------------------------------------------------------------
 
 
-def _detailed(platform: Platform, tx: Tx, num: int) -> api.JobView:
+def _detailed(platform: Platform, tx: Tx, num: int) -> JobView:
     stored = jobs.load(tx, num)
     job, facts = stored.job, stored.facts
     rows: list[SupervisorRow] = []
@@ -115,10 +125,10 @@ def _detailed(platform: Platform, tx: Tx, num: int) -> api.JobView:
     )
 
 
-def _brief(tx: Tx, stored: StoredJob) -> api.JobView:
+def _brief(tx: Tx, stored: StoredJob) -> JobView:
     job, facts, attempt = stored.job, stored.facts, stored.job.attempt
     rows = [] if attempt is None else supervisors.of_attempt(tx, job.num, attempt.num)
-    return api.JobView(
+    return JobView(
         num=job.num,
         label=job_label(job.num),
         name=facts.name,
@@ -130,7 +140,7 @@ def _brief(tx: Tx, stored: StoredJob) -> api.JobView:
         priority=facts.priority,
         state=job.state.value,
         reason=_reason(job.reason),
-        stays=_pending_reason(stored),
+        pending_reason=_pending_reason(stored),
         goal=None if job.goal is None else job.goal.value,
         attempt=None if attempt is None else attempt.num,
         attempts=job.attempts,
@@ -160,13 +170,13 @@ def parts_of(stored: StoredJob) -> tuple[Part, ...]:
     return stored.job.terms.parts(None if attempt is None else len(attempt.placement.shares))
 
 
-def _roles(stored: StoredJob) -> list[api.RoleView]:
+def _roles(stored: StoredJob) -> list[RoleView]:
     """The roles of a gang that has several."""
     attempt = stored.job.attempt
     if not stored.job.terms.roles:
         return []
     return [
-        api.RoleView(
+        RoleView(
             name=part.name,
             num_nodes=part.num_nodes,
             slots_per_node=part.slots_per_node,
@@ -185,23 +195,23 @@ def _worst(stored: StoredJob) -> Failure | None:
     return live or stored.job.last_failure
 
 
-def _pending_reason(stored: StoredJob) -> api.ReasonView | None:
+def _pending_reason(stored: StoredJob) -> ReasonView | None:
     waits = stored.job.state is JobState.QUEUED and stored.pending_reason is not None
     return _reason(stored.pending_reason) if waits and stored.pending_reason is not None else None
 
 
-def _reason(reason: Reason) -> api.ReasonView:
-    return api.ReasonView(code=reason.code.value, message=reason.message)
+def _reason(reason: Reason) -> ReasonView:
+    return ReasonView(code=reason.code.value, message=reason.message)
 
 
-def _failure(failure: Failure | None, parts: Sequence[Part]) -> api.FailureView | None:
+def _failure(failure: Failure | None, parts: Sequence[Part]) -> FailureView | None:
     if failure is None:
         return None
     part = None if failure.rank is None else part_of_rank(parts, failure.rank)
     role = ""
     if len(parts) > 1 and part is not None and failure.rank is not None:
         role = f"{part.name} {failure.rank - part.first_rank}"
-    return api.FailureView(
+    return FailureView(
         cause=failure.cause.value,
         message=failure.message,
         rank=failure.rank,
@@ -215,9 +225,7 @@ def _failure(failure: Failure | None, parts: Sequence[Part]) -> api.FailureView 
     )
 
 
-def _ranks(
-    attempt: Attempt, rows: Sequence[SupervisorRow], stored: StoredJob
-) -> list[api.RankView]:
+def _ranks(attempt: Attempt, rows: Sequence[SupervisorRow], stored: StoredJob) -> list[RankView]:
     parts = parts_of(stored)
     pids = {
         (row.node_rank, local): pid
@@ -226,7 +234,7 @@ def _ranks(
         for local, pid in enumerate(row.pids)
     }
     return [
-        api.RankView(
+        RankView(
             rank=rank,
             node_rank=node_rank,
             node=attempt.placement.shares[node_rank].node,
@@ -239,13 +247,13 @@ def _ranks(
     ]
 
 
-def _nodes(attempt: Attempt, rows: Sequence[SupervisorRow]) -> list[api.NodeRankView]:
+def _nodes(attempt: Attempt, rows: Sequence[SupervisorRow]) -> list[NodeRankView]:
     known = {row.node_rank: row for row in rows}
-    shown: list[api.NodeRankView] = []
+    shown: list[NodeRankView] = []
     for node_rank, share in enumerate(attempt.placement.shares):
         row = known.get(node_rank)
         shown.append(
-            api.NodeRankView(
+            NodeRankView(
                 node_rank=node_rank,
                 node=share.node,
                 slots=list(share.slots),
@@ -263,7 +271,7 @@ def _nodes(attempt: Attempt, rows: Sequence[SupervisorRow]) -> list[api.NodeRank
 # -- progress ------------------------------------------------------------------------------------
 
 
-def _position(stored: StoredJob, rows: Sequence[SupervisorRow]) -> api.ProgressView:
+def _position(stored: StoredJob, rows: Sequence[SupervisorRow]) -> ProgressView:
     """What the heartbeats say: the step that every node has reached."""
     job = stored.job
     steps = [row.step for row in rows if row.step is not None]
@@ -271,7 +279,7 @@ def _position(stored: StoredJob, rows: Sequence[SupervisorRow]) -> api.ProgressV
     step = min(steps, default=None)
     known = [one for one in (job.progress.high_water_step, step) if one is not None]
     planned = [row.num_epochs for row in rows if row.num_epochs is not None]
-    return api.ProgressView(
+    return ProgressView(
         step=step if job.state not in TERMINAL else max(known, default=None),
         epoch=min(epochs, default=None),
         num_epochs=max(planned, default=None),
@@ -281,7 +289,7 @@ def _position(stored: StoredJob, rows: Sequence[SupervisorRow]) -> api.ProgressV
     )
 
 
-def _progress(tx: Tx, stored: StoredJob, rows: Sequence[SupervisorRow]) -> api.ProgressView:
+def _progress(tx: Tx, stored: StoredJob, rows: Sequence[SupervisorRow]) -> ProgressView:
     points = telemetry.last_points(tx, stored.job.num)
     values: dict[str, float] = {}
     for point in points:
@@ -314,8 +322,8 @@ def steps_per_s(points: Sequence[Point], stored: StoredJob) -> float | None:
     return (last.step - first.step) / ((last.at - first.at) / 1e6)
 
 
-def _event(one: events.StoredEvent) -> api.EventView:
-    return api.EventView(
+def _event(one: events.StoredEvent) -> EventView:
+    return EventView(
         job=one.job,
         seq=one.seq,
         feed=one.feed,
@@ -326,13 +334,13 @@ def _event(one: events.StoredEvent) -> api.EventView:
         generation=one.generation,
         actor=one.actor,
         state=one.state,
-        reason=api.ReasonView(code=one.reason_code, message=one.reason_message),
+        reason=ReasonView(code=one.reason_code, message=one.reason_message),
         data=one.data,
     )
 
 
-def _checkpoint(row: lineage.CheckpointRow, *, is_best: bool) -> api.CheckpointView:
-    return api.CheckpointView(
+def _checkpoint(row: lineage.CheckpointRow, *, is_best: bool) -> CheckpointView:
+    return CheckpointView(
         attempt=row.attempt,
         generation=row.generation,
         step=row.step,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from phalanx.errors import ServerError
-from phalanx.schemas.api.estate import ChangeView
+from phalanx.schemas.api.pools import ChangeView
 from phalanx.schemas.pools.ray_pools import RayPool
 
 

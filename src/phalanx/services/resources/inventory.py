@@ -8,12 +8,11 @@ from typing import Literal
 
 from phalanx.core.gang.placement import Node
 from phalanx.errors import NotFound
-from phalanx.kit.nearest import nearest
-from phalanx.schemas.api import jobs as api
-from phalanx.schemas.api.estate import ChangeView
-from phalanx.schemas.api.jobs import at_of
-from phalanx.schemas.pools.pools import PoolSpec
-from phalanx.schemas.pools.projects import ProjectSpec
+from phalanx.kit.text import nearest
+from phalanx.schemas.api.body import at_of
+from phalanx.schemas.api.pools import ChangeView, NodeView, PoolView
+from phalanx.schemas.pools.pool_file import PoolSpec
+from phalanx.schemas.pools.project_file import ProjectSpec
 from phalanx.services.platform import Platform
 from phalanx.store import planning, resources
 from phalanx.store.database import Tx
@@ -54,7 +53,7 @@ def _read(platform: Platform) -> _Inventory:
     return platform.store.view(work)
 
 
-def list_pools(platform: Platform) -> list[api.PoolView]:
+def list_pools(platform: Platform) -> list[PoolView]:
     """Pools with what is free in them. Raises ExecutorUnavailable."""
     found = _read(platform)
     views = _nodes(found)
@@ -62,7 +61,7 @@ def list_pools(platform: Platform) -> list[api.PoolView]:
     return [_pool(found, name, [one for one in views if one.pool == name]) for name in names]
 
 
-def show_pool(platform: Platform, name: str) -> api.PoolView:
+def show_pool(platform: Platform, name: str) -> PoolView:
     """One pool with its part of the pool file. Raises NotFound, ExecutorUnavailable."""
     found = _read(platform)
     views = [one for one in _nodes(found) if one.pool == name]
@@ -73,12 +72,12 @@ def show_pool(platform: Platform, name: str) -> api.PoolView:
     return pool.model_copy(update={"spec": None if applied is None else dict(applied.body)})
 
 
-def list_nodes(platform: Platform, pool: str | None = None) -> list[api.NodeView]:
+def list_nodes(platform: Platform, pool: str | None = None) -> list[NodeView]:
     """Nodes with what is free on them, of one pool or of all. Raises ExecutorUnavailable."""
     return [one for one in _nodes(_read(platform)) if pool in (None, one.pool)]
 
 
-def show_node(platform: Platform, name: str) -> api.NodeView:
+def show_node(platform: Platform, name: str) -> NodeView:
     """One node. Raises NotFound, ExecutorUnavailable."""
     views = {one.id: one for one in list_nodes(platform)}
     if name not in views:
@@ -86,11 +85,11 @@ def show_node(platform: Platform, name: str) -> api.NodeView:
     return views[name]
 
 
-def _pool(found: _Inventory, name: str, nodes: Sequence[api.NodeView]) -> api.PoolView:
+def _pool(found: _Inventory, name: str, nodes: Sequence[NodeView]) -> PoolView:
     applied = found.pools.get(name)
     prices = [node.price for node in nodes if node.price]
     open_to = [one for one in found.waiting if not one.facts.pools or name in one.facts.pools]
-    return api.PoolView(
+    return PoolView(
         name=name,
         num_nodes=len(nodes),
         num_slots=sum(node.num_slots for node in nodes),
@@ -107,7 +106,7 @@ def _pool(found: _Inventory, name: str, nodes: Sequence[api.NodeView]) -> api.Po
     )
 
 
-def _nodes(found: _Inventory) -> list[api.NodeView]:
+def _nodes(found: _Inventory) -> list[NodeView]:
     held: dict[str, int] = {}
     jobs: dict[str, set[int]] = {}
     for one in found.holding:
@@ -120,13 +119,13 @@ def _nodes(found: _Inventory) -> list[api.NodeView]:
     ]
 
 
-def _node(found: _Inventory, node: Node, held: int, jobs: set[int]) -> api.NodeView:
+def _node(found: _Inventory, node: Node, held: int, jobs: set[int]) -> NodeView:
     mark = found.marks.get(node.id)
     # A node without a mark is closed by its own cluster, which drains it or cannot reach it.
     state, reason = ("closed", node.closed) if node.closed else ("open", "")
     if mark is not None:
         state, reason = mark.state, mark.reason
-    return api.NodeView(
+    return NodeView(
         id=node.id,
         pool=node.pool,
         address=node.address,
@@ -146,7 +145,7 @@ def _node(found: _Inventory, node: Node, held: int, jobs: set[int]) -> api.NodeV
         bandwidth_gbps=node.bandwidth_gbps,
         price=node.price_per_slot_hour,
         reclaims_per_hour=node.hazard_per_hour,
-        kept_for=sorted(found.reserved.get(node.id, [])),
+        reserved_for=sorted(found.reserved.get(node.id, [])),
     )
 
 

@@ -12,11 +12,11 @@ from phalanx.core.jobs.events import StopRequested
 from phalanx.core.jobs.model import JobState, StopGoal
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.errors import Conflict, NotFound, Problem, SpecInvalid
-from phalanx.kit.ids import job_label
-from phalanx.schemas.api.estate import ApplyResponse, DrainRequest, DrainResponse
-from phalanx.schemas.pools.pools import (
+from phalanx.kit.text import job_label
+from phalanx.schemas.api.pools import ApplyResponse, DrainRequest, DrainResponse
+from phalanx.schemas.pools.pool_file import (
     EXECUTORS,
-    Machine,
+    HostDefaults,
     PoolFile,
     PoolSpec,
     current_form,
@@ -125,7 +125,7 @@ def _refuse_cutting_off(
     fresh: Mapping[str, PoolSpec], before: Mapping[str, PoolSpec], holding: Sequence[StoredJob]
 ) -> None:
     """Raise Conflict where a node would lose slots that a running job holds."""
-    slots = {node.id: node.num_slots for p in fresh.values() for node in p.to_core(Machine())}
+    slots = {node.id: node.num_slots for p in fresh.values() for node in p.to_core(HostDefaults())}
     problems = []
     for one in holding:
         attempt = one.job.attempt

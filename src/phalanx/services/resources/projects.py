@@ -8,9 +8,10 @@ from typing import Any
 
 from phalanx.core.scheduling.stages.entitlement import entitlements, rolled_up
 from phalanx.errors import Conflict, NotFound, SpecInvalid
-from phalanx.schemas.api.estate import ApplyResponse, ProjectView
-from phalanx.schemas.api.jobs import at_or_none
-from phalanx.schemas.pools.projects import ProjectSpec, check_tree, read_projects
+from phalanx.schemas.api.body import at_or_none
+from phalanx.schemas.api.pools import ApplyResponse
+from phalanx.schemas.api.projects import ProjectView
+from phalanx.schemas.pools.project_file import ProjectSpec, check_tree, read_projects
 from phalanx.services.lifecycle.commit import QUEUE
 from phalanx.services.planning.planner_input import past_slots
 from phalanx.services.platform import Platform
@@ -101,7 +102,7 @@ def list_projects(platform: Platform, now: int) -> list[ProjectView]:
                 entitled.get(name),
                 past_slots(usage.get(name), half_life_s, now),
                 applied[name].applied_at if name in applied else None,
-            ).model_copy(update={"parts_slots": below.get(name, 0) - _held(counted, name)})
+            ).model_copy(update={"child_slots": below.get(name, 0) - _held(counted, name)})
             for name in sorted({*applied, *counted})
         ]
 

@@ -21,7 +21,7 @@ from phalanx.checkpoint.remote_tier import FarTier, OneTier, Tier, known
 from phalanx.core.training.checkpoints import Keep, checkpoint_name, lineages
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, PlatformError
 from phalanx.kit.clock import Clock
-from phalanx.kit.ids import random_hex
+from phalanx.kit.text import random_hex
 from phalanx.launch import linux
 from phalanx.supervise.ranks import restore_lock
 from phalanx.supervise.ranks.restore_lock import RestoreResult

@@ -16,7 +16,7 @@ from phalanx.core.jobs.model import Outcome
 from phalanx.core.reasons import Cause
 from phalanx.core.training.checkpoints import Keep
 from phalanx.kit.clock import Clock
-from phalanx.kit.ids import job_label
+from phalanx.kit.text import job_label
 from phalanx.launch import linux
 from phalanx.launch.cgroup import oom_kills
 from phalanx.launch.command import PythonCommand

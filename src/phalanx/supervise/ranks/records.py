@@ -12,7 +12,7 @@ from typing import Any
 from phalanx.core.contract import records as reports
 from phalanx.core.gang.stalls import StallWatch
 from phalanx.core.training.ledger import Row, merge
-from phalanx.kit.text import sayable
+from phalanx.kit.text import replace_unencodable
 from phalanx.launch.space import TrimmedFile
 from phalanx.schemas.wire.supervision import (
     CheckpointRemovedReport,
@@ -451,5 +451,5 @@ def _point(rank: int, record: Record) -> MetricPoint:
 
 def finite(values: dict[str, Any]) -> dict[str, float]:
     """Values that JSON can carry, by names that it can: what is not finite is left out."""
-    found = {sayable(name): float(value) for name, value in values.items()}
+    found = {replace_unencodable(name): float(value) for name, value in values.items()}
     return {name: value for name, value in found.items() if math.isfinite(value)}

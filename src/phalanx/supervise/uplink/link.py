@@ -12,8 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from phalanx.errors import StoreUnavailable
-from phalanx.kit.backoff import backoff_s
-from phalanx.kit.clock import Clock
+from phalanx.kit.clock import Clock, backoff_s
 from phalanx.schemas.wire.assignments import Assignment
 from phalanx.schemas.wire.supervision import Heartbeat, Orders, Report, SyncRequest, SyncResponse
 from phalanx.supervise.uplink.outbox import Outbox

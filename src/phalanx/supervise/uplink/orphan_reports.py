@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from phalanx.core.gang.stalls import Patience, StallWatch
-from phalanx.kit.backoff import backoff_s
-from phalanx.kit.clock import Clock
+from phalanx.kit.clock import Clock, backoff_s
 from phalanx.launch.identity import ASSIGNMENT_NAME, LOCK_NAME, SupervisorRecord, boot_id
 from phalanx.schemas.wire.assignments import Assignment
 from phalanx.schemas.wire.supervision import (

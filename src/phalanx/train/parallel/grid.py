@@ -26,7 +26,7 @@ from torch.distributed.tensor.parallel import (
 
 from phalanx.core.gang.meshes import DIMENSIONS, Layout
 from phalanx.errors import Problem, SpecInvalid
-from phalanx.kit.nearest import nearest
+from phalanx.kit.text import nearest
 from phalanx.train.parallel import materialize, replica
 from phalanx.train.parallel.strategies import Shards, blocks
 

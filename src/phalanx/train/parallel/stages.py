@@ -19,7 +19,7 @@ from torch import nn
 
 from phalanx.core.training import pipelines
 from phalanx.errors import NotSupported, Problem, SpecInvalid
-from phalanx.kit.nearest import nearest
+from phalanx.kit.text import nearest
 from phalanx.train.gang import randomness
 
 _ATTRIBUTE = "pipeline_layers"

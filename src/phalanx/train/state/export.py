@@ -25,7 +25,7 @@ from phalanx.checkpoint import tensorfile
 from phalanx.checkpoint.seal import Key, Sealing, Unsealed
 from phalanx.core.training.checkpoints import Manifest, checkpoint_name
 from phalanx.errors import PlatformError, UserError
-from phalanx.kit.ids import random_hex
+from phalanx.kit.text import random_hex
 from phalanx.train.gang import context
 from phalanx.train.state import tree
 from phalanx.train.state.checkpoint_reader import read_state, shard_file

@@ -23,7 +23,7 @@ from phalanx.core.contract.records import (
 from phalanx.core.training.checkpoints import checkpoint_name
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, NotSupported, UserError
 from phalanx.kit.clock import SystemClock
-from phalanx.kit.ids import random_hex
+from phalanx.kit.text import random_hex
 from phalanx.train.gang import context
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.report import NoReport, Report, ReportFile

@@ -12,7 +12,7 @@ from phalanx.checkpoint.reading import Cached, Cold, Direct
 from phalanx.core.contract.records import QuarantinedRecord, WarningRecord
 from phalanx.core.training.checkpoints import FileEntry, Manifest, lineages
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound
-from phalanx.kit.ids import random_hex
+from phalanx.kit.text import random_hex
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import Channel
 from phalanx.train.gang.report import Report

@@ -33,7 +33,7 @@ from phalanx.core.training.checkpoints import (
 )
 from phalanx.errors import TrainingError
 from phalanx.kit.clock import Clock
-from phalanx.kit.ids import random_hex
+from phalanx.kit.text import random_hex
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import Channel
 from phalanx.train.gang.report import Report

@@ -20,7 +20,7 @@ from phalanx.core.contract.records import QuarantinedRecord, WarningRecord
 from phalanx.core.gang.failures import RankExit, classify
 from phalanx.core.reasons import Cause
 from phalanx.core.training.guards import MEMORY_FILE, Memory
-from phalanx.kit.ids import random_hex
+from phalanx.kit.text import random_hex
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import Channel
 from phalanx.train.gang.report import Report

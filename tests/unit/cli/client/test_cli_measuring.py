@@ -29,10 +29,10 @@ class Client:
 
 @pytest.mark.parametrize("refuses", [False, True])
 def test_ctrl_c_cancels_the_job(refuses):
-    caller = SimpleNamespace(python="python", cwd=Path("/"), env={}, owner=lambda: "me")
+    invocation = SimpleNamespace(python="python", cwd=Path("/"), env={}, owner=lambda: "me")
     client = Client(refuses)
     with pytest.raises(KeyboardInterrupt):
-        measuring.run_to_end(SimpleNamespace(caller=caller), client, "m", (), {"name": "a"})
+        measuring.run_to_end(SimpleNamespace(invocation=invocation), client, "m", (), {"name": "a"})
     assert client.stopped == [(7, "cancel")]
 
 
@@ -47,15 +47,15 @@ class Queued(Client):
         if not self.reasons:
             return SimpleNamespace(is_terminal=True)
         stays = SimpleNamespace(code=self.reasons.pop(0), message="needs 1 × 64 slots")
-        return SimpleNamespace(is_terminal=False, pool=None, stays=stays)
+        return SimpleNamespace(is_terminal=False, pool=None, pending_reason=stays)
 
     def events(self, num, after, wait_s):
         return SimpleNamespace(events=[])
 
 
 def run(client):
-    caller = SimpleNamespace(python="python", cwd=Path("/"), env={}, owner=lambda: "me")
-    measuring.run_to_end(SimpleNamespace(caller=caller), client, "m", (), {"name": "a"})
+    invocation = SimpleNamespace(python="python", cwd=Path("/"), env={}, owner=lambda: "me")
+    measuring.run_to_end(SimpleNamespace(invocation=invocation), client, "m", (), {"name": "a"})
 
 
 def test_a_job_that_no_pool_can_hold_is_not_waited_for():

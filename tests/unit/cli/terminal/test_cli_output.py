@@ -19,7 +19,7 @@ from phalanx.cli.client.checkup import examine
 from phalanx.cli.client.session import describe, job_number
 from phalanx.cli.terminal import output
 from phalanx.cli.terminal.options import duration
-from phalanx.cli.terminal.screen import Pace
+from phalanx.cli.terminal.screen import StepEstimate
 from phalanx.errors import Conflict, NotFound, Problem, ServerError, SpecInvalid, UserError
 from phalanx.kit.clock import SystemClock
 from phalanx.launch.identity import this_process
@@ -86,7 +86,7 @@ def test_errors_are_shown_with_every_problem_and_the_hint():
 
 
 def test_the_total_is_guessed_from_whole_epochs():
-    pace = Pace()
+    pace = StepEstimate()
     assert pace.total(10, 0, 4) is None
     assert pace.total(30, 1, 4) == 120
     assert pace.total(45, 1, 4) == 120
@@ -94,7 +94,7 @@ def test_the_total_is_guessed_from_whole_epochs():
 
 
 def test_a_guess_is_never_behind_what_is_done():
-    pace = Pace()
+    pace = StepEstimate()
     pace.total(30, 1, 2)
     assert pace.total(70, 1, 2) == 70
 
@@ -238,6 +238,6 @@ def test_names_of_files_agree_with_the_layout_of_the_home(tmp_path: Path):
 def test_what_a_control_plane_that_ends_at_once_said(tmp_path: Path):
     (tmp_path / embedded.SERVER_LOG).write_bytes(b"old\nphalanx: it is broken\n  a hint\n")
     child = SimpleNamespace(poll=lambda: 1)
-    starting = embedded.Starting(tmp_path, child, io.BytesIO(), 4)
+    starting = embedded.StartingServer(tmp_path, child, io.BytesIO(), 4)
     with pytest.raises(ServerError, match=r"^it is broken"):
         starting.finish(lambda text: None)

@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.cli.verbs.metrics import lost_time
-from phalanx.schemas.api.jobs import MetricSeries
+from phalanx.schemas.api.telemetry import MetricSeries
 
 pytestmark = pytest.mark.unit
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.errors import LaunchFailed, UserError
+from phalanx.errors import LaunchError, UserError
 from phalanx.schemas.home import HomeLayout
 from phalanx.services.lifecycle import code
 
@@ -108,6 +108,6 @@ def test_limits(home: HomeLayout, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_archive_that_has_gone_is_a_failed_launch(home: HomeLayout, tmp_path: Path) -> None:
-    with pytest.raises(LaunchFailed, match="cannot be unpacked"):
+    with pytest.raises(LaunchError, match="cannot be unpacked"):
         code.unpack(home, "1" * 64, tmp_path / "code")
     assert not (tmp_path / "code").exists()

@@ -7,7 +7,7 @@ import pytest
 from phalanx.core.gang.failures import Failure
 from phalanx.core.gang.stalls import Patience, StallWatch
 from phalanx.core.reasons import Cause
-from phalanx.kit.text import sayable
+from phalanx.kit.text import replace_unencodable
 from phalanx.schemas.wire.supervision import (
     ExitRecord,
     FailureReport,
@@ -70,4 +70,4 @@ def test_what_ranks_write_into_their_reports_is_sent():
 
 def test_ordinary_text_stays_as_it_is():
     text = "größer, 大きい, 🙂\n\tend"
-    assert sayable(text) == text
+    assert replace_unencodable(text) == text

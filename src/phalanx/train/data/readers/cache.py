@@ -22,7 +22,7 @@ from pathlib import Path
 
 from phalanx.checkpoint.digest import digest_of
 from phalanx.errors import DataUnavailable
-from phalanx.kit.backoff import backoff_s
+from phalanx.kit.clock import backoff_s
 from phalanx.kit.units import format_size, parse_size
 
 _DATA, _PART = ".data", ".part"

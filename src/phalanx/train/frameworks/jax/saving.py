@@ -26,7 +26,7 @@ from phalanx.core.contract.records import (
 from phalanx.core.training.checkpoints import FileEntry, Manifest, Position, checkpoint_name
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound
 from phalanx.kit.clock import Clock
-from phalanx.kit.ids import random_hex
+from phalanx.kit.text import random_hex
 from phalanx.train.frameworks.jax import arrays
 from phalanx.train.frameworks.jax.processes import Processes
 from phalanx.train.gang.context import RankInfo

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from phalanx.kit.nearest import nearest
+from phalanx.kit.text import nearest
 
 METHODS = ("none", "fp16", "bf16", "powersgd", "topk", "randomk", "auto")
 LOSSY = ("powersgd", "topk", "randomk")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from phalanx.kit.nearest import nearest
+from phalanx.kit.text import nearest
 
 METHODS = ("none", "local_sgd", "diloco", "server")
 QUANTIZATIONS = ("none", "int8", "int4")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from phalanx.errors import TrainingError
-from phalanx.kit.backoff import backoff_s
+from phalanx.kit.clock import backoff_s
 from phalanx.train.numerics.local_sgd import wire
 from phalanx.train.programs.federated.keeping import fit
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.errors import Problem, SpecInvalid
-from phalanx.kit.nearest import nearest
+from phalanx.kit.text import nearest
 
 IMAGE_MODELS = ("resnet18", "resnet50", "resnet101", "vit_b_16")
 TEXT_MODELS = ("gpt", "bert")

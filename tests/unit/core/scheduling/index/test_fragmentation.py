@@ -12,7 +12,7 @@ from phalanx.core.scheduling import Held, Snapshot, Waiting, World, plan
 from phalanx.core.scheduling.index.fragmentation import Appetite, Typical
 from phalanx.core.scheduling.index.slots import SlotIndex, Taking
 from phalanx.core.scheduling.index.topology import ask_of, place, suitable
-from phalanx.schemas.pools.pools import Machine, read_pools
+from phalanx.schemas.pools.pool_file import HostDefaults, read_pools
 
 pytestmark = pytest.mark.unit
 
@@ -96,7 +96,7 @@ class TestHost:
 def test_a_pool_file_names_the_host() -> None:
     entry = {"name": "half", "count": 2, "slots": 4, "cpus": 8, "host": "m"}
     read = read_pools({"schema": 1, "pools": [{"name": "p", "nodes": [entry]}]}, ["local"])
-    assert [one.host for one in read.pools[0].to_core(Machine())] == ["m", "m"]
+    assert [one.host for one in read.pools[0].to_core(HostDefaults())] == ["m", "m"]
 
 
 def test_a_world_after_many_changes_is_one_built_anew() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.errors import DataCorrupt, NotSupported, UserError
-from phalanx.kit.nearest import nearest
+from phalanx.kit.text import nearest
 
 
 def open_parquet(path: Path) -> Any:

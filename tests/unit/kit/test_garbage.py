@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from phalanx.kit import collector
+from phalanx.kit import garbage
 
 pytestmark = pytest.mark.unit
 
@@ -43,7 +43,7 @@ def collections_in(guard: contextlib.AbstractContextManager[None]) -> int:
 
 def test_nothing_is_collected_within_and_all_goes_on_after() -> None:
     assert gc.isenabled()
-    assert collections_in(collector.held_off()) == 0
+    assert collections_in(garbage.collection_paused()) == 0
     assert gc.isenabled()
 
 
@@ -54,7 +54,7 @@ def test_without_it_collections_begin_at_once() -> None:
 def test_who_had_switched_it_off_keeps_it_off() -> None:
     gc.disable()
     try:
-        with collector.held_off():
+        with garbage.collection_paused():
             assert not gc.isenabled()
         assert not gc.isenabled()
     finally:
@@ -64,7 +64,7 @@ def test_who_had_switched_it_off_keeps_it_off() -> None:
 def test_a_long_life_spares_what_is_there_and_collects_seldom() -> None:
     before = gc.get_freeze_count()
     try:
-        collector.for_a_long_life()
+        garbage.tune_for_long_lived_process()
         assert gc.get_freeze_count() > before
         assert collections_in(contextlib.nullcontext()) == 0
     finally:

@@ -38,7 +38,7 @@ DEFAULT_HAZARD = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class HostDefaults:
     """What a node has where the file does not say: the machine that plays it."""
 
     address: str = "127.0.0.1"
@@ -134,13 +134,13 @@ class PoolSpec(NodeTraits):
                 raise ValueError(f"node {entry.name} {said}")
         return self
 
-    def to_core(self, machine: Machine) -> tuple[Node, ...]:
+    def to_core(self, machine: HostDefaults) -> tuple[Node, ...]:
         """Its nodes; what the file leaves open comes from the machine that plays them."""
         return tuple(
             self._node(entry, name, machine) for entry in self.nodes for name in entry.names
         )
 
-    def _node(self, entry: NodeEntry, name: str, machine: Machine) -> Node:
+    def _node(self, entry: NodeEntry, name: str, machine: HostDefaults) -> Node:
         def said(trait: str) -> Any:
             own = getattr(entry, trait)
             return getattr(self, trait) if own is None else own

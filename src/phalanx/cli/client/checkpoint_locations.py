@@ -18,7 +18,7 @@ from phalanx.errors import (
     PlatformError,
     UserError,
 )
-from phalanx.kit.ids import job_label, parse_job_label, random_hex
+from phalanx.kit.text import job_label, parse_job_label, random_hex
 
 if TYPE_CHECKING:
     from phalanx.checkpoint.remote_store import ObjectStore
@@ -32,7 +32,7 @@ _FEW_TRIES = {"max_retries": 2}
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What lies in a place; `good` pairs where it is with its manifest, newest first."""
+    """What lies in a location; `good` pairs where it is with its manifest, newest first."""
 
     good: list[tuple[str, Manifest]]
     bad: Mapping[str, str] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Contents:
     quarantined: list[str] = field(default_factory=list)
 
 
-class Place(Protocol):
+class CheckpointLocation(Protocol):
     """A folder or prefix with checkpoints in it, or one checkpoint.
 
     All raise CheckpointNotFound where nothing is there, and what an object store raises.
@@ -81,31 +81,31 @@ class Place(Protocol):
         ...
 
 
-def place_of(word: str, session: Session) -> Place:
+def locate(word: str, session: Session) -> CheckpointLocation:
     """What a word on the command line names: a URL, a path, a job, or a job's checkpoint.
 
     Raises UserError, NotFound.
     """
     if "://" in word:
-        return FarPlace.of(word, session.caller.env)
-    path = session.caller.cwd / Path(word).expanduser()
+        return RemoteLocation.of(word, session.invocation.env)
+    path = session.invocation.cwd / Path(word).expanduser()
     label, _, name = word.partition("/")
     num = parse_job_label(label)
     if num is None or path.exists():
-        return LocalPlace(path if Path(word).is_absolute() else Path(word))
+        return LocalLocation(path if Path(word).is_absolute() else Path(word))
     with session.client() as client:
         view = client.job(num)
-    return _place_of_job(view, name, session)
+    return _locate_of_job(view, name, session)
 
 
-def _place_of_job(view: JobView, name: str, session: Session) -> Place:
+def _locate_of_job(view: JobView, name: str, session: Session) -> CheckpointLocation:
     folder = Path(view.checkpoint_dir) if view.checkpoint_dir is not None else None
     if folder is not None and folder.is_dir():
-        return LocalPlace(folder / name)
+        return LocalLocation(folder / name)
     copies = copies_of(view)
     if copies is None:
         raise CheckpointNotFound(f"{view.label} has no checkpoints on this machine, nor copies")
-    return FarPlace.of(f"{copies}/{name}".rstrip("/"), session.caller.env)
+    return RemoteLocation.of(f"{copies}/{name}".rstrip("/"), session.invocation.env)
 
 
 def copies_of(view: JobView) -> str | None:
@@ -115,7 +115,7 @@ def copies_of(view: JobView) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalPlace:
+class LocalLocation:
     """A folder on this machine."""
 
     path: Path
@@ -127,7 +127,7 @@ class LocalPlace:
         return str(self.path)
 
     def contents(self) -> Contents:
-        """See `Place`."""
+        """See `CheckpointLocation`."""
         from phalanx.checkpoint import scan
 
         if not self.path.is_dir():
@@ -141,14 +141,14 @@ class LocalPlace:
         )
 
     def manifest(self) -> Manifest:
-        """See `Place`."""
+        """See `CheckpointLocation`."""
         from phalanx.checkpoint import list_checkpoints, read_manifest
 
         inside = list_checkpoints(self.path)
         return inside[0].manifest if inside else read_manifest(self.path)
 
     def verdicts(self, seal: Seal | None) -> dict[str, str]:
-        """See `Place`."""
+        """See `CheckpointLocation`."""
         from phalanx.checkpoint import scan, verify
 
         listing, found = scan(self.path), {}
@@ -163,7 +163,7 @@ class LocalPlace:
         return found
 
     def scrub(self) -> dict[str, str]:
-        """See `Place`."""
+        """See `CheckpointLocation`."""
         from phalanx.checkpoint import scrub
 
         if not self.path.is_dir():
@@ -173,7 +173,7 @@ class LocalPlace:
         return found | {str(result.set_aside[one]): why for one, why in result.bad.items()}
 
     def remove(self, *, spare_last: bool) -> None:
-        """See `Place`."""
+        """See `CheckpointLocation`."""
         from phalanx.checkpoint import list_checkpoints, read_manifest, remove
 
         try:
@@ -190,7 +190,7 @@ class LocalPlace:
 
     @contextlib.contextmanager
     def at_hand(self) -> Iterator[Path]:
-        """See `Place`."""
+        """See `CheckpointLocation`."""
         from phalanx.checkpoint import newest_valid
 
         newest = newest_valid(self.path)
@@ -216,7 +216,7 @@ def _spare(where: str, others: int, *, spare_last: bool) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class FarPlace:
+class RemoteLocation:
     """A prefix of an object store; `name` is that of one checkpoint, or empty."""
 
     prefix: str
@@ -225,7 +225,7 @@ class FarPlace:
     fate: str = "bad, a resume passes over it"
 
     @classmethod
-    def of(cls, url: str, environ: Mapping[str, str]) -> FarPlace:
+    def of(cls, url: str, environ: Mapping[str, str]) -> RemoteLocation:
         """Raises UserError, NotSupported."""
         from phalanx.checkpoint.remote_store import open_store
         from phalanx.core.training.checkpoints import is_checkpoint_name
@@ -243,7 +243,7 @@ class FarPlace:
         return f"{self.prefix}/{self.name}".rstrip("/")
 
     def contents(self) -> Contents:
-        """See `Place`."""
+        """See `CheckpointLocation`."""
         from phalanx.checkpoint import remote
 
         found = remote.look(self.store)
@@ -255,7 +255,7 @@ class FarPlace:
         )
 
     def manifest(self) -> Manifest:
-        """See `Place`."""
+        """See `CheckpointLocation`."""
         contents = self.contents()
         for where, one in contents.good:
             if self.name in ("", one.name):
@@ -267,7 +267,7 @@ class FarPlace:
         )
 
     def verdicts(self, seal: Seal | None) -> dict[str, str]:
-        """See `Place`. Of a sealed one, that the manifest is authentic and the sealed bytes are."""
+        """See `CheckpointLocation`. A sealed checkpoint is also checked for authenticity."""
         from phalanx.checkpoint import remote
 
         contents = self.contents()
@@ -287,11 +287,11 @@ class FarPlace:
         return dict(sorted(found.items()))
 
     def scrub(self) -> dict[str, str]:
-        """See `Place`. Bad ones stay: a resume passes over what does not match."""
+        """See `CheckpointLocation`. Bad ones stay: a resume passes over what does not match."""
         return self.verdicts(None)
 
     def remove(self, *, spare_last: bool) -> None:
-        """See `Place`."""
+        """See `CheckpointLocation`."""
         from phalanx.checkpoint import remote
 
         if not self.name:
@@ -305,7 +305,7 @@ class FarPlace:
 
     @contextlib.contextmanager
     def at_hand(self) -> Iterator[Path]:
-        """See `Place`. Fetched and verified, into a folder that goes afterwards."""
+        """See `CheckpointLocation`. Fetched and verified, into a folder that goes afterwards."""
         from phalanx.checkpoint import remote
 
         with tempfile.TemporaryDirectory(prefix="phalanx-checkpoint-") as folder:

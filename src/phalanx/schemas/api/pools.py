@@ -1,0 +1,90 @@
+"""Bodies about pools and nodes, and about applying a pool file or a project file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from phalanx.schemas.api.body import At, RequestBody, ResponseBody
+
+
+class PoolView(ResponseBody):
+    """A pool and how full it is. `num_closed`: nodes on which nothing may start."""
+
+    name: str
+    num_nodes: int
+    num_slots: int
+    num_free: int
+    jobs: list[int]
+    executor: str = "local"
+    num_closed: int = 0
+    slot_types: list[str] = Field(default_factory=list)
+    levels: list[str] = Field(default_factory=list)
+    price: float | None = None  # US dollars for the dearest slot and hour
+    spot: bool = False
+    num_waiting: int = 0  # jobs that may run here and wait
+    applied_at: At | None = None  # None: the machine itself, from no pool file
+    spec: dict[str, Any] | None = None  # its part of the pool file, for a single pool
+
+
+class NodeView(ResponseBody):
+    """One machine."""
+
+    id: str
+    pool: str
+    address: str
+    num_slots: int
+    num_free: int
+    num_cpus: int
+    memory_bytes: int
+    jobs: list[int]
+    state: str = "open"  # open, drained, quarantined, or closed by its own cluster
+    reason: str = ""
+    topology: dict[str, str] = Field(default_factory=dict)
+    labels: dict[str, str] = Field(default_factory=dict)
+    taints: list[str] = Field(default_factory=list)
+    slot_type: str = ""
+    device_memory_bytes: int = 0
+    interconnect: str = ""
+    bandwidth_gbps: float = 0.0
+    price: float = 0.0
+    reclaims_per_hour: float = 0.0
+    reserved_for: list[int] = Field(default_factory=list)  # jobs that others leave it for
+
+
+class ApplyRequest(RequestBody):
+    """A pool file or a project file as plain data; the file's own schema says what it may hold."""
+
+    file: dict[str, Any]
+
+
+class ChangeView(ResponseBody):
+    """What became of one pool or project of the file."""
+
+    name: str
+    outcome: Literal["created", "changed", "unchanged"]
+
+
+class ApplyResponse(ResponseBody):
+    """`warnings` are about what is allowed and probably not meant."""
+
+    changes: list[ChangeView]
+    warnings: list[str] = Field(default_factory=list)
+
+
+class DrainRequest(RequestBody):
+    """Take a node out. `jobs`: leave them running there, or let them save and go elsewhere."""
+
+    reason: Annotated[str, Field(max_length=500)] = ""
+    state: Literal["drained", "quarantined"] = "drained"
+    jobs: Literal["leave", "move"] = "leave"
+
+
+class DrainResponse(ResponseBody):
+    """The jobs on the node: those that were asked to move, and those that stay until they end."""
+
+    node: str
+    state: str
+    moving: list[int] = Field(default_factory=list)
+    staying: list[int] = Field(default_factory=list)

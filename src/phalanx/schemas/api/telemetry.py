@@ -1,0 +1,156 @@
+"""Bodies about what the ranks of a job report: output, metrics, stacks and profiles."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from phalanx.schemas.api.body import At, RequestBody, ResponseBody
+
+
+class LogLine(ResponseBody):
+    """One line without its end. `partial`: its end has not arrived yet, and may come as a new line.
+
+    `role` and the rank in it are those of a gang with several roles.
+    """
+
+    rank: int
+    stream: Literal["out", "err"]
+    at: At
+    text: str
+    attempt: int
+    generation: int
+    partial: bool = False
+    role: str = ""
+    rank_in_role: int | None = None
+
+    @property
+    def source(self) -> str:
+        """Whose line it is: the rank, or the role and the rank in it."""
+        return f"{self.role} {self.rank_in_role}" if self.role else str(self.rank)
+
+
+class LogPage(ResponseBody):
+    """Lines in the order of their arrival. `done`: the job is over and nothing is left."""
+
+    lines: list[LogLine]
+    cursor: str
+    done: bool
+
+
+class MetricSeries(ResponseBody):
+    """Values of one metric and rank over steps. Non-finite values are None."""
+
+    name: str
+    rank: int
+    role: str = ""  # in a gang with several
+    steps: list[int]
+    values: list[float | None]
+    at: list[At] = Field(default_factory=list)
+
+
+class MetricsView(ResponseBody):
+    """Series by name and rank; every name that the job has in `names`."""
+
+    names: list[str]
+    series: list[MetricSeries]
+
+
+class RequestTicket(ResponseBody):
+    """Identifies a request for stacks or a profile; the results of that request carry these numbers."""
+
+    attempt: int
+    generation: int
+    request: int
+
+
+class RankStacksView(ResponseBody):
+    """Where one rank was. `place`: the innermost line of its own script; None where it did not say."""
+
+    rank: int
+    node_rank: int
+    place: str | None = None
+    text: str = ""  # stacks of all its threads, as faulthandler writes them
+    why: str = ""  # why there are none
+
+
+class StacksCapture(ResponseBody):
+    """All ranks at one moment. `elsewhere`: ranks that the others are likely to wait for."""
+
+    attempt: int
+    generation: int
+    request: int  # 0: taken unasked, because the ranks made no step
+    at: At
+    ranks: list[RankStacksView]
+    elsewhere: list[int] = Field(default_factory=list)
+
+    @property
+    def answers(self) -> tuple[int, int, int]:
+        """(attempt, generation, request) that it belongs to."""
+        return self.attempt, self.generation, self.request
+
+
+class StacksView(ResponseBody):
+    """What is kept of a job, oldest first; `attempt` and `generation` are the live ones."""
+
+    captures: list[StacksCapture]
+    attempt: int | None = None
+    generation: int | None = None
+    world_size: int
+
+
+class ProfileRequest(RequestBody):
+    """A wish for a profile: `steps` with clocks, then `traced` ones with torch's profiler."""
+
+    steps: int = 20
+    traced: int = 3
+    extras: list[str] = Field(default_factory=list)  # memory, nvtx
+
+
+class SplitView(ResponseBody):
+    """Means over the profiled steps of one rank, in seconds; see `core.profiles.Split`."""
+
+    rank: int
+    steps: int
+    step_s: float
+    data_s: float = 0.0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    exposed_s: float = 0.0
+    hidden_s: float = 0.0
+    optimizer_s: float = 0.0
+    stall_s: float = 0.0
+    rest_s: float = 0.0
+    samples: float = 0.0
+    ops: float = 0.0
+    busy: float | None = None
+
+
+class ProfileView(ResponseBody):
+    """One profile of all ranks. `request` 0: the script asked for it itself."""
+
+    attempt: int
+    generation: int
+    request: int
+    at: At
+    first_step: int
+    splits: list[SplitView]
+    finding: str
+    said: str
+    advice: str
+    trace: str = ""  # where the merged trace lies, as the ranks see it
+    notes: list[str] = Field(default_factory=list)
+
+    @property
+    def answers(self) -> tuple[int, int, int]:
+        """(attempt, generation, request) that it belongs to."""
+        return self.attempt, self.generation, self.request
+
+
+class ProfilesView(ResponseBody):
+    """What is kept of a job, oldest first; `attempt` and `generation` are the live ones."""
+
+    profiles: list[ProfileView]
+    attempt: int | None = None
+    generation: int | None = None

@@ -1,0 +1,78 @@
+"""Bodies that explain the planner's decision about one job."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from phalanx.schemas.api.body import At, ResponseBody
+from phalanx.schemas.api.jobs import ReasonView
+
+
+class ConstraintView(ResponseBody):
+    """One thing in the way: `need` against `have` in `unit`, and the names that it is about."""
+
+    binding: str
+    text: str
+    need: float = 0.0
+    have: float = 0.0
+    unit: str = "slots"
+    names: list[str] = Field(default_factory=list)
+
+
+class CounterfactualView(ResponseBody):
+    """One change that would let the job start now, found by planning again with it.
+
+    `by_preemption`: once the `victims` have saved and left.
+    """
+
+    kind: str
+    text: str
+    by_preemption: bool
+    victims: list[int] = Field(default_factory=list)
+
+
+class VictimView(ResponseBody):
+    """A running job that leaves for another one: for whom, why it, and at what expected cost."""
+
+    job: int
+    beneficiary: int
+    price_slot_s: float
+    lost_slot_s: float
+    text: str
+
+
+class EvictionView(ResponseBody):
+    """A time when the scheduler asked this job to save and leave. Costs None: not known yet.
+
+    `beneficiary` None: it was moved or resized for its own good, or its node was drained.
+    """
+
+    at: At
+    code: str
+    text: str
+    beneficiary: int | None = None
+    price_slot_s: float | None = None
+    next_step_at: At | None = None
+    lost_s: float | None = None  # from the request to the next completed step
+
+
+class WhyView(ResponseBody):
+    """Why a job is where it is. What concerns waiting is given for queued jobs only.
+
+    `position` counts from 1 in the order in which the planner looks at the queue; ETAs are absent
+    where nobody knows.
+    """
+
+    num: int
+    label: str
+    state: str
+    reason: ReasonView
+    position: int | None = None
+    num_waiting: int | None = None
+    eta_p50_at: At | None = None
+    eta_p90_at: At | None = None
+    constraints: list[ConstraintView] = Field(default_factory=list)
+    changes: list[CounterfactualView] = Field(default_factory=list)
+    victims: list[VictimView] = Field(default_factory=list)  # who makes room for it
+    preempted_for: VictimView | None = None  # whose victim it is itself
+    evictions: list[EvictionView] = Field(default_factory=list)
