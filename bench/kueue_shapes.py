@@ -242,7 +242,7 @@ class Bench:
             asyncio.create_task(run_loop(self.context, self._timed(loop)), name=loop.name)
             for loop in all_loops(self.context)
         ]
-        world = [
+        cluster = [
             asyncio.create_task(
                 self._as_it_comes("submit", self._due(todo), self._submit(templates))
             ),
@@ -250,12 +250,12 @@ class Bench:
             asyncio.create_task(self._as_it_comes("gone", self._over, self._gone)),
         ]
         ended = asyncio.create_task(self.over.wait())
-        await asyncio.wait({ended, *world}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({ended, *cluster}, return_when=asyncio.FIRST_COMPLETED)
         wall = self.elapsed()
         self.context.notifier.close()
-        for task in (ended, *world, *loops):
+        for task in (ended, *cluster, *loops):
             task.cancel()
-        for end in await asyncio.gather(*world, *loops, return_exceptions=True):
+        for end in await asyncio.gather(*cluster, *loops, return_exceptions=True):
             if isinstance(end, Exception):
                 raise end
         if self.bad:
@@ -314,8 +314,8 @@ class Bench:
                 first = jobs.new_num(tx, len(batch))
                 fresh = []
                 for num, (due, queue, kind) in enumerate(batch, start=first):
-                    facts, terms = templates[queue, kind.name]
-                    fresh.append((e.Submitted(num, terms), facts))
+                    facts, config = templates[queue, kind.name]
+                    fresh.append((e.Submitted(num, config), facts))
                     self.kind_of[num], self.created[num] = kind, due
                 commit_new_many(tx, fresh, now, "user:bench")
 
@@ -353,7 +353,9 @@ class Bench:
         return due
 
     def _gone(self, due: dict[int, int]) -> None:
-        found = self.platform.store.view(lambda tx: self.platform.picture.some(tx, list(due)))
+        found = self.platform.store.view(
+            lambda tx: self.platform.scheduler_cache.some(tx, list(due))
+        )
         told: list[tuple[int, list[e.JobEvent]]] = []
         gone: list[SupervisorRef] = []
         for num, stored in found.items():
@@ -372,7 +374,7 @@ class Bench:
         """Reports of many supervisors in one commit, as a busy server would store them."""
 
         def work(tx) -> None:
-            known = self.platform.picture.some(tx, [num for num, _ in told])
+            known = self.platform.scheduler_cache.some(tx, [num for num, _ in told])
             commit_many(tx, told, self.context.clock.now(), "supervisor", known=known)
             # Before the commit, which wakes who looks whether they are gone.
             self.executor.alive.difference_update(gone)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from phalanx.sim.audit import calibration
 from phalanx.sim.catalog import POLICIES
-from phalanx.sim.cluster.engine import Setup, simulate
+from phalanx.sim.cluster.engine import SimulationSetup, simulate
 from phalanx.sim.jobs import TraceJob
 from phalanx.sim.output.report import HOUR, figures, mean, quantile, useful_under_load
 from phalanx.sim.workload import faults, generated, traces
@@ -38,19 +38,19 @@ def year(where: Path, quick: bool) -> None:
     jobs = generated.training(int(days * DAY_S / per_job), 0.9 * slots, seed=2)
     span_s = max(job.submit_s for job in jobs)
     outages, crashes = faults.draw(faults.PUBLISHED, nodes, span_s * 1.1, 3)
-    setup = Setup(nodes, outages=outages, crashes=crashes, sample_s=6 * 3600.0)
+    setup = SimulationSetup(nodes, outages=outages, crashes=crashes, sample_s=6 * 3600.0)
     result = simulate(jobs, setup, POLICIES["phalanx"]())
     row = figures(result)
     restarts = sum(r.failures * result.setup.costs.restart_s * r.job.num_slots
                    for r in result.runs.values())  # fmt: skip
-    lost = (result.tally.lost_to_failures + restarts) / result.tally.held
+    lost = (result.slot_times.lost_to_failures + restarts) / result.slot_times.held
     done = row.num_done / row.num_jobs
     print(
         f"year: {days} days, {slots} slots, {row.num_jobs} jobs, {len(outages)} node failures, "
         f"{len(crashes)} rank failures drawn, {sum(r.failures for r in result.runs.values())} hit a "
-        f"job; {result.lives.num_events} events through the job machine; {result.wall_s:.0f} s\n"
+        f"job; {result.lifecycles.num_events} events through the job machine; {result.wall_s:.0f} s\n"
         f"  done {done:.3%}, failed {row.num_failed}; lost to failures {row.lost_to_failures_h:.0f} "
-        f"slot-h of {result.tally.held / HOUR:.0f}; useful under load {row.useful_under_load:.3f}; "
+        f"slot-h of {result.slot_times.held / HOUR:.0f}; useful under load {row.useful_under_load:.3f}; "
         f"delay h mean {row.delay_h:.2f} p99 {row.delay_p99_h:.1f} max {row.delay_max_h:.1f}",
         flush=True,
     )
@@ -61,12 +61,14 @@ def year(where: Path, quick: bool) -> None:
 def load(where: Path, quick: bool) -> None:
     """Useful slot time over capacity while jobs arrive, with arrivals scaled to a load of 0.9."""
     week = (datetime.datetime(2017, 10, 9, tzinfo=datetime.UTC) - EPOCH).total_seconds()
-    cases: list[tuple[str, list[TraceJob], Setup]] = []
+    cases: list[tuple[str, list[TraceJob], SimulationSetup]] = []
     if (where / "philly.csv.gz").exists():
         jobs = traces.philly(where / "philly.csv.gz", week, week + 7 * DAY_S)
-        cases.append(("T1", jobs, Setup(traces.grid_nodes(60, 8, 15, 4), sample_s=600.0)))
+        cases.append(("T1", jobs, SimulationSetup(traces.grid_nodes(60, 8, 15, 4), sample_s=600.0)))
         jobs = traces.llm_mix(where / "llm_synth_s0.csv")
-        cases.append(("T3", jobs, Setup(traces.grid_nodes(256, 8, 16, 8), sample_s=600.0)))
+        cases.append(
+            ("T3", jobs, SimulationSetup(traces.grid_nodes(256, 8, 16, 8), sample_s=600.0))
+        )
     for name, jobs, setup in cases:
         wanted = sum(job.num_slots * job.duration_s for job in jobs)
         span_s = max(job.submit_s for job in jobs)
@@ -102,7 +104,7 @@ def eta(where: Path, quick: bool) -> None:
     for seed in (11,) if quick else (11, 12, 13):
         jobs = [j for j in generated.training(260, 1.4 * 32, seed=seed) if j.num_slots <= 16]
         nodes = traces.grid_nodes(4, 8, 4, 1)
-        setup = Setup(nodes, pass_s=300.0, recheck_s=1800.0)
+        setup = SimulationSetup(nodes, pass_s=300.0, recheck_s=1800.0)
         asked += calibration.ask(jobs, setup, every=12)
     known = [one for one in asked if one.p50_at is not None and one.p90_at is not None]
     p50 = mean(float(one.started_at <= one.p50_at) for one in known)

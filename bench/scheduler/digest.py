@@ -23,16 +23,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.scheduler import llm, philly, scale, steady
 
 from phalanx.core.gang.placement import Placement
-from phalanx.core.scheduling import Plan, Project, World, plan_pass
+from phalanx.core.scheduling import ClusterIndex, Plan, Project, plan_pass
 from phalanx.sim.cluster.costs import Costs
-from phalanx.sim.cluster.engine import Setup, Truth, simulate
+from phalanx.sim.cluster.engine import Oracle, SimulationSetup, simulate
 from phalanx.sim.cluster.packing import ProductionPacking, arrivals, machines, pods, replay
 from phalanx.sim.jobs import TraceJob
 from phalanx.sim.peers.production import Production
 from phalanx.sim.workload import elastic, generated, storms, traces
 
 _EVERY = 1000
-Case = tuple[str, Sequence[TraceJob], Setup]
+Case = tuple[str, Sequence[TraceJob], SimulationSetup]
 
 
 class _Enough(Exception):
@@ -50,9 +50,9 @@ class Recorder:
         self._digest = hashlib.sha256()
         self._num_passes = 0
 
-    def plan(self, world: World, now: int, truth: Truth) -> Plan:
+    def plan(self, cluster: ClusterIndex, now: int, oracle: Oracle) -> Plan:
         """Plan one pass and add its decisions to the digest."""
-        decided = self._planner.plan(world, now, truth)
+        decided = self._planner.plan(cluster, now, oracle)
         self._digest.update(decisions(decided, now).encode())
         self._num_passes += 1
         if self._num_passes % _EVERY == 0:
@@ -77,7 +77,8 @@ def decisions(decided: Plan, now: int) -> str:
     resized = [(one.job, _place(one.placement)) for one in decided.resizes]
     moved = [(one.job, _place(one.placement), one.beneficiary) for one in decided.migrations]
     kept = [
-        (one.job, one.nodes, one.ready_at, one.expires_at, one.victims) for one in decided.holes
+        (one.job, one.nodes, one.ready_at, one.expires_at, one.victims)
+        for one in decided.reservations
     ]
     return repr((now, starts, preempted, resized, moved, kept, decided.wake_at, decided.num_steps))
 
@@ -92,33 +93,33 @@ def cases(trace: str, seed: int, where: Path) -> Iterator[Case]:
     rough = Costs(graceful=False)
     if trace == "T1":
         jobs = philly.week(where, seed)
-        yield "", philly.blind(jobs), Setup(week)
-        yield "kill", philly.blind(jobs), Setup(week, costs=rough)
+        yield "", philly.blind(jobs), SimulationSetup(week)
+        yield "kill", philly.blind(jobs), SimulationSetup(week, costs=rough)
     elif trace == "T1q":
         jobs = philly.week(where, seed)
         owned = philly.quotas(where / "philly_vc_quota.csv", 60)
         names = sorted({job.project for job in jobs})
         projects = [Project(name, guaranteed_slots=8 * owned.get(name, 0)) for name in names]
-        yield "", jobs, Setup(week, projects)
+        yield "", jobs, SimulationSetup(week, projects)
     elif trace == "T1s":
         jobs = philly.blind(philly.week(where, seed))
         many, real_s = steady.repeated(jobs, 7 * philly.DAY_S, 480, seed)
-        yield "", many, Setup(week, until_s=2 * real_s)
+        yield "", many, SimulationSetup(week, until_s=2 * real_s)
     elif trace == "T2":
-        yield "", philly.gangs(where, seed), Setup(traces.grid_nodes(52, 8, 13, 4))
+        yield "", philly.gangs(where, seed), SimulationSetup(traces.grid_nodes(52, 8, 13, 4))
     elif trace == "T3":
         jobs = philly.blind(generated.llm_mix(seed))
-        yield "", jobs, Setup(traces.grid_nodes(256, 8, 16, 8))
+        yield "", jobs, SimulationSetup(traces.grid_nodes(256, 8, 16, 8))
     elif trace == "T4":
         jobs = philly.blind(generated.llm_mix(seed))
         jobs = [replace(job, submit_s=job.submit_s / 3.3) for job in jobs]
-        yield "", jobs, Setup(traces.lingjun_nodes(where / "lingjun_topology_847.csv"))
+        yield "", jobs, SimulationSetup(traces.lingjun_nodes(where / "lingjun_topology_847.csv"))
     elif trace == "T5":
         for number in (1, 2, 3):
             yield (str(number), *elastic.sia(where / "sia", number))
     elif trace == "T7":
         nodes, jobs = llm._spot_and_sure(), llm._mixed(seed)
-        kill = Setup(nodes, outages=llm._outages(nodes, seed), costs=rough)
+        kill = SimulationSetup(nodes, outages=llm._outages(nodes, seed), costs=rough)
         yield "kill", jobs, kill
         yield "saves", jobs, replace(kill, costs=Costs())
     elif trace == "T8":
@@ -143,7 +144,7 @@ def streamed(num_passes: int) -> None:
     stream, digest = scale._Stream(), hashlib.sha256()
     for _ in range(num_passes):
         stream.step()
-        decided = plan_pass(stream.world, stream.now)
+        decided = plan_pass(stream.cluster, stream.now)
         digest.update(decisions(decided, stream.now).encode())
         stream.apply(decided)
     print(f"T9/- seed 0 end:{num_passes} {digest.hexdigest()}", flush=True)

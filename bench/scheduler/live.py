@@ -25,7 +25,7 @@ from bench.scheduler.table import Table
 from phalanx.core.gang.placement import GangShape
 from phalanx.sim.catalog import POLICIES
 from phalanx.sim.cluster.costs import Costs
-from phalanx.sim.cluster.engine import Setup, simulate
+from phalanx.sim.cluster.engine import SimulationSetup, simulate
 from phalanx.sim.jobs import TraceJob
 from phalanx.sim.output.report import mean
 from phalanx.sim.peers.backfill import user_limit
@@ -60,7 +60,7 @@ def mean_waits(found: Sequence[TraceJob], num_nodes: int, name: str) -> tuple[fl
     ]
     costs = Costs(start_s=0.0, restart_s=0.0, save_s=0.0, slowdown=False)
     nodes = traces.grid_nodes(1, num_nodes * SIZE, 1)
-    setup = Setup(nodes, costs=costs, pass_s=0.0, recheck_s=3600.0)
+    setup = SimulationSetup(nodes, costs=costs, pass_s=0.0, recheck_s=3600.0)
     result = simulate(jobs, setup, POLICIES[name.lower()]())
     theirs = wait_in_accasim(jobs, num_nodes, name)
     return mean(run.waited_s for run in result.runs.values()), theirs

@@ -10,10 +10,10 @@ from bench.scheduler.table import Bench
 
 from phalanx.core.gang.placement import Node
 from phalanx.core.scheduling.stages.preference import NOTHING
-from phalanx.sim.audit.evictions import Witness, lost_to_evictions_h
+from phalanx.sim.audit.evictions import EvictionRecorder, lost_to_evictions_h
 from phalanx.sim.catalog import POLICIES
 from phalanx.sim.cluster.costs import Costs
-from phalanx.sim.cluster.engine import Outage, Result, Setup
+from phalanx.sim.cluster.engine import Outage, Result, SimulationSetup
 from phalanx.sim.jobs import TraceJob
 from phalanx.sim.output.report import delays_h, mean
 from phalanx.sim.workload import generated, traces
@@ -25,14 +25,14 @@ T3 = ["phalanx", "skip-first-fit", "fifo-skip", "easy", "kai-like", "las", "gave
 def t3(bench: Bench) -> None:
     """A draw of the LLM mix; the seed is that of the draw."""
     jobs, table = blind(generated.llm_mix(bench.seed)), bench.table
-    setup = Setup(traces.grid_nodes(256, 8, 16, 8))
-    found = bench.compare("T3", jobs, setup, T3, heroes)
-    hero = {name: one.more["pretrain_h"] for name, one in found.items()}
-    bench.say(f"pre-training delay h: { {name: round(h, 1) for name, h in hero.items()} }")
+    setup = SimulationSetup(traces.grid_nodes(256, 8, 16, 8))
+    found = bench.compare("T3", jobs, setup, T3, large_jobs)
+    large_job = {name: one.more["pretrain_h"] for name, one in found.items()}
+    bench.say(f"pre-training delay h: { {name: round(h, 1) for name, h in large_job.items()} }")
     rows = {name: one.row for name, one in found.items()}
     ours, peers = rows["phalanx"], [rows[name] for name in T3[1:]]
-    best = min(hero[name] for name in T3[1:])
-    table.at_most("T3", "pre-training delay <= best peer", hero["phalanx"] / best, 1.0)
+    best = min(large_job[name] for name in T3[1:])
+    table.at_most("T3", "pre-training delay <= best peer", large_job["phalanx"] / best, 1.0)
     fastest = min(row.makespan_h for row in peers)
     table.at_most("T3", "makespan <= best peer", ours.makespan_h / fastest, 1.0)
     table.at_most("T3", "gangs slowed < 2 %", ours.slowed_percent, 1.999, "%")
@@ -46,7 +46,7 @@ def t3(bench: Bench) -> None:
     table.at_most("T3", "mean <= LAS", ours.delay_h / rows["las"].delay_h, 1.0)
 
 
-def heroes(result: Result, _: Witness) -> dict[str, float]:
+def large_jobs(result: Result, _: EvictionRecorder) -> dict[str, float]:
     """The delay of pre-training, and how many gangs run slowed that one rack could hold, per cent."""
     gangs = [run for run in result.runs.values() if run.job.num_slots > 1]
     held = [run for run in gangs if run.job.shape.nodes <= 16]
@@ -62,7 +62,7 @@ def t4(bench: Bench) -> None:
     jobs = [
         replace(job, submit_s=job.submit_s / 3.3) for job in blind(generated.llm_mix(bench.seed))
     ]
-    setup = Setup(nodes)
+    setup = SimulationSetup(nodes)
     found = bench.compare("T4", jobs, setup, ["phalanx", "skip-first-fit", "kueue-like"], crossing)
     anywhere = [replace(job, preferred=NOTHING) for job in jobs]
     name = "phalanx, prefers nothing"
@@ -78,12 +78,12 @@ def t4(bench: Bench) -> None:
     bench.table.at_most("T4", "mean delay <= Kueue-like", ratio, 1.0)
 
 
-def crossing(result: Result, _: Witness) -> dict[str, float]:
+def crossing(result: Result, _: EvictionRecorder) -> dict[str, float]:
     """Slot-hours of gangs beyond one rack; avoidable: of those that one rack could hold."""
-    tally = result.tally
+    slot_times = result.slot_times
     return {
-        "cross-rack": tally.scattered / 3600,
-        "avoidable cross-rack": tally.avoidable / 3600,
+        "cross-rack": slot_times.scattered / 3600,
+        "avoidable cross-rack": slot_times.avoidable / 3600,
     }
 
 
@@ -91,7 +91,7 @@ def t7(bench: Bench) -> None:
     """A third of the nodes may be reclaimed, some break, and a fifth of the jobs is urgent."""
     nodes, table = _spot_and_sure(), bench.table
     jobs = _mixed(bench.seed)
-    kill = Setup(nodes, outages=_outages(nodes, bench.seed), costs=Costs(graceful=False))
+    kill = SimulationSetup(nodes, outages=_outages(nodes, bench.seed), costs=Costs(graceful=False))
     names = ["phalanx", "phalanx-blind", "kueue-like", "kai-like", "las"]
     rough = bench.compare("T7", jobs, kill, names, evicted)
     lost = {name: one.more["lost_to_evictions_h"] for name, one in rough.items()}
@@ -107,7 +107,7 @@ def t7(bench: Bench) -> None:
     table.at_most("T7", "lost in all <= 0.5 x blind planner that kills", ratio, 0.5)
 
 
-def evicted(result: Result, _: Witness) -> dict[str, float]:
+def evicted(result: Result, _: EvictionRecorder) -> dict[str, float]:
     return {"lost_to_evictions_h": lost_to_evictions_h(result)}
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from bench.scheduler.table import KNOW_THE_TRUTH, Bench
 
 from phalanx.core.scheduling import Project
-from phalanx.sim.audit.evictions import Witness
+from phalanx.sim.audit.evictions import EvictionRecorder
 from phalanx.sim.catalog import POLICIES
 from phalanx.sim.cluster.costs import Costs
-from phalanx.sim.cluster.engine import Result, Setup
+from phalanx.sim.cluster.engine import Result, SimulationSetup
 from phalanx.sim.jobs import TraceJob
 from phalanx.sim.output.report import mean
 from phalanx.sim.workload import traces
@@ -69,7 +69,7 @@ def week(where: Path, seed: int) -> list[TraceJob]:
 def t1(bench: Bench) -> None:
     table = bench.table
     jobs = blind(week(bench.traces, bench.seed))
-    setup = Setup(traces.grid_nodes(60, 8, 15, 4))
+    setup = SimulationSetup(traces.grid_nodes(60, 8, 15, 4))
     policies = T1_FURTHER if bench.seed else T1
     rows = {name: one.row for name, one in bench.compare("T1", jobs, setup, policies).items()}
     ours = rows["phalanx"]
@@ -96,7 +96,7 @@ def gangs(where: Path, seed: int) -> list[TraceJob]:
 
 
 def t2(bench: Bench) -> None:
-    table, setup = bench.table, Setup(traces.grid_nodes(52, 8, 13, 4))
+    table, setup = bench.table, SimulationSetup(traces.grid_nodes(52, 8, 13, 4))
     policies = T2_FURTHER if bench.seed else T2
     found = bench.compare("T2", gangs(bench.traces, bench.seed), setup, policies)
     ours = found["phalanx"].row
@@ -114,7 +114,7 @@ def tenants(bench: Bench) -> None:
     owned = quotas(bench.traces / "philly_vc_quota.csv", 60)
     names = {job.project for job in jobs}
     projects = [Project(name, guaranteed_slots=8 * owned.get(name, 0)) for name in sorted(names)]
-    setup = Setup(traces.grid_nodes(60, 8, 15, 4), projects)
+    setup = SimulationSetup(traces.grid_nodes(60, 8, 15, 4), projects)
     own = {
         name: alone(bench, [job for job in jobs if job.project == name], owned[name])
         for name in sorted(names & set(owned))
@@ -133,8 +133,8 @@ def tenants(bench: Bench) -> None:
             table.at_most("T1q", "guarantee met in 2 passes and a save (150 s)", owed_s, 150.0, "s")
 
 
-def shares(result: Result, witness: Witness) -> dict[str, float]:
-    return {**times(result), "owed_s": witness.owed_s}
+def shares(result: Result, recorder: EvictionRecorder) -> dict[str, float]:
+    return {**times(result), "owed_s": recorder.owed_s}
 
 
 def quotas(path: Path, num_nodes: int) -> dict[str, int]:
@@ -150,7 +150,7 @@ def alone(bench: Bench, jobs: list[TraceJob], num_nodes: int) -> float:
     nodes = max(num_nodes, max(job.shape.nodes for job in jobs))
     mine = [replace(job, num=num) for num, job in enumerate(jobs, start=1)]
     name = jobs[0].project
-    setup = Setup(traces.grid_nodes(nodes, 8, 15, 4))
+    setup = SimulationSetup(traces.grid_nodes(nodes, 8, 15, 4))
     make = POLICIES["phalanx"]
     return bench.run(f"alone: {name} x{nodes} phalanx", mine, setup, make, shares).more[name]
 

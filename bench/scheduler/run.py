@@ -37,7 +37,7 @@ from bench.scheduler.storms import t8
 from bench.scheduler.table import Bench, Scenario, Table
 
 from phalanx.sim.catalog import POLICIES
-from phalanx.sim.cluster.engine import Setup
+from phalanx.sim.cluster.engine import SimulationSetup
 from phalanx.sim.workload import generated, storms, traces
 
 
@@ -84,14 +84,14 @@ def quick(table: Table) -> None:
     """Generated jobs, every policy once, and the storms: seconds instead of most of an hour."""
     bench = Bench("quick", 1, Path(), table=table)
     jobs = generated.research(300, 1.4 * 64, seed=1)
-    setup = Setup(traces.grid_nodes(8, 8, 4, 2), audit_every=20)
+    setup = SimulationSetup(traces.grid_nodes(8, 8, 4, 2), audit_every=20)
     rows = {
         name: one.row for name, one in bench.compare("quick", jobs, setup, list(POLICIES)).items()
     }
     queues = ("skip-first-fit", "fifo-skip", "easy", "kueue-like")
     best = min(rows[name].delay_h for name in queues)
     table.at_most("quick", "mean below every queue", rows["phalanx"].delay_h / best, 1.0)
-    storm = storms.weather(storms.uneven_leavers(), POLICIES["phalanx"]())
+    storm = storms.run_storm(storms.uneven_leavers(), POLICIES["phalanx"]())
     table.at_most("quick", "a storm: evictions in vain", storm.num_needless, 0, "")
 
 

@@ -21,7 +21,14 @@ from bench.scheduler import variants
 from bench.scheduler.table import Table
 
 from phalanx.core.gang.placement import GangShape
-from phalanx.core.scheduling import Held, Plan, Terms, Waiting, World, plan_pass
+from phalanx.core.scheduling import (
+    ClusterIndex,
+    Plan,
+    PlannerConfig,
+    QueuedJob,
+    RunningJob,
+    plan_pass,
+)
 from phalanx.core.scheduling.model.durations import KindKey, size_class
 from phalanx.kit import garbage
 from phalanx.sim.jobs import US
@@ -82,7 +89,7 @@ def measured(num_passes: int) -> Scale:
         began = time.process_time()
         # As the control plane does: Python's collector runs between passes.
         with garbage.collection_paused():
-            decided = plan_pass(stream.world, stream.now)
+            decided = plan_pass(stream.cluster, stream.now)
         times.append(1e3 * (time.process_time() - began))
         stream.apply(decided)
     steady = sorted(times[_WARM_UP:])
@@ -106,44 +113,48 @@ class _Stream:
 
     def __init__(self) -> None:
         self.rng = random.Random(9)
-        self.world = World(traces.grid_nodes(1250, 8, 16, 8), terms=Terms())
+        self.cluster = ClusterIndex(traces.grid_nodes(1250, 8, 16, 8), config=PlannerConfig())
         self.num = self.now = self.num_started = self.num_evicted = 0
         self.running: list[int] = []
         self.decisions = hashlib.sha256()
 
     def step(self) -> None:
         """A minute later: the queue is full again, and up to 120 jobs have ended."""
-        rng, world = self.rng, self.world
+        rng, cluster = self.rng, self.cluster
         self.now += 60 * US
-        while len(world.waiting) < 5000 and self.num < 50_000:
+        while len(cluster.waiting) < 5000 and self.num < 50_000:
             self.num += 1
             slots = rng.choices(_SIZES, _WEIGHTS)[0]
             shape = GangShape(max(1, slots // 8), min(slots, 8), 1)
             kind = f"k{rng.randrange(8)}"
             priority = rng.choice([50, 50, 50, 60])
-            world.submit(Waiting(self.num, shape, priority, self.now, kind=kind))
+            cluster.submit(QueuedJob(self.num, shape, priority, self.now, kind=kind))
         rng.shuffle(self.running)
         for gone in [self.running.pop() for _ in range(min(len(self.running), 120))]:
-            held = world.release(gone)
+            held = cluster.release(gone)
             if held is not None:
                 key = KindKey("", held.kind, size_class(held.num_slots))
-                world.history.observe(key, held.attained(self.now))
+                cluster.history.observe(key, held.attained(self.now))
 
     def apply(self, decided: Plan) -> None:
         """As if every start and every stop succeeded at once."""
-        world = self.world
-        said = (decided.starts, decided.preemptions, decided.holes, decided.wake_at)
+        cluster = self.cluster
+        said = (decided.starts, decided.preemptions, decided.reservations, decided.wake_at)
         self.decisions.update(repr((*said, decided.num_steps)).encode())
-        world.holes = {hole.job: hole for hole in decided.holes if hole.victims}
+        cluster.reservations = {
+            reservation.job: reservation
+            for reservation in decided.reservations
+            if reservation.victims
+        }
         for preemption in decided.preemptions:
-            world.release(preemption.job)
+            cluster.release(preemption.job)
             self.num_evicted += 1
         for start in decided.starts:
-            job = world.waiting[start.job]
-            fresh = Held(
+            job = cluster.waiting[start.job]
+            fresh = RunningJob(
                 job.num, start.placement, priority=job.priority, kind=job.kind, started_at=self.now
             )
-            world.start(job.num, start.placement, fresh)
+            cluster.start(job.num, start.placement, fresh)
             self.running.append(job.num)
             self.num_started += 1
 

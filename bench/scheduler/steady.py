@@ -16,8 +16,8 @@ from bench.scheduler.philly import blind, shuffled, week
 from bench.scheduler.table import Bench
 
 from phalanx.core.gang.placement import Node
-from phalanx.sim.audit.evictions import Witness
-from phalanx.sim.cluster.engine import Result, Setup
+from phalanx.sim.audit.evictions import EvictionRecorder
+from phalanx.sim.cluster.engine import Result, SimulationSetup
 from phalanx.sim.jobs import TraceJob
 from phalanx.sim.workload import generated, traces
 
@@ -72,10 +72,10 @@ def without_end(jobs: Sequence[TraceJob], start_s: float, period_s: float, capac
 def _steady(bench: Bench, jobs: Sequence[TraceJob], period_s: float, nodes: Sequence[Node]) -> None:
     capacity = sum(node.num_slots for node in nodes)
     many, real_s = repeated(jobs, period_s, capacity, bench.seed)
-    setup = Setup(nodes, until_s=_PERIODS * real_s)
+    setup = SimulationSetup(nodes, until_s=_PERIODS * real_s)
     endless = without_end(many, setup.costs.start_s, real_s, capacity)
 
-    def second(result: Result, _: Witness) -> dict[str, float]:
+    def second(result: Result, _: EvictionRecorder) -> dict[str, float]:
         return {"useful": result.timeline.useful_between(real_s, 2 * real_s)}
 
     policies = _FURTHER if bench.seed else _POLICIES

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from phalanx.sim.audit.evictions import Witness
+from phalanx.sim.audit.evictions import EvictionRecorder
 from phalanx.sim.catalog import POLICIES
-from phalanx.sim.cluster.engine import Policy, Result, Setup, simulate
+from phalanx.sim.cluster.engine import Result, SchedulingPolicy, SimulationSetup, simulate
 from phalanx.sim.jobs import TraceJob
-from phalanx.sim.output.report import Figures, figures
+from phalanx.sim.output.report import RunFigures, figures
 
 KNOW_THE_TRUTH = frozenset({"srpt-oracle", "sjf-oracle", "themis-like"})
 """Policies that look at true durations: bounds, not rivals."""
@@ -55,14 +55,14 @@ class Table:
 class Measured:
     """What is kept of a run: the usual row, and what its scenario wants to know beyond."""
 
-    row: Figures
+    row: RunFigures
     more: Mapping[str, float]
 
 
-Probe = Callable[[Result, Witness], Mapping[str, float]]
+Probe = Callable[[Result, EvictionRecorder], Mapping[str, float]]
 
 
-def nothing(_: Result, __: Witness) -> Mapping[str, float]:
+def nothing(_: Result, __: EvictionRecorder) -> Mapping[str, float]:
     """For scenarios that the usual row is enough for."""
     return {}
 
@@ -85,19 +85,19 @@ class Bench:
         self,
         name: str,
         jobs: Sequence[TraceJob],
-        setup: Setup,
-        make: Callable[[], Policy],
+        setup: SimulationSetup,
+        make: Callable[[], SchedulingPolicy],
         probe: Probe = nothing,
     ) -> Measured:
         """One policy; read from the folder of kept runs if it is there."""
         path = None if self.kept is None else self.kept / _file_name(self.scenario, self.seed, name)
         if path is not None and path.exists():
             found = json.loads(path.read_text())
-            measured = Measured(Figures(**found["row"]), found["more"])
+            measured = Measured(RunFigures(**found["row"]), found["more"])
         else:
-            witness = Witness(make())
-            result = simulate(jobs, setup, witness)
-            measured = Measured(figures(result), probe(result, witness))
+            recorder = EvictionRecorder(make())
+            result = simulate(jobs, setup, recorder)
+            measured = Measured(figures(result), probe(result, recorder))
             if path is not None:
                 kept = {"row": dataclasses.asdict(measured.row), "more": dict(measured.more)}
                 path.write_text(json.dumps(kept))
@@ -108,7 +108,7 @@ class Bench:
         self,
         name: str,
         jobs: Sequence[TraceJob],
-        setup: Setup,
+        setup: SimulationSetup,
         policies: Sequence[str],
         probe: Probe = nothing,
     ) -> dict[str, Measured]:
@@ -126,7 +126,7 @@ def _file_name(scenario: str, seed: int, name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", f"{scenario} {seed} {name}".lower()) + ".json"
 
 
-def _line(name: str, row: Figures) -> str:
+def _line(name: str, row: RunFigures) -> str:
     return (
         f"{name.rpartition(': ')[2]:14} delay h mean {row.delay_h:7.3f} p99 {row.delay_p99_h:7.2f} "
         f"max {row.delay_max_h:6.1f} gangs>=8 {row.gang_delay_h:6.2f} | makespan {row.makespan_h:5.0f}"

@@ -11,7 +11,7 @@ import pytest
 from integration.rig import Rig, open_rig
 from phalanx.errors import Conflict, NotFound, SpecInvalid
 from phalanx.schemas.wire import supervision as wire
-from phalanx.services.planning.scheduling import apply, scheduling_step, sight_of
+from phalanx.services.planning.scheduling import apply, scheduling_step, view_of
 from phalanx.store import planning
 
 pytestmark = pytest.mark.integration
@@ -73,12 +73,12 @@ def start(rig: Rig, **changes: Any) -> int:
     return num
 
 
-def holes(rig: Rig) -> dict[int, planning.StoredReservation]:
+def reservations(rig: Rig) -> dict[int, planning.StoredReservation]:
     return rig.store.view(planning.reservations_now)
 
 
 class TestEviction:
-    def test_the_cheapest_victims_leave_for_a_gang_that_waits_for_all_of_its_hole(
+    def test_the_cheapest_victims_leave_for_a_gang_that_waits_for_all_of_its_reservation(
         self, rig: Rig
     ) -> None:
         low = [start(rig, **gang(priority=20, name=f"low{i}")) for i in range(4)]
@@ -100,7 +100,7 @@ class TestEviction:
         leave(rig, leaving[1])
         rig.turn(1)
         assert rig.job(high).state == "starting"
-        assert holes(rig) == {}
+        assert reservations(rig) == {}
         for num in (*low, high):
             rig.check_log(num)
 
@@ -110,7 +110,7 @@ class TestEviction:
         high = rig.submit(**gang(priority=80))
         rig.turn(60)
         assert rig.job(high).pending_reason.code == "waiting_for_slots"
-        assert holes(rig) == {}
+        assert reservations(rig) == {}
 
     def test_peers_stay_unless_the_operator_wants_it_otherwise(self, rig: Rig) -> None:
         for i in range(4):
@@ -119,18 +119,18 @@ class TestEviction:
         rig.turn(11 * 3600)
         assert all(job.state != "stopping" for job in rig.client.jobs().jobs)
 
-    def test_holes_survive_the_death_of_the_control_plane(self, rig: Rig) -> None:
+    def test_reservations_survive_the_death_of_the_control_plane(self, rig: Rig) -> None:
         low = [start(rig, **gang(priority=20, name=f"low{i}")) for i in range(4)]
         high = rig.submit(**gang(2, priority=80))
         rig.turn(60)
         leaving = [num for num in low if rig.job(num).state == "stopping"]
         leave(rig, leaving[0])
-        before = holes(rig)
+        before = reservations(rig)
         assert before
         root = rig.platform.home.root
         with open_rig(root, executor=rig.executor, clock=rig.clock) as second:
             second.supervisors = {}  # type: ignore[attr-defined]
-            assert holes(second) == before
+            assert reservations(second) == before
             small = second.submit(
                 **gang(priority=60)
             )  # more urgent than the victim, fits its slots
@@ -144,7 +144,7 @@ class TestEviction:
             second.turn(1)
             assert second.job(high).state == "starting"
 
-    def test_without_the_hole_the_next_in_line_would_take_the_slots(self, rig: Rig) -> None:
+    def test_without_the_reservation_the_next_in_line_would_take_the_slots(self, rig: Rig) -> None:
         """The control of the test above: what the hole prevents happens when it is forgotten."""
         low = [start(rig, **gang(priority=20, name=f"low{i}")) for i in range(4)]
         high = rig.submit(**gang(2, priority=80, preemptible=True))
@@ -156,20 +156,20 @@ class TestEviction:
         rig.turn(1)
         assert rig.job(leaving[0]).state == "starting"
 
-    def test_a_hole_is_refused_whole_when_a_victim_is_gone_meanwhile(self, rig: Rig) -> None:
+    def test_a_reservation_is_refused_whole_when_a_victim_is_gone_meanwhile(self, rig: Rig) -> None:
         from phalanx.core.scheduling import plan
 
         low = [start(rig, **gang(priority=20, name=f"low{i}")) for i in range(4)]
         rig.submit(**gang(2, priority=80))
         now = rig.clock.advance(60)
-        sight = sight_of(rig.platform, now)
-        decided = plan(sight.snapshot, now)
+        view = view_of(rig.platform, now)
+        decided = plan(view.snapshot, now)
         victims = [one.job for one in decided.preemptions]
         assert len(victims) == 2
         rig.client.stop(victims[0])
-        step = apply(rig.platform, decided, sight, now)
+        step = apply(rig.platform, decided, view, now)
         assert step.refused and step.evicted == ()
-        assert holes(rig) == {}
+        assert reservations(rig) == {}
         assert rig.job(victims[1]).state == "running"
         assert set(victims) < set(low)
 
@@ -544,8 +544,8 @@ class TestWhy:
         rig.supervisors[num][0].leave()  # type: ignore[attr-defined]
         rig.turn(1)
         scheduling_step(rig.platform, rig.clock.now())
-        history = sight_of(rig.platform, rig.clock.now()).snapshot.history
+        history = view_of(rig.platform, rig.clock.now()).snapshot.history
         assert history.num_observed == 1
         with open_rig(rig.platform.home.root, clock=rig.clock) as second:
-            again = sight_of(second.platform, rig.clock.now()).snapshot.history
+            again = view_of(second.platform, rig.clock.now()).snapshot.history
             assert again == history

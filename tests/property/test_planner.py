@@ -10,13 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.core.gang.placement import GangShape, Node, Placement, Role
-from phalanx.core.scheduling import Held, Project, Terms, Waiting, World, plan, plan_pass
+from phalanx.core.scheduling import (
+    ClusterIndex,
+    PlannerConfig,
+    Project,
+    QueuedJob,
+    RunningJob,
+    plan,
+    plan_pass,
+)
 from phalanx.core.scheduling.index.slots import mask_of
 from phalanx.core.scheduling.model.durations import EDGES, History, KindKey, bin_of, size_class
 from phalanx.core.scheduling.stages.entitlement import rolled_up
 from phalanx.errors import InvariantBroken
 from phalanx.sim.audit import promises
-from phalanx.sim.audit.watch import Watch
+from phalanx.sim.audit.auditor import Watch
 
 pytestmark = pytest.mark.unit
 
@@ -50,14 +58,14 @@ def make_nodes(num: int = 6) -> list[Node]:
 
 
 @st.composite
-def jobs(draw: st.DrawFn, num: int) -> Waiting:
+def jobs(draw: st.DrawFn, num: int) -> QueuedJob:
     shape = GangShape(draw(st.integers(1, 4)), draw(st.integers(1, 4)), 1)
     role = GangShape(draw(st.integers(1, 2)), draw(st.integers(1, 3)), 1)
     if draw(st.booleans()):
         cpus = draw(st.sampled_from([0, 2, 5]))
         role = Role(role.nodes, draw(st.integers(0, 3)), 1, "server", cpus)
     roles = (role,) if draw(st.sampled_from([False, False, False, True])) else ()
-    return Waiting(
+    return QueuedJob(
         num,
         shape,
         draw(st.sampled_from([10, 50, 90])),
@@ -77,56 +85,62 @@ class Stream:
 
     def __init__(self, seed: int, projects: tuple[Project, ...]) -> None:
         self.rng = random.Random(seed)
-        self.world = World(make_nodes(), projects, terms=Terms(min_run_s=60.0))
+        self.cluster = ClusterIndex(make_nodes(), projects, config=PlannerConfig(min_run_s=60.0))
         self.watch = Watch()
         self.now = 0
-        self.submitted: list[Waiting] = []
+        self.submitted: list[QueuedJob] = []
 
     def happen(self) -> None:
         self.now += self.rng.randrange(1, 900) * US
-        world, rng = self.world, self.rng
+        cluster, rng = self.cluster, self.rng
         kind = rng.choice(["end", "end", "end", "left", "twice", "node", "save"])
-        running = sorted(world.held)
+        running = sorted(cluster.held)
         if kind in ("end", "left") and running:
             num = rng.choice(running)
-            held = world.release(num)
-            world.release(num)
+            held = cluster.release(num)
+            cluster.release(num)
             if kind == "end" and held is not None:
                 key = KindKey(held.project, held.kind, size_class(held.num_slots))
                 for _ in range(8):
-                    world.history.observe(key, held.attained(self.now))
+                    cluster.history.observe(key, held.attained(self.now))
             if kind == "left" and held is not None:
                 job = next(w for w in self.submitted if w.num == num)
                 back = replace(job, queued_at=self.now, attained_slot_s=held.attained(self.now))
-                world.submit(back)
+                cluster.submit(back)
         elif kind == "twice" and self.submitted:
-            world.submit(rng.choice([*world.waiting.values(), *self.submitted[:1]]))
+            cluster.submit(rng.choice([*cluster.waiting.values(), *self.submitted[:1]]))
         elif kind == "node":
-            node = rng.choice(world.index.nodes)
-            world.replace_node(replace(node, closed="" if node.closed else "drained"))
+            node = rng.choice(cluster.index.nodes)
+            cluster.replace_node(replace(node, closed="" if node.closed else "drained"))
         elif kind == "save" and running:
-            held = world.held[rng.choice(running)]
-            world.update(replace(held, saved_at=self.now))
+            held = cluster.held[rng.choice(running)]
+            cluster.update(replace(held, saved_at=self.now))
 
     def step(self) -> None:
-        world = self.world
-        decided = plan_pass(world, self.now)
-        self.watch.check_plan(world, decided, self.now)
-        self.watch.check_deeply(world, decided, self.now, lambda again: plan_pass(again, self.now))
-        assert plan(world.snapshot(), self.now) == decided
-        world.holes = {hole.job: hole for hole in decided.holes if hole.victims}
+        cluster = self.cluster
+        decided = plan_pass(cluster, self.now)
+        self.watch.check_plan(cluster, decided, self.now)
+        self.watch.check_deeply(
+            cluster, decided, self.now, lambda again: plan_pass(again, self.now)
+        )
+        assert plan(cluster.snapshot(), self.now) == decided
+        cluster.reservations = {
+            reservation.job: reservation
+            for reservation in decided.reservations
+            if reservation.victims
+        }
         for preemption in decided.preemptions:
-            world.update(replace(world.held[preemption.job], stopping=True))
+            cluster.update(replace(cluster.held[preemption.job], stopping=True))
         for resize in decided.resizes:
-            held = world.release(resize.job)
+            held = cluster.release(resize.job)
             assert held is not None
-            world.hold(replace(held, placement=resize.placement, resized_at=self.now))
+            cluster.hold(replace(held, placement=resize.placement, resized_at=self.now))
         for start in decided.starts:
-            world.start(start.job, start.placement, held_of(world.waiting[start.job], self.now))
+            cluster.start(start.job, start.placement, held_of(cluster.waiting[start.job], self.now))
 
 
-def held_of(job: Waiting, now: int) -> Held:
-    return Held(
+def held_of(job: QueuedJob, now: int) -> RunningJob:
+    return RunningJob(
         job.num,
         plan_placeholder,
         project=job.project,
@@ -153,14 +167,14 @@ def test_random_streams_keep_every_promise(
     for num in range(1, data.draw(st.integers(4, 14)) + 1):
         job = data.draw(jobs(num))
         stream.submitted.append(job)
-        stream.world.submit(job)
+        stream.cluster.submit(job)
         stream.step()
         for _ in range(stream.rng.randrange(3)):
             stream.happen()
             stream.step()
     tree = {project.name: project for project in projects}
     used: dict[str, int] = {}
-    for held in stream.world.held.values():
+    for held in stream.cluster.held.values():
         if not held.stopping:
             used[held.project] = used.get(held.project, 0) + held.num_slots
     for name, slots in rolled_up(tree, used).items():
@@ -173,26 +187,26 @@ def test_random_streams_keep_every_promise(
 def test_the_order_of_the_snapshot_does_not_matter(data: st.DataObject) -> None:
     waiting = [data.draw(jobs(num)) for num in range(1, 9)]
     shuffled = data.draw(st.permutations(waiting))
-    worlds = []
+    clusters = []
     for order in (waiting, shuffled):
-        world = World(make_nodes())
+        cluster = ClusterIndex(make_nodes())
         for job in order:
-            world.submit(job)
-        worlds.append(plan_pass(world, 100 * US))
-    assert worlds[0] == worlds[1]
+            cluster.submit(job)
+        clusters.append(plan_pass(cluster, 100 * US))
+    assert clusters[0] == clusters[1]
 
 
 @given(st.data())
 @settings(max_examples=40, deadline=None)
 def test_nothing_that_fits_free_unreserved_slots_stays(data: st.DataObject) -> None:
-    world = World(make_nodes(), terms=Terms(num_reservations=0))
+    cluster = ClusterIndex(make_nodes(), config=PlannerConfig(num_reservations=0))
     for num in range(1, 12):
-        world.submit(data.draw(jobs(num)))
-    decided = plan_pass(world, 100 * US)
+        cluster.submit(data.draw(jobs(num)))
+    decided = plan_pass(cluster, 100 * US)
     for start in decided.starts:
-        job = world.waiting[start.job]
-        world.start(job.num, start.placement, held_of(job, 100 * US))
-    again = plan_pass(world, 101 * US)
+        job = cluster.waiting[start.job]
+        cluster.start(job.num, start.placement, held_of(job, 100 * US))
+    again = plan_pass(cluster, 101 * US)
     assert again.starts == ()
 
 
@@ -200,22 +214,22 @@ def test_nothing_that_fits_free_unreserved_slots_stays(data: st.DataObject) -> N
 @settings(max_examples=30, deadline=None)
 def test_every_job_starts_in_the_end(data: st.DataObject) -> None:
     """Bounded wait: whatever could ever be placed gets its turn, with nothing ever ending early."""
-    world = World(make_nodes(4))
+    cluster = ClusterIndex(make_nodes(4))
     plain = {"pools": (), "required": None, "roles": ()}
     waiting = [replace(data.draw(jobs(n)), **plain) for n in range(1, 10)]
     for job in waiting:
-        world.submit(job)
+        cluster.submit(job)
     for round_ in range(40):
         now = (round_ + 1) * 3600 * US
-        decided = plan_pass(world, now)
+        decided = plan_pass(cluster, now)
         for start in decided.starts:
-            job = world.waiting[start.job]
-            world.start(job.num, start.placement, Held(job.num, start.placement))
-        for num in sorted(world.held):
-            world.release(num)
-        if not world.waiting:
+            job = cluster.waiting[start.job]
+            cluster.start(job.num, start.placement, RunningJob(job.num, start.placement))
+        for num in sorted(cluster.held):
+            cluster.release(num)
+        if not cluster.waiting:
             return
-    raise AssertionError(f"still waiting: {sorted(world.waiting)}")
+    raise AssertionError(f"still waiting: {sorted(cluster.waiting)}")
 
 
 @given(st.lists(st.floats(1.0, 4e9), max_size=60), st.integers(0, len(EDGES) - 2))
@@ -239,16 +253,16 @@ def test_the_learned_index_is_the_best_rate_of_ends_at_any_horizon(
 
 
 def test_the_audit_sees_a_corrupt_index() -> None:
-    world = World(make_nodes())
-    world.index.set_free(0, mask_of([0]))
+    cluster = ClusterIndex(make_nodes())
+    cluster.index.set_free(0, mask_of([0]))
     with pytest.raises(InvariantBroken, match="differs from its rebuild"):
-        promises.check_rebuild(world)
+        promises.check_rebuild(cluster)
 
 
 def test_the_audit_sees_a_double_start() -> None:
-    world = World(make_nodes())
-    world.submit(Waiting(1, GangShape(1, 4, 1), 50, 0))
-    decided = plan_pass(world, 1)
+    cluster = ClusterIndex(make_nodes())
+    cluster.submit(QueuedJob(1, GangShape(1, 4, 1), 50, 0))
+    decided = plan_pass(cluster, 1)
     twice = replace(decided, starts=decided.starts * 2)
     with pytest.raises(InvariantBroken, match="given twice"):
-        promises.check_starts(world, twice)
+        promises.check_starts(cluster, twice)

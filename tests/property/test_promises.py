@@ -15,23 +15,23 @@ from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement
 from phalanx.core.jobs import Decision, decide
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import (
-    Held,
-    Hole,
+    ClusterIndex,
     Plan,
     Preemption,
     Project,
+    QueuedJob,
+    Reservation,
     Resize,
+    RunningJob,
     Start,
-    Waiting,
-    World,
     plan_pass,
 )
 from phalanx.core.scheduling.index.slots import mask_of
 from phalanx.errors import InvariantBroken
 from phalanx.sim.audit import promises
-from phalanx.sim.audit.watch import Watch
-from phalanx.sim.cluster.engine import Tally
-from phalanx.sim.cluster.lives import Lives
+from phalanx.sim.audit.auditor import Auditor
+from phalanx.sim.cluster.engine import SlotTimes
+from phalanx.sim.cluster.lifecycles import JobLifecycles
 from phalanx.sim.jobs import TraceJob
 
 pytestmark = pytest.mark.unit
@@ -49,22 +49,25 @@ def make_nodes(num: int = 4) -> list[Node]:
     ]
 
 
-def gang(num: int, count: int, per_node: int, **more: Any) -> Waiting:
-    return Waiting(num, GangShape(count, per_node, per_node), more.pop("priority", 50), 0, **more)
+def gang(num: int, count: int, per_node: int, **more: Any) -> QueuedJob:
+    return QueuedJob(num, GangShape(count, per_node, per_node), more.pop("priority", 50), 0, **more)
 
 
 def at(*where: tuple[int, tuple[int, ...]]) -> Placement:
     return Placement("p", tuple(NodeShare(f"n{i}", "h", slots) for i, slots in where))
 
 
-def held(num: int, where: Placement, **more: Any) -> Held:
-    return Held(num, where, **{"priority": 10, "started_at": 0, **more})
+def held(num: int, where: Placement, **more: Any) -> RunningJob:
+    return RunningJob(num, where, **{"priority": 10, "started_at": 0, **more})
 
 
-def world(
-    *jobs: Waiting, running: tuple[Held, ...] = (), projects: tuple[Project, ...] = (), num: int = 4
-) -> World:
-    made = World(make_nodes(num), projects)
+def cluster(
+    *jobs: QueuedJob,
+    running: tuple[RunningJob, ...] = (),
+    projects: tuple[Project, ...] = (),
+    num: int = 4,
+) -> ClusterIndex:
+    made = ClusterIndex(make_nodes(num), projects)
     for one in running:
         made.hold(one)
     for job in jobs:
@@ -72,48 +75,48 @@ def world(
     return made
 
 
-def check(made: World, decided: Plan, now: int = HOUR) -> None:
-    Watch().check_plan(made, decided, now)
+def check(made: ClusterIndex, decided: Plan, now: int = HOUR) -> None:
+    Auditor().check_plan(made, decided, now)
 
 
 # -- doubles: each gives a world and a plan that break one rule ------------------------------------
 
 
 def a_slot_given_twice() -> None:
-    made = world(gang(1, 1, 4))
+    made = cluster(gang(1, 1, 4))
     decided = plan_pass(made, 1)
     check(made, decided)
     check(made, replace(decided, starts=decided.starts * 2))
 
 
 def a_held_slot_given() -> None:
-    made = world(gang(1, 1, 2), running=(held(9, at((0, FULL))),))
+    made = cluster(gang(1, 1, 2), running=(held(9, at((0, FULL))),))
     check(made, Plan((Start(1, at((0, (0, 1)))),), ()))
 
 
 def a_stale_index() -> None:
-    made = world()
+    made = cluster()
     made.index.set_free(0, mask_of([0]))
-    Watch().check_world(made)
+    Auditor().check_world(made)
 
 
 def half_a_gang() -> None:
-    made = world(gang(1, 2, 4))
+    made = cluster(gang(1, 2, 4))
     check(made, Plan((Start(1, at((0, FULL))),), ()))
 
 
 def a_gang_below_its_range() -> None:
-    made = world(gang(1, 4, 2, min_nodes=2))
+    made = cluster(gang(1, 4, 2, min_nodes=2))
     check(made, Plan((Start(1, at((0, (0, 1)))),), ()))
 
 
 def a_gang_across_racks() -> None:
-    made = world(gang(1, 2, 4, required="rack"))
+    made = cluster(gang(1, 2, 4, required="rack"))
     check(made, Plan((Start(1, at((1, FULL), (2, FULL))),), ()))
 
 
 def a_start_on_a_drained_node() -> None:
-    made = world(gang(1, 1, 4))
+    made = cluster(gang(1, 1, 4))
     decided = plan_pass(made, 1)
     name = decided.starts[0].placement.shares[0].node
     made.replace_node(replace(make_nodes()[int(name[1:])], closed="drained"))
@@ -122,88 +125,90 @@ def a_start_on_a_drained_node() -> None:
 
 def a_guarantee_forgotten() -> None:
     mine = (Project("a", guaranteed_slots=4), Project("b"))
-    made = world(
+    made = cluster(
         gang(1, 1, 4, project="a"),
         running=tuple(held(8 + i, at((i, FULL)), project="b") for i in range(4)),
         projects=mine,
     )
-    watch = Watch()
-    watch.check_plan(made, NOTHING, HOUR)
-    watch.check_plan(made, NOTHING, 20 * HOUR)
+    auditor = Auditor()
+    auditor.check_plan(made, NOTHING, HOUR)
+    auditor.check_plan(made, NOTHING, 20 * HOUR)
 
 
 def a_limit_exceeded() -> None:
-    made = world(gang(1, 1, 4, project="a"), projects=(Project("a", max_slots=2),))
+    made = cluster(gang(1, 1, 4, project="a"), projects=(Project("a", max_slots=2),))
     check(made, Plan((Start(1, at((0, FULL))),), ()))
 
 
 def a_victim_above_its_beneficiary() -> None:
-    made = world(gang(1, 1, 4), running=(held(9, at((0, FULL)), priority=90),))
+    made = cluster(gang(1, 1, 4), running=(held(9, at((0, FULL)), priority=90),))
     check(made, eviction(1, (9,), ("n0",)))
 
 
 def eviction(owner: int, victims: tuple[int, ...], where: tuple[str, ...]) -> Plan:
-    hole = Hole(owner, where, HOUR, 2 * HOUR, victims)
+    reservation = Reservation(owner, where, HOUR, 2 * HOUR, victims)
     asked = tuple(Preemption(victim, owner, 0.0, WHY) for victim in victims)
-    return Plan((), (), preemptions=asked, holes=(hole,))
+    return Plan((), (), preemptions=asked, reservations=(reservation,))
 
 
 def an_eviction_for_nothing() -> None:
-    made = world(gang(1, 1, 4), running=(held(9, at((0, (0, 1)))), held(8, at((0, (2, 3))))))
+    made = cluster(gang(1, 1, 4), running=(held(9, at((0, (0, 1)))), held(8, at((0, (2, 3))))))
     check(made, eviction(1, (9,), ("n0",)))
 
 
-def an_eviction_without_a_hole() -> None:
-    made = world(gang(1, 1, 4), running=(held(9, at((0, FULL))),))
-    check(made, replace(eviction(1, (9,), ("n0",)), holes=()))
+def an_eviction_without_a_reservation() -> None:
+    made = cluster(gang(1, 1, 4), running=(held(9, at((0, FULL))),))
+    check(made, replace(eviction(1, (9,), ("n0",)), reservations=()))
 
 
-def a_start_in_somebody_elses_hole() -> None:
-    made = world(gang(1, 1, 4), gang(2, 1, 2), running=(held(9, at((0, (2, 3)))),))
+def a_start_in_somebody_elses_reservation() -> None:
+    made = cluster(gang(1, 1, 4), gang(2, 1, 2), running=(held(9, at((0, (2, 3)))),))
     decided = replace(eviction(1, (9,), ("n0",)), starts=(Start(2, at((0, (0, 1)))),))
     check(made, decided)
 
 
-def a_hole_kept_for_ever() -> None:
-    made = world(gang(1, 1, 4), running=(held(9, at((0, FULL)), stopping=True),))
-    check(made, Plan((), (), holes=(Hole(1, ("n0",), 1, HOUR - 1, (9,)),)))
+def a_reservation_kept_for_ever() -> None:
+    made = cluster(gang(1, 1, 4), running=(held(9, at((0, FULL)), stopping=True),))
+    check(made, Plan((), (), reservations=(Reservation(1, ("n0",), 1, HOUR - 1, (9,)),)))
 
 
 def the_same_victim_again_and_again() -> None:
-    made = world(gang(1, 1, 4), running=(held(9, at((0, FULL))),))
-    watch = Watch()
+    made = cluster(gang(1, 1, 4), running=(held(9, at((0, FULL))),))
+    auditor = Auditor()
     for minute in range(30):
-        watch.check_plan(made, eviction(1, (9,), ("n0",)), HOUR + minute * US)
+        auditor.check_plan(made, eviction(1, (9,), ("n0",)), HOUR + minute * US)
 
 
 def a_superfluous_victim() -> None:
-    made = world(gang(1, 1, 4), running=(held(9, at((0, (0, 1)))), held(8, at((1, (0, 1))))), num=2)
+    made = cluster(
+        gang(1, 1, 4), running=(held(9, at((0, (0, 1)))), held(8, at((1, (0, 1))))), num=2
+    )
     check(made, eviction(1, (9, 8), ("n0",)))
 
 
 def a_slot_left_idle() -> None:
-    made = world(gang(1, 1, 4))
+    made = cluster(gang(1, 1, 4))
     promises.check_work_conserving(made, NOTHING, HOUR)
 
 
 def a_job_left_behind() -> None:
-    made = world(gang(1, 1, 4))
+    made = cluster(gang(1, 1, 4))
     promises.check_all_started(made, list(made.waiting.values()))
 
 
 def a_plan_that_depends_on_more_than_the_facts() -> None:
-    made = world(gang(1, 1, 4))
+    made = cluster(gang(1, 1, 4))
     promises.check_replay(made, plan_pass(made, 1), lambda _: NOTHING)
 
 
 def a_slot_held_twice() -> None:
-    made = world(running=(held(9, at((0, FULL))),))
+    made = cluster(running=(held(9, at((0, FULL))),))
     made.held[8] = held(8, at((0, FULL)))
     promises.check_slots(made)
 
 
 def books_that_do_not_balance() -> None:
-    promises.check_books(Tally(useful=90.0, overhead=5.0, held=100.0))
+    promises.check_books(SlotTimes(useful=90.0, overhead=5.0, held=100.0))
 
 
 def a_project_favoured() -> None:
@@ -211,29 +216,29 @@ def a_project_favoured() -> None:
 
 
 def a_backfill_that_outstays() -> None:
-    made = world(
+    made = cluster(
         gang(1, 2, 4, max_duration_s=600.0),
         gang(2, 1, 4, max_duration_s=36_000.0),
         running=(held(9, at((0, FULL)), max_duration_s=7200.0),),
         num=2,
     )
-    reserved = Hole(1, ("n0", "n1"), 2 * HOUR, HOUR)
-    check(made, Plan((Start(2, at((1, FULL))),), (), holes=(reserved,)))
+    reserved = Reservation(1, ("n0", "n1"), 2 * HOUR, HOUR)
+    check(made, Plan((Start(2, at((1, FULL))),), (), reservations=(reserved,)))
 
 
 def a_gang_shrunk_below_its_range() -> None:
-    made = world(running=(held(9, at((0, FULL), (1, FULL)), min_nodes=2, max_nodes=3),))
+    made = cluster(running=(held(9, at((0, FULL), (1, FULL)), min_nodes=2, max_nodes=3),))
     check(made, Plan((), (), resizes=(Resize(9, at((0, FULL)), WHY),)))
 
 
 def a_resize_within_the_cool_down() -> None:
     running = held(9, at((0, FULL)), min_nodes=1, max_nodes=3, resized_at=HOUR - US)
-    made = world(running=(running,))
+    made = cluster(running=(running,))
     check(made, Plan((), (), resizes=(Resize(9, at((0, FULL), (1, FULL)), WHY),)))
 
 
 def a_pass_that_never_ends() -> None:
-    check(world(gang(1, 1, 4)), replace(NOTHING, num_steps=10**9))
+    check(cluster(gang(1, 1, 4)), replace(NOTHING, num_steps=10**9))
 
 
 DOUBLES: dict[Callable[[], None], tuple[int, str]] = {
@@ -248,9 +253,9 @@ DOUBLES: dict[Callable[[], None], tuple[int, str]] = {
     a_limit_exceeded: (6, "would hold 4 of at most 2"),
     a_victim_above_its_beneficiary: (7, "priority 50.* evicts j-9"),
     an_eviction_for_nothing: (8, "cannot hold its share"),
-    an_eviction_without_a_hole: (8, "an eviction without a hole"),
-    a_start_in_somebody_elses_hole: (8, "cannot hold its share"),
-    a_hole_kept_for_ever: (8, "kept beyond its time"),
+    an_eviction_without_a_reservation: (8, "an eviction without a hole"),
+    a_start_in_somebody_elses_reservation: (8, "cannot hold its share"),
+    a_reservation_kept_for_ever: (8, "kept beyond its time"),
     the_same_victim_again_and_again: (9, "times in an hour"),
     a_superfluous_victim: (10, "whose slots it does not need"),
     a_slot_left_idle: (11, "fits into free slots and stays"),
@@ -287,7 +292,7 @@ def test_a_machine_that_counts_repetitions_is_caught() -> None:
         decision = decide(job, event, now)
         return replace(decision, job=replace(decision.job, restarts=job.restarts + 1), ignored=None)
 
-    told = Lives(deliveries=2, machine=forgetful)
+    told = JobLifecycles(deliveries=2, machine=forgetful)
     told.submitted(TraceJob(1, 0.0, 10.0, GangShape(1, 1, 1)), 0.0)
     with pytest.raises(InvariantBroken, match="a second AttemptPlaced changed the job"):
         told.placed(1, at((0, (0,))), 1.0)

@@ -11,11 +11,18 @@ from hypothesis import strategies as st
 
 from phalanx.core.gang.placement import GangShape, Node, Placement
 from phalanx.core.reasons import Cause
-from phalanx.core.scheduling import Held, Project, Terms, Waiting, World, plan_pass
+from phalanx.core.scheduling import (
+    ClusterIndex,
+    PlannerConfig,
+    Project,
+    QueuedJob,
+    RunningJob,
+    plan_pass,
+)
 from phalanx.sim.audit import promises
 from phalanx.sim.catalog import POLICIES
 from phalanx.sim.cluster.costs import Costs
-from phalanx.sim.cluster.engine import Crash, Outage, Setup, simulate
+from phalanx.sim.cluster.engine import Crash, Outage, SimulationSetup, simulate
 from phalanx.sim.jobs import TraceJob
 from phalanx.sim.workload import traces
 
@@ -51,7 +58,9 @@ def random_jobs(rng: random.Random, num: int) -> list[TraceJob]:
     return sorted(jobs, key=lambda job: job.submit_s)
 
 
-def random_setup(rng: random.Random, projects: tuple[Project, ...], graceful: bool) -> Setup:
+def random_setup(
+    rng: random.Random, projects: tuple[Project, ...], graceful: bool
+) -> SimulationSetup:
     nodes = traces.grid_nodes(6, 4, 2, 2)
     outages, free_at = [], dict.fromkeys((node.id for node in nodes), 0.0)
     for _ in range(rng.randrange(6)):
@@ -63,10 +72,10 @@ def random_setup(rng: random.Random, projects: tuple[Project, ...], graceful: bo
         Crash(rng.random() * 30_000.0, rng.choice(nodes).id, rng.randrange(4), cause)
         for cause in rng.choices([Cause.RANK_CRASH, Cause.STALLED, Cause.OOM], k=rng.randrange(8))
     ]
-    return Setup(
+    return SimulationSetup(
         nodes,
         projects,
-        Terms(min_run_s=60.0, guard_after_s=7200.0, guard_quantum_s=3600.0),
+        PlannerConfig(min_run_s=60.0, guard_after_s=7200.0, guard_quantum_s=3600.0),
         Costs(graceful=graceful),
         outages,
         crashes,
@@ -84,7 +93,7 @@ def test_whole_lives_keep_every_promise(seed: int, quotas: bool, graceful: bool)
     result = simulate(jobs, setup, POLICIES["phalanx"]())
     for run in result.runs.values():
         assert (run.end_s is None) != (run.failed_s is None)
-    machines = result.lives.jobs.values()
+    machines = result.lifecycles.jobs.values()
     assert all(job.is_terminal and job.attempt is None for job in machines)
     assert all(job.restarts <= 1_000 for job in machines)
 
@@ -96,7 +105,7 @@ def test_repeated_messages_lead_to_the_same_end(seed: int) -> None:
     jobs, setup = random_jobs(rng, 12), random_setup(rng, (), True)
     once = simulate(jobs, replace(setup, deliveries=1), POLICIES["phalanx"]())
     thrice = simulate(jobs, replace(setup, deliveries=3), POLICIES["phalanx"]())
-    assert once.lives.jobs == thrice.lives.jobs
+    assert once.lifecycles.jobs == thrice.lifecycles.jobs
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 6), st.integers(1, 4))
@@ -121,12 +130,12 @@ def test_equal_projects_with_equal_demand_get_equal_shares_of_a_day() -> None:
     nodes = traces.grid_nodes(2, 8, 2, 2)
     equal = tuple(Project(name) for name in names)
     day_s = 86_400.0
-    setup = Setup(nodes, equal, until_s=day_s, audit_every=50, half_life_s=day_s / 4)
+    setup = SimulationSetup(nodes, equal, until_s=day_s, audit_every=50, half_life_s=day_s / 4)
     result = simulate(jobs, setup, POLICIES["phalanx"]())
-    assert len(result.lives.jobs) == len(jobs) and any(
+    assert len(result.lifecycles.jobs) == len(jobs) and any(
         run.end_s is None for run in result.runs.values()
     )
-    promises.check_fair(result.tally.by_project, dict.fromkeys(names, 1.0), 0.05)
+    promises.check_fair(result.slot_times.by_project, dict.fromkeys(names, 1.0), 0.05)
 
 
 @given(st.integers(0, 2**32))
@@ -134,37 +143,41 @@ def test_equal_projects_with_equal_demand_get_equal_shares_of_a_day() -> None:
 def test_evictions_end_when_nothing_else_happens(seed: int) -> None:
     """No livelock: with only victims leaving and coming back, the plans come to rest."""
     rng = random.Random(seed)
-    world = World(traces.grid_nodes(4, 4, 2, 2), terms=Terms(min_run_s=0.0))
+    cluster = ClusterIndex(traces.grid_nodes(4, 4, 2, 2), config=PlannerConfig(min_run_s=0.0))
     jobs = {job.num: job.waiting() for job in random_jobs(rng, 14)}
     for job in jobs.values():
-        world.submit(replace(job, submitted_at=job.num, project=""))
+        cluster.submit(replace(job, submitted_at=job.num, project=""))
     evictions = 0
     for second in range(1, 60):
         now = second * US
-        decided = plan_pass(world, now)
-        world.holes = {hole.job: hole for hole in decided.holes if hole.victims}
+        decided = plan_pass(cluster, now)
+        cluster.reservations = {
+            reservation.job: reservation
+            for reservation in decided.reservations
+            if reservation.victims
+        }
         for preemption in decided.preemptions:
             evictions += 1
-            held = world.release(preemption.job)
+            held = cluster.release(preemption.job)
             assert held is not None
             back = world_job(jobs[preemption.job], now, held.attained(now))
-            world.submit(back)
+            cluster.submit(back)
         for resize in decided.resizes:
-            held = world.release(resize.job)
+            held = cluster.release(resize.job)
             assert held is not None
-            world.hold(replace(held, placement=resize.placement, resized_at=now))
+            cluster.hold(replace(held, placement=resize.placement, resized_at=now))
         for start in decided.starts:
-            job = world.waiting[start.job]
-            world.start(job.num, start.placement, held_of(job, now))
+            job = cluster.waiting[start.job]
+            cluster.start(job.num, start.placement, held_of(job, now))
     assert evictions <= 3 * len(jobs)
 
 
-def world_job(job: Waiting, now: int, attained_slot_s: float) -> Waiting:
+def world_job(job: QueuedJob, now: int, attained_slot_s: float) -> QueuedJob:
     return replace(job, project="", queued_at=now, attained_slot_s=attained_slot_s)
 
 
-def held_of(job: Waiting, now: int) -> Held:
-    return Held(
+def held_of(job: QueuedJob, now: int) -> RunningJob:
+    return RunningJob(
         job.num,
         Placement("", ()),
         priority=job.priority,

@@ -82,10 +82,12 @@ def test_a_copy_that_decides_otherwise_is_refused(
     copy = tmp_path / "src"
     shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("__pycache__"))
     program._compare(copy)
-    terms = copy / "phalanx" / "core" / "scheduling" / "snapshot.py"
-    changed = terms.read_text().replace("preemption_budget: int = 16", "preemption_budget: int = 2")
-    assert changed != terms.read_text()
-    terms.write_text(changed)
+    config = copy / "phalanx" / "core" / "scheduling" / "snapshot.py"
+    changed = config.read_text().replace(
+        "preemption_budget: int = 16", "preemption_budget: int = 2"
+    )
+    assert changed != config.read_text()
+    config.write_text(changed)
     with pytest.raises(SystemExit, match="decides otherwise"):
         program._compare(copy)
 

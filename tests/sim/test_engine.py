@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.core.scheduling import Terms
+from phalanx.core.scheduling import PlannerConfig
 from phalanx.errors import UserError
 from phalanx.sim.__main__ import main
 from phalanx.sim.catalog import POLICIES
 from phalanx.sim.cluster.costs import Costs
-from phalanx.sim.cluster.engine import Outage, Result, Setup, simulate
+from phalanx.sim.cluster.engine import Outage, Result, SimulationSetup, simulate
 from phalanx.sim.jobs import TraceJob, gang_of
 from phalanx.sim.output.report import delay_s
 from phalanx.sim.workload import generated, traces
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.unit
 def run(
     jobs: list[TraceJob], policy: str = "phalanx", num_nodes: int = 4, **more: object
 ) -> Result:
-    setup = Setup(traces.grid_nodes(num_nodes, 8, 4), audit_every=5)
+    setup = SimulationSetup(traces.grid_nodes(num_nodes, 8, 4), audit_every=5)
     return simulate(jobs, replace(setup, **more), POLICIES[policy]())  # type: ignore[arg-type]
 
 
@@ -33,11 +33,12 @@ def test_every_policy_finishes_every_job_with_its_books_in_balance(policy: str) 
     result = run(jobs, policy)
     assert all(done.end_s is not None for done in result.runs.values())
     wanted = sum(job.duration_s * job.num_slots for job in jobs)
-    assert result.tally.useful == pytest.approx(wanted, rel=1e-6)
+    assert result.slot_times.useful == pytest.approx(wanted, rel=1e-6)
     held = sum(done.attained_slot_s for done in result.runs.values())
-    tally = result.tally
-    assert tally.useful + tally.overhead + tally.slowed + tally.lost == pytest.approx(
-        held, rel=1e-6
+    slot_times = result.slot_times
+    assert (
+        slot_times.useful + slot_times.overhead + slot_times.slowed + slot_times.lost
+        == pytest.approx(held, rel=1e-6)
     )
 
 
@@ -64,9 +65,9 @@ def test_killed_victims_lose_work_and_saving_ones_do_not() -> None:
     jobs = [TraceJob(1, 0.0, 20_000.0, gang_of(8, 8), priority=10, checkpoint_s=3600.0)]
     jobs.append(TraceJob(2, 3000.0, 600.0, gang_of(8, 8), priority=90))
     kind = run(jobs, num_nodes=1)
-    assert (kind.runs[1].preemptions, kind.tally.lost) == (1, 0.0)
+    assert (kind.runs[1].preemptions, kind.slot_times.lost) == (1, 0.0)
     rough = run(jobs, num_nodes=1, costs=Costs(graceful=False))
-    assert rough.tally.lost == pytest.approx((3000.0 - 30.0) * 8, rel=0.02)
+    assert rough.slot_times.lost == pytest.approx((3000.0 - 30.0) * 8, rel=0.02)
 
 
 def test_a_lost_node_costs_the_work_since_the_last_checkpoint_and_the_job_still_ends() -> None:
@@ -74,7 +75,7 @@ def test_a_lost_node_costs_the_work_since_the_last_checkpoint_and_the_job_still_
     lost = run(jobs, outages=(Outage(2500.0, "pool-00001", 3600.0),))
     assert lost.runs[1].failures == 1
     assert lost.runs[1].end_s is not None
-    assert 0 < lost.tally.lost_to_failures <= 16 * 1000.0
+    assert 0 < lost.slot_times.lost_to_failures <= 16 * 1000.0
 
 
 def test_an_easy_head_is_not_delayed_by_what_is_backfilled() -> None:
@@ -90,10 +91,10 @@ def test_an_easy_head_is_not_delayed_by_what_is_backfilled() -> None:
 def test_the_guard_bounds_what_starvation_costs() -> None:
     gang = TraceJob(1, 6000.0, 3600.0, gang_of(32, 8), kind="gang")
     small = [TraceJob(n, 300.0 * n, 2400.0, gang_of(4, 8), kind="small") for n in range(2, 200)]
-    off = Terms(guard_after_s=1e12, num_reservations=0, hysteresis=1e12)
-    starved = run([gang, *small], terms=off).runs[1].first_start_s
-    bounded = Terms(guard_after_s=7200.0, num_reservations=1, hysteresis=1e12)
-    guarded = run([gang, *small], terms=bounded).runs[1].first_start_s
+    off = PlannerConfig(guard_after_s=1e12, num_reservations=0, hysteresis=1e12)
+    starved = run([gang, *small], config=off).runs[1].first_start_s
+    bounded = PlannerConfig(guard_after_s=7200.0, num_reservations=1, hysteresis=1e12)
+    guarded = run([gang, *small], config=bounded).runs[1].first_start_s
     assert starved is not None and guarded is not None
     assert guarded - 6000.0 < 4 * 3600.0 < starved - 6000.0
 

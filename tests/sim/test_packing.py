@@ -10,7 +10,7 @@ from phalanx.errors import NotFound, UserError
 from phalanx.sim.cluster.packing import (
     BestFit,
     Fgd,
-    Machine,
+    PackingHost,
     Pod,
     ProductionPacking,
     arrivals,
@@ -21,7 +21,7 @@ from phalanx.sim.cluster.packing import (
 
 OPENB = Path(__file__).resolve().parents[3] / "shared" / "traces" / "openb_fgd"
 HALF, WHOLE, PAIR = Pod(1000, 64, 1, 500), Pod(1000, 64, 1, 1000), Pod(1000, 64, 2, 1000)
-HOSTS = [Machine("a", 8000, 4096, 2), Machine("b", 8000, 4096, 2)]
+HOSTS = [PackingHost("a", 8000, 4096, 2), PackingHost("b", 8000, 4096, 2)]
 
 
 @pytest.mark.unit

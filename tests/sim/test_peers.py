@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from phalanx.core.scheduling import Project
-from phalanx.sim.audit.evictions import Witness
+from phalanx.sim.audit.evictions import EvictionRecorder
 from phalanx.sim.catalog import POLICIES
 from phalanx.sim.cluster.costs import Costs
-from phalanx.sim.cluster.engine import Result, Setup, simulate
+from phalanx.sim.cluster.engine import Result, SimulationSetup, simulate
 from phalanx.sim.jobs import TraceJob, gang_of
 from phalanx.sim.output.report import figures, mean
 from phalanx.sim.peers.backfill import Profile, user_limit
@@ -33,7 +33,7 @@ def job(num: int, at_s: float, lasts_s: float, slots: int = 8, **more: object) -
 
 
 def run(policy: str, jobs: list[TraceJob], num_nodes: int, **more: object) -> Result:
-    setup = Setup(traces.grid_nodes(num_nodes, 8, 4), costs=FREE, audit_every=1)
+    setup = SimulationSetup(traces.grid_nodes(num_nodes, 8, 4), costs=FREE, audit_every=1)
     return simulate(jobs, replace(setup, **more), POLICIES[policy]())  # type: ignore[arg-type]
 
 
@@ -202,31 +202,31 @@ class TestBlind:
         blind = run("phalanx-blind", list(self.JOBS), 2, costs=kill)
         assert [seen.runs[n].preemptions for n in (1, 2)] == [0, 1]
         assert [blind.runs[n].preemptions for n in (1, 2)] == [1, 0]
-        assert seen.tally.lost < 0.1 * blind.tally.lost
+        assert seen.slot_times.lost < 0.1 * blind.slot_times.lost
 
     def test_the_false_facts_are_put_right(self) -> None:
         class Looks(Blind):
-            def plan(self, world, now, truth):  # type: ignore[no-untyped-def]
-                before = dict(world.held)
-                made = super().plan(world, now, truth)
-                assert world.held == before
+            def plan(self, cluster, now, oracle):  # type: ignore[no-untyped-def]
+                before = dict(cluster.held)
+                made = super().plan(cluster, now, oracle)
+                assert cluster.held == before
                 return made
 
-        setup = Setup(traces.grid_nodes(2, 8, 4), costs=replace(FREE, graceful=False))
+        setup = SimulationSetup(traces.grid_nodes(2, 8, 4), costs=replace(FREE, graceful=False))
         result = simulate(list(self.JOBS), setup, Looks())
         assert figures(result).num_done == 3
 
 
 def test_a_witness_changes_nothing_and_sees_who_left_for_whom() -> None:
     jobs = [job(1, 0.0, 9 * HOUR, priority=10), job(2, HOUR, HOUR, priority=90)]
-    witness = Witness(POLICIES["phalanx"]())
-    seen = simulate(jobs, Setup(traces.grid_nodes(1, 8, 4)), witness)
-    plain = simulate(jobs, Setup(traces.grid_nodes(1, 8, 4)), POLICIES["phalanx"]())
+    recorder = EvictionRecorder(POLICIES["phalanx"]())
+    seen = simulate(jobs, SimulationSetup(traces.grid_nodes(1, 8, 4)), recorder)
+    plain = simulate(jobs, SimulationSetup(traces.grid_nodes(1, 8, 4)), POLICIES["phalanx"]())
     assert seen.end_s == plain.end_s
-    assert [(one.victim, one.beneficiary) for one in witness.evictions] == [(1, 2)]
-    assert witness.needless() == []
-    witness.starts.clear()
-    assert len(witness.needless()) == 1
+    assert [(one.victim, one.beneficiary) for one in recorder.evictions] == [(1, 2)]
+    assert recorder.needless() == []
+    recorder.starts.clear()
+    assert len(recorder.needless()) == 1
 
 
 class TestPatience:
@@ -255,7 +255,7 @@ def test_las_is_that_of_the_published_simulator(policy: str, within: float) -> N
     path = TRACES / "philly600_tiresias.csv"
     if not path.exists():
         pytest.skip("the trace is not here")
-    setup = Setup(traces.grid_nodes(1, 64, 1), costs=FREE, pass_s=0.0, recheck_s=30.0)
+    setup = SimulationSetup(traces.grid_nodes(1, 64, 1), costs=FREE, pass_s=0.0, recheck_s=30.0)
     row = figures(simulate(traces.tiresias(path, 64), setup, POLICIES[policy]()))
     assert row.jct_h * HOUR == pytest.approx(8419, rel=within)
     assert row.makespan_h * HOUR == pytest.approx(285_482, rel=0.01)

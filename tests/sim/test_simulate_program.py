@@ -16,7 +16,7 @@ from phalanx.schemas.home import HomeLayout
 from phalanx.services.lifecycle.commit import commit_events, commit_new
 from phalanx.sim.__main__ import main
 from phalanx.sim.audit import calibration
-from phalanx.sim.cluster.engine import Setup
+from phalanx.sim.cluster.engine import SimulationSetup
 from phalanx.sim.jobs import TraceJob
 from phalanx.sim.workload import faults, generated, history, traces
 from phalanx.store.database import Tx, open_store
@@ -254,7 +254,7 @@ def test_a_trace_that_is_none_is_said_in_one_line(
 def test_start_times_are_neither_promised_too_early_nor_too_late() -> None:
     """Of waiting jobs, about half start before the p50 they were told, and most before the p90."""
     jobs = [job for job in generated.training(260, 45.0, seed=12) if job.num_slots <= 16]
-    setup = Setup(traces.grid_nodes(4, 8, 4, 1), pass_s=300.0, recheck_s=1800.0)
+    setup = SimulationSetup(traces.grid_nodes(4, 8, 4, 1), pass_s=300.0, recheck_s=1800.0)
     asked = calibration.ask(jobs, setup, every=12)
     known = [(a.started_at, a.p50_at, a.p90_at) for a in asked]
     early = [start <= p50 for start, p50, _ in known if p50 is not None]

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.core.scheduling import Plan, World
+from phalanx.core.scheduling import ClusterIndex, Plan
 from phalanx.sim.catalog import POLICIES
-from phalanx.sim.cluster.engine import Truth
+from phalanx.sim.cluster.engine import Oracle
 from phalanx.sim.workload import storms
 
 pytestmark = pytest.mark.unit
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.unit
 @pytest.mark.parametrize("name", sorted(storms.STORMS))
 def test_the_planner_weathers_every_storm(name: str) -> None:
     storm = storms.STORMS[name](0)
-    left = storms.weather(storm, POLICIES["phalanx"]())
+    left = storms.run_storm(storm, POLICIES["phalanx"]())
     assert left.num_needless == 0
     assert left.most_in_an_hour <= 4
     assert left.num_done >= left.num_jobs - (name == "never fits")
@@ -33,11 +33,11 @@ class Forgetful:
     def __init__(self) -> None:
         self._inner = POLICIES["kueue-like"]()
 
-    def plan(self, world: World, now: int, truth: Truth) -> Plan:
-        for job in list(world.holes):
-            del world.holes[job]
-        made = self._inner.plan(world, now, truth)
-        return replace(made, holes=())
+    def plan(self, cluster: ClusterIndex, now: int, oracle: Oracle) -> Plan:
+        for job in list(cluster.reservations):
+            del cluster.reservations[job]
+        made = self._inner.plan(cluster, now, oracle)
+        return replace(made, reservations=())
 
 
 def test_evictions_in_vain_are_counted() -> None:
@@ -48,4 +48,4 @@ def test_evictions_in_vain_are_counted() -> None:
     gang = replace(fitting[-1], shape=replace(fitting[-1].shape, nodes=32))
     crowd = [replace(job, num=200 + job.num, submit_s=620.0, priority=95) for job in small]
     mine = replace(storm, jobs=(*small, gang, *crowd))
-    assert storms.weather(mine, Forgetful()).num_needless > 0
+    assert storms.run_storm(mine, Forgetful()).num_needless > 0

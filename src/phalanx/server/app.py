@@ -41,7 +41,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 import phalanx
-from phalanx.core.scheduling import Terms
+from phalanx.core.scheduling import PlannerConfig
 from phalanx.errors import (
     NotFound,
     PlatformError,
@@ -69,7 +69,7 @@ from phalanx.server.settings import (
     read_settings,
 )
 from phalanx.server.web import pages
-from phalanx.services.planning.scheduler_cache import Policy
+from phalanx.services.planning.scheduler_cache import PlanningPolicy
 from phalanx.services.platform import Platform
 from phalanx.services.resources.clusters import Clusters, NoClusters
 from phalanx.services.resources.pools import apply_pools
@@ -91,19 +91,19 @@ def _nothing() -> None:
     """The callback of who does not care."""
 
 
-def policy_of(settings: SchedulerSettings) -> Policy:
+def policy_of(settings: SchedulerSettings) -> PlanningPolicy:
     """The planner's knobs as they are set. Without a hysteresis peers are never put aside."""
     hysteresis = settings.peer_hysteresis
-    terms = Terms(
+    config = PlannerConfig(
         hysteresis=math.inf if hysteresis is None else hysteresis,
         min_run_s=settings.min_run_s,
         guard_after_s=settings.guard_after_s,
         guard_quantum_s=settings.guard_quantum_s,
-        hole_ttl_s=settings.hole_ttl_s,
+        reservation_ttl_s=settings.reservation_ttl_s,
         resize_cooldown_s=settings.resize_cooldown_s,
         urgent_priority=settings.urgent_priority,
     )
-    return Policy(terms, settings.usage_half_life_s)
+    return PlanningPolicy(config, settings.usage_half_life_s)
 
 
 def build_context(  # noqa: PLR0913

@@ -69,7 +69,7 @@ class SchedulerSettings(Section):
     min_run_s: float = Field(
         default=1200.0, ge=0, description="A fresh start is safe from its peers for so long."
     )
-    hole_ttl_s: float = Field(
+    reservation_ttl_s: float = Field(
         default=900.0,
         gt=0,
         description="How long slots that others left stay with whom they left for.",

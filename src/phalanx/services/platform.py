@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from phalanx.core.gang.placement import Node
 from phalanx.executors.protocol import Executor
 from phalanx.schemas.home import HomeLayout
-from phalanx.services.planning.scheduler_cache import Picture, Policy
+from phalanx.services.planning.scheduler_cache import PlanningPolicy, SchedulerCache
 from phalanx.services.resources.clusters import Clusters, NoClusters
 from phalanx.store.database import Store
 
@@ -31,18 +31,18 @@ class Platform:
     signing_key: bytes
     base_env: Mapping[str, str] = field(default_factory=dict)
     contact_lost_after_s: float = 480.0
-    policy: Policy = Policy()
-    picture: Picture = field(default_factory=Picture, compare=False)
+    policy: PlanningPolicy = PlanningPolicy()
+    scheduler_cache: SchedulerCache = field(default_factory=SchedulerCache, compare=False)
     clusters: Clusters = field(default_factory=NoClusters, compare=False)
 
     def __post_init__(self) -> None:
         """What this process stores need not be read back for the next plan."""
-        self.store.on_commit(self.picture.remember)
+        self.store.on_commit(self.scheduler_cache.remember)
 
     def cluster(self) -> tuple[Node, ...]:
         """The nodes as jobs see them now. Raises ExecutorUnavailable."""
         real = tuple(self.executor.inventory())
-        return self.store.view(lambda tx: self.picture.nodes(tx, real))
+        return self.store.view(lambda tx: self.scheduler_cache.nodes(tx, real))
 
     def supervisor_token(self, job: int, attempt: int) -> str:
         """The secret by which the supervisors of one attempt are known."""

@@ -19,7 +19,7 @@ from phalanx.sim.catalog import POLICIES
 from phalanx.sim.cluster.costs import Costs
 from phalanx.sim.jobs import TraceJob
 from phalanx.sim.output import plots
-from phalanx.sim.output.report import Figures, ProjectRow
+from phalanx.sim.output.report import ProjectRow, RunFigures
 from phalanx.sim.scenario import Outcome, Scenario, changed, run, whole, with_project
 from phalanx.sim.workload import generated, history, traces
 
@@ -229,7 +229,7 @@ def _tables(outcomes: Sequence[Outcome], priced: bool) -> str:
 
 
 def table(
-    rows: Sequence[Figures] | Sequence[ProjectRow],
+    rows: Sequence[RunFigures] | Sequence[ProjectRow],
     columns: Sequence[tuple[str, str, str]] = _COLUMNS,
 ) -> str:
     """The rows as aligned text."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from phalanx.sim.cluster.engine import Policy
+from phalanx.sim.cluster.engine import SchedulingPolicy
 from phalanx.sim.peers.backfill import Conservative, Easy, slurm_like
 from phalanx.sim.peers.cohorts import kai_like, kueue_like
 from phalanx.sim.peers.preemptive import Preemptive, by, gittins_key, las, las_authors, srpt_key
@@ -12,7 +12,7 @@ from phalanx.sim.peers.production import Blind, Production
 from phalanx.sim.peers.queues import EVERYBODY, Fifo, Shortest, best_fit, first_fit
 from phalanx.sim.peers.rounds import gandiva_like, gavel_max_min, themis_like
 
-POLICIES: Mapping[str, Callable[[], Policy]] = {
+POLICIES: Mapping[str, Callable[[], SchedulingPolicy]] = {
     "phalanx": Production,
     "fifo-first-fit": lambda: Fifo("fifo-first-fit", first_fit, 0),
     "skip-first-fit": lambda: Fifo("skip-first-fit", first_fit, EVERYBODY),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from phalanx.core.gang.placement import GangShape, Role
-from phalanx.core.scheduling import Waiting
+from phalanx.core.scheduling import QueuedJob
 
 US = 1_000_000
 
@@ -54,9 +54,9 @@ class TraceJob:
         """Slots of the gang at full size."""
         return self.shape.num_slots + sum(role.num_slots for role in self.roles)
 
-    def waiting(self) -> Waiting:
+    def waiting(self) -> QueuedJob:
         """The job as it enters the queue for the first time."""
-        return Waiting(
+        return QueuedJob(
             self.num,
             self.shape,
             self.priority,

@@ -12,9 +12,9 @@ from phalanx.errors import UserError
 from phalanx.kit.units import parse_duration
 from phalanx.sim.catalog import POLICIES
 from phalanx.sim.cluster.costs import Costs
-from phalanx.sim.cluster.engine import Result, Setup, simulate
+from phalanx.sim.cluster.engine import Result, SimulationSetup, simulate
 from phalanx.sim.jobs import TraceJob
-from phalanx.sim.output.report import Figures, ProjectRow, figures, project_rows
+from phalanx.sim.output.report import ProjectRow, RunFigures, figures, project_rows
 from phalanx.sim.workload import faults, traces
 
 _EXAMPLE = "write for example nodes=+4, policy=las, quota.vision=64 or price=1.90"
@@ -54,7 +54,7 @@ class Outcome:
     """A scenario that was run, with its figures."""
 
     scenario: Scenario
-    figures: Figures
+    figures: RunFigures
     projects: tuple[ProjectRow, ...]
     result: Result
 
@@ -67,7 +67,7 @@ def run(scenario: Scenario, jobs: Sequence[TraceJob], audit_every: int = 0) -> O
     span_s = max((job.submit_s + job.duration_s for job in jobs), default=0.0) * 1.5
     rates = faults.PUBLISHED.times(scenario.failures)
     outages, crashes = faults.draw(rates, nodes, span_s, scenario.seed)
-    setup = Setup(
+    setup = SimulationSetup(
         nodes,
         scenario.projects,
         costs=scenario.costs,

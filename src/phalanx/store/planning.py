@@ -1,4 +1,4 @@
-"""What the planner must find again after a crash: holes that were cut, and what projects have used."""
+"""What the planner must find again after a crash: reservations that were made, and what projects have used."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from phalanx.core.codec import decode, encode
 from phalanx.core.gang.placement import Placement
-from phalanx.core.scheduling import Hole
+from phalanx.core.scheduling import Reservation
 from phalanx.store.database import Tx
 from phalanx.store.tables import project_usage, reservations
 
@@ -19,13 +19,13 @@ MOVE = "move"
 
 @dataclass(frozen=True, slots=True)
 class StoredReservation:
-    """A hole and why it is there.
+    """A reservation and why it is there.
 
-    `preemption`: other jobs leave it for its owner. `move`: its owner itself leaves and comes back at
+    `preemption`: other jobs leave these nodes for its owner. `move`: its owner itself leaves and comes back at
     `placement`, at another place or in another size.
     """
 
-    hole: Hole
+    reservation: Reservation
     kind: str
     placement: Placement | None
     created_at: int
@@ -42,27 +42,29 @@ class Usage:
 
 
 def reservations_now(tx: Tx) -> dict[int, StoredReservation]:
-    """Every hole, by its owner."""
+    """Return every reservation by its owner."""
     found = {}
     for row in tx.conn.execute(select(reservations).order_by(reservations.c.job)).mappings():
         placement = None if row["placement"] is None else decode(Placement, row["placement"])
-        hole = decode(Hole, row["body"])
-        found[row["job"]] = StoredReservation(hole, row["kind"], placement, row["created_at"])
+        reservation = decode(Reservation, row["body"])
+        found[row["job"]] = StoredReservation(
+            reservation, row["kind"], placement, row["created_at"]
+        )
     return found
 
 
 def put_reservation(tx: Tx, one: StoredReservation) -> None:
-    """Keep a hole; it replaces an earlier one of the same owner."""
-    remove_reservations(tx, [one.hole.job])
+    """Keep a reservation; it replaces an earlier one of the same owner."""
+    remove_reservations(tx, [one.reservation.job])
     placement = None if one.placement is None else encode(one.placement)
-    row = {"job": one.hole.job, "kind": one.kind, "body": encode(one.hole)}
+    row = {"job": one.reservation.job, "kind": one.kind, "body": encode(one.reservation)}
     tx.conn.execute(
         reservations.insert(), {**row, "placement": placement, "created_at": one.created_at}
     )
 
 
 def remove_reservations(tx: Tx, owners: Iterable[int]) -> None:
-    """Forget the holes of these jobs."""
+    """Forget the reservations of these jobs."""
     gone = list(owners)
     if gone:
         tx.conn.execute(reservations.delete().where(reservations.c.job.in_(gone)))

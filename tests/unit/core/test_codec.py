@@ -20,7 +20,7 @@ from phalanx.core.jobs import create, decide
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.model import Attempt, Job, JobTerms
 from phalanx.core.reasons import Reason
-from phalanx.core.scheduling import Hole
+from phalanx.core.scheduling import Reservation
 from phalanx.store.events import KINDS
 
 pytestmark = pytest.mark.unit
@@ -113,7 +113,7 @@ def test_what_is_read_again_is_never_compiled() -> None:
     """A compiled class does not say any more what its fields are made of, so it cannot be decoded."""
     table = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["phalanx"]["compiled"]
     found: set[type] = set()
-    for kind in (Job, Demand, Placement, Hole, *KINDS.values()):
+    for kind in (Job, Demand, Placement, Reservation, *KINDS.values()):
         kinds_in(kind, found)
     assert {GangShape, Attempt, Reason} < found
     files = {ROOT / "src" / f"{kind.__module__.replace('.', '/')}.py" for kind in found}

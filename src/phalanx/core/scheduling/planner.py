@@ -19,186 +19,199 @@ import heapq
 
 from phalanx.core.gang.placement import GangShape, Node
 from phalanx.core.reasons import Reason
-from phalanx.core.scheduling.explain import explain
-from phalanx.core.scheduling.index.cluster_index import Line, World
+from phalanx.core.scheduling.explain import reasons
+from phalanx.core.scheduling.index.cluster_index import ClusterIndex, EquivalenceClass
 from phalanx.core.scheduling.index.slots import SlotIndex
-from phalanx.core.scheduling.index.topology import ask_of, place, suitable
+from phalanx.core.scheduling.index.topology import place, request_of, suitable
 from phalanx.core.scheduling.model.outcome import Plan, Start
-from phalanx.core.scheduling.model.reservation import Hole
-from phalanx.core.scheduling.model.snapshot import US, Held, Snapshot, Waiting
+from phalanx.core.scheduling.model.planning_input import US, PlanningInput, QueuedJob, RunningJob
+from phalanx.core.scheduling.model.reservation import Reservation
 from phalanx.core.scheduling.search import preemption
 from phalanx.core.scheduling.stages import elastic, reservations
-from phalanx.core.scheduling.stages.entitlement import rolled_up, standings
+from phalanx.core.scheduling.stages.entitlement import project_shares, rolled_up
 from phalanx.core.scheduling.stages.order import is_guarded
-from phalanx.core.scheduling.stages.scheduling_pass import Draft, Rank
+from phalanx.core.scheduling.stages.scheduling_pass import Pass, Rank
 
-_Entry = tuple[Rank, int, Line, int]
+_Entry = tuple[Rank, int, EquivalenceClass, int]
 
 
-def plan(snapshot: Snapshot, now: int) -> Plan:
+def plan(snapshot: PlanningInput, now: int) -> Plan:
     """Plan from a snapshot. `now` in microseconds UTC."""
-    return plan_pass(World.of(snapshot), now)
+    return plan_pass(ClusterIndex.of(snapshot), now)
 
 
-def plan_pass(world: World, now: int) -> Plan:
+def plan_pass(cluster: ClusterIndex, now: int) -> Plan:
     """Plan on a living world, which is left as it was (but for back-offs that are over)."""
-    world.ripen(now)
-    mark = world.index.mark()
+    cluster.activate_deferred(now)
+    mark = cluster.index.mark()
     try:
-        return _run(world, now)
+        return _run(cluster, now)
     finally:
-        world.index.rollback(mark)
+        cluster.index.rollback(mark)
 
 
 def fits_ever(shape: GangShape, cpus_per_node: int, nodes: tuple[Node, ...]) -> bool:
     """Whether the gang would fit if nothing else ran."""
     index = SlotIndex(nodes)
-    ask = ask_of(Waiting(0, shape, 0, 0, cpus_per_node=cpus_per_node))
-    return place(index, ask, suitable(index, ask), shape) is not None
+    request = request_of(QueuedJob(0, shape, 0, 0, cpus_per_node=cpus_per_node))
+    return place(index, request, suitable(index, request), shape) is not None
 
 
-def _run(world: World, now: int) -> Plan:
-    capacity = sum(group.num_nodes * group.size for group in world.index.groups)
-    draft = Draft(
-        world,
+def _run(cluster: ClusterIndex, now: int) -> Plan:
+    capacity = sum(group.num_nodes * group.size for group in cluster.index.groups)
+    state = Pass(
+        cluster,
         now,
-        standings(world.projects, world.used, world.demand, capacity),
-        rolled_up(world.projects, world.used),
+        project_shares(cluster.projects, cluster.used, cluster.demand, capacity),
+        rolled_up(cluster.projects, cluster.used),
     )
-    draft.sizes = elastic.sizes(draft)
-    honour_holes(draft)
-    _serve_lines(draft)
-    if draft.blocked and draft.blocks:
-        reservations.backfill(draft, draft.blocked)
-    elastic.grow(draft)
-    stays = explain.stays(draft)
-    started = {start.job for start in draft.starts}
+    state.sizes = elastic.sizes(state)
+    honour_reservations(state)
+    _serve_lines(state)
+    if state.blocked and state.blocks:
+        reservations.backfill(state, state.blocked)
+    elastic.grow(state)
+    pending_reasons = reasons.pending_reasons(state)
+    started = {start.job for start in state.starts}
     return Plan(
-        tuple(draft.starts),
-        stays,
-        _wake_at(draft),
-        tuple(draft.preemptions),
+        tuple(state.starts),
+        pending_reasons,
+        _wake_at(state),
+        tuple(state.preemptions),
         # Who started elsewhere after all needs its hole no longer.
-        tuple(hole for hole in draft.holes if hole.job not in started),
-        tuple(draft.resizes),
-        tuple(draft.migrations),
-        draft.steps,
+        tuple(reservation for reservation in state.reservations if reservation.job not in started),
+        tuple(state.resizes),
+        tuple(state.migrations),
+        state.steps,
     )
 
 
-def honour_holes(draft: Draft) -> None:
+def honour_reservations(state: Pass) -> None:
     """Start owners of open holes in them, and keep the other holes closed to everybody else."""
-    world = draft.world
+    cluster = state.cluster
     open_ = []
-    for num in sorted(world.holes):
-        hole, line = world.holes[num], world.line_of.get(num)
-        if line is None or draft.now >= hole.expires_at or not _still_there(draft, hole):
+    for num in sorted(cluster.reservations):
+        reservation, eq_class = cluster.reservations[num], cluster.class_of.get(num)
+        if (
+            eq_class is None
+            or state.now >= reservation.expires_at
+            or not _still_there(state, reservation)
+        ):
             continue
-        if not _coming(draft, hole, line):
-            draft.block(hole, *line.sample.widths(len(hole.nodes)))
-            open_.append((num, line, draft.blocks[-1]))
+        if not _coming(state, reservation, eq_class):
+            state.hold_back(reservation, *eq_class.sample.widths(len(reservation.nodes)))
+            open_.append((num, eq_class, state.blocks[-1]))
     # Only now that every hole is closed may an owner start elsewhere, without entering another's.
-    for num, line, block in open_:
-        draft.lift(block)
-        draft.blocks.remove(block)
-        if draft.try_start(line, num):
+    for num, eq_class, hold_back in open_:
+        state.release(hold_back)
+        state.blocks.remove(hold_back)
+        if state.try_start(eq_class, num):
             continue
-        draft.block(block.hole, *line.sample.widths(len(block.hole.nodes)))
-        draft.holes.append(block.hole)
-        job = world.waiting[num]
-        draft.use(job.project, job.num_slots)
+        state.hold_back(
+            hold_back.reservation, *eq_class.sample.widths(len(hold_back.reservation.nodes))
+        )
+        state.reservations.append(hold_back.reservation)
+        job = cluster.waiting[num]
+        state.use(job.project, job.num_slots)
 
 
-def _still_there(draft: Draft, hole: Hole) -> bool:
-    index = draft.index
+def _still_there(state: Pass, reservation: Reservation) -> bool:
+    index = state.index
     return all(
-        name in index.num_of and not index.nodes[index.num_of[name]].closed for name in hole.nodes
+        name in index.num_of and not index.nodes[index.num_of[name]].closed
+        for name in reservation.nodes
     )
 
 
-def _coming(draft: Draft, hole: Hole, line: Line) -> bool:
+def _coming(state: Pass, reservation: Reservation, eq_class: EquivalenceClass) -> bool:
     """Start the owner exactly in its hole, if the hole is wide enough by now."""
-    index, job = draft.index, draft.world.waiting[hole.job]
-    if job.shape.nodes + sum(role.nodes for role in job.roles) != len(hole.nodes):
+    index, job = state.index, state.cluster.waiting[reservation.job]
+    if job.shape.nodes + sum(role.nodes for role in job.roles) != len(reservation.nodes):
         return False
-    takings = explain.exactly(index, line.ask, job, [index.num_of[n] for n in hole.nodes])
-    if takings is None:
+    allocations = reasons.exactly(
+        index, eq_class.request, job, [index.num_of[n] for n in reservation.nodes]
+    )
+    if allocations is None:
         return False
-    draft.start(job, takings)
+    state.start(job, allocations)
     return True
 
 
-def _serve_lines(draft: Draft) -> None:
+def _serve_lines(state: Pass) -> None:
     heap: list[_Entry] = []
-    owners = {hole.job for hole in draft.holes}
-    for line in draft.world.lines.values():
-        _push(draft, heap, line, 0, owners)
+    owners = {reservation.job for reservation in state.reservations}
+    for eq_class in state.cluster.classes.values():
+        _push(state, heap, eq_class, 0, owners)
     reserved = tries = 0
     while heap:
-        rank, num, line, position = heapq.heappop(heap)
-        if rank[:2] != draft.footing(line.sample):
-            _push(draft, heap, line, position, owners)
+        rank, num, eq_class, position = heapq.heappop(heap)
+        if rank[:2] != state.fair_share_key(eq_class.sample):
+            _push(state, heap, eq_class, position, owners)
             continue
-        if _limited(draft, line, num):
+        if _limited(state, eq_class, num):
             continue
-        if draft.try_start(line, num):
-            _push(draft, heap, line, position + 1, owners)
+        if state.try_start(eq_class, num):
+            _push(state, heap, eq_class, position + 1, owners)
             continue
-        since = line.jobs[position][0]
-        if tries < draft.terms.preemption_budget and draft.steps < draft.terms.step_budget:
+        since = eq_class.jobs[position][0]
+        if tries < state.config.preemption_budget and state.steps < state.config.step_budget:
             tries += 1
-            if elastic.shrink_for(draft, line, num) or preemption.make_room(
-                draft, line, since, num
+            if elastic.shrink_for(state, eq_class, num) or preemption.make_room(
+                state, eq_class, since, num
             ):
                 owners.add(num)
-                draft.reasons[num] = explain.coming(draft, num)
-                _push(draft, heap, line, position + 1, owners)
+                state.reasons[num] = reasons.coming(state, num)
+                _push(state, heap, eq_class, position + 1, owners)
                 continue
-        draft.blocked.append((line, position))
-        reserved += _reserve(draft, line, since, num, reserved)
+        state.blocked.append((eq_class, position))
+        reserved += _reserve(state, eq_class, since, num, reserved)
 
 
-def _push(draft: Draft, heap: list[_Entry], line: Line, position: int, owners: set[int]) -> None:
-    jobs = line.jobs
+def _push(
+    state: Pass, heap: list[_Entry], eq_class: EquivalenceClass, position: int, owners: set[int]
+) -> None:
+    jobs = eq_class.jobs
     while position < len(jobs) and (
-        jobs[position][1] in draft.started or jobs[position][1] in owners
+        jobs[position][1] in state.started or jobs[position][1] in owners
     ):
         position += 1
     if position < len(jobs):
-        heapq.heappush(heap, (draft.rank(line, position), jobs[position][1], line, position))
+        heapq.heappush(
+            heap, (state.rank(eq_class, position), jobs[position][1], eq_class, position)
+        )
 
 
-def _limited(draft: Draft, line: Line, num: int) -> bool:
-    job = draft.world.waiting[num]
-    standing = draft.standings.get(job.project)
-    limit = None if standing is None else standing.over_limit(draft.used, job.num_slots)
+def _limited(state: Pass, eq_class: EquivalenceClass, num: int) -> bool:
+    job = state.cluster.waiting[num]
+    share_of = state.project_shares.get(job.project)
+    limit = None if share_of is None else share_of.over_limit(state.used, job.num_slots)
     if limit is None:
         return False
-    draft.limited.append((line, explain.over_limit(limit, draft.used.get(limit.name, 0), job)))
+    state.limited.append((eq_class, reasons.over_limit(limit, state.used.get(limit.name, 0), job)))
     return True
 
 
-def _reserve(draft: Draft, line: Line, since: int, num: int, reserved: int) -> int:
-    waited_s = (draft.now - since) / US
-    due = waited_s >= draft.terms.reserve_after_s or is_guarded(since, draft.now, draft.terms)
-    if reserved >= draft.terms.num_reservations or not due:
+def _reserve(state: Pass, eq_class: EquivalenceClass, since: int, num: int, reserved: int) -> int:
+    waited_s = (state.now - since) / US
+    due = waited_s >= state.config.reserve_after_s or is_guarded(since, state.now, state.config)
+    if reserved >= state.config.num_reservations or not due:
         return 0
-    return int(reservations.reserve(draft, line, num))
+    return int(reservations.reserve(state, eq_class, num))
 
 
-def _wake_at(draft: Draft) -> int | None:
-    times = list(draft.world.deferred.values())
-    times += [hole.expires_at for hole in draft.holes if hole.victims]
-    return min((at for at in times if at > draft.now), default=None)
+def _wake_at(state: Pass) -> int | None:
+    times = list(state.cluster.deferred.values())
+    times += [reservation.expires_at for reservation in state.reservations if reservation.victims]
+    return min((at for at in times if at > state.now), default=None)
 
 
 __all__ = [
-    "Held",
     "Plan",
+    "PlanningInput",
+    "QueuedJob",
     "Reason",
-    "Snapshot",
+    "RunningJob",
     "Start",
-    "Waiting",
     "fits_ever",
     "plan",
     "plan_pass",

@@ -14,7 +14,7 @@ from phalanx.core.jobs.model import Job, JobState, NodePhase
 from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
 from phalanx.services.lifecycle.commit import commit_many, each_for_itself
 from phalanx.services.lifecycle.reports import ended_event
-from phalanx.services.planning.scheduler_cache import Picture
+from phalanx.services.planning.scheduler_cache import SchedulerCache
 from phalanx.services.platform import Platform
 from phalanx.store import jobs, supervisors
 from phalanx.store.database import Tx
@@ -32,7 +32,7 @@ class Watched:
 
 def poll_step(platform: Platform, now: int) -> Watched:
     """Ask the executor for all and store what it confirms. Raises ExecutorUnavailable."""
-    watched = platform.store.view(lambda tx: watch(tx, platform.picture))
+    watched = platform.store.view(lambda tx: watch(tx, platform.scheduler_cache))
     if not watched.refs:
         # Nobody to ask for; but the executor may get ready for the next job in the meantime.
         platform.executor.poll(())
@@ -42,7 +42,7 @@ def poll_step(platform: Platform, now: int) -> Watched:
 
 def poll_leaving_step(platform: Platform, now: int) -> Watched:
     """`poll_step` for those who are expected to go: that is soon asked again, however many others run."""
-    watched = platform.store.view(lambda tx: watch(tx, platform.picture, _is_leaving))
+    watched = platform.store.view(lambda tx: watch(tx, platform.scheduler_cache, _is_leaving))
     return _ask(platform, watched, now) if watched.refs else watched
 
 
@@ -71,21 +71,21 @@ def _store_gone(platform: Platform, gone: Sequence[SupervisorStatus], now: int) 
 
     def store(some: Sequence[int]) -> None:
         few = [status for status in gone if status.ref.job in some]
-        platform.store.transact(lambda tx: _note_gone(tx, platform.picture, few, now))
+        platform.store.transact(lambda tx: _note_gone(tx, platform.scheduler_cache, few, now))
 
     each_for_itself(list(dict.fromkeys(status.ref.job for status in gone)), store)
 
 
 def watch(
-    tx: Tx, picture: Picture, wanted: Callable[[Job, set[int]], bool] = _everybody
+    tx: Tx, scheduler_cache: SchedulerCache, wanted: Callable[[Job, set[int]], bool] = _everybody
 ) -> Watched:
     """Every supervisor of the wanted jobs that has been launched and is not known to be gone."""
     told = supervisors.released(tx)
     going = {job for job, _, _ in told}
-    everybody = [one.job for one in picture.holding(tx)]
+    everybody = [one.job for one in scheduler_cache.holding(tx)]
     live = [(job.num, job.attempt.num) for job in everybody if job.attempt is not None]
     holding = [job for job in everybody if wanted(job, going)]
-    launched = picture.launched(tx, live)
+    launched = scheduler_cache.launched(tx, live)
     refs = [
         SupervisorRef(job.num, job.attempt.num, rank, job.attempt.placement.pool)
         for job in holding
@@ -97,11 +97,13 @@ def watch(
     return Watched(tuple(refs), bool(said), said)
 
 
-def _note_gone(tx: Tx, picture: Picture, gone: Sequence[SupervisorStatus], now: int) -> None:
+def _note_gone(
+    tx: Tx, scheduler_cache: SchedulerCache, gone: Sequence[SupervisorStatus], now: int
+) -> None:
     """First what the dead wrote down before their end, then that they are gone."""
     refs = [status.ref for status in gone]
     # Before anything is written: what is read behind that may never be committed.
-    known = {one.job.num: one for one in picture.holding(tx)}
+    known = {one.job.num: one for one in scheduler_cache.holding(tx)}
     found = supervisors.of_attempts(tx, [(ref.job, ref.attempt) for ref in refs])
     rows = {(row.job, row.attempt, row.node_rank): row for row in found}
     ended: dict[int, list[JobEvent]] = {}

@@ -6,80 +6,83 @@ always equals a world built anew from the same snapshot.
 
 from __future__ import annotations
 
-from phalanx.core.scheduling import Held, Snapshot, Waiting, World
-from phalanx.core.scheduling.index.cluster_index import line_key
+from phalanx.core.scheduling import ClusterIndex, PlanningInput, QueuedJob, RunningJob
+from phalanx.core.scheduling.index.cluster_index import class_key
 
 
-def follow(world: World | None, snapshot: Snapshot) -> World:
+def sync(cluster: ClusterIndex | None, snapshot: PlanningInput) -> ClusterIndex:
     """The world of this snapshot: the given one with the differences applied, or a new one."""
     same = (
-        world is not None
-        and world.index.nodes == snapshot.nodes
-        and world.terms == snapshot.terms
-        and world.history is snapshot.history
+        cluster is not None
+        and cluster.index.nodes == snapshot.nodes
+        and cluster.config == snapshot.config
+        and cluster.history is snapshot.history
     )
-    if world is None or not same:
-        return World.of(snapshot)
-    world.projects = {project.name: project for project in snapshot.projects}
-    _follow_held(world, {held.job: held for held in snapshot.held})
+    if cluster is None or not same:
+        return ClusterIndex.of(snapshot)
+    cluster.projects = {project.name: project for project in snapshot.projects}
+    _sync_held(cluster, {held.job: held for held in snapshot.held})
     waiting = {job.num: job for job in snapshot.waiting}
-    for num in [num for num in world.waiting if num not in waiting]:
-        world.withdraw(num)
+    for num in [num for num in cluster.waiting if num not in waiting]:
+        cluster.withdraw(num)
     for num, job in waiting.items():
-        known = world.waiting.get(num)
+        known = cluster.waiting.get(num)
         if known is job:
             continue
         if known is not None and known != job:
-            world.withdraw(num)
-        world.submit(job)
-    world.holes = {hole.job: hole for hole in snapshot.holes}
-    return world
+            cluster.withdraw(num)
+        cluster.submit(job)
+    cluster.reservations = {reservation.job: reservation for reservation in snapshot.reservations}
+    return cluster
 
 
-def only_longer_lines(world: World, snapshot: Snapshot, started: frozenset[int]) -> bool:
+def only_longer_classes(
+    cluster: ClusterIndex, snapshot: PlanningInput, started: frozenset[int]
+) -> bool:
     """Whether the snapshot is the world of the last pass, whose starts were `started`, with those
     starts done and more jobs behind others that already waited in vain."""
     same = (
-        world.index.nodes == snapshot.nodes
-        and world.terms == snapshot.terms
-        and world.history is snapshot.history
-        and world.holes == {hole.job: hole for hole in snapshot.holes}
+        cluster.index.nodes == snapshot.nodes
+        and cluster.config == snapshot.config
+        and cluster.history is snapshot.history
+        and cluster.reservations
+        == {reservation.job: reservation for reservation in snapshot.reservations}
     )
-    if not same or not world.held.keys() <= (held := {one.job for one in snapshot.held}):
+    if not same or not cluster.held.keys() <= (held := {one.job for one in snapshot.held}):
         return False
     waiting = {job.num for job in snapshot.waiting}
     if not started.isdisjoint(waiting):
         return False  # a start was refused
-    if not held - world.held.keys() <= started or not world.waiting.keys() - waiting <= held:
+    if not held - cluster.held.keys() <= started or not cluster.waiting.keys() - waiting <= held:
         return False
     return all(
-        world.waiting.get(job.num) is job or _stands_behind(world, job, started)
+        cluster.waiting.get(job.num) is job or _stands_behind(cluster, job, started)
         for job in snapshot.waiting
     )
 
 
-def _stands_behind(world: World, job: Waiting, started: frozenset[int]) -> bool:
-    line = world.lines.get(line_key(job))
-    if job.num in world.waiting or job.not_before is not None or line is None:
+def _stands_behind(cluster: ClusterIndex, job: QueuedJob, started: frozenset[int]) -> bool:
+    line = cluster.classes.get(class_key(job))
+    if job.num in cluster.waiting or job.not_before is not None or line is None:
         return False
     return any(num not in started for _, num in line.jobs)
 
 
-def _follow_held(world: World, held: dict[int, Held]) -> None:
-    for num in [num for num in world.held if num not in held]:
-        world.release(num)
+def _sync_held(cluster: ClusterIndex, held: dict[int, RunningJob]) -> None:
+    for num in [num for num in cluster.held if num not in held]:
+        cluster.release(num)
     for num, one in held.items():
-        known = world.held.get(num)
+        known = cluster.held.get(num)
         if known == one:
             continue
         if known is not None and _alike(known, one):
-            world.update(one)
+            cluster.update(one)
             continue
-        world.release(num)
-        world.hold(one)
+        cluster.release(num)
+        cluster.hold(one)
 
 
-def _alike(before: Held, after: Held) -> bool:
+def _alike(before: RunningJob, after: RunningJob) -> bool:
     """Whether the indexes hold the same for both: then only facts have changed."""
     return (
         before.placement == after.placement

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from phalanx.core.gang.placement import Placement
 from phalanx.core.jobs.model import Attempt, JobState, JobTerms
 from phalanx.core.reasons import Reason, ReasonCode
-from phalanx.core.scheduling import Held, Terms, Waiting
+from phalanx.core.scheduling import PlannerConfig, QueuedJob, RunningJob
 from phalanx.core.scheduling.stages.order import is_guarded
 from phalanx.errors import InvariantBroken
 from phalanx.schemas.pools.project_file import ProjectSpec, lineage
@@ -23,7 +23,7 @@ _MIN_SAVE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RunningFacts:
     """What is known of running jobs beside their rows, by number.
 
     `saves`: when the last checkpoint was made, and how long it took. `savers`: jobs whose scripts
@@ -43,10 +43,10 @@ def kind_of(owner: str, name: str) -> str:
 # -- the queue -----------------------------------------------------------------------------------
 
 
-def asked(terms: JobTerms, facts: JobFacts, submitted_at: int) -> Waiting:
+def asked(terms: JobTerms, facts: JobFacts, submitted_at: int) -> QueuedJob:
     """A job as it asks to be placed before anything has happened to it; its number is 0."""
     demand = facts.demand
-    return Waiting(
+    return QueuedJob(
         num=0,
         shape=terms.shape,
         priority=facts.priority,
@@ -66,13 +66,13 @@ def asked(terms: JobTerms, facts: JobFacts, submitted_at: int) -> Waiting:
     )
 
 
-def waiting(stored: StoredJob, hole: StoredReservation | None) -> Waiting:
+def waiting(stored: StoredJob, reservation: StoredReservation | None) -> QueuedJob:
     """A queued job. One that comes back from a move asks for just the size that was planned."""
     job = stored.job
     shape = job.terms.shape
-    if hole is not None and hole.kind == MOVE:
+    if reservation is not None and reservation.kind == MOVE:
         others = sum(role.nodes for role in job.terms.roles)
-        shape = replace(shape, nodes=len(hole.hole.nodes) - others)
+        shape = replace(shape, nodes=len(reservation.reservation.nodes) - others)
     return replace(
         asked(job.terms, stored.facts, job.submitted_at),
         num=job.num,
@@ -124,8 +124,12 @@ def over_running(
 
 
 def held(
-    stored: StoredJob, facts: Facts, hole: StoredReservation | None, terms: Terms, now: int
-) -> Held:
+    stored: StoredJob,
+    facts: RunningFacts,
+    reservation: StoredReservation | None,
+    terms: PlannerConfig,
+    now: int,
+) -> RunningJob:
     """A job that holds slots. One on its way to another place holds that place as well."""
     job, attempt = stored.job, stored.job.attempt
     if attempt is None:
@@ -134,9 +138,9 @@ def held(
     saved_at, save_s = _save(job.num, facts)
     elastic = job.terms.min_nodes is not None and save_s is not None
     started_at = attempt.placed_at if attempt.placed_at is not None else job.started_at
-    return Held(
+    return RunningJob(
         job=job.num,
-        placement=_with_goal(attempt.placement, hole),
+        placement=_with_goal(attempt.placement, reservation),
         project=stored.facts.project,
         priority=stored.facts.priority,
         kind=kind_of(stored.facts.owner, stored.facts.name),
@@ -158,7 +162,7 @@ def held(
     )
 
 
-def _save(num: int, facts: Facts) -> tuple[int | None, float | None]:
+def _save(num: int, facts: RunningFacts) -> tuple[int | None, float | None]:
     """When the job last saved, and what a save costs; None for a script that never saves."""
     at, took_s = facts.saves.get(num, (None, None))
     if at is None and num not in facts.savers:
@@ -166,15 +170,15 @@ def _save(num: int, facts: Facts) -> tuple[int | None, float | None]:
     return at, _SAVE_S if took_s is None else max(took_s, _MIN_SAVE_S)
 
 
-def _with_goal(placement: Placement, hole: StoredReservation | None) -> Placement:
-    if hole is None or hole.kind != MOVE or hole.placement is None:
+def _with_goal(placement: Placement, reservation: StoredReservation | None) -> Placement:
+    if reservation is None or reservation.kind != MOVE or reservation.placement is None:
         return placement
     here = {share.node for share in placement.shares}
-    more = tuple(share for share in hole.placement.shares if share.node not in here)
+    more = tuple(share for share in reservation.placement.shares if share.node not in here)
     return Placement(placement.pool, placement.shares + more)
 
 
-def _protected_until(stored: StoredJob, attempt: Attempt, terms: Terms) -> int:
+def _protected_until(stored: StoredJob, attempt: Attempt, terms: PlannerConfig) -> int:
     """Whom the starvation guard let start is safe from its peers for a while."""
     queued_at, placed_at = stored.job.queued_at, attempt.placed_at
     if queued_at is None or placed_at is None or not is_guarded(queued_at, placed_at, terms):

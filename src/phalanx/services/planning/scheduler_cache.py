@@ -13,8 +13,16 @@ from dataclasses import dataclass, field, replace
 from phalanx.core.gang.placement import Node
 from phalanx.core.jobs.model import HOLDING, JobState
 from phalanx.core.reasons import Reason
-from phalanx.core.scheduling import Plan, Snapshot, Terms, Waiting, World, plan, plan_pass
-from phalanx.core.scheduling.index.topology import Ask, ask_of
+from phalanx.core.scheduling import (
+    ClusterIndex,
+    Plan,
+    PlannerConfig,
+    PlanningInput,
+    QueuedJob,
+    plan,
+    plan_pass,
+)
+from phalanx.core.scheduling.index.topology import NodeRequest, request_of
 from phalanx.core.scheduling.model.durations import History, KindKey, size_class
 from phalanx.core.scheduling.stages.preference import narrowest_levels, preferred_level
 from phalanx.core.scheduling.stages.preference import patience_s as expected_patience_s
@@ -23,7 +31,7 @@ from phalanx.kit import garbage
 from phalanx.schemas.pools.pool_file import HostDefaults, PoolSpec
 from phalanx.schemas.pools.project_file import ProjectSpec
 from phalanx.services.planning import planner_input
-from phalanx.services.planning.index_sync import follow, only_longer_lines
+from phalanx.services.planning.index_sync import only_longer_classes, sync
 from phalanx.services.planning.planner_input import kind_of
 from phalanx.store import events, jobs, lineage, outbox, planning, resources, supervisors
 from phalanx.store.database import Touched, Tx
@@ -42,25 +50,25 @@ LOCAL = "local"
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class PlanningPolicy:
     """How this platform plans. `half_life_s`: what a project used counts half after so long."""
 
-    terms: Terms = Terms()
+    config: PlannerConfig = PlannerConfig()
     half_life_s: float = 7 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class SchedulerView:
     """What the planner sees at one moment, and what the services know beside it.
 
-    `held_back` are queued jobs that the planner is not shown, with the reason why; `usage` is what
+    `deferred` are queued jobs that the planner is not shown, with the reason why; `usage` is what
     has to be written down because projects hold other numbers of slots than before.
     """
 
     nodes: tuple[Node, ...]
-    snapshot: Snapshot
-    held_back: Mapping[int, Reason]
-    holes: Mapping[int, StoredReservation]
+    snapshot: PlanningInput
+    deferred: Mapping[int, Reason]
+    reservations: Mapping[int, StoredReservation]
     attempts: Mapping[int, int]
     versions: Mapping[int, int]
     usage: Mapping[str, Usage]
@@ -74,15 +82,15 @@ class _Asked:
     """
 
     version: int
-    hole: StoredReservation | None
-    plain: Waiting
-    patient: Waiting
+    reservation: StoredReservation | None
+    plain: QueuedJob
+    patient: QueuedJob
     ask: int | None
     patience_s: float
 
 
 @dataclass
-class Picture:
+class SchedulerCache:
     """Caches keyed by what was stored when: versions of jobs, stamps of pools, ends of jobs."""
 
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -95,69 +103,73 @@ class Picture:
     _queue: list[StoredJob] | None = None
     _holding: list[StoredJob] | None = None
     _launched: set[tuple[int, int]] = field(default_factory=set)
-    _feed: int | None = None
-    _world: World | None = None
+    _add_held_demand: int | None = None
+    _world: ClusterIndex | None = None
     _history: History = field(default_factory=History)
     _learned: tuple[int, int] | None = None
     _pools: tuple[object, tuple[PoolSpec, ...]] = ((), ())
     _projects: tuple[object, dict[str, ProjectSpec]] = field(default_factory=lambda: ((), {}))
     _nodes: tuple[object, tuple[Node, ...]] = ((), ())
-    _asks: dict[Ask, int] = field(default_factory=dict)
+    _asks: dict[NodeRequest, int] = field(default_factory=dict)
     _fits: dict[int, bool] = field(default_factory=dict)
     _narrowest: dict[str, str | None] = field(default_factory=dict)
     _asked: dict[int, _Asked] = field(default_factory=dict)
-    _said: dict[int, tuple[int | None, Reason, int]] = field(default_factory=dict)
+    _written: dict[int, tuple[int | None, Reason, int]] = field(default_factory=dict)
     _turn: int = 0
     _started: frozenset[int] = frozenset()
     _planned_for: object = None
     _blocked: dict[int, tuple[int, Reason]] = field(default_factory=dict)
 
-    def sight(self, tx: Tx, real: Sequence[Node], policy: Policy, now: int) -> Sight:
+    def view(self, tx: Tx, real: Sequence[Node], policy: PlanningPolicy, now: int) -> SchedulerView:
         """Everything a plan may depend on. `real` are the executor's own nodes."""
         with self._lock:
             nodes = self.nodes(tx, real)
             waiting, holding = self.jobs(tx)
             self.learn(tx)
-            holes = planning.reservations_now(tx)
+            reservations = planning.reservations_now(tx)
             projects = self._projects_now(tx)
             known = planning.usage_now(tx)
-            facts = planner_input.Facts(
+            facts = planner_input.RunningFacts(
                 lineage.last_saves(tx), lineage.restoring(tx), supervisors.epochs_now(tx)
             )
-            held_back = self._blocked_now(waiting, now)
+            deferred = self._blocked_now(waiting, now)
             willing = waiting
-            if held_back:
-                willing = [one for one in waiting if one.job.num not in held_back]
-            held_back |= planner_input.over_running(willing, holding, projects, set(holes))
+            if deferred:
+                willing = [one for one in waiting if one.job.num not in deferred]
+            deferred |= planner_input.over_running(willing, holding, projects, set(reservations))
             shown = waiting
-            if held_back:
-                shown = [one for one in waiting if one.job.num not in held_back]
+            if deferred:
+                shown = [one for one in waiting if one.job.num not in deferred]
             wishes: set[str] = set()
             if any(node.labels for node in nodes):
                 wishes = {key for one in shown for key, _ in one.facts.demand.selector}
-            snapshot = Snapshot(
+            snapshot = PlanningInput(
                 nodes=tuple(_only(node, wishes) for node in nodes),
                 held=tuple(
-                    planner_input.held(one, facts, holes.get(one.job.num), policy.terms, now)
+                    planner_input.held(
+                        one, facts, reservations.get(one.job.num), policy.config, now
+                    )
                     for one in holding
                 ),
                 waiting=tuple(
-                    self._waiting(one, holes.get(one.job.num), nodes, now) for one in shown
+                    self._waiting(one, reservations.get(one.job.num), nodes, now) for one in shown
                 ),
                 projects=tuple(
                     one.to_core(planner_input.past_slots(known.get(name), policy.half_life_s, now))
                     for name, one in projects.items()
                 ),
-                holes=tuple(hole.hole for hole in holes.values()),
+                reservations=tuple(
+                    reservation.reservation for reservation in reservations.values()
+                ),
                 history=self._history,
-                terms=policy.terms,
+                config=policy.config,
             )
             attempts = {
                 one.job.num: one.job.attempt.num for one in holding if one.job.attempt is not None
             }
             versions = {one.job.num: one.version for one in waiting}
             usage = planner_input.changed_usage(known, holding, policy.half_life_s, now)
-            return Sight(nodes, snapshot, held_back, holes, attempts, versions, usage)
+            return SchedulerView(nodes, snapshot, deferred, reservations, attempts, versions, usage)
 
     def jobs(self, tx: Tx) -> tuple[list[StoredJob], list[StoredJob]]:
         """Queued jobs and those that hold slots, by number; only those that changed are decoded."""
@@ -199,9 +211,9 @@ class Picture:
         if tx.touched.feed is not None:
             raise InvariantBroken("the picture would show what may never be committed")
         feed = events.last_feed(tx)
-        if self._feed is None or feed > self._feed:
-            self._catch_up(tx, self._feed)
-            self._feed = feed
+        if self._add_held_demand is None or feed > self._add_held_demand:
+            self._catch_up(tx, self._add_held_demand)
+            self._add_held_demand = feed
 
     def _catch_up(self, tx: Tx, since: int | None) -> None:
         """Read the jobs that events behind `since` were about, unless they are known as they are."""
@@ -241,17 +253,17 @@ class Picture:
         if self._held.pop(num, None) is not None:
             self._holding = None
 
-    def plan(self, snapshot: Snapshot, now: int) -> Plan:
+    def plan(self, snapshot: PlanningInput, now: int) -> Plan:
         """Plan on the indexes of the last pass, brought up to date."""
         with self._planning:
-            self._world = follow(self._world, snapshot)
+            self._world = sync(self._world, snapshot)
             with garbage.collection_paused():
                 decided = plan_pass(self._world, now)
             self._started = frozenset(start.job for start in decided.starts)
             self._planned_for = self._projects
             return decided
 
-    def only_longer_lines(self, snapshot: Snapshot) -> bool:
+    def only_longer_classes(self, snapshot: PlanningInput) -> bool:
         """Whether nothing but more jobs in lines that stood still has come since the last pass.
 
         Then there is hardly anything to start: if the first of a line cannot, none can. What it does not
@@ -261,7 +273,7 @@ class Picture:
         with self._planning:
             if self._world is None or self._planned_for is not self._projects:
                 return False
-            return only_longer_lines(self._world, snapshot, self._started)
+            return only_longer_classes(self._world, snapshot, self._started)
 
     def remember(self, touched: Touched) -> None:
         """Jobs as this process has just stored them. A row of another version is read again.
@@ -271,10 +283,14 @@ class Picture:
         is looked at once more.
         """
         with self._lock:
-            if self._feed is None or touched.feed is None or touched.feed[1] <= self._feed:
+            if (
+                self._add_held_demand is None
+                or touched.feed is None
+                or touched.feed[1] <= self._add_held_demand
+            ):
                 return
-            if touched.feed[0] == self._feed + 1:
-                self._feed = touched.feed[1]
+            if touched.feed[0] == self._add_held_demand + 1:
+                self._add_held_demand = touched.feed[1]
             for num, row in touched.rows.items():
                 if not isinstance(row, StoredJob):
                     continue
@@ -316,8 +332,8 @@ class Picture:
         with self._lock:
             self._blocked[num] = (until, reason)
 
-    def unsaid(
-        self, stays: Sequence[tuple[int, Reason]], versions: Mapping[int, int]
+    def unwritten(
+        self, pending: Sequence[tuple[int, Reason]], versions: Mapping[int, int]
     ) -> list[tuple[int, Reason]]:
         """Reasons to write down: new ones, and a share of those that only say it in other words.
 
@@ -327,8 +343,8 @@ class Picture:
         fresh: list[tuple[int, Reason]] = []
         reworded: list[tuple[int, int, Reason]] = []
         with self._lock:
-            for num, reason in stays:
-                version, said, turn = self._said.get(num, _NEVER)
+            for num, reason in pending:
+                version, said, turn = self._written.get(num, _NEVER)
                 if said is None or said.code is not reason.code or version != versions.get(num):
                     fresh.append((num, reason))
                 elif said.message != reason.message:
@@ -336,14 +352,16 @@ class Picture:
         few = heapq.nsmallest(REWORDED_AT_ONCE, reworded, key=lambda one: one[:2])
         return fresh + [(num, reason) for _, num, reason in few]
 
-    def said(self, stays: Sequence[tuple[int, Reason]], versions: Mapping[int, int]) -> None:
+    def mark_written(
+        self, pending: Sequence[tuple[int, Reason]], versions: Mapping[int, int]
+    ) -> None:
         """These reasons have been written down."""
         with self._lock:
             self._turn += 1
-            for num, reason in stays:
-                self._said[num] = (versions.get(num), reason, self._turn)
-            for num in self._said.keys() - versions.keys():
-                del self._said[num]
+            for num, reason in pending:
+                self._written[num] = (versions.get(num), reason, self._turn)
+            for num in self._written.keys() - versions.keys():
+                del self._written[num]
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -366,29 +384,33 @@ class Picture:
         return self._projects[1]
 
     def _waiting(
-        self, stored: StoredJob, hole: StoredReservation | None, nodes: tuple[Node, ...], now: int
-    ) -> Waiting:
+        self,
+        stored: StoredJob,
+        reservation: StoredReservation | None,
+        nodes: tuple[Node, ...],
+        now: int,
+    ) -> QueuedJob:
         known = self._asked.get(stored.job.num)
-        if known is None or known.version != stored.version or known.hole != hole:
+        if known is None or known.version != stored.version or known.reservation != reservation:
             demand = stored.facts.demand
-            plain = planner_input.waiting(stored, hole)
+            plain = planner_input.waiting(stored, reservation)
             patient, ask = plain, None
             patience_s = demand.patience_s
             level = preferred_level(demand.preferred, plain, self._narrowest)
             # Whoever has nodes kept for it takes those.
-            if level is not None and hole is None:
+            if level is not None and reservation is None:
                 patient = replace(plain, required=level)
-                ask = self._asks.setdefault(ask_of(patient), len(self._asks))
+                ask = self._asks.setdefault(request_of(patient), len(self._asks))
                 if patience_s is None:
                     patience_s = expected_patience_s(plain, self._history)
-            known = _Asked(stored.version, hole, plain, patient, ask, patience_s or 0.0)
+            known = _Asked(stored.version, reservation, plain, patient, ask, patience_s or 0.0)
             self._asked[stored.job.num] = known
         if known.ask is None or now - known.plain.since >= known.patience_s * _US:
             return known.plain
         # The same object at every pass: the planner's indexes then see that nothing has changed.
         return known.patient if self._ever(known.patient, known.ask, nodes) else known.plain
 
-    def _ever(self, job: Waiting, ask: int, nodes: tuple[Node, ...]) -> bool:
+    def _ever(self, job: QueuedJob, ask: int, nodes: tuple[Node, ...]) -> bool:
         known = self._fits.get(ask)
         if known is None:
             known = self._fits[ask] = fits_ever(job, nodes)
@@ -406,12 +428,12 @@ class Picture:
                 self._history.observe(key, one.attained_slot_s)
 
 
-def fits_ever(job: Waiting, nodes: Sequence[Node]) -> bool:
+def fits_ever(job: QueuedJob, nodes: Sequence[Node]) -> bool:
     """Whether the gang could start if nothing else ran and no node were closed."""
     empty = tuple(replace(node, closed="") for node in nodes)
     least = job.shape.nodes if job.min_nodes is None else job.min_nodes
     alone = replace(job, shape=replace(job.shape, nodes=least), min_nodes=None, not_before=None)
-    return bool(plan(Snapshot(empty, (), (alone,)), job.submitted_at).starts)
+    return bool(plan(PlanningInput(empty, (), (alone,)), job.submitted_at).starts)
 
 
 def _only(node: Node, wishes: set[str]) -> Node:

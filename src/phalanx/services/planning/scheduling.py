@@ -14,11 +14,11 @@ from phalanx.core.gang.placement import Node, Placement
 from phalanx.core.jobs.events import AttemptPlaced, JobEvent, StopRequested
 from phalanx.core.jobs.model import JobState, StopGoal
 from phalanx.core.reasons import Reason, ReasonCode
-from phalanx.core.scheduling import Hole, Migration, Plan, Preemption, Resize
+from phalanx.core.scheduling import Migration, Plan, Preemption, Reservation, Resize
 from phalanx.errors import PlatformError
 from phalanx.kit.text import job_label
 from phalanx.services.lifecycle.commit import Note, commit_events, commit_many
-from phalanx.services.planning.scheduler_cache import Sight
+from phalanx.services.planning.scheduler_cache import SchedulerView
 from phalanx.services.platform import Platform
 from phalanx.store import jobs, planning
 from phalanx.store.database import Tx
@@ -44,13 +44,15 @@ class Step:
     planned: bool = True
 
 
-def sight_of(platform: Platform, now: int) -> Sight:
+def view_of(platform: Platform, now: int) -> SchedulerView:
     """What the planner would see now. Raises ExecutorUnavailable when the nodes are not known."""
-    return _sight(platform, tuple(platform.executor.inventory()), now)
+    return _view(platform, tuple(platform.executor.inventory()), now)
 
 
-def _sight(platform: Platform, real: tuple[Node, ...], now: int) -> Sight:
-    return platform.store.view(lambda tx: platform.picture.sight(tx, real, platform.policy, now))
+def _view(platform: Platform, real: tuple[Node, ...], now: int) -> SchedulerView:
+    return platform.store.view(
+        lambda tx: platform.scheduler_cache.view(tx, real, platform.policy, now)
+    )
 
 
 def scheduling_step(platform: Platform, now: int, spare_until: int = 0) -> Step:
@@ -61,17 +63,17 @@ def scheduling_step(platform: Platform, now: int, spare_until: int = 0) -> Step:
     """
     real = tuple(platform.executor.inventory())
     with platform.store.turn():
-        sight = _sight(platform, real, now)
-        if now < spare_until and platform.picture.only_longer_lines(sight.snapshot):
+        view = _view(platform, real, now)
+        if now < spare_until and platform.scheduler_cache.only_longer_classes(view.snapshot):
             return Step((), (), spare_until, planned=False)
-        busy = _worth_a_plan(sight)
-        decided = platform.picture.plan(sight.snapshot, now) if busy else Plan((), ())
-        return apply(platform, decided, sight, now)
+        busy = _worth_a_plan(view)
+        decided = platform.scheduler_cache.plan(view.snapshot, now) if busy else Plan((), ())
+        return apply(platform, decided, view, now)
 
 
-def _worth_a_plan(sight: Sight) -> bool:
-    growing = any(held.max_nodes is not None for held in sight.snapshot.held)
-    return bool(sight.snapshot.waiting or growing)
+def _worth_a_plan(view: SchedulerView) -> bool:
+    growing = any(held.max_nodes is not None for held in view.snapshot.held)
+    return bool(view.snapshot.waiting or growing)
 
 
 @dataclass(slots=True)
@@ -80,7 +82,7 @@ class _Work:
 
     tx: Tx
     now: int
-    sight: Sight
+    view: SchedulerView
     live: Mapping[int, StoredJob]
     taken: set[tuple[str, int]]
     slots: Mapping[str, int]
@@ -92,38 +94,38 @@ class _Work:
     struck: dict[int, str] = field(default_factory=dict)
 
 
-def apply(platform: Platform, decided: Plan, sight: Sight, now: int) -> Step:
+def apply(platform: Platform, decided: Plan, view: SchedulerView, now: int) -> Step:
     """Apply a plan part by part; a part that no longer fits the live state is refused whole."""
-    stays = [*decided.stays, *sight.held_back.items()]
-    unsaid = platform.picture.unsaid(stays, sight.versions)
+    pending = [*decided.pending_reasons, *view.deferred.items()]
+    unwritten = platform.scheduler_cache.unwritten(pending, view.versions)
 
     def work(tx: Tx) -> _Work:
-        holding = platform.picture.holding(tx)
-        starting = platform.picture.some(tx, [start.job for start in decided.starts])
+        holding = platform.scheduler_cache.holding(tx)
+        starting = platform.scheduler_cache.some(tx, [start.job for start in decided.starts])
         here = _Work(
             tx=tx,
             now=now,
-            sight=sight,
+            view=view,
             live={one.job.num: one for one in holding},
             taken={slot for one in holding for slot in _held_slots(one)},
-            slots={node.id: node.num_slots for node in sight.nodes},
-            ttl_us=round(platform.policy.terms.hole_ttl_s * _US),
+            slots={node.id: node.num_slots for node in view.nodes},
+            ttl_us=round(platform.policy.config.reservation_ttl_s * _US),
         )
         queued = {n: one for n, one in starting.items() if one.job.state is JobState.QUEUED}
         _start(here, decided, queued)
-        _keep_holes(here, decided)
-        _cut_holes(here, decided)
-        jobs.set_pending_reasons(tx, unsaid)
-        planning.put_usage(tx, sight.usage)
+        _keep_reservations(here, decided)
+        _cut_reservations(here, decided)
+        jobs.set_pending_reasons(tx, unwritten)
+        planning.put_usage(tx, view.usage)
         return here
 
-    if not (unsaid or sight.usage or sight.holes or _decides(decided)):
+    if not (unwritten or view.usage or view.reservations or _decides(decided)):
         return Step((), (), decided.wake_at)
     done = platform.store.transact(work)
-    platform.picture.said(unsaid, sight.versions)
+    platform.scheduler_cache.mark_written(unwritten, view.versions)
     for num, why in done.struck.items():
         _LOG.error("%s cannot be started: %s", job_label(num), why)
-        platform.picture.keep_back(num, Reason(ReasonCode.BLOCKED, why), now + BLOCKED_US)
+        platform.scheduler_cache.keep_back(num, Reason(ReasonCode.BLOCKED, why), now + BLOCKED_US)
     return Step(
         tuple(done.started),
         tuple(done.refused),
@@ -181,37 +183,41 @@ def _held_slots(stored: StoredJob) -> list[tuple[str, int]]:
 # -- holes ---------------------------------------------------------------------------------------
 
 
-def _keep_holes(here: _Work, decided: Plan) -> None:
-    """A hole stays while the plan honours it, or while its owner is on its way into it."""
-    honoured = {hole.job for hole in decided.holes}
+def _keep_reservations(here: _Work, decided: Plan) -> None:
+    """A hole pending while the plan honours it, or while its owner is on its way into it."""
+    honoured = {reservation.job for reservation in decided.reservations}
     gone = [
         owner
-        for owner, stored in here.sight.holes.items()
+        for owner, stored in here.view.reservations.items()
         if owner not in honoured
-        and not (stored.kind == MOVE and owner in here.live and here.now < stored.hole.expires_at)
+        and not (
+            stored.kind == MOVE and owner in here.live and here.now < stored.reservation.expires_at
+        )
     ]
     planning.remove_reservations(here.tx, gone)
 
 
-def _cut_holes(here: _Work, decided: Plan) -> None:
+def _cut_reservations(here: _Work, decided: Plan) -> None:
     """New holes with everybody who leaves for them; then moves that are for the mover's own good."""
     evictions = {one.job: one for one in decided.preemptions}
     moves: dict[int, Resize | Migration] = {one.job: one for one in decided.resizes}
     moves |= {one.job: one for one in decided.migrations}
-    for hole in decided.holes:
-        known = here.sight.holes.get(hole.job)
-        if not hole.victims or (known is not None and known.hole == hole):
+    for reservation in decided.reservations:
+        known = here.view.reservations.get(reservation.job)
+        if not reservation.victims or (known is not None and known.reservation == reservation):
             continue
-        ours = [moves.pop(num) for num in hole.victims if num in moves]
-        evicted = [evictions[num] for num in hole.victims if num in evictions]
-        if not all(_may_leave(here, num) for num in hole.victims):
-            here.refused.append(hole.job)
+        ours = [moves.pop(num) for num in reservation.victims if num in moves]
+        evicted = [evictions[num] for num in reservation.victims if num in evictions]
+        if not all(_may_leave(here, num) for num in reservation.victims):
+            here.refused.append(reservation.job)
             continue
-        planning.put_reservation(here.tx, StoredReservation(hole, PREEMPTION, None, here.now))
+        planning.put_reservation(
+            here.tx, StoredReservation(reservation, PREEMPTION, None, here.now)
+        )
         for eviction in evicted:
             _evict(here, eviction)
         for move in ours:
-            _move(here, move, hole.job)
+            _move(here, move, reservation.job)
     for move in moves.values():
         if _may_leave(here, move.job):
             _move(here, move, getattr(move, "beneficiary", None))
@@ -224,7 +230,7 @@ def _may_leave(here: _Work, num: int) -> bool:
     stored = here.live.get(num)
     if stored is None or stored.job.state is JobState.STOPPING or stored.job.attempt is None:
         return False
-    return here.sight.attempts.get(num) == stored.job.attempt.num
+    return here.view.attempts.get(num) == stored.job.attempt.num
 
 
 def _evict(here: _Work, one: Preemption) -> None:
@@ -243,8 +249,8 @@ def _move(here: _Work, one: Resize | Migration, beneficiary: int | None) -> None
     stored = here.live[one.job]
     grace_us = round(stored.job.terms.grace_s * _US)
     names = tuple(share.node for share in one.placement.shares)
-    hole = Hole(one.job, names, None, here.now + grace_us + here.ttl_us)
-    planning.put_reservation(here.tx, StoredReservation(hole, MOVE, one.placement, here.now))
+    reservation = Reservation(one.job, names, None, here.now + grace_us + here.ttl_us)
+    planning.put_reservation(here.tx, StoredReservation(reservation, MOVE, one.placement, here.now))
     price = one.price_slot_s if isinstance(one, Migration) else None
     event = StopRequested(
         StopGoal.REQUEUE, _why_moved(one), beneficiary=beneficiary, price_slot_s=price
@@ -260,4 +266,4 @@ def _why_moved(one: Resize | Migration) -> Reason:
     return Reason(ReasonCode.MOVED, f"moves to {where}, which makes room for j-{one.beneficiary}")
 
 
-__all__ = ["Step", "apply", "scheduling_step", "sight_of"]
+__all__ = ["Step", "apply", "scheduling_step", "view_of"]

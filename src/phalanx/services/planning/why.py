@@ -21,8 +21,8 @@ from phalanx.schemas.api.why import (
     WhyView,
 )
 from phalanx.services.planning.planner_input import waiting
-from phalanx.services.planning.scheduler_cache import Sight
-from phalanx.services.planning.scheduling import sight_of
+from phalanx.services.planning.scheduler_cache import SchedulerView
+from phalanx.services.planning.scheduling import view_of
 from phalanx.services.platform import Platform
 from phalanx.services.queries.lineage import lineage_view
 from phalanx.store import events, jobs, supervisors
@@ -54,7 +54,7 @@ def why_view(platform: Platform, num: int, now: int) -> WhyView:
     if stored.job.state is JobState.STARTING:
         view = _starting(platform, view, stored.job)
     if stored.job.holds_slots:
-        victim = why_victim(sight_of(platform, now).snapshot, num, now)
+        victim = why_victim(view_of(platform, now).snapshot, num, now)
         return view.model_copy(
             update={"preempted_for": None if victim is None else _victim(victim)}
         )
@@ -81,23 +81,25 @@ def _starting(platform: Platform, view: WhyView, job: Job) -> WhyView:
 
 
 def _waiting(platform: Platform, view: WhyView, stored: StoredJob, now: int) -> WhyView:
-    sight, num = sight_of(platform, now), stored.job.num
-    held_back = sight.held_back.get(num)
-    if held_back is not None and held_back.code is ReasonCode.BLOCKED:
-        reason = ReasonView(code=held_back.code.value, message=held_back.message)
+    view_now, num = view_of(platform, now), stored.job.num
+    deferred = view_now.deferred.get(num)
+    if deferred is not None and deferred.code is ReasonCode.BLOCKED:
+        reason = ReasonView(code=deferred.code.value, message=deferred.message)
         return view.model_copy(update={"reason": reason})
-    if held_back is not None:
-        return view.model_copy(update=_held_back(sight, stored, held_back, now))
-    found = why(sight.snapshot, num, now)
+    if deferred is not None:
+        return view.model_copy(update=_deferred(view_now, stored, deferred, now))
+    found = why(view_now.snapshot, num, now)
     return view if found is None else view.model_copy(update=_answer(found))
 
 
-def _held_back(sight: Sight, stored: StoredJob, said: Reason, now: int) -> dict[str, object]:
+def _deferred(
+    view_now: SchedulerView, stored: StoredJob, said: Reason, now: int
+) -> dict[str, object]:
     """A job that the planner is not shown: what keeps it back, and what it would meet without that."""
     num, project = stored.job.num, stored.facts.project
-    shown = (*sight.snapshot.waiting, waiting(stored, sight.holes.get(num)))
-    found = why(replace(sight.snapshot, waiting=shown), num, now, num_scenarios=1)
-    running = [f"j-{one.job}" for one in sight.snapshot.held if one.project == project]
+    shown = (*view_now.snapshot.waiting, waiting(stored, view_now.reservations.get(num)))
+    found = why(replace(view_now.snapshot, waiting=shown), num, now, num_scenarios=1)
+    running = [f"j-{one.job}" for one in view_now.snapshot.held if one.project == project]
     names = f": {', '.join(running[:_MANY])}" if running else ""
     limit = ConstraintView(
         binding="quota", text=f"{said.message}{names}", unit="jobs", names=[project]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from phalanx.core.scheduling import Plan, World, plan_pass
+from phalanx.core.scheduling import ClusterIndex, Plan, plan_pass
 from phalanx.core.scheduling.explain.forecast import NUM_SCENARIOS, eta
-from phalanx.sim.cluster.engine import Setup, Truth, simulate
+from phalanx.sim.cluster.engine import Oracle, SimulationSetup, simulate
 from phalanx.sim.jobs import TraceJob
 
 
@@ -33,23 +33,23 @@ class _Asking:
     asked: list[tuple[int, int, int | None, int | None]] = field(default_factory=list)
     starts: dict[int, list[int]] = field(default_factory=dict)
 
-    def plan(self, world: World, now: int, truth: Truth) -> Plan:
+    def plan(self, cluster: ClusterIndex, now: int, oracle: Oracle) -> Plan:
         """One pass, and now and then a question about a job that stays."""
-        decided = plan_pass(world, now)
+        decided = plan_pass(cluster, now)
         for start in decided.starts:
             self.starts.setdefault(start.job, []).append(now)
-        stays = [num for num, _ in decided.stays]
+        stays = [num for num, _ in decided.pending_reasons]
         if stays:
             self.passes += 1
             if self.passes % self.every == 0:
                 num = stays[(self.passes // self.every * 7919) % len(stays)]
-                when = eta(world.snapshot(), num, now, self.num_scenarios)
+                when = eta(cluster.snapshot(), num, now, self.num_scenarios)
                 self.asked.append((num, now, when.p50_at, when.p90_at))
         return decided
 
 
 def ask(
-    jobs: Sequence[TraceJob], setup: Setup, every: int, num_scenarios: int = NUM_SCENARIOS
+    jobs: Sequence[TraceJob], setup: SimulationSetup, every: int, num_scenarios: int = NUM_SCENARIOS
 ) -> list[Question]:
     """Run the jobs and collect the answers, each with the next start of the job asked about."""
     asking = _Asking(every, num_scenarios)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from phalanx.core.scheduling import Plan, World
-from phalanx.core.scheduling.model.snapshot import US
-from phalanx.sim.audit.watch import Watch
-from phalanx.sim.cluster.run import Policy, Result, Truth
+from phalanx.core.scheduling import ClusterIndex, Plan
+from phalanx.core.scheduling.model.planning_input import US
+from phalanx.sim.audit.auditor import Auditor
+from phalanx.sim.cluster.run import Oracle, Result, SchedulingPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,26 +21,26 @@ class Eviction:
     ready_s: float
 
 
-class Witness:
+class EvictionRecorder:
     """Any policy, with its evictions written down; it decides nothing itself."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: SchedulingPolicy) -> None:
         self.name = policy.name
         self.evictions: list[Eviction] = []
         self.starts: dict[int, list[float]] = {}
-        self.watch = Watch(reclaim_s=float("inf"))
+        self.auditor = Auditor(reclaim_s=float("inf"))
         self._policy = policy
 
-    def plan(self, world: World, now: int, truth: Truth) -> Plan:
+    def plan(self, cluster: ClusterIndex, now: int, oracle: Oracle) -> Plan:
         """The plan of the policy."""
-        made = self._policy.plan(world, now, truth)
-        ready = {hole.job: hole.ready_at or now for hole in made.holes}
+        made = self._policy.plan(cluster, now, oracle)
+        ready = {reservation.job: reservation.ready_at or now for reservation in made.reservations}
         for one in made.preemptions:
             ready_s = ready.get(one.beneficiary, now) / US
             self.evictions.append(Eviction(one.job, one.beneficiary, now / US, ready_s))
         for start in made.starts:
             self.starts.setdefault(start.job, []).append(now / US)
-        self.watch.check_guarantees(world, made, now)
+        self.auditor.check_guarantees(cluster, made, now)
         return made
 
     def needless(self, grace_s: float = 900.0) -> list[Eviction]:
@@ -71,9 +71,9 @@ class Witness:
     @property
     def owed_s(self) -> float:
         """The longest that a claim within a guarantee was not met, seconds."""
-        return self.watch.owed_s
+        return self.auditor.owed_s
 
 
 def lost_to_evictions_h(result: Result) -> float:
     """Slot-hours of work that evictions threw away, failures not counted."""
-    return (result.tally.lost - result.tally.lost_to_failures) / 3600.0
+    return (result.slot_times.lost - result.slot_times.lost_to_failures) / 3600.0

@@ -1,7 +1,7 @@
 """The planner's twenty promises, checked inside every simulation that asks for it.
 
 Each check states one promise over a world and the plan made for it, and raises `InvariantBroken` at the
-pass that broke it. `watch` holds the promises that need a memory of earlier passes. Numbers are those
+pass that broke it. `auditor` holds the promises that need a memory of earlier passes. Numbers are those
 of `PROMISES`. Peers are only held to what every scheduler must keep; the production planner to all.
 """
 
@@ -11,16 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from phalanx.core.gang.placement import GangShape, Node
-from phalanx.core.scheduling import Hole, Plan, Waiting, World, fits_ever
-from phalanx.core.scheduling.index.slots import SlotIndex, Taking, mask_of, pick, wants_of
-from phalanx.core.scheduling.index.topology import ask_of, place, suitable
-from phalanx.core.scheduling.model.snapshot import US
-from phalanx.core.scheduling.stages.entitlement import lineage, rolled_up, standings
+from phalanx.core.scheduling import ClusterIndex, Plan, QueuedJob, Reservation, fits_ever
+from phalanx.core.scheduling.index.slots import Allocation, SlotIndex, mask_of, pick, wants_of
+from phalanx.core.scheduling.index.topology import place, request_of, suitable
+from phalanx.core.scheduling.model.planning_input import US
+from phalanx.core.scheduling.stages.entitlement import lineage, project_shares, rolled_up
 from phalanx.core.scheduling.stages.order import expected_s, kind_key
 from phalanx.errors import InvariantBroken
 
 if TYPE_CHECKING:
-    from phalanx.sim.cluster.run import Tally
+    from phalanx.sim.cluster.run import SlotTimes
 
 PROMISES: Mapping[int, str] = {
     1: "no slot is given twice, and every index equals its rebuild",
@@ -55,18 +55,18 @@ def require(holds: bool, message: str) -> None:
 # -- the state ---------------------------------------------------------------------------------------
 
 
-def check_rebuild(world: World, now: int = 0) -> None:
+def check_rebuild(cluster: ClusterIndex, now: int = 0) -> None:
     """1: every index equals one built anew from the same facts, as of `now`."""
-    fresh = World.of(world.snapshot())
-    fresh.ripen(now)
-    require(fresh.state() == world.state(), "an index differs from its rebuild")
+    fresh = ClusterIndex.of(cluster.snapshot())
+    fresh.activate_deferred(now)
+    require(fresh.state() == cluster.state(), "an index differs from its rebuild")
 
 
-def check_slots(world: World) -> None:
+def check_slots(cluster: ClusterIndex) -> None:
     """14, at one moment: every slot is free or held, once."""
-    index = world.index
+    index = cluster.index
     held: dict[int, int] = {}
-    for one in world.held.values():
+    for one in cluster.held.values():
         for share in one.placement.shares:
             node = index.num_of.get(share.node)
             if node is not None:
@@ -82,12 +82,12 @@ def check_slots(world: World) -> None:
 # -- starts ------------------------------------------------------------------------------------------
 
 
-def check_starts(world: World, plan: Plan) -> None:
+def check_starts(cluster: ClusterIndex, plan: Plan) -> None:
     """1 to 4: slots are free and given once, gangs whole, topology kept, nodes open."""
-    index = world.index
+    index = cluster.index
     taken: set[tuple[int, int]] = set()
     for start in plan.starts:
-        job = world.waiting.get(start.job)
+        job = cluster.waiting.get(start.job)
         if job is None:
             raise InvariantBroken(f"j-{start.job} starts but does not wait")
         _check_gang(job, [len(share.slots) for share in start.placement.shares])
@@ -98,10 +98,10 @@ def check_starts(world: World, plan: Plan) -> None:
                 require(bool(index.free[node] >> slot & 1), f"{share.node}/{slot} is held")
                 require((node, slot) not in taken, f"{share.node}/{slot} is given twice")
                 taken.add((node, slot))
-        _check_topology(world, job, [share.node for share in start.placement.shares])
+        _check_topology(cluster, job, [share.node for share in start.placement.shares])
 
 
-def _check_gang(job: Waiting, sizes: list[int]) -> None:
+def _check_gang(job: QueuedJob, sizes: list[int]) -> None:
     roles = sum(role.nodes for role in job.roles)
     least = job.min_nodes or job.shape.nodes
     num = len(sizes) - roles
@@ -113,10 +113,10 @@ def _check_gang(job: Waiting, sizes: list[int]) -> None:
     )
 
 
-def _check_topology(world: World, job: Waiting, names: list[str]) -> None:
+def _check_topology(cluster: ClusterIndex, job: QueuedJob, names: list[str]) -> None:
     if job.required is None:
         return
-    index = world.index
+    index = cluster.index
     if job.required == "node":
         found = set(names)
     else:
@@ -124,34 +124,34 @@ def _check_topology(world: World, job: Waiting, names: list[str]) -> None:
     require(len(found) == 1, f"j-{job.num} leaves its required {job.required}")
 
 
-def check_limits(world: World, plan: Plan) -> None:
+def check_limits(cluster: ClusterIndex, plan: Plan) -> None:
     """6: held plus started plus grown stays within every project's limit.
 
     Jobs that have been asked to leave count no longer: their slots are promised to others already.
     """
-    used = rolled_up(world.projects, world.used)
+    used = rolled_up(cluster.projects, cluster.used)
 
     def count(project: str, slots: int) -> None:
-        for name in [one.name for one in lineage(world.projects, project)] or [project]:
+        for name in [one.name for one in lineage(cluster.projects, project)] or [project]:
             used[name] = used.get(name, 0) + slots
 
     asked = {preemption.job for preemption in plan.preemptions}
-    for num, held in world.held.items():
+    for num, held in cluster.held.items():
         if held.stopping or num in asked:
             count(held.project, -held.num_slots)
     for resize in plan.resizes:
-        held = world.held[resize.job]
+        held = cluster.held[resize.job]
         grown = sum(len(share.slots) for share in resize.placement.shares) - held.num_slots
         count(held.project, max(grown, 0))
-        for one in lineage(world.projects, held.project) if grown > 0 else ():
+        for one in lineage(cluster.projects, held.project) if grown > 0 else ():
             require(
                 one.max_slots is None or used[one.name] <= one.max_slots,
                 f"project {one.name} would grow to {used[one.name]} of at most {one.max_slots} slots",
             )
     for start in plan.starts:
-        project = world.waiting[start.job].project
+        project = cluster.waiting[start.job].project
         count(project, sum(len(share.slots) for share in start.placement.shares))
-        for one in lineage(world.projects, project):
+        for one in lineage(cluster.projects, project):
             require(
                 one.max_slots is None or used[one.name] <= one.max_slots,
                 f"project {one.name} would hold {used[one.name]} of at most {one.max_slots} slots",
@@ -161,15 +161,18 @@ def check_limits(world: World, plan: Plan) -> None:
 # -- evictions ---------------------------------------------------------------------------------------
 
 
-def check_victims(world: World, plan: Plan, now: int) -> None:
+def check_victims(cluster: ClusterIndex, plan: Plan, now: int) -> None:
     """7 and 8: every eviction has a beneficiary with a hole; nobody more important is evicted."""
-    owners = {hole.job: hole for hole in plan.holes}
+    owners = {reservation.job: reservation for reservation in plan.reservations}
     for preemption in plan.preemptions:
-        held = world.held[preemption.job]
-        hole = owners.get(preemption.beneficiary)
-        require(hole is not None and preemption.job in hole.victims, "an eviction without a hole")
-        job = world.waiting[preemption.beneficiary]
-        reclaims = bool(world.projects) and held.project != job.project
+        held = cluster.held[preemption.job]
+        reservation = owners.get(preemption.beneficiary)
+        require(
+            reservation is not None and preemption.job in reservation.victims,
+            "an eviction without a hole",
+        )
+        job = cluster.waiting[preemption.beneficiary]
+        reclaims = bool(cluster.projects) and held.project != job.project
         require(
             reclaims or held.priority <= job.priority,
             f"j-{job.num} (priority {job.priority}) evicts j-{held.job} ({held.priority})",
@@ -178,35 +181,40 @@ def check_victims(world: World, plan: Plan, now: int) -> None:
         require(held.protected_until <= now, f"j-{held.job} is protected")
 
 
-def check_holes(world: World, plan: Plan) -> None:
+def check_reservations(cluster: ClusterIndex, plan: Plan) -> None:
     """8: a kept hole has room for its owner after all starts, once its victims have left."""
     started = {start.job for start in plan.starts}
-    for hole in plan.holes:
-        require(hole.job in world.waiting, f"a hole is kept for j-{hole.job}, which does not wait")
-        require(hole.job not in started, f"j-{hole.job} starts and keeps a hole")
-        if not hole.victims:
+    for reservation in plan.reservations:
+        require(
+            reservation.job in cluster.waiting,
+            f"a hole is kept for j-{reservation.job}, which does not wait",
+        )
+        require(reservation.job not in started, f"j-{reservation.job} starts and keeps a hole")
+        if not reservation.victims:
             continue
-        job, needs = world.waiting[hole.job], _needs(world, hole)
-        leaving = {p.job for p in plan.preemptions} | set(hole.victims)
-        leaving |= {num for num, held in world.held.items() if held.stopping}
-        for name, room in _room_in(world, plan, hole, leaving).items():
+        job, needs = cluster.waiting[reservation.job], _needs(cluster, reservation)
+        leaving = {p.job for p in plan.preemptions} | set(reservation.victims)
+        leaving |= {num for num, held in cluster.held.items() if held.stopping}
+        for name, room in _room_in(cluster, plan, reservation, leaving).items():
             require(room >= needs[name], f"the hole of j-{job.num} on {name} cannot hold its share")
 
 
-def _needs(world: World, hole: Hole) -> dict[str, int]:
+def _needs(cluster: ClusterIndex, reservation: Reservation) -> dict[str, int]:
     """Slots that the shares of a hole need on each of its nodes."""
     needs: dict[str, int] = {}
-    widths = world.waiting[hole.job].widths(len(hole.nodes))
-    for name, width in zip(hole.nodes, widths, strict=True):
+    widths = cluster.waiting[reservation.job].widths(len(reservation.nodes))
+    for name, width in zip(reservation.nodes, widths, strict=True):
         needs[name] = needs.get(name, 0) + width
     return needs
 
 
-def _room_in(world: World, plan: Plan, hole: Hole, leaving: set[int]) -> dict[str, int]:
+def _room_in(
+    cluster: ClusterIndex, plan: Plan, reservation: Reservation, leaving: set[int]
+) -> dict[str, int]:
     """Slots on each node of a hole, after all starts, once those who are leaving have left."""
-    index = world.index
+    index = cluster.index
     left: dict[str, int] = {}
-    for name in set(hole.nodes):
+    for name in set(reservation.nodes):
         node = index.num_of[name]
         mask = index.free[node]
         for start in plan.starts:
@@ -214,35 +222,35 @@ def _room_in(world: World, plan: Plan, hole: Hole, leaving: set[int]) -> dict[st
                 if share.node == name:
                     mask &= ~mask_of(share.slots)
         left[name] = mask.bit_count() + sum(
-            m.bit_count() for num, m in world.on_node[node].items() if num in leaving
+            m.bit_count() for num, m in cluster.on_node[node].items() if num in leaving
         )
     return left
 
 
-def check_minimal(world: World, plan: Plan) -> None:
+def check_minimal(cluster: ClusterIndex, plan: Plan) -> None:
     """10: without any one of its victims the gang would not fit into its hole."""
     fresh: dict[int, list[int]] = {}
     for preemption in plan.preemptions:
         fresh.setdefault(preemption.beneficiary, []).append(preemption.job)
-    for hole in plan.holes:
-        victims = fresh.get(hole.job, [])
-        job = world.waiting[hole.job]
+    for reservation in plan.reservations:
+        victims = fresh.get(reservation.job, [])
+        job = cluster.waiting[reservation.job]
         shapes = (job.shape, *job.roles)
         wants = [wants_of(shape, job.cpus_per_node, job.memory_per_node_bytes) for shape in shapes]
         if any(map(any, wants)) or len(victims) > 200:
             continue
-        others, needs = _kept_on(world, plan, hole), _needs(world, hole)
+        others, needs = _kept_on(cluster, plan, reservation), _needs(cluster, reservation)
         for victim in victims:
-            room = _room_in(world, plan, hole, set(hole.victims) - {victim})
+            room = _room_in(cluster, plan, reservation, set(reservation.victims) - {victim})
             enough = all(slots - others.get(name, 0) >= needs[name] for name, slots in room.items())
             require(not enough, f"j-{job.num} evicts j-{victim}, whose slots it does not need")
 
 
-def _kept_on(world: World, plan: Plan, mine: Hole) -> dict[str, int]:
+def _kept_on(cluster: ClusterIndex, plan: Plan, mine: Reservation) -> dict[str, int]:
     kept: dict[str, int] = {}
-    for hole in plan.holes:
-        if hole is not mine:
-            for name, slots in _needs(world, hole).items():
+    for reservation in plan.reservations:
+        if reservation is not mine:
+            for name, slots in _needs(cluster, reservation).items():
                 kept[name] = kept.get(name, 0) + slots
     return kept
 
@@ -250,106 +258,107 @@ def _kept_on(world: World, plan: Plan, mine: Hole) -> dict[str, int]:
 # -- what stays --------------------------------------------------------------------------------------
 
 
-def check_work_conserving(world: World, plan: Plan, now: int) -> None:
+def check_work_conserving(cluster: ClusterIndex, plan: Plan, now: int) -> None:
     """11: whoever fits into slots that are free and promised to nobody has been started."""
-    index, mark = world.index, world.index.mark()
+    index, mark = cluster.index, cluster.index.mark()
     started = {start.job for start in plan.starts}
-    owners = {hole.job for hole in plan.holes}
+    owners = {reservation.job for reservation in plan.reservations}
     capacity = sum(group.num_nodes * group.size for group in index.groups)
-    known = standings(world.projects, world.used, world.demand, capacity)
-    own = dict(world.used)
+    known = project_shares(cluster.projects, cluster.used, cluster.demand, capacity)
+    own = dict(cluster.used)
     try:
         for start in plan.starts:
-            job = world.waiting[start.job]
-            for taking in index.takings(
+            job = cluster.waiting[start.job]
+            for allocation in index.allocations(
                 start.placement, job.cpus_per_node, job.memory_per_node_bytes, job.roles
             ):
-                index.take(taking)
-                slots = taking.mask.bit_count()
+                index.take(allocation)
+                slots = allocation.mask.bit_count()
                 own[job.project] = own.get(job.project, 0) + slots
-        _take_growth(world, plan)
-        for hole in plan.holes:
-            _close(world, hole)
-            owner = world.waiting[hole.job]
+        _take_growth(cluster, plan)
+        for reservation in plan.reservations:
+            _close(cluster, reservation)
+            owner = cluster.waiting[reservation.job]
             own[owner.project] = own.get(owner.project, 0) + owner.num_slots
-        used = rolled_up(world.projects, own)
-        for line in world.lines.values():
+        used = rolled_up(cluster.projects, own)
+        for line in cluster.classes.values():
             for _, num in line.jobs:
                 if num in started or num in owners:
                     continue
-                job = world.waiting[num]
+                job = cluster.waiting[num]
                 standing = known.get(job.project)
                 if standing and standing.over_limit(used, job.num_slots):
                     break
                 least = job.shape if job.min_nodes is None else _least(job)
-                fits = place(index, line.ask, line.groups, least)
+                fits = place(index, line.request, line.groups, least)
                 require(fits is None, f"j-{num} fits into free slots and stays")
                 break
     finally:
         index.rollback(mark)
 
 
-def _least(job: Waiting) -> GangShape:
+def _least(job: QueuedJob) -> GangShape:
     return GangShape(job.min_nodes or 1, job.shape.slots_per_node, job.shape.ranks_per_node)
 
 
-def _take_growth(world: World, plan: Plan) -> None:
-    index = world.index
+def _take_growth(cluster: ClusterIndex, plan: Plan) -> None:
+    index = cluster.index
     for resize in plan.resizes:
         old = {
-            share.node: mask_of(share.slots) for share in world.held[resize.job].placement.shares
+            share.node: mask_of(share.slots) for share in cluster.held[resize.job].placement.shares
         }
-        for taking in index.takings(resize.placement, 0, 0):
-            mask = taking.mask & ~old.get(index.nodes[taking.node].id, 0)
-            if mask & index.free[taking.node]:
-                index.take(Taking(taking.node, mask & index.free[taking.node]))
+        for allocation in index.allocations(resize.placement, 0, 0):
+            mask = allocation.mask & ~old.get(index.nodes[allocation.node].id, 0)
+            if mask & index.free[allocation.node]:
+                index.take(Allocation(allocation.node, mask & index.free[allocation.node]))
 
 
-def _close(world: World, hole: Hole) -> None:
-    index = world.index
-    for name, need in _needs(world, hole).items():
+def _close(cluster: ClusterIndex, reservation: Reservation) -> None:
+    index = cluster.index
+    for name, need in _needs(cluster, reservation).items():
         node = index.num_of.get(name)
         if node is not None:
             free = index.free[node]
             mask = pick(free, min(free.bit_count(), need))
             if mask:
-                index.take(Taking(node, mask))
+                index.take(Allocation(node, mask))
 
 
-def check_backfill(world: World, plan: Plan, now: int) -> None:
+def check_backfill(cluster: ClusterIndex, plan: Plan, now: int) -> None:
     """17: at the time a reservation is for, its nodes will have room, as far as ends are known."""
-    ends = {start.job: _end_of_start(world, start.job, now) for start in plan.starts}
-    for hole in plan.holes:
-        if hole.victims or hole.ready_at is None or hole.ready_at <= now:
+    ends = {start.job: _end_of_start(cluster, start.job, now) for start in plan.starts}
+    for reservation in plan.reservations:
+        if reservation.victims or reservation.ready_at is None or reservation.ready_at <= now:
             continue
-        for name, need in _needs(world, hole).items():
-            node = world.index.num_of[name]
-            room = world.index.free[node].bit_count()
-            for num, mask in world.on_node[node].items():
-                end = world.end_of(num, now)
-                room += mask.bit_count() if end is not None and end <= hole.ready_at else 0
+        for name, need in _needs(cluster, reservation).items():
+            node = cluster.index.num_of[name]
+            room = cluster.index.free[node].bit_count()
+            for num, mask in cluster.on_node[node].items():
+                end = cluster.end_of(num, now)
+                room += mask.bit_count() if end is not None and end <= reservation.ready_at else 0
             late = 0
             for start in plan.starts:
                 end = ends[start.job]
                 for share in start.placement.shares:
-                    if share.node == name and (end is None or end > hole.ready_at):
+                    if share.node == name and (end is None or end > reservation.ready_at):
                         late += len(share.slots)
             require(
-                room - late >= need, f"a start on {name} delays the reservation of j-{hole.job}"
+                room - late >= need,
+                f"a start on {name} delays the reservation of j-{reservation.job}",
             )
 
 
-def _end_of_start(world: World, num: int, now: int) -> int | None:
-    job = world.waiting[num]
-    lasts_s = expected_s(job, kind_key(job), world.history)
+def _end_of_start(cluster: ClusterIndex, num: int, now: int) -> int | None:
+    job = cluster.waiting[num]
+    lasts_s = expected_s(job, kind_key(job), cluster.history)
     return None if lasts_s is None else now + int(lasts_s * US)
 
 
-def check_resizes(world: World, plan: Plan, now: int) -> None:
+def check_resizes(cluster: ClusterIndex, plan: Plan, now: int) -> None:
     """19: within the range, equal shares, not twice within the cool-down, on slots it may have."""
     seen: set[int] = set()
     for resize in plan.resizes:
-        held = world.held[resize.job]
+        held = cluster.held[resize.job]
         require(resize.job not in seen, f"j-{held.job} is resized twice in one plan")
         seen.add(resize.job)
         num, least, most = len(resize.placement.shares), held.min_nodes or 0, held.max_nodes or 0
@@ -357,26 +366,33 @@ def check_resizes(world: World, plan: Plan, now: int) -> None:
         since = held.started_at if held.resized_at is None else held.resized_at
         rested_s = (now - (since or 0)) / US
         require(
-            rested_s >= world.terms.resize_cooldown_s,
+            rested_s >= cluster.config.resize_cooldown_s,
             f"j-{held.job} is resized {rested_s:.0f} s after its last change",
         )
 
 
-def check_cost(world: World, plan: Plan) -> None:
+def check_cost(cluster: ClusterIndex, plan: Plan) -> None:
     """20: the steps of a pass are bounded by the sizes of what it looks at."""
-    sizes = len(world.lines) + len(world.index.nodes) + len(world.held) + len(world.holes)
+    sizes = (
+        len(cluster.classes)
+        + len(cluster.index.nodes)
+        + len(cluster.held)
+        + len(cluster.reservations)
+    )
     starts = len(plan.starts) + len(plan.resizes)
-    reach = max((line.sample.shape.nodes for line in world.lines.values()), default=1)
-    bound = world.terms.step_budget + 64 * (sizes + 1) + 8 * starts * reach
+    reach = max((line.sample.shape.nodes for line in cluster.classes.values()), default=1)
+    bound = cluster.config.step_budget + 64 * (sizes + 1) + 8 * starts * reach
     require(plan.num_steps <= bound, f"a pass took {plan.num_steps} steps, at most {bound} are due")
 
 
 # -- beyond one pass ---------------------------------------------------------------------------------
 
 
-def check_replay(world: World, plan: Plan, again: Callable[[World], Plan]) -> None:
+def check_replay(cluster: ClusterIndex, plan: Plan, again: Callable[[ClusterIndex], Plan]) -> None:
     """13: the same facts, gathered anew, lead to the same plan."""
-    require(again(World.of(world.snapshot())) == plan, "equal snapshots gave different plans")
+    require(
+        again(ClusterIndex.of(cluster.snapshot())) == plan, "equal snapshots gave different plans"
+    )
 
 
 def check_monotone(shape: GangShape, nodes: Sequence[Node], more: Node) -> None:
@@ -397,19 +413,23 @@ def check_fair(used: Mapping[str, float], weights: Mapping[str, float], within: 
         )
 
 
-def check_books(tally: Tally) -> None:
+def check_books(slot_times: SlotTimes) -> None:
     """14, over time: what was held is useful, overhead, slowed or lost; nothing else."""
-    spent = tally.useful + tally.overhead + tally.slowed + tally.lost
-    off = abs(spent - tally.held)
-    require(off <= 1e-6 * max(tally.held, 1.0) + 1.0, f"{off:.0f} slot-seconds are unaccounted for")
+    spent = slot_times.useful + slot_times.overhead + slot_times.slowed + slot_times.lost
+    off = abs(spent - slot_times.held)
+    require(
+        off <= 1e-6 * max(slot_times.held, 1.0) + 1.0, f"{off:.0f} slot-seconds are unaccounted for"
+    )
 
 
-def check_all_started(world: World, unstarted: Sequence[Waiting]) -> None:
+def check_all_started(cluster: ClusterIndex, unstarted: Sequence[QueuedJob]) -> None:
     """12: nothing that an empty cluster could hold is left in the queue at the end."""
     for job in unstarted:
-        groups = world.groups_for(ask_of(job))
-        empty = SlotIndex(world.index.nodes)
-        possible = place(empty, ask_of(job), suitable(empty, ask_of(job)), job.shape) is not None
-        limits = [one.max_slots for one in lineage(world.projects, job.project)]
+        groups = cluster.groups_for(request_of(job))
+        empty = SlotIndex(cluster.index.nodes)
+        possible = (
+            place(empty, request_of(job), suitable(empty, request_of(job)), job.shape) is not None
+        )
+        limits = [one.max_slots for one in lineage(cluster.projects, job.project)]
         allowed = all(limit is None or job.num_slots <= limit for limit in limits)
         require(not (groups and possible and allowed), f"j-{job.num} could run and never started")

@@ -2,7 +2,7 @@
 
 Passes happen on a grid (`pass_s`), as a control loop's ticks do, and at once when a victim has left a
 hole. Policies see the world that the production planner sees; nothing else decides. Every job lives
-in the production job machine (`lives`), which alone says whether it may come back after a failure.
+in the production job machine (`lifecycles`), which alone says whether it may come back after a failure.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from phalanx.core.gang.placement import Placement
 from phalanx.core.jobs import Job, JobState
 from phalanx.core.jobs.model import Outcome
 from phalanx.core.reasons import Reason, ReasonCode
-from phalanx.core.scheduling import Held, Plan, Waiting, World
+from phalanx.core.scheduling import ClusterIndex, Plan, QueuedJob, RunningJob
 from phalanx.core.scheduling.model.durations import History, KindKey, size_class
 from phalanx.core.scheduling.stages.preference import narrowest_levels
 from phalanx.errors import InvariantBroken
-from phalanx.sim.audit.watch import ALL, SAFETY, Watch
+from phalanx.sim.audit.auditor import ALL, SAFETY, Auditor
 from phalanx.sim.cluster.costs import num_domains, slow_down
-from phalanx.sim.cluster.lives import Lives
+from phalanx.sim.cluster.lifecycles import JobLifecycles
 from phalanx.sim.cluster.run import (
     Crash,
     EmptyCluster,
+    Oracle,
     Outage,
-    Policy,
     Result,
-    Run,
-    Setup,
-    Tally,
-    Truth,
+    SchedulingPolicy,
+    SimulatedJob,
+    SimulationSetup,
+    SlotTimes,
 )
 from phalanx.sim.cluster.timeline import Timeline
 from phalanx.sim.jobs import US, TraceJob
@@ -40,29 +40,31 @@ from phalanx.sim.jobs import US, TraceJob
 PLANNER = "phalanx"
 
 
-def simulate(jobs: Sequence[TraceJob], setup: Setup, policy: Policy) -> Result:
+def simulate(jobs: Sequence[TraceJob], setup: SimulationSetup, policy: SchedulingPolicy) -> Result:
     """Run the jobs through a policy until all have ended (or `until_s`)."""
     return _Cluster(jobs, setup, policy).run()
 
 
 class _Cluster:
-    def __init__(self, jobs: Sequence[TraceJob], setup: Setup, policy: Policy) -> None:
+    def __init__(
+        self, jobs: Sequence[TraceJob], setup: SimulationSetup, policy: SchedulingPolicy
+    ) -> None:
         self.setup = setup
         self.costs = setup.costs
         self.policy = policy
-        self.world = World(setup.nodes, setup.projects, History(), setup.terms)
-        self.runs = {job.num: Run(job, max(job.duration_s, 1.0)) for job in jobs}
-        self.tally = Tally()
+        self.cluster = ClusterIndex(setup.nodes, setup.projects, History(), setup.config)
+        self.runs = {job.num: SimulatedJob(job, max(job.duration_s, 1.0)) for job in jobs}
+        self.slot_times = SlotTimes()
         own = narrowest_levels(setup.nodes) if policy.name == PLANNER else {}
         self.levels = EmptyCluster(setup.nodes, own)
-        self.largest_leaf = max((g.largest_leaf for g in self.world.index.groups), default=0)
+        self.largest_leaf = max((g.largest_leaf for g in self.cluster.index.groups), default=0)
         self.events: list[tuple[float, int, str, int, int]] = []
         self.seq = 0
         self.now_s = 0.0
         self.num_passes = 0
         self.next_pass: float | None = None
-        self.watch = Watch(ALL if policy.name == PLANNER else SAFETY)
-        self.lives = Lives(self.costs.stop_s(), deliveries=setup.deliveries)
+        self.auditor = Auditor(ALL if policy.name == PLANNER else SAFETY)
+        self.lifecycles = JobLifecycles(self.costs.stop_s(), deliveries=setup.deliveries)
         self.timeline = Timeline(setup.sample_s)
         self.past_s = 0.0
         for job in jobs:
@@ -79,7 +81,7 @@ class _Cluster:
     def remaining_s(self, num: int) -> float:
         """Ideal seconds left, were it brought up to date now."""
         run = self.runs[num]
-        if num not in self.world.held or run.stopping:
+        if num not in self.cluster.held or run.stopping:
             return run.left_s
         gone = self.now_s - run.at_s
         return max(run.left_s - max(gone - run.overhead_left_s, 0.0) / run.factor, 0.0)
@@ -103,24 +105,24 @@ class _Cluster:
                 self.now_s = pass_s
                 self.next_pass = None
                 self._pass()
-            if not self.world.waiting and not self.world.held and not self._to_come():
+            if not self.cluster.waiting and not self.cluster.held and not self._to_come():
                 break
-        for num in list(self.world.held):
+        for num in list(self.cluster.held):
             self._advance(self.runs[num])
         if self.setup.audit_every:
-            self.watch.check_end(self.world, self.tally, self.runs.values())
+            self.auditor.check_end(self.cluster, self.slot_times, self.runs.values())
         wall_s = time.perf_counter() - began
         return Result(
             self.policy.name,
             self.runs,
-            self.tally,
+            self.slot_times,
             self.setup,
             self.now_s,
             self.num_passes,
             wall_s,
-            self.lives,
+            self.lifecycles,
             self.timeline,
-            self.watch,
+            self.auditor,
         )
 
     def _to_come(self) -> bool:
@@ -139,24 +141,24 @@ class _Cluster:
         now = int(self.now_s * US)
         if not self.costs.graceful:
             self._report_saves()
-        if self.world.projects:
+        if self.cluster.projects:
             self._age_use()
         if self.timeline.is_due(self.now_s):
-            self.timeline.note(self.now_s, self.world, self._useful_so_far())
+            self.timeline.note(self.now_s, self.cluster, self._useful_so_far())
         began = time.process_time()
-        plan = self.policy.plan(self.world, now, self)
-        self.tally.pass_s.append(time.process_time() - began)
+        plan = self.policy.plan(self.cluster, now, self)
+        self.slot_times.pass_s.append(time.process_time() - began)
         self.num_passes += 1
         every = self.setup.audit_every
         if every:
-            self.watch.check_plan(self.world, plan, now)
+            self.auditor.check_plan(self.cluster, plan, now)
         if every and self.num_passes % every == 0:
-            self.watch.check_deeply(
-                self.world, plan, now, lambda world: self.policy.plan(world, now, self)
+            self.auditor.check_deeply(
+                self.cluster, plan, now, lambda cluster: self.policy.plan(cluster, now, self)
             )
         self._apply(plan)
         again = self.setup.recheck_s
-        if self.world.waiting and self.world.held:
+        if self.cluster.waiting and self.cluster.held:
             at_s = self.now_s + again
             self.next_pass = at_s if self.next_pass is None else min(self.next_pass, at_s)
 
@@ -164,29 +166,31 @@ class _Cluster:
         """What each project used lately: an average that forgets, as the control plane keeps it."""
         keep = 0.5 ** ((self.now_s - self.past_s) / self.setup.half_life_s)
         self.past_s = self.now_s
-        for name, project in self.world.projects.items():
-            used = self.world.used.get(name, 0)
+        for name, project in self.cluster.projects.items():
+            used = self.cluster.used.get(name, 0)
             past = keep * project.past_slots + (1.0 - keep) * used
-            self.world.projects[name] = replace(project, past_slots=past)
+            self.cluster.projects[name] = replace(project, past_slots=past)
 
     def _report_saves(self) -> None:
-        for num, held in list(self.world.held.items()):
+        for num, held in list(self.cluster.held.items()):
             run = self.runs[num]
             every = run.job.checkpoint_s
             if every > 0 and not run.stopping:
                 last_s = run.saved_at_s + (self.now_s - run.saved_at_s) // every * every
                 if int(last_s * US) != held.saved_at:
-                    self.world.saved(num, int(last_s * US))
+                    self.cluster.saved(num, int(last_s * US))
 
     def _apply(self, plan: Plan) -> None:
-        self.world.holes = {hole.job: hole for hole in plan.holes if hole.victims}
+        self.cluster.reservations = {
+            reservation.job: reservation for reservation in plan.reservations if reservation.victims
+        }
         for preemption in plan.preemptions:
             self._ask_to_leave(preemption.job, preemption.reason)
         for resize in plan.resizes:
             self._resize(resize.job, resize.placement, resize.reason)
         for start in plan.starts:
             self._start(start.job, start.placement)
-        if plan.resizes and self.world.holes:
+        if plan.resizes and self.cluster.reservations:
             # Whoever the nodes were given up for starts as soon as they are free.
             self._at(self.now_s + self.costs.stop_s(), "given", 0)
 
@@ -198,31 +202,31 @@ class _Cluster:
     def _on_submit(self, num: int, _: int) -> None:
         run = self.runs[num]
         run.queued_s = self.now_s
-        self.lives.submitted(run.job, self.now_s)
+        self.lifecycles.submitted(run.job, self.now_s)
         self._enqueue(run, run.job.waiting())
         self._ask_pass()
 
-    def _enqueue(self, run: Run, waiting: Waiting) -> None:
+    def _enqueue(self, run: SimulatedJob, waiting: QueuedJob) -> None:
         """Into the queue, where it insists on its preferred level for a while if that can hold it."""
-        patience = self.levels.patience(run.job, waiting, self.world.history)
+        patience = self.levels.patience(run.job, waiting, self.cluster.history)
         if patience is None:
-            self.world.submit(waiting)
+            self.cluster.submit(waiting)
             return
         level, wait_s = patience
-        self.world.submit(replace(waiting, required=level))
+        self.cluster.submit(replace(waiting, required=level))
         run.insisted += 1
         self._at(self.now_s + wait_s, "relent", run.job.num, run.insisted)
 
     def _on_relent(self, num: int, insisted: int) -> None:
-        job = self.world.waiting.get(num)
+        job = self.cluster.waiting.get(num)
         if job is None or self.runs[num].insisted != insisted:
             return
-        if num in self.world.holes:
+        if num in self.cluster.reservations:
             # It is about to get what it insists on; should that fail, it relents later.
             self._at(self.now_s + self.setup.recheck_s, "relent", num, insisted)
             return
-        self.world.withdraw(num)
-        self.world.submit(replace(job, required=None))
+        self.cluster.withdraw(num)
+        self.cluster.submit(replace(job, required=None))
         self._ask_pass()
 
     def _on_finish(self, num: int, version: int) -> None:
@@ -230,14 +234,14 @@ class _Cluster:
         if run.version != version:
             return
         self._advance(run)
-        job = self.lives.left(num, Outcome.SUCCEEDED, self._step(run), self.now_s)
+        job = self.lifecycles.left(num, Outcome.SUCCEEDED, self._step(run), self.now_s)
         if job.state is not JobState.SUCCEEDED:
             raise InvariantBroken(f"j-{num} ended and is {job.state}")
         run.end_s = self.now_s
-        held = self.world.release(num)
+        held = self.cluster.release(num)
         if held is not None:
             key = KindKey(held.project, held.kind, size_class(run.job.num_slots))
-            self.world.history.observe(key, run.attained_slot_s)
+            self.cluster.history.observe(key, run.attained_slot_s)
         self._ask_pass()
 
     def _on_left(self, num: int, version: int) -> None:
@@ -245,9 +249,11 @@ class _Cluster:
         if run.version != version:
             return
         self._advance(run)
-        self._requeue(num, self.lives.left(num, Outcome.STOPPED, self._step(run), self.now_s))
-        hole = any(num in hole.victims for hole in self.world.holes.values())
-        if hole:
+        self._requeue(num, self.lifecycles.left(num, Outcome.STOPPED, self._step(run), self.now_s))
+        reservation = any(
+            num in reservation.victims for reservation in self.cluster.reservations.values()
+        )
+        if reservation:
             self.next_pass = self.now_s
         else:
             self._ask_pass()
@@ -269,13 +275,13 @@ class _Cluster:
             run = self.runs[num]
             self._advance(run)
             step = self._step(run)
-            shares = self.world.held[num].placement.shares
+            shares = self.cluster.held[num].placement.shares
             ranks = [rank for rank, share in enumerate(shares) if share.node == node]
             self._fall_back(run)
             run.preemptions -= run.stopping
-            most = len(self.lives.jobs[num].attempt.nodes)  # type: ignore[union-attr]
+            most = len(self.lifecycles.jobs[num].attempt.nodes)  # type: ignore[union-attr]
             gone = [rank for rank in ranks if rank < most] or [0]
-            self._requeue(num, self.lives.lost(num, gone, step, self.now_s))
+            self._requeue(num, self.lifecycles.lost(num, gone, step, self.now_s))
         self._close(node, "lost")
         self._ask_pass()
 
@@ -286,43 +292,43 @@ class _Cluster:
     def _on_crash(self, i: int, _: int) -> None:
         """A rank dies: the next generation starts in place, or the job has used up its budget."""
         crash = self.setup.crashes[i]
-        index = self.world.index
+        index = self.cluster.index
         node = index.num_of[crash.node]
-        holders = self.world.on_node[node].items()
+        holders = self.cluster.on_node[node].items()
         num = next((num for num, mask in holders if mask >> crash.slot & 1), None)
         if num is None or self.runs[num].stopping:
             return
         run = self.runs[num]
         self._advance(run)
-        if self.lives.jobs[num].state is not JobState.RUNNING:
+        if self.lifecycles.jobs[num].state is not JobState.RUNNING:
             return
         step = self._step(run)
         self._fall_back(run)
-        job = self.lives.crashed(num, crash.cause, step, self.now_s)
+        job = self.lifecycles.crashed(num, crash.cause, step, self.now_s)
         if job.attempt is None:
             self._requeue(num, job)
             self._ask_pass()
             return
         wait_s = 0.0 if job.not_before is None else job.not_before / US - self.now_s
         if job.not_before is not None:
-            self.lives.back_off_over(num, job.not_before / US)
-        self._place(run, self.world.held[num].placement, wait_s + self.costs.restart_s)
+            self.lifecycles.back_off_over(num, job.not_before / US)
+        self._place(run, self.cluster.held[num].placement, wait_s + self.costs.restart_s)
 
-    def _fall_back(self, run: Run) -> None:
+    def _fall_back(self, run: SimulatedJob) -> None:
         """Work since the last checkpoint is gone."""
         lost_s = min(max(run.saved_left_s - run.left_s, 0.0), run.job.duration_s)
         self._lose(run, lost_s)
-        self.tally.lost_to_failures += lost_s * run.job.num_slots
+        self.slot_times.lost_to_failures += lost_s * run.job.num_slots
         run.failures += 1
 
-    def _step(self, run: Run) -> int:
+    def _step(self, run: SimulatedJob) -> int:
         """Steps are seconds of undisturbed work."""
         return int(run.job.duration_s - run.left_s)
 
     def _useful_so_far(self) -> float:
         """Useful slot-seconds up to now, those of running jobs among them."""
-        total = self.tally.useful
-        for num in self.world.held:
+        total = self.slot_times.useful
+        for num in self.cluster.held:
             run = self.runs[num]
             if not run.stopping:
                 gone = max(self.now_s - run.at_s - run.overhead_left_s, 0.0)
@@ -330,11 +336,11 @@ class _Cluster:
         return total
 
     def _on_node(self, node: str) -> list[int]:
-        return list(self.world.on_node[self.world.index.num_of[node]])
+        return list(self.cluster.on_node[self.cluster.index.num_of[node]])
 
     def _close(self, name: str, why: str) -> None:
-        node = self.world.index.nodes[self.world.index.num_of[name]]
-        self.world.replace_node(replace(node, closed=why))
+        node = self.cluster.index.nodes[self.cluster.index.num_of[name]]
+        self.cluster.replace_node(replace(node, closed=why))
 
     # -- a job's life ----------------------------------------------------------------------------------
 
@@ -342,10 +348,10 @@ class _Cluster:
         run, job = self.runs[num], self.runs[num].job
         again = run.starts > 0
         waited_s = self.now_s - run.queued_s
-        guard = self.setup.terms
+        guard = self.setup.config
         delayed_s = run.waited_s + waited_s
         protected = delayed_s > guard.guard_after_s
-        held = Held(
+        held = RunningJob(
             num,
             placement,
             project=job.project,
@@ -363,17 +369,17 @@ class _Cluster:
             delayed_s=delayed_s,
             roles=job.roles,
         )
-        self.world.start(num, placement, held)
-        self.lives.placed(num, placement, self.now_s)
-        self.world.history.observe_wait(job.num_slots, waited_s)
+        self.cluster.start(num, placement, held)
+        self.lifecycles.placed(num, placement, self.now_s)
+        self.cluster.history.observe_wait(job.num_slots, waited_s)
         run.waited_s += waited_s
         run.first_start_s = self.now_s if run.first_start_s is None else run.first_start_s
         run.starts += 1
         run.stopping = False
         self._place(run, placement, self.costs.restart_s if again else self.costs.start_s)
 
-    def _place(self, run: Run, placement: Placement, overhead_s: float) -> None:
-        index, job = self.world.index, run.job
+    def _place(self, run: SimulatedJob, placement: Placement, overhead_s: float) -> None:
+        index, job = self.cluster.index, run.job
         run.at_s = self.now_s
         run.overhead_left_s = overhead_s
         run.up_s = self.now_s + overhead_s
@@ -385,43 +391,43 @@ class _Cluster:
         run.version += 1
         self._at(self.now_s + overhead_s + run.left_s * run.factor, "finish", job.num, run.version)
 
-    def _advance(self, run: Run) -> None:
+    def _advance(self, run: SimulatedJob) -> None:
         gone = self.now_s - run.at_s
         run.at_s = self.now_s
         run.attained_slot_s += gone * run.slots
-        self.tally.held += gone * run.slots
+        self.slot_times.held += gone * run.slots
         if run.up_s is not None and self.now_s >= run.up_s:
-            self.lives.up(run.job.num, run.up_s)
+            self.lifecycles.up(run.job.num, run.up_s)
             run.up_s = None
-        projects = self.tally.by_project
+        projects = self.slot_times.by_project
         projects[run.job.project] = projects.get(run.job.project, 0.0) + gone * run.slots
         if run.stopping:
-            self.tally.overhead += gone * run.slots
+            self.slot_times.overhead += gone * run.slots
             return
         overhead = min(gone, run.overhead_left_s)
         run.overhead_left_s -= overhead
         work = (gone - overhead) / run.factor
         run.left_s -= work
         ideal = run.job.num_slots * work
-        self.tally.overhead += overhead * run.slots
-        self.tally.useful += ideal
-        self.tally.slowed += (gone - overhead) * run.slots - ideal
+        self.slot_times.overhead += overhead * run.slots
+        self.slot_times.useful += ideal
+        self.slot_times.slowed += (gone - overhead) * run.slots - ideal
         if run.job.shape.nodes > 1:
-            self.tally.gang += gone * run.slots
-            self.tally.scattered += gone * run.slots if run.scattered else 0.0
+            self.slot_times.gang += gone * run.slots
+            self.slot_times.scattered += gone * run.slots if run.scattered else 0.0
             fits = run.job.shape.nodes <= self.largest_leaf
-            self.tally.avoidable += gone * run.slots if run.scattered and fits else 0.0
+            self.slot_times.avoidable += gone * run.slots if run.scattered and fits else 0.0
         every = run.job.checkpoint_s
         if every > 0 and self.now_s - run.saved_at_s >= every:
             num = (self.now_s - run.saved_at_s) // every
             run.saved_at_s += num * every
             run.saved_left_s = run.left_s + (self.now_s - run.saved_at_s) / run.factor
             step = int(run.job.duration_s - run.saved_left_s)
-            self.lives.saved(run.job.num, step, run.saved_at_s)
+            self.lifecycles.saved(run.job.num, step, run.saved_at_s)
 
     def _ask_to_leave(self, num: int, reason: Reason) -> None:
         run = self.runs[num]
-        held = self.world.held.get(num)
+        held = self.cluster.held.get(num)
         if held is None or run.stopping:
             return
         self._advance(run)
@@ -433,19 +439,19 @@ class _Cluster:
         else:
             self._lose(run, max(run.saved_left_s - run.left_s, 0.0))
         stop_s = self.costs.stop_of(run.job)
-        self.lives.asked_to_stop(num, reason, stop_s, self.now_s)
-        self.world.update(replace(held, stopping=True))
+        self.lifecycles.asked_to_stop(num, reason, stop_s, self.now_s)
+        self.cluster.update(replace(held, stopping=True))
         self._at(self.now_s + stop_s, "left", num, run.version)
 
-    def _lose(self, run: Run, lost_s: float) -> None:
+    def _lose(self, run: SimulatedJob, lost_s: float) -> None:
         run.left_s += lost_s
-        self.tally.lost += lost_s * run.job.num_slots
-        self.tally.useful -= lost_s * run.job.num_slots
+        self.slot_times.lost += lost_s * run.job.num_slots
+        self.slot_times.useful -= lost_s * run.job.num_slots
 
     def _requeue(self, num: int, job: Job) -> None:
         """Its slots are free; the machine says whether it queues again."""
         run = self.runs[num]
-        self.world.release(num)
+        self.cluster.release(num)
         run.version += 1
         run.stopping = False
         run.up_s = None
@@ -468,13 +474,13 @@ class _Cluster:
         self._ask_pass()
 
     def _resize(self, num: int, placement: Placement, reason: Reason) -> None:
-        run, held = self.runs[num], self.world.held[num]
+        run, held = self.runs[num], self.cluster.held[num]
         self._advance(run)
         run.resizes += 1
-        self.lives.resized(num, placement, reason, self._step(run), self.now_s)
+        self.lifecycles.resized(num, placement, reason, self._step(run), self.now_s)
         now = int(self.now_s * US)
-        self.world.release(num)
-        self.world.hold(
+        self.cluster.release(num)
+        self.cluster.hold(
             replace(
                 held,
                 placement=placement,
@@ -488,12 +494,12 @@ class _Cluster:
 
 __all__ = [
     "Crash",
+    "Oracle",
     "Outage",
-    "Policy",
     "Result",
-    "Run",
-    "Setup",
-    "Tally",
-    "Truth",
+    "SchedulingPolicy",
+    "SimulatedJob",
+    "SimulationSetup",
+    "SlotTimes",
     "simulate",
 ]

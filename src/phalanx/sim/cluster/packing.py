@@ -21,9 +21,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from phalanx.core.gang.placement import GangShape, Node
-from phalanx.core.scheduling import Held, Waiting, World
-from phalanx.core.scheduling.index.slots import Taking
-from phalanx.core.scheduling.index.topology import ask_of, place
+from phalanx.core.scheduling import ClusterIndex, QueuedJob, RunningJob
+from phalanx.core.scheduling.index.slots import Allocation
+from phalanx.core.scheduling.index.topology import place, request_of
 from phalanx.errors import NotFound, UserError
 
 MILLI = 1000
@@ -36,7 +36,7 @@ _Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class PackingHost:
     """A host: `cpu_milli` thousandths of CPUs, memory in MiB, whole devices."""
 
     name: str
@@ -71,7 +71,7 @@ class Packer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackingResult:
     """What a replay came to. `allocated` is the share of all devices that is handed out."""
 
     packer: str
@@ -80,11 +80,11 @@ class Packed:
     num_turned_away: int
 
 
-def machines(path: Path) -> list[Machine]:
+def machines(path: Path) -> list[PackingHost]:
     """Machines of the openb trace. Raises NotFound, or UserError with the line."""
     rows = _rows(path, ("sn", "cpu_milli", "memory_mib", "gpu"))
     return [
-        Machine(r["sn"], int(r["cpu_milli"]), int(r["memory_mib"]), int(r["gpu"])) for r in rows
+        PackingHost(r["sn"], int(r["cpu_milli"]), int(r["memory_mib"]), int(r["gpu"])) for r in rows
     ]
 
 
@@ -135,7 +135,7 @@ def arrivals(workload: Sequence[Pod], capacity_milli: int, ratio: float, seed: i
     return found
 
 
-def replay(hosts: Sequence[Machine], arriving: Sequence[Pod], packer: Packer) -> Packed:
+def replay(hosts: Sequence[PackingHost], arriving: Sequence[Pod], packer: Packer) -> PackingResult:
     """Every pod in turn."""
     capacity = MILLI * sum(host.num_devices for host in hosts)
     given = turned_away = 0
@@ -144,7 +144,7 @@ def replay(hosts: Sequence[Machine], arriving: Sequence[Pod], packer: Packer) ->
             given += pod.total_milli
         else:
             turned_away += 1
-    return Packed(packer.name, given / capacity, len(arriving), turned_away)
+    return PackingResult(packer.name, given / capacity, len(arriving), turned_away)
 
 
 class _Scored:
@@ -156,7 +156,7 @@ class _Scored:
 
     name = ""
 
-    def __init__(self, hosts: Sequence[Machine]) -> None:
+    def __init__(self, hosts: Sequence[PackingHost]) -> None:
         self._cpu = np.array([host.cpu_milli for host in hosts], dtype=np.int64)
         self._memory = np.array([host.memory_mib for host in hosts], dtype=np.int64)
         counts = np.array([host.num_devices for host in hosts])
@@ -223,7 +223,7 @@ class Fgd(_Scored):
 
     name = "fgd"
 
-    def __init__(self, hosts: Sequence[Machine], workload: Sequence[Pod]) -> None:
+    def __init__(self, hosts: Sequence[PackingHost], workload: Sequence[Pod]) -> None:
         super().__init__(hosts)
         self._typical(workload)
 
@@ -294,7 +294,7 @@ class ProductionPacking:
 
     name = "phalanx"
 
-    def __init__(self, hosts: Sequence[Machine]) -> None:
+    def __init__(self, hosts: Sequence[PackingHost]) -> None:
         self._devices: list[list[int]] = []
         nodes: list[Node] = []
         for number, host in enumerate(hosts):
@@ -302,7 +302,7 @@ class ProductionPacking:
             for device in range(host.num_devices):
                 nodes.append(_device_node(number, device, host))
             self._devices.append(list(range(start, len(nodes))))
-        self._world = World(nodes)
+        self._world = ClusterIndex(nodes)
         self._num = 0
 
     def put(self, pod: Pod) -> bool:
@@ -311,7 +311,7 @@ class ProductionPacking:
             return self._put_on_cpus(pod)
         self._num += 1
         slots = -(-pod.gpu_milli // _GRAIN)
-        job = Waiting(
+        job = QueuedJob(
             self._num,
             GangShape(pod.num_devices, slots, 1),
             50,
@@ -320,18 +320,18 @@ class ProductionPacking:
             memory_per_node_bytes=(pod.memory_mib << 20) // pod.num_devices,
             required="machine",
         )
-        world, ask = self._world, ask_of(job)
-        world.submit(job)
-        takings = place(world.index, ask, world.groups_for(ask), job.shape)
-        if takings is None:
+        cluster, ask = self._world, request_of(job)
+        cluster.submit(job)
+        allocations = place(cluster.index, ask, cluster.groups_for(ask), job.shape)
+        if allocations is None:
             return False
-        held = Held(
+        held = RunningJob(
             job.num,
-            world.index.placement(takings),
+            cluster.index.placement(allocations),
             cpus_per_node=ask.cpus,
             memory_per_node_bytes=ask.memory_bytes,
         )
-        world.hold(held)
+        cluster.hold(held)
         return True
 
     def _put_on_cpus(self, pod: Pod) -> bool:
@@ -344,7 +344,7 @@ class ProductionPacking:
         ]
         if not fitting:
             return False
-        typical = index.appetite.typical()
+        typical = index.demand_profile.typical()
 
         def regret(devices: list[int]) -> float:
             cpus, memory = index.cpus[devices[0]], index.memory[devices[0]]
@@ -353,12 +353,12 @@ class ProductionPacking:
             frees = tuple(index.free[device].bit_count() for device in devices)
             return typical.regret(frees, cpus, memory, (0, 0), wants)
 
-        index.take(Taking(min(fitting, key=regret)[0], 0, *wants))
+        index.take(Allocation(min(fitting, key=regret)[0], 0, *wants))
         index.settle()
         return True
 
 
-def _device_node(number: int, device: int, host: Machine) -> Node:
+def _device_node(number: int, device: int, host: PackingHost) -> Node:
     return Node(
         f"{number}/{device}",
         "openb",

@@ -8,19 +8,19 @@ from typing import Protocol
 
 from phalanx.core.gang.placement import Node
 from phalanx.core.reasons import Cause
-from phalanx.core.scheduling import Plan, Project, Terms, Waiting, World
+from phalanx.core.scheduling import ClusterIndex, Plan, PlannerConfig, Project, QueuedJob
 from phalanx.core.scheduling.index.slots import SlotIndex
-from phalanx.core.scheduling.index.topology import Ask, ask_of, place, suitable
+from phalanx.core.scheduling.index.topology import NodeRequest, place, request_of, suitable
 from phalanx.core.scheduling.model.durations import History
 from phalanx.core.scheduling.stages.preference import patience_s, preferred_level
-from phalanx.sim.audit.watch import Watch
+from phalanx.sim.audit.auditor import Auditor
 from phalanx.sim.cluster.costs import Costs
-from phalanx.sim.cluster.lives import Lives
+from phalanx.sim.cluster.lifecycles import JobLifecycles
 from phalanx.sim.cluster.timeline import Timeline
 from phalanx.sim.jobs import TraceJob
 
 
-class Truth(Protocol):
+class Oracle(Protocol):
     """What only an oracle may ask: the ideal seconds that a job still needs."""
 
     def remaining_s(self, num: int) -> float:
@@ -28,18 +28,18 @@ class Truth(Protocol):
         ...
 
 
-class Policy(Protocol):
+class SchedulingPolicy(Protocol):
     """The seam behind which the production planner and its peers sit."""
 
     name: str
 
-    def plan(self, world: World, now: int, truth: Truth) -> Plan:
+    def plan(self, cluster: ClusterIndex, now: int, oracle: Oracle) -> Plan:
         """One pass."""
         ...
 
 
 @dataclass(slots=True)
-class Run:
+class SimulatedJob:
     """A job's life so far, in seconds of virtual time."""
 
     job: TraceJob
@@ -68,7 +68,7 @@ class Run:
 
 
 @dataclass(slots=True)
-class Tally:
+class SlotTimes:
     """Slot-seconds by what they were spent on, and what the passes cost."""
 
     useful: float = 0.0
@@ -106,7 +106,7 @@ class Crash:
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class SimulationSetup:
     """Everything a run depends on besides the jobs and the policy.
 
     `deliveries` above one repeats every message to the job machine. `sample_s` is the grid of the
@@ -115,7 +115,7 @@ class Setup:
 
     nodes: Sequence[Node]
     projects: Sequence[Project] = ()
-    terms: Terms = field(default_factory=Terms)
+    config: PlannerConfig = field(default_factory=PlannerConfig)
     costs: Costs = field(default_factory=Costs)
     outages: Sequence[Outage] = ()
     crashes: Sequence[Crash] = ()
@@ -137,11 +137,11 @@ class EmptyCluster:
     def __init__(self, nodes: Sequence[Node], narrowest: Mapping[str, str | None]) -> None:
         self._narrowest = narrowest
         self._index = SlotIndex(replace(node, closed="") for node in nodes)
-        self._known: dict[Ask, bool] = {}
+        self._known: dict[NodeRequest, bool] = {}
 
-    def can_hold(self, job: Waiting) -> bool:
+    def can_hold(self, job: QueuedJob) -> bool:
         """Whether the job could start if it were alone."""
-        ask = ask_of(job)
+        ask = request_of(job)
         known = self._known.get(ask)
         if known is None:
             groups = suitable(self._index, ask)
@@ -149,7 +149,7 @@ class EmptyCluster:
         return known
 
     def patience(
-        self, job: TraceJob, waiting: Waiting, history: History
+        self, job: TraceJob, waiting: QueuedJob, history: History
     ) -> tuple[str, float] | None:
         """The level that it insists on and for how many seconds; None if it takes any place."""
         level = preferred_level(job.preferred, waiting, self._narrowest)
@@ -165,12 +165,12 @@ class Result:
     """A finished run."""
 
     policy: str
-    runs: dict[int, Run]
-    tally: Tally
-    setup: Setup
+    runs: dict[int, SimulatedJob]
+    slot_times: SlotTimes
+    setup: SimulationSetup
     end_s: float
     num_passes: int
     wall_s: float
-    lives: Lives = field(default_factory=Lives)
+    lifecycles: JobLifecycles = field(default_factory=JobLifecycles)
     timeline: Timeline = field(default_factory=Timeline)
-    watch: Watch = field(default_factory=Watch)
+    auditor: Auditor = field(default_factory=Auditor)

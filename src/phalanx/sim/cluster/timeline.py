@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from phalanx.core.scheduling import World
+from phalanx.core.scheduling import ClusterIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class Timeline:
             return False
         return not self.samples or now_s - self.samples[-1].at_s >= self.every_s
 
-    def note(self, now_s: float, world: World, useful_slot_s: float) -> None:
+    def note(self, now_s: float, cluster: ClusterIndex, useful_slot_s: float) -> None:
         """Take a sample."""
-        groups = world.index.groups
+        groups = cluster.index.groups
         total = sum(group.num_nodes * group.size for group in groups)
         free = sum(group.num_free for group in groups)
         self.samples.append(
@@ -55,9 +55,9 @@ class Timeline:
                 now_s,
                 total,
                 total - free,
-                sum(world.demand.values()),
-                len(world.waiting),
-                len(world.held),
+                sum(cluster.demand.values()),
+                len(cluster.waiting),
+                len(cluster.held),
                 sum(len(group.by_free[group.size]) * group.size for group in groups),
                 useful_slot_s,
             )

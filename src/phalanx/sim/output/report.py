@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from phalanx.sim.cluster.engine import Result, Run
+from phalanx.sim.cluster.engine import Result, SimulatedJob
 
 HOUR = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class RunFigures:
     """One row of a comparison. Delay is completion time beyond a run alone on an empty cluster."""
 
     policy: str
@@ -61,13 +61,13 @@ class ProjectRow:
 
 def project_rows(result: Result, price: float = 0.0) -> tuple[ProjectRow, ...]:
     """One row a project, by name."""
-    by_name: dict[str, list[Run]] = {}
+    by_name: dict[str, list[SimulatedJob]] = {}
     for run in result.runs.values():
         by_name.setdefault(run.job.project, []).append(run)
-    total = sum(result.tally.by_project.values())
+    total = sum(result.slot_times.by_project.values())
     rows = []
     for name, runs in sorted(by_name.items()):
-        slot_h = result.tally.by_project.get(name, 0.0) / HOUR
+        slot_h = result.slot_times.by_project.get(name, 0.0) / HOUR
         waits = [run.waited_s / HOUR for run in runs]
         rows.append(
             ProjectRow(
@@ -84,7 +84,7 @@ def project_rows(result: Result, price: float = 0.0) -> tuple[ProjectRow, ...]:
     return tuple(rows)
 
 
-def delay_s(result: Result, run: Run) -> float:
+def delay_s(result: Result, run: SimulatedJob) -> float:
     """Completion time beyond what the job takes alone, seconds."""
     end_s = result.end_s if run.end_s is None else run.end_s
     alone = run.job.duration_s + result.setup.costs.start_s
@@ -105,12 +105,14 @@ def mean(values: Iterable[float]) -> float:
     return sum(found) / len(found) if found else 0.0
 
 
-def delays_h(result: Result, chosen: Callable[[Run], bool] = lambda run: True) -> list[float]:
+def delays_h(
+    result: Result, chosen: Callable[[SimulatedJob], bool] = lambda run: True
+) -> list[float]:
     """Delays of the jobs that `chosen` accepts, hours."""
     return [delay_s(result, run) / HOUR for run in result.runs.values() if chosen(run)]
 
 
-def figures(result: Result, gang_slots: int = 8, price: float = 0.0) -> Figures:
+def figures(result: Result, gang_slots: int = 8, price: float = 0.0) -> RunFigures:
     """The usual row. `price` is that of one slot for an hour."""
     runs = list(result.runs.values())
     done = [run for run in runs if run.end_s is not None]
@@ -118,11 +120,11 @@ def figures(result: Result, gang_slots: int = 8, price: float = 0.0) -> Figures:
     jct = [(run.end_s or result.end_s) - run.job.submit_s for run in runs]
     span_s = max(result.end_s - min((r.job.submit_s for r in runs), default=0.0), 1.0)
     capacity = span_s * sum(node.num_slots for node in result.setup.nodes)
-    tally = result.tally
+    slot_times = result.slot_times
     slowed = [r for r in runs if r.job.num_slots > 1 and r.factor > 1.0]
     gangs = [r for r in runs if r.job.num_slots > 1]
     preemptions = sum(run.preemptions for run in runs)
-    return Figures(
+    return RunFigures(
         result.policy,
         len(runs),
         len(done),
@@ -134,24 +136,24 @@ def figures(result: Result, gang_slots: int = 8, price: float = 0.0) -> Figures:
         mean(delays_h(result, lambda run: run.job.num_slots >= gang_slots)),
         mean(run.waited_s for run in runs) / HOUR,
         span_s / HOUR,
-        tally.useful / capacity,
-        (tally.useful + tally.overhead + tally.slowed + tally.lost) / capacity,
+        slot_times.useful / capacity,
+        (slot_times.useful + slot_times.overhead + slot_times.slowed + slot_times.lost) / capacity,
         preemptions,
         preemptions / max(len(runs), 1),
-        tally.lost / HOUR,
-        tally.overhead / HOUR,
+        slot_times.lost / HOUR,
+        slot_times.overhead / HOUR,
         100.0 * len(slowed) / max(len(gangs), 1),
-        100.0 * tally.scattered / max(tally.gang, 1.0),
-        1e3 * quantile(tally.pass_s, 0.5),
-        1e3 * quantile(tally.pass_s, 0.99),
+        100.0 * slot_times.scattered / max(slot_times.gang, 1.0),
+        1e3 * quantile(slot_times.pass_s, 0.5),
+        1e3 * quantile(slot_times.pass_s, 0.99),
         result.wall_s,
         sum(run.failed_s is not None for run in runs),
-        tally.lost_to_failures / HOUR,
-        tally.lost_to_failures / max(tally.held, 1.0),
+        slot_times.lost_to_failures / HOUR,
+        slot_times.lost_to_failures / max(slot_times.held, 1.0),
         useful_under_load(result),
         mean(sample.fragmented for sample in result.timeline.samples),
         capacity / HOUR * price,
-        capacity * price / max(tally.useful, 1.0),
+        capacity * price / max(slot_times.useful, 1.0),
     )
 
 

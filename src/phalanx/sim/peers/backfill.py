@@ -9,9 +9,9 @@ import random
 from bisect import bisect_right
 from collections.abc import Callable
 
-from phalanx.core.scheduling import Plan, Waiting, World
-from phalanx.core.scheduling.model.snapshot import US
-from phalanx.sim.cluster.engine import Truth
+from phalanx.core.scheduling import ClusterIndex, Plan, QueuedJob
+from phalanx.core.scheduling.model.planning_input import US
+from phalanx.sim.cluster.engine import Oracle
 from phalanx.sim.peers.queues import Placer, best_fit, finish, new_draft
 
 _ROUND_LIMITS_S = (3600, 14_400, 43_200, 86_400, 259_200, 604_800, 2_592_000)
@@ -19,27 +19,27 @@ _DAY_S = 86_400.0
 _DEPTH = 100
 
 
-class Limits:
+class UserLimits:
     """What users declare, remembered for when the job runs."""
 
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
         self._known: dict[int, float] = {}
 
-    def of(self, job: Waiting, truth: Truth) -> float:
+    def of(self, job: QueuedJob, oracle: Oracle) -> float:
         """The declared limit in seconds."""
         known = self._known.get(job.num)
         if known is None:
             known = job.max_duration_s or user_limit(
-                self._seed, job.num, truth.remaining_s(job.num)
+                self._seed, job.num, oracle.remaining_s(job.num)
             )
             self._known[job.num] = known
         return known
 
-    def ends(self, world: World, now: int) -> list[tuple[int, int]]:
+    def ends(self, cluster: ClusterIndex, now: int) -> list[tuple[int, int]]:
         """When running jobs end at the latest, and their slots; the overdue ones any moment."""
         found = []
-        for held in world.held.values():
+        for held in cluster.held.values():
             limit_s = self._known.get(held.job, _ROUND_LIMITS_S[-1])
             end = (held.started_at or 0) + int(limit_s * US)
             found.append((max(end, now + 60 * US), held.num_slots))
@@ -53,12 +53,12 @@ def user_limit(seed: int, num: int, duration_s: float) -> float:
     return float(next((x for x in _ROUND_LIMITS_S if x >= guess), _ROUND_LIMITS_S[-1]))
 
 
-Queue = Callable[[World, int], list[Waiting]]
+Queue = Callable[[ClusterIndex, int], list[QueuedJob]]
 
 
-def first_come(world: World, now: int) -> list[Waiting]:
+def first_come(cluster: ClusterIndex, now: int) -> list[QueuedJob]:
     """By arrival."""
-    return sorted(world.waiting.values(), key=lambda job: (job.since, job.num))
+    return sorted(cluster.waiting.values(), key=lambda job: (job.since, job.num))
 
 
 class Multifactor:
@@ -72,36 +72,36 @@ class Multifactor:
         self._used: dict[str, float] = {}
         self._at = 0
 
-    def __call__(self, world: World, now: int) -> list[Waiting]:
+    def __call__(self, cluster: ClusterIndex, now: int) -> list[QueuedJob]:
         """Highest priority first; of equals, by arrival."""
-        self._note(world, now)
+        self._note(cluster, now)
         total = sum(self._used.values())
-        slots = sum(node.num_slots for node in world.index.nodes)
-        names = {job.project for job in world.waiting.values()} | set(self._used)
-        weight = {name: _weight(world, name) for name in names}
+        slots = sum(node.num_slots for node in cluster.index.nodes)
+        names = {job.project for job in cluster.waiting.values()} | set(self._used)
+        weight = {name: _weight(cluster, name) for name in names}
         sum_weights = max(sum(weight.values()), 1e-9)
         age_w, fair_w, size_w = self._weights
 
-        def priority(job: Waiting) -> tuple[float, int, int]:
+        def priority(job: QueuedJob) -> tuple[float, int, int]:
             age = min((now - job.since) / US / (7 * _DAY_S), 1.0)
             part = self._used.get(job.project, 0.0) / total if total > 0 else 0.0
             fair = 2.0 ** (-part * sum_weights / max(weight[job.project], 1e-9))
             value = age_w * age + fair_w * fair + size_w * job.num_slots / slots
             return (-value - 100_000.0 * job.priority, job.since, job.num)
 
-        return sorted(world.waiting.values(), key=priority)
+        return sorted(cluster.waiting.values(), key=priority)
 
-    def _note(self, world: World, now: int) -> None:
+    def _note(self, cluster: ClusterIndex, now: int) -> None:
         gone_s = (now - self._at) / US
         self._at = now
         keep = 0.5 ** (gone_s / (7 * _DAY_S))
         self._used = {name: used * keep for name, used in self._used.items()}
-        for name, slots in world.used.items():
+        for name, slots in cluster.used.items():
             self._used[name] = self._used.get(name, 0.0) + slots * gone_s
 
 
-def _weight(world: World, name: str) -> float:
-    project = world.projects.get(name)
+def _weight(cluster: ClusterIndex, name: str) -> float:
+    project = cluster.projects.get(name)
     if project is None:
         return 1.0
     return float(project.guaranteed_slots or project.weight)
@@ -116,32 +116,32 @@ class Easy:
         self.name = name
         self._queue = queue
         self._placer = placer
-        self._limits = Limits(seed)
+        self._limits = UserLimits(seed)
 
-    def plan(self, world: World, now: int, truth: Truth) -> Plan:
+    def plan(self, cluster: ClusterIndex, now: int, oracle: Oracle) -> Plan:
         """Start the head; whoever is behind may start if it does not delay the head."""
-        draft = new_draft(world, now)
+        state = new_draft(cluster, now)
         shadow: float | None = None
         extra = 0
         failed: set[object] = set()
-        for job in self._queue(world, now):
-            limit_s = self._limits.of(job, truth)
+        for job in self._queue(cluster, now):
+            limit_s = self._limits.of(job, oracle)
             late = shadow is not None and now + limit_s * US > shadow
             if job.shape in failed or (late and job.num_slots > extra):
                 continue
-            takings = self._placer(world, job)
-            if takings is None:
+            allocations = self._placer(cluster, job)
+            if allocations is None:
                 failed.add(job.shape)
                 if shadow is None:
-                    shadow, extra = self._shadow(world, job, now)
+                    shadow, extra = self._shadow(cluster, job, now)
                 continue
-            draft.start(job, takings)
+            state.start(job, allocations)
             extra -= job.num_slots if late else 0
-        return finish(draft)
+        return finish(state)
 
-    def _shadow(self, world: World, head: Waiting, now: int) -> tuple[float, int]:
-        free = sum(group.num_free for group in world.index.groups)
-        for end, slots in self._limits.ends(world, now):
+    def _shadow(self, cluster: ClusterIndex, head: QueuedJob, now: int) -> tuple[float, int]:
+        free = sum(group.num_free for group in cluster.index.groups)
+        for end, slots in self._limits.ends(cluster, now):
             free += slots
             if free >= head.num_slots:
                 return end, free - head.num_slots
@@ -199,30 +199,30 @@ class Conservative:
         self.name = name
         self._queue = queue
         self._depth = depth
-        self._limits = Limits()
+        self._limits = UserLimits()
 
-    def plan(self, world: World, now: int, truth: Truth) -> Plan:
+    def plan(self, cluster: ClusterIndex, now: int, oracle: Oracle) -> Plan:
         """Walk the queue along the profile of free slots."""
-        draft = new_draft(world, now)
-        free = sum(group.num_free for group in world.index.groups)
-        profile = Profile(now, free, self._limits.ends(world, now))
+        state = new_draft(cluster, now)
+        free = sum(group.num_free for group in cluster.index.groups)
+        profile = Profile(now, free, self._limits.ends(cluster, now))
         num_blocked = 0
         refused: set[object] = set()
-        for job in self._queue(world, now):
-            limit_s = self._limits.of(job, truth)
+        for job in self._queue(cluster, now):
+            limit_s = self._limits.of(job, oracle)
             for_us, key = int(limit_s * US), (job.shape, limit_s)
             if num_blocked >= self._depth and key in refused:
                 continue
             start = profile.earliest(job.num_slots, for_us)
-            takings = best_fit(world, job) if start == now else None
-            if takings is not None:
-                draft.start(job, takings)
+            allocations = best_fit(cluster, job) if start == now else None
+            if allocations is not None:
+                state.start(job, allocations)
             else:
                 refused.add(key)
                 num_blocked += 1
-            if start is not None and (takings is not None or num_blocked <= self._depth):
+            if start is not None and (allocations is not None or num_blocked <= self._depth):
                 profile.take(start, for_us, job.num_slots)
-        return finish(draft)
+        return finish(state)
 
 
 def slurm_like() -> Easy:

@@ -13,26 +13,26 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-from phalanx.core.scheduling import Held, Plan, Waiting, World
-from phalanx.core.scheduling.planner import honour_holes
-from phalanx.core.scheduling.stages.scheduling_pass import Draft
-from phalanx.sim.cluster.engine import Truth
+from phalanx.core.scheduling import ClusterIndex, Plan, QueuedJob, RunningJob
+from phalanx.core.scheduling.planner import honour_reservations
+from phalanx.core.scheduling.stages.scheduling_pass import Pass
+from phalanx.sim.cluster.engine import Oracle
 from phalanx.sim.peers.queues import best_fit, finish, new_draft
 from phalanx.sim.peers.victims import Spare, evict_for, filled_back, placed_again
 
 _MOST_TRIES = 16
-_Rank = Callable[["Quotas", Waiting], tuple[float, ...]]
+_Rank = Callable[["Quotas", QueuedJob], tuple[float, ...]]
 
 
 class Quotas:
     """What every queue owns and may hold at most, and what it holds in this draft."""
 
-    def __init__(self, draft: Draft) -> None:
-        self._draft = draft
-        world = draft.world
-        self.capacity = sum(group.num_nodes * group.size for group in world.index.groups)
-        self._owned = {p.name: p.guaranteed_slots for p in world.projects.values()}
-        self._most = {p.name: p.max_slots for p in world.projects.values()}
+    def __init__(self, state: Pass) -> None:
+        self._state = state
+        cluster = state.cluster
+        self.capacity = sum(group.num_nodes * group.size for group in cluster.index.groups)
+        self._owned = {p.name: p.guaranteed_slots for p in cluster.projects.values()}
+        self._most = {p.name: p.max_slots for p in cluster.projects.values()}
 
     def owned(self, project: str) -> int:
         """Slots of its own; a queue nobody declared owns everything, or nothing beside declared ones."""
@@ -40,18 +40,18 @@ class Quotas:
 
     def used(self, project: str) -> int:
         """Slots it holds or has been promised."""
-        return self._draft.used.get(project, 0)
+        return self._state.used.get(project, 0)
 
-    def is_within(self, job: Waiting) -> bool:
+    def is_within(self, job: QueuedJob) -> bool:
         """Whether the queue owns what it would then hold."""
         return self.used(job.project) + job.num_slots <= self.owned(job.project)
 
-    def is_allowed(self, job: Waiting) -> bool:
+    def is_allowed(self, job: QueuedJob) -> bool:
         """Whether the queue's own limit leaves room."""
         most = self._most.get(job.project)
         return most is None or self.used(job.project) + job.num_slots <= most
 
-    def is_over(self, held: Held) -> bool:
+    def is_over(self, held: RunningJob) -> bool:
         """Whether its queue holds more than it owns."""
         return self.used(held.project) > self.owned(held.project)
 
@@ -60,18 +60,18 @@ class Quotas:
         return self.used(project) / max(self.owned(project), 1)
 
 
-def kueue_rank(quotas: Quotas, job: Waiting) -> tuple[float, ...]:
+def kueue_rank(quotas: Quotas, job: QueuedJob) -> tuple[float, ...]:
     """Heads that need not borrow first, then priority, then arrival."""
     return (float(not quotas.is_within(job)), -job.priority, job.since, job.num)
 
 
-def kai_rank(quotas: Quotas, job: Waiting) -> tuple[float, ...]:
+def kai_rank(quotas: Quotas, job: QueuedJob) -> tuple[float, ...]:
     """Queues below their quota first, the least served first; then priority and arrival."""
     over = float(not quotas.is_within(job))
     return (over, quotas.served(job.project), -job.priority, job.since, job.num)
 
 
-def _newest_first(held: Held) -> tuple[float, ...]:
+def _newest_first(held: RunningJob) -> tuple[float, ...]:
     return (held.priority, -(held.started_at or 0), held.job)
 
 
@@ -83,20 +83,20 @@ class CohortQueues:
         self._rank = rank
         self._spare = spare
 
-    def plan(self, world: World, now: int, truth: Truth) -> Plan:
+    def plan(self, cluster: ClusterIndex, now: int, oracle: Oracle) -> Plan:
         """Admit, then take back what was lent, then preempt inside the queues."""
-        draft = new_draft(world, now)
-        honour_holes(draft)
-        quotas = Quotas(draft)
-        blocked = self._admit(draft, quotas)
-        self._after(draft, quotas, blocked)
-        return finish(draft)
+        state = new_draft(cluster, now)
+        honour_reservations(state)
+        quotas = Quotas(state)
+        blocked = self._admit(state, quotas)
+        self._after(state, quotas, blocked)
+        return finish(state)
 
-    def _admit(self, draft: Draft, quotas: Quotas) -> list[Waiting]:
-        queues = _queues(draft)
+    def _admit(self, state: Pass, quotas: Quotas) -> list[QueuedJob]:
+        queues = _queues(state)
         heads = [(self._rank(quotas, queue[-1]), name) for name, queue in queues.items()]
         heapq.heapify(heads)
-        blocked: list[Waiting] = []
+        blocked: list[QueuedJob] = []
         failed: set[object] = set()
         while heads:
             rank, name = heapq.heappop(heads)
@@ -107,23 +107,23 @@ class CohortQueues:
                 continue
             queues[name].pop()
             if quotas.is_allowed(job) and job.shape not in failed:
-                takings = best_fit(draft.world, job)
-                if takings is None:
+                allocations = best_fit(state.cluster, job)
+                if allocations is None:
                     failed.add(job.shape)
                     blocked.append(job)
                 else:
-                    draft.start(job, takings)
+                    state.start(job, allocations)
             elif quotas.is_allowed(job):
                 blocked.append(job)
             if queues[name]:
                 heapq.heappush(heads, (self._rank(quotas, queues[name][-1]), name))
         return blocked
 
-    def _after(self, draft: Draft, quotas: Quotas, blocked: list[Waiting]) -> None:
+    def _after(self, state: Pass, quotas: Quotas, blocked: list[QueuedJob]) -> None:
         """What is done for those that found no room."""
-        self._take_back(draft, quotas, blocked)
+        self._take_back(state, quotas, blocked)
 
-    def _take_back(self, draft: Draft, quotas: Quotas, blocked: list[Waiting]) -> None:
+    def _take_back(self, state: Pass, quotas: Quotas, blocked: list[QueuedJob]) -> None:
         tries = 0
         hopeless: set[object] = set()
         for job in blocked:
@@ -131,36 +131,36 @@ class CohortQueues:
             whose = (job.project, job.priority, within)
             if whose in hopeless or (whose, job.shape) in hopeless:
                 continue
-            victims = _victims(draft, quotas, job, within)
+            victims = _victims(state, quotas, job, within)
             if not victims:
                 hopeless.add(whose)
                 continue
             tries += 1
-            if not evict_for(draft, job, victims, self._spare):
+            if not evict_for(state, job, victims, self._spare):
                 hopeless.add((whose, job.shape))
             if tries >= _MOST_TRIES:
                 return
 
 
-def _queues(draft: Draft) -> dict[str, list[Waiting]]:
+def _queues(state: Pass) -> dict[str, list[QueuedJob]]:
     """The waiting jobs of each project, the first of them last."""
-    owners = {hole.job for hole in draft.holes} | draft.started
-    queues: dict[str, list[Waiting]] = {}
-    for job in draft.world.waiting.values():
-        if job.num not in owners and job.num not in draft.world.deferred:
+    owners = {reservation.job for reservation in state.reservations} | state.started
+    queues: dict[str, list[QueuedJob]] = {}
+    for job in state.cluster.waiting.values():
+        if job.num not in owners and job.num not in state.cluster.deferred:
             queues.setdefault(job.project, []).append(job)
     for queue in queues.values():
         queue.sort(key=lambda job: (-job.priority, job.since, job.num), reverse=True)
     return queues
 
 
-def _victims(draft: Draft, quotas: Quotas, job: Waiting, within: bool) -> list[Held]:
+def _victims(state: Pass, quotas: Quotas, job: QueuedJob, within: bool) -> list[RunningJob]:
     """Borrowers of other queues for a claim within quota, then lower priorities of the own queue."""
-    borrowed: list[Held] = []
-    own: list[Held] = []
+    borrowed: list[RunningJob] = []
+    own: list[RunningJob] = []
     left: dict[str, int] = {}
-    for held in sorted(draft.world.held.values(), key=_newest_first):
-        if held.stopping or held.job in draft.leaving or not held.preemptible:
+    for held in sorted(state.cluster.held.values(), key=_newest_first):
+        if held.stopping or held.job in state.leaving or not held.preemptible:
             continue
         if held.project == job.project:
             if held.priority < job.priority:
@@ -176,36 +176,36 @@ def _victims(draft: Draft, quotas: Quotas, job: Waiting, within: bool) -> list[H
 class KaiQueues(CohortQueues):
     """KAI's actions in its order: allocate, consolidate, reclaim, preempt."""
 
-    def _after(self, draft: Draft, quotas: Quotas, blocked: list[Waiting]) -> None:
+    def _after(self, state: Pass, quotas: Quotas, blocked: list[QueuedJob]) -> None:
         served: set[int] = set()
         tries = 0
         hopeless: set[object] = set()
         for job in blocked:
-            free = sum(group.num_free for group in draft.index.groups)
+            free = sum(group.num_free for group in state.index.groups)
             if free < job.num_slots or job.num_slots == 1 or job.shape in hopeless:
                 continue
             tries += 1
             if tries > _MOST_TRIES:
                 break
-            if evict_for(draft, job, _movable(draft, job), placed_again):
+            if evict_for(state, job, _movable(state, job), placed_again):
                 served.add(job.num)
             else:
                 hopeless.add(job.shape)
-        self._take_back(draft, quotas, [job for job in blocked if job.num not in served])
+        self._take_back(state, quotas, [job for job in blocked if job.num not in served])
 
 
-def _movable(draft: Draft, job: Waiting) -> list[Held]:
+def _movable(state: Pass, job: QueuedJob) -> list[RunningJob]:
     """Smaller jobs on one node each, the smallest first."""
     found = [
         held
-        for held in draft.world.held.values()
+        for held in state.cluster.held.values()
         if held.preemptible
         and not held.stopping
-        and held.job not in draft.leaving
+        and held.job not in state.leaving
         and len(held.placement.shares) == 1
         and 2 * held.num_slots <= job.num_slots
         and held.save_s is not None
-        and draft.now - (held.started_at or 0) >= 3_600_000_000
+        and state.now - (held.started_at or 0) >= 3_600_000_000
     ]
     return sorted(found, key=lambda held: (held.num_slots, -(held.started_at or 0), held.job))
 

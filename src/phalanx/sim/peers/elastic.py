@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from phalanx.core.gang.placement import NodeShare, Placement
 from phalanx.core.reasons import Reason, ReasonCode
-from phalanx.core.scheduling import Held, Plan, Resize, Start, Waiting, World
-from phalanx.core.scheduling.model.snapshot import US
+from phalanx.core.scheduling import ClusterIndex, Plan, QueuedJob, Resize, RunningJob, Start
+from phalanx.core.scheduling.model.planning_input import US
 from phalanx.core.scheduling.stages.elastic import speed
-from phalanx.sim.cluster.engine import Truth
+from phalanx.sim.cluster.engine import Oracle
 
 _WHY = Reason(ReasonCode.PLACED, "a new division of the slots")
 
@@ -40,13 +40,15 @@ class GoodputShares:
     power: float
     restart_s: float = 60.0
 
-    def plan(self, world: World, now: int, truth: Truth) -> Plan:
+    def plan(self, cluster: ClusterIndex, now: int, oracle: Oracle) -> Plan:
         """Sizes for all, then shrinks, then growth and starts on what is free."""
-        jobs = [_of_held(world.held[num], now) for num in sorted(world.elastic)]
-        lines = [(since, num) for line in world.lines.values() for since, num in line.jobs]
-        jobs += [_of_waiting(world.waiting[num]) for _, num in sorted(lines)]
-        total = sum(group.num_nodes * group.size for group in world.index.groups)
-        return _carried_out(world, jobs, self._sizes(jobs, total))
+        jobs = [_of_held(cluster.held[num], now) for num in sorted(cluster.elastic)]
+        classes = [
+            (since, num) for eq_class in cluster.classes.values() for since, num in eq_class.jobs
+        ]
+        jobs += [_of_waiting(cluster.waiting[num]) for _, num in sorted(classes)]
+        total = sum(group.num_nodes * group.size for group in cluster.index.groups)
+        return _carried_out(cluster, jobs, self._sizes(jobs, total))
 
     def _sizes(self, jobs: list[_Job], total: int) -> dict[int, int]:
         found: dict[int, int] = {}
@@ -81,20 +83,20 @@ class GoodputShares:
         return wanted if faster * keeps > 1.05 else job.now
 
 
-def _of_held(held: Held, now: int) -> _Job:
+def _of_held(held: RunningJob, now: int) -> _Job:
     age_s = (now - (held.started_at or now)) / US
     most = held.max_nodes or len(held.placement.shares)
     now_at = len(held.placement.shares)
     return _Job(held.job, held.min_nodes or 1, most, now_at, age_s, held.speeds)
 
 
-def _of_waiting(job: Waiting) -> _Job:
+def _of_waiting(job: QueuedJob) -> _Job:
     least = job.min_nodes or job.shape.nodes
     return _Job(job.num, least, job.shape.nodes, 0, 0.0, job.speeds)
 
 
-def _carried_out(world: World, jobs: list[_Job], sizes: dict[int, int]) -> Plan:
-    index = world.index
+def _carried_out(cluster: ClusterIndex, jobs: list[_Job], sizes: dict[int, int]) -> Plan:
+    index = cluster.index
     free = [
         (i, slot)
         for i, mask in enumerate(index.free)
@@ -105,7 +107,7 @@ def _carried_out(world: World, jobs: list[_Job], sizes: dict[int, int]) -> Plan:
     for job in jobs:
         size = sizes.get(job.num, job.now)
         if 0 < size < job.now:
-            held = world.held[job.num]
+            held = cluster.held[job.num]
             kept = replace_shares(held.placement, held.placement.shares[:size])
             for share in held.placement.shares[size:]:
                 free += [(index.num_of[share.node], slot) for slot in share.slots]
@@ -120,7 +122,7 @@ def _carried_out(world: World, jobs: list[_Job], sizes: dict[int, int]) -> Plan:
         )
         del free[:more]
         if job.now:
-            held = world.held[job.num]
+            held = cluster.held[job.num]
             wider = replace_shares(held.placement, held.placement.shares + fresh)
             resizes.append(Resize(job.num, wider, _WHY))
         else:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from phalanx.core.scheduling import Held, Plan, Waiting, World
+from phalanx.core.scheduling import ClusterIndex, Plan, QueuedJob, RunningJob
 from phalanx.core.scheduling.model.durations import bin_of
-from phalanx.core.scheduling.model.snapshot import US
-from phalanx.core.scheduling.planner import honour_holes
+from phalanx.core.scheduling.model.planning_input import US
+from phalanx.core.scheduling.planner import honour_reservations
 from phalanx.core.scheduling.stages.order import kind_key
-from phalanx.core.scheduling.stages.scheduling_pass import Draft
-from phalanx.sim.cluster.engine import Truth
+from phalanx.core.scheduling.stages.scheduling_pass import Pass
+from phalanx.sim.cluster.engine import Oracle
 from phalanx.sim.peers.queues import best_fit, finish, new_draft
 from phalanx.sim.peers.victims import evict_for, who_is_in_the_way
 
@@ -32,17 +32,17 @@ class Active:
     slots: int
     attained_slot_s: float
     submitted_at: int
-    waiting: Waiting | None
-    held: Held | None
+    waiting: QueuedJob | None
+    held: RunningJob | None
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
     """What an order may look at: everybody at one moment, and for oracles the truth."""
 
-    world: World
+    cluster: ClusterIndex
     now: int
-    truth: Truth
+    oracle: Oracle
     everyone: Sequence[Active]
 
 
@@ -64,16 +64,16 @@ def by(key: Key) -> Order:
 
 def srpt_key(active: Active, scene: Scene) -> float:
     """True work left."""
-    return scene.truth.remaining_s(active.num) * active.slots
+    return scene.oracle.remaining_s(active.num) * active.slots
 
 
 def gittins_key(active: Active, scene: Scene) -> float:
     """Learned index, best first."""
     if active.waiting is not None:
         kind = kind_key(active.waiting)
-        return -scene.world.history.index(kind, bin_of(active.attained_slot_s))
+        return -scene.cluster.history.index(kind, bin_of(active.attained_slot_s))
     held = active.held
-    return 0.0 if held is None else -scene.world.score_of(held, 0)
+    return 0.0 if held is None else -scene.cluster.score_of(held, 0)
 
 
 def las_key(active: Active, scene: Scene) -> float:
@@ -98,7 +98,7 @@ class LeastAttained:
     def __call__(self, scene: Scene) -> list[Active]:
         """The queues one after another."""
         known = {active.num: active for active in scene.everyone}
-        leaving = {num for num, held in scene.world.held.items() if held.stopping}
+        leaving = {num for num, held in scene.cluster.held.items() if held.stopping}
         for queue in self._queues:
             alive = [num for num in queue if num in known or num in leaving]
             # A stable sort: those that run first, otherwise as they stood.
@@ -129,12 +129,12 @@ class Preemptive:
         self._min_run_s = min_run_s
         self._submitted: dict[int, int] = {}
 
-    def plan(self, world: World, now: int, truth: Truth) -> Plan:
+    def plan(self, cluster: ClusterIndex, now: int, oracle: Oracle) -> Plan:
         """Order everybody, choose, evict the others as far as the chosen need it, fill the rest."""
-        draft = new_draft(world, now)
-        honour_holes(draft)
-        ranked = self._order(Scene(world, now, truth, self._everyone(world, now)))
-        left = sum(node.num_slots for node in world.index.nodes if not node.closed)
+        state = new_draft(cluster, now)
+        honour_reservations(state)
+        ranked = self._order(Scene(cluster, now, oracle, self._everyone(cluster, now)))
+        left = sum(node.num_slots for node in cluster.index.nodes if not node.closed)
         chosen: set[int] = set()
         for active in ranked:
             if active.slots <= left:
@@ -147,48 +147,50 @@ class Preemptive:
         ]
         for active in ranked:
             job = active.waiting
-            if job is None or job.num not in chosen or _is_served(draft, job):
+            if job is None or job.num not in chosen or _is_served(state, job):
                 continue
-            takings = best_fit(world, job)
-            if takings is not None:
-                draft.start(job, takings)
+            allocations = best_fit(cluster, job)
+            if allocations is not None:
+                state.start(job, allocations)
                 continue
-            for held in evict_for(draft, job, victims, who_is_in_the_way):
+            for held in evict_for(state, job, victims, who_is_in_the_way):
                 victims.remove(held)
-        self._fill(draft, ranked)
-        return finish(draft)
+        self._fill(state, ranked)
+        return finish(state)
 
-    def _fill(self, draft: Draft, ranked: list[Active]) -> None:
+    def _fill(self, state: Pass, ranked: list[Active]) -> None:
         failed: set[object] = set()
         for active in ranked:
             job = active.waiting
-            if job is None or job.shape in failed or _is_served(draft, job):
+            if job is None or job.shape in failed or _is_served(state, job):
                 continue
-            takings = best_fit(draft.world, job)
-            if takings is None:
+            allocations = best_fit(state.cluster, job)
+            if allocations is None:
                 failed.add(job.shape)
             else:
-                draft.start(job, takings)
+                state.start(job, allocations)
 
-    def _everyone(self, world: World, now: int) -> list[Active]:
+    def _everyone(self, cluster: ClusterIndex, now: int) -> list[Active]:
         everyone = []
-        for job in world.waiting.values():
+        for job in cluster.waiting.values():
             self._submitted.setdefault(job.num, job.submitted_at)
             attained = job.attained_slot_s
             everyone.append(Active(job.num, job.num_slots, attained, job.submitted_at, job, None))
-        for held in world.held.values():
+        for held in cluster.held.values():
             if not held.stopping:
                 at = self._submitted.get(held.job, 0)
                 attained = held.attained(now)
                 everyone.append(Active(held.job, held.num_slots, attained, at, None, held))
         return everyone
 
-    def _may_stop(self, held: Held, now: int) -> bool:
+    def _may_stop(self, held: RunningJob, now: int) -> bool:
         return (now - (held.started_at or 0)) / US >= self._min_run_s
 
 
-def _is_served(draft: Draft, job: Waiting) -> bool:
-    return job.num in draft.started or any(hole.job == job.num for hole in draft.holes)
+def _is_served(state: Pass, job: QueuedJob) -> bool:
+    return job.num in state.started or any(
+        reservation.job == job.num for reservation in state.reservations
+    )
 
 
 def las() -> Preemptive:

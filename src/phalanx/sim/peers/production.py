@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from phalanx.core.scheduling import Plan, World, plan_pass
-from phalanx.sim.cluster.engine import Truth
+from phalanx.core.scheduling import ClusterIndex, Plan, plan_pass
+from phalanx.sim.cluster.engine import Oracle
 
 
 class Production:
@@ -13,9 +13,9 @@ class Production:
 
     name = "phalanx"
 
-    def plan(self, world: World, now: int, truth: Truth) -> Plan:
+    def plan(self, cluster: ClusterIndex, now: int, oracle: Oracle) -> Plan:
         """One production pass."""
-        return plan_pass(world, now)
+        return plan_pass(cluster, now)
 
 
 class Blind:
@@ -27,13 +27,13 @@ class Blind:
 
     name = "phalanx-blind"
 
-    def plan(self, world: World, now: int, truth: Truth) -> Plan:
+    def plan(self, cluster: ClusterIndex, now: int, oracle: Oracle) -> Plan:
         """One production pass on false facts, which are put right afterwards."""
-        told = {num: held.saved_at for num, held in world.held.items()}
+        told = {num: held.saved_at for num, held in cluster.held.items()}
         for num in told:
-            world.saved(num, now)
+            cluster.saved(num, now)
         try:
-            return plan_pass(world, now)
+            return plan_pass(cluster, now)
         finally:
             for num, saved_at in told.items():
-                world.held[num] = replace(world.held[num], saved_at=saved_at)
+                cluster.held[num] = replace(cluster.held[num], saved_at=saved_at)

@@ -5,40 +5,40 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from phalanx.core.scheduling import Plan, Waiting, World
-from phalanx.core.scheduling.index.slots import SlotIndex, Taking, pick
-from phalanx.core.scheduling.index.topology import ask_of, place
-from phalanx.core.scheduling.stages.scheduling_pass import Draft
-from phalanx.sim.cluster.engine import Truth
+from phalanx.core.scheduling import ClusterIndex, Plan, QueuedJob
+from phalanx.core.scheduling.index.slots import Allocation, SlotIndex, pick
+from phalanx.core.scheduling.index.topology import place, request_of
+from phalanx.core.scheduling.stages.scheduling_pass import Pass
+from phalanx.sim.cluster.engine import Oracle
 
-Placer = Callable[[World, Waiting], list[Taking] | None]
+Placer = Callable[[ClusterIndex, QueuedJob], list[Allocation] | None]
 
 
-def best_fit(world: World, job: Waiting) -> list[Taking] | None:
+def best_fit(cluster: ClusterIndex, job: QueuedJob) -> list[Allocation] | None:
     """The production placement: the smallest domain, best fit, or wait."""
-    line = world.line_of.get(job.num)
-    if line is not None:
+    eq_class = cluster.class_of.get(job.num)
+    if eq_class is not None:
         # What its line asks for is what it asks for, and known already.
-        return place(world.index, line.ask, line.groups, job.shape)
-    ask = ask_of(job)
-    return place(world.index, ask, world.groups_for(ask), job.shape)
+        return place(cluster.index, eq_class.request, eq_class.groups, job.shape)
+    request = request_of(job)
+    return place(cluster.index, request, cluster.groups_for(request), job.shape)
 
 
-def first_fit(world: World, job: Waiting) -> list[Taking] | None:
+def first_fit(cluster: ClusterIndex, job: QueuedJob) -> list[Allocation] | None:
     """Any free slots in node order, however scattered."""
-    index: SlotIndex = world.index
+    index: SlotIndex = cluster.index
     left = job.num_slots
     if sum(group.num_free for group in index.groups) < left:
         return None
-    takings = []
+    allocations = []
     for node, free in enumerate(index.free):
         if not free or index.nodes[node].closed:
             continue
         mask = pick(free, min(left, free.bit_count()))
-        takings.append(Taking(node, mask))
+        allocations.append(Allocation(node, mask))
         left -= mask.bit_count()
         if not left:
-            return takings
+            return allocations
     return None
 
 
@@ -50,12 +50,12 @@ class Fifo:
         self._placer = placer
         self._skip = skip
 
-    def plan(self, world: World, now: int, truth: Truth) -> Plan:
+    def plan(self, cluster: ClusterIndex, now: int, oracle: Oracle) -> Plan:
         """Walk the queue; give up at the first blocked job, or after `skip` blocked shapes."""
-        draft = new_draft(world, now)
-        order = sorted(world.waiting.values(), key=lambda job: (job.since, job.num))
-        fill(draft, order, self._placer, self._skip)
-        return finish(draft)
+        state = new_draft(cluster, now)
+        order = sorted(cluster.waiting.values(), key=lambda job: (job.since, job.num))
+        fill(state, order, self._placer, self._skip)
+        return finish(state)
 
 
 class Shortest:
@@ -66,50 +66,50 @@ class Shortest:
         self._sigma = sigma
         self._seed = seed
 
-    def plan(self, world: World, now: int, truth: Truth) -> Plan:
+    def plan(self, cluster: ClusterIndex, now: int, oracle: Oracle) -> Plan:
         """Walk the queue in order of predicted work."""
-        draft = new_draft(world, now)
+        state = new_draft(cluster, now)
 
-        def work(job: Waiting) -> tuple[float, int]:
+        def work(job: QueuedJob) -> tuple[float, int]:
             blur = 1.0
             if self._sigma:
                 rng = random.Random(self._seed * 1_000_003 + job.num)
                 blur = 2.718281828 ** rng.gauss(0.0, self._sigma)
-            return (truth.remaining_s(job.num) * blur * job.num_slots, job.num)
+            return (oracle.remaining_s(job.num) * blur * job.num_slots, job.num)
 
-        fill(draft, sorted(world.waiting.values(), key=work), best_fit, EVERYBODY)
-        return finish(draft)
+        fill(state, sorted(cluster.waiting.values(), key=work), best_fit, EVERYBODY)
+        return finish(state)
 
 
 EVERYBODY = 1 << 30
 """Pass over any number of blocked shapes."""
 
 
-def new_draft(world: World, now: int) -> Draft:
+def new_draft(cluster: ClusterIndex, now: int) -> Pass:
     """A pass without quotas."""
-    world.ripen(now)
-    draft = Draft(world, now, {}, dict(world.used))
-    draft.mark = world.index.mark()
-    return draft
+    cluster.activate_deferred(now)
+    state = Pass(cluster, now, {}, dict(cluster.used))
+    state.mark = cluster.index.mark()
+    return state
 
 
-def finish(draft: Draft) -> Plan:
+def finish(state: Pass) -> Plan:
     """Close the pass."""
-    draft.index.rollback(draft.mark)
-    return Plan(tuple(draft.starts), (), None, tuple(draft.preemptions), tuple(draft.holes))
+    state.index.rollback(state.mark)
+    return Plan(tuple(state.starts), (), None, tuple(state.preemptions), tuple(state.reservations))
 
 
-def fill(draft: Draft, order: list[Waiting], placer: Placer, skip: int) -> None:
+def fill(state: Pass, order: list[QueuedJob], placer: Placer, skip: int) -> None:
     """Start what fits, in order; stop after `skip` blocked shapes."""
     failed: set[object] = set()
     for job in order:
         key = job.shape
-        if key in failed or job.num in draft.started:
+        if key in failed or job.num in state.started:
             continue
-        takings = placer(draft.world, job)
-        if takings is None:
+        allocations = placer(state.cluster, job)
+        if allocations is None:
             failed.add(key)
             if len(failed) > skip:
                 return
             continue
-        draft.start(job, takings)
+        state.start(job, allocations)

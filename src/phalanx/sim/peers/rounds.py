@@ -8,7 +8,7 @@ solution in closed form, the water level that fills the cluster.
 
 from __future__ import annotations
 
-from phalanx.core.scheduling.model.snapshot import US
+from phalanx.core.scheduling.model.planning_input import US
 from phalanx.sim.peers.preemptive import Active, Preemptive, Scene, by
 
 _QUANTUM_S = 1800.0
@@ -30,7 +30,7 @@ def lateness_key(active: Active, scene: Scene) -> float:
     How many share the cluster is the same for all at one moment and left out. It knows true
     durations, where the paper lets jobs report theirs.
     """
-    left_s = scene.truth.remaining_s(active.num)
+    left_s = scene.oracle.remaining_s(active.num)
     had_s = active.attained_slot_s / max(active.slots, 1)
     in_all_s = (scene.now - active.submitted_at) / US + left_s
     return -in_all_s / max(had_s + left_s, 1.0)
@@ -38,7 +38,7 @@ def lateness_key(active: Active, scene: Scene) -> float:
 
 def max_min(scene: Scene) -> list[Active]:
     """Gavel with max-min fairness: target share of time over the share had, the highest first."""
-    capacity = sum(node.num_slots for node in scene.world.index.nodes if not node.closed)
+    capacity = sum(node.num_slots for node in scene.cluster.index.nodes if not node.closed)
     level = water_level([active.slots for active in scene.everyone], capacity)
 
     def key(active: Active, _: Scene) -> float:

@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from phalanx.core.gang.placement import GangShape, Node
-from phalanx.core.scheduling import Terms
+from phalanx.core.scheduling import PlannerConfig
 from phalanx.sim.cluster.costs import Costs
-from phalanx.sim.cluster.engine import Policy, Result, Setup
+from phalanx.sim.cluster.engine import Result, SchedulingPolicy, SimulationSetup
 from phalanx.sim.jobs import TraceJob, gang_of
 from phalanx.sim.peers.elastic import pollux_like, sia_like
 from phalanx.sim.peers.preemptive import las
@@ -25,7 +25,7 @@ from phalanx.sim.workload import traces
 
 _MOST = 16
 _NODE = 4
-POLICIES: Mapping[str, Callable[[], Policy]] = {
+POLICIES: Mapping[str, Callable[[], SchedulingPolicy]] = {
     "phalanx": Production,
     "sia-like": sia_like,
     "pollux-like": pollux_like,
@@ -34,7 +34,7 @@ POLICIES: Mapping[str, Callable[[], Policy]] = {
 """Who is compared on elastic jobs; `las` runs them rigid, at the size that was asked for."""
 
 
-def sia(folder: Path, number: int) -> tuple[list[TraceJob], Setup]:
+def sia(folder: Path, number: int) -> tuple[list[TraceJob], SimulationSetup]:
     """Workload `number` (1 to 3) on 16 nodes of 4 slots in one rack, with 60 s rounds."""
     jobs = []
     curves: dict[tuple[str, float], tuple[float, ...]] = {}
@@ -55,8 +55,10 @@ def sia(folder: Path, number: int) -> tuple[list[TraceJob], Setup]:
         Node(f"n{i}", "t4", "h", _NODE, 96, 0, splittable=True, domains=(("rack", "r0"),))
         for i in range(16)
     ]
-    terms = Terms(resize_cooldown_s=300.0)
-    return jobs, Setup(nodes, terms=terms, costs=Costs(start_s=30.0, restart_s=60.0, save_s=15.0))
+    config = PlannerConfig(resize_cooldown_s=300.0)
+    return jobs, SimulationSetup(
+        nodes, config=config, costs=Costs(start_s=30.0, restart_s=60.0, save_s=15.0)
+    )
 
 
 def curve(path: Path, batch: float) -> tuple[float, ...]:

@@ -1,6 +1,6 @@
 """T8: sudden loads under which schedulers thrash, and what to look at afterwards.
 
-Each storm is jobs and a set-up; `weather` runs one and says how many were evicted in vain, how often the
+Each storm is jobs and a set-up; `run_storm` runs one and says how many were evicted in vain, how often the
 unluckiest was within an hour, and how long a project waited for what it is guaranteed.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from phalanx.core.scheduling import Project
-from phalanx.sim.audit.evictions import Witness
-from phalanx.sim.cluster.engine import Policy, Setup, simulate
+from phalanx.sim.audit.evictions import EvictionRecorder
+from phalanx.sim.cluster.engine import SchedulingPolicy, SimulationSetup, simulate
 from phalanx.sim.jobs import TraceJob, gang_of
 from phalanx.sim.output.report import figures
 from phalanx.sim.workload.traces import grid_nodes
@@ -26,11 +26,11 @@ class Storm:
     """Jobs that arrive, and on what."""
 
     jobs: tuple[TraceJob, ...]
-    setup: Setup
+    setup: SimulationSetup
 
 
 @dataclass(frozen=True, slots=True)
-class Weathered:
+class StormOutcome:
     """What a storm left. `latest_s` is the longest wait of a job labelled as a claim."""
 
     num_evictions: int
@@ -54,7 +54,7 @@ def borrow_and_reclaim(seed: int = 0) -> Storm:
         TraceJob(num, at_s, lasts_s, gang_of(slots, 8), project=project, label=label)
         for num, (at_s, lasts_s, slots, project, label) in enumerate(rows, start=1)
     )
-    return Storm(jobs, Setup(grid_nodes(32, 8, 8, 2), projects, audit_every=50))
+    return Storm(jobs, SimulationSetup(grid_nodes(32, 8, 8, 2), projects, audit_every=50))
 
 
 def priorities(seed: int = 0) -> Storm:
@@ -71,7 +71,7 @@ def priorities(seed: int = 0) -> Storm:
         TraceJob(num, at_s, lasts_s, gang_of(slots, 8), priority=priority, label=label)
         for num, (at_s, lasts_s, slots, priority, label) in enumerate(rows, start=1)
     )
-    return Storm(jobs, Setup(grid_nodes(64, 8, 8, 2), audit_every=50))
+    return Storm(jobs, SimulationSetup(grid_nodes(64, 8, 8, 2), audit_every=50))
 
 
 def never_fits(seed: int = 0) -> Storm:
@@ -79,7 +79,7 @@ def never_fits(seed: int = 0) -> Storm:
     rng = random.Random(seed)
     jobs = [TraceJob(n, 0.0, _HOUR_S * (1 + rng.random()), gang_of(8, 8)) for n in range(1, 40)]
     jobs.append(TraceJob(99, 600.0, _HOUR_S, gang_of(72, 8), priority=90, required="rack"))
-    return Storm(tuple(jobs), Setup(grid_nodes(32, 8, 8, 2), audit_every=50))
+    return Storm(tuple(jobs), SimulationSetup(grid_nodes(32, 8, 8, 2), audit_every=50))
 
 
 def uneven_leavers(seed: int = 0) -> Storm:
@@ -99,7 +99,7 @@ def uneven_leavers(seed: int = 0) -> Storm:
         TraceJob(100 + n, _HOUR_S + 20.0 * n, _HOUR_S, gang_of(size, 8), priority=80, label=_CLAIMS)
         for n, size in enumerate([64, 32, 64, 16, 32, 64])
     ]
-    return Storm(tuple(jobs), Setup(grid_nodes(32, 8, 8, 2), audit_every=50))
+    return Storm(tuple(jobs), SimulationSetup(grid_nodes(32, 8, 8, 2), audit_every=50))
 
 
 STORMS: Mapping[str, Callable[[int], Storm]] = {
@@ -110,16 +110,16 @@ STORMS: Mapping[str, Callable[[int], Storm]] = {
 }
 
 
-def weather(storm: Storm, policy: Policy) -> Weathered:
+def run_storm(storm: Storm, policy: SchedulingPolicy) -> StormOutcome:
     """Run a storm. Raises InvariantBroken if a promise of the policy breaks on the way."""
-    witness = Witness(policy)
-    result = simulate(storm.jobs, storm.setup, witness)
+    recorder = EvictionRecorder(policy)
+    result = simulate(storm.jobs, storm.setup, recorder)
     claims = [run for run in result.runs.values() if run.job.label == _CLAIMS]
     waits = [(run.first_start_s or result.end_s) - run.job.submit_s for run in claims]
-    return Weathered(
-        len(witness.evictions),
-        len(witness.needless()),
-        witness.most_in_an_hour(),
+    return StormOutcome(
+        len(recorder.evictions),
+        len(recorder.needless()),
+        recorder.most_in_an_hour(),
         max(waits, default=0.0),
         figures(result).num_done,
         len(storm.jobs),

@@ -9,9 +9,22 @@ import pytest
 
 from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement
 from phalanx.core.reasons import ReasonCode
-from phalanx.core.scheduling import Held, Plan, Project, Snapshot, Terms, Waiting, plan
+from phalanx.core.scheduling import (
+    Plan,
+    PlannerConfig,
+    PlanningInput,
+    Project,
+    QueuedJob,
+    RunningJob,
+    plan,
+)
 from phalanx.core.scheduling.explain.why import why
-from phalanx.core.scheduling.stages.entitlement import Tier, lineage, rolled_up, standings
+from phalanx.core.scheduling.stages.entitlement import (
+    EntitlementTier,
+    lineage,
+    project_shares,
+    rolled_up,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -27,14 +40,14 @@ def nodes(num: int) -> tuple[Node, ...]:
     return tuple(Node(f"n{i}", "p", "h", 4, 8, 100, domains=(("rack", "r0"),)) for i in range(num))
 
 
-def job(num: int, project: str, count: int = 1, **more: object) -> Waiting:
-    return Waiting(num, GangShape(count, 4, 4), 50, num, project=project, **more)  # type: ignore[arg-type]
+def job(num: int, project: str, count: int = 1, **more: object) -> QueuedJob:
+    return QueuedJob(num, GangShape(count, 4, 4), 50, num, project=project, **more)  # type: ignore[arg-type]
 
 
-def held(num: int, node: int, project: str, **more: object) -> Held:
+def held(num: int, node: int, project: str, **more: object) -> RunningJob:
     share = NodeShare(f"n{node}", "h", (0, 1, 2, 3))
     facts: dict[str, object] = {"priority": 50, "started_at": 0, "project": project, **more}
-    return Held(num, Placement("p", (share,)), **facts)  # type: ignore[arg-type]
+    return RunningJob(num, Placement("p", (share,)), **facts)  # type: ignore[arg-type]
 
 
 def started(decided: Plan) -> list[int]:
@@ -49,22 +62,22 @@ class TestLimits:
     TREE = (LAB, VISION, TEXT)
 
     def test_the_parts_together_stay_within_the_limit_of_the_parent(self) -> None:
-        asks = (job(1, "vision"), job(2, "text"), job(3, "text"))
-        decided = plan(Snapshot(nodes(4), (), asks, self.TREE), 10)
+        requests = (job(1, "vision"), job(2, "text"), job(3, "text"))
+        decided = plan(PlanningInput(nodes(4), (), requests, self.TREE), 10)
         assert started(decided) == [1, 2]
         apart = tuple(replace(project, parent="") for project in self.TREE)
-        assert started(plan(Snapshot(nodes(4), (), asks, apart), 10)) == [1, 2, 3]
+        assert started(plan(PlanningInput(nodes(4), (), requests, apart), 10)) == [1, 2, 3]
 
     def test_what_the_parent_runs_itself_counts_too(self) -> None:
         busy = (held(9, 0, "lab"),)
-        asks = (job(1, "vision"), job(2, "text"))
-        decided = plan(Snapshot(nodes(4), busy, asks, self.TREE), 10)
+        requests = (job(1, "vision"), job(2, "text"))
+        decided = plan(PlanningInput(nodes(4), busy, requests, self.TREE), 10)
         assert started(decided) == [1]
 
     def test_the_reason_names_the_project_whose_limit_it_is(self) -> None:
-        asks = (job(1, "vision"), job(2, "vision"), job(3, "text"))
-        snapshot = Snapshot(nodes(4), (), asks, self.TREE)
-        reason = dict(plan(snapshot, 10).stays)[3]
+        requests = (job(1, "vision"), job(2, "vision"), job(3, "text"))
+        snapshot = PlanningInput(nodes(4), (), requests, self.TREE)
+        reason = dict(plan(snapshot, 10).pending_reasons)[3]
         assert reason.code is ReasonCode.WAITING_FOR_QUOTA
         assert "project lab, which text is part of, holds 8 of at most 8" in reason.message
         told = why(snapshot, 3, 10)
@@ -76,7 +89,7 @@ class TestLimits:
     def test_raising_the_limits_of_all_above_is_what_would_help(self) -> None:
         tree = (LAB, replace(VISION, max_slots=4), TEXT)
         busy = (held(8, 0, "vision"), held(9, 1, "text"))
-        told = why(Snapshot(nodes(4), busy, (job(3, "vision"),), tree), 3, 10)
+        told = why(PlanningInput(nodes(4), busy, (job(3, "vision"),), tree), 3, 10)
         assert told is not None
         texts = [change.text for change in told.changes]
         wanted = "if project vision might hold 8 slots and project lab might hold 12 slots"
@@ -84,7 +97,7 @@ class TestLimits:
 
     def test_elastic_jobs_grow_only_as_far_as_the_parent_may(self) -> None:
         growing = held(9, 0, "vision", min_nodes=1, max_nodes=4)
-        decided = plan(Snapshot(nodes(4), (growing,), (), self.TREE), HOUR)
+        decided = plan(PlanningInput(nodes(4), (growing,), (), self.TREE), HOUR)
         (resize,) = decided.resizes
         assert len(resize.placement.shares) == 2
 
@@ -92,34 +105,34 @@ class TestLimits:
 class TestGuarantees:
     TREE = (LAB, VISION, TEXT, OTHER)
 
-    def claim(self, busy: tuple[Held, ...], project: str, tree: tuple[Project, ...]) -> Plan:
+    def gang(self, busy: tuple[RunningJob, ...], project: str, tree: tuple[Project, ...]) -> Plan:
         """A plan for one job of four slots on two full nodes; nobody is put aside as a mere peer."""
-        alone = Terms(hysteresis=math.inf)
-        return plan(Snapshot(nodes(2), busy, (job(1, project),), tree, terms=alone), HOUR)
+        alone = PlannerConfig(hysteresis=math.inf)
+        return plan(PlanningInput(nodes(2), busy, (job(1, project),), tree, config=alone), HOUR)
 
     def test_a_part_without_a_guarantee_claims_that_of_its_parent(self) -> None:
         busy = (held(8, 0, "other"), held(9, 1, "other", priority=90))
-        decided = self.claim(busy, "text", self.TREE)
+        decided = self.gang(busy, "text", self.TREE)
         assert len(evicted(decided)) == 1
         alone = (LAB, VISION, replace(TEXT, parent=""), OTHER)
-        assert evicted(self.claim(busy, "text", alone)) == []
+        assert evicted(self.gang(busy, "text", alone)) == []
 
     def test_what_a_parent_is_guaranteed_is_safe_in_the_hands_of_any_part(self) -> None:
         busy = (held(8, 0, "text"), held(9, 1, "text"))
         rich = Project("rich", guaranteed_slots=4)
-        assert evicted(self.claim(busy, "rich", (*self.TREE, rich))) == []
+        assert evicted(self.gang(busy, "rich", (*self.TREE, rich))) == []
         poorer = (replace(LAB, guaranteed_slots=4), *self.TREE[1:], rich)
-        assert len(evicted(self.claim(busy, "rich", poorer))) == 1
+        assert len(evicted(self.gang(busy, "rich", poorer))) == 1
 
     def test_among_siblings_only_their_own_guarantees_count(self) -> None:
         busy = (held(8, 0, "text"), held(9, 1, "text"))
-        decided = self.claim(busy, "vision", self.TREE)
+        decided = self.gang(busy, "vision", self.TREE)
         # The whole laboratory holds 8 of at most 8: its limit goes before anybody's guarantee.
         assert evicted(decided) == []
         wider = (replace(LAB, max_slots=None), *self.TREE[1:])
-        assert len(evicted(self.claim(busy, "vision", wider))) == 1
+        assert len(evicted(self.gang(busy, "vision", wider))) == 1
         back = (held(8, 0, "vision"), held(9, 1, "text"))
-        assert evicted(self.claim(back, "text", wider)) == []
+        assert evicted(self.gang(back, "text", wider)) == []
 
 
 class TestArithmetic:
@@ -132,11 +145,13 @@ class TestArithmetic:
         assert lineage(self.TREE, "stranger") == ()
 
     def test_shares_of_the_widest_projects_are_compared_first(self) -> None:
-        standing = standings(self.TREE, {"vision": 12, "other": 6}, {"text": 4, "other": 4}, 24)
+        share_of = project_shares(
+            self.TREE, {"vision": 12, "other": 6}, {"text": 4, "other": 4}, 24
+        )
         used = rolled_up(self.TREE, {"vision": 12, "other": 6})
-        assert standing["text"].level(used) == (4, 0)
-        assert standing["other"].level(used) == (6,)
-        assert standing["text"].tier(used, 4) is not Tier.GUARANTEED
+        assert share_of["text"].level(used) == (4, 0)
+        assert share_of["other"].level(used) == (6,)
+        assert share_of["text"].tier(used, 4) is not EntitlementTier.GUARANTEED
 
     def test_a_circle_of_parents_ends(self) -> None:
         odd = {p.name: p for p in (Project("a", parent="b"), Project("b", parent="a"))}

@@ -7,7 +7,15 @@ from dataclasses import replace
 import pytest
 
 from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement, Role
-from phalanx.core.scheduling import Held, Plan, Snapshot, Terms, Waiting, World, plan
+from phalanx.core.scheduling import (
+    ClusterIndex,
+    Plan,
+    PlannerConfig,
+    PlanningInput,
+    QueuedJob,
+    RunningJob,
+    plan,
+)
 from phalanx.core.scheduling.explain.why import why
 
 pytestmark = pytest.mark.unit
@@ -24,15 +32,15 @@ def nodes(num: int, rack: int = 2, **more: object) -> tuple[Node, ...]:
     return tuple(replace(node, **more) for node in made)  # type: ignore[arg-type]
 
 
-def held(num: int, where: dict[int, tuple[int, ...]], **more: object) -> Held:
+def held(num: int, where: dict[int, tuple[int, ...]], **more: object) -> RunningJob:
     shares = tuple(NodeShare(f"n{i}", "h", slots) for i, slots in where.items())
-    return Held(num, Placement("p", shares), **{"priority": 10, "started_at": 0, **more})  # type: ignore[arg-type]
+    return RunningJob(num, Placement("p", shares), **{"priority": 10, "started_at": 0, **more})  # type: ignore[arg-type]
 
 
-def mixed(num: int = 1, **more: object) -> Waiting:
+def mixed(num: int = 1, **more: object) -> QueuedJob:
     """One whole node for the learner, two shares of two slots for its actors."""
     facts: dict[str, object] = {"roles": (GangShape(2, 2, 2),), **more}
-    return Waiting(num, GangShape(1, 4, 4), 50, num, **facts)  # type: ignore[arg-type]
+    return QueuedJob(num, GangShape(1, 4, 4), 50, num, **facts)  # type: ignore[arg-type]
 
 
 def shares_of(decided: Plan, num: int) -> list[tuple[str, int]]:
@@ -48,20 +56,23 @@ class TestPlacement:
     def test_all_parts_lie_in_the_narrowest_domain_that_holds_them_together(self) -> None:
         busy = (held(9, {0: (0, 1)}), held(8, {2: (0,)}))
         # The first rack has room for the learner, not for all: the third takes the whole gang.
-        world = Snapshot(nodes(6, rack=2), busy, (mixed(roles=(GangShape(1, 3, 3),)),))
-        racks = {int(name[1:]) // 2 for name, _ in shares_of(plan(world, 1), 1)}
+        cluster = PlanningInput(nodes(6, rack=2), busy, (mixed(roles=(GangShape(1, 3, 3),)),))
+        racks = {int(name[1:]) // 2 for name, _ in shares_of(plan(cluster, 1), 1)}
         assert len(racks) == 1
-        assert [slots for _, slots in shares_of(plan(world, 1), 1)] == [4, 3]
+        assert [slots for _, slots in shares_of(plan(cluster, 1), 1)] == [4, 3]
 
     def test_a_required_rack_holds_every_role(self) -> None:
-        ask = mixed(required="rack", roles=(GangShape(2, 3, 3),))
-        assert plan(Snapshot(nodes(4, rack=2), (), (ask,)), 1).starts == ()
-        assert len(shares_of(plan(Snapshot(nodes(3, rack=3), (), (ask,)), 1), 1)) == 3
-        assert len(plan(Snapshot(nodes(4), (), (replace(ask, required=None),)), 1).starts) == 1
+        request = mixed(required="rack", roles=(GangShape(2, 3, 3),))
+        assert plan(PlanningInput(nodes(4, rack=2), (), (request,)), 1).starts == ()
+        assert len(shares_of(plan(PlanningInput(nodes(3, rack=3), (), (request,)), 1), 1)) == 3
+        assert (
+            len(plan(PlanningInput(nodes(4), (), (replace(request, required=None),)), 1).starts)
+            == 1
+        )
 
     def test_a_role_wider_than_the_main_shape_finds_its_nodes(self) -> None:
-        ask = Waiting(1, GangShape(2, 2, 2), 50, 0, roles=(GangShape(1, 4, 4),))
-        assert shares_of(plan(Snapshot(nodes(3, rack=3), (), (ask,)), 1), 1) == [
+        request = QueuedJob(1, GangShape(2, 2, 2), 50, 0, roles=(GangShape(1, 4, 4),))
+        assert shares_of(plan(PlanningInput(nodes(3, rack=3), (), (request,)), 1), 1) == [
             ("n1", 2),
             ("n2", 2),
             ("n0", 4),
@@ -71,45 +82,49 @@ class TestPlacement:
 class TestPreemption:
     def test_a_gang_of_roles_evicts_what_it_needs_and_no_more(self) -> None:
         busy = tuple(held(10 + i, {i: FULL}) for i in range(4))
-        world = Snapshot(nodes(4, rack=4), busy, (mixed(),))
-        decided = plan(world, HOUR)
-        (hole,) = decided.holes
-        assert evicted(decided) == set(hole.victims)
+        cluster = PlanningInput(nodes(4, rack=4), busy, (mixed(),))
+        decided = plan(cluster, HOUR)
+        (reservation,) = decided.reservations
+        assert evicted(decided) == set(reservation.victims)
         # A whole node, and one more that both actors' shares fit on only one at a time.
-        assert len(hole.nodes) == 3
+        assert len(reservation.nodes) == 3
         assert len(evicted(decided)) == 3
-        freed = tuple(h for h in busy if h.job not in hole.victims)
-        after = Snapshot(nodes(4, rack=4), freed, (mixed(),), holes=(hole,))
-        assert [name for name, _ in shares_of(plan(after, HOUR + US), 1)] == list(hole.nodes)
+        freed = tuple(h for h in busy if h.job not in reservation.victims)
+        after = PlanningInput(nodes(4, rack=4), freed, (mixed(),), reservations=(reservation,))
+        assert [name for name, _ in shares_of(plan(after, HOUR + US), 1)] == list(reservation.nodes)
 
-    def test_its_hole_is_closed_to_others_until_all_victims_have_left(self) -> None:
+    def test_its_reservation_is_closed_to_others_until_all_victims_have_left(self) -> None:
         busy = tuple(held(10 + i, {i: FULL}) for i in range(3))
-        decided = plan(Snapshot(nodes(3, rack=3), busy, (mixed(),)), HOUR)
-        (hole,) = decided.holes
+        decided = plan(PlanningInput(nodes(3, rack=3), busy, (mixed(),)), HOUR)
+        (reservation,) = decided.reservations
         left = tuple(replace(h, stopping=True) for h in busy[1:])
-        small = Waiting(2, GangShape(1, 1, 1), 10, 5)
-        during = Snapshot(nodes(3, rack=3), left, (mixed(), small), holes=(hole,))
+        small = QueuedJob(2, GangShape(1, 1, 1), 10, 5)
+        during = PlanningInput(
+            nodes(3, rack=3), left, (mixed(), small), reservations=(reservation,)
+        )
         again = plan(during, HOUR + US)
         assert again.starts == ()
-        without = plan(replace(during, holes=(), terms=Terms(num_reservations=0)), HOUR + US)
+        without = plan(
+            replace(during, reservations=(), config=PlannerConfig(num_reservations=0)), HOUR + US
+        )
         assert [start.job for start in without.starts] == [2]
 
     def test_all_parts_of_a_victim_leave(self) -> None:
         gang = held(9, {0: FULL, 1: (0, 1), 2: (0, 1)})
-        ask = Waiting(1, GangShape(3, 4, 4), 50, 0)
-        decided = plan(Snapshot(nodes(3, rack=3), (gang,), (ask,)), HOUR)
+        request = QueuedJob(1, GangShape(3, 4, 4), 50, 0)
+        decided = plan(PlanningInput(nodes(3, rack=3), (gang,), (request,)), HOUR)
         assert evicted(decided) == {9}
         assert (
-            plan(Snapshot(nodes(3, rack=3), (replace(gang, priority=90),), (ask,)), HOUR)
-            .holes[0]
+            plan(PlanningInput(nodes(3, rack=3), (replace(gang, priority=90),), (request,)), HOUR)
+            .reservations[0]
             .victims
             == ()
         )
 
     def test_nobody_leaves_for_roles_that_would_not_fit_together(self) -> None:
         busy = tuple(held(10 + i, {i: FULL}) for i in range(2))
-        ask = mixed(roles=(GangShape(2, 3, 3),))
-        assert plan(Snapshot(nodes(2), busy, (ask,)), HOUR).preemptions == ()
+        request = mixed(roles=(GangShape(2, 3, 3),))
+        assert plan(PlanningInput(nodes(2), busy, (request,)), HOUR).preemptions == ()
 
     def test_a_blocked_gang_of_roles_keeps_the_nodes_that_are_free_first(self) -> None:
         busy = (
@@ -117,11 +132,11 @@ class TestPreemption:
             held(8, {1: FULL}, priority=90, max_duration_s=36_000.0),
             held(9, {2: FULL}, priority=90, max_duration_s=7300.0),
         )
-        ask = mixed(roles=(GangShape(1, 2, 2),))
-        decided = plan(Snapshot(nodes(3, rack=3), busy, (ask,)), HOUR)
-        (hole,) = decided.holes
-        assert set(hole.nodes) == {"n0", "n2"}
-        assert hole.ready_at == 7300 * US
+        request = mixed(roles=(GangShape(1, 2, 2),))
+        decided = plan(PlanningInput(nodes(3, rack=3), busy, (request,)), HOUR)
+        (reservation,) = decided.reservations
+        assert set(reservation.nodes) == {"n0", "n2"}
+        assert reservation.ready_at == 7300 * US
 
 
 class TestOneSplittableNode:
@@ -131,23 +146,25 @@ class TestOneSplittableNode:
 
     def test_two_jobs_leave_for_a_gang_of_two_nodes(self) -> None:
         busy = (held(8, {0: (0, 1)}), held(9, {0: (2, 3)}))
-        ask = Waiting(1, GangShape(2, 2, 2), 50, 0)
-        decided = plan(Snapshot(self.NODE, busy, (ask,)), HOUR)
+        request = QueuedJob(1, GangShape(2, 2, 2), 50, 0)
+        decided = plan(PlanningInput(self.NODE, busy, (request,)), HOUR)
         assert evicted(decided) == {8, 9}
-        assert decided.holes[0].nodes == ("n0", "n0")
+        assert decided.reservations[0].nodes == ("n0", "n0")
         apart = (replace(self.NODE[0], splittable=False),)
-        assert plan(Snapshot(apart, busy, (ask,)), HOUR).preemptions == ()
+        assert plan(PlanningInput(apart, busy, (request,)), HOUR).preemptions == ()
 
     def test_only_as_many_leave_as_the_gang_needs(self) -> None:
         busy = (held(8, {0: (0,)}), held(9, {0: (1,)}), held(7, {0: (2,)}))
-        ask = Waiting(1, GangShape(3, 1, 1), 50, 0)
-        decided = plan(Snapshot(self.NODE, busy, (ask,)), HOUR)
+        request = QueuedJob(1, GangShape(3, 1, 1), 50, 0)
+        decided = plan(PlanningInput(self.NODE, busy, (request,)), HOUR)
         assert len(evicted(decided)) == 2
 
     def test_a_gang_of_several_nodes_leaves_it_as_one(self) -> None:
         share = NodeShare("n0", "h", (0, 1)), NodeShare("n0", "h", (2, 3))
-        gang = Held(9, Placement("p", share), priority=10, started_at=0)
-        decided = plan(Snapshot(self.NODE, (gang,), (Waiting(1, GangShape(1, 3, 3), 50, 0),)), HOUR)
+        gang = RunningJob(9, Placement("p", share), priority=10, started_at=0)
+        decided = plan(
+            PlanningInput(self.NODE, (gang,), (QueuedJob(1, GangShape(1, 3, 3), 50, 0),)), HOUR
+        )
         assert evicted(decided) == {9}
 
 
@@ -156,10 +173,12 @@ class TestRolesOfTheirOwn:
 
     def test_a_role_without_slots_takes_cpus_where_they_are(self) -> None:
         server = Role(1, 0, 1, "server", cpus_per_node=6)
-        ask = Waiting(1, GangShape(2, 4, 4), 50, 0, cpus_per_node=4, roles=(server,))
+        request = QueuedJob(1, GangShape(2, 4, 4), 50, 0, cpus_per_node=4, roles=(server,))
         # Four of eight CPUs are left beside each part of the first role: not enough for the server.
-        assert plan(Snapshot(nodes(2), (), (ask,)), 1).starts == ()
-        assert [width for _, width in shares_of(plan(Snapshot(nodes(3), (), (ask,)), 1), 1)] == [
+        assert plan(PlanningInput(nodes(2), (), (request,)), 1).starts == ()
+        assert [
+            width for _, width in shares_of(plan(PlanningInput(nodes(3), (), (request,)), 1), 1)
+        ] == [
             4,
             4,
             0,
@@ -168,19 +187,24 @@ class TestRolesOfTheirOwn:
     def test_what_a_role_holds_of_cpus_is_not_given_twice(self) -> None:
         server = Role(1, 0, 1, "server", cpus_per_node=6)
         gang = held(9, {0: FULL, 1: ()}, roles=(server,), cpus_per_node=1)
-        ask = Waiting(1, GangShape(1, 4, 4), 50, 0, cpus_per_node=4)
+        request = QueuedJob(1, GangShape(1, 4, 4), 50, 0, cpus_per_node=4)
         alone = (replace(gang, priority=90),)
-        assert plan(Snapshot(nodes(2), alone, (ask,)), HOUR).starts == ()
-        assert len(plan(Snapshot(nodes(2), alone, (replace(ask, cpus_per_node=2),)), 1).starts) == 1
-        world = World.of(Snapshot(nodes(2), alone, ()))
-        before = World.of(Snapshot(nodes(2), (), ())).state()
-        world.release(9)
-        assert world.state()[0] == before[0]
+        assert plan(PlanningInput(nodes(2), alone, (request,)), HOUR).starts == ()
+        assert (
+            len(
+                plan(PlanningInput(nodes(2), alone, (replace(request, cpus_per_node=2),)), 1).starts
+            )
+            == 1
+        )
+        cluster = ClusterIndex.of(PlanningInput(nodes(2), alone, ()))
+        before = ClusterIndex.of(PlanningInput(nodes(2), (), ())).state()
+        cluster.release(9)
+        assert cluster.state()[0] == before[0]
 
     def test_parts_lie_on_the_smallest_nodes_that_will_do(self) -> None:
         kinds = (*nodes(2, rack=4), *(replace(n, id=f"s{n.id}", num_slots=1) for n in nodes(2, 4)))
-        ask = Waiting(1, GangShape(1, 4, 4), 50, 0, roles=(Role(2, 1, 1, "actor"),))
-        assert shares_of(plan(Snapshot(kinds, (), (ask,)), 1), 1) == [
+        request = QueuedJob(1, GangShape(1, 4, 4), 50, 0, roles=(Role(2, 1, 1, "actor"),))
+        assert shares_of(plan(PlanningInput(kinds, (), (request,)), 1), 1) == [
             ("n0", 4),
             ("sn0", 1),
             ("sn1", 1),
@@ -191,19 +215,21 @@ class TestRolesOfTheirOwn:
         kinds = (*nodes(1, rack=4), *small)
         busy = (
             held(8, {0: FULL}),
-            Held(9, Placement("p", (NodeShare("sn0", "h", (0,)),)), priority=10, started_at=0),
+            RunningJob(
+                9, Placement("p", (NodeShare("sn0", "h", (0,)),)), priority=10, started_at=0
+            ),
         )
-        ask = Waiting(1, GangShape(1, 4, 4), 50, 0, roles=(Role(2, 1, 1, "actor"),))
-        decided = plan(Snapshot(kinds, busy, (ask,)), HOUR)
+        request = QueuedJob(1, GangShape(1, 4, 4), 50, 0, roles=(Role(2, 1, 1, "actor"),))
+        decided = plan(PlanningInput(kinds, busy, (request,)), HOUR)
         assert evicted(decided) == {8, 9}
-        assert decided.holes[0].nodes == ("n0", "sn1", "sn0")
+        assert decided.reservations[0].nodes == ("n0", "sn1", "sn0")
         dear = (replace(busy[0], priority=90), busy[1])
-        assert plan(Snapshot(kinds, dear, (ask,)), HOUR).preemptions == ()
+        assert plan(PlanningInput(kinds, dear, (request,)), HOUR).preemptions == ()
 
     def test_a_role_keeps_to_its_own_slot_type(self) -> None:
         gpu = nodes(1, slot_type="H100")
         cpu = tuple(replace(n, id=f"c{n.id}", slot_type="cpu") for n in nodes(2))
-        ask = Waiting(
+        request = QueuedJob(
             1,
             GangShape(1, 2, 2),
             50,
@@ -211,15 +237,17 @@ class TestRolesOfTheirOwn:
             slot_type="H100",
             roles=(Role(1, 2, 1, "a", slot_type="cpu"),),
         )
-        assert [name for name, _ in shares_of(plan(Snapshot((*gpu, *cpu), (), (ask,)), 1), 1)] == [
+        assert [
+            name for name, _ in shares_of(plan(PlanningInput((*gpu, *cpu), (), (request,)), 1), 1)
+        ] == [
             "n0",
             "cn0",
         ]
-        assert plan(Snapshot(gpu, (), (ask,)), 1).starts == ()
+        assert plan(PlanningInput(gpu, (), (request,)), 1).starts == ()
 
     def test_why_names_the_role_that_finds_no_room(self) -> None:
-        ask = Waiting(1, GangShape(1, 2, 2), 50, 0, roles=(Role(1, 0, 1, "server", 9),))
-        found = why(Snapshot(nodes(2), (), (ask,)), 1, 1)
+        request = QueuedJob(1, GangShape(1, 2, 2), 50, 0, roles=(Role(1, 0, 1, "server", 9),))
+        found = why(PlanningInput(nodes(2), (), (request,)), 1, 1)
         assert found is not None
         assert [one.text for one in found.constraints] == [
             "server needs 1 nodes with 0 free slots and 9 CPUs each; 0 have that, though 8 slots are "

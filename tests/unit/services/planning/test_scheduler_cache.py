@@ -12,7 +12,7 @@ from phalanx.core.jobs.model import JobState, JobTerms, StopGoal
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.errors import InvariantBroken
 from phalanx.services.lifecycle.commit import commit_events, commit_new
-from phalanx.services.planning.scheduler_cache import REWORDED_AT_ONCE, Picture
+from phalanx.services.planning.scheduler_cache import REWORDED_AT_ONCE, SchedulerCache
 from phalanx.store import jobs, open_store
 from phalanx.store.database import Store, Touched, Tx
 from phalanx.store.jobs import JobFacts, StoredJob
@@ -30,18 +30,18 @@ class Told:
         self.store: Store = open_store(path)
         self.heard: list[Touched] = []
         self.store.on_commit(self.heard.append)
-        self.picture = Picture()
+        self.scheduler_cache = SchedulerCache()
 
     def submit(self, num: int) -> None:
-        terms = JobTerms(GangShape(1, 1, 1))
-        self.store.transact(lambda tx: commit_new(tx, e.Submitted(num, terms), FACTS, NOW, "user"))
+        config = JobTerms(GangShape(1, 1, 1))
+        self.store.transact(lambda tx: commit_new(tx, e.Submitted(num, config), FACTS, NOW, "user"))
 
     def place(self, num: int) -> None:
         placed = e.AttemptPlaced(1, Placement("p", (NodeShare("n1", "h", (0,)),)))
         self.store.transact(lambda tx: commit_events(tx, num, [placed], NOW, "scheduler"))
 
     def seen(self) -> dict[int, JobState]:
-        waiting, holding = self.store.view(self.picture.jobs)
+        waiting, holding = self.store.view(self.scheduler_cache.jobs)
         return {one.job.num: one.job.state for one in (*waiting, *holding)}
 
 
@@ -60,7 +60,7 @@ def test_what_this_process_stored_is_not_read_back(
         real = getattr(jobs, name)
         monkeypatch.setattr(jobs, name, lambda *a, r=real: (reads.append(a), r(*a))[1])
     told.place(1)
-    told.picture.remember(told.heard[-1])
+    told.scheduler_cache.remember(told.heard[-1])
     assert told.seen() == {1: JobState.STARTING} and not reads
     told.submit(2)  # nobody tells of this one, as if another process had stored it
     assert told.seen() == {1: JobState.STARTING, 2: JobState.QUEUED} and reads
@@ -71,7 +71,9 @@ def test_a_commit_that_is_told_late_replaces_nothing_newer(told: Told) -> None:
     told.seen()
     told.place(1)
     assert told.seen() == {1: JobState.STARTING}
-    told.picture.remember(told.heard[0])  # the thread that stored the submission comes only now
+    told.scheduler_cache.remember(
+        told.heard[0]
+    )  # the thread that stored the submission comes only now
     assert told.seen() == {1: JobState.STARTING}
 
 
@@ -81,16 +83,16 @@ def test_commits_told_in_the_wrong_order_end_in_the_newest_state(told: Told) -> 
     told.submit(2)
     told.place(2)
     late, early = told.heard[-1], told.heard[-2]
-    told.picture.remember(late)
-    told.picture.remember(early)
+    told.scheduler_cache.remember(late)
+    told.scheduler_cache.remember(early)
     assert told.seen() == {1: JobState.QUEUED, 2: JobState.STARTING}
 
 
 def test_a_picture_of_what_may_never_be_committed_is_refused(told: Told) -> None:
     def work(tx: Tx) -> None:
-        terms = JobTerms(GangShape(1, 1, 1))
-        commit_new(tx, e.Submitted(1, terms), FACTS, NOW, "user")
-        told.picture.jobs(tx)
+        config = JobTerms(GangShape(1, 1, 1))
+        commit_new(tx, e.Submitted(1, config), FACTS, NOW, "user")
+        told.scheduler_cache.jobs(tx)
 
     with pytest.raises(InvariantBroken):
         told.store.transact(work)
@@ -103,7 +105,7 @@ def test_some_jobs_are_found_whether_they_are_over_or_not(told: Told) -> None:
     told.submit(2)
     cancel = e.StopRequested(StopGoal.CANCEL)
     told.store.transact(lambda tx: commit_events(tx, 1, [cancel], NOW, "user"))
-    found = told.store.view(lambda tx: told.picture.some(tx, [1, 2, 3]))
+    found = told.store.view(lambda tx: told.scheduler_cache.some(tx, [1, 2, 3]))
     assert {num: one.job.state for num, one in found.items()} == {
         1: JobState.CANCELLED,
         2: JobState.QUEUED,
@@ -115,26 +117,26 @@ class TestReasons:
     COUNT = REWORDED_AT_ONCE * 2 + 50
     VERSIONS = dict.fromkeys(range(COUNT), 1)
 
-    def stays(self, text: str) -> list[tuple[int, Reason]]:
+    def pending(self, text: str) -> list[tuple[int, Reason]]:
         return [(num, Reason(ReasonCode.WAITING_FOR_QUOTA, text)) for num in range(self.COUNT)]
 
-    def step(self, picture: Picture, stays: list[tuple[int, Reason]]) -> set[int]:
-        unsaid = picture.unsaid(stays, self.VERSIONS)
-        picture.said(unsaid, self.VERSIONS)
-        return {num for num, _ in unsaid}
+    def step(self, scheduler_cache: SchedulerCache, pending: list[tuple[int, Reason]]) -> set[int]:
+        unwritten = scheduler_cache.unwritten(pending, self.VERSIONS)
+        scheduler_cache.mark_written(unwritten, self.VERSIONS)
+        return {num for num, _ in unwritten}
 
     def test_new_words_are_written_in_turns_until_all_are(self) -> None:
-        picture = Picture()
-        assert len(self.step(picture, self.stays("a"))) == self.COUNT
-        turns = [self.step(picture, self.stays(text)) for text in "bcd"]
+        scheduler_cache = SchedulerCache()
+        assert len(self.step(scheduler_cache, self.pending("a"))) == self.COUNT
+        turns = [self.step(scheduler_cache, self.pending(text)) for text in "bcd"]
         assert [len(one) for one in turns] == [REWORDED_AT_ONCE] * 3
         assert set().union(*turns) == set(range(self.COUNT))
-        while self.step(picture, self.stays("d")):
+        while self.step(scheduler_cache, self.pending("d")):
             pass
-        assert not picture.unsaid(self.stays("d"), self.VERSIONS)
+        assert not scheduler_cache.unwritten(self.pending("d"), self.VERSIONS)
 
     def test_another_reason_is_written_at_once(self) -> None:
-        picture = Picture()
-        self.step(picture, self.stays("a"))
+        scheduler_cache = SchedulerCache()
+        self.step(scheduler_cache, self.pending("a"))
         other = [(n, Reason(ReasonCode.WAITING_FOR_SLOTS, "a")) for n in range(self.COUNT)]
-        assert len(self.step(picture, other)) == self.COUNT
+        assert len(self.step(scheduler_cache, other)) == self.COUNT

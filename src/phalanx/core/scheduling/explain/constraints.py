@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from phalanx.core.gang.placement import Node, Role
-from phalanx.core.scheduling.index.cluster_index import World
-from phalanx.core.scheduling.index.slots import NodeGroup, SlotIndex, Taking, pick
-from phalanx.core.scheduling.index.topology import ask_of, hosts, part_ask, place
+from phalanx.core.scheduling.index.cluster_index import ClusterIndex
+from phalanx.core.scheduling.index.slots import Allocation, NodeGroup, SlotIndex, pick
+from phalanx.core.scheduling.index.topology import hosts, part_request, place, request_of
 from phalanx.core.scheduling.model.outcome import Plan
-from phalanx.core.scheduling.model.reservation import Hole
-from phalanx.core.scheduling.model.snapshot import US, Waiting
-from phalanx.core.scheduling.stages.entitlement import rolled_up, standings
+from phalanx.core.scheduling.model.planning_input import US, QueuedJob
+from phalanx.core.scheduling.model.reservation import Reservation
+from phalanx.core.scheduling.stages.entitlement import project_shares, rolled_up
 
 _MANY = 4
 
@@ -49,34 +49,36 @@ class Constraint:
     names: tuple[str, ...] = ()
 
 
-def constraints(world: World, decided: Plan, job: Waiting, now: int) -> tuple[Constraint, ...]:
+def constraints(
+    cluster: ClusterIndex, decided: Plan, job: QueuedJob, now: int
+) -> tuple[Constraint, ...]:
     """Everything that keeps `job` from starting now, the most final first. Leaves the world as it was."""
-    found = [*_back_off(job, now), *_quota(world, decided, job)]
-    index, mark = world.index, world.index.mark()
+    found = [*_back_off(job, now), *_quota(cluster, decided, job)]
+    index, mark = cluster.index, cluster.index.mark()
     try:
-        _apply_starts(world, decided)
-        groups = world.groups_for(ask_of(job))
+        _apply_starts(cluster, decided)
+        groups = cluster.groups_for(request_of(job))
         if not groups:
             found.append(_no_such_nodes(index, job))
         else:
             found += _closed(index, job, groups)
-            found += _room(world, job, groups, _kept_for_others(index, decided, job, world))
+            found += _room(cluster, job, groups, _kept_for_others(index, decided, job, cluster))
     finally:
         index.rollback(mark)
     found += _leaving(decided, job)
     return tuple(found)
 
 
-def _apply_starts(world: World, decided: Plan) -> None:
+def _apply_starts(cluster: ClusterIndex, decided: Plan) -> None:
     for start in decided.starts:
-        job = world.waiting[start.job]
-        for taking in world.index.takings(
+        job = cluster.waiting[start.job]
+        for allocation in cluster.index.allocations(
             start.placement, job.cpus_per_node, job.memory_per_node_bytes, job.roles
         ):
-            world.index.take(taking)
+            cluster.index.take(allocation)
 
 
-def _back_off(job: Waiting, now: int) -> list[Constraint]:
+def _back_off(job: QueuedJob, now: int) -> list[Constraint]:
     if job.not_before is None or job.not_before <= now:
         return []
     left_s = (job.not_before - now) / US
@@ -84,18 +86,20 @@ def _back_off(job: Waiting, now: int) -> list[Constraint]:
     return [Constraint(Binding.BACK_OFF, text, left_s, 0.0, "s")]
 
 
-def _quota(world: World, decided: Plan, job: Waiting) -> list[Constraint]:
-    capacity = sum(group.num_nodes * group.size for group in world.index.groups)
-    standing = standings(world.projects, world.used, world.demand, capacity).get(job.project)
-    if standing is None:
+def _quota(cluster: ClusterIndex, decided: Plan, job: QueuedJob) -> list[Constraint]:
+    capacity = sum(group.num_nodes * group.size for group in cluster.index.groups)
+    share_of = project_shares(cluster.projects, cluster.used, cluster.demand, capacity).get(
+        job.project
+    )
+    if share_of is None:
         return []
-    used = dict(world.used)
+    used = dict(cluster.used)
     for start in decided.starts:
-        project = world.waiting[start.job].project
+        project = cluster.waiting[start.job].project
         slots = sum(len(share.slots) for share in start.placement.shares)
         used[project] = used.get(project, 0) + slots
-    used = rolled_up(world.projects, used)
-    limit = standing.over_limit(used, job.num_slots)
+    used = rolled_up(cluster.projects, used)
+    limit = share_of.over_limit(used, job.num_slots)
     if limit is None or limit.max_slots is None:
         return []
     holds, most = used.get(limit.name, 0), limit.max_slots
@@ -108,7 +112,7 @@ def _quota(world: World, decided: Plan, job: Waiting) -> list[Constraint]:
     return [Constraint(Binding.QUOTA, text, job.num_slots, left, "slots", (limit.name,))]
 
 
-def _no_such_nodes(index: SlotIndex, job: Waiting) -> Constraint:
+def _no_such_nodes(index: SlotIndex, job: QueuedJob) -> Constraint:
     """Which demand no node meets: the first one, in a fixed order, that leaves none."""
     nodes = list(index.nodes)
     where = ""
@@ -132,7 +136,7 @@ def _no_such_nodes(index: SlotIndex, job: Waiting) -> Constraint:
     return Constraint(Binding.NO_SUCH_NODES, "there are no nodes")
 
 
-def _demands(job: Waiting) -> list[tuple[str, Callable[[Node], bool]]]:
+def _demands(job: QueuedJob) -> list[tuple[str, Callable[[Node], bool]]]:
     need = job.shape.slots_per_node
     return [
         (
@@ -159,7 +163,7 @@ def _demands(job: Waiting) -> list[tuple[str, Callable[[Node], bool]]]:
     ]
 
 
-def _closed(index: SlotIndex, job: Waiting, groups: Sequence[NodeGroup]) -> list[Constraint]:
+def _closed(index: SlotIndex, job: QueuedJob, groups: Sequence[NodeGroup]) -> list[Constraint]:
     closed = [
         node for i, node in enumerate(index.nodes) if node.closed and index.group_of[i] in groups
     ]
@@ -178,45 +182,50 @@ def _some(nodes: Sequence[Node]) -> str:
 
 
 def _kept_for_others(
-    index: SlotIndex, decided: Plan, job: Waiting, world: World
-) -> list[tuple[Hole, Taking]]:
+    index: SlotIndex, decided: Plan, job: QueuedJob, cluster: ClusterIndex
+) -> list[tuple[Reservation, Allocation]]:
     """Free slots that open holes and reservations keep for other jobs."""
-    kept: list[tuple[Hole, Taking]] = []
+    kept: list[tuple[Reservation, Allocation]] = []
     left = dict(enumerate(index.free))
-    for hole in decided.holes:
-        owner = world.waiting.get(hole.job)
-        if hole.job == job.num or owner is None:
+    for reservation in decided.reservations:
+        owner = cluster.waiting.get(reservation.job)
+        if reservation.job == job.num or owner is None:
             continue
-        for name, width in zip(hole.nodes, owner.widths(len(hole.nodes)), strict=True):
+        for name, width in zip(
+            reservation.nodes, owner.widths(len(reservation.nodes)), strict=True
+        ):
             node = index.num_of.get(name)
             if node is None:
                 continue
             mask = pick(left[node], min(left[node].bit_count(), width))
             if mask:
                 left[node] &= ~mask
-                kept.append((hole, Taking(node, mask)))
+                kept.append((reservation, Allocation(node, mask)))
     return kept
 
 
 def _room(
-    world: World, job: Waiting, groups: list[NodeGroup], kept: list[tuple[Hole, Taking]]
+    cluster: ClusterIndex,
+    job: QueuedJob,
+    groups: list[NodeGroup],
+    kept: list[tuple[Reservation, Allocation]],
 ) -> list[Constraint]:
-    index, found = world.index, []
+    index, found = cluster.index, []
     free = sum(group.num_free for group in groups)
     if free < job.num_slots:
-        found.append(_too_few(world, job, groups, free))
+        found.append(_too_few(cluster, job, groups, free))
         return found
-    if place(index, ask_of(job), groups, job.shape) is None:
+    if place(index, request_of(job), groups, job.shape) is None:
         # Without its CPUs and its memory, would the gang find its slots?
         bare = replace(job, cpus_per_node=0, memory_per_node_bytes=0)
-        if place(index, ask_of(bare), groups, job.shape) is None:
-            found.append(_scattered(world, job, groups, free))
+        if place(index, request_of(bare), groups, job.shape) is None:
+            found.append(_scattered(cluster, job, groups, free))
         else:
             found += _starved_of(index, job, groups)
         return found
     if kept:
-        owners = tuple(dict.fromkeys(f"j-{hole.job}" for hole, _ in kept))
-        slots = sum(taking.mask.bit_count() for _, taking in kept)
+        owners = tuple(dict.fromkeys(f"j-{reservation.job}" for reservation, _ in kept))
+        slots = sum(allocation.mask.bit_count() for _, allocation in kept)
         text = f"{slots} free slots are kept for {', '.join(owners[:_MANY])}, first in line"
         found.append(
             Constraint(Binding.KEPT, text, job.num_slots, max(free - slots, 0), "slots", owners)
@@ -224,14 +233,16 @@ def _room(
     return found
 
 
-def _too_few(world: World, job: Waiting, groups: Sequence[NodeGroup], free: int) -> Constraint:
+def _too_few(
+    cluster: ClusterIndex, job: QueuedJob, groups: Sequence[NodeGroup], free: int
+) -> Constraint:
     total = sum(group.num_nodes * group.size for group in groups)
     by_project: dict[str, int] = {}
-    for held in world.held.values():
+    for held in cluster.held.values():
         if any(
-            world.index.group_of[world.index.num_of[share.node]] in groups
+            cluster.index.group_of[cluster.index.num_of[share.node]] in groups
             for share in held.placement.shares
-            if share.node in world.index.num_of
+            if share.node in cluster.index.num_of
         ):
             by_project[held.project] = by_project.get(held.project, 0) + held.num_slots
     holders = sorted(by_project.items(), key=lambda item: (-item[1], item[0]))[:3]
@@ -244,13 +255,13 @@ def _too_few(world: World, job: Waiting, groups: Sequence[NodeGroup], free: int)
 
 
 def _role_without_room(
-    world: World, job: Waiting, groups: Sequence[NodeGroup], free: int
+    cluster: ClusterIndex, job: QueuedJob, groups: Sequence[NodeGroup], free: int
 ) -> Constraint:
     """The first part of a gang for which too few nodes have room; else that they are too far apart."""
-    index, ask = world.index, ask_of(job)
+    index, request = cluster.index, request_of(job)
     for shape in (job.shape, *job.roles):
-        own, width = part_ask(ask, shape), shape.slots_per_node
-        fitting = [group for group in groups if hosts(group, ask, shape)]
+        own, width = part_request(request, shape), shape.slots_per_node
+        fitting = [group for group in groups if hosts(group, request, shape)]
         room = [i for group in fitting for bucket in group.by_free[width:] for i in bucket]
         wide = [
             i for i in room if index.cpus[i] >= own.cpus and index.memory[i] >= own.memory_bytes
@@ -275,10 +286,12 @@ def _role_without_room(
     return Constraint(Binding.TOPOLOGY, text, job.num_slots, free, "slots")
 
 
-def _scattered(world: World, job: Waiting, groups: Sequence[NodeGroup], free: int) -> Constraint:
+def _scattered(
+    cluster: ClusterIndex, job: QueuedJob, groups: Sequence[NodeGroup], free: int
+) -> Constraint:
     if job.roles:
-        return _role_without_room(world, job, groups, free)
-    need, index = job.shape.slots_per_node, world.index
+        return _role_without_room(cluster, job, groups, free)
+    need, index = job.shape.slots_per_node, cluster.index
     wide = {i for group in groups for bucket in group.by_free[need:] for i in bucket}
     level = job.required
     if level is None or level == "node":
@@ -300,7 +313,7 @@ def _scattered(world: World, job: Waiting, groups: Sequence[NodeGroup], free: in
     return Constraint(Binding.TOPOLOGY, text, job.shape.nodes, have, "nodes", (best,))
 
 
-def _starved_of(index: SlotIndex, job: Waiting, groups: Sequence[NodeGroup]) -> list[Constraint]:
+def _starved_of(index: SlotIndex, job: QueuedJob, groups: Sequence[NodeGroup]) -> list[Constraint]:
     found = []
     need = job.shape.slots_per_node
     nodes = [i for group in groups for bucket in group.by_free[need:] for i in bucket]
@@ -321,11 +334,11 @@ def _starved_of(index: SlotIndex, job: Waiting, groups: Sequence[NodeGroup]) -> 
     return found
 
 
-def _leaving(decided: Plan, job: Waiting) -> list[Constraint]:
-    hole = next((h for h in decided.holes if h.job == job.num and h.victims), None)
-    if hole is None:
+def _leaving(decided: Plan, job: QueuedJob) -> list[Constraint]:
+    reservation = next((h for h in decided.reservations if h.job == job.num and h.victims), None)
+    if reservation is None:
         return []
-    names = tuple(f"j-{victim}" for victim in hole.victims)
+    names = tuple(f"j-{victim}" for victim in reservation.victims)
     more = f" and {len(names) - _MANY} more" if len(names) > _MANY else ""
-    text = f"waits for {', '.join(names[:_MANY])}{more} to save and leave {len(hole.nodes)} nodes"
-    return [Constraint(Binding.LEAVING, text, len(hole.nodes), 0, "nodes", names)]
+    text = f"waits for {', '.join(names[:_MANY])}{more} to save and leave {len(reservation.nodes)} nodes"
+    return [Constraint(Binding.LEAVING, text, len(reservation.nodes), 0, "nodes", names)]

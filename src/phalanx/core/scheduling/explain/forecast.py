@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from phalanx.core.gang.placement import GangShape, Placement
-from phalanx.core.scheduling.index.cluster_index import World
+from phalanx.core.scheduling.index.cluster_index import ClusterIndex
 from phalanx.core.scheduling.model.durations import KindKey, size_class
 from phalanx.core.scheduling.model.outcome import Plan
-from phalanx.core.scheduling.model.snapshot import US, Held, Snapshot, Waiting
+from phalanx.core.scheduling.model.planning_input import US, PlanningInput, QueuedJob, RunningJob
 from phalanx.core.scheduling.planner import plan_pass
 from phalanx.core.scheduling.stages.order import expected_end, expected_s
 
@@ -37,7 +37,7 @@ class Eta:
     p90_at: int | None
 
 
-def eta(snapshot: Snapshot, num: int, now: int, num_scenarios: int = NUM_SCENARIOS) -> Eta:
+def eta(snapshot: PlanningInput, num: int, now: int, num_scenarios: int = NUM_SCENARIOS) -> Eta:
     """Quantiles of the start over `num_scenarios` runs of the planner. `num` must be waiting."""
     starts = []
     for scenario in range(num_scenarios):
@@ -58,8 +58,8 @@ def _place(num: int, scenario: int) -> float:
     return 0.02 + 0.96 * ((seed + scenario * _GOLDEN) % 1.0)
 
 
-def _start_in(snapshot: Snapshot, num: int, now: int, scenario: int) -> int | None:
-    run = _Scenario(World.of(snapshot), now, scenario)
+def _start_in(snapshot: PlanningInput, num: int, now: int, scenario: int) -> int | None:
+    run = _Scenario(ClusterIndex.of(snapshot), now, scenario)
     for _ in range(_MAX_PASSES):
         if run.advance(num):
             return run.at
@@ -71,28 +71,28 @@ def _start_in(snapshot: Snapshot, num: int, now: int, scenario: int) -> int | No
 class _Scenario:
     """One future: passes at the drawn ends of what runs."""
 
-    def __init__(self, world: World, now: int, scenario: int) -> None:
-        self.world = world
+    def __init__(self, cluster: ClusterIndex, now: int, scenario: int) -> None:
+        self.cluster = cluster
         self.scenario = scenario
         self.began = self.at = now
         self.ends: dict[int, int] = {}
-        self.jobs: dict[int, Waiting] = dict(world.waiting)
+        self.jobs: dict[int, QueuedJob] = dict(cluster.waiting)
         self.wake_at: int | None = None
-        for held in world.held.values():
+        for held in cluster.held.values():
             quantile = _place(held.job, scenario)
-            end = expected_end(held, world.history, now, quantile)
+            end = expected_end(held, cluster.history, now, quantile)
             if end is not None:
                 self.ends[held.job] = end
 
     def advance(self, num: int) -> bool:
         """One pass; whether it starts the job."""
-        decided = plan_pass(self.world, self.at)
+        decided = plan_pass(self.cluster, self.at)
         self.wake_at = decided.wake_at
         if any(start.job == num for start in decided.starts):
             return True
         self._evict(decided)
         for start in decided.starts:
-            self._start(self.world.waiting[start.job], start.placement)
+            self._start(self.cluster.waiting[start.job], start.placement)
         return False
 
     def skip(self) -> bool:
@@ -113,42 +113,46 @@ class _Scenario:
         return True
 
     def _evict(self, decided: Plan) -> None:
-        world = self.world
+        cluster = self.cluster
         for preemption in decided.preemptions:
-            held = world.held[preemption.job]
+            held = cluster.held[preemption.job]
             self.ends[held.job] = self.at + int((held.save_s or 0.0) * US)
-            world.update(replace(held, stopping=True))
+            cluster.update(replace(held, stopping=True))
         for resize in decided.resizes:
-            before = world.release(resize.job)
+            before = cluster.release(resize.job)
             if before is not None:
-                world.hold(replace(before, placement=resize.placement, resized_at=self.at))
-        world.holes = {hole.job: hole for hole in decided.holes if hole.victims}
+                cluster.hold(replace(before, placement=resize.placement, resized_at=self.at))
+        cluster.reservations = {
+            reservation.job: reservation
+            for reservation in decided.reservations
+            if reservation.victims
+        }
 
-    def _start(self, job: Waiting, placement: Placement) -> None:
+    def _start(self, job: QueuedJob, placement: Placement) -> None:
         kind = KindKey(job.project, job.kind, size_class(job.num_slots))
         quantile = _place(job.num, self.scenario)
-        lasts_s = expected_s(job, kind, self.world.history, quantile)
-        self.world.start(job.num, placement, _as_held(job, self.at))
+        lasts_s = expected_s(job, kind, self.cluster.history, quantile)
+        self.cluster.start(job.num, placement, _as_held(job, self.at))
         if lasts_s is not None:
-            held = self.world.held[job.num]
+            held = self.cluster.held[job.num]
             wide = job.num_slots / max(held.num_slots, 1)
             self.ends[job.num] = self.at + int(lasts_s * wide * US) + 1
 
     def _end(self, num: int) -> None:
         """It is done, or evicted: then it comes back to the queue."""
         del self.ends[num]
-        held = self.world.release(num)
+        held = self.cluster.release(num)
         if held is None or not held.stopping:
             return
         back = self.jobs.get(num) or _as_waiting(held)
         attained = held.attained(self.at)
-        self.world.submit(
+        self.cluster.submit(
             replace(back, queued_at=self.at, attained_slot_s=attained, delayed_s=held.delayed_s)
         )
 
 
-def _as_held(job: Waiting, now: int) -> Held:
-    return Held(
+def _as_held(job: QueuedJob, now: int) -> RunningJob:
+    return RunningJob(
         job.num,
         Placement("", ()),
         project=job.project,
@@ -169,12 +173,12 @@ def _as_held(job: Waiting, now: int) -> Held:
     )
 
 
-def _as_waiting(held: Held) -> Waiting:
+def _as_waiting(held: RunningJob) -> QueuedJob:
     """A running job as it would queue again: what its placement tells of its shape."""
     others = sum(role.nodes for role in held.roles)
     shares = held.placement.shares[: len(held.placement.shares) - others]
     per_node = max((len(share.slots) for share in shares), default=0)
-    return Waiting(
+    return QueuedJob(
         held.job,
         GangShape(len(shares), per_node, per_node),
         held.priority,

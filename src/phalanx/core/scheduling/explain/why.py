@@ -15,13 +15,13 @@ from phalanx.core.gang.placement import GangShape
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling.explain.constraints import Constraint, constraints
 from phalanx.core.scheduling.explain.forecast import NUM_SCENARIOS, Eta, eta
-from phalanx.core.scheduling.index.cluster_index import World
+from phalanx.core.scheduling.index.cluster_index import ClusterIndex
 from phalanx.core.scheduling.model.eviction_cost import lost_work, price
 from phalanx.core.scheduling.model.outcome import Plan
-from phalanx.core.scheduling.model.snapshot import Held, Snapshot, Waiting
+from phalanx.core.scheduling.model.planning_input import PlanningInput, QueuedJob, RunningJob
 from phalanx.core.scheduling.planner import plan_pass
-from phalanx.core.scheduling.stages.entitlement import lineage, rolled_up, standings
-from phalanx.core.scheduling.stages.scheduling_pass import Draft
+from phalanx.core.scheduling.stages.entitlement import lineage, project_shares, rolled_up
+from phalanx.core.scheduling.stages.scheduling_pass import Pass
 
 
 class ChangeKind(StrEnum):
@@ -79,7 +79,9 @@ class Why:
     victims: tuple[Victim, ...] = ()
 
 
-def why(snapshot: Snapshot, num: int, now: int, num_scenarios: int = NUM_SCENARIOS) -> Why | None:
+def why(
+    snapshot: PlanningInput, num: int, now: int, num_scenarios: int = NUM_SCENARIOS
+) -> Why | None:
     """Explain one waiting job; None if it does not wait.
 
     Costs one plan for the reason, up to two dozen for the changes, and `num_scenarios` runs of the
@@ -88,9 +90,11 @@ def why(snapshot: Snapshot, num: int, now: int, num_scenarios: int = NUM_SCENARI
     job = next((w for w in snapshot.waiting if w.num == num), None)
     if job is None:
         return None
-    world = World.of(snapshot)
-    decided = plan_pass(world, now)
-    reason = dict(decided.stays).get(num, Reason(ReasonCode.PLACED, "starts at the next pass"))
+    cluster = ClusterIndex.of(snapshot)
+    decided = plan_pass(cluster, now)
+    reason = dict(decided.pending_reasons).get(
+        num, Reason(ReasonCode.PLACED, "starts at the next pass")
+    )
     starts_now = any(start.job == num for start in decided.starts)
     when = Eta(now, now) if starts_now else eta(snapshot, num, now, num_scenarios)
     return Why(
@@ -100,37 +104,41 @@ def why(snapshot: Snapshot, num: int, now: int, num_scenarios: int = NUM_SCENARI
         when.p50_at,
         when.p90_at,
         () if starts_now else counterfactuals(snapshot, job, now),
-        () if starts_now else constraints(world, decided, job, now),
-        _victims_for(world, decided, num, now),
+        () if starts_now else constraints(cluster, decided, job, now),
+        _victims_for(cluster, decided, num, now),
     )
 
 
-def why_victim(snapshot: Snapshot, num: int, now: int) -> Victim | None:
+def why_victim(snapshot: PlanningInput, num: int, now: int) -> Victim | None:
     """Why a running job is leaving, or would be asked to now; None if it is nobody's victim."""
-    world = World.of(snapshot)
-    held = world.held.get(num)
+    cluster = ClusterIndex.of(snapshot)
+    held = cluster.held.get(num)
     if held is None:
         return None
-    for hole in snapshot.holes:
-        if num in hole.victims:
-            return _victim(world, held, hole.job, now)
-    for hole in plan_pass(world, now).holes:
-        if num in hole.victims:
-            return _victim(world, held, hole.job, now)
+    for reservation in snapshot.reservations:
+        if num in reservation.victims:
+            return _victim(cluster, held, reservation.job, now)
+    for reservation in plan_pass(cluster, now).reservations:
+        if num in reservation.victims:
+            return _victim(cluster, held, reservation.job, now)
     return None
 
 
-def _victims_for(world: World, decided: Plan, num: int, now: int) -> tuple[Victim, ...]:
-    hole = next((h for h in decided.holes if h.job == num), None)
-    if hole is None:
+def _victims_for(cluster: ClusterIndex, decided: Plan, num: int, now: int) -> tuple[Victim, ...]:
+    reservation = next((h for h in decided.reservations if h.job == num), None)
+    if reservation is None:
         return ()
-    return tuple(_victim(world, world.held[v], num, now) for v in hole.victims if v in world.held)
+    return tuple(
+        _victim(cluster, cluster.held[v], num, now)
+        for v in reservation.victims
+        if v in cluster.held
+    )
 
 
-def _victim(world: World, held: Held, beneficiary: int, now: int) -> Victim:
-    draft = Draft(world, now, {}, dict(world.used))
-    cost, lost = price(draft, held), lost_work(draft, held)
-    owner = world.waiting.get(beneficiary)
+def _victim(cluster: ClusterIndex, held: RunningJob, beneficiary: int, now: int) -> Victim:
+    state = Pass(cluster, now, {}, dict(cluster.used))
+    cost, lost = price(state, held), lost_work(state, held)
+    owner = cluster.waiting.get(beneficiary)
     wants = f" ({owner.num_slots} slots, priority {owner.priority})" if owner is not None else ""
     saves = (
         f"it saves first ({held.save_s:.0f} s)"
@@ -144,17 +152,17 @@ def _victim(world: World, held: Held, beneficiary: int, now: int) -> Victim:
     return Victim(held.job, beneficiary, cost, lost, text)
 
 
-def position(snapshot: Snapshot, num: int, now: int) -> int:
+def position(snapshot: PlanningInput, num: int, now: int) -> int:
     """How many jobs the planner looks at up to and including this one."""
-    world = World.of(snapshot)
-    world.ripen(now)
-    capacity = sum(group.num_nodes * group.size for group in world.index.groups)
-    standing = standings(world.projects, world.used, world.demand, capacity)
-    draft = Draft(world, now, standing, rolled_up(world.projects, world.used))
+    cluster = ClusterIndex.of(snapshot)
+    cluster.activate_deferred(now)
+    capacity = sum(group.num_nodes * group.size for group in cluster.index.groups)
+    share_of = project_shares(cluster.projects, cluster.used, cluster.demand, capacity)
+    state = Pass(cluster, now, share_of, rolled_up(cluster.projects, cluster.used))
     ranked = [
-        (draft.rank(line, place), job)
-        for line in world.lines.values()
-        for place, (_, job) in enumerate(line.jobs)
+        (state.rank(eq_class, place), job)
+        for eq_class in cluster.classes.values()
+        for place, (_, job) in enumerate(eq_class.jobs)
     ]
     ranked.sort()
     order = [job for _, job in ranked]
@@ -167,36 +175,38 @@ def position(snapshot: Snapshot, num: int, now: int) -> int:
 class _Trial:
     """Plans again and again on one world with the job replaced by a changed one."""
 
-    def __init__(self, snapshot: Snapshot, job: Waiting, now: int) -> None:
-        self.world = World.of(snapshot)
-        self.world.ripen(now)
+    def __init__(self, snapshot: PlanningInput, job: QueuedJob, now: int) -> None:
+        self.cluster = ClusterIndex.of(snapshot)
+        self.cluster.activate_deferred(now)
         self.job, self.now = job, now
-        self.hole = self.world.holes.get(job.num)
+        self.reservation = self.cluster.reservations.get(job.num)
 
-    def outcome(self, changed: Waiting) -> tuple[bool, tuple[int, ...]] | None:
+    def outcome(self, changed: QueuedJob) -> tuple[bool, tuple[int, ...]] | None:
         """None if it would still wait; else whether victims leave first, and which."""
-        world = self.world
-        world.withdraw(changed.num)
-        world.submit(replace(changed, not_before=None))
+        cluster = self.cluster
+        cluster.withdraw(changed.num)
+        cluster.submit(replace(changed, not_before=None))
         try:
-            decided = plan_pass(world, self.now)
+            decided = plan_pass(cluster, self.now)
         finally:
-            world.withdraw(changed.num)
-            world.submit(self.job)
-            if self.hole is not None:
-                world.holes[changed.num] = self.hole
+            cluster.withdraw(changed.num)
+            cluster.submit(self.job)
+            if self.reservation is not None:
+                cluster.reservations[changed.num] = self.reservation
         if any(start.job == changed.num for start in decided.starts):
             return False, ()
-        hole = next((h for h in decided.holes if h.job == changed.num and h.victims), None)
-        return None if hole is None else (True, hole.victims)
+        reservation = next(
+            (h for h in decided.reservations if h.job == changed.num and h.victims), None
+        )
+        return None if reservation is None else (True, reservation.victims)
 
-    def change(self, kind: ChangeKind, text: str, changed: Waiting) -> Change | None:
+    def change(self, kind: ChangeKind, text: str, changed: QueuedJob) -> Change | None:
         """The change, if it would help."""
         found = self.outcome(changed)
         return None if found is None else Change(f"starts now {text}", found[0], kind, found[1])
 
 
-def counterfactuals(snapshot: Snapshot, job: Waiting, now: int) -> tuple[Change, ...]:
+def counterfactuals(snapshot: PlanningInput, job: QueuedJob, now: int) -> tuple[Change, ...]:
     """What would start this job now, one change at a time: the least of each kind that helps."""
     trial = _Trial(snapshot, job, now)
     if trial.outcome(job) is not None:
@@ -213,7 +223,7 @@ def counterfactuals(snapshot: Snapshot, job: Waiting, now: int) -> tuple[Change,
     return tuple(change for change in (find() for find in finders) if change is not None)
 
 
-_Idea = tuple[ChangeKind, str, Waiting]
+_Idea = tuple[ChangeKind, str, QueuedJob]
 
 
 def _first(trial: _Trial, ideas: Iterator[_Idea]) -> Change | None:
@@ -224,7 +234,7 @@ def _first(trial: _Trial, ideas: Iterator[_Idea]) -> Change | None:
     return None
 
 
-def _smaller(trial: _Trial, job: Waiting) -> Change | None:
+def _smaller(trial: _Trial, job: QueuedJob) -> Change | None:
     """The largest smaller gang that starts, found by halving: what fits small fits smaller."""
     sizes = _sizes(job)
     low, high, best = 0, len(sizes) - 1, None
@@ -241,7 +251,7 @@ def _smaller(trial: _Trial, job: Waiting) -> Change | None:
     return best
 
 
-def _sizes(job: Waiting) -> list[tuple[str, GangShape]]:
+def _sizes(job: QueuedJob) -> list[tuple[str, GangShape]]:
     shape, found = job.shape, []
     least = job.min_nodes or shape.nodes
     for nodes in range(least - 1, 0, -1):
@@ -257,7 +267,7 @@ def _slots(num: int) -> str:
     return "1 slot" if num == 1 else f"{num} slots"
 
 
-def _elsewhere(trial: _Trial, snapshot: Snapshot, job: Waiting) -> Change | None:
+def _elsewhere(trial: _Trial, snapshot: PlanningInput, job: QueuedJob) -> Change | None:
     if not job.pools:
         return None
     others = [p for p in dict.fromkeys(n.pool for n in snapshot.nodes) if p not in job.pools]
@@ -271,13 +281,13 @@ def _elsewhere(trial: _Trial, snapshot: Snapshot, job: Waiting) -> Change | None
     return _first(trial, iter(ideas))
 
 
-def _higher(job: Waiting) -> Iterator[_Idea]:
+def _higher(job: QueuedJob) -> Iterator[_Idea]:
     for priority in range((job.priority // 10 + 1) * 10, 101, 10):
         changed = replace(job, priority=priority)
         yield ChangeKind.PRIORITY, f"at priority {priority}", changed
 
 
-def _looser(job: Waiting) -> Iterator[_Idea]:
+def _looser(job: QueuedJob) -> Iterator[_Idea]:
     if job.required is not None:
         changed = replace(job, required=None)
         yield ChangeKind.TOPOLOGY, f"without `required: {job.required}`", changed
@@ -293,7 +303,7 @@ def _looser(job: Waiting) -> Iterator[_Idea]:
         yield ChangeKind.RESOURCES, f"with any slot type instead of {job.slot_type}", changed
 
 
-def _shorter(job: Waiting) -> Iterator[_Idea]:
+def _shorter(job: QueuedJob) -> Iterator[_Idea]:
     """A declared limit lets a job use slots that are kept for a later start."""
     for limit_s, text in ((8 * 3600.0, "8 h"), (3600.0, "1 h"), (900.0, "15 min")):
         if job.max_duration_s is None or job.max_duration_s > limit_s:
@@ -301,7 +311,7 @@ def _shorter(job: Waiting) -> Iterator[_Idea]:
             yield ChangeKind.LIMIT, f"with `max_duration` of at most {text}", changed
 
 
-def _quota(snapshot: Snapshot, job: Waiting, now: int) -> Change | None:
+def _quota(snapshot: PlanningInput, job: QueuedJob, now: int) -> Change | None:
     """With the limits of its project, and of those above, raised by just what the gang needs."""
     tree = {project.name: project for project in snapshot.projects}
     held: dict[str, int] = {}
@@ -323,7 +333,7 @@ def _quota(snapshot: Snapshot, job: Waiting, now: int) -> Change | None:
     return trial.change(ChangeKind.QUOTA, f"if {names}", job)
 
 
-def _reopened(snapshot: Snapshot, job: Waiting, now: int) -> Change | None:
+def _reopened(snapshot: PlanningInput, job: QueuedJob, now: int) -> Change | None:
     """With the nodes back that are drained or lost."""
     closed = [node.id for node in snapshot.nodes if node.closed]
     if not closed:

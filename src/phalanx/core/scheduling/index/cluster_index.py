@@ -1,6 +1,6 @@
 """The planner's picture of the cluster, kept up to date event by event.
 
-A `World` always equals one rebuilt from its own snapshot. Whoever owns it (the simulator, a control
+A `ClusterIndex` always equals one rebuilt from its own snapshot. Whoever owns it (the simulator, a control
 loop) reports what happened; `plan_pass` only reads it.
 """
 
@@ -11,22 +11,26 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from phalanx.core.gang.placement import GangShape, Node, Placement
-from phalanx.core.scheduling.index.running import Running
+from phalanx.core.scheduling.index.running import RunningIndex
 from phalanx.core.scheduling.index.slots import NodeGroup, SlotIndex
-from phalanx.core.scheduling.index.topology import Ask, ask_of, suitable
+from phalanx.core.scheduling.index.topology import NodeRequest, request_of, suitable
 from phalanx.core.scheduling.model.durations import EDGES, History, KindKey, bin_of
-from phalanx.core.scheduling.model.reservation import Hole
-from phalanx.core.scheduling.model.snapshot import Held, Project, Snapshot, Terms, Waiting
+from phalanx.core.scheduling.model.planning_input import (
+    PlannerConfig,
+    PlanningInput,
+    Project,
+    QueuedJob,
+    RunningJob,
+)
+from phalanx.core.scheduling.model.reservation import Reservation
 from phalanx.core.scheduling.stages.order import kind_key
 from phalanx.errors import InvariantBroken
 
 
-class Line:
+class EquivalenceClass:
     """Queued jobs that only their time of arrival tells apart: if the first cannot start, none can."""
 
     __slots__ = (
-        "ask",
-        "ask_num",
         "attained_bin",
         "base",
         "base_seen",
@@ -35,17 +39,19 @@ class Line:
         "jobs",
         "key",
         "kind",
+        "request",
+        "request_num",
         "sample",
     )
 
     def __init__(
-        self, key: tuple[object, ...], sample: Waiting, ask_num: int, groups: list[NodeGroup]
+        self, key: tuple[object, ...], sample: QueuedJob, request_num: int, groups: list[NodeGroup]
     ) -> None:
         self.key = key
-        self.ask_num = ask_num
+        self.request_num = request_num
         # What a line answers must not depend on who happened to join it first.
         self.sample = sample = _typical(sample)
-        self.ask: Ask = ask_of(sample)
+        self.request: NodeRequest = request_of(sample)
         self.kind: KindKey = kind_key(sample)
         self.attained_bin = bin_of(sample.attained_slot_s)
         self.groups = groups
@@ -55,7 +61,7 @@ class Line:
         self.base_seen = -1
 
 
-def _typical(job: Waiting) -> Waiting:
+def _typical(job: QueuedJob) -> QueuedJob:
     """A job with nothing left of it but what its whole line shares."""
 
     def upper(value: float | None) -> float | None:
@@ -74,12 +80,12 @@ def _typical(job: Waiting) -> Waiting:
     )
 
 
-def line_key(job: Waiting) -> tuple[object, ...]:
+def class_key(job: QueuedJob) -> tuple[object, ...]:
     """What two jobs must share to stand in one line."""
     return (
         job.project,
         job.priority,
-        ask_of(job),
+        request_of(job),
         job.kind,
         job.min_nodes,
         bin_of(job.attained_slot_s),
@@ -90,14 +96,14 @@ def line_key(job: Waiting) -> tuple[object, ...]:
 
 
 @dataclass(slots=True)
-class Queued:
+class QueueCount:
     """How many queued jobs of one project, priority and size there are, and the sum of their `since`."""
 
     num: int = 0
     since: int = 0
 
 
-class World:
+class ClusterIndex:
     """Nodes, holdings, queue, projects and holes, with every index the stages need."""
 
     def __init__(
@@ -105,161 +111,163 @@ class World:
         nodes: Iterable[Node],
         projects: Iterable[Project] = (),
         history: History | None = None,
-        terms: Terms | None = None,
+        config: PlannerConfig | None = None,
     ) -> None:
-        self._begin(nodes, projects, history, terms)
+        self._begin(nodes, projects, history, config)
 
     def _begin(
         self,
         nodes: Iterable[Node],
         projects: Iterable[Project],
         history: History | None,
-        terms: Terms | None,
+        config: PlannerConfig | None,
     ) -> None:
         """Everything at its beginning: nodes, and nothing on them."""
         self.index = SlotIndex(nodes)
         self.projects: dict[str, Project] = {p.name: p for p in projects}
         self.history = History() if history is None else history
-        self.terms = Terms() if terms is None else terms
-        self.held: dict[int, Held] = {}
+        self.config = PlannerConfig() if config is None else config
+        self.held: dict[int, RunningJob] = {}
         self.on_node: list[dict[int, int]] = [{} for _ in self.index.nodes]
         self.used: dict[str, int] = {}
-        self.waiting: dict[int, Waiting] = {}
-        self.lines: dict[tuple[object, ...], Line] = {}
-        self.line_of: dict[int, Line] = {}
+        self.waiting: dict[int, QueuedJob] = {}
+        self.classes: dict[tuple[object, ...], EquivalenceClass] = {}
+        self.class_of: dict[int, EquivalenceClass] = {}
         self.deferred: dict[int, int] = {}
         self.demand: dict[str, int] = {}
-        self.queued: dict[tuple[str, int, int], Queued] = {}
+        self.queued: dict[tuple[str, int, int], QueueCount] = {}
         self.elastic: set[int] = set()
         self.stopping: set[int] = set()
-        self.holes: dict[int, Hole] = {}
-        self.running = Running(self.history, self.terms)
+        self.reservations: dict[int, Reservation] = {}
+        self.running = RunningIndex(self.history, self.config)
         self.nodes_of: dict[int, tuple[int, ...]] = {}
-        self._groups: dict[Ask, list[NodeGroup]] = {}
-        self._asks: dict[Ask, int] = {}
+        self._groups: dict[NodeRequest, list[NodeGroup]] = {}
+        self._requests: dict[NodeRequest, int] = {}
 
     @classmethod
-    def of(cls, snapshot: Snapshot) -> World:
+    def of(cls, snapshot: PlanningInput) -> ClusterIndex:
         """Build everything anew from a snapshot."""
-        world = cls(snapshot.nodes, snapshot.projects, snapshot.history, snapshot.terms)
-        world._fill(snapshot)
-        return world
+        cluster = cls(snapshot.nodes, snapshot.projects, snapshot.history, snapshot.config)
+        cluster._fill(snapshot)
+        return cluster
 
-    def _fill(self, snapshot: Snapshot) -> None:
+    def _fill(self, snapshot: PlanningInput) -> None:
         for held in snapshot.held:
             self.hold(held)
         for job in snapshot.waiting:
             self.submit(job)
-        for hole in snapshot.holes:
-            self.holes[hole.job] = hole
+        for reservation in snapshot.reservations:
+            self.reservations[reservation.job] = reservation
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> PlanningInput:
         """The same world as an immutable value."""
-        return Snapshot(
+        return PlanningInput(
             self.index.nodes,
             tuple(self.held[job] for job in sorted(self.held)),
             tuple(self.waiting[num] for num in sorted(self.waiting)),
             tuple(self.projects.values()),
-            tuple(self.holes[job] for job in sorted(self.holes)),
+            tuple(self.reservations[job] for job in sorted(self.reservations)),
             self.history,
-            self.terms,
+            self.config,
         )
 
     # -- the queue -------------------------------------------------------------------------------
 
-    def submit(self, job: Waiting) -> None:
+    def submit(self, job: QueuedJob) -> None:
         """A job enters the queue; a repeated message changes nothing."""
         if job.num in self.waiting or job.num in self.held:
             return
         self.waiting[job.num] = job
         self.demand[job.project] = self.demand.get(job.project, 0) + job.num_slots
-        self._hunger(job, 1)
+        self._add_queued_demand(job, 1)
         self._count(job, 1)
         if job.not_before is not None:
             self.deferred[job.num] = job.not_before
         else:
-            self._line_up(job)
+            self._enqueue(job)
 
-    def ripen(self, now: int) -> None:
+    def activate_deferred(self, now: int) -> None:
         """Jobs whose back-off is over join their lines."""
         for num in [n for n, at in self.deferred.items() if at <= now]:
             del self.deferred[num]
-            self._line_up(self.waiting[num])
+            self._enqueue(self.waiting[num])
 
     def withdraw(self, num: int) -> None:
         """A job leaves the queue: started, cancelled, or paused."""
         job = self.waiting.pop(num, None)
         if job is None:
             return
-        self._hunger(job, -1)
+        self._add_queued_demand(job, -1)
         self._count(job, -1)
         left = self.demand[job.project] - job.num_slots
         if left:
             self.demand[job.project] = left
         else:
             del self.demand[job.project]
-        self.holes.pop(num, None)
+        self.reservations.pop(num, None)
         if self.deferred.pop(num, None) is not None:
             return
-        line = self.line_of.pop(num)
-        del line.jobs[bisect_left(line.jobs, (job.owed_since, num))]
-        if not line.jobs:
-            del self.lines[line.key]
+        eq_class = self.class_of.pop(num)
+        del eq_class.jobs[bisect_left(eq_class.jobs, (job.owed_since, num))]
+        if not eq_class.jobs:
+            del self.classes[eq_class.key]
 
-    def groups_for(self, ask: Ask) -> list[NodeGroup]:
+    def groups_for(self, request: NodeRequest) -> list[NodeGroup]:
         """Node groups that may host such a job, best first."""
-        found = self._groups.get(ask)
+        found = self._groups.get(request)
         if found is None:
-            found = self._groups[ask] = suitable(self.index, ask)
+            found = self._groups[request] = suitable(self.index, request)
         return found
 
-    def _line_up(self, job: Waiting) -> None:
-        key = line_key(job)
-        line = self.lines.get(key)
-        if line is None:
-            ask = ask_of(job)
-            number = self._asks.setdefault(ask, len(self._asks))
-            line = self.lines[key] = Line(key, job, number, self.groups_for(ask))
-        insort(line.jobs, (job.owed_since, job.num))
-        self.line_of[job.num] = line
+    def _enqueue(self, job: QueuedJob) -> None:
+        key = class_key(job)
+        eq_class = self.classes.get(key)
+        if eq_class is None:
+            request = request_of(job)
+            number = self._requests.setdefault(request, len(self._requests))
+            eq_class = self.classes[key] = EquivalenceClass(
+                key, job, number, self.groups_for(request)
+            )
+        insort(eq_class.jobs, (job.owed_since, job.num))
+        self.class_of[job.num] = eq_class
 
-    def _hunger(self, job: Waiting, sign: int) -> None:
+    def _add_queued_demand(self, job: QueuedJob, sign: int) -> None:
         shapes = (job.shape, *job.roles)
-        self.index.appetite.add(shapes, job.cpus_per_node, job.memory_per_node_bytes, sign)
+        self.index.demand_profile.add(shapes, job.cpus_per_node, job.memory_per_node_bytes, sign)
 
-    def _count(self, job: Waiting, sign: int) -> None:
+    def _count(self, job: QueuedJob, sign: int) -> None:
         key = (job.project, job.priority, job.num_slots)
         queued = self.queued.get(key)
         if queued is None:
-            queued = self.queued[key] = Queued()
+            queued = self.queued[key] = QueueCount()
         queued.num += sign
         queued.since += sign * job.since
         if not queued.num:
             del self.queued[key]
 
-    def _feed(self, held: Held, sign: int) -> None:
+    def _add_held_demand(self, held: RunningJob, sign: int) -> None:
         shapes = [GangShape(1, len(share.slots), 1) for share in held.placement.shares]
-        self.index.appetite.add(shapes, held.cpus_per_node, held.memory_per_node_bytes, sign)
+        self.index.demand_profile.add(shapes, held.cpus_per_node, held.memory_per_node_bytes, sign)
 
     # -- what runs -------------------------------------------------------------------------------
 
-    def hold(self, held: Held) -> None:
+    def hold(self, held: RunningJob) -> None:
         """An attempt holds these slots from now on; it leaves the queue."""
         if held.job in self.held:
             return
         self.withdraw(held.job)
         nodes = []
-        for taking in self.index.takings(
+        for allocation in self.index.allocations(
             held.placement, held.cpus_per_node, held.memory_per_node_bytes, held.roles
         ):
-            self.index.take(taking)
-            if not taking.mask:
+            self.index.take(allocation)
+            if not allocation.mask:
                 continue  # nobody is put aside for the CPUs of a share without slots
-            at = self.on_node[taking.node]
-            at[held.job] = at.get(held.job, 0) | taking.mask
-            nodes.append(taking.node)
+            at = self.on_node[allocation.node]
+            at[held.job] = at.get(held.job, 0) | allocation.mask
+            nodes.append(allocation.node)
         self.index.settle()
-        self._feed(held, 1)
+        self._add_held_demand(held, 1)
         self.nodes_of[held.job] = tuple(dict.fromkeys(nodes))
         self.held[held.job] = held
         self.running.add(held)
@@ -268,13 +276,13 @@ class World:
             self.elastic.add(held.job)
         self.used[held.project] = self.used.get(held.project, 0) + held.num_slots
 
-    def start(self, num: int, placement: Placement, held: Held) -> None:
+    def start(self, num: int, placement: Placement, held: RunningJob) -> None:
         """A planned start is applied whole."""
         if num not in self.waiting:
             raise InvariantBroken(f"j-{num} starts but does not wait")
         self.hold(replace(held, job=num, placement=placement))
 
-    def release(self, num: int) -> Held | None:
+    def release(self, num: int) -> RunningJob | None:
         """The executor confirmed that an attempt is gone; a repeated message changes nothing."""
         held = self.held.get(num)
         if held is None:
@@ -283,13 +291,13 @@ class World:
         self.running.remove(num)
         self.elastic.discard(num)
         self.stopping.discard(num)
-        for taking in self.index.takings(
+        for allocation in self.index.allocations(
             held.placement, held.cpus_per_node, held.memory_per_node_bytes, held.roles
         ):
-            self.on_node[taking.node].pop(num, None)
-            self.index.give(taking)
+            self.on_node[allocation.node].pop(num, None)
+            self.index.give(allocation)
         self.index.settle()
-        self._feed(held, -1)
+        self._add_held_demand(held, -1)
         del self.nodes_of[num]
         left = self.used[held.project] - held.num_slots
         if left:
@@ -298,7 +306,7 @@ class World:
             del self.used[held.project]
         return held
 
-    def update(self, held: Held) -> None:
+    def update(self, held: RunningJob) -> None:
         """New facts about a running attempt on the same placement: a save, progress, a stop."""
         if held.job in self.held:
             self.running.remove(held.job)
@@ -306,7 +314,7 @@ class World:
             self.running.add(held)
             self._note_stopping(held)
 
-    def _note_stopping(self, held: Held) -> None:
+    def _note_stopping(self, held: RunningJob) -> None:
         if held.stopping:
             self.stopping.add(held.job)
         else:
@@ -333,12 +341,12 @@ class World:
 
     def _rebuild(self, nodes: list[Node]) -> None:
         before = self.snapshot()
-        self._begin(nodes, before.projects, before.history, before.terms)
+        self._begin(nodes, before.projects, before.history, before.config)
         self._fill(before)
 
     # -- who is worth less than whom -------------------------------------------------------------
 
-    def prey(self, now: int) -> dict[int, list[tuple[float, int]]]:
+    def preemptible(self, now: int) -> dict[int, list[tuple[float, int]]]:
         """Running jobs that may be asked to leave, by priority, the least urgent first."""
         self.running.settle(now)
         return self.running.ranked
@@ -347,23 +355,23 @@ class World:
         """When a running job is expected to be gone; constant while it stays in its service bin."""
         return self.running.end_of(num, now)
 
-    def score_of(self, held: Held, now: int) -> float:
+    def score_of(self, held: RunningJob, now: int) -> float:
         """The learned urgency of a running job."""
         return self.running.score_of(held, now)
 
     def state(self) -> tuple[object, ...]:
         """Everything that must equal a rebuild."""
-        lines = {key: line.jobs for key, line in self.lines.items()}
+        classes = {key: eq_class.jobs for key, eq_class in self.classes.items()}
         return (
             self.index.state(),
-            self.index.appetite,
+            self.index.demand_profile,
             self.held,
             self.on_node,
             self.used,
             self.demand,
             self.queued,
             self.stopping,
-            lines,
+            classes,
             self.deferred,
-            self.holes,
+            self.reservations,
         )

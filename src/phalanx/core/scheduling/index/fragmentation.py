@@ -1,9 +1,8 @@
-"""Stranded slots: what a host's free slots lose of their use when its CPUs or its memory run short.
+"""Fragmentation: free slots of a host that no typical job can use because CPUs or memory run short.
 
-Free slots are worth what the jobs at hand can do with them. An `Appetite` counts what queued and running
-jobs want besides slots; from it follows how many free slots of a host nobody could use, on average over
-those jobs. Placement puts a share where that number grows least (the idea of "Beware of Fragmentation",
-ATC 2023, with the mix of jobs reduced to what they want of CPUs and memory for each slot).
+A `DemandProfile` counts what queued and running jobs request besides slots. From it follows how many free
+slots of a host a typical job could not use. Placement puts a share where that number grows least (the idea
+of "Beware of Fragmentation", ATC 2023, with the mix of jobs reduced to the CPUs and memory for each slot).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _TIGHTER = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Typical:
+class TypicalDemand:
     """CPUs that jobs want for a slot, in equal parts of the slots wanted, and memory for a slot.
 
     `wider[n]` is the part of all wanted slots that belongs to shares of more than n slots.
@@ -89,14 +88,14 @@ class Typical:
 
 
 @dataclass(slots=True)
-class Appetite:
+class DemandProfile:
     """Slots wanted, by CPUs for each and by the width of a share. Equal jobs make an equal appetite."""
 
     slots: int = 0
     memory_bytes: int = 0
     by_cpus: dict[int | None, int] = field(default_factory=dict)
     by_width: dict[int, int] = field(default_factory=dict)
-    _known: Typical | None = field(default=None, compare=False)
+    _known: TypicalDemand | None = field(default=None, compare=False)
     _stale: bool = field(default=True, compare=False)
 
     def add(self, shapes: Sequence[GangShape], cpus: int, memory_bytes: int, sign: int = 1) -> None:
@@ -113,7 +112,7 @@ class Appetite:
             _count(self.by_cpus, step, slots)
             _count(self.by_width, width, slots)
 
-    def typical(self) -> Typical | None:
+    def typical(self) -> TypicalDemand | None:
         """The mix in short; None while nobody wants anything besides slots."""
         if not self.slots or not (self.memory_bytes or any(s is not None for s in self.by_cpus)):
             return None
@@ -121,7 +120,7 @@ class Appetite:
             self._stale = False
             memory = self.memory_bytes / self.slots
             memory = 2.0 ** (_step(memory) / _STEPS) if memory else 0.0
-            fresh = Typical(self._quantiles(), memory, self._wider())
+            fresh = TypicalDemand(self._quantiles(), memory, self._wider())
             # Equal to the one before for most changes, and that one knows many answers already.
             if fresh != self._known:
                 self._known = fresh

@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
 from phalanx.core.scheduling.model.durations import EDGES, History, KindKey, bin_of, size_class
-from phalanx.core.scheduling.model.snapshot import US, Held, Terms
+from phalanx.core.scheduling.model.planning_input import US, PlannerConfig, RunningJob
 from phalanx.core.scheduling.stages.order import (
     aged,
     base_of,
@@ -39,7 +39,7 @@ class _Kind:
 class _Job:
     """A running job as it was last looked at. Without `scored` it is nobody's victim."""
 
-    held: Held
+    held: RunningJob
     kind: _Kind
     scored: bool = False
     score: float = 0.0
@@ -57,12 +57,12 @@ class _Moves:
     fresh: list[tuple[float, int]] = field(default_factory=list)
 
 
-class Running:
+class RunningIndex:
     """Scores and expected ends of running jobs. Whoever reads them calls `settle` first."""
 
-    def __init__(self, history: History, terms: Terms) -> None:
+    def __init__(self, history: History, config: PlannerConfig) -> None:
         self.history = history
-        self.terms = terms
+        self.config = config
         self.ranked: dict[int, list[tuple[float, int]]] = {}
         self._jobs: dict[int, _Job] = {}
         self._unscored: set[int] = set()
@@ -71,7 +71,7 @@ class Running:
         self._settled_at = -1
         self._in_order: list[int] = []
 
-    def add(self, held: Held) -> None:
+    def add(self, held: RunningJob) -> None:
         """A job runs from now on."""
         key = KindKey(held.project, held.kind, size_class(held.num_slots))
         kind = self._kinds.get(key)
@@ -154,10 +154,10 @@ class Running:
             return expected_end(job.held, self.history, now)
         return None if job.end is None else max(job.end, now + US)
 
-    def score_of(self, held: Held, now: int) -> float:
+    def score_of(self, held: RunningJob, now: int) -> float:
         """The learned urgency of a running job."""
-        base = held_base(held, bin_of(held.attained(now)), self.history, self.terms)
-        return aged(base, held.delayed_s, self.terms)
+        base = held_base(held, bin_of(held.attained(now)), self.history, self.config)
+        return aged(base, held.delayed_s, self.config)
 
     def _score(self, job: _Job, now: int, moves: dict[int, _Moves]) -> None:
         held = job.held
@@ -169,7 +169,7 @@ class Running:
         base, total = self._known(job, job.spot)
         if held.remaining_s is None:
             job.settled, job.end = True, settled_end(held, total)
-        score = aged(base, held.delayed_s, self.terms) if held.delayed_s else base
+        score = aged(base, held.delayed_s, self.config) if held.delayed_s else base
         if held.preemptible and not (job.scored and score == job.score):
             here = moves.get(held.priority)
             if here is None:
@@ -185,11 +185,11 @@ class Running:
         known = kind.known.get((held.num_slots, spot))
         if known is None:
             known = kind.known[held.num_slots, spot] = (
-                base_of(held.num_slots, self.history.index(kind.key, spot), self.terms),
+                base_of(held.num_slots, self.history.index(kind.key, spot), self.config),
                 self.history.total_slot_s(kind.key, EDGES[spot], 0.75),
             )
         if held.remaining_s is not None or held.max_duration_s is not None:
-            return held_base(held, spot, self.history, self.terms), known[1]
+            return held_base(held, spot, self.history, self.config), known[1]
         return known
 
     def _unrank(self, job: _Job) -> None:

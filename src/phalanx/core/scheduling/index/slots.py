@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement, Role
-from phalanx.core.scheduling.index.fragmentation import Appetite
+from phalanx.core.scheduling.index.fragmentation import DemandProfile
 from phalanx.errors import InvariantBroken
 
 NODE_BITS = 24
@@ -93,7 +93,7 @@ def _drop(sorted_list: list[int], value: int) -> None:
     del sorted_list[bisect_left(sorted_list, value)]
 
 
-class Taking(NamedTuple):
+class Allocation(NamedTuple):
     """What one share takes from one node."""
 
     node: int
@@ -116,8 +116,8 @@ class SlotIndex:
         self.group_of: list[NodeGroup] = []
         self.leaf_of: list[int] = []
         self.pools: tuple[str, ...] = tuple(dict.fromkeys(node.pool for node in self.nodes))
-        self.journal: list[tuple[int, Taking]] = []
-        self.appetite = Appetite()
+        self.journal: list[tuple[int, Allocation]] = []
+        self.demand_profile = DemandProfile()
         self._shares: dict[tuple[int, int], NodeShare] = {}
         self.beside: dict[int, tuple[int, ...]] = _beside(self.nodes)
         self._group_nodes()
@@ -202,32 +202,36 @@ class SlotIndex:
         group.unsorted.clear()
         return group.in_order
 
-    def take(self, taking: Taking) -> None:
+    def take(self, allocation: Allocation) -> None:
         """Hold these slots. They must be free: anything else is a bug of the caller."""
-        node = taking.node
-        if taking.mask & ~self.free[node]:
-            raise InvariantBroken(f"node {self.nodes[node].id}: slots {taking.mask:b} are not free")
-        if taking.cpus or taking.memory_bytes:
-            self._use(taking, 1)
-        self.set_free(node, self.free[node] & ~taking.mask)
-        self.journal.append((-1, taking))
+        node = allocation.node
+        if allocation.mask & ~self.free[node]:
+            raise InvariantBroken(
+                f"node {self.nodes[node].id}: slots {allocation.mask:b} are not free"
+            )
+        if allocation.cpus or allocation.memory_bytes:
+            self._use(allocation, 1)
+        self.set_free(node, self.free[node] & ~allocation.mask)
+        self.journal.append((-1, allocation))
 
-    def give(self, taking: Taking) -> None:
+    def give(self, allocation: Allocation) -> None:
         """Let these slots go. They must be held."""
-        node = taking.node
-        if taking.mask & self.free[node]:
-            raise InvariantBroken(f"node {self.nodes[node].id}: slots {taking.mask:b} are not held")
-        if taking.cpus or taking.memory_bytes:
-            self._use(taking, -1)
-        self.set_free(node, self.free[node] | taking.mask)
-        self.journal.append((+1, taking))
+        node = allocation.node
+        if allocation.mask & self.free[node]:
+            raise InvariantBroken(
+                f"node {self.nodes[node].id}: slots {allocation.mask:b} are not held"
+            )
+        if allocation.cpus or allocation.memory_bytes:
+            self._use(allocation, -1)
+        self.set_free(node, self.free[node] | allocation.mask)
+        self.journal.append((+1, allocation))
 
-    def _use(self, taking: Taking, sign: int) -> None:
-        self.cpus[taking.node] -= sign * taking.cpus
-        self.memory[taking.node] -= sign * taking.memory_bytes
-        for other in self.beside.get(taking.node, ()) if self.beside else ():
-            self.cpus[other] -= sign * taking.cpus
-            self.memory[other] -= sign * taking.memory_bytes
+    def _use(self, allocation: Allocation, sign: int) -> None:
+        self.cpus[allocation.node] -= sign * allocation.cpus
+        self.memory[allocation.node] -= sign * allocation.memory_bytes
+        for other in self.beside.get(allocation.node, ()) if self.beside else ():
+            self.cpus[other] -= sign * allocation.cpus
+            self.memory[other] -= sign * allocation.memory_bytes
 
     def host(self, node: int) -> tuple[int, ...]:
         """The nodes of the machine that this node is part of, itself first."""
@@ -240,24 +244,24 @@ class SlotIndex:
     def rollback(self, mark: int) -> None:
         """Undo everything since the mark."""
         while len(self.journal) > mark:
-            sign, taking = self.journal.pop()
-            node = taking.node
-            if taking.cpus or taking.memory_bytes:
-                self._use(taking, sign)
+            sign, allocation = self.journal.pop()
+            node = allocation.node
+            if allocation.cpus or allocation.memory_bytes:
+                self._use(allocation, sign)
             mask = self.free[node]
-            self.set_free(node, mask & ~taking.mask if sign > 0 else mask | taking.mask)
+            self.set_free(node, mask & ~allocation.mask if sign > 0 else mask | allocation.mask)
 
     def settle(self) -> None:
         """Forget the journal: what was done stays done."""
         self.journal.clear()
 
-    def takings(
+    def allocations(
         self,
         placement: Placement,
         cpus: int,
         memory_bytes: int,
         roles: tuple[GangShape, ...] = (),
-    ) -> list[Taking]:
+    ) -> list[Allocation]:
         """A placement as takings; shares on nodes that are gone are left out.
 
         CPUs and memory are those of each share, but for the last ones, which are those of `roles`.
@@ -273,13 +277,15 @@ class SlotIndex:
             node = self.num_of.get(share.node)
             if node is not None:
                 inside = mask_of(share.slots) & ((1 << self.nodes[node].num_slots) - 1)
-                found.append(Taking(node, inside, num_cpus, num_bytes))
+                found.append(Allocation(node, inside, num_cpus, num_bytes))
         return found
 
-    def placement(self, takings: list[Taking]) -> Placement:
+    def placement(self, allocations: list[Allocation]) -> Placement:
         """Takings as a placement, in order of node rank."""
-        shares = tuple([self._share(taking.node, taking.mask) for taking in takings])
-        return Placement(self.nodes[takings[0].node].pool, shares)
+        shares = tuple(
+            [self._share(allocation.node, allocation.mask) for allocation in allocations]
+        )
+        return Placement(self.nodes[allocations[0].node].pool, shares)
 
     def _share(self, num: int, mask: int) -> NodeShare:
         """The same share is the same object: most of a cluster is taken whole, again and again."""
@@ -361,10 +367,10 @@ def pick(free: int, wanted: int) -> int:
     if not wanted:
         return 0
     if wanted & (wanted - 1) == 0:
-        block = (1 << wanted) - 1
+        hold_back = (1 << wanted) - 1
         for shift in range(0, free.bit_length(), wanted):
-            if free >> shift & block == block:
-                return block << shift
+            if free >> shift & hold_back == hold_back:
+                return hold_back << shift
     mask = 0
     for _ in range(wanted):
         low = free & -free

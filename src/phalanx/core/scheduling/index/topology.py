@@ -12,15 +12,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from phalanx.core.gang.placement import GangShape, Role
-from phalanx.core.scheduling.index.slots import NODE_BITS, NodeGroup, SlotIndex, Taking, pick
-from phalanx.core.scheduling.model.snapshot import Waiting
+from phalanx.core.scheduling.index.slots import NODE_BITS, Allocation, NodeGroup, SlotIndex, pick
+from phalanx.core.scheduling.model.planning_input import QueuedJob
 
 _NODE = (1 << NODE_BITS) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """What a job wants of nodes: the part of `Waiting` that placement depends on."""
+class NodeRequest:
+    """What a job wants of nodes: the part of `QueuedJob` that placement depends on."""
 
     shape: GangShape
     roles: tuple[GangShape, ...]
@@ -34,9 +34,9 @@ class Ask:
     selector: tuple[tuple[str, str], ...] = ()
 
 
-def ask_of(job: Waiting) -> Ask:
+def request_of(job: QueuedJob) -> NodeRequest:
     """The placement part of a queued job."""
-    return Ask(
+    return NodeRequest(
         job.shape,
         job.roles,
         job.pools,
@@ -50,28 +50,28 @@ def ask_of(job: Waiting) -> Ask:
     )
 
 
-def suitable(index: SlotIndex, ask: Ask) -> list[NodeGroup]:
+def suitable(index: SlotIndex, request: NodeRequest) -> list[NodeGroup]:
     """Groups that may host the job, in order of preference: its pools, then cost, then tight nodes."""
-    wanted = ask.pools or index.pools
+    wanted = request.pools or index.pools
     order = {pool: i for i, pool in enumerate(wanted)}
     fit = [
         group
         for group in index.groups
         if group.key.pool in order
-        and any(hosts(group, ask, shape) for shape in (ask.shape, *ask.roles))
-        and set(group.key.taints) <= set(ask.tolerates)
-        and set(ask.selector) <= set(group.key.labels)
-        and (ask.required in (None, "node") or ask.required in group.levels)
+        and any(hosts(group, request, shape) for shape in (request.shape, *request.roles))
+        and set(group.key.taints) <= set(request.tolerates)
+        and set(request.selector) <= set(group.key.labels)
+        and (request.required in (None, "node") or request.required in group.levels)
     ]
     return sorted(fit, key=lambda g: (order[g.key.pool], g.key.price * (1 + g.key.hazard), g.size))
 
 
-def hosts(group: NodeGroup, ask: Ask, shape: GangShape) -> bool:
+def hosts(group: NodeGroup, request: NodeRequest, shape: GangShape) -> bool:
     """Whether nodes of this kind are what one part of the gang asks for."""
     if isinstance(shape, Role):
         wanted, memory_bytes = shape.slot_type, 0
     else:
-        wanted, memory_bytes = ask.slot_type, ask.device_memory_bytes
+        wanted, memory_bytes = request.slot_type, request.device_memory_bytes
     return (
         group.size >= shape.slots_per_node
         and (not wanted or group.key.slot_type == wanted)
@@ -79,25 +79,25 @@ def hosts(group: NodeGroup, ask: Ask, shape: GangShape) -> bool:
     )
 
 
-def part_ask(ask: Ask, shape: GangShape) -> Ask:
+def part_request(request: NodeRequest, shape: GangShape) -> NodeRequest:
     """What one part of the gang asks of each node."""
     if not isinstance(shape, Role):
-        return ask
-    return replace(ask, cpus=shape.cpus_per_node, memory_bytes=shape.memory_per_node_bytes)
+        return request
+    return replace(request, cpus=shape.cpus_per_node, memory_bytes=shape.memory_per_node_bytes)
 
 
 def place(
-    index: SlotIndex, ask: Ask, groups: list[NodeGroup], shape: GangShape
-) -> list[Taking] | None:
+    index: SlotIndex, request: NodeRequest, groups: list[NodeGroup], shape: GangShape
+) -> list[Allocation] | None:
     """Takings for the whole gang (all roles), in one group if there is one, or None. Changes nothing."""
-    if ask.roles:
-        return _place_roles(index, ask, groups, shape)
+    if request.roles:
+        return _place_roles(index, request, groups, shape)
     for group in groups:
-        found = _place_in(index, ask, group, shape)
+        found = _place_in(index, request, group, shape)
         if found is not None:
             return found
     if len(groups) > 1:
-        return _across_groups(index, ask, groups, shape)
+        return _across_groups(index, request, groups, shape)
     return None
 
 
@@ -133,13 +133,13 @@ def areas(
         yield frozenset(found[name])
 
 
-def lands(groups: Sequence[NodeGroup], ask: Ask) -> Iterator[list[NodeGroup]]:
+def lands(groups: Sequence[NodeGroup], request: NodeRequest) -> Iterator[list[NodeGroup]]:
     """Sets of node kinds that may hold all parts of a gang: one kind alone, else a pool's together."""
-    shapes = (ask.shape, *ask.roles)
+    shapes = (request.shape, *request.roles)
     for group in groups:
-        if all(hosts(group, ask, shape) for shape in shapes):
+        if all(hosts(group, request, shape) for shape in shapes):
             yield [group]
-    if ask.required == "node":
+    if request.required == "node":
         return
     for pool in dict.fromkeys(group.key.pool for group in groups):
         inside = [group for group in groups if group.key.pool == pool]
@@ -148,93 +148,97 @@ def lands(groups: Sequence[NodeGroup], ask: Ask) -> Iterator[list[NodeGroup]]:
 
 
 def _place_roles(
-    index: SlotIndex, ask: Ask, groups: Sequence[NodeGroup], shape: GangShape
-) -> list[Taking] | None:
-    for land in lands(groups, ask):
-        found = _all_roles(index, ask, land, shape)
+    index: SlotIndex, request: NodeRequest, groups: Sequence[NodeGroup], shape: GangShape
+) -> list[Allocation] | None:
+    for land in lands(groups, request):
+        found = _all_roles(index, request, land, shape)
         if found is not None:
             return found
     return None
 
 
 def _all_roles(
-    index: SlotIndex, ask: Ask, groups: list[NodeGroup], shape: GangShape
-) -> list[Taking] | None:
+    index: SlotIndex, request: NodeRequest, groups: list[NodeGroup], shape: GangShape
+) -> list[Allocation] | None:
     """All parts of a gang in one domain, the narrowest that holds them, and there the tightest."""
-    slots = shape.num_slots + sum(role.num_slots for role in ask.roles)
+    slots = shape.num_slots + sum(role.num_slots for role in request.roles)
     if sum(group.num_free for group in groups) < slots:
         return None
-    for level in levels(groups[0], ask.required):
+    for level in levels(groups[0], request.required):
         rooms = [
             (sum(index.free[node].bit_count() for node in inside), at, inside)
             for at, inside in enumerate(areas(index, groups, level))
         ]
         for free, _, inside in sorted(rooms, key=lambda room: room[:2]):
             if free >= slots:
-                found = _roles_inside(index, ask, groups, shape, inside)
+                found = _roles_inside(index, request, groups, shape, inside)
                 if found is not None:
                     return found
     return None
 
 
 def _roles_inside(
-    index: SlotIndex, ask: Ask, groups: list[NodeGroup], shape: GangShape, inside: frozenset[int]
-) -> list[Taking] | None:
+    index: SlotIndex,
+    request: NodeRequest,
+    groups: list[NodeGroup],
+    shape: GangShape,
+    inside: frozenset[int],
+) -> list[Allocation] | None:
     mark = index.mark()
-    placed: dict[int, list[Taking]] = {}
+    placed: dict[int, list[Allocation]] = {}
     try:
-        for at, part in parts(shape, ask.roles):
-            own, nodes = part_ask(ask, part), []
+        for at, part in parts(shape, request.roles):
+            own, nodes = part_request(request, part), []
             # The smallest nodes that will do: larger ones are left to parts that need them.
             for group in sorted(groups, key=lambda group: group.size):
-                if hosts(group, ask, part):
+                if hosts(group, request, part):
                     rooms = _rooms(index, own, group, part.slots_per_node)
                     nodes += [n for leaf in sorted(rooms) for n in rooms[leaf] if n in inside]
             if len(nodes) < part.nodes:
                 return None
             placed[at] = _cut(index, own, nodes[: part.nodes], part.slots_per_node)
-            for taking in placed[at]:
-                index.take(taking)
+            for allocation in placed[at]:
+                index.take(allocation)
     finally:
         index.rollback(mark)
-    return [taking for at in sorted(placed) for taking in placed[at]]
+    return [allocation for at in sorted(placed) for allocation in placed[at]]
 
 
 def _place_in(
-    index: SlotIndex, ask: Ask, group: NodeGroup, shape: GangShape
-) -> list[Taking] | None:
+    index: SlotIndex, request: NodeRequest, group: NodeGroup, shape: GangShape
+) -> list[Allocation] | None:
     num, per_node = shape.nodes, shape.slots_per_node
     if group.num_free < num * per_node or group.size < per_node:
         return None
-    plain = not (ask.cpus or ask.memory_bytes or group.splittable or per_node == 0)
+    plain = not (request.cpus or request.memory_bytes or group.splittable or per_node == 0)
     if plain and num == 1:
         chosen = _one_node(group, per_node)
     elif plain and per_node == group.size:
-        chosen = _whole_nodes(group, num, ask.required)
+        chosen = _whole_nodes(group, num, request.required)
     else:
-        chosen = _least_stranding(index, ask, group, num, per_node)
+        chosen = _least_stranding(index, request, group, num, per_node)
         if chosen is None:
-            if plain and ask.required != "node":
+            if plain and request.required != "node":
                 chosen = _one_leaf(index, group, num, per_node)
             if chosen is None:
-                rooms = _rooms(index, ask, group, per_node)
-                chosen = spread(group, rooms, num, ask.required)
-    return None if chosen is None else _cut(index, ask, chosen, per_node)
+                rooms = _rooms(index, request, group, per_node)
+                chosen = spread(group, rooms, num, request.required)
+    return None if chosen is None else _cut(index, request, chosen, per_node)
 
 
 def _least_stranding(
-    index: SlotIndex, ask: Ask, group: NodeGroup, num: int, per_node: int
+    index: SlotIndex, request: NodeRequest, group: NodeGroup, num: int, per_node: int
 ) -> list[int] | None:
     """The host on which all of this gang strands the fewest slots; None if that settles nothing.
 
     Gangs of several hosts are not placed so: their nearness counts for more.
     """
-    typical = index.appetite.typical() if ask.cpus or ask.memory_bytes else None
-    alone = num > 1 and (ask.required == "node" or not index.beside)
+    typical = index.demand_profile.typical() if request.cpus or request.memory_bytes else None
+    alone = num > 1 and (request.required == "node" or not index.beside)
     if typical is None or group.splittable or alone:
         return None
     free, cpus, memory = index.free, index.cpus, index.memory
-    wants = (num * ask.cpus, num * ask.memory_bytes)
+    wants = (num * request.cpus, num * request.memory_bytes)
     best: tuple[float, tuple[int, ...]] | None = None
     for host in group.hosts:
         first = host[0]
@@ -252,15 +256,17 @@ def _least_stranding(
     return sorted(fitting, key=lambda node: (free[node].bit_count(), node))[:num]
 
 
-def _cut(index: SlotIndex, ask: Ask, chosen: list[int], per_node: int) -> list[Taking]:
+def _cut(
+    index: SlotIndex, request: NodeRequest, chosen: list[int], per_node: int
+) -> list[Allocation]:
     left: dict[int, int] = {}
-    takings = []
+    allocations = []
     for node in chosen:
         free = left.get(node, index.free[node])
         mask = pick(free, per_node)
         left[node] = free & ~mask
-        takings.append(Taking(node, mask, ask.cpus, ask.memory_bytes))
-    return takings
+        allocations.append(Allocation(node, mask, request.cpus, request.memory_bytes))
+    return allocations
 
 
 def _one_node(group: NodeGroup, per_node: int) -> list[int] | None:
@@ -301,26 +307,28 @@ def _one_leaf(index: SlotIndex, group: NodeGroup, num: int, per_node: int) -> li
     return [code & _NODE for code in here[at : at + num]]
 
 
-def _rooms(index: SlotIndex, ask: Ask, group: NodeGroup, per_node: int) -> dict[int, list[int]]:
+def _rooms(
+    index: SlotIndex, request: NodeRequest, group: NodeGroup, per_node: int
+) -> dict[int, list[int]]:
     """Nodes with room for a share, by leaf, least room first; a splittable node counts repeatedly."""
     least = per_node << NODE_BITS
-    plain = not (ask.cpus or ask.memory_bytes or group.splittable)
+    plain = not (request.cpus or request.memory_bytes or group.splittable)
     found: list[tuple[int, int, int, list[int]]] = []
     for leaf, here in enumerate(index.in_order(group)):
         wide = here[bisect_left(here, least) :]
         if plain:
             nodes = [code & _NODE for code in wide]
         else:
-            nodes = [node for code in wide for node in _shares(index, ask, code, per_node)]
+            nodes = [node for code in wide for node in _shares(index, request, code, per_node)]
         if nodes:
             found.append((index.free[nodes[0]].bit_count(), nodes[0], leaf, nodes))
     # Leaves in the order of their fullest node.
     rooms = {leaf: nodes for _, _, leaf, nodes in sorted(found)}
-    return _together_on_hosts(index, ask, rooms) if index.beside else rooms
+    return _together_on_hosts(index, request, rooms) if index.beside else rooms
 
 
 def _together_on_hosts(
-    index: SlotIndex, ask: Ask, rooms: dict[int, list[int]]
+    index: SlotIndex, request: NodeRequest, rooms: dict[int, list[int]]
 ) -> dict[int, list[int]]:
     """Only as many nodes of one machine as its CPUs and memory are enough for together."""
     found: dict[int, list[int]] = {}
@@ -330,21 +338,21 @@ def _together_on_hosts(
             host = min(index.host(node))
             shares = used[host] = used.get(host, 0) + 1
             if (
-                shares * ask.cpus <= index.cpus[node]
-                and shares * ask.memory_bytes <= index.memory[node]
+                shares * request.cpus <= index.cpus[node]
+                and shares * request.memory_bytes <= index.memory[node]
             ):
                 found.setdefault(leaf, []).append(node)
     return found
 
 
-def _shares(index: SlotIndex, ask: Ask, code: int, per_node: int) -> list[int]:
+def _shares(index: SlotIndex, request: NodeRequest, code: int, per_node: int) -> list[int]:
     """A node as often as it has room for a share."""
     node, count = code & _NODE, code >> NODE_BITS
     this = index.nodes[node]
     if not this.splittable:
-        enough = index.cpus[node] >= ask.cpus and index.memory[node] >= ask.memory_bytes
+        enough = index.cpus[node] >= request.cpus and index.memory[node] >= request.memory_bytes
         return [node] if enough else []
-    if ask.cpus > this.num_cpus:
+    if request.cpus > this.num_cpus:
         return []
     return [node] * (count // per_node if per_node else 64)
 
@@ -405,19 +413,19 @@ def _fewest_leaves(rooms: dict[int, list[int]], leaves: list[int], num: int) -> 
 
 
 def _across_groups(
-    index: SlotIndex, ask: Ask, groups: list[NodeGroup], shape: GangShape
-) -> list[Taking] | None:
+    index: SlotIndex, request: NodeRequest, groups: list[NodeGroup], shape: GangShape
+) -> list[Allocation] | None:
     """Last resort inside one pool: nodes of different kinds, most suitable kind first."""
-    if ask.required is not None or shape.nodes == 1:
+    if request.required is not None or shape.nodes == 1:
         return None
     for pool in dict.fromkeys(group.key.pool for group in groups):
         chosen: list[int] = []
         for group in groups:
             if group.key.pool == pool and group.key.slot_type == groups[0].key.slot_type:
-                for nodes in _rooms(index, ask, group, shape.slots_per_node).values():
+                for nodes in _rooms(index, request, group, shape.slots_per_node).values():
                     chosen += nodes
         if len(chosen) >= shape.nodes:
-            return _cut(index, ask, chosen[: shape.nodes], shape.slots_per_node)
+            return _cut(index, request, chosen[: shape.nodes], shape.slots_per_node)
     return None
 
 

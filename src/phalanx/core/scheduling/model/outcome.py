@@ -8,7 +8,7 @@ from typing import overload
 
 from phalanx.core.gang.placement import Placement
 from phalanx.core.reasons import Reason
-from phalanx.core.scheduling.model.reservation import Hole
+from phalanx.core.scheduling.model.reservation import Reservation
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Migration:
     price_slot_s: float
 
 
-class Stays(Sequence[tuple[int, Reason]]):
+class PendingReasons(Sequence[tuple[int, Reason]]):
     """A reason for every job that stays, by number; jobs of one line share theirs.
 
     Five thousand queued jobs share a few dozen reasons, so they are written out only when asked for.
@@ -57,11 +57,11 @@ class Stays(Sequence[tuple[int, Reason]]):
     def __init__(
         self,
         single: Mapping[int, Reason],
-        lines: Sequence[tuple[Reason, tuple[tuple[int, int], ...]]],
+        classes: Sequence[tuple[Reason, tuple[tuple[int, int], ...]]],
         started: Set[int],
     ) -> None:
         self._single = single
-        self._lines = lines
+        self._lines = classes
         self._started = started
         self._all: tuple[tuple[int, Reason], ...] | None = None
 
@@ -88,7 +88,7 @@ class Stays(Sequence[tuple[int, Reason]]):
         return iter(self._written_out())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stays | tuple) and tuple(self) == tuple(other)
+        return isinstance(other, PendingReasons | tuple) and tuple(self) == tuple(other)
 
     def __hash__(self) -> int:
         return hash(self._written_out())
@@ -106,10 +106,10 @@ class Plan:
     """
 
     starts: tuple[Start, ...]
-    stays: Sequence[tuple[int, Reason]]
+    pending_reasons: Sequence[tuple[int, Reason]]
     wake_at: int | None = None
     preemptions: tuple[Preemption, ...] = ()
-    holes: tuple[Hole, ...] = ()
+    reservations: tuple[Reservation, ...] = ()
     resizes: tuple[Resize, ...] = ()
     migrations: tuple[Migration, ...] = ()
     num_steps: int = 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Hole:
+class Reservation:
     """Nodes kept for one job: nobody else starts there unless gone again by `ready_at`.
 
     A hole cut by a preemption is kept from plan to plan until its owner starts or `expires_at`;

@@ -10,16 +10,16 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from phalanx.core.scheduling.index.cluster_index import World
+from phalanx.core.scheduling.index.cluster_index import ClusterIndex
 from phalanx.core.scheduling.model.eviction_cost import lost_work, price
-from phalanx.core.scheduling.model.snapshot import US, Held
-from phalanx.core.scheduling.stages.entitlement import Tier
-from phalanx.core.scheduling.stages.large_job_preemption import is_hero
-from phalanx.core.scheduling.stages.scheduling_pass import Claim, Draft
+from phalanx.core.scheduling.model.planning_input import US, RunningJob
+from phalanx.core.scheduling.stages.entitlement import EntitlementTier
+from phalanx.core.scheduling.stages.large_job_preemption import is_large
+from phalanx.core.scheduling.stages.scheduling_pass import Pass, PendingGang
 
 
 @dataclass(slots=True)
-class Reach:
+class CandidateSet:
     """Possible victims with the price of each; slots they hold and prices together, by node."""
 
     prices: dict[int, float] = field(default_factory=dict)
@@ -27,46 +27,48 @@ class Reach:
     costs: dict[int, float] = field(default_factory=dict)
     num_slots: int = 0
 
-    def add(self, world: World, num: int, cost: float) -> None:
+    def add(self, cluster: ClusterIndex, num: int, cost: float) -> None:
         """One more possible victim."""
         if num in self.prices:
             return
         self.prices[num] = cost
-        slots, costs, on_node = self.slots, self.costs, world.on_node
-        for node in world.nodes_of[num]:
+        slots, costs, on_node = self.slots, self.costs, cluster.on_node
+        for node in cluster.nodes_of[num]:
             bits = on_node[node][num].bit_count()
             slots[node] = slots.get(node, 0) + bits
             self.num_slots += bits
             costs[node] = costs.get(node, 0.0) + cost
 
-    def remove(self, world: World, num: int) -> None:
+    def remove(self, cluster: ClusterIndex, num: int) -> None:
         """This one leaves already, for somebody else."""
         if self.prices.pop(num, None) is None:
             return
-        for node in world.nodes_of[num]:
-            self.num_slots -= world.on_node[node][num].bit_count()
-            mine = [j for j in world.on_node[node] if j in self.prices]
-            self.slots[node] = sum(world.on_node[node][j].bit_count() for j in mine)
+        for node in cluster.nodes_of[num]:
+            self.num_slots -= cluster.on_node[node][num].bit_count()
+            mine = [j for j in cluster.on_node[node] if j in self.prices]
+            self.slots[node] = sum(cluster.on_node[node][j].bit_count() for j in mine)
             self.costs[node] = sum(self.prices[j] for j in mine)
 
-    def in_turn(self, world: World) -> Iterator[int]:
+    def in_turn(self, cluster: ClusterIndex) -> Iterator[int]:
         """Nodes in the order in which they came within reach: of equal domains the first is taken."""
         return iter(self.slots)
 
-    def copy(self) -> Reach:
+    def copy(self) -> CandidateSet:
         """The same, to be changed by itself."""
-        return Reach(self.prices.copy(), self.slots.copy(), self.costs.copy(), self.num_slots)
+        return CandidateSet(
+            self.prices.copy(), self.slots.copy(), self.costs.copy(), self.num_slots
+        )
 
-    def with_more(self, world: World, prices: Mapping[int, float]) -> Reach:
+    def with_more(self, cluster: ClusterIndex, prices: Mapping[int, float]) -> CandidateSet:
         """The same and these."""
         more = self.copy()
         for num, cost in prices.items():
-            more.add(world, num, cost)
+            more.add(cluster, num, cost)
         return more
 
 
 @dataclass(slots=True)
-class Peers:
+class PeerCandidates:
     """Jobs of one priority whom a peer may put aside, by score, with what each would lose.
 
     `slots` are those that the first n of them hold together. Heroes stand apart.
@@ -74,7 +76,7 @@ class Peers:
 
     ranked: list[tuple[float, int, float]] = field(default_factory=list)
     slots: list[int] = field(default_factory=lambda: [0])
-    heroes: list[tuple[float, int]] = field(default_factory=list)
+    large_jobs: list[tuple[float, int]] = field(default_factory=list)
     most_lost: float = 0.0
     _rank: dict[int, int] = field(default_factory=dict)
 
@@ -85,53 +87,53 @@ class Peers:
             self._rank = {num: at for at, (_, num, _) in enumerate(self.ranked)}
         return self._rank
 
-    def num_below(self, draft: Draft, claim: Claim) -> int:
+    def num_below(self, state: Pass, gang: PendingGang) -> int:
         """How many of them may be less urgent than the claim."""
-        if claim.guarded:
+        if gang.guarded:
             return len(self.ranked)
-        return bisect_left(self.ranked, (claim.urgency / draft.terms.hysteresis,))
+        return bisect_left(self.ranked, (gang.urgency / state.config.hysteresis,))
 
 
 @dataclass(slots=True)
-class Stretch(Reach):
+class IncrementalCandidateSet(CandidateSet):
     """The reach of claims of one priority one after another: what they have in common stays.
 
     At every moment it equals a reach built anew, but for the order of its nodes, which `in_turn` gives.
     It covers everybody `below` and the first `num` of the `peers`, without those who leave.
     """
 
-    below: Reach = field(default_factory=Reach)
-    peers: Peers = field(default_factory=Peers)
+    below: CandidateSet = field(default_factory=CandidateSet)
+    peers: PeerCandidates = field(default_factory=PeerCandidates)
     num: int = 0
     num_left: int = 0
 
-    def leave(self, world: World, num: int) -> None:
+    def leave(self, cluster: ClusterIndex, num: int) -> None:
         """This one is no longer within reach. `below` must know already."""
         if self.prices.pop(num, None) is not None:
-            for node in world.nodes_of[num]:
-                self._look_again(world, node)
+            for node in cluster.nodes_of[num]:
+                self._look_again(cluster, node)
 
-    def reach_to(self, draft: Draft, num: int) -> None:
+    def reach_to(self, state: Pass, num: int) -> None:
         """Cover the first `num` peers from now on."""
-        world, ranked = draft.world, self.peers.ranked
+        cluster, ranked = state.cluster, self.peers.ranked
         for _, one, _ in ranked[self.num : num]:
-            if one not in draft.leaving:
-                self.add(world, one, price(draft, world.held[one]))
+            if one not in state.leaving:
+                self.add(cluster, one, price(state, cluster.held[one]))
         for _, one, _ in ranked[num : self.num]:
-            self.leave(world, one)
+            self.leave(cluster, one)
         self.num = num
 
-    def in_turn(self, world: World) -> Iterator[int]:
+    def in_turn(self, cluster: ClusterIndex) -> Iterator[int]:
         """Whoever is below comes first, as it came there; then peer after peer. Nodes come repeatedly."""
         yield from self.below.slots
-        prices, nodes_of = self.prices, world.nodes_of
+        prices, nodes_of = self.prices, cluster.nodes_of
         for _, one, _ in self.peers.ranked[: self.num]:
             if one in prices:
                 yield from nodes_of[one]
 
-    def _look_again(self, world: World, node: int) -> None:
+    def _look_again(self, cluster: ClusterIndex, node: int) -> None:
         """What the node offers, worked out in the order in which a reach built anew would be."""
-        below, ranked, on_node = self.below, self.peers.ranked, world.on_node[node]
+        below, ranked, on_node = self.below, self.peers.ranked, cluster.on_node[node]
         rank, prices = self.peers.rank, self.prices
         places = sorted([rank[one] for one in on_node if one in prices and one in rank])
         slots, cost = below.slots.get(node, 0), below.costs.get(node, 0.0)
@@ -146,116 +148,120 @@ class Stretch(Reach):
             del self.slots[node], self.costs[node]
 
 
-def reach_of(draft: Draft, claim: Claim) -> Reach:
+def candidate_set(state: Pass, gang: PendingGang) -> CandidateSet:
     """Everybody this claim outweighs, with the price of each. Not to be changed, but to be copied."""
-    if draft.standings:
-        return _across_projects(draft, claim)
-    peers = _peers(draft, claim.job.priority)
-    num = peers.num_below(draft, claim)
-    bound = draft.terms.lost_per_need * claim.need_slot_s(draft.terms)
-    if claim.guarded or peers.most_lost > bound:
-        return _built(draft, claim)
-    draft.steps += num
-    score = draft.terms.hysteresis, _doubt(draft, claim)
+    if state.project_shares:
+        return _across_projects(state, gang)
+    peers = _peers(state, gang.job.priority)
+    num = peers.num_below(state, gang)
+    bound = state.config.lost_per_need * gang.need_slot_s(state.config)
+    if gang.guarded or peers.most_lost > bound:
+        return _built(state, gang)
+    state.steps += num
+    score = state.config.hysteresis, _doubt(state, gang)
     num = bisect_left(
-        peers.ranked, True, 0, num, key=lambda one: one[0] * score[0] * score[1] >= claim.urgency
+        peers.ranked, True, 0, num, key=lambda one: one[0] * score[0] * score[1] >= gang.urgency
     )
-    return _stretched(draft, claim.job.priority, peers, num)
+    return _stretched(state, gang.job.priority, peers, num)
 
 
-def _stretched(draft: Draft, priority: int, peers: Peers, num: int) -> Stretch:
-    below, known = _below(draft, priority), draft.stretches.get(priority)
-    anew = known is None or known.num_left != len(draft.leaving) or known.num > 2 * num
+def _stretched(
+    state: Pass, priority: int, peers: PeerCandidates, num: int
+) -> IncrementalCandidateSet:
+    below, known = _below(state, priority), state.stretches.get(priority)
+    anew = known is None or known.num_left != len(state.leaving) or known.num > 2 * num
     if known is None or anew:
         parts = (below.prices.copy(), below.slots.copy(), below.costs.copy(), below.num_slots)
-        known = draft.stretches[priority] = Stretch(*parts, below, peers, 0, len(draft.leaving))
-    known.reach_to(draft, num)
+        known = state.stretches[priority] = IncrementalCandidateSet(
+            *parts, below, peers, 0, len(state.leaving)
+        )
+    known.reach_to(state, num)
     return known
 
 
-def _built(draft: Draft, claim: Claim) -> Reach:
+def _built(state: Pass, gang: PendingGang) -> CandidateSet:
     """The reach of this claim alone."""
-    reach = _below(draft, claim.job.priority).copy()
-    peers = _peers(draft, claim.job.priority)
-    held_by, leaving, terms = draft.world.held, draft.leaving, draft.terms
-    ranked = peers.ranked[: peers.num_below(draft, claim)]
-    draft.steps += len(ranked)
+    candidates = _below(state, gang.job.priority).copy()
+    peers = _peers(state, gang.job.priority)
+    held_by, leaving, config = state.cluster.held, state.leaving, state.config
+    ranked = peers.ranked[: peers.num_below(state, gang)]
+    state.steps += len(ranked)
     # What `_outweighs` says of each, with all that is the same for all worked out once.
-    factor, doubt, urgency = terms.hysteresis, _doubt(draft, claim), claim.urgency
-    bound = terms.lost_per_need * claim.need_slot_s(terms)
+    factor, doubt, urgency = config.hysteresis, _doubt(state, gang), gang.urgency
+    bound = config.lost_per_need * gang.need_slot_s(config)
     for score, num, lost in ranked:
         if num in leaving:
             continue
         held = held_by[num]
-        if claim.guarded:
-            if not _outweighs(draft, claim, held, score, lost):
+        if gang.guarded:
+            if not _outweighs(state, gang, held, score, lost):
                 continue
         elif score * factor * doubt >= urgency:
             break
         elif lost > bound:
             continue
-        reach.add(draft.world, num, price(draft, held))
-    return reach
+        candidates.add(state.cluster, num, price(state, held))
+    return candidates
 
 
-def reach_in_order(draft: Draft, claim: Claim) -> Reach:
-    """The same as `reach_of`, to be changed: its nodes stand in the order in which they came."""
-    if draft.standings:
-        return _across_projects(draft, claim)
-    steps = draft.steps
-    found = _built(draft, claim)
+def ordered_candidate_set(state: Pass, gang: PendingGang) -> CandidateSet:
+    """The same as `candidate_set`, to be changed: its nodes stand in the order in which they came."""
+    if state.project_shares:
+        return _across_projects(state, gang)
+    steps = state.steps
+    found = _built(state, gang)
     # The steps of a reach are counted where it is worked out first.
-    draft.steps = steps
+    state.steps = steps
     return found
 
 
-def could_suffice(draft: Draft, claim: Claim, num_free: int) -> bool:
+def could_suffice(state: Pass, gang: PendingGang, num_free: int) -> bool:
     """Whether this claim could have enough slots if all that it may outweigh were gone."""
-    if draft.standings:
+    if state.project_shares:
         return True
-    peers = _peers(draft, claim.job.priority)
-    slots = num_free + _below(draft, claim.job.priority).num_slots
-    if peers.heroes:
+    peers = _peers(state, gang.job.priority)
+    slots = num_free + _below(state, gang.job.priority).num_slots
+    if peers.large_jobs:
         return True
-    return slots + peers.slots[peers.num_below(draft, claim)] >= claim.job.num_slots
+    return slots + peers.slots[peers.num_below(state, gang)] >= gang.job.num_slots
 
 
-def heroes(draft: Draft, priority: int) -> list[tuple[float, int]]:
+def large_jobs(state: Pass, priority: int) -> list[tuple[float, int]]:
     """Jobs of this priority that are too large to be victims of their peers, by score."""
-    return _peers(draft, priority).heroes
+    return _peers(state, priority).large_jobs
 
 
-def _below(draft: Draft, priority: int) -> Reach:
+def _below(state: Pass, priority: int) -> CandidateSet:
     """Everybody of a lower priority; kept up to date as victims leave."""
-    known = draft.reach.get(priority)
+    known = state.candidates.get(priority)
     if known is None:
-        known = draft.reach[priority] = Reach()
-        world = draft.world
-        for other, ranked in sorted(world.prey(draft.now).items()):
+        known = state.candidates[priority] = CandidateSet()
+        cluster = state.cluster
+        for other, ranked in sorted(cluster.preemptible(state.now).items()):
             if other >= priority:
                 continue
             for _, num in ranked:
-                held = world.held[num]
-                draft.steps += 1
-                if num not in draft.leaving and held.protected_until <= draft.now:
-                    known.add(world, num, price(draft, held))
+                held = cluster.held[num]
+                state.steps += 1
+                if num not in state.leaving and held.protected_until <= state.now:
+                    known.add(cluster, num, price(state, held))
     return known
 
 
-def _peers(draft: Draft, priority: int) -> Peers:
-    known = draft.peers.get(priority)
+def _peers(state: Pass, priority: int) -> PeerCandidates:
+    known = state.peers.get(priority)
     if known is None:
-        known = draft.peers[priority] = Peers()
-        now, held_by = draft.now, draft.world.held
+        known = state.peers[priority] = PeerCandidates()
+        now, held_by = state.now, state.cluster.held
         ranked, slots, total = known.ranked, known.slots, 0
-        for score, num in draft.world.prey(now).get(priority, ()):
+        for score, num in state.cluster.preemptible(now).get(priority, ()):
             held = held_by[num]
-            if held.protected_until > now or _is_fresh(draft, held):
+            if held.protected_until > now or _is_fresh(state, held):
                 continue
-            if is_hero(draft, held):
-                known.heroes.append((score, num))
+            if is_large(state, held):
+                known.large_jobs.append((score, num))
                 continue
-            lost = 0.0 if held.save_s is not None else lost_work(draft, held)
+            lost = 0.0 if held.save_s is not None else lost_work(state, held)
             ranked.append((score, num, lost))
             total += held.num_slots
             slots.append(total)
@@ -264,106 +270,106 @@ def _peers(draft: Draft, priority: int) -> Peers:
     return known
 
 
-def _across_projects(draft: Draft, claim: Claim) -> Reach:
-    prey, held_by = draft.world.prey(draft.now), draft.world.held
-    reach = Reach()
-    for _, ranked in sorted(prey.items()):
+def _across_projects(state: Pass, gang: PendingGang) -> CandidateSet:
+    preemptible, held_by = state.cluster.preemptible(state.now), state.cluster.held
+    candidates = CandidateSet()
+    for _, ranked in sorted(preemptible.items()):
         for score, num in ranked:
             held = held_by[num]
-            draft.steps += 1
-            if num not in draft.leaving and may_evict(draft, claim, held, score):
-                reach.add(draft.world, num, price(draft, held))
-    return reach
+            state.steps += 1
+            if num not in state.leaving and may_evict(state, gang, held, score):
+                candidates.add(state.cluster, num, price(state, held))
+    return candidates
 
 
-def may_evict(draft: Draft, claim: Claim, held: Held, score: float) -> bool:
+def may_evict(state: Pass, gang: PendingGang, held: RunningJob, score: float) -> bool:
     """Whether this claim outweighs that job's hold."""
-    job = claim.job
-    if held.started_at is None or held.protected_until > draft.now:
+    job = gang.job
+    if held.started_at is None or held.protected_until > state.now:
         return False
-    if draft.standings and held.project != job.project:
-        shared = _shared(draft, job.project, held.project)
-        if not _reclaimable(draft, held, shared):
+    if state.project_shares and held.project != job.project:
+        shared = _shared(state, job.project, held.project)
+        if not _reclaimable(state, held, shared):
             return False
-        mine = draft.standings.get(job.project)
-        if claim.tier is Tier.GUARANTEED and (
-            mine is None or mine.is_guaranteed(draft.used, job.num_slots, shared)
+        mine = state.project_shares.get(job.project)
+        if gang.tier is EntitlementTier.GUARANTEED and (
+            mine is None or mine.is_guaranteed(state.used, job.num_slots, shared)
         ):
             return True
     if held.priority != job.priority:
         return held.priority < job.priority
-    if _is_fresh(draft, held) or is_hero(draft, held):
+    if _is_fresh(state, held) or is_large(state, held):
         return False
-    return _outweighs(draft, claim, held, score, lost_work(draft, held))
+    return _outweighs(state, gang, held, score, lost_work(state, held))
 
 
-def _shared(draft: Draft, one: str, other: str) -> frozenset[str]:
+def _shared(state: Pass, one: str, other: str) -> frozenset[str]:
     """Projects that both are part of."""
-    mine, theirs = draft.standings.get(one), draft.standings.get(other)
+    mine, theirs = state.project_shares.get(one), state.project_shares.get(other)
     if mine is None or theirs is None:
         return frozenset()
     return frozenset(p.name for p in mine.lineage) & frozenset(p.name for p in theirs.lineage)
 
 
-def _reclaimable(draft: Draft, held: Held, shared: frozenset[str]) -> bool:
+def _reclaimable(state: Pass, held: RunningJob, shared: frozenset[str]) -> bool:
     """Whether this job is part of what its project, or one above, holds beyond its guarantee.
 
     Seen from outside that is the widest project that the two do not have in common. The cheapest jobs
     that make up the excess are in reach; the rest is not.
     """
-    standing = draft.standings.get(held.project)
-    names = [held.project] if standing is None else [p.name for p in standing.lineage]
+    share_of = state.project_shares.get(held.project)
+    names = [held.project] if share_of is None else [p.name for p in share_of.lineage]
     apart = [name for name in names if name not in shared]
     if not apart:
         # The claim comes from one of its own parts: what it holds itself is beyond theirs.
         return True
-    return held.job in _excess(draft, apart[-1])
+    return held.job in _excess(state, apart[-1])
 
 
-def _excess(draft: Draft, project: str) -> frozenset[int]:
-    known = draft.excess.get(project)
+def _excess(state: Pass, project: str) -> frozenset[int]:
+    known = state.excess.get(project)
     if known is not None:
         return known
-    standing = draft.standings.get(project)
-    floor = 0 if standing is None else standing.project.guaranteed_slots
-    over = draft.used.get(project, 0) - floor
-    jobs = [h for h in draft.world.held.values() if h.project == project and not h.stopping]
-    for other, one in draft.standings.items():
+    share_of = state.project_shares.get(project)
+    floor = 0 if share_of is None else share_of.project.guaranteed_slots
+    over = state.used.get(project, 0) - floor
+    jobs = [h for h in state.cluster.held.values() if h.project == project and not h.stopping]
+    for other, one in state.project_shares.items():
         if one.project.parent == project and other != project:
-            jobs += [draft.world.held[num] for num in sorted(_excess(draft, other))]
+            jobs += [state.cluster.held[num] for num in sorted(_excess(state, other))]
     found = set()
-    for held in sorted(jobs, key=lambda h: (price(draft, h) / max(h.num_slots, 1), h.job)):
+    for held in sorted(jobs, key=lambda h: (price(state, h) / max(h.num_slots, 1), h.job)):
         if over <= 0:
             break
-        if held.job not in draft.leaving:
+        if held.job not in state.leaving:
             found.add(held.job)
             over -= held.num_slots
-    draft.excess[project] = frozenset(found)
-    return draft.excess[project]
+    state.excess[project] = frozenset(found)
+    return state.excess[project]
 
 
-def _outweighs(draft: Draft, claim: Claim, held: Held, score: float, lost: float) -> bool:
+def _outweighs(state: Pass, gang: PendingGang, held: RunningJob, score: float, lost: float) -> bool:
     """Whether the claim goes before a peer."""
-    terms = draft.terms
-    if claim.guarded:
+    config = state.config
+    if gang.guarded:
         # Two that starve must not take turns.
-        return held.delayed_s <= terms.guard_after_s / 2
-    if score * terms.hysteresis * _doubt(draft, claim) >= claim.urgency:
+        return held.delayed_s <= config.guard_after_s / 2
+    if score * config.hysteresis * _doubt(state, gang) >= gang.urgency:
         return False
     # Never throw away much of what the claim itself is expected to need.
-    return lost <= terms.lost_per_need * claim.need_slot_s(terms)
+    return lost <= config.lost_per_need * gang.need_slot_s(config)
 
 
-def _doubt(draft: Draft, claim: Claim) -> float:
+def _doubt(state: Pass, gang: PendingGang) -> float:
     """How many times more must speak for a claim whose urgency is little more than a guess.
 
     Without it jobs of which nothing is known take turns for as long as nothing is learned.
     """
-    if claim.job.remaining_s is not None or claim.job.max_duration_s is not None:
+    if gang.job.remaining_s is not None or gang.job.max_duration_s is not None:
         return 1.0
-    return 1.0 + draft.terms.guess_margin / (1 + draft.world.history.num_observed)
+    return 1.0 + state.config.guess_margin / (1 + state.cluster.history.num_observed)
 
 
-def _is_fresh(draft: Draft, held: Held) -> bool:
+def _is_fresh(state: Pass, held: RunningJob) -> bool:
     """Whether it has only just started, so that its peers have to let it run."""
-    return (draft.now - (held.started_at or 0)) / US < draft.terms.min_run_s
+    return (state.now - (held.started_at or 0)) / US < state.config.min_run_s

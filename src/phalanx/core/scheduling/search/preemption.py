@@ -14,23 +14,23 @@ from itertools import chain
 
 from phalanx.core.gang.placement import GangShape
 from phalanx.core.reasons import Reason, ReasonCode
-from phalanx.core.scheduling.index.cluster_index import Line
-from phalanx.core.scheduling.index.slots import NodeGroup, Taking, pick, wants_of
-from phalanx.core.scheduling.index.topology import Ask, areas, hosts, lands, levels, parts
+from phalanx.core.scheduling.index.cluster_index import EquivalenceClass
+from phalanx.core.scheduling.index.slots import Allocation, NodeGroup, pick, wants_of
+from phalanx.core.scheduling.index.topology import NodeRequest, areas, hosts, lands, levels, parts
 from phalanx.core.scheduling.model.outcome import Preemption
-from phalanx.core.scheduling.model.reservation import Hole
-from phalanx.core.scheduling.model.snapshot import US, Waiting
+from phalanx.core.scheduling.model.planning_input import US, QueuedJob
+from phalanx.core.scheduling.model.reservation import Reservation
 from phalanx.core.scheduling.search.candidates import (
-    Reach,
-    Stretch,
+    CandidateSet,
+    IncrementalCandidateSet,
+    candidate_set,
     could_suffice,
-    heroes,
-    reach_in_order,
-    reach_of,
+    large_jobs,
+    ordered_candidate_set,
 )
 from phalanx.core.scheduling.stages import large_job_preemption, moves
 from phalanx.core.scheduling.stages.order import is_guarded
-from phalanx.core.scheduling.stages.scheduling_pass import Claim, Draft
+from phalanx.core.scheduling.stages.scheduling_pass import Pass, PendingGang
 
 _Offer = tuple[float, int, int]
 """What freeing a share costs, on which node, and which of the shares that the node could have it is."""
@@ -59,7 +59,7 @@ class _Offers:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class VictimPlan:
     """Nodes for every share of a gang, who has to leave for it, and what that costs."""
 
     cost: float
@@ -67,82 +67,96 @@ class Chosen:
     victims: list[int]
 
 
-def make_room(draft: Draft, line: Line, since: int, num: int) -> bool:
+def make_room(state: Pass, eq_class: EquivalenceClass, since: int, num: int) -> bool:
     """Plan victims and a hole for the first job of a line. True if the plan commits."""
-    job = draft.world.waiting[num]
-    key = (job.project, job.priority, line.ask_num)
-    if key in draft.no_victims:
+    job = state.cluster.waiting[num]
+    key = (job.project, job.priority, eq_class.request_num)
+    if key in state.no_victims:
         return False
-    urgency, guarded = draft.urgency(line, since), is_guarded(since, draft.now, draft.terms)
-    claim = Claim(job, draft.tier(job), urgency, guarded, line.base)
-    num_free = sum(group.num_free for group in line.groups)
-    if not could_suffice(draft, claim, num_free):
-        draft.no_victims.add(key)
+    urgency, guarded = state.urgency(eq_class, since), is_guarded(since, state.now, state.config)
+    gang = PendingGang(job, state.tier(job), urgency, guarded, eq_class.base)
+    num_free = sum(group.num_free for group in eq_class.groups)
+    if not could_suffice(state, gang, num_free):
+        state.no_victims.add(key)
         return False
-    plain = reach_in_order(draft, claim) if job.roles else reach_of(draft, claim)
-    best, reach = _best(draft, line, job, plain), plain
-    if best is None and moves.may_help(draft, line, job):
-        reach = reach_in_order(draft, claim).with_more(draft.world, moves.candidates(draft, job))
-        best = _best(draft, line, job, reach)
-        if best is not None and not moves.pays(draft, job, best.cost, best.nodes, best.victims):
+    plain = ordered_candidate_set(state, gang) if job.roles else candidate_set(state, gang)
+    best, candidates = _best(state, eq_class, job, plain), plain
+    if best is None and moves.may_help(state, eq_class, job):
+        candidates = ordered_candidate_set(state, gang).with_more(
+            state.cluster, moves.candidates(state, job)
+        )
+        best = _best(state, eq_class, job, candidates)
+        if best is not None and not moves.pays(state, job, best.cost, best.nodes, best.victims):
             best = None
     if best is None:
-        best, reach = _relieved(draft, line, claim, plain)
+        best, candidates = _with_large_jobs(state, eq_class, gang, plain)
     if best is None:
-        draft.no_victims.add(key)
+        state.no_victims.add(key)
         return False
-    _commit(draft, job, best, reach)
+    _commit(state, job, best, candidates)
     return True
 
 
-def _relieved(draft: Draft, line: Line, claim: Claim, reach: Reach) -> tuple[Chosen | None, Reach]:
+def _with_large_jobs(
+    state: Pass, eq_class: EquivalenceClass, gang: PendingGang, candidates: CandidateSet
+) -> tuple[VictimPlan | None, CandidateSet]:
     """Room that a hero makes, if those who wait have paid for it."""
-    more = large_job_preemption.candidates(draft, claim, heroes(draft, claim.job.priority))
+    more = large_job_preemption.candidates(state, gang, large_jobs(state, gang.job.priority))
     if not more:
-        return None, reach
-    if isinstance(reach, Stretch):
-        reach = reach_in_order(draft, claim)
-    wider = reach.with_more(draft.world, more)
-    return _best(draft, line, claim.job, wider), wider
+        return None, candidates
+    if isinstance(candidates, IncrementalCandidateSet):
+        candidates = ordered_candidate_set(state, gang)
+    wider = candidates.with_more(state.cluster, more)
+    return _best(state, eq_class, gang.job, wider), wider
 
 
-def _best(draft: Draft, line: Line, job: Waiting, reach: Reach) -> Chosen | None:
-    best: Chosen | None = None
+def _best(
+    state: Pass, eq_class: EquivalenceClass, job: QueuedJob, candidates: CandidateSet
+) -> VictimPlan | None:
+    best: VictimPlan | None = None
     if job.roles:
-        for land in lands(line.groups, line.ask):
+        for land in lands(eq_class.groups, eq_class.request):
             # Nodes of several kinds come last, and only where no kind alone will do.
             if best is not None and len(land) > 1:
                 break
-            found = _all_roles(draft, land, line.ask, job, reach)
+            found = _all_roles(state, land, eq_class.request, job, candidates)
             if found is not None and (best is None or found.cost < best.cost):
                 best = found
         return best
-    for group in line.groups:
-        found = _in_group(draft, group, job, reach)
+    for group in eq_class.groups:
+        found = _in_group(state, group, job, candidates)
         if found is not None and (best is None or found.cost < best.cost):
             best = found
     return best
 
 
-def _in_group(draft: Draft, group: NodeGroup, job: Waiting, reach: Reach) -> Chosen | None:
-    nodes = _cheapest(draft, group, job, job.shape, reach)
+def _in_group(
+    state: Pass, group: NodeGroup, job: QueuedJob, candidates: CandidateSet
+) -> VictimPlan | None:
+    nodes = _cheapest(state, group, job, job.shape, candidates)
     if nodes is None:
         return None
-    victims = _needed(draft, job, nodes, _victims(draft, job, job.shape, nodes, reach), reach)
-    return Chosen(sum(reach.prices[v] for v in victims), nodes, victims)
+    victims = _needed(
+        state, job, nodes, _victims(state, job, job.shape, nodes, candidates), candidates
+    )
+    return VictimPlan(sum(candidates.prices[v] for v in victims), nodes, victims)
 
 
 # -- several roles -------------------------------------------------------------------------------
 
 
 def _all_roles(
-    draft: Draft, land: list[NodeGroup], ask: Ask, job: Waiting, reach: Reach
-) -> Chosen | None:
+    state: Pass,
+    land: list[NodeGroup],
+    request: NodeRequest,
+    job: QueuedJob,
+    candidates: CandidateSet,
+) -> VictimPlan | None:
     """The cheapest domain of the narrowest level in which all parts of the gang find room."""
     for level in levels(land[0], job.required):
-        best: Chosen | None = None
-        for inside in areas(draft.index, land, level):
-            found = _roles_inside(draft, (land, ask), job, reach.copy(), inside)
+        best: VictimPlan | None = None
+        for inside in areas(state.index, land, level):
+            found = _roles_inside(state, (land, request), job, candidates.copy(), inside)
             if found is not None and (best is None or found.cost < best.cost):
                 best = found
         if best is not None:
@@ -150,91 +164,93 @@ def _all_roles(
     return None
 
 
-def _part(job: Waiting, shape: GangShape) -> Waiting:
+def _part(job: QueuedJob, shape: GangShape) -> QueuedJob:
     """The job as one of its parts asks for nodes: with that role's own CPUs and memory."""
     cpus, memory = wants_of(shape, job.cpus_per_node, job.memory_per_node_bytes)
     return replace(job, cpus_per_node=cpus, memory_per_node_bytes=memory)
 
 
 def _cheapest_kind(
-    draft: Draft,
-    where: tuple[list[NodeGroup], Ask],
-    part: tuple[Waiting, GangShape],
-    reach: Reach,
+    state: Pass,
+    where: tuple[list[NodeGroup], NodeRequest],
+    part: tuple[QueuedJob, GangShape],
+    candidates: CandidateSet,
     inside: frozenset[int],
 ) -> tuple[list[int], list[int]] | None:
     """Nodes of one kind for all shares of a part, and who leaves them; None where none will do."""
-    (land, ask), (job, shape) = where, part
+    (land, request), (job, shape) = where, part
     best: tuple[float, list[int], list[int]] | None = None
     for group in sorted(land, key=lambda group: group.size):
         nodes = (
-            _cheapest(draft, group, job, shape, reach, inside) if hosts(group, ask, shape) else None
+            _cheapest(state, group, job, shape, candidates, inside)
+            if hosts(group, request, shape)
+            else None
         )
         if nodes is not None:
-            victims = _victims(draft, job, shape, nodes, reach)
-            cost = sum(reach.prices[victim] for victim in victims)
+            victims = _victims(state, job, shape, nodes, candidates)
+            cost = sum(candidates.prices[victim] for victim in victims)
             if best is None or cost < best[0]:
                 best = (cost, nodes, victims)
     return None if best is None else best[1:]
 
 
 def _roles_inside(
-    draft: Draft,
-    where: tuple[list[NodeGroup], Ask],
-    job: Waiting,
-    reach: Reach,
+    state: Pass,
+    where: tuple[list[NodeGroup], NodeRequest],
+    job: QueuedJob,
+    candidates: CandidateSet,
     inside: frozenset[int],
-) -> Chosen | None:
-    index, world, mark = draft.index, draft.world, draft.index.mark()
-    prices = dict(reach.prices)
+) -> VictimPlan | None:
+    index, cluster, mark = state.index, state.cluster, state.index.mark()
+    prices = dict(candidates.prices)
     placed: dict[int, list[int]] = {}
     victims: list[int] = []
     try:
         for at, shape in parts(job.shape, job.roles):
             part = _part(job, shape)
-            found = _cheapest_kind(draft, where, (part, shape), reach, inside)
+            found = _cheapest_kind(state, where, (part, shape), candidates, inside)
             if found is None:
                 return None
             nodes, leaving = found
             for victim in leaving:
-                held = world.held[victim]
-                for taking in index.takings(
+                held = cluster.held[victim]
+                for allocation in index.allocations(
                     held.placement, held.cpus_per_node, held.memory_per_node_bytes, held.roles
                 ):
-                    index.give(taking)
-                reach.remove(world, victim)
+                    index.give(allocation)
+                candidates.remove(cluster, victim)
                 victims.append(victim)
             for node in nodes:
                 mask = pick(index.free[node], shape.slots_per_node)
-                index.take(Taking(node, mask, part.cpus_per_node, part.memory_per_node_bytes))
+                index.take(Allocation(node, mask, part.cpus_per_node, part.memory_per_node_bytes))
             placed[at] = nodes
     finally:
         index.rollback(mark)
     every = [node for at in sorted(placed) for node in placed[at]]
-    needed = _needed(draft, job, every, victims, Reach(prices))
-    return Chosen(sum(prices[v] for v in needed), every, needed)
+    needed = _needed(state, job, every, victims, CandidateSet(prices))
+    return VictimPlan(sum(prices[v] for v in needed), every, needed)
 
 
 # -- one shape -----------------------------------------------------------------------------------
 
 
 def _cheapest(
-    draft: Draft,
+    state: Pass,
     group: NodeGroup,
-    job: Waiting,
+    job: QueuedJob,
     shape: GangShape,
-    reach: Reach,
+    candidates: CandidateSet,
     inside: Collection[int] | None = None,
 ) -> list[int] | None:
     """Nodes for all shares in the domain where victims cost least, of the narrowest level that can."""
-    need, leaf_of = shape.nodes, draft.index.leaf_of
-    offers = _offers(draft, group, job, shape, reach)
+    need, leaf_of = shape.nodes, state.index.leaf_of
+    offers = _offers(state, group, job, shape, candidates)
     if inside is not None:
         offers = offers.inside(inside)
     if len(offers.free) + len(offers.paid) < need:
         return None
     if job.required == "node":
-        return _one_host(draft, offers, need, reach)
+        return _one_host(state, offers, need, candidates)
     if inside is not None:
         every = [(0.0, node, 0) for node in offers.free] + offers.paid
         return [node for _, node, _ in sorted(every)[:need]]
@@ -253,7 +269,7 @@ def _cheapest(
     for level in levels(group, job.required):
         equal = _cheapest_domains(_domains(group, costs, level), num_free, costs, need)
         if equal:
-            chosen = equal[0] if len(equal) == 1 else _earliest(draft, equal, offers, reach)
+            chosen = equal[0] if len(equal) == 1 else _earliest(state, equal, offers, candidates)
             return [node for _, node, _ in offers.on(set(chosen), leaf_of)[:need]]
     return None
 
@@ -290,23 +306,27 @@ def _cheapest_domains(
     return equal
 
 
-def _earliest(draft: Draft, equal: list[list[int]], offers: _Offers, reach: Reach) -> list[int]:
+def _earliest(
+    state: Pass, equal: list[list[int]], offers: _Offers, candidates: CandidateSet
+) -> list[int]:
     """Of domains that cost the same the one that was found first."""
-    leaf_of = draft.index.leaf_of
+    leaf_of = state.index.leaf_of
     domain_of = {leaf: leaves for leaves in equal for leaf in leaves}
     for node in offers.first:
         found = domain_of.get(leaf_of[node])
         if found is not None:
             return found
     there = {node for _, node, _ in offers.paid}
-    for node in reach.in_turn(draft.world):
+    for node in candidates.in_turn(state.cluster):
         found = domain_of.get(leaf_of[node])
         if found is not None and node in there:
             return found
     return equal[0]
 
 
-def _one_host(draft: Draft, offers: _Offers, need: int, reach: Reach) -> list[int] | None:
+def _one_host(
+    state: Pass, offers: _Offers, need: int, candidates: CandidateSet
+) -> list[int] | None:
     """The cheapest node that can have all shares, so many times."""
     by_node: dict[int, list[float]] = {}
     for node in offers.free:
@@ -320,28 +340,28 @@ def _one_host(draft: Draft, offers: _Offers, need: int, reach: Reach) -> list[in
         return None
     best = min(sums.values())
     equal = {node for node, cost in sums.items() if cost == best}
-    for node in chain(offers.first, reach.in_turn(draft.world)):
+    for node in chain(offers.first, candidates.in_turn(state.cluster)):
         if node in equal:
             return [node] * need
     return [min(equal)] * need
 
 
 def _offers(
-    draft: Draft, group: NodeGroup, job: Waiting, shape: GangShape, reach: Reach
+    state: Pass, group: NodeGroup, job: QueuedJob, shape: GangShape, candidates: CandidateSet
 ) -> _Offers:
     """What a share costs on each node that has room already, and on each that could have it."""
-    index, need = draft.index, shape.slots_per_node
+    index, need = state.index, shape.slots_per_node
     if group.splittable:
-        paid = _split_offers(draft, group, job, shape, reach)
+        paid = _split_offers(state, group, job, shape, candidates)
         return _Offers([], paid, [node for _, node, _ in paid])
     free, group_of, nodes, size = index.num_free, index.group_of, index.nodes, group.size
     plain = not (job.cpus_per_node or job.memory_per_node_bytes)
     ready: list[int] = []
     for bucket in group.by_free[need:]:
-        ready += bucket if plain else [n for n in bucket if _has_rest(draft, job, n, 0, 0)]
-    draft.steps += len(ready) + len(reach.slots)
-    costs, others = reach.costs, list[_Offer]()
-    for node, slots in reach.slots.items():
+        ready += bucket if plain else [n for n in bucket if _has_rest(state, job, n, 0, 0)]
+    state.steps += len(ready) + len(candidates.slots)
+    costs, others = candidates.costs, list[_Offer]()
+    for node, slots in candidates.slots.items():
         had = free[node]
         if had + slots < need or not slots or (plain and had >= need):
             continue
@@ -350,15 +370,15 @@ def _offers(
         if plain and had + slots == need == size:
             others.append((costs[node], node, 0))
             continue
-        victims = _leave_for(draft, job, shape, node, 1, reach)
+        victims = _leave_for(state, job, shape, node, 1, candidates)
         if victims:
-            others.append((sum([reach.prices[v] for v in victims]), node, 0))
+            others.append((sum([candidates.prices[v] for v in victims]), node, 0))
     return _Offers(ready, others, ready)
 
 
-def _has_rest(draft: Draft, job: Waiting, node: int, cpus: int, memory_bytes: int) -> bool:
+def _has_rest(state: Pass, job: QueuedJob, node: int, cpus: int, memory_bytes: int) -> bool:
     """Whether the CPUs and the memory of a node are enough, with so much more of each."""
-    index = draft.index
+    index = state.index
     if index.nodes[node].splittable:
         return job.cpus_per_node <= index.nodes[node].num_cpus
     return (
@@ -368,26 +388,26 @@ def _has_rest(draft: Draft, job: Waiting, node: int, cpus: int, memory_bytes: in
 
 
 def _leave_for(
-    draft: Draft, job: Waiting, shape: GangShape, node: int, shares: int, reach: Reach
+    state: Pass, job: QueuedJob, shape: GangShape, node: int, shares: int, candidates: CandidateSet
 ) -> list[int] | None:
     """Who leaves this node so that it has room for so many shares; None if not all could help."""
-    index, world = draft.index, draft.world
-    on_node, prices = world.on_node[node], reach.prices
+    index, cluster = state.index, state.cluster
+    on_node, prices = cluster.on_node[node], candidates.prices
     slots, need = index.num_free[node], shape.slots_per_node * shares
     if not (job.cpus_per_node or job.memory_per_node_bytes):
         return _leave_for_slots(on_node, prices, need - slots)
     cpus = memory = 0
-    if slots >= need and _has_rest(draft, job, node, cpus, memory):
+    if slots >= need and _has_rest(state, job, node, cpus, memory):
         return []
     holders = sorted([(prices[j] / on_node[j].bit_count(), j) for j in on_node if j in prices])
     victims: list[int] = []
     for _, victim in holders:
-        held = world.held[victim]
+        held = cluster.held[victim]
         victims.append(victim)
         slots += on_node[victim].bit_count()
         cpus += held.cpus_per_node
         memory += held.memory_per_node_bytes
-        if slots >= need and _has_rest(draft, job, node, cpus, memory):
+        if slots >= need and _has_rest(state, job, node, cpus, memory):
             return victims
     return None
 
@@ -414,21 +434,21 @@ def _leave_for_slots(
 
 
 def _split_offers(
-    draft: Draft, group: NodeGroup, job: Waiting, shape: GangShape, reach: Reach
+    state: Pass, group: NodeGroup, job: QueuedJob, shape: GangShape, candidates: CandidateSet
 ) -> list[_Offer]:
     """On a node that may host several shares: what each further one costs, never less than the last."""
     found = []
     for bucket in group.by_free:
         for node in bucket:
             most = group.size // max(shape.slots_per_node, 1)
-            most = most if draft.index.nodes[node].splittable else 1
+            most = most if state.index.nodes[node].splittable else 1
             before = dearest = 0.0
             for turn in range(min(most, shape.nodes)):
-                draft.steps += 1
-                victims = _leave_for(draft, job, shape, node, turn + 1, reach)
+                state.steps += 1
+                victims = _leave_for(state, job, shape, node, turn + 1, candidates)
                 if victims is None:
                     break
-                cost = sum(reach.prices[v] for v in victims)
+                cost = sum(candidates.prices[v] for v in victims)
                 dearest = max(dearest, cost - before)
                 before = cost
                 found.append((dearest, node, turn))
@@ -436,35 +456,35 @@ def _split_offers(
 
 
 def _victims(
-    draft: Draft, job: Waiting, shape: GangShape, nodes: list[int], reach: Reach
+    state: Pass, job: QueuedJob, shape: GangShape, nodes: list[int], candidates: CandidateSet
 ) -> list[int]:
     """Everybody who leaves so that these nodes have room for the shares chosen on them."""
     found: dict[int, None] = {}
     for node in dict.fromkeys(nodes):
-        leaving = _leave_for(draft, job, shape, node, nodes.count(node), reach)
+        leaving = _leave_for(state, job, shape, node, nodes.count(node), candidates)
         found.update(dict.fromkeys(leaving or ()))
     return list(found)
 
 
 def _needed(
-    draft: Draft, job: Waiting, nodes: list[int], victims: list[int], reach: Reach
+    state: Pass, job: QueuedJob, nodes: list[int], victims: list[int], candidates: CandidateSet
 ) -> list[int]:
     """The victims without the superfluous ones: the dearest are spared first."""
-    index, world, shapes = draft.index, draft.world, (job.shape, *job.roles)
+    index, cluster, shapes = state.index, state.cluster, (job.shape, *job.roles)
     if any(any(wants_of(one, job.cpus_per_node, job.memory_per_node_bytes)) for one in shapes):
         return victims
     room = {node: index.free[node].bit_count() for node in nodes}
     for node, width in zip(nodes, job.widths(len(nodes)), strict=True):
         room[node] -= width
     for victim in victims:
-        for node in world.nodes_of[victim]:
+        for node in cluster.nodes_of[victim]:
             if node in room:
-                room[node] += world.on_node[node][victim].bit_count()
+                room[node] += cluster.on_node[node][victim].bit_count()
     kept = set(victims)
-    for victim in sorted(victims, key=lambda v: (-reach.prices[v], v)):
+    for victim in sorted(victims, key=lambda v: (-candidates.prices[v], v)):
         gone = {
-            node: world.on_node[node][victim].bit_count()
-            for node in world.nodes_of[victim]
+            node: cluster.on_node[node][victim].bit_count()
+            for node in cluster.nodes_of[victim]
             if node in room
         }
         if all(room[node] >= slots for node, slots in gone.items()):
@@ -474,27 +494,27 @@ def _needed(
     return [victim for victim in victims if victim in kept]
 
 
-def _commit(draft: Draft, job: Waiting, chosen: Chosen, reach: Reach) -> None:
-    held, nodes, victims = draft.world.held, chosen.nodes, chosen.victims
+def _commit(state: Pass, job: QueuedJob, chosen: VictimPlan, candidates: CandidateSet) -> None:
+    held, nodes, victims = state.cluster.held, chosen.nodes, chosen.victims
     save_s = max((held[v].save_s or 0.0 for v in victims), default=0.0)
-    hole = Hole(
+    reservation = Reservation(
         job.num,
-        tuple(draft.index.nodes[node].id for node in nodes),
-        draft.now + int(save_s * US),
-        draft.now + int((save_s + draft.terms.hole_ttl_s) * US),
+        tuple(state.index.nodes[node].id for node in nodes),
+        state.now + int(save_s * US),
+        state.now + int((save_s + state.config.reservation_ttl_s) * US),
         tuple(victims),
     )
-    draft.holes.append(hole)
-    draft.block(hole, *job.widths(len(nodes)))
+    state.reservations.append(reservation)
+    state.hold_back(reservation, *job.widths(len(nodes)))
     # Who leaves is out of reach from then on.
-    costs = [reach.prices[victim] for victim in victims]
+    costs = [candidates.prices[victim] for victim in victims]
     for victim, cost in zip(victims, costs, strict=True):
-        draft.leaves(victim)
+        state.leaves(victim)
         text = (
             f"makes room for j-{job.num} ({job.num_slots} slots, priority {job.priority}); "
             f"costs about {cost / 3600:.2f} slot-hours"
         )
-        draft.preemptions.append(
+        state.preemptions.append(
             Preemption(victim, job.num, cost, Reason(ReasonCode.PREEMPTED, text))
         )
-    draft.use(job.project, job.num_slots)
+    state.use(job.project, job.num_slots)

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from phalanx.core.gang.placement import GangShape, Placement
 from phalanx.core.reasons import Reason, ReasonCode
-from phalanx.core.scheduling.index.cluster_index import Line
-from phalanx.core.scheduling.index.slots import Taking, pick
+from phalanx.core.scheduling.index.cluster_index import EquivalenceClass
+from phalanx.core.scheduling.index.slots import Allocation, pick
 from phalanx.core.scheduling.index.topology import place
 from phalanx.core.scheduling.model.outcome import Resize
-from phalanx.core.scheduling.model.reservation import Hole
-from phalanx.core.scheduling.model.snapshot import US, Held, Waiting
-from phalanx.core.scheduling.stages.scheduling_pass import Draft
+from phalanx.core.scheduling.model.planning_input import US, QueuedJob, RunningJob
+from phalanx.core.scheduling.model.reservation import Reservation
+from phalanx.core.scheduling.stages.scheduling_pass import Pass
 
 _MIN_GAIN = 1.15
 # What is supposed of a job that says nothing of its speeds: n nodes are n to this power times as fast.
@@ -49,41 +49,45 @@ def speed(speeds: tuple[float, ...], nodes: int) -> float:
     return float(nodes**_SCALING)
 
 
-def sizes(draft: Draft) -> dict[int, int]:
+def sizes(state: Pass) -> dict[int, int]:
     """How many nodes each elastic job should have, of what is free and what they hold together."""
-    world = draft.world
-    lines = [line for line in world.lines.values() if line.sample.min_nodes is not None]
-    running = [world.held[num] for num in sorted(world.elastic) if not world.held[num].stopping]
+    cluster = state.cluster
+    classes = [
+        eq_class for eq_class in cluster.classes.values() if eq_class.sample.min_nodes is not None
+    ]
+    running = [
+        cluster.held[num] for num in sorted(cluster.elastic) if not cluster.held[num].stopping
+    ]
     claims = [_claim_of_held(held) for held in running]
-    waiting = [entry for line in lines for entry in line.jobs]
-    claims += [_claim_of(world.waiting[num]) for _, num in sorted(waiting)]
-    left = sum(group.num_free for group in draft.index.groups)
+    waiting = [entry for eq_class in classes for entry in eq_class.jobs]
+    claims += [_claim_of(cluster.waiting[num]) for _, num in sorted(waiting)]
+    left = sum(group.num_free for group in state.index.groups)
     left += sum(held.num_slots for held in running)
     found: dict[int, int] = {}
     heap: list[tuple[float, int, _Claim]] = []
-    for claim in claims:
-        need = claim.least * claim.per_node
+    for gang in claims:
+        need = gang.least * gang.per_node
         if need <= left:
             left -= need
-            found[claim.num] = claim.least
-            heapq.heappush(heap, (-claim.gain(claim.least), claim.num, claim))
+            found[gang.num] = gang.least
+            heapq.heappush(heap, (-gang.gain(gang.least), gang.num, gang))
     while heap:
-        gain, num, claim = heapq.heappop(heap)
-        if gain >= 0 or found[num] >= claim.most or claim.per_node > left:
+        gain, num, gang = heapq.heappop(heap)
+        if gain >= 0 or found[num] >= gang.most or gang.per_node > left:
             continue
-        left -= claim.per_node
+        left -= gang.per_node
         found[num] += 1
-        heapq.heappush(heap, (-claim.gain(found[num]), num, claim))
+        heapq.heappush(heap, (-gang.gain(found[num]), num, gang))
     return found
 
 
-def _claim_of_held(held: Held) -> _Claim:
+def _claim_of_held(held: RunningJob) -> _Claim:
     per_node = len(held.placement.shares[0].slots) if held.placement.shares else 1
     most = held.max_nodes or len(held.placement.shares)
     return _Claim(held.job, held.min_nodes or most, most, per_node, held.speeds)
 
 
-def _claim_of(job: Waiting) -> _Claim:
+def _claim_of(job: QueuedJob) -> _Claim:
     shape = job.shape
     least = job.min_nodes or shape.nodes
     return _Claim(job.num, least, shape.nodes, shape.slots_per_node, job.speeds)
@@ -92,56 +96,56 @@ def _claim_of(job: Waiting) -> _Claim:
 # -- giving --------------------------------------------------------------------------------------
 
 
-def shrink_for(draft: Draft, line: Line, num: int) -> bool:
+def shrink_for(state: Pass, eq_class: EquivalenceClass, num: int) -> bool:
     """Make room for a blocked job by shrinking elastic ones of at most its priority.
 
     A rigid claim may take them down to their least size, an elastic one to what they should have.
     """
-    job = draft.world.waiting[num]
+    job = state.cluster.waiting[num]
     givers = [
         (held, spare)
-        for held in _elastic(draft)
-        if held.priority <= job.priority and (spare := _spare(draft, held, job))
+        for held in _elastic(state)
+        if held.priority <= job.priority and (spare := _spare(state, held, job))
     ]
     if not givers:
         return False
     wanted = job.shape
     if job.min_nodes is not None:
-        nodes = max(job.min_nodes, draft.sizes.get(num, job.min_nodes))
+        nodes = max(job.min_nodes, state.sizes.get(num, job.min_nodes))
         wanted = GangShape(nodes, wanted.slots_per_node, wanted.ranks_per_node)
-    given: dict[int, list[Taking]] = {}
-    mark = draft.index.mark()
-    takings = None
+    given: dict[int, list[Allocation]] = {}
+    mark = state.index.mark()
+    allocations = None
     for held, spare in sorted(givers, key=lambda g: (g[0].priority, _cost(g[0]), g[0].job)):
         for share in reversed(spare):
-            draft.index.give(share)
+            state.index.give(share)
             given.setdefault(held.job, []).append(share)
-            draft.steps += 1
-            takings = place(draft.index, line.ask, line.groups, wanted)
-            if takings is not None:
+            state.steps += 1
+            allocations = place(state.index, eq_class.request, eq_class.groups, wanted)
+            if allocations is not None:
                 break
-        if takings is not None:
+        if allocations is not None:
             break
-    draft.index.rollback(mark)
-    if takings is None:
+    state.index.rollback(mark)
+    if allocations is None:
         return False
-    used = {taking.node for taking in takings}
+    used = {allocation.node for allocation in allocations}
     given = {j: s for j, s in given.items() if any(share.node in used for share in s)}
-    _commit(draft, job, takings, given)
+    _commit(state, job, allocations, given)
     return True
 
 
-def _cost(held: Held) -> float:
+def _cost(held: RunningJob) -> float:
     """Who has most to spare gives first; a restart costs the wider job more."""
     return held.restart_s / max(held.num_slots, 1)
 
 
-def _spare(draft: Draft, held: Held, job: Waiting) -> list[Taking]:
+def _spare(state: Pass, held: RunningJob, job: QueuedJob) -> list[Allocation]:
     least = held.min_nodes or len(held.placement.shares)
     if job.min_nodes is not None:
-        least = max(least, draft.sizes.get(held.job, least))
-    index = draft.index
-    return index.takings(
+        least = max(least, state.sizes.get(held.job, least))
+    index = state.index
+    return index.allocations(
         Placement(held.placement.pool, held.placement.shares[least:]),
         held.cpus_per_node,
         held.memory_per_node_bytes,
@@ -149,84 +153,84 @@ def _spare(draft: Draft, held: Held, job: Waiting) -> list[Taking]:
 
 
 def _commit(
-    draft: Draft, job: Waiting, takings: list[Taking], given: dict[int, list[Taking]]
+    state: Pass, job: QueuedJob, allocations: list[Allocation], given: dict[int, list[Allocation]]
 ) -> None:
     wait_s = 0.0
     for num, shares in given.items():
-        held = draft.world.held[num]
+        held = state.cluster.held[num]
         keep = len(held.placement.shares) - len(shares)
         smaller = Placement(held.placement.pool, held.placement.shares[:keep])
         text = f"gives {len(shares)} nodes to j-{job.num}"
-        draft.resizes.append(Resize(num, smaller, Reason(ReasonCode.PREEMPTED, text)))
-        draft.leaving.add(num)
+        state.resizes.append(Resize(num, smaller, Reason(ReasonCode.PREEMPTED, text)))
+        state.leaving.add(num)
         wait_s = max(wait_s, held.save_s or 0.0)
-    names = tuple(draft.index.nodes[taking.node].id for taking in takings)
-    ready_at = draft.now + int(wait_s * US)
-    expires_at = ready_at + int(draft.terms.hole_ttl_s * US)
-    hole = Hole(job.num, names, ready_at, expires_at, tuple(given))
-    draft.holes.append(hole)
+    names = tuple(state.index.nodes[allocation.node].id for allocation in allocations)
+    ready_at = state.now + int(wait_s * US)
+    expires_at = ready_at + int(state.config.reservation_ttl_s * US)
+    reservation = Reservation(job.num, names, ready_at, expires_at, tuple(given))
+    state.reservations.append(reservation)
     # What the smaller ones give counts for their projects until they have given it.
-    draft.use(job.project, job.num_slots)
-    draft.block(hole, *job.widths(len(hole.nodes)))
+    state.use(job.project, job.num_slots)
+    state.hold_back(reservation, *job.widths(len(reservation.nodes)))
 
 
-def _elastic(draft: Draft) -> list[Held]:
-    world = draft.world
-    return [world.held[n] for n in sorted(world.elastic) if _may_resize(draft, world.held[n])]
+def _elastic(state: Pass) -> list[RunningJob]:
+    cluster = state.cluster
+    return [cluster.held[n] for n in sorted(cluster.elastic) if _may_resize(state, cluster.held[n])]
 
 
-def _may_resize(draft: Draft, held: Held) -> bool:
-    if held.started_at is None or held.stopping or held.job in draft.leaving:
+def _may_resize(state: Pass, held: RunningJob) -> bool:
+    if held.started_at is None or held.stopping or held.job in state.leaving:
         return False
     if held.max_nodes is None or held.min_nodes is None:
         return False
     since = held.started_at if held.resized_at is None else held.resized_at
-    return (draft.now - since) / US >= draft.terms.resize_cooldown_s
+    return (state.now - since) / US >= state.config.resize_cooldown_s
 
 
 # -- taking --------------------------------------------------------------------------------------
 
 
-def grow(draft: Draft) -> None:
+def grow(state: Pass) -> None:
     """Give free nodes to running elastic jobs, up to what each should have; nobody else wants them."""
     growers = []
-    for held in _elastic(draft):
+    for held in _elastic(state):
         now, most = len(held.placement.shares), held.max_nodes or 0
-        wanted = min(most, max(draft.sizes.get(held.job, most), now))
+        wanted = min(most, max(state.sizes.get(held.job, most), now))
         if wanted > now > 0:
             gain = speed(held.speeds, wanted) / speed(held.speeds, now)
             growers.append((-held.priority, -gain, held.job, held, wanted))
     for _, _, _, held, wanted in sorted(growers, key=lambda one: one[:3]):
-        _grow(draft, held, wanted)
+        _grow(state, held, wanted)
 
 
-def _grow(draft: Draft, held: Held, wanted: int) -> None:
+def _grow(state: Pass, held: RunningJob, wanted: int) -> None:
     shares = held.placement.shares
-    if shares[0].node not in draft.index.num_of:
+    if shares[0].node not in state.index.num_of:
         return
-    index, per_node = draft.index, len(shares[0].slots)
-    room = _room_near(draft, held, per_node)
-    extra = room[: min(wanted - len(shares), _allowed(draft, held) // max(per_node, 1))]
+    index, per_node = state.index, len(shares[0].slots)
+    room = _room_near(state, held, per_node)
+    extra = room[: min(wanted - len(shares), _allowed(state, held) // max(per_node, 1))]
     faster = speed(held.speeds, len(shares) + len(extra)) / speed(held.speeds, len(shares))
     if not extra or faster < _MIN_GAIN:
         return
-    takings = []
+    allocations = []
     for node in extra:
         mask = pick(index.free[node], per_node)
-        taking = Taking(node, mask, held.cpus_per_node, held.memory_per_node_bytes)
-        index.take(taking)
-        takings.append(taking)
-    larger = Placement(held.placement.pool, shares + index.placement(takings).shares)
-    more = sum(taking.mask.bit_count() for taking in takings)
-    draft.use(held.project, more)
+        allocation = Allocation(node, mask, held.cpus_per_node, held.memory_per_node_bytes)
+        index.take(allocation)
+        allocations.append(allocation)
+    larger = Placement(held.placement.pool, shares + index.placement(allocations).shares)
+    more = sum(allocation.mask.bit_count() for allocation in allocations)
+    state.use(held.project, more)
     text = f"grows from {len(shares)} to {len(larger.shares)} nodes that nobody else can use"
-    draft.resizes.append(Resize(held.job, larger, Reason(ReasonCode.PLACED, text)))
-    draft.leaving.add(held.job)
+    state.resizes.append(Resize(held.job, larger, Reason(ReasonCode.PLACED, text)))
+    state.leaving.add(held.job)
 
 
-def _room_near(draft: Draft, held: Held, per_node: int) -> list[int]:
+def _room_near(state: Pass, held: RunningJob, per_node: int) -> list[int]:
     """Nodes of its own leaf domain with room for a share; a splittable one as often as it has room."""
-    index = draft.index
+    index = state.index
     first = index.num_of[held.placement.shares[0].node]
     group, home = index.group_of[first], index.leaf_of[first]
     taken = {index.num_of.get(share.node, -1) for share in held.placement.shares}
@@ -245,8 +249,8 @@ def _room_near(draft: Draft, held: Held, per_node: int) -> list[int]:
     return sorted(room, key=lambda node: node not in taken)
 
 
-def _allowed(draft: Draft, held: Held) -> int:
+def _allowed(state: Pass, held: RunningJob) -> int:
     """Slots that its project may still take."""
-    standing = draft.standings.get(held.project)
-    left = None if standing is None else standing.left(draft.used)
+    share_of = state.project_shares.get(held.project)
+    left = None if share_of is None else share_of.left(state.used)
     return 1 << 30 if left is None else left

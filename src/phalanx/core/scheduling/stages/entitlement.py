@@ -11,10 +11,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from phalanx.core.scheduling.model.snapshot import Project
+from phalanx.core.scheduling.model.planning_input import Project
 
 
-class Tier(IntEnum):
+class EntitlementTier(IntEnum):
     """How well founded a claim is; lower goes first."""
 
     URGENT = 0
@@ -24,7 +24,7 @@ class Tier(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ProjectShare:
     """A project's position during one pass. `above` are the projects it is part of, nearest first.
 
     What a project holds or is granted counts for every project above it too: `used` maps each name
@@ -40,13 +40,13 @@ class Standing:
         """The project itself and those above it."""
         return (self.project, *self.above)
 
-    def tier(self, used: Mapping[str, int], wanted: int) -> Tier:
+    def tier(self, used: Mapping[str, int], wanted: int) -> EntitlementTier:
         """How a claim for `wanted` more slots stands, given what the projects hold."""
         if self.is_guaranteed(used, wanted):
-            return Tier.GUARANTEED
+            return EntitlementTier.GUARANTEED
         if used.get(self.project.name, 0) + wanted <= self.entitled:
-            return Tier.SHARED
-        return Tier.BORROWED
+            return EntitlementTier.SHARED
+        return EntitlementTier.BORROWED
 
     def is_guaranteed(
         self, used: Mapping[str, int], wanted: int, against: Collection[str] = ()
@@ -166,12 +166,12 @@ def _kept(project: Project, got: float) -> float:
     return max(0.0, unused - project.lend_slots)
 
 
-def standings(
+def project_shares(
     projects: Mapping[str, Project],
     used: Mapping[str, int],
     demand: Mapping[str, int],
     capacity: int,
-) -> dict[str, Standing]:
+) -> dict[str, ProjectShare]:
     """The standing of every project with quotas; empty when there are none."""
     if not projects:
         return {}
@@ -183,6 +183,6 @@ def standings(
             past[one.name] += project.past_slots
     whole = {name: replace(project, past_slots=past[name]) for name, project in projects.items()}
     return {
-        name: Standing(project, shares[name], lineage(whole, name)[1:])
+        name: ProjectShare(project, shares[name], lineage(whole, name)[1:])
         for name, project in whole.items()
     }

@@ -10,70 +10,70 @@ from __future__ import annotations
 
 from math import isinf
 
-from phalanx.core.scheduling.index.cluster_index import Line
-from phalanx.core.scheduling.index.slots import Taking, pick
+from phalanx.core.scheduling.index.cluster_index import EquivalenceClass
+from phalanx.core.scheduling.index.slots import Allocation, pick
 from phalanx.core.scheduling.model.eviction_cost import price
-from phalanx.core.scheduling.model.snapshot import US, Held, Waiting
-from phalanx.core.scheduling.stages.scheduling_pass import Draft
+from phalanx.core.scheduling.model.planning_input import US, QueuedJob, RunningJob
+from phalanx.core.scheduling.stages.scheduling_pass import Pass
 
 _SMALLER = 2
 """Who moves is at most the n-th part of who gains."""
 
 
-def may_help(draft: Draft, line: Line, job: Waiting) -> bool:
+def may_help(state: Pass, eq_class: EquivalenceClass, job: QueuedJob) -> bool:
     """Whether the gang is kept out by the scatter of free slots, not by their number."""
-    if isinf(draft.terms.hysteresis) or job.num_slots < _SMALLER:
+    if isinf(state.config.hysteresis) or job.num_slots < _SMALLER:
         return False
-    return any(group.num_free >= job.num_slots for group in line.groups)
+    return any(group.num_free >= job.num_slots for group in eq_class.groups)
 
 
-def candidates(draft: Draft, job: Waiting) -> dict[int, float]:
+def candidates(state: Pass, job: QueuedJob) -> dict[int, float]:
     """Running jobs that could move aside for this one, with the price of each."""
     found: dict[int, float] = {}
-    for priority, ranked in sorted(draft.world.prey(draft.now).items()):
+    for priority, ranked in sorted(state.cluster.preemptible(state.now).items()):
         if priority <= job.priority:
             for _, num in ranked:
-                held = draft.world.held[num]
-                draft.steps += 1
-                if num not in draft.leaving and _may_move(draft, job, held):
-                    found[num] = price(draft, held)
+                held = state.cluster.held[num]
+                state.steps += 1
+                if num not in state.leaving and _may_move(state, job, held):
+                    found[num] = price(state, held)
     return found
 
 
-def _may_move(draft: Draft, job: Waiting, held: Held) -> bool:
-    if held.started_at is None or held.save_s is None or held.protected_until > draft.now:
+def _may_move(state: Pass, job: QueuedJob, held: RunningJob) -> bool:
+    if held.started_at is None or held.save_s is None or held.protected_until > state.now:
         return False
-    if draft.standings and held.project != job.project:
+    if state.project_shares and held.project != job.project:
         return False
-    if (draft.now - held.started_at) / US < draft.terms.move_after_s:
+    if (state.now - held.started_at) / US < state.config.move_after_s:
         return False
     return held.num_slots * _SMALLER <= job.num_slots and len(held.placement.shares) == 1
 
 
-def pays(draft: Draft, job: Waiting, cost: float, nodes: list[int], victims: list[int]) -> bool:
+def pays(state: Pass, job: QueuedJob, cost: float, nodes: list[int], victims: list[int]) -> bool:
     """Whether all who leave find room elsewhere at once, and the gain is worth their pauses."""
-    if cost > job.num_slots * draft.terms.move_gain_s:
+    if cost > job.num_slots * state.config.move_gain_s:
         return False
-    index, mark = draft.index, draft.index.mark()
-    world = draft.world
+    index, mark = state.index, state.index.mark()
+    cluster = state.cluster
     try:
         for node in dict.fromkeys(nodes):
-            index.take(Taking(node, index.free[node], 0, 0))
+            index.take(Allocation(node, index.free[node], 0, 0))
         for victim in victims:
-            held = world.held[victim]
-            takings = _elsewhere(draft, held)
-            if takings is None:
+            held = cluster.held[victim]
+            allocations = _elsewhere(state, held)
+            if allocations is None:
                 return False
-            for taking in takings:
-                index.take(taking)
+            for allocation in allocations:
+                index.take(allocation)
         return True
     finally:
         index.rollback(mark)
 
 
-def _elsewhere(draft: Draft, held: Held) -> list[Taking] | None:
+def _elsewhere(state: Pass, held: RunningJob) -> list[Allocation] | None:
     """Room for it on the same kind of nodes, of which it holds one share."""
-    index = draft.index
+    index = state.index
     home = index.num_of.get(held.placement.shares[0].node)
     if home is None:
         return None
@@ -85,5 +85,5 @@ def _elsewhere(draft: Draft, held: Held) -> list[Taking] | None:
                 index.cpus[node] >= held.cpus_per_node
                 and index.memory[node] >= held.memory_per_node_bytes
             ):
-                return [Taking(node, pick(index.free[node], need))]
+                return [Allocation(node, pick(index.free[node], need))]
     return None

@@ -7,16 +7,16 @@ limit and with live progress, and grows with the wait. Whoever has waited beyond
 from __future__ import annotations
 
 from phalanx.core.scheduling.model.durations import EDGES, History, KindKey, bin_of, size_class
-from phalanx.core.scheduling.model.snapshot import US, Held, Terms, Waiting
+from phalanx.core.scheduling.model.planning_input import US, PlannerConfig, QueuedJob, RunningJob
 
 
-def kind_key(job: Waiting) -> KindKey:
+def kind_key(job: QueuedJob) -> KindKey:
     """Whose history a queued job shares."""
     return KindKey(job.project, job.kind, size_class(job.num_slots))
 
 
 def base_urgency(
-    job: Waiting, kind: KindKey, attained_bin: int, history: History, terms: Terms
+    job: QueuedJob, kind: KindKey, attained_bin: int, history: History, config: PlannerConfig
 ) -> float:
     """Urgency before age: completions per slot-second, corrected for the size of the gang."""
     return _blend(
@@ -25,20 +25,22 @@ def base_urgency(
         job.attained_slot_s,
         job.remaining_s,
         job.max_duration_s,
-        terms,
+        config,
     )
 
 
-def held_base(held: Held, attained_bin: int, history: History, terms: Terms) -> float:
+def held_base(
+    held: RunningJob, attained_bin: int, history: History, config: PlannerConfig
+) -> float:
     """Urgency of a running job before its waits; constant within a service bin."""
     slots = held.num_slots
     kind = KindKey(held.project, held.kind, size_class(slots))
     index = history.index(kind, attained_bin)
     attained = EDGES[attained_bin]
-    return _blend(index, slots, attained, held.remaining_s, held.max_duration_s, terms)
+    return _blend(index, slots, attained, held.remaining_s, held.max_duration_s, config)
 
 
-def bin_ends_at(held: Held, attained_bin: int) -> int:
+def bin_ends_at(held: RunningJob, attained_bin: int) -> int:
     """When a running job leaves its service bin, microseconds."""
     if attained_bin + 1 >= len(EDGES) or held.started_at is None or not held.num_slots:
         return 1 << 62
@@ -47,9 +49,9 @@ def bin_ends_at(held: Held, attained_bin: int) -> int:
     return held.started_at + int(left / held.num_slots * US)
 
 
-def base_of(slots: int, index: float, terms: Terms) -> float:
+def base_of(slots: int, index: float, config: PlannerConfig) -> float:
     """Urgency of a job that nothing but its learned index tells of."""
-    return float(index * max(slots, 1) ** (1.0 - terms.size_exponent))
+    return float(index * max(slots, 1) ** (1.0 - config.size_exponent))
 
 
 def _blend(
@@ -58,7 +60,7 @@ def _blend(
     attained: float,
     remaining_s: float | None,
     limit_s: float | None,
-    terms: Terms,
+    config: PlannerConfig,
 ) -> float:
     size = max(slots, 1)
     if remaining_s is not None:
@@ -66,23 +68,25 @@ def _blend(
     elif limit_s is not None:
         # It surely ends within its limit, so it is at least this urgent.
         index = max(index, 1.0 / max(limit_s * size - attained, 60.0))
-    return base_of(slots, index, terms)
+    return base_of(slots, index, config)
 
 
-def aged(base: float, wait_s: float, terms: Terms) -> float:
+def aged(base: float, wait_s: float, config: PlannerConfig) -> float:
     """Urgency after waits of this length in all: linear at first, then ever steeper."""
     if wait_s == 0.0:
         return base
-    steep = float((wait_s / terms.steep_s) ** terms.steepness)
-    return base * (1.0 + wait_s / terms.age_s + steep)
+    steep = float((wait_s / config.steep_s) ** config.steepness)
+    return base * (1.0 + wait_s / config.age_s + steep)
 
 
-def is_guarded(since: int, now: int, terms: Terms) -> bool:
+def is_guarded(since: int, now: int, config: PlannerConfig) -> bool:
     """Whether the starvation guard has taken this wait over."""
-    return (now - since) / US > terms.guard_after_s
+    return (now - since) / US > config.guard_after_s
 
 
-def expected_end(held: Held, history: History, now: int, quantile: float = 0.75) -> int | None:
+def expected_end(
+    held: RunningJob, history: History, now: int, quantile: float = 0.75
+) -> int | None:
     """When a running job will be gone at this quantile, microseconds; None if nobody knows."""
     if held.started_at is None:
         return None
@@ -98,7 +102,7 @@ def expected_end(held: Held, history: History, now: int, quantile: float = 0.75)
     return None if end is None else max(end, now + US)
 
 
-def settled_end(held: Held, total_slot_s: float | None) -> int | None:
+def settled_end(held: RunningJob, total_slot_s: float | None) -> int | None:
     """The part of `expected_end` that stays the same throughout a service bin."""
     started, slots = held.started_at or 0, max(held.num_slots, 1)
     end = None
@@ -111,7 +115,7 @@ def settled_end(held: Held, total_slot_s: float | None) -> int | None:
 
 
 def expected_s(
-    job: Waiting, kind: KindKey, history: History, quantile: float = 0.75
+    job: QueuedJob, kind: KindKey, history: History, quantile: float = 0.75
 ) -> float | None:
     """How long a queued job will run once started, seconds; None if nobody knows."""
     limit = job.max_duration_s

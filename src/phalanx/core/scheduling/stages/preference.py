@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from phalanx.core.gang.placement import Node
 from phalanx.core.scheduling.model.durations import History
-from phalanx.core.scheduling.model.snapshot import Waiting
+from phalanx.core.scheduling.model.planning_input import QueuedJob
 from phalanx.core.scheduling.stages.order import expected_s, kind_key
 
 NOTHING = "none"
@@ -30,7 +30,7 @@ def narrowest_levels(nodes: Iterable[Node]) -> dict[str, str | None]:
 
 
 def preferred_level(
-    wished: str | None, job: Waiting, narrowest: Mapping[str, str | None]
+    wished: str | None, job: QueuedJob, narrowest: Mapping[str, str | None]
 ) -> str | None:
     """The level that this job insists on at first; None: whatever is free will do."""
     if wished is not None:
@@ -41,7 +41,7 @@ def preferred_level(
     return next(iter(names)) if len(names) == 1 else None
 
 
-def patience_s(job: Waiting, history: History) -> float:
+def patience_s(job: QueuedJob, history: History) -> float:
     """How long it insists where its owner has named no time, seconds."""
     lasts_s = expected_s(job, kind_key(job), history, 0.5)
     return _UNKNOWN_S if lasts_s is None else min(_PART * lasts_s, _MOST_S)

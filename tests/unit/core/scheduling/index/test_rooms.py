@@ -7,19 +7,21 @@ import random
 import pytest
 
 from phalanx.core.gang.placement import GangShape, Node
-from phalanx.core.scheduling import Waiting
-from phalanx.core.scheduling.index.slots import NodeGroup, SlotIndex, Taking, pick
-from phalanx.core.scheduling.index.topology import Ask, ask_of, place, spread, suitable
+from phalanx.core.scheduling import QueuedJob
+from phalanx.core.scheduling.index.slots import Allocation, NodeGroup, SlotIndex, pick
+from phalanx.core.scheduling.index.topology import NodeRequest, place, request_of, spread, suitable
 
 pytestmark = pytest.mark.unit
 
 
-def rooms_of(index: SlotIndex, ask: Ask, group: NodeGroup, per_node: int) -> dict[int, list[int]]:
+def rooms_of(
+    index: SlotIndex, request: NodeRequest, group: NodeGroup, per_node: int
+) -> dict[int, list[int]]:
     """Nodes with room by leaf, least room first: the definition, node by node."""
     rooms: dict[int, list[int]] = {}
     for count in range(per_node, group.size + 1):
         for node in group.by_free[count]:
-            if index.cpus[node] >= ask.cpus and index.memory[node] >= ask.memory_bytes:
+            if index.cpus[node] >= request.cpus and index.memory[node] >= request.memory_bytes:
                 rooms.setdefault(index.leaf_of[node], []).append(node)
     return rooms
 
@@ -36,7 +38,7 @@ def scattered(rng: random.Random) -> SlotIndex:
     for node in range(30):
         wanted = rng.randrange(8)
         if wanted and not index.nodes[node].closed:
-            index.take(Taking(node, pick(index.free[node], wanted), rng.randrange(8)))
+            index.take(Allocation(node, pick(index.free[node], wanted), rng.randrange(8)))
     index.settle()
     return index
 
@@ -48,14 +50,14 @@ def test_a_gang_lies_where_a_look_at_every_node_would_lay_it(seed: int) -> None:
     for _ in range(12):
         shape = GangShape(rng.randrange(2, 7), rng.randrange(1, 8), 1)
         required, cpus = rng.choice([None, "rack", "block", "node"]), rng.choice([0, 0, 6])
-        ask = ask_of(Waiting(1, shape, 50, 0, required=required, cpus_per_node=cpus))
-        groups = suitable(index, ask)
+        request = request_of(QueuedJob(1, shape, 50, 0, required=required, cpus_per_node=cpus))
+        groups = suitable(index, request)
         mark = index.mark()
-        takings = place(index, ask, groups, shape)
-        rooms = rooms_of(index, ask, groups[0], shape.slots_per_node)
+        allocations = place(index, request, groups, shape)
+        rooms = rooms_of(index, request, groups[0], shape.slots_per_node)
         wanted = spread(groups[0], rooms, shape.nodes, required)
-        assert (None if takings is None else [one.node for one in takings]) == wanted
-        for taking in takings or ():
-            index.take(taking)
+        assert (None if allocations is None else [one.node for one in allocations]) == wanted
+        for allocation in allocations or ():
+            index.take(allocation)
         if rng.random() < 0.4:
             index.rollback(mark)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement
-from phalanx.core.scheduling import Held, Plan, Project, Snapshot, Waiting, plan
+from phalanx.core.scheduling import Plan, PlanningInput, Project, QueuedJob, RunningJob, plan
 from phalanx.core.scheduling.stages.elastic import speed
 
 pytestmark = pytest.mark.unit
@@ -25,16 +25,18 @@ def nodes(num: int = 4, size: int = 1) -> tuple[Node, ...]:
     )
 
 
-def held(num: int, where: tuple[int, ...], speeds: tuple[float, ...] = (), most: int = 4) -> Held:
+def held(
+    num: int, where: tuple[int, ...], speeds: tuple[float, ...] = (), most: int = 4
+) -> RunningJob:
     shares = tuple(NodeShare(f"n{i}", "h", (0,)) for i in where)
-    return Held(
+    return RunningJob(
         num, Placement("p", shares), priority=50, started_at=0, min_nodes=1, max_nodes=most,
         speeds=speeds,
     )  # fmt: skip
 
 
-def elastic(num: int, speeds: tuple[float, ...] = (), **more: object) -> Waiting:
-    job = Waiting(num, GangShape(4, 1, 1), 50, num, min_nodes=1, speeds=speeds)
+def elastic(num: int, speeds: tuple[float, ...] = (), **more: object) -> QueuedJob:
+    job = QueuedJob(num, GangShape(4, 1, 1), 50, num, min_nodes=1, speeds=speeds)
     return replace(job, **more)  # type: ignore[arg-type]
 
 
@@ -44,44 +46,44 @@ def widths(decided: Plan) -> dict[int, int]:
 
 
 def test_two_equal_jobs_share_an_empty_cluster_from_the_start() -> None:
-    decided = plan(Snapshot(nodes(), (), (elastic(1), elastic(2))), HOUR)
+    decided = plan(PlanningInput(nodes(), (), (elastic(1), elastic(2))), HOUR)
     assert widths(decided) == {1: 2, 2: 2}
 
 
 def test_slots_go_to_whoever_speeds_up_more() -> None:
-    decided = plan(Snapshot(nodes(), (), (elastic(1, FLAT), elastic(2, STEEP))), HOUR)
+    decided = plan(PlanningInput(nodes(), (), (elastic(1, FLAT), elastic(2, STEEP))), HOUR)
     assert widths(decided) == {1: 1, 2: 3}
 
 
 def test_a_newcomer_gets_its_part_from_the_widest() -> None:
     running = (held(8, (0, 1, 2, 3)),)
-    decided = plan(Snapshot(nodes(), running, (elastic(1),)), HOUR)
+    decided = plan(PlanningInput(nodes(), running, (elastic(1),)), HOUR)
     assert widths(decided) == {8: 2}
-    assert [hole.job for hole in decided.holes] == [1]
+    assert [reservation.job for reservation in decided.reservations] == [1]
     assert decided.preemptions == ()
 
 
 def test_a_rigid_newcomer_takes_them_down_to_their_least() -> None:
-    rigid = Waiting(1, GangShape(3, 1, 1), 50, 1)
-    decided = plan(Snapshot(nodes(), (held(8, (0, 1, 2, 3)),), (rigid,)), HOUR)
+    rigid = QueuedJob(1, GangShape(3, 1, 1), 50, 1)
+    decided = plan(PlanningInput(nodes(), (held(8, (0, 1, 2, 3)),), (rigid,)), HOUR)
     assert widths(decided) == {8: 1}
 
 
 def test_growth_must_be_worth_a_restart() -> None:
-    assert widths(plan(Snapshot(nodes(2), (held(8, (0,), FLAT),), ()), HOUR)) == {}
-    assert widths(plan(Snapshot(nodes(2), (held(8, (0,), STEEP),), ()), HOUR)) == {8: 2}
+    assert widths(plan(PlanningInput(nodes(2), (held(8, (0,), FLAT),), ()), HOUR)) == {}
+    assert widths(plan(PlanningInput(nodes(2), (held(8, (0,), STEEP),), ()), HOUR)) == {8: 2}
 
 
 def test_growth_keeps_within_the_projects_limit() -> None:
     running = (replace(held(8, (0,)), project="a"),)
-    within = Snapshot(nodes(), running, (), (Project("a", max_slots=2),))
+    within = PlanningInput(nodes(), running, (), (Project("a", max_slots=2),))
     assert widths(plan(within, HOUR)) == {8: 2}
-    at_most = Snapshot(nodes(), running, (), (Project("a", max_slots=1),))
+    at_most = PlanningInput(nodes(), running, (), (Project("a", max_slots=1),))
     assert widths(plan(at_most, HOUR)) == {}
 
 
 def test_a_node_that_may_be_split_takes_several_shares() -> None:
-    decided = plan(Snapshot(nodes(1, 4), (held(8, (0,)),), ()), HOUR)
+    decided = plan(PlanningInput(nodes(1, 4), (held(8, (0,)),), ()), HOUR)
     assert widths(decided) == {8: 4}
     slots = [slot for share in decided.resizes[0].placement.shares for slot in share.slots]
     assert sorted(slots) == [0, 1, 2, 3]

@@ -8,7 +8,14 @@ from dataclasses import replace
 import pytest
 
 from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement
-from phalanx.core.scheduling import Held, Project, Snapshot, Terms, Waiting, plan
+from phalanx.core.scheduling import (
+    PlannerConfig,
+    PlanningInput,
+    Project,
+    QueuedJob,
+    RunningJob,
+    plan,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -16,39 +23,39 @@ US = 1_000_000
 NOW = 2 * 3600 * US
 
 
-def held(num: int, node: int, slots: tuple[int, ...], **more: object) -> Held:
+def held(num: int, node: int, slots: tuple[int, ...], **more: object) -> RunningJob:
     facts: dict[str, object] = {"priority": 50, "started_at": 0, "remaining_s": 600.0, **more}
     share = NodeShare(f"n{node}", "h", slots)
-    return Held(num, Placement("p", (share,)), **facts)  # type: ignore[arg-type]
+    return RunningJob(num, Placement("p", (share,)), **facts)  # type: ignore[arg-type]
 
 
-def scattered(*, first: dict[str, object] | None = None, num_held: int = 1) -> Snapshot:
+def scattered(*, first: dict[str, object] | None = None, num_held: int = 1) -> PlanningInput:
     """Two nodes of four; a short job of one slot on each: six are free, and no node is whole."""
     nodes = tuple(Node(f"n{i}", "p", "h", 4, 8, 100, domains=(("rack", "r0"),)) for i in range(2))
     more = {} if first is None else first
     busy = (held(1, 0, tuple(range(num_held)), **more), held(2, 1, (0,), **more))
-    long = Waiting(
+    long = QueuedJob(
         9, GangShape(1, 4, 4), 50, NOW, remaining_s=1e6, project=str(more.get("project", ""))
     )
-    return Snapshot(nodes, busy, (long,))
+    return PlanningInput(nodes, busy, (long,))
 
 
-def moved(snapshot: Snapshot) -> list[int]:
+def moved(snapshot: PlanningInput) -> list[int]:
     return [preemption.job for preemption in plan(snapshot, NOW).preemptions]
 
 
 def test_a_small_job_moves_aside_for_a_gang_that_finds_no_whole_node() -> None:
     decided = plan(scattered(), NOW)
     assert len(decided.preemptions) == 1
-    (hole,) = decided.holes
-    assert hole.job == 9
-    assert hole.victims == (decided.preemptions[0].job,)
+    (reservation,) = decided.reservations
+    assert reservation.job == 9
+    assert reservation.victims == (decided.preemptions[0].job,)
 
 
 def test_nobody_moves_where_peers_are_never_put_aside_or_moves_are_off() -> None:
     snapshot = scattered()
-    assert moved(replace(snapshot, terms=Terms(hysteresis=math.inf))) == []
-    assert moved(replace(snapshot, terms=Terms(move_gain_s=0.0))) == []
+    assert moved(replace(snapshot, config=PlannerConfig(hysteresis=math.inf))) == []
+    assert moved(replace(snapshot, config=PlannerConfig(move_gain_s=0.0))) == []
 
 
 def test_nobody_moves_who_finds_no_room_elsewhere() -> None:

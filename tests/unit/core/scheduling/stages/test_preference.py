@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from phalanx.core.gang.placement import GangShape, Node
-from phalanx.core.scheduling import Waiting
+from phalanx.core.scheduling import QueuedJob
 from phalanx.core.scheduling.model.durations import History
 from phalanx.core.scheduling.stages.order import kind_key
 from phalanx.core.scheduling.stages.preference import narrowest_levels, patience_s, preferred_level
 
 pytestmark = pytest.mark.unit
 
-GANG = Waiting(1, GangShape(4, 8, 8), 50, 0)
+GANG = QueuedJob(1, GangShape(4, 8, 8), 50, 0)
 LEVELS: dict[str, str | None] = {"a": "rack", "b": "rack", "c": "leaf", "d": None}
 
 
@@ -44,7 +44,7 @@ def test_what_its_owner_says_comes_first() -> None:
 
 
 def test_one_node_needs_no_level_and_several_roles_do() -> None:
-    alone = Waiting(1, GangShape(1, 8, 8), 50, 0)
+    alone = QueuedJob(1, GangShape(1, 8, 8), 50, 0)
     assert preferred_level(None, alone, {"a": "rack"}) is None
     assert preferred_level(None, replace(alone, roles=(GangShape(1, 1, 1),)), {"a": "rack"}) == (
         "rack"

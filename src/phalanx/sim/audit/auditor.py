@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from phalanx.core.scheduling import Plan, Waiting, World
-from phalanx.core.scheduling.index.topology import ask_of, place
-from phalanx.core.scheduling.model.snapshot import US
+from phalanx.core.scheduling import ClusterIndex, Plan, QueuedJob
+from phalanx.core.scheduling.index.topology import place, request_of
+from phalanx.core.scheduling.model.planning_input import US
 from phalanx.core.scheduling.stages.entitlement import lineage, rolled_up
 from phalanx.sim.audit import promises as audit
 from phalanx.sim.audit.promises import require
 
 if TYPE_CHECKING:
-    from phalanx.sim.cluster.run import Run, Tally
+    from phalanx.sim.cluster.run import SimulatedJob, SlotTimes
 
 HOUR = 3600 * US
 # What every scheduler must keep, whatever its policy; the rest is what ours promises beyond that.
@@ -23,7 +23,7 @@ ALL = frozenset(audit.PROMISES)
 
 
 @dataclass(slots=True)
-class Watch:
+class Auditor:
     """Checks plans before they are applied, and remembers what must be finite.
 
     `owed_s` is the longest wait of a claim within a guarantee; more than `reclaim_s` of it, where
@@ -38,45 +38,47 @@ class Watch:
     owed_s: float = 0.0
     num_plans: int = 0
 
-    def check_world(self, world: World, now: int = 0) -> None:
+    def check_world(self, cluster: ClusterIndex, now: int = 0) -> None:
         """What holds at every moment: 1 and 14."""
-        audit.check_rebuild(world, now)
-        audit.check_slots(world)
+        audit.check_rebuild(cluster, now)
+        audit.check_slots(cluster)
 
-    def check_plan(self, world: World, plan: Plan, now: int) -> None:
+    def check_plan(self, cluster: ClusterIndex, plan: Plan, now: int) -> None:
         """Every promise about one plan, and those that need the plans before it."""
         self.num_plans += 1
-        audit.check_starts(world, plan)
+        audit.check_starts(cluster, plan)
         if self.promises != ALL:
             return
-        audit.check_limits(world, plan)
-        audit.check_holes(world, plan)
-        audit.check_victims(world, plan, now)
-        audit.check_minimal(world, plan)
-        audit.check_backfill(world, plan, now)
-        audit.check_resizes(world, plan, now)
-        audit.check_cost(world, plan)
+        audit.check_limits(cluster, plan)
+        audit.check_reservations(cluster, plan)
+        audit.check_victims(cluster, plan, now)
+        audit.check_minimal(cluster, plan)
+        audit.check_backfill(cluster, plan, now)
+        audit.check_resizes(cluster, plan, now)
+        audit.check_cost(cluster, plan)
         self._check_evictions(plan, now)
-        self._check_holes_end(plan, now)
-        self.check_guarantees(world, plan, now)
+        self._check_reservations_end(plan, now)
+        self.check_guarantees(cluster, plan, now)
 
     def check_deeply(
-        self, world: World, plan: Plan, now: int, again: Callable[[World], Plan]
+        self, cluster: ClusterIndex, plan: Plan, now: int, again: Callable[[ClusterIndex], Plan]
     ) -> None:
         """The dear ones: 1, 11, 13 and 14."""
-        self.check_world(world, now)
+        self.check_world(cluster, now)
         if self.promises == ALL:
-            audit.check_work_conserving(world, plan, now)
-            audit.check_replay(world, plan, again)
+            audit.check_work_conserving(cluster, plan, now)
+            audit.check_replay(cluster, plan, again)
 
-    def check_end(self, world: World, tally: Tally, runs: Iterable[Run]) -> None:
+    def check_end(
+        self, cluster: ClusterIndex, slot_times: SlotTimes, runs: Iterable[SimulatedJob]
+    ) -> None:
         """When nothing more will happen: 12 and 14."""
-        audit.check_books(tally)
-        if self.promises == ALL and not world.held:
-            audit.check_all_started(world, list(world.waiting.values()))
+        audit.check_books(slot_times)
+        if self.promises == ALL and not cluster.held:
+            audit.check_all_started(cluster, list(cluster.waiting.values()))
             for run in runs:
                 over = run.end_s is not None or run.failed_s is not None
-                known = run.job.num in world.waiting
+                known = run.job.num in cluster.waiting
                 require(over or known, f"j-{run.job.num} was lost on the way")
 
     def _check_evictions(self, plan: Plan, now: int) -> None:
@@ -89,22 +91,24 @@ class Watch:
                 f"j-{preemption.job} was evicted {len(recent)} times in an hour",
             )
 
-    def _check_holes_end(self, plan: Plan, now: int) -> None:
-        for hole in plan.holes:
+    def _check_reservations_end(self, plan: Plan, now: int) -> None:
+        for reservation in plan.reservations:
             require(
-                hole.expires_at >= now,
-                f"the hole of j-{hole.job} is kept beyond its time",
+                reservation.expires_at >= now,
+                f"the hole of j-{reservation.job} is kept beyond its time",
             )
 
-    def check_guarantees(self, world: World, plan: Plan, now: int) -> None:
+    def check_guarantees(self, cluster: ClusterIndex, plan: Plan, now: int) -> None:
         """5: a claim within a guarantee is met once borrowers have had time to leave."""
-        if not world.projects:
+        if not cluster.projects:
             return
-        served = {start.job for start in plan.starts} | {h.job for h in plan.holes if h.victims}
-        owed, used = {}, rolled_up(world.projects, world.used)
-        for num, job in world.waiting.items():
-            above = lineage(world.projects, job.project)
-            if not above or num in served or num in world.deferred:
+        served = {start.job for start in plan.starts} | {
+            h.job for h in plan.reservations if h.victims
+        }
+        owed, used = {}, rolled_up(cluster.projects, cluster.used)
+        for num, job in cluster.waiting.items():
+            above = lineage(cluster.projects, job.project)
+            if not above or num in served or num in cluster.deferred:
                 continue
             holds = used.get(job.project, 0) + job.num_slots
             free = all(
@@ -118,16 +122,16 @@ class Watch:
             waited_s = (now - since) / US
             self.owed_s = max(self.owed_s, waited_s)
             if waited_s > self.reclaim_s:
-                could = could_reclaim(world, world.waiting[num], now)
+                could = could_reclaim(cluster, cluster.waiting[num], now)
                 require(not could, f"j-{num} waits {waited_s:.0f} s for what it is guaranteed")
 
 
-def could_reclaim(world: World, job: Waiting, now: int) -> bool:
+def could_reclaim(cluster: ClusterIndex, job: QueuedJob, now: int) -> bool:
     """Whether it would fit if whatever other projects hold beyond their guarantees were gone."""
-    before = world.snapshot()
+    before = cluster.snapshot()
     over = {
-        name: used - (world.projects[name].guaranteed_slots if name in world.projects else 0)
-        for name, used in world.used.items()
+        name: used - (cluster.projects[name].guaranteed_slots if name in cluster.projects else 0)
+        for name, used in cluster.used.items()
         if name != job.project
     }
     kept = []
@@ -137,6 +141,6 @@ def could_reclaim(world: World, job: Waiting, now: int) -> bool:
             over[held.project] = excess - held.num_slots
         else:
             kept.append(held)
-    emptier = World.of(replace(before, held=tuple(kept), waiting=(), holes=()))
-    ask = ask_of(job)
+    emptier = ClusterIndex.of(replace(before, held=tuple(kept), waiting=(), reservations=()))
+    ask = request_of(job)
     return place(emptier.index, ask, emptier.groups_for(ask), job.shape) is not None

@@ -26,7 +26,7 @@ _PORT = 29_500
 
 
 @dataclass(slots=True)
-class Lives:
+class JobLifecycles:
     """The machine's jobs by number, and how much they were told."""
 
     grace_s: float = 30.0

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 from phalanx.core.gang.placement import GangShape, Node, Placement
 from phalanx.core.scheduling.model.durations import History
-from phalanx.core.scheduling.model.reservation import Hole
+from phalanx.core.scheduling.model.reservation import Reservation
 
 US = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class QueuedJob:
     """A queued job as the planner sees it. `pools` empty: any pool will do.
 
     `shape` is the gang at its full size; `min_nodes` below `shape.nodes` makes it elastic. `roles` are
@@ -73,7 +73,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class RunningJob:
     """Slots that a live attempt holds, and what stopping it would cost.
 
     Without `started_at` nothing is known and the job is never chosen as a victim. `attained_slot_s`
@@ -140,7 +140,7 @@ class Project:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class PlannerConfig:
     """The knobs of the planner; every one has a default that is safe without any history.
 
     `hysteresis`: a waiting job must be this many times more urgent than a victim of equal priority
@@ -150,7 +150,7 @@ class Terms:
     `age_s`: the wait that doubles a job's urgency; from about `steep_s` on, all waits taken together,
     urgency grows with this power of it (`steepness`), and a running job keeps what its waits earned:
     a long job is put off again and again only up to a point. `size_exponent` 1.0 orders by work per
-    slot-second, lower values help gangs. `hero_fraction` of a pool's slots: larger jobs are never
+    slot-second, lower values help gangs. `large_job_fraction` of a pool's slots: larger jobs are never
     victims of their own priority. `lost_per_need`: a victim may lose at most this part of the work
     that the claim needs. Who has run for `move_after_s` may be asked to move aside for a gang that
     gains more slot-seconds in `move_gain_s` than all the moves cost (0: nobody moves). `step_budget`
@@ -166,11 +166,11 @@ class Terms:
     steep_s: float = 3 * 86_400.0
     steepness: float = 8.0
     size_exponent: float = 0.5
-    hero_fraction: float = 0.03
-    hero_slots: int = 16
+    large_job_fraction: float = 0.03
+    large_job_slots: int = 16
     num_reservations: int = 4
     reserve_after_s: float = 0.0
-    hole_ttl_s: float = 900.0
+    reservation_ttl_s: float = 900.0
     preemption_budget: int = 16
     step_budget: int = 6000
     lost_per_need: float = 0.005
@@ -181,13 +181,13 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class PlanningInput:
     """Everything a plan may depend on, besides the time."""
 
     nodes: tuple[Node, ...]
-    held: tuple[Held, ...]
-    waiting: tuple[Waiting, ...]
+    held: tuple[RunningJob, ...]
+    waiting: tuple[QueuedJob, ...]
     projects: tuple[Project, ...] = ()
-    holes: tuple[Hole, ...] = ()
+    reservations: tuple[Reservation, ...] = ()
     history: History = field(default_factory=History)
-    terms: Terms = Terms()
+    config: PlannerConfig = PlannerConfig()

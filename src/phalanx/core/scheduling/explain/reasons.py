@@ -1,0 +1,139 @@
+"""Explanations: for every job that stays, what binds it, with names and numbers."""
+
+from __future__ import annotations
+
+from phalanx.core.gang.placement import GangShape, Role
+from phalanx.core.reasons import Reason, ReasonCode
+from phalanx.core.scheduling.index.cluster_index import EquivalenceClass
+from phalanx.core.scheduling.index.slots import Allocation, SlotIndex, pick
+from phalanx.core.scheduling.index.topology import NodeRequest, part_request
+from phalanx.core.scheduling.model.outcome import PendingReasons
+from phalanx.core.scheduling.model.planning_input import US, Project, QueuedJob
+from phalanx.core.scheduling.stages.scheduling_pass import Pass
+
+
+def pending_reasons(state: Pass) -> PendingReasons:
+    """A reason for every job that waits and was not started."""
+    cluster, reasons = state.cluster, state.reasons
+    for num, at in cluster.deferred.items():
+        left_s = (at - state.now) / US
+        text = f"waits {left_s:.0f} s before its next attempt"
+        reasons[num] = Reason(ReasonCode.WAITING_FOR_SLOTS, text)
+    classes = [(reason, tuple(eq_class.jobs)) for eq_class, reason in state.limited]
+    classes += [(_blocked(state, eq_class), tuple(eq_class.jobs)) for eq_class, _ in state.blocked]
+    for reservation in state.reservations:
+        if reservation.victims:
+            reasons[reservation.job] = coming(state, reservation.job)
+    return PendingReasons(reasons, classes, frozenset(state.started))
+
+
+def coming(state: Pass, num: int) -> Reason:
+    """The job has been promised a hole."""
+    reservation = next((h for h in state.reservations if h.job == num), None)
+    if reservation is None:
+        return Reason(ReasonCode.WAITING_FOR_VICTIMS, "waits for an elastic job to give nodes back")
+    names = ", ".join(f"j-{victim}" for victim in reservation.victims[:4])
+    more = f" and {len(reservation.victims) - 4} more" if len(reservation.victims) > 4 else ""
+    text = f"starts on {_short(reservation.nodes)} once {names}{more} have saved and left"
+    return Reason(ReasonCode.WAITING_FOR_VICTIMS, text)
+
+
+def over_limit(limit: Project, used: int, job: QueuedJob) -> Reason:
+    """The project, or one that it is part of, may not hold that much."""
+    whose = f"project {limit.name}"
+    if limit.name != job.project:
+        whose += f", which {job.project} is part of,"
+    text = f"needs {job.num_slots} slots; {whose} holds {used} of at most {limit.max_slots}"
+    return Reason(ReasonCode.WAITING_FOR_QUOTA, text)
+
+
+def need(job: QueuedJob) -> str:
+    """The gang in words."""
+    parts = [_part(shape) for shape in (job.shape, *job.roles)]
+    extra = f", {job.cpus_per_node} CPUs a node" if job.cpus_per_node else ""
+    where = f" in one {job.required}" if job.required else ""
+    return f"needs {' + '.join(parts)} slots{extra}{where}"
+
+
+def _part(shape: GangShape) -> str:
+    said = f"{shape.nodes} × {shape.slots_per_node}"
+    if not isinstance(shape, Role):
+        return said
+    cpus = f" with {shape.cpus_per_node} CPUs" if shape.cpus_per_node else ""
+    return f"{said}{cpus} ({shape.name})"
+
+
+def _blocked(state: Pass, eq_class: EquivalenceClass) -> Reason:
+    job = eq_class.sample
+    if not eq_class.groups:
+        return Reason(ReasonCode.UNPLACEABLE, f"{need(job)}; {_nowhere(state, job)}")
+    owner = state.owner_of(eq_class)
+    if owner is not None and state.cluster.class_of.get(owner) is not eq_class:
+        text = f"j-{owner} is first in line for these slots; {need(job)}"
+        return Reason(ReasonCode.WAITING_BEHIND, text)
+    free = sum(group.num_free for group in eq_class.groups)
+    have = "; ".join(
+        _room(state, eq_class, pool) for pool in eq_class.request.pools or state.index.pools
+    )
+    code = ReasonCode.WAITING_FOR_SLOTS
+    if free >= job.num_slots and not _kept(state):
+        code = ReasonCode.WAITING_FOR_TOPOLOGY
+        have += "; the free slots are scattered over too many nodes"
+    return Reason(code, f"{need(job)}; {have}")
+
+
+def _kept(state: Pass) -> bool:
+    return any(hold_back.allocations for hold_back in state.blocks)
+
+
+def _nowhere(state: Pass, job: QueuedJob) -> str:
+    pools = job.pools or state.index.pools
+    known = [pool for pool in pools if pool in state.index.pools]
+    if not known:
+        return f"no such pool: {', '.join(pools) or 'there are no nodes'}"
+    return f"no node of pool {', '.join(known)} has that many slots of that kind"
+
+
+def _room(state: Pass, eq_class: EquivalenceClass, pool: str) -> str:
+    groups = [g for g in eq_class.groups if g.key.pool == pool]
+    if not groups:
+        return f"pool {pool}: no suitable nodes"
+    free = sum(g.num_free for g in groups) + _kept_for(state, eq_class, pool)
+    total = sum(g.num_nodes * g.size for g in groups)
+    whole = sum(len(g.by_free[g.size]) for g in groups)
+    return f"pool {pool}: {free} of {total} free, {whole} nodes entirely"
+
+
+def _kept_for(state: Pass, eq_class: EquivalenceClass, pool: str) -> int:
+    """Free slots of a pool that a reservation keeps for this very line: to it they are free."""
+    nodes, owner_of = state.index.nodes, state.cluster.class_of
+    return sum(
+        allocation.mask.bit_count()
+        for hold_back in state.blocks
+        if owner_of.get(hold_back.reservation.job) is eq_class
+        for allocation in hold_back.allocations
+        if nodes[allocation.node].pool == pool
+    )
+
+
+def _short(names: tuple[str, ...]) -> str:
+    known = list(dict.fromkeys(names))
+    return ", ".join(known[:3]) + (f" and {len(known) - 3} more" if len(known) > 3 else "")
+
+
+def exactly(
+    index: SlotIndex, request: NodeRequest, job: QueuedJob, nodes: list[int]
+) -> list[Allocation] | None:
+    """The gang's shares on just these nodes, or None while one of them lacks room."""
+    left: dict[int, int] = {}
+    allocations = []
+    others = [role for role in job.roles for _ in range(role.nodes)]
+    shapes = [job.shape] * (len(nodes) - len(others)) + others
+    for node, shape in zip(nodes, shapes, strict=True):
+        free, own = left.get(node, index.free[node]), part_request(request, shape)
+        if free.bit_count() < shape.slots_per_node or index.cpus[node] < own.cpus:
+            return None
+        mask = pick(free, shape.slots_per_node)
+        left[node] = free & ~mask
+        allocations.append(Allocation(node, mask, own.cpus, own.memory_bytes))
+    return allocations
