@@ -1,4 +1,4 @@
-"""What the planner must find again after a crash: reservations that were made, and what projects have used."""
+"""Planner state that must survive a crash: reservations and the past usage of projects."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MOVE = "move"
 
 @dataclass(frozen=True, slots=True)
 class StoredReservation:
-    """A reservation and why it is there.
+    """A stored reservation and its kind.
 
-    `preemption`: other jobs leave these nodes for its owner. `move`: its owner itself leaves and comes back at
-    `placement`, at another place or in another size.
+    `preemption`: other jobs leave these nodes for the owner. `move`: the owner itself leaves and comes
+    back at `placement`, at another place or in another size.
     """
 
     reservation: Reservation
