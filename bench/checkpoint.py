@@ -29,7 +29,7 @@ from phalanx.checkpoint.digest import CHUNK_BYTES, Digest
 from phalanx.core.training.checkpoints import Keep, Position
 from phalanx.kit.clock import SystemClock
 from phalanx.train.gang.context import RankInfo
-from phalanx.train.gang.groups import Solo
+from phalanx.train.gang.groups import LocalChannel
 from phalanx.train.gang.report import NoReport
 from phalanx.train.state import restoring
 from phalanx.train.state.resuming import Resumption
@@ -70,7 +70,7 @@ def build(gib):
 
 def saver_for(folder, staging, model, opt):
     saver = CheckpointDirectory(
-        folder, RankInfo(keep=Keep(2)), Solo(), NoReport(), SystemClock(), checkpoint.LocalDisk(),
+        folder, RankInfo(keep=Keep(2)), LocalChannel(), NoReport(), SystemClock(), checkpoint.LocalDisk(),
         staging,
     )  # fmt: skip
     saver.watch([model], [opt], "single")

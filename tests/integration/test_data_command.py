@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from phalanx.train.data.readers import __main__ as command
+from phalanx.train.programs import data as command
 
 pytestmark = pytest.mark.integration
 
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 def test_index_then_verify_as_a_child_process(folder: Path) -> None:
     def run(verb: str) -> tuple[int, dict[str, object]]:
         done = subprocess.run(
-            [sys.executable, "-m", "phalanx.train.data.readers", verb, str(folder), "--json"],
+            [sys.executable, "-m", "phalanx.train.programs.data", verb, str(folder), "--json"],
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
         assert not done.stderr
@@ -67,7 +67,7 @@ def test_what_people_see(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_the_index_command_needs_no_torch() -> None:
-    code = "import sys, phalanx.train.data.readers.__main__; sys.exit('torch' in sys.modules)"
+    code = "import sys, phalanx.train.programs.data; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 

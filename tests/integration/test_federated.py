@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from phalanx.errors import CheckpointCorrupt, RestoreMismatch, SpecInvalid, TrainingError
+from phalanx.train.federated import Coordinator, Site, coordinator
 from phalanx.train.numerics.local_sgd import wire
-from phalanx.train.programs.federated import Coordinator, Site, coordinator
 
 pytestmark = pytest.mark.integration
 GUARD_S = 60

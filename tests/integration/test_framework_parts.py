@@ -18,7 +18,7 @@ from phalanx.train.frameworks.mpi.__main__ import settings
 from phalanx.train.frameworks.mpi.rank import variables as mpi_variables
 from phalanx.train.frameworks.tensorflow import variables as tf_variables
 from phalanx.train.gang import gathering
-from phalanx.train.gang.gathering import Seat, expect
+from phalanx.train.gang.gathering import RankConnection, accept_ranks
 
 pytestmark = pytest.mark.integration
 
@@ -65,34 +65,34 @@ def test_ranks_tell_rank_0_and_hear_back():
     heard = {}
 
     def join(rank):
-        seat = Seat.at("127.0.0.1", port)
-        seat.tell({"rank": rank, "port": 1000 + rank})
-        heard[rank] = seat.hear()
+        connection = RankConnection.connect("127.0.0.1", port)
+        connection.send({"rank": rank, "port": 1000 + rank})
+        heard[rank] = connection.receive()
 
     others = [threading.Thread(target=join, args=(rank,)) for rank in (1, 2)]
     for one in others:
         one.start()
-    found = expect(port, 2)
-    assert {rank: told["port"] for rank, (told, _) in found.items()} == {1: 1001, 2: 1002}
-    assert {told["from"] for told, _ in found.values()} == {"127.0.0.1"}
-    for _, seat in found.values():
-        seat.tell({"workers": ["a"]})
+    found = accept_ranks(port, 2)
+    assert {rank: message["port"] for rank, (message, _) in found.items()} == {1: 1001, 2: 1002}
+    assert {message["from"] for message, _ in found.values()} == {"127.0.0.1"}
+    for _, connection in found.values():
+        connection.send({"workers": ["a"]})
     for one in others:
         one.join()
     assert heard == {1: {"workers": ["a"]}, 2: {"workers": ["a"]}}
-    for _, seat in found.values():
-        seat.close()
+    for _, connection in found.values():
+        connection.close()
 
 
 def test_strangers_do_not_keep_ranks_from_meeting(monkeypatch):
-    monkeypatch.setattr(gathering, "_HELLO_S", 1.0)
+    monkeypatch.setattr(gathering, "_FIRST_MESSAGE_S", 1.0)
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
     found, over = {}, threading.Event()
 
     def wait():
-        found.update(expect(port, 1))
+        found.update(accept_ranks(port, 1))
         over.set()
 
     threading.Thread(target=wait, daemon=True).start()
@@ -100,11 +100,11 @@ def test_strangers_do_not_keep_ranks_from_meeting(monkeypatch):
             b"[" * 9999 + b"\n", b""]  # fmt: skip
     strangers = []
     for words in said:  # the last one says nothing, and stays
-        strangers.append(Seat.at("127.0.0.1", port))
+        strangers.append(RankConnection.connect("127.0.0.1", port))
         with contextlib.suppress(OSError):
             strangers[-1]._line.sendall(words)
-    rank = Seat.at("127.0.0.1", port)
-    rank.tell({"rank": 1})
+    rank = RankConnection.connect("127.0.0.1", port)
+    rank.send({"rank": 1})
     assert over.wait(60), "a stranger is waited for"
     assert found[1][0]["rank"] == 1
     for one in (*strangers, rank, found[1][1]):

@@ -14,7 +14,7 @@ from phalanx.core.training.guards import MEMORY_FILE, Memory, Skip
 from phalanx.errors import SpecInvalid, TrainingError
 from phalanx.train import start
 from phalanx.train.gang.context import RankInfo
-from phalanx.train.gang.groups import Solo
+from phalanx.train.gang.groups import LocalChannel
 from phalanx.train.numerics import precision, recompute
 from phalanx.train.step import apply, guard_state
 from phalanx.train.step.guard_state import MemoryFile
@@ -235,7 +235,7 @@ def test_without_a_loader_a_bad_step_is_left_out_and_the_next_one_counts(alone):
 
 def keeper(tmp_path):
     told = Told()
-    return MemoryFile(tmp_path / "store", RankInfo(), Solo(), told), told
+    return MemoryFile(tmp_path / "store", RankInfo(), LocalChannel(), told), told
 
 
 def test_a_memory_is_kept_and_found_however_long(tmp_path):
@@ -251,14 +251,14 @@ def test_a_memory_is_kept_and_found_however_long(tmp_path):
 def test_after_a_kill_by_the_kernel_the_next_generation_halves_once(tmp_path):
     """No rank could write it down; where one did, it is not done again."""
     info = RankInfo(attempt=2, generation=3, restart_cause="oom")
-    file = MemoryFile(tmp_path / "store", info, Solo(), Told())
+    file = MemoryFile(tmp_path / "store", info, LocalChannel(), Told())
     assert file.open() == Memory(halvings=1, halved_in=(2, 2)) == file.open()
     file.keep(Memory(halvings=3, halved_in=(2, 2)))
     assert file.open().halvings == 3
-    calm = MemoryFile(tmp_path / "store", RankInfo(attempt=2, generation=4), Solo(), Told())
+    calm = MemoryFile(tmp_path / "store", RankInfo(attempt=2, generation=4), LocalChannel(), Told())
     assert calm.open().halvings == 3
     crashed = RankInfo(attempt=2, generation=4, restart_cause="rank_crash")
-    assert MemoryFile(tmp_path / "store", crashed, Solo(), Told()).open().halvings == 3
+    assert MemoryFile(tmp_path / "store", crashed, LocalChannel(), Told()).open().halvings == 3
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 9}', "\x00\xff"])

@@ -190,14 +190,14 @@ def test_a_stream_with_state_or_skip_is_not_read_again_at_a_resume(monkeypatch):
 def test_marks_come_from_workers_and_never_point_past_the_position():
     ((loader, course),) = loaders(Stateful(), **FORKED)
     for _ in loader:
-        mark = streaming.Mark.from_json(loader.stream_state)
+        mark = streaming.StreamPosition.from_json(loader.stream_state)
         assert mark.total_passes == 0 and mark.cursor <= course.shares[-1].end
         assert mark.state == {"at": mark.cursor}
 
 
 def test_a_state_that_no_checkpoint_can_hold_is_done_without():
-    assert streaming.Mark(0, 3, {"socket": object()}).to_json() is None
-    assert streaming.Mark(0, 3, {"weights": torch.ones(2)}).to_json() is None
+    assert streaming.StreamPosition(0, 3, {"socket": object()}).to_json() is None
+    assert streaming.StreamPosition(0, 3, {"weights": torch.ones(2)}).to_json() is None
 
 
 def test_a_stream_that_is_other_each_time_or_shorter_than_it_says_is_refused():

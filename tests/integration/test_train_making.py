@@ -15,8 +15,8 @@ from phalanx.core.gang.meshes import Layout
 from phalanx.errors import NotSupported
 from phalanx.train.numerics import precision
 from phalanx.train.parallel import materialize
-from phalanx.train.parallel.grid import Grid
-from phalanx.train.parallel.strategies import Alone, Replicas, Shards
+from phalanx.train.parallel.grid import GridStrategy
+from phalanx.train.parallel.strategies import ReplicaStrategy, ShardStrategy, SingleRank
 
 pytestmark = pytest.mark.integration
 CPU = torch.device("cpu")
@@ -84,16 +84,16 @@ def alike(one, two):
 
 
 def test_the_first_weights_are_the_same_under_every_strategy(alone_in_a_group):
-    wanted = weights(prepared(Alone())[0])
+    wanted = weights(prepared(SingleRank())[0])
     assert len({one.double().sum().item() for one in wanted.values() if one.ndim == 2}) == 5
-    for strategy in (Replicas(), Shards({}), Grid(Layout(dp=1), {}, {})):
+    for strategy in (ReplicaStrategy(), ShardStrategy({}), GridStrategy(Layout(dp=1), {}, {})):
         model, _, _ = prepared(strategy)
         assert alike(weights(model), wanted), strategy.name
-    assert not alike(weights(prepared(Alone(), seed=4)[0]), wanted)
+    assert not alike(weights(prepared(SingleRank(), seed=4)[0]), wanted)
 
 
 def test_optimizers_made_before_train_what_got_the_memory(alone_in_a_group):
-    for strategy in (Alone(), Replicas(), Shards({})):
+    for strategy in (SingleRank(), ReplicaStrategy(), ShardStrategy({})):
         model, wrapped, opt = prepared(strategy)
         before = weights(model)
         wrapped(torch.arange(32.0).reshape(4, 8).cos()).square().sum().backward()
@@ -108,7 +108,7 @@ def test_global_randomness_is_left_alone(alone_in_a_group):
     torch.manual_seed(11)
     wanted = torch.rand(3)
     torch.manual_seed(11)
-    prepared(Shards({}))
+    prepared(ShardStrategy({}))
     assert torch.equal(torch.rand(3), wanted)
 
 
@@ -118,7 +118,7 @@ def test_a_shared_weight_stays_shared():
         model[1].weight = model[0].weight
         return model
 
-    model, _, _ = prepared(Alone(), hollow(make))
+    model, _, _ = prepared(SingleRank(), hollow(make))
     assert model[0].weight is model[1].weight
     assert not model[0].weight.is_meta
 
@@ -129,7 +129,7 @@ def test_what_cannot_begin_is_named(alone_in_a_group):
             super().__init__()
             self.table = nn.Parameter(torch.zeros(4))
 
-    for strategy in (Alone(), Shards({})):
+    for strategy in (SingleRank(), ShardStrategy({})):
         with pytest.raises(NotSupported, match=r"1 \(Mute\).*without reset_parameters"):
             prepared(strategy, hollow(lambda: nn.Sequential(nn.Linear(4, 4), Mute())))
 
@@ -138,11 +138,11 @@ def test_parameters_from_before_are_empty_once_they_are_sharded(alone_in_a_group
     model = Net()
     early = list(model.parameters())
     sizes = [one.numel() for one in early]
-    prepared(Shards({}), model)
+    prepared(ShardStrategy({}), model)
     assert [one.numel() for one in early] == [0] * len(early)
     model = Net()
     early = list(model.parameters())
-    prepared(Replicas(), model)
+    prepared(ReplicaStrategy(), model)
     assert [one.numel() for one in early] == sizes
 
 
@@ -169,7 +169,7 @@ def test_what_an_optimizer_knew_before_goes_along(alone_in_a_group, monkeypatch,
     model, opt = warmed_up()
     step(model, opt)
     wanted = weights(model)
-    for strategy in (Shards({}), Grid(Layout(dp=1), {}, {})):
+    for strategy in (ShardStrategy({}), GridStrategy(Layout(dp=1), {}, {})):
         model, opt = warmed_up()
         wrapped = strategy.wrap(model, CPU, Wishes())
         strategy.adopt(opt)
@@ -183,7 +183,7 @@ def test_what_an_optimizer_knew_before_goes_along(alone_in_a_group, monkeypatch,
 def test_what_an_optimizer_knew_and_nobody_can_split_is_named(alone_in_a_group):
     model, opt = warmed_up()
     opt.state[model.head.weight]["row"] = torch.zeros(4)
-    strategy = Shards({})
+    strategy = ShardStrategy({})
     strategy.wrap(model, CPU, Wishes())
     with pytest.raises(NotSupported, match=r"AdamW's row has shape \[4\].*before prepare\(\)"):
         strategy.adopt(opt)

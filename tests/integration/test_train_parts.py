@@ -269,7 +269,7 @@ def test_loading_does_not_disturb_the_global_generators():
 
 def test_a_users_sampler_is_drawn_under_the_seed_of_the_pass():
     sampler = WeightedRandomSampler([0.1] * 22 + [9.0], 23)
-    order = ordering.EpochOrder(sampler, 23, seed=1)
+    order = ordering.SamplerOrder(sampler, 23, seed=1)
     assert order(0).tolist() == order(0).tolist() != order(1).tolist()
 
 

@@ -9,9 +9,9 @@ from torch import nn
 
 from phalanx.core.training import estimates
 from phalanx.errors import NotSupported, SpecInvalid, UserError
-from phalanx.train.parallel import auto_strategy, outlining, stages
-from phalanx.train.programs.planning.__main__ import looked_at, main
-from phalanx.train.programs.planning.sketch import Sketch
+from phalanx.train.parallel import auto_strategy, model_costs, stages
+from phalanx.train.programs.planning.__main__ import main, survey_script
+from phalanx.train.programs.planning.planning_run import PlanningRun
 from phalanx.train.run import Run
 
 pytestmark = pytest.mark.integration
@@ -54,7 +54,7 @@ def script(tmp_path):
 
 def test_a_script_is_looked_at_without_memory(script):
     width = 1 << 14  # eight gigabytes of parameters
-    look = looked_at(script(), ["--width", str(width)], WORLD)
+    look = survey_script(script(), ["--width", str(width)], WORLD)
     found = look.outline
     assert look.problem == ""
     assert look.num_parameters == 8 * width * width + 5 * width
@@ -68,13 +68,13 @@ def test_a_script_is_looked_at_without_memory(script):
 
 
 def test_what_kept_it_from_seeing_more_is_said(script):
-    look = looked_at(script("print(loss.item())"), [], WORLD)
+    look = survey_script(script("print(loss.item())"), [], WORLD)
     assert look.problem.startswith("line 20: RuntimeError: ")
     assert look.outline.flops is not None  # of the forward pass, times three
     with pytest.raises(UserError, match=r"line 2: ZeroDivisionError"):
-        looked_at(script(text="x = 1\n1 / 0\n"), [], WORLD)
+        survey_script(script(text="x = 1\n1 / 0\n"), [], WORLD)
     with pytest.raises(UserError, match=r"never called run\.prepare"):
-        looked_at(script(text="x = 1\n"), [], WORLD)
+        survey_script(script(text="x = 1\n"), [], WORLD)
 
 
 def test_what_a_script_prints_is_not_the_plan(script, capsys):
@@ -85,7 +85,7 @@ def test_what_a_script_prints_is_not_the_plan(script, capsys):
 
 
 def test_every_name_of_a_run_is_there_while_a_script_is_looked_at():
-    assert {name for name in vars(Run) if name[0] != "_"} <= set(dir(Sketch))
+    assert {name for name in vars(Run) if name[0] != "_"} <= set(dir(PlanningRun))
 
 
 def test_the_program_prints_a_table_and_json(script, capsys):
@@ -128,7 +128,7 @@ def test_a_model_is_cut_into_equally_heavy_stages_or_where_it_is_told():
     assert names(stages.cut(layers, 3, ("blocks.1", "head"))) == [
         ["stem", "blocks.0"], ["blocks.1", "blocks.2", "blocks.3"], ["head"],
     ]  # fmt: skip
-    shapes = stages.Shapes(stages.cut(layers, 3, ()))
+    shapes = stages.StageShapes(stages.cut(layers, 3, ()))
     passed = shapes.between([torch.zeros(5, 3)])
     assert [tuple(one[0].shape) for one in passed] == [(5, 3), (5, 8), (5, 8), (5, 2)]
     assert all(one[0].is_meta for one in passed) and passed[1][0].requires_grad
@@ -168,7 +168,7 @@ def test_layers_that_look_at_values_are_named():
         def forward(self, x):
             return x[: int(x.sum())]
 
-    shapes = stages.Shapes([stages.layers_of(nn.Sequential(Looks()))])
+    shapes = stages.StageShapes([stages.layers_of(nn.Sequential(Looks()))])
     with pytest.raises(NotSupported, match="stage 0 does not tell"):
         shapes.between([torch.ones(3)])
 
@@ -176,7 +176,7 @@ def test_layers_that_look_at_values_are_named():
 def test_released_layers_keep_names_and_shapes():
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     before = {name: one.shape for name, one in model.state_dict().items()}
-    stages.release(model[1])
+    stages.free_memory(model[1])
     after = model.state_dict()
     assert {name: one.shape for name, one in after.items()} == before
     assert [name for name, one in after.items() if not one.is_meta] == ["0.weight", "0.bias"]
@@ -215,7 +215,7 @@ def test_attention_is_counted_as_flash_kernels_keep_it():
         put_out.sum().backward()
         return sum(one.untyped_storage().nbytes() for one in found.values())
 
-    with outlining.lean_attention():
+    with model_costs.flash_attention_costs():
         assert kept() < bytes_of_scores / 4
     # The control: torch's plain formula keeps the scores.
     assert kept() >= bytes_of_scores

@@ -211,7 +211,7 @@ def test_one_rank_of_a_node_speaks():
     for local_rank, count in ((0, 1), (1, 0)):
         bench = Bench()
         info = RankInfo(local_rank=local_rank)
-        measured = devices.measured(info, bench, torch.device("cpu"))
+        measured = devices.step_timing(info, bench, torch.device("cpu"))
         measured._speaks("slow")
         assert len(bench.records) == count
 

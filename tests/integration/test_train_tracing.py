@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from phalanx.train.gang import tracing
-from phalanx.train.gang.agreement import DelayedReduction
-from phalanx.train.gang.tracing import Tracer, own_threads, settle
+from phalanx.train.gang.agreement import DelayedReductionAgreement
+from phalanx.train.observe import tracing
+from phalanx.train.observe.tracing import Tracer, thread_states, wait_for_gloo_threads
 
 pytestmark = pytest.mark.integration
 GLOO = "pt_gloo_runloop"
@@ -27,7 +27,7 @@ def reductions(work):
 
 
 def test_a_reduction_that_ends_in_the_next_step_is_not_in_the_trace(group):
-    late = DelayedReduction(group)
+    late = DelayedReductionAgreement(group)
     assert reductions(lambda: late.agree(1)) == 0
     assert reductions(lambda: dist.all_reduce(torch.ones(1), group=group)) == 1
     assert reductions(lambda: late.agree(2)) == 0
@@ -36,8 +36,8 @@ def test_a_reduction_that_ends_in_the_next_step_is_not_in_the_trace(group):
 
 def test_the_threads_of_gloo_are_known_by_name(group):
     dist.all_reduce(torch.ones(1), group=group)
-    assert {state for name, state in own_threads().values() if name == GLOO} <= {"R", "S"}
-    assert sum(name == GLOO for name, _ in own_threads().values()) >= 2
+    assert {state for name, state in thread_states().values() if name == GLOO} <= {"R", "S"}
+    assert sum(name == GLOO for name, _ in thread_states().values()) >= 2
 
 
 class Threads:
@@ -58,21 +58,21 @@ class Threads:
 
 def test_a_trace_stops_only_after_each_of_them_has_slept():
     threads = Threads("RRRS", "S", "RSRRRRRR")
-    settle(threads)
+    wait_for_gloo_threads(threads)
     assert threads.looks == 4
     nobody = Threads()
-    settle(nobody)
+    wait_for_gloo_threads(nobody)
     assert nobody.looks == 1
 
 
 def test_a_thread_that_never_sleeps_holds_nothing_up_for_ever():
     threads = Threads("R")
-    settle(threads, patience_s=0.01)
+    wait_for_gloo_threads(threads, patience_s=0.01)
     assert threads.looks >= 1
 
 
 def test_the_tracer_waits_for_them(monkeypatch):
     seen = []
-    monkeypatch.setattr(tracing, "settle", seen.append)
+    monkeypatch.setattr(tracing, "wait_for_gloo_threads", seen.append)
     assert reductions(lambda: None) == 0
-    assert seen == [own_threads]
+    assert seen == [thread_states]

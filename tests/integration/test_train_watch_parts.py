@@ -11,8 +11,8 @@ from torch import nn
 
 from phalanx.core.telemetry.stragglers import StragglerWatch, scores
 from phalanx.errors import SpecInvalid, TrainingError
+from phalanx.train import batch_size
 from phalanx.train.gang import randomness, stacks
-from phalanx.train.programs import batch_size
 from phalanx.train.step.early_stop import EarlyStopping
 
 pytestmark = pytest.mark.integration
@@ -141,11 +141,11 @@ def test_a_rank_that_hangs_tells_where_and_goes_on(tmp_path, mode):
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as rank:  # fmt: skip
         assert rank.stdout.readline() == "ready\n"
-        stacks.ask([rank.pid])
+        stacks.request_stacks([rank.pid])
         if mode == "deaf":
             assert rank.wait(60) == -signal.SIGUSR1
             return
-        stacks.ask([rank.pid])
+        stacks.request_stacks([rank.pid])
         rank.stdin.close()
         assert rank.wait(60) == 0
     text = stacks.stacks_file(report).read_text()
@@ -155,7 +155,7 @@ def test_a_rank_that_hangs_tells_where_and_goes_on(tmp_path, mode):
 def test_asking_who_is_gone_and_listening_nowhere_do_no_harm(tmp_path):
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait(60)
-    stacks.ask([child.pid])
-    stacks.listen(None)
-    stacks.listen(tmp_path / "missing" / "r.report")
+    stacks.request_stacks([child.pid])
+    stacks.install_handler(None)
+    stacks.install_handler(tmp_path / "missing" / "r.report")
     assert os.getpid()

@@ -21,9 +21,9 @@ from phalanx.train.data import loader as data
 from phalanx.train.gang import randomness
 from phalanx.train.gang.agreement import Agreement, agreement_for
 from phalanx.train.numerics import gradients, local_sgd
-from phalanx.train.numerics.compression import Compressors, Now
+from phalanx.train.numerics.compression import CompressionContext, Compressors
 from phalanx.train.observe import communication
-from phalanx.train.observe.profiling import Profiler, wish
+from phalanx.train.observe.profiling import Profiler, profile_settings
 from phalanx.train.parallel import replica
 from phalanx.train.state import restoring
 from phalanx.train.state.checkpoint_reader import Restored, section
@@ -75,7 +75,7 @@ class Run:
         self.batch_world = self._care.batch_world
         self._care.measure(self._strategy.norm)
         loop.on_step_over = self._step_over
-        now = Now(lambda: loop.step, lambda: self._care.loss_scale, parts.report)
+        now = CompressionContext(lambda: loop.step, lambda: self._care.loss_scale, parts.report)
         self._compressors = Compressors(parts.options.tuning.compression, parts.options.seed, now)
         self._rounds = local_sgd.rounds_for(parts)
         loop.profiling = Profiler(
@@ -187,7 +187,7 @@ class Run:
         self._loop.plan = prepared.plan
         self._stream = prepared
         samples = prepared.plan.num_samples
-        self._loop.data = fingerprint.described(loader.dataset, samples, agree)
+        self._loop.data = fingerprint.describe(loader.dataset, samples, agree)
         self._care.follow(prepared.plan)
         self._resumption.put(self._check_data)
         return prepared
@@ -292,7 +292,7 @@ class Run:
         Rank 0 says where the time goes and what limits it; the merged trace lies in the folder `profiles`
         beside the checkpoints. `extras` are `memory` and `nvtx`. Raises SpecInvalid.
         """
-        self._loop.profiling.wish(wish(steps, trace, extras))
+        self._loop.profiling.start(profile_settings(steps, trace, extras))
 
     def early_stopping(
         self, patience: int, *, mode: str = "min", min_delta: float = 0.0, name: str = "early"
@@ -361,7 +361,7 @@ class Run:
     def _mean_over_tokens(self) -> None:
         if self._tokens is None:
             return
-        mine, self._tokens, apart = self._tokens, None, self._rounds.apart
+        mine, self._tokens, apart = self._tokens, None, self._rounds.is_local
         total, sharers = (mine, 1) if apart else (self.all_reduce_sum(mine)[0], self._place[1])
         if total:
             gradients.scale(self._models, sharers / total)
@@ -426,7 +426,7 @@ class Run:
         self._where = f"checkpoint {manifest.name}"
         self._loop.step, self._loop.position = manifest.step, manifest.position
         twin = self._parts.layout.twin(self.rank)
-        unknown = randomness.unknown(self._options.seed, *self._luck, manifest.step)
+        unknown = randomness.initial_state(self._options.seed, *self._luck, manifest.step)
         self._loop.resume_rng = restored.rng_of(twin) or unknown
         self.state.clear()
         self.state.update({**own, **saved["state"]})

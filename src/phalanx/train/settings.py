@@ -10,8 +10,8 @@ from phalanx.core.training.guards import Policy
 from phalanx.core.training.pipelines import SCHEDULES
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.kit.text import nearest
-from phalanx.train.numerics.compression.settings import Compression
-from phalanx.train.numerics.local_sgd.settings import Sync
+from phalanx.train.numerics.compression.settings import CompressionSettings
+from phalanx.train.numerics.local_sgd.settings import SyncSettings
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 RESIZES = ("keep_batch", "scale_batch")
@@ -31,8 +31,8 @@ class Tuning:
     on_spike: Policy = Policy.OFF
     deterministic: bool = False
     straggler_window: int = 0
-    compression: Compression = Compression()
-    sync: Sync = Sync()
+    compression: CompressionSettings = CompressionSettings()
+    sync: SyncSettings = SyncSettings()
     batch_shares: str | tuple[float, ...] = "even"
     data_changed: str = "refuse"
     pipeline_schedule: str = "1f1b"
@@ -133,8 +133,8 @@ _CHECKS: Mapping[str, Any] = {
     "on_spike": _policy("off", "skip", "rollback", "stop"),
     "deterministic": _switch,
     "straggler_window": _whole(0),
-    "compression": Compression.parse,
-    "sync": Sync.parse,
+    "compression": CompressionSettings.parse,
+    "sync": SyncSettings.parse,
     "batch_shares": _shares,
     "data_changed": _one_of("refuse", "allow"),
     "pipeline_schedule": _one_of(*SCHEDULES),

@@ -21,8 +21,8 @@ from phalanx.train.gang.groups import Connection
 from phalanx.train.gang.report import NoReport, Report, ReportFile
 from phalanx.train.gang.stopping import StopSignal
 from phalanx.train.numerics import local_sgd
-from phalanx.train.numerics.local_sgd.gang import as_worker, is_server, run_server
-from phalanx.train.observe.devices import measured
+from phalanx.train.numerics.local_sgd.server_ranks import as_worker, is_server, run_server
+from phalanx.train.observe.devices import step_timing
 from phalanx.train.run import Run
 from phalanx.train.settings import tuned
 from phalanx.train.state import warm_start
@@ -75,14 +75,14 @@ def start(
     report: Report = NoReport()
     if info.report_file is not None:
         report = ReportFile(info.report_file, now=clock.now)
-    stacks.listen(info.report_file)
+    stacks.install_handler(info.report_file)
     if serves:
         run_server(sync, gang, lambda: stop.at is not None, report)
     if resume_from is not None:
         warm_start.adopt(resume_from, info, disk or LocalDisk())
     device = _device(info)
     randomness.seed_everything(options.seed)
-    look = preflight.check if options.tuning.preflight == "check" else preflight.unchecked
+    look = preflight.check if options.tuning.preflight == "check" else preflight.skip_check
     connection = Connection(info, look)
     saver: Saver = NoCheckpoints()
     if info.checkpoint_dir is not None:
@@ -94,7 +94,7 @@ def start(
         saver.vault = vault_for(info, report)
     loop = Loop(info, saver, connection.channel, report, clock, stop)
     if info.report_file is not None:
-        loop.timing = measured(info, report, device)
+        loop.timing = step_timing(info, report, device)
     return Run(
         Parts(
             info=info,

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from phalanx.train.numerics.compression.codecs import CODECS
-from phalanx.train.numerics.compression.settings import Compression
+from phalanx.train.numerics.compression.settings import CompressionSettings
 
 SHAPES = {"wide": (40, 60), "conv": (8, 4, 9, 9), "bias": (17,)}
 STEPS = 5
@@ -95,14 +95,14 @@ def check_without_feedback_it_is_lost(name, wishes):
 def main():
     dist.init_process_group("gloo")
     for name in CODECS:
-        check_nothing_is_lost(name, Compression.parse({"method": name, "fraction": 0.1}))
-        check_a_refused_step_leaves_no_trace(name, Compression.parse({"method": name}))
-        plain = Compression.parse({"method": name, "error_feedback": False})
+        check_nothing_is_lost(name, CompressionSettings.parse({"method": name, "fraction": 0.1}))
+        check_a_refused_step_leaves_no_trace(name, CompressionSettings.parse({"method": name}))
+        plain = CompressionSettings.parse({"method": name, "error_feedback": False})
         check_without_feedback_it_is_lost(name, plain)
     # randomk draws with repetition, so it has no setting that sends everything
-    everything = Compression.parse({"method": "topk", "fraction": 1.0})
+    everything = CompressionSettings.parse({"method": "topk", "fraction": 1.0})
     check_whole_is_exact("topk", everything, lambda rank: gradients(rank, 0))
-    enough = Compression.parse({"method": "powersgd", "rank": dist.get_world_size()})
+    enough = CompressionSettings.parse({"method": "powersgd", "rank": dist.get_world_size()})
     check_whole_is_exact("powersgd", enough, outer_product)
     dist.barrier()
     dist.destroy_process_group()

@@ -105,14 +105,14 @@ def without(cure):
     elif cure == "rng-after-fetch":
         loop.Loop._take_up_rng = lambda self: setattr(self, "resume_rng", None)
     elif cure == "residuals":
-        from phalanx.train.numerics.compression import memory
+        from phalanx.train.numerics.compression import error_feedback
 
-        memory.Residuals.load_state_dict = lambda self, state, parameters: None
+        error_feedback.Residuals.load_state_dict = lambda self, state, parameters: None
     elif cure == "own-weights":
-        from phalanx.train.numerics.local_sgd.rounds import Member
+        from phalanx.train.numerics.local_sgd.rounds import ModelRounds
 
-        whole = Member.load_state_dict
-        Member.load_state_dict = lambda self, state: whole(self, {**(state or {}), "own": {}})
+        whole = ModelRounds.load_state_dict
+        ModelRounds.load_state_dict = lambda self, state: whole(self, {**(state or {}), "own": {}})
     elif cure == "own-group":
         groups.Connection.private_group = lambda self: torch.distributed.group.WORLD
 

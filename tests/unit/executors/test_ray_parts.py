@@ -235,7 +235,7 @@ def test_reports_are_told_and_stay_what_they_were(tmp_path, monkeypatch):
 
         assert ray.train.report({"loss": 0.5, "note": "x", "bad": float("nan")}) == "back"
         assert receiver.recv(1000) == b'{"step": 1, "v": {"loss": 0.5, "bad": "nan"}}'
-        ray.train.rank = 1  # other ranks report, and are not told twice
+        ray.train.rank = 1  # other ranks report, and are not sent twice
         ray.train.report({"loss": 0.4})
         receiver.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -249,32 +249,35 @@ def test_reports_are_told_and_stay_what_they_were(tmp_path, monkeypatch):
 
 
 def test_a_gang_meets_and_ends_together():
-    from phalanx.train.gang.gathering import Seat, Table
+    from phalanx.train.gang.gathering import RankConnection, RankServer
 
-    table = Table(0, 2)
+    table = RankServer(0, 2)
     port = table._server.getsockname()[1]
-    seats = []
+    connections = []
     joining = [
-        threading.Thread(target=lambda: seats.append(Seat.at("127.0.0.1", port))) for _ in range(2)
+        threading.Thread(
+            target=lambda: connections.append(RankConnection.connect("127.0.0.1", port))
+        )
+        for _ in range(2)
     ]
     for one in joining:
         one.start()
     table.gather({"head": "a:1"})
     for one in joining:
         one.join()
-    assert [seat.hear() for seat in seats] == [{"head": "a:1"}] * 2
+    assert [connection.receive() for connection in connections] == [{"head": "a:1"}] * 2
     lost, taken = threading.Event(), []
-    told = threading.Event()
-    table.watch(lambda body: (taken.append(body), told.set()), lost)
-    seats[1].tell({"step": 1})
-    assert told.wait(30)
+    message = threading.Event()
+    table.watch(lambda body: (taken.append(body), message.set()), lost)
+    connections[1].send({"step": 1})
+    assert message.wait(30)
     assert taken == [{"step": 1}]
-    seats[0]._line.shutdown(2)
+    connections[0]._line.shutdown(2)
     assert lost.wait(30)
     table.close(0)
-    assert seats[1].hear() == {"over": 0}
-    for seat in seats:
-        seat._file.close()
-        seat._line.close()
+    assert connections[1].receive() == {"over": 0}
+    for connection in connections:
+        connection._file.close()
+        connection._line.close()
     for line in table._lines:
         line.close()

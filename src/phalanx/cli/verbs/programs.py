@@ -32,7 +32,7 @@ def become(module: str, words: list[str]) -> None:
 
 def data(ctx: typer.Context) -> None:
     """Index training data and check it: data index PATH, data verify PATH."""
-    become("phalanx.train.data.readers", ctx.args or ["--help"])
+    become("phalanx.train.programs.data", ctx.args or ["--help"])
 
 
 def plan(ctx: typer.Context) -> None:

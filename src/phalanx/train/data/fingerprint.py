@@ -68,7 +68,7 @@ def _kind(fingerprint: str) -> str:
     return fingerprint.rpartition(":")[0]
 
 
-def described(dataset: Any, num_samples: int, agree: Callable[[str, str], None]) -> dict[str, Any]:
+def describe(dataset: Any, num_samples: int, agree: Callable[[str, str], None]) -> dict[str, Any]:
     """What a checkpoint says of the data. `agree` compares a text over all ranks and may raise."""
     found = fingerprint_of(dataset)
     agree("the fingerprint of the data set", str(found))

@@ -24,14 +24,21 @@ from torch.utils.data import (
 )
 
 from phalanx.core.training.batches import Plan, Share, cut
-from phalanx.train.data.ordering import Agree, Order, alone, cuts_by_size, order_digest, order_of
+from phalanx.train.data.ordering import (
+    Agree,
+    SampleOrder,
+    agree_locally,
+    cuts_by_size,
+    order_digest,
+    order_of,
+)
 from phalanx.train.data.streaming import (
-    Mark,
-    Marked,
-    MarkingCollate,
+    PositionCollate,
+    PositionedBatch,
     StreamDataset,
-    checked,
+    StreamPosition,
     length_of,
+    verified_digest,
 )
 from phalanx.train.gang import randomness
 
@@ -96,8 +103,8 @@ class ShareSampler(Sampler[list[Key]]):
     """This rank's part of each global batch, from where it was last pointed to."""
 
     def __init__(
-        self, order: Order, plan: Plan, place: tuple[int, int], skips: Skips = no_skips,
-        agree: Agree = alone, parts: Callable[[], tuple[int, ...]] = tuple,
+        self, order: SampleOrder, plan: Plan, place: tuple[int, int], skips: Skips = no_skips,
+        agree: Agree = agree_locally, parts: Callable[[], tuple[int, ...]] = tuple,
     ) -> None:  # fmt: skip
         """`place` is (rank, world size)."""
         self.plan = plan
@@ -142,7 +149,7 @@ class EvaluationSampler(Sampler[list[Key]]):
     Of a batch sampler's batches, a contiguous part of those.
     """
 
-    def __init__(self, order: Order, batch_size: int, rank: int, world_size: int) -> None:
+    def __init__(self, order: SampleOrder, batch_size: int, rank: int, world_size: int) -> None:
         bounds = order.bounds(0)
         edges = (0, *bounds)
         if bounds:
@@ -163,7 +170,7 @@ class EvaluationSampler(Sampler[list[Key]]):
         return len(self._cuts)
 
 
-class Course(Protocol):
+class PassController(Protocol):
     """What a positioned loader tells the run: it is the only object called once per micro-batch."""
 
     keeps_batches: bool
@@ -194,7 +201,7 @@ class PositionedLoader:
 
     def __init__(
         self, loader: DataLoader[Any], dataset: Dataset[Any], sampler: ShareSampler,
-        course: Course, seed: int, device: torch.device,
+        course: PassController, seed: int, device: torch.device,
     ) -> None:  # fmt: skip
         self.plan = sampler.plan
         self.original = loader
@@ -202,7 +209,7 @@ class PositionedLoader:
         self._device = device
         self._sampler = sampler
         self._dataset = dataset
-        self._mark: Mark | None = None
+        self._mark: StreamPosition | None = None
         self._inner = _rebuilt(loader, dataset, sampler, seed)
 
     @property
@@ -213,7 +220,7 @@ class PositionedLoader:
     def take_up(self, stream_state: str | None) -> None:
         """Have the first pass begin near what `stream_state` said in an earlier generation."""
         if stream_state is not None and isinstance(self._dataset, StreamDataset):
-            self._dataset.resume = Mark.from_json(stream_state)
+            self._dataset.resume = StreamPosition.from_json(stream_state)
 
     def __len__(self) -> int:
         """Micro-batches of a whole pass."""
@@ -234,7 +241,7 @@ class PositionedLoader:
         for share in self._sampler.shares():
             self._course.boundary()
             found = fetch()
-            if type(found) is Marked:
+            if type(found) is PositionedBatch:
                 self._mark, found = found.mark, found.batch
             batch = to_device(found, self._device)
             if self._course.keeps_batches:
@@ -284,14 +291,14 @@ class EvaluationLoader:
         fetch = _fetcher(self._inner)
         for _ in range(len(self._sampler)):
             found = fetch()
-            yield to_device(found.batch if type(found) is Marked else found, self._device)
+            yield to_device(found.batch if type(found) is PositionedBatch else found, self._device)
 
 
 def positioned(  # noqa: PLR0913 - all that a plan is made of, by keyword
-    loader: DataLoader[Any], course: Course, *, seed: int, place: tuple[int, int],
+    loader: DataLoader[Any], course: PassController, *, seed: int, place: tuple[int, int],
     reference_world: int, accumulate: int, device: torch.device,
     pieces: Callable[[int], int] = lambda local_batch: 1, skips: Skips = no_skips,
-    agree: Agree = alone, parts: Callable[[], tuple[int, ...]] = tuple,
+    agree: Agree = agree_locally, parts: Callable[[], tuple[int, ...]] = tuple,
     num_samples: int | None = None,
 ) -> PositionedLoader:  # fmt: skip
     """The user's training loader with a position. Collective; raises NotSupported, RankDesync.
@@ -301,7 +308,7 @@ def positioned(  # noqa: PLR0913 - all that a plan is made of, by keyword
     """
     dataset = seeded(loader, seed, num_samples)
     if isinstance(dataset, StreamDataset):
-        agree("what the iterable data set yields", f"{len(dataset)} {checked(dataset)}")
+        agree("what the iterable data set yields", f"{len(dataset)} {verified_digest(dataset)}")
     order = order_of(loader, len(dataset), seed)  # type: ignore[arg-type]
     bounds = order.bounds(0)
     if cuts_by_size(loader):
@@ -340,7 +347,7 @@ def _rebuilt(
 ) -> DataLoader[Any]:
     collate: Any = loader.collate_fn
     if isinstance(dataset, StreamDataset):
-        collate = MarkingCollate(collate)
+        collate = PositionCollate(collate)
     generator = torch.Generator()
     generator.manual_seed(randomness.mix(seed, _WORKERS))
     many = loader.num_workers > 0

@@ -22,7 +22,7 @@ from torch.utils.data import (
 from phalanx.checkpoint.digest import digest_of
 from phalanx.errors import NotSupported, RankDesync, RestoreMismatch
 from phalanx.train.gang import randomness
-from phalanx.train.gang.groups import Channel
+from phalanx.train.gang.groups import ControlChannel
 
 _ORDER = 1
 
@@ -30,11 +30,11 @@ Agree = Callable[[str, str], None]
 """Raises RankDesync unless every rank passes the same text about the same thing. Collective."""
 
 
-def alone(what: str, text: str) -> None:
+def agree_locally(what: str, text: str) -> None:
     """One rank agrees with itself."""
 
 
-def agreement_over(channel: Channel) -> Agree:
+def agreement_over(channel: ControlChannel) -> Agree:
     """Compare texts over the ranks of a channel."""
 
     def agree(what: str, text: str) -> None:
@@ -50,7 +50,7 @@ def agreement_over(channel: Channel) -> Agree:
     return agree
 
 
-class Order(Protocol):
+class SampleOrder(Protocol):
     """What one pass visits. `captured` orders are compared over the ranks before each pass."""
 
     captured: bool
@@ -68,7 +68,7 @@ class Order(Protocol):
         ...
 
 
-class EpochOrder:
+class SamplerOrder:
     """Every pass's order of the data set's indices, from the sampler of a loader."""
 
     def __init__(self, sampler: Any, num_samples: int, seed: int) -> None:
@@ -81,7 +81,7 @@ class EpochOrder:
         else:
             self.captured = True
             self._num_samples = _length_of(sampler)
-            self._capture = Capture(sampler, seed)
+            self._capture = CapturedSampler(sampler, seed)
             self._draw = self._sampled
 
     def __len__(self) -> int:
@@ -109,14 +109,14 @@ class EpochOrder:
         return order
 
 
-class BatchOrder:
+class BatchSamplerOrder:
     """Every pass's order from a user's batch sampler: each of its batches is one global micro-batch."""
 
     captured = True
 
     def __init__(self, batch_sampler: Any, seed: int) -> None:
         """Raises NotSupported."""
-        self._capture = Capture(batch_sampler, seed)
+        self._capture = CapturedSampler(batch_sampler, seed)
         self._num_samples = sum(len(batch) for batch in self._capture(0))
 
     def __len__(self) -> int:
@@ -133,7 +133,7 @@ class BatchOrder:
         return tuple(accumulate(len(batch) for batch in self._capture(total_passes)))
 
 
-class Capture:
+class CapturedSampler:
     """What a user's sampler gives in each pass; the last pass's is remembered."""
 
     def __init__(self, sampler: Any, seed: int) -> None:
@@ -194,13 +194,13 @@ def order_digest(values: Sequence[int] | torch.Tensor, bounds: Sequence[int]) ->
     return digest_of(flat.numpy().tobytes() + b"|" + cuts.numpy().tobytes())
 
 
-def order_of(loader: DataLoader[Any], num_samples: int, seed: int) -> Order:
+def order_of(loader: DataLoader[Any], num_samples: int, seed: int) -> SampleOrder:
     """The order of a loader, whose data set holds `num_samples`. Raises NotSupported."""
     if isinstance(loader.dataset, IterableDataset):
-        return EpochOrder(SequentialSampler(range(num_samples)), num_samples, seed)
+        return SamplerOrder(SequentialSampler(range(num_samples)), num_samples, seed)
     if cuts_by_size(loader):
-        return EpochOrder(loader.sampler, num_samples, seed)
-    return BatchOrder(loader.batch_sampler, seed)
+        return SamplerOrder(loader.sampler, num_samples, seed)
+    return BatchSamplerOrder(loader.batch_sampler, seed)
 
 
 def cuts_by_size(loader: DataLoader[Any]) -> bool:

@@ -31,7 +31,7 @@ _MARK_EVERY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class StreamPosition:
     """Where a stream was: `state` is the data set's after `cursor` samples of a pass."""
 
     total_passes: int
@@ -48,7 +48,7 @@ class Mark:
         return None if leaves else json.dumps(row)
 
     @classmethod
-    def from_json(cls, text: str) -> Mark:
+    def from_json(cls, text: str) -> StreamPosition:
         """What `to_json` wrote. Raises CheckpointCorrupt, ValueError or KeyError."""
         row = json.loads(text)
         state = tree.rebuild(row["state"], _no_tensors, "the position in the data")
@@ -60,23 +60,23 @@ def _no_tensors(at: int) -> torch.Tensor:
 
 
 @dataclass(slots=True)
-class Marked:
+class PositionedBatch:
     """A batch that brings its stream's state along from a worker."""
 
     batch: Any
-    mark: Mark
+    mark: StreamPosition
 
-    def pin_memory(self, device: Any = None) -> Marked:
+    def pin_memory(self, device: Any = None) -> PositionedBatch:
         """What a DataLoader asks of batches of unknown kinds."""
         pinned = loading.pin_memory.pin_memory(self.batch, device)  # type: ignore[no-untyped-call]
-        return Marked(pinned, self.mark)
+        return PositionedBatch(pinned, self.mark)
 
 
 class _Items(list[Any]):
-    mark: Mark | None = None
+    mark: StreamPosition | None = None
 
 
-class MarkingCollate:
+class PositionCollate:
     """The user's collation, with the mark kept beside its result."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
@@ -86,7 +86,7 @@ class MarkingCollate:
         """Collate."""
         mark = getattr(items, "mark", None)
         batch = self.collate(list(items))
-        return batch if mark is None else Marked(batch, mark)
+        return batch if mark is None else PositionedBatch(batch, mark)
 
 
 class StreamDataset(Dataset[Any]):
@@ -94,7 +94,7 @@ class StreamDataset(Dataset[Any]):
 
     def __init__(self, dataset: Any, num_samples: int, seed: int, draws: bool = True) -> None:
         self.dataset = dataset
-        self.resume: Mark | None = None
+        self.resume: StreamPosition | None = None
         self._num_samples, self._seed, self._draws = num_samples, seed, draws
         state, load = (getattr(dataset, name, None) for name in ("state_dict", "load_state_dict"))
         self._stateful = callable(state) and callable(load)
@@ -121,7 +121,7 @@ class StreamDataset(Dataset[Any]):
             self._marked_at = time.monotonic()
             with _no_worker():
                 state = copy.deepcopy(self.dataset.state_dict())
-            items.mark = Mark(total_passes, self._cursor, state)
+            items.mark = StreamPosition(total_passes, self._cursor, state)
         if self._draws:
             randomness.seed_sample(randomness.mix(self._seed, _BATCH, *keys[0]))
         return items
@@ -203,7 +203,7 @@ def length_of(dataset: Any) -> int:
     return counted
 
 
-def checked(stream: StreamDataset) -> str:
+def verified_digest(stream: StreamDataset) -> str:
     """The digest of its first samples, equal each time. Raises NotSupported."""
     first = stream.first_samples()
     if stream.first_samples() != first:

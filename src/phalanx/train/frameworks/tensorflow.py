@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from phalanx.errors import TrainingError
 from phalanx.launch.command import ready
 from phalanx.launch.ports import free_port
-from phalanx.train.gang.gathering import Seat, expect
+from phalanx.train.gang.gathering import RankConnection, accept_ranks
 
 
 def main(argv: Sequence[str]) -> int:
@@ -61,19 +61,21 @@ def _workers(env: Mapping[str, str]) -> list[str]:
     address, port = env["MASTER_ADDR"], int(env["MASTER_PORT"])
     own = free_port(random.Random())
     if rank == 0:
-        others = expect(port, world - 1)
+        others = accept_ranks(port, world - 1)
         rows = {0: f"{address}:{own}"}
-        rows |= {each: f"{told['from']}:{told['port']}" for each, (told, _) in others.items()}
+        rows |= {
+            each: f"{message['from']}:{message['port']}" for each, (message, _) in others.items()
+        }
         workers = [rows[each] for each in range(world)]
-        for _, seat in others.values():
-            seat.tell({"workers": workers})
+        for _, connection in others.values():
+            connection.send({"workers": workers})
         return workers
-    seat = Seat.at(address, port)
-    seat.tell({"rank": rank, "port": own})
-    told = seat.hear()
-    if told is None:
+    connection = RankConnection.connect(address, port)
+    connection.send({"rank": rank, "port": own})
+    message = connection.receive()
+    if message is None:
         raise TrainingError("rank 0 has gone")
-    return [str(one) for one in told["workers"]]
+    return [str(one) for one in message["workers"]]
 
 
 if __name__ == "__main__":

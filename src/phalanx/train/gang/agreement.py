@@ -10,7 +10,7 @@ import contextlib
 import mmap
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +24,6 @@ from phalanx.errors import RankDesync
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import Connection
 from phalanx.train.gang.report import Report
-from phalanx.train.gang.tracing import unrecorded
 
 _PACE_US = 1_000_000
 _MOST_STEPS = 1000
@@ -49,7 +48,7 @@ class Agreement(Protocol):
         ...
 
 
-class Alone:
+class LocalAgreement:
     """One rank agrees with itself."""
 
     def __init__(self) -> None:
@@ -67,7 +66,7 @@ class Alone:
         """Nothing."""
 
 
-class SharedPage:
+class SharedPageAgreement:
     """A page of memory that all ranks of one node map: no collective, no waiting.
 
     Needs a reduction of gradients between `propose` and `agree`; that is the barrier.
@@ -117,7 +116,21 @@ class SharedPage:
             self._map.close()
 
 
-class Pace(Protocol):
+@contextlib.contextmanager
+def untraced() -> Iterator[None]:
+    """Keep what this thread starts inside out of a profiler trace.
+
+    For collectives that may still run when a trace stops: one that ended after that would write
+    its time into memory that the profiler has freed.
+    """
+    torch._C._autograd._enable_record_function(False)
+    try:
+        yield
+    finally:
+        torch._C._autograd._enable_record_function(True)
+
+
+class AgreementInterval(Protocol):
     """At which steps ranks ask one another. All ranks come to the same answers."""
 
     def due(self, step: int) -> bool:
@@ -128,12 +141,12 @@ class Pace(Protocol):
         """What this rank says at a step that is due; the largest of all ranks' comes back."""
         ...
 
-    def heard(self, step: int, largest: int) -> None:
+    def update(self, step: int, largest: int) -> None:
         """At a step that is due: what came back of the offers at the one before."""
         ...
 
 
-class EverySteps:
+class FixedInterval:
     """Every so many steps."""
 
     def __init__(self, steps: int) -> None:
@@ -147,11 +160,11 @@ class EverySteps:
         """Nothing."""
         return 0
 
-    def heard(self, step: int, largest: int) -> None:
+    def update(self, step: int, largest: int) -> None:
         """Nothing."""
 
 
-class EverySecond:
+class AdaptiveInterval:
     """About once a second, by the steps of the slowest rank: at first after each step, then more rarely.
 
     For links whose bytes or round trips count.
@@ -174,14 +187,14 @@ class EverySecond:
             return 0
         return max(1, min(int((now - last[1]) / (step - last[0]) * 1e6), _LONG_US))
 
-    def heard(self, step: int, largest: int) -> None:
+    def update(self, step: int, largest: int) -> None:
         """So many microseconds a step takes where it takes longest."""
         steps = _PACE_US // largest if largest else 1
         self._between = max(1, min(steps, 2 * self._between, _MOST_STEPS))
         self._next = step + self._between
 
 
-class DelayedReduction:
+class DelayedReductionAgreement:
     """A small asynchronous reduction at each step that is due, on a group of its own.
 
     What was asked for counts when the next one is due. For gangs over several nodes, and for those that
@@ -190,8 +203,8 @@ class DelayedReduction:
     that take longer than a step, or whose bytes count.
     """
 
-    def __init__(self, group: dist.ProcessGroup, pace: Pace | None = None) -> None:
-        self._group, self._pace = group, pace or EverySteps(1)
+    def __init__(self, group: dist.ProcessGroup, pace: AgreementInterval | None = None) -> None:
+        self._group, self._pace = group, pace or FixedInterval(1)
         self._requests = self._sent = 0
         self._flags: torch.Tensor | None = None
         self._work: Any = None
@@ -210,12 +223,12 @@ class DelayedReduction:
             *flags, largest = self._flags.tolist()
             for bit, asked in zip(control.REQUESTS, flags, strict=True):
                 agreed |= bit * asked
-        self._pace.heard(step, largest)
+        self._pace.update(step, largest)
         self._sent = self._requests & ~(self._sent & control.SAVE)
         self._requests = 0
         mine = [int(bool(self._sent & bit)) for bit in control.REQUESTS]
         self._flags = torch.tensor([*mine, self._pace.offer(step)], dtype=torch.int32)
-        with unrecorded():  # it ends in another step, and a trace may stop before
+        with untraced():  # it ends in another step, and a trace may stop before
             self._work = dist.all_reduce(
                 self._flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True
             )
@@ -242,12 +255,12 @@ def agreement_for(
     `otherwise` makes the one for gangs that share no page of memory.
     """
     if info.world_size == 1:
-        return Alone()
-    page: SharedPage | None = None
+        return LocalAgreement()
+    page: SharedPageAgreement | None = None
     path = info.control_file
     if path is not None and info.one_node and reduces:
         try:
-            page = SharedPage(path, info.local_rank, info.local_world_size)
+            page = SharedPageAgreement(path, info.local_rank, info.local_world_size)
         except OSError as error:
             report.write(WarningRecord(f"{path}: {error}; control by collectives"))
     without = connection.channel.total([0.0 if page is not None else 1.0])[0]

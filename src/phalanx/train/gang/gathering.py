@@ -1,4 +1,4 @@
-"""Ranks of one gang meet at rank 0 before their framework does: lines of JSON over one port."""
+"""Ranks of one gang meet at rank 0 before their framework starts: lines of JSON over one port."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 from phalanx.errors import TrainingError
 
 MEET_S = 180.0
-_AGAIN_S = 0.1
-# A rank says who it is as soon as it is through; whoever does not is a stranger.
-_HELLO_S = 20.0
+_RETRY_S = 0.1
+# A rank sends its number as soon as it is connected; a client that does not is no rank.
+_FIRST_MESSAGE_S = 20.0
 _LONGEST_LINE = 16 << 20
 
 
-class Table:
-    """Rank 0's side: one line to each other rank."""
+class RankServer:
+    """Rank 0's side: one connection to each other rank."""
 
     def __init__(self, port: int, num_others: int) -> None:
         self._server = socket.create_server(("", port), backlog=max(1, num_others))
@@ -28,7 +28,7 @@ class Table:
         self._lines: list[socket.socket] = []
 
     def gather(self, message: dict[str, Any], wait_s: float = MEET_S) -> None:
-        """Wait for every other rank and tell it `message`. Raises TrainingError when one stays away."""
+        """Wait for every other rank and send it `message`. Raises TrainingError when one does not come."""
         deadline = time.monotonic() + wait_s
         while len(self._lines) < self._num_others:
             self._server.settimeout(max(0.01, deadline - time.monotonic()))
@@ -41,12 +41,12 @@ class Table:
             self._lines.append(line)
 
     def watch(self, take: Callable[[dict[str, Any]], None], lost: threading.Event) -> None:
-        """Take what the ranks pass on; set `lost` when one leaves before it was told to."""
+        """Pass each message of the ranks to `take`; set `lost` when a rank leaves before the end."""
         for line in self._lines:
             threading.Thread(target=_until_end, args=(line, take, lost), daemon=True).start()
 
     def close(self, code: int) -> None:
-        """Tell everybody how the script ended."""
+        """Send the script's exit code to every rank."""
         for line in self._lines:
             with contextlib.suppress(OSError):
                 line.sendall(json.dumps({"over": code}).encode() + b"\n")
@@ -62,14 +62,15 @@ def _until_end(
     lost.set()
 
 
-def expect(
+def accept_ranks(
     port: int, num_others: int, wait_s: float = MEET_S
-) -> dict[int, tuple[dict[str, Any], Seat]]:
-    """Wait for all other ranks: what each has told first (with its `rank`, and `from`, its address), and
+) -> dict[int, tuple[dict[str, Any], RankConnection]]:
+    """Wait for all other ranks; returns the first message of each and the connection to it.
 
-    the line to it. Whoever else connects is sent away. Raises TrainingError when a rank stays away.
+    The message holds the sender's `rank` and gets its address as `from`. Other clients are disconnected.
+    Raises TrainingError when a rank does not connect in time.
     """
-    found: dict[int, tuple[dict[str, Any], Seat]] = {}
+    found: dict[int, tuple[dict[str, Any], RankConnection]] = {}
     deadline = time.monotonic() + wait_s
     with socket.create_server(("", port), backlog=num_others + 16) as server:
         while len(found) < num_others:
@@ -79,54 +80,58 @@ def expect(
             except TimeoutError:
                 missing = num_others - len(found)
                 raise TrainingError(f"{missing} ranks have not come within {wait_s:g} s") from None
-            seat = Seat(line, min(_HELLO_S, max(0.01, deadline - time.monotonic())))
-            told = seat.hear()
-            rank = told.get("rank") if told is not None else None
+            connection = RankConnection(
+                line, min(_FIRST_MESSAGE_S, max(0.01, deadline - time.monotonic()))
+            )
+            message = connection.receive()
+            rank = message.get("rank") if message is not None else None
             expected = type(rank) is int and 0 < rank <= num_others and rank not in found
-            if told is None or type(rank) is not int or not expected:
-                seat.close()
+            if message is None or type(rank) is not int or not expected:
+                connection.close()
                 continue
             line.settimeout(None)
-            found[rank] = ({**told, "from": peer[0]}, seat)
+            found[rank] = ({**message, "from": peer[0]}, connection)
     return found
 
 
-class Seat:
-    """One end of a line to another rank."""
+class RankConnection:
+    """One end of a connection between two ranks: JSON messages, one a line."""
 
     def __init__(self, line: socket.socket, wait_s: float | None = None) -> None:
-        """`wait_s` is how long its end is waited for; None: for ever."""
+        """`wait_s` bounds the wait for a message; None: no bound."""
         line.settimeout(wait_s)
         self._line = line
         self._file = line.makefile("rb")
 
     @classmethod
-    def at(cls, address: str, port: int, wait_s: float = MEET_S) -> Seat:
-        """A line to rank 0. Raises TrainingError when it cannot be reached in time."""
+    def connect(cls, address: str, port: int, wait_s: float = MEET_S) -> RankConnection:
+        """Connect to rank 0. Raises TrainingError when it cannot be reached in time."""
         deadline = time.monotonic() + wait_s
         while True:
             try:
                 return cls(socket.create_connection((address, port), timeout=5.0))
             except OSError as error:
                 if time.monotonic() > deadline:
-                    raise TrainingError(f"the head at {address}:{port} is away: {error}") from error
-                time.sleep(_AGAIN_S)
+                    raise TrainingError(
+                        f"rank 0 at {address}:{port} cannot be reached: {error}"
+                    ) from error
+                time.sleep(_RETRY_S)
 
-    def tell(self, body: dict[str, Any]) -> None:
-        """Say something, as far as the other end is there."""
+    def send(self, body: dict[str, Any]) -> None:
+        """Send a message; a closed connection is ignored."""
         with contextlib.suppress(OSError):
             self._line.sendall(json.dumps(body).encode() + b"\n")
 
-    def hear(self) -> dict[str, Any] | None:
-        """The next message; None when the other end has gone without one, or what it says is none."""
+    def receive(self) -> dict[str, Any] | None:
+        """The next message; None when the connection has ended or the line is no message."""
         try:
             line = self._file.readline(_LONGEST_LINE)
-            told = json.loads(line) if line.endswith(b"\n") else None
+            message = json.loads(line) if line.endswith(b"\n") else None
         except (OSError, ValueError, RecursionError):
             return None
-        return told if isinstance(told, dict) else None
+        return message if isinstance(message, dict) else None
 
     def close(self) -> None:
-        """Leave."""
+        """Close the connection."""
         self._file.close()
         self._line.close()

@@ -1,7 +1,7 @@
 """Process groups: one for gradients, private ones for checkpoints and control.
 
 Checkpoint traffic on the group that reduces gradients would interleave with them and break both, so it
-has a group of its own. `Channel` is all that the rest of the library asks of it.
+has a group of its own. `ControlChannel` is all that the rest of the library asks of it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LOOK_EVERY_S = 0.005
 _LET_GO_S = 2.0
 
 
-class Channel(Protocol):
+class ControlChannel(Protocol):
     """Small collectives outside the gradients' group. Every rank makes the same calls."""
 
     def gather(self, mine: bytes) -> list[bytes]:
@@ -54,7 +54,7 @@ class Channel(Protocol):
         ...
 
 
-class Solo:
+class LocalChannel:
     """The channel of a run of one process."""
 
     def gather(self, mine: bytes) -> list[bytes]:
@@ -167,7 +167,7 @@ def await_host(address: str, port: int) -> None:
 class Connection:
     """The process groups of a gang, from start to end."""
 
-    def __init__(self, info: RankInfo, check: preflight.Check = preflight.unchecked) -> None:
+    def __init__(self, info: RankInfo, check: preflight.Check = preflight.skip_check) -> None:
         """Meet the other ranks, and `check` them before the first collective.
 
         Raises PreflightFailed, and what torch raises when ranks do not come.
@@ -195,9 +195,9 @@ class Connection:
             )
         self.channel = self.private_channel()
 
-    def private_channel(self) -> Channel:
+    def private_channel(self) -> ControlChannel:
         """A channel that no other part of the run uses. Collective."""
-        return GroupChannel(self.private_group()) if self._info.world_size > 1 else Solo()
+        return GroupChannel(self.private_group()) if self._info.world_size > 1 else LocalChannel()
 
     def private_group(self) -> dist.ProcessGroup:
         """One more gloo group over all ranks. Collective."""

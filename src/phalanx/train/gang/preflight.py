@@ -37,7 +37,7 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 Check = Callable[[RankInfo, Store, datetime.timedelta], None]
 
 
-def unchecked(info: RankInfo, store: Store, patience: datetime.timedelta) -> None:
+def skip_check(info: RankInfo, store: Store, patience: datetime.timedelta) -> None:
     """Begin without looking."""
 
 
@@ -56,7 +56,7 @@ def check(info: RankInfo, store: Store, patience: datetime.timedelta) -> None:
         elif info.rank == 0:
             _judge(info, store, patience)
         if is_only and not info.one_node and info.local_rank == 0:
-            reach(info, store, patience)
+            check_reachability(info, store, patience)
         if is_only and info.rank == 0:
             _conclude(info, store, patience)
         said = _awaited(store, "verdict", patience)
@@ -173,7 +173,7 @@ def _taken_twice(store: Store, facts: list[Facts]) -> list[str]:
     return found
 
 
-def reach(info: RankInfo, store: Store, patience: datetime.timedelta) -> None:
+def check_reachability(info: RankInfo, store: Store, patience: datetime.timedelta) -> None:
     """One rank of each node: connect to the nodes behind it, and say which do not answer."""
     nodes = json.loads(_awaited(store, "nodes", patience))
     at = next((i for i, one in enumerate(nodes) if one[0] == info.node_rank), 0)

@@ -102,7 +102,7 @@ def restore(data: bytes) -> None:
         raise ValueError(f"not a generator state: {error}") from error
 
 
-def unknown(seed: int, *place: int) -> bytes:
+def initial_state(seed: int, *place: int) -> bytes:
     """Generators for a rank that a checkpoint does not know, from its place and the step."""
     with undisturbed():
         seed_sample(mix(seed, *place))

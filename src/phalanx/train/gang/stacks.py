@@ -24,7 +24,7 @@ def stacks_file(report_file: Path) -> Path:
     return report_file.with_suffix(stacks.SUFFIX)
 
 
-def listen(report_file: Path | None) -> None:
+def install_handler(report_file: Path | None) -> None:
     """Answer the signal from now on. Without a report file, or a place to write, nothing happens."""
     if report_file is None:
         return
@@ -36,7 +36,7 @@ def listen(report_file: Path | None) -> None:
     _open.append(file)
 
 
-def ask(pids: Iterable[int]) -> None:
+def request_stacks(pids: Iterable[int]) -> None:
     """Ask these ranks for their stacks; those that are gone do not answer."""
     for pid in pids:
         try:

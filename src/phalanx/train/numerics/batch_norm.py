@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
-class Weight(Protocol):
+class GradientWeight(Protocol):
     """How much this rank's gradient counts just now; 0 for a spare rank."""
 
     @property
@@ -25,10 +25,10 @@ class Weight(Protocol):
         ...
 
 
-class Link:
+class StatisticsGroup:
     """The group that statistics travel over, and what this rank's share counts."""
 
-    def __init__(self, group: dist.ProcessGroup | None, weight: Weight) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, weight: GradientWeight) -> None:
         self._group, self._weight = group, weight
         self.world_size = dist.get_world_size(group)
 
@@ -79,7 +79,7 @@ class _Normalize(torch.autograd.Function):
         mean: torch.Tensor,
         invstd: torch.Tensor,
         total: float,
-        link: Link,
+        link: StatisticsGroup,
     ) -> torch.Tensor:
         y = (x - _shaped(mean, x)) * _shaped(invstd, x)
         ctx.save_for_backward(y, invstd)
@@ -107,10 +107,10 @@ class _Normalize(torch.autograd.Function):
         return dx, None, None, None, None
 
 
-class Synced:
+class SyncedBatchNorm:
     """The forward pass of a converted batch norm; mixed into the class the user chose."""
 
-    link: Link
+    link: StatisticsGroup
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """As the user's own batch norm, over all ranks while training."""
@@ -159,18 +159,18 @@ def _track(norm: _BatchNorm, mean: torch.Tensor, variance: torch.Tensor, total: 
 _CLASSES: dict[type, type] = {}
 
 
-def synchronize(model: nn.Module, link: Link) -> int:
+def synchronize(model: nn.Module, link: StatisticsGroup) -> int:
     """Turn every batch norm of the model into one over the whole gang, in place; returns how many.
 
     The objects stay the same, and so do parameters, buffers, their names and everyone who holds them.
     """
     num = 0
     for module in model.modules():
-        if not isinstance(module, _BatchNorm) or isinstance(module, Synced):
+        if not isinstance(module, _BatchNorm) or isinstance(module, SyncedBatchNorm):
             continue
         kind = nn.BatchNorm2d if isinstance(module, nn.SyncBatchNorm) else type(module)
         if kind not in _CLASSES:
-            _CLASSES[kind] = type(f"Synced{kind.__name__}", (Synced, kind), {})
+            _CLASSES[kind] = type(f"Synced{kind.__name__}", (SyncedBatchNorm, kind), {})
         module.__class__ = _CLASSES[kind]
         object.__setattr__(module, "link", link)
         num += 1

@@ -92,7 +92,7 @@ def nvml_probe(nvml: Any, uuid: str) -> Probe | None:
     return probe
 
 
-def measured(info: RankInfo, report: Report, device: torch.device) -> StepTiming:
+def step_timing(info: RankInfo, report: Report, device: torch.device) -> StepTiming:
     """The timing of a rank whose report somebody reads; one rank per node speaks of lost time."""
 
     def speak(sentence: str) -> None:

@@ -34,9 +34,8 @@ from phalanx.core.telemetry.profiles import (
 )
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.train.gang.context import RankInfo
-from phalanx.train.gang.groups import Channel
+from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.gang.report import Report
-from phalanx.train.gang.tracing import Tracer, extra_parts
 from phalanx.train.observe import communication
 from phalanx.train.observe.timing import (
     COMPUTE,
@@ -49,6 +48,7 @@ from phalanx.train.observe.timing import (
     Timing,
     short,
 )
+from phalanx.train.observe.tracing import Tracer, write_extras
 
 _BACKWARD = 6
 _NAMES = {
@@ -60,8 +60,8 @@ MAX_RANKS = 64
 """Of how many ranks events are gathered; of the rest only sections and figures."""
 
 
-def wish(steps: int, trace: int, extras: Sequence[str]) -> ProfileWish:
-    """A script's own wish. Raises SpecInvalid."""
+def profile_settings(steps: int, trace: int, extras: Sequence[str]) -> ProfileWish:
+    """A script's own settings. Raises SpecInvalid."""
     problems = []
     for name, value, least in (("steps", steps, 1), ("trace", trace, 0)):
         if not isinstance(value, int) or not least <= value <= MAX_STEPS:
@@ -83,7 +83,7 @@ class Profiling(Protocol):
         """Whether this rank has heard of a request that nobody follows yet."""
         ...
 
-    def wish(self, wish: ProfileWish) -> None:
+    def start(self, settings: ProfileWish) -> None:
         """Begin at the next boundary; called on every rank."""
         ...
 
@@ -103,7 +103,7 @@ class NoProfiling:
         """Never."""
         return False
 
-    def wish(self, wish: ProfileWish) -> None:
+    def start(self, settings: ProfileWish) -> None:
         """Nothing."""
 
     def boundary(self, agreed: bool) -> None:
@@ -113,7 +113,7 @@ class NoProfiling:
         """Nothing."""
 
 
-class Recorder:
+class RecordingTiming:
     """Stands in for the run's timing while a profile is under way, and passes everything on."""
 
     def __init__(
@@ -207,12 +207,12 @@ class Recorder:
 
 
 @dataclass(slots=True)
-class _Course:
+class _ActiveProfile:
     """A profile under way."""
 
-    wish: ProfileWish
+    settings: ProfileWish
     first_step: int
-    recorder: Recorder
+    recorder: RecordingTiming
     steps_left: int = 0
     traced: int = 0
 
@@ -221,7 +221,7 @@ class Profiler:
     """The profiles of a run; `loop` holds the timing that they stand in for."""
 
     def __init__(
-        self, loop: Any, info: RankInfo, channel: Channel, report: Report,
+        self, loop: Any, info: RankInfo, channel: ControlChannel, report: Report,
         models: Sequence[nn.Module], device: torch.device,
     ) -> None:  # fmt: skip
         self._loop, self._info, self._channel, self._report = loop, info, channel, report
@@ -231,7 +231,7 @@ class Profiler:
         self._own: ProfileWish | None = None
         self._answered = 0
         self._mark: tuple[int, int] | None = None
-        self._course: _Course | None = None
+        self._active: _ActiveProfile | None = None
         self._tracer: Tracer | None = None
         self._hooks: list[Any] = []
 
@@ -239,7 +239,7 @@ class Profiler:
 
     def asked(self) -> bool:
         """Rank 0 looks for the file that its supervisor leaves."""
-        if self._course is not None or self._info.rank != 0 or self._file is None:
+        if self._active is not None or self._info.rank != 0 or self._file is None:
             return False
         try:
             about = os.stat(self._file)
@@ -247,45 +247,45 @@ class Profiler:
             if mark == self._mark:
                 return self._heard is not None and self._heard.request > self._answered
             found = json.loads(self._file.read_text())
-            wish = ProfileWish(
+            settings = ProfileWish(
                 int(found["request"]), max(1, int(found["steps"])), int(found["traced"]),
                 tuple(str(one) for one in found["extras"]),
             )  # fmt: skip
         except (OSError, ValueError, KeyError, TypeError):
             return False
         self._mark = mark
-        self._heard = wish if wish.request > self._answered else None
+        self._heard = settings if settings.request > self._answered else None
         return self._heard is not None
 
-    def wish(self, wish: ProfileWish) -> None:
+    def start(self, settings: ProfileWish) -> None:
         """Begin at the next boundary."""
-        self._own = wish
+        self._own = settings
 
     def boundary(self, agreed: bool) -> None:
         """Begin, go on, or end."""
-        if self._course is not None:
-            self._go_on(self._course)
+        if self._active is not None:
+            self._go_on(self._active)
         elif self._own is not None:
-            wish, self._own = self._own, None
-            self._begin(wish)
+            settings, self._own = self._own, None
+            self._begin(settings)
         elif agreed:
             mine = "" if self._heard is None else json.dumps(asdict(self._heard))
             found = json.loads(self._channel.broadcast(mine) or "null")
             if found is not None:
-                wish = ProfileWish(**{**found, "extras": tuple(found["extras"])})
-                self._answered = wish.request
-                self._begin(wish)
+                settings = ProfileWish(**{**found, "extras": tuple(found["extras"])})
+                self._answered = settings.request
+                self._begin(settings)
 
     def finish(self) -> None:
         """Report what there is of a profile that the end of the run cuts short."""
-        if self._course is not None:
-            self._end(self._course)
+        if self._active is not None:
+            self._end(self._active)
 
-    # -- its course ------------------------------------------------------------------------------
+    # -- its stages ------------------------------------------------------------------------------
 
-    def _begin(self, wish: ProfileWish) -> None:
+    def _begin(self, settings: ProfileWish) -> None:
         on_gpu = self._device.type == "cuda"
-        recorder = Recorder(
+        recorder = RecordingTiming(
             self._loop.timing,
             (lambda: torch.cuda.synchronize(self._device)) if on_gpu else _nothing,
             self._travel,
@@ -293,7 +293,9 @@ class Profiler:
         self._loop.timing = recorder
         for model in self._models:
             self._hooks.append(model.register_forward_hook(_marks_backward(recorder)))
-        self._course = _Course(wish, self._loop.step + 1, recorder, steps_left=wish.steps)
+        self._active = _ActiveProfile(
+            settings, self._loop.step + 1, recorder, steps_left=settings.steps
+        )
 
     def _travel(self) -> tuple[float, float] | None:
         """How long the newest gradients travelled, and how much of that was waited for."""
@@ -307,41 +309,41 @@ class Profiler:
                 return travelled, values["communication_time_seconds"]
         return None
 
-    def _go_on(self, course: _Course) -> None:
+    def _go_on(self, active: _ActiveProfile) -> None:
         if self._tracer is None:
-            course.recorder.close_step()
-            course.steps_left -= 1
-            if course.steps_left > 0:
+            active.recorder.close_step()
+            active.steps_left -= 1
+            if active.steps_left > 0:
                 return
-            if course.wish.traced > 0:
-                self._tracer = Tracer(self._device, course.wish.extras)
+            if active.settings.traced > 0:
+                self._tracer = Tracer(self._device, active.settings.extras)
                 self._tracer.start()
                 return
         else:
-            course.traced += 1
-            if course.traced < course.wish.traced:
+            active.traced += 1
+            if active.traced < active.settings.traced:
                 return
-        self._end(course)
+        self._end(active)
 
-    def _end(self, course: _Course) -> None:
+    def _end(self, active: _ActiveProfile) -> None:
         """Gather what every rank saw; rank 0 puts it together. Every rank comes here."""
-        recorder = course.recorder
+        recorder = active.recorder
         self._loop.timing = recorder.inner
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        tracer, self._tracer, self._course = self._tracer, None, None
+        tracer, self._tracer, self._active = self._tracer, None, None
         folder = (self._info.checkpoint_dir or Path()) / "profiles"
-        stem = f"a{self._info.attempt}-g{self._info.generation}-step-{course.first_step}"
+        stem = f"a{self._info.attempt}-g{self._info.generation}-step-{active.first_step}"
         seen, base_ns = None, time.time_ns()
         events: list[dict[str, Any]] = []
         notes: list[str] = []
         if tracer is not None:
             base_ns, events = tracer.stop()
             seen = traces.figures(events)
-            if course.wish.extras:
-                notes = extra_parts(tracer, folder / f"{stem}-rank-{self._info.rank}")
-        split = recorder.split(self._info.rank, seen, course.traced)
+            if active.settings.extras:
+                notes = write_extras(tracer, folder / f"{stem}-rank-{self._info.rank}")
+        split = recorder.split(self._info.rank, seen, active.traced)
         keeps = self._info.rank < MAX_RANKS
         mine = {
             "split": asdict(split), "clock": self._clock(), "base_ns": base_ns,
@@ -350,7 +352,7 @@ class Profiler:
         }  # fmt: skip
         rows = self._channel.gather(zlib.compress(json.dumps(mine).encode(), 1))
         if self._info.rank == 0:
-            self._tell(course, [json.loads(zlib.decompress(row)) for row in rows], folder, stem)
+            self._tell(active, [json.loads(zlib.decompress(row)) for row in rows], folder, stem)
         # Nobody trains on while rank 0 still writes: the next step would wait for it unseen.
         self._channel.total([0.0])
 
@@ -364,7 +366,9 @@ class Profiler:
 
     # -- the answer ------------------------------------------------------------------------------
 
-    def _tell(self, course: _Course, rows: list[dict[str, Any]], folder: Path, stem: str) -> None:
+    def _tell(
+        self, active: _ActiveProfile, rows: list[dict[str, Any]], folder: Path, stem: str
+    ) -> None:
         splits = [Split(**row["split"]) for row in rows]
         verdict = judge(splits)
         notes = list(dict.fromkeys(note for row in rows for note in row["notes"]))
@@ -375,14 +379,14 @@ class Profiler:
         if len(rows) > MAX_RANKS:
             notes.append(f"the trace holds the first {MAX_RANKS} of {len(rows)} ranks")
         path = ""
-        if course.traced:
+        if active.traced:
             merged = traces.merge([_rank_trace(row) for row in rows], clocks)
             path = self._written(folder / f"{stem}.trace.json.gz", merged, notes)
         names = [field.name for field in fields(Split)]
         self._report.write(
             ProfileRecord(
-                request=course.wish.request,
-                first_step=course.first_step,
+                request=active.settings.request,
+                first_step=active.first_step,
                 splits=[{name: getattr(one, name) for name in names} for one in splits],
                 finding=verdict.finding.value,
                 said=verdict.said,
@@ -391,7 +395,7 @@ class Profiler:
                 notes=notes,
             )
         )
-        if course.wish.request == 0:
+        if active.settings.request == 0:
             sys.stderr.write(_words(splits, verdict, path) + "\n")
             sys.stderr.flush()
 
@@ -424,7 +428,7 @@ def _words(splits: Sequence[Split], verdict: Verdict, path: str) -> str:
     return "\n".join([*rows, f"trace: {path}"] if path else rows)
 
 
-def _marks_backward(recorder: Recorder) -> Callable[..., None]:
+def _marks_backward(recorder: RecordingTiming) -> Callable[..., None]:
     def after(module: nn.Module, arguments: Any, output: Any) -> None:
         for tensor in _tensors(output):
             if tensor.requires_grad:

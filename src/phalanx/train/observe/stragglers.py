@@ -17,7 +17,7 @@ from torch import nn
 
 from phalanx.core.contract.records import StragglersRecord, WarningRecord
 from phalanx.core.telemetry.stragglers import StragglerWatch, scores
-from phalanx.train.gang.groups import Channel
+from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.gang.report import Report
 
 
@@ -54,7 +54,7 @@ class ComputeTimes:
     """Compares the medians of the last `window` steps over all ranks; rank 0 reports."""
 
     def __init__(
-        self, window: int, place: tuple[int, int], channel: Channel, report: Report,
+        self, window: int, place: tuple[int, int], channel: ControlChannel, report: Report,
         listen: Callable[[Sequence[float]], None] = lambda compute_s: None,
     ) -> None:  # fmt: skip
         """`place` is (rank, world size); `listen` gets every window's times on all ranks."""

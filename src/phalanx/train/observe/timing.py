@@ -32,7 +32,7 @@ _NS = 1e-9
 Probe = Callable[[], Mapping[str, float]]
 
 
-class Section(IntEnum):
+class StepSection(IntEnum):
     """What a rank is doing."""
 
     REST = 0  # the script's own lines between steps, and this library's bookkeeping
@@ -43,7 +43,7 @@ class Section(IntEnum):
     OUTSIDE = 5  # between passes over the data: no part of any step
 
 
-REST, DATA, COMPUTE, OPTIMIZER, STALL, OUTSIDE = (int(one) for one in Section)
+REST, DATA, COMPUTE, OPTIMIZER, STALL, OUTSIDE = (int(one) for one in StepSection)
 _NAMED = (
     (DATA, "data_loading_time_seconds"),
     (COMPUTE, "computation_time_seconds"),
@@ -95,7 +95,7 @@ class NoTiming:
         """Nothing."""
 
 
-class Tally:
+class DurationHistogram:
     """One window's durations of one kind."""
 
     __slots__ = ("counts", "num", "total_ns")
@@ -138,7 +138,7 @@ class StepTiming:
         self._probes: list[Probe] = []
         self._section = OUTSIDE
         self._since = clock_ns()
-        self._spent = [0] * len(Section)
+        self._spent = [0] * len(StepSection)
         self._samples = 0
         self._step = 0
         self._trained_ns = self._waited_ns = 0
@@ -149,9 +149,9 @@ class StepTiming:
         self._window_ns = 0
         lasts_s = min(LAST_WINDOW_S, max(FIRST_WINDOW_S, GROWTH * self._trained_ns * _NS))
         self._full_ns = int(lasts_s / _NS)
-        self._steps = Tally()
-        self._stalls = Tally()
-        self._tallies = [(section, name, Tally()) for section, name in _NAMED]
+        self._steps = DurationHistogram()
+        self._stalls = DurationHistogram()
+        self._tallies = [(section, name, DurationHistogram()) for section, name in _NAMED]
         self._window_samples = 0
 
     def enter(self, section: int) -> int:
@@ -215,10 +215,10 @@ class StepTiming:
         share = self._waited_ns / self._trained_ns
         if share > WORTH_SAYING:
             self._said = True
-            self._speaks(words_about_waiting(share))
+            self._speaks(data_wait_message(share))
 
 
-def words_about_waiting(share: float) -> str:
+def data_wait_message(share: float) -> str:
     """What a share of time lost to the loader means, and what to do about it."""
     return (
         f"{share:.0%} of the training time is spent waiting for data: more loader workers"
@@ -228,7 +228,7 @@ def words_about_waiting(share: float) -> str:
 
 def sample(name: str, seconds: float) -> dict[str, float]:
     """A single measured duration as a window's values."""
-    tally = Tally()
+    tally = DurationHistogram()
     tally.add(max(0, int(seconds / _NS)))
     return tally.values(name)
 

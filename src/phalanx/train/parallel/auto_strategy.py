@@ -23,11 +23,11 @@ from phalanx.core.gang.meshes import Layout
 from phalanx.core.training import estimates
 from phalanx.core.training.estimates import Choice, Outline, World
 from phalanx.train.gang.context import RankInfo
-from phalanx.train.gang.groups import Channel
+from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.gang.report import Report
 from phalanx.train.parallel import replica
-from phalanx.train.parallel.outlining import block_bytes, bytes_of
-from phalanx.train.parallel.strategies import Alone, Strategy, Undivided
+from phalanx.train.parallel.model_costs import block_bytes, bytes_of
+from phalanx.train.parallel.strategies import BaseStrategy, SingleRank, Strategy
 
 _LIMIT_FILE = Path("/sys/fs/cgroup/memory.max")
 Make = Callable[[Layout], Strategy]
@@ -46,7 +46,7 @@ def device_memory_bytes(local_world_size: int) -> int:
     return whole // max(1, local_world_size)
 
 
-def kind_of_device() -> estimates.Device:
+def device_figures() -> estimates.Device:
     """The table's row for this machine's devices; the slowest GPU for one it does not know."""
     if not torch.cuda.is_available():
         return estimates.DEVICES["cpu"]
@@ -69,31 +69,35 @@ def pick(model: nn.Module, world: World) -> Choice:
     return estimates.recommend(world, outline)
 
 
-class Auto(Undivided):
+class AutoStrategy(BaseStrategy):
     """Decides at the first model, and is what it has decided on from then on."""
 
     name = "auto"
 
-    def __init__(self, info: RankInfo, channel: Channel, report: Report, make: Make) -> None:
+    def __init__(self, info: RankInfo, channel: ControlChannel, report: Report, make: Make) -> None:
         """`make` makes the strategy of a layout."""
         self._info, self._channel, self._report, self._make = info, channel, report, make
-        self._made: Strategy = Alone()
+        self._made: Strategy = SingleRank()
         self._optimizers: list[Optimizer] = []
         self.on_choice: Callable[[str], None] = lambda name: None
 
-    def receive(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> None:
+    def receive(
+        self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
+    ) -> None:
         """Decide, if nothing is decided yet; then as that strategy does."""
-        if isinstance(self._made, Alone):
+        if isinstance(self._made, SingleRank):
             self._decide(model)
         self._made.receive(model, device, wishes)
 
-    def wrap(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> nn.Module:
+    def wrap(
+        self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
+    ) -> nn.Module:
         """As the strategy does."""
         return self._made.wrap(model, device, wishes)
 
     def _decide(self, model: nn.Module) -> None:
         info = self._info
-        device = estimates.with_memory(kind_of_device(), device_memory_bytes(info.local_world_size))
+        device = estimates.with_memory(device_figures(), device_memory_bytes(info.local_world_size))
         # Nodes of unequal size are taken for nodes of one rank each.
         even = info.world_size % info.local_world_size == 0
         slots = info.local_world_size if even else 1

@@ -28,7 +28,7 @@ from phalanx.core.gang.meshes import DIMENSIONS, Layout
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.kit.text import nearest
 from phalanx.train.parallel import materialize, replica
-from phalanx.train.parallel.strategies import Shards, blocks
+from phalanx.train.parallel.strategies import ShardStrategy, blocks
 
 # The sequence is the second dimension of activations: batch × sequence × width.
 _SEQUENCE = Shard(1)
@@ -53,7 +53,7 @@ STYLES: Mapping[str, Any] = {
 }
 
 
-class Grid(Shards):
+class GridStrategy(ShardStrategy):
     """Tensor parallel ranks inside, shards and replicas outside."""
 
     def __init__(self, layout: Layout, plan: Mapping[str, Any], options: Mapping[str, Any]) -> None:
@@ -66,7 +66,9 @@ class Grid(Shards):
         self._layout, self._plan = layout, plan
         self._mesh: DeviceMesh | None = None
 
-    def wrap(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> nn.Module:
+    def wrap(
+        self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
+    ) -> nn.Module:
         """The same module, split and sharded in place; it begins with rank 0's weights.
 
         Raises SpecInvalid where no plan says what to split.
@@ -74,7 +76,7 @@ class Grid(Shards):
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return model
         materialize.return_large_blocks(device)
-        maker = materialize.Maker(model, device, wishes.seed)
+        maker = materialize.Materializer(model, device, wishes.seed)
         before = dict(model.named_parameters())
         mesh = self._the_mesh(device)
         left = self._to_split(model)
@@ -83,7 +85,7 @@ class Grid(Shards):
             self._split_layers(part, left, mesh)
             if self._layout.num_places > 1:
                 fully_shard(part, mesh=self._outer(mesh), **self._options)
-            materialize.let_go(model, whole)
+            materialize.free_replaced(model, whole)
         self._remember(before, model)
         return model
 

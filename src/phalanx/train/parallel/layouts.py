@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from phalanx.core.gang.meshes import AUTO, Layout
-from phalanx.train.parallel.auto_strategy import Auto
-from phalanx.train.parallel.grid import Grid
-from phalanx.train.parallel.strategies import Alone, Replicas, Shards, Strategy
+from phalanx.train.parallel.auto_strategy import AutoStrategy
+from phalanx.train.parallel.grid import GridStrategy
+from phalanx.train.parallel.strategies import ReplicaStrategy, ShardStrategy, SingleRank, Strategy
 
 if TYPE_CHECKING:
     from phalanx.train.step.components import Options, Parts
@@ -23,7 +23,7 @@ def strategy_for(parts: Parts) -> Strategy:
     compresses = options.tuning.compression.method != "none"
     if options.strategy != AUTO or info.world_size == 1 or compresses:
         return make(parts.layout)
-    made = Auto(info, parts.connection.channel, parts.report, make)
+    made = AutoStrategy(info, parts.connection.channel, parts.report, make)
 
     def told(name: str) -> None:
         parts.saver.share_as(name)
@@ -35,22 +35,22 @@ def strategy_for(parts: Parts) -> Strategy:
 def chosen(layout: Layout, rank: int, options: Options) -> Strategy:
     """The strategy of a layout, for this rank; one rank alone needs none."""
     if layout.world_size == 1:
-        return Alone()
+        return SingleRank()
     if layout.dp == layout.world_size:
         # Also what `auto` takes where gradients are compressed.
-        return Replicas()
+        return ReplicaStrategy()
     if layout.fsdp == layout.world_size:
-        return Shards(options.fsdp)
+        return ShardStrategy(options.fsdp)
     if layout.pp == 1:
-        return Grid(layout, options.tp_plan, options.fsdp)
+        return GridStrategy(layout, options.tp_plan, options.fsdp)
     # torch's pipelines bring its compiler along, which takes most of a second.
-    from phalanx.train.parallel.pipeline import Course, Pipelined
+    from phalanx.train.parallel.pipeline import PipelineOptions, PipelineStrategy
 
     tuning = options.tuning
-    course = Course(
+    pipeline = PipelineOptions(
         schedule=tuning.pipeline_schedule,
         micro_batches=tuning.micro_batches,
         split=tuning.pipeline_split,
         precision=tuning.precision,
     )
-    return Pipelined(layout, rank, options.tp_plan, options.fsdp, course)
+    return PipelineStrategy(layout, rank, options.tp_plan, options.fsdp, pipeline)

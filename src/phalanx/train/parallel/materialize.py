@@ -22,7 +22,7 @@ _M_MMAP_THRESHOLD = -3
 _LARGE_BYTES = 4 << 20
 
 
-class Maker:
+class Materializer:
     """Gives a model's modules memory on a device, and their first weights where they have none.
 
     A module's weights depend on the seed and on its name alone: they are the same under every strategy.
@@ -72,13 +72,13 @@ class Maker:
                 module._buffers[name] = buffer.to(self._device)
 
 
-def make_whole(model: nn.Module, device: torch.device, seed: int) -> None:
-    """The whole model at once. Raises NotSupported as `Maker` does."""
-    Maker(model, device, seed).make(model)
+def materialize_model(model: nn.Module, device: torch.device, seed: int) -> None:
+    """The whole model at once. Raises NotSupported as `Materializer` does."""
+    Materializer(model, device, seed).make(model)
     model.to(device)
 
 
-def let_go(model: nn.Module, before: Iterator[nn.Parameter] | list[nn.Parameter]) -> None:
+def free_replaced(model: nn.Module, before: Iterator[nn.Parameter] | list[nn.Parameter]) -> None:
     """Take the memory of those that are no longer the model's, whoever may still name them."""
     still = {id(one) for one in model.parameters()}
     for parameter in before:

@@ -1,9 +1,9 @@
 """Pipeline parallel training: every rank holds the layers of one stage, micro-batches pass through.
 
-Stages, schedules and the talk between neighbours are torch's (`torch.distributed.pipelining`). Inside a
-stage everything is as in `Grid`: tensor parallel layers, shards, replicas. What differs is that a batch
-goes through `run.pipeline_step`, that the norm of gradients is put together from all stages, and that a
-checkpoint is written by the stages together.
+Stages, schedules and the messages between neighbours are torch's (`torch.distributed.pipelining`). Inside
+a stage everything is as in `GridStrategy`: tensor parallel layers, shards, replicas. What differs: a batch
+goes through `run.pipeline_step`, the norm of gradients is put together from all stages, and a checkpoint
+is written by the stages together.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from phalanx.checkpoint.digest import canonical, digest_of
 from phalanx.core.gang.meshes import Layout
 from phalanx.core.training import pipelines
 from phalanx.errors import TrainingError
-from phalanx.train.gang.groups import Channel
+from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.numerics import gradients, precision
 from phalanx.train.parallel import materialize, replica, stages
-from phalanx.train.parallel.grid import Grid
+from phalanx.train.parallel.grid import GridStrategy
 from phalanx.train.parallel.strategies import LossFn, blocks
 from phalanx.train.state import tree
 from phalanx.train.state.tree import dtype_name, dtype_of
@@ -43,7 +43,7 @@ Section = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class PipelineOptions:
     """How batches go through the stages."""
 
     schedule: str = "1f1b"
@@ -52,15 +52,15 @@ class Course:
     precision: str = "fp32"
 
 
-class Pipelined(Grid):
+class PipelineStrategy(GridStrategy):
     """Pipeline stages outside, a grid of the other dimensions in each of them."""
 
     def __init__(
         self, layout: Layout, rank: int, plan: Mapping[str, Any], options: Mapping[str, Any],
-        course: Course,
+        pipeline: PipelineOptions,
     ) -> None:  # fmt: skip
         super().__init__(layout, plan, options)
-        self._course = course
+        self._pipeline_options = pipeline
         self._stage_ranks = [
             [pp * layout.stage_size + one for one in range(layout.stage_size)]
             for pp in range(layout.pp)
@@ -74,18 +74,20 @@ class Pipelined(Grid):
         self._told = ""
         self._others: list[dict[int, Any]] = []
 
-    def wrap(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> nn.Module:
+    def wrap(
+        self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
+    ) -> nn.Module:
         """The same module with the memory of its own stages only; it begins with rank 0's weights.
 
         Raises SpecInvalid where it cannot be cut, or no plan says what tp splits.
         """
         self._device = device
-        num_stages = self._layout.pp * pipelines.chunks(self._course.schedule)
-        parts = stages.cut(stages.layers_of(model), num_stages, self._course.split)
+        num_stages = self._layout.pp * pipelines.chunks(self._pipeline_options.schedule)
+        parts = stages.cut(stages.layers_of(model), num_stages, self._pipeline_options.split)
         materialize.return_large_blocks(device)
-        maker = materialize.Maker(model, device, wishes.seed)
+        maker = materialize.Materializer(model, device, wishes.seed)
         before = dict(model.named_parameters())
-        shapes = stages.Shapes(parts)
+        shapes = stages.StageShapes(parts)
         mesh = self._the_mesh(device)
         left = self._to_split(model)
         mine: dict[int, nn.Module] = {}
@@ -94,17 +96,17 @@ class Pipelined(Grid):
                 whole = self._begin_equal(layer.module, maker)
                 self._split_layers(layer.module, left, mesh)
                 if number % self._layout.pp != self._at:
-                    stages.release(layer.module)
-                materialize.let_go(model, whole)
+                    stages.free_memory(layer.module)
+                materialize.free_replaced(model, whole)
             if number % self._layout.pp != self._at:
                 continue
-            mine[number] = stages.chain(part)
+            mine[number] = stages.stage_module(part)
             self._shard(mine[number], mesh)
-            precision.cast_forward(mine[number], self._course.precision, device)
+            precision.cast_forward(mine[number], self._pipeline_options.precision, device)
         self._remember(before, model)
         self._group = mesh.get_group("pp")
         self._make_stage_group()
-        pipeline = Pipeline(mine, num_stages, shapes, self._course, self._group, device)
+        pipeline = Pipeline(mine, num_stages, shapes, self._pipeline_options, self._group, device)
         self._pipelines[model] = pipeline
         object.__setattr__(model, "forward", pipeline.outputs)
         return model
@@ -170,7 +172,7 @@ class Pipelined(Grid):
 
     # -- state -----------------------------------------------------------------------------------
 
-    def completed(self, state: dict[str, Any], channel: Channel) -> dict[str, Any]:
+    def completed(self, state: dict[str, Any], channel: ControlChannel) -> dict[str, Any]:
         """The state as every rank would number its tensors: those of other stages without memory.
 
         Collective. Only what rank 0 says beside models and optimizers is kept.
@@ -186,7 +188,7 @@ class Pipelined(Grid):
             optimizers.append({**one, "state": {**one["state"], "state": whole}})
         return {**state, "optimizers": optimizers}
 
-    def _learn(self, held: Sequence[Section], channel: Channel) -> None:
+    def _learn(self, held: Sequence[Section], channel: ControlChannel) -> None:
         """Have every rank know what optimizers keep on other stages. Talks only where it is new."""
         text = json.dumps([_outline(one) for one in held])
         digest = digest_of(canonical({"text": text}))
@@ -221,19 +223,24 @@ def _hollow_state(outline: Section) -> dict[int, Any]:
 
 def _hollowed(value: Any) -> Any:
     arrays = tree_map_only(np.ndarray, lambda one: torch.empty(one.shape, device="meta"), value)
-    return tree_map_only(torch.Tensor, stages.hollow, arrays)
+    return tree_map_only(torch.Tensor, stages.to_meta, arrays)
 
 
 class Pipeline:
     """One model's stages on this rank, and a schedule for every shape of batch that has come."""
 
     def __init__(
-        self, mine: Mapping[int, nn.Module], num_stages: int, shapes: stages.Shapes, course: Course,
-        group: dist.ProcessGroup, device: torch.device,
-    ) -> None:  # fmt: skip
+        self,
+        mine: Mapping[int, nn.Module],
+        num_stages: int,
+        shapes: stages.StageShapes,
+        options: PipelineOptions,
+        group: dist.ProcessGroup,
+        device: torch.device,
+    ) -> None:
         """`mine` are this rank's stages by number; `group` has one rank of each stage."""
         self._mine, self._num_stages, self._shapes = mine, num_stages, shapes
-        self._course, self._group, self._device = course, group, device
+        self._pipeline_options, self._group, self._device = options, group, device
         self._num_ranks = dist.get_world_size(group)
         self._schedules: dict[Any, Any] = {}
         self._loss_fn: LossFn | None = None
@@ -298,7 +305,7 @@ class Pipeline:
 
     def _pieces(self, inputs: Sequence[torch.Tensor]) -> int:
         return pipelines.num_micro_batches(
-            inputs[0].shape[0], self._course.micro_batches or 2 * self._num_ranks
+            inputs[0].shape[0], self._pipeline_options.micro_batches or 2 * self._num_ranks
         )
 
     def _scaled_loss(self, output: Any, target: Any) -> torch.Tensor:
@@ -346,7 +353,7 @@ class Pipeline:
         """1F1B needs a micro-batch for every rank, interleaved whole rounds of them: else all forward
 
         passes come first."""
-        wished, options = self._course.schedule, {"loss_fn": loss, "scale_grads": False}
+        wished, options = self._pipeline_options.schedule, {"loss_fn": loss, "scale_grads": False}
         if wished == "interleaved":
             rounds = max(1, num // self._num_ranks)
             fits = num % rounds == 0 and loss is not None

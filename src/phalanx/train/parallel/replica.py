@@ -40,7 +40,7 @@ class Replica(DistributedDataParallel):
             self._sync_buffers()  # type: ignore[no-untyped-call]
 
 
-class Wishes(Protocol):
+class ReplicationOptions(Protocol):
     """What replication asks of the run's options."""
 
     @property
@@ -59,7 +59,7 @@ class Wishes(Protocol):
         ...
 
 
-def replicate(model: nn.Module, device: torch.device, wishes: Wishes) -> nn.Module:
+def replicate(model: nn.Module, device: torch.device, wishes: ReplicationOptions) -> nn.Module:
     """The model as one of several replicas; unchanged when it has nothing to train."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         return model

@@ -26,26 +26,28 @@ _ATTRIBUTE = "pipeline_layers"
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class PipelineLayer:
     """One call of the sequence."""
 
     name: str
     module: nn.Module
 
 
-def layers_of(model: nn.Module) -> list[Layer]:
+def layers_of(model: nn.Module) -> list[PipelineLayer]:
     """The model's layers in the order of their calls. Raises SpecInvalid where that is not known."""
     names = getattr(model, _ATTRIBUTE, None)
     if names is None:
         if isinstance(model, nn.Sequential):
-            return [Layer(name, one) for name, one in model._modules.items() if one is not None]
+            return [
+                PipelineLayer(name, one) for name, one in model._modules.items() if one is not None
+            ]
         kind = type(model).__name__
         raise _wrong(
             "strategy", f"pp cannot cut a {kind}: give it an attribute {_ATTRIBUTE}, the names of modules"
             " called one after another, or make it an nn.Sequential",
         )  # fmt: skip
     known = dict(model.named_modules())
-    found: list[Layer] = []
+    found: list[PipelineLayer] = []
     for name in names:
         module = known.get(name)
         if module is None:
@@ -54,15 +56,17 @@ def layers_of(model: nn.Module) -> list[Layer]:
             raise _wrong(_ATTRIBUTE, f"{name} is no module of the model{hint}")
         if isinstance(module, nn.ModuleList | nn.Sequential):
             found += [
-                Layer(f"{name}.{at}", one) for at, one in module._modules.items() if one is not None
+                PipelineLayer(f"{name}.{at}", one)
+                for at, one in module._modules.items()
+                if one is not None
             ]
         else:
-            found.append(Layer(name, module))
+            found.append(PipelineLayer(name, module))
     _check_whole(model, found)
     return found
 
 
-def _check_whole(model: nn.Module, layers: Sequence[Layer]) -> None:
+def _check_whole(model: nn.Module, layers: Sequence[PipelineLayer]) -> None:
     """Every parameter and buffer lies in a layer."""
     inside = {id(one) for layer in layers for one in _tensors(layer.module)}
     named = [*model.named_parameters(), *model.named_buffers()]
@@ -71,7 +75,9 @@ def _check_whole(model: nn.Module, layers: Sequence[Layer]) -> None:
         raise _wrong(_ATTRIBUTE, f"{outside[0]} is in none of the layers; name the module it is in")
 
 
-def cut(layers: Sequence[Layer], num_stages: int, begins: Sequence[str]) -> list[list[Layer]]:
+def cut(
+    layers: Sequence[PipelineLayer], num_stages: int, begins: Sequence[str]
+) -> list[list[PipelineLayer]]:
     """The layers of each stage: cut before those named in `begins`, or into equally heavy parts.
 
     Raises SpecInvalid for cuts that make no sense, and for parameters that two stages would share.
@@ -100,7 +106,7 @@ def cut(layers: Sequence[Layer], num_stages: int, begins: Sequence[str]) -> list
     return parts
 
 
-def _check_apart(parts: Sequence[Sequence[Layer]]) -> None:
+def _check_apart(parts: Sequence[Sequence[PipelineLayer]]) -> None:
     owner: dict[int, int] = {}
     for number, part in enumerate(parts):
         if not part:
@@ -123,7 +129,7 @@ def _wrong(what: str, text: str) -> SpecInvalid:
     return SpecInvalid([Problem(what, text)], "these are arguments of phalanx.train.init")
 
 
-def release(module: nn.Module) -> None:
+def free_memory(module: nn.Module) -> None:
     """Take the memory of a module's tensors away; shapes, names and places stay."""
     for one in module.modules():
         for name, parameter in one._parameters.items():
@@ -135,19 +141,19 @@ def release(module: nn.Module) -> None:
                 one._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device="meta")
 
 
-class Shapes:
+class StageShapes:
     """What passes between stages: the model's outline, run without memory and without computing."""
 
-    def __init__(self, stages: Sequence[Sequence[Layer]]) -> None:
+    def __init__(self, stages: Sequence[Sequence[PipelineLayer]]) -> None:
         """Remember the stages' modules before anything is changed about them."""
-        self._stages = [hollow_copy(chain(stage)) for stage in stages]
+        self._stages = [meta_copy(stage_module(stage)) for stage in stages]
 
     def between(self, micro_batch: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
         """Inputs of the first stage, then the outputs of each, as tensors without memory.
 
         Raises NotSupported where the model needs values to know its shapes.
         """
-        value: tuple[torch.Tensor, ...] = tuple(hollow(one) for one in micro_batch)
+        value: tuple[torch.Tensor, ...] = tuple(to_meta(one) for one in micro_batch)
         found = [value]
         for number, stage in enumerate(self._stages):
             try:
@@ -163,7 +169,7 @@ class Shapes:
         return found
 
 
-class Chain(nn.Sequential):
+class StageModule(nn.Sequential):
     """Layers called one after another; several outputs are the next one's several inputs."""
 
     def forward(self, *args: Any) -> Any:
@@ -174,24 +180,24 @@ class Chain(nn.Sequential):
         return found
 
 
-def chain(layers: Sequence[Layer]) -> Chain:
+def stage_module(layers: Sequence[PipelineLayer]) -> StageModule:
     """A stage as one module, which shares the layers with the model they come from."""
-    return Chain(*(layer.module for layer in layers))
+    return StageModule(*(layer.module for layer in layers))
 
 
-def hollow(tensor: torch.Tensor) -> torch.Tensor:
+def to_meta(tensor: torch.Tensor) -> torch.Tensor:
     """The same tensor without memory."""
     found = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
     return found.requires_grad_(tensor.requires_grad)
 
 
-def hollow_copy(module: nn.Module) -> nn.Module:
+def meta_copy(module: nn.Module) -> nn.Module:
     """A copy of a module whose tensors have no memory."""
     memo: dict[int, Any] = {}
     for parameter in module.parameters():
-        memo[id(parameter)] = nn.Parameter(hollow(parameter.detach()), parameter.requires_grad)
+        memo[id(parameter)] = nn.Parameter(to_meta(parameter.detach()), parameter.requires_grad)
     for buffer in module.buffers():
-        memo[id(buffer)] = hollow(buffer)
+        memo[id(buffer)] = to_meta(buffer)
     copied = copy.deepcopy(module, memo)
     for one in copied.modules():
         # A forward pass replaced on the instance belongs to the original.

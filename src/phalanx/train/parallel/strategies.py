@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from phalanx.train.gang.groups import Channel
+from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.numerics import gradients
 from phalanx.train.parallel import materialize, replica
 
@@ -32,11 +32,15 @@ class Strategy(Protocol):
 
     name: str
 
-    def receive(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> None:
+    def receive(
+        self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
+    ) -> None:
         """A new model: give it memory, if the whole of it is going to have some."""
         ...
 
-    def wrap(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> nn.Module:
+    def wrap(
+        self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
+    ) -> nn.Module:
         """The model to train with, and to give back to the script."""
         ...
 
@@ -76,19 +80,21 @@ class Strategy(Protocol):
         """The norm of all ranks' gradients together."""
         ...
 
-    def completed(self, state: dict[str, Any], channel: Channel) -> dict[str, Any]:
+    def completed(self, state: dict[str, Any], channel: ControlChannel) -> dict[str, Any]:
         """The state with everything that other ranks hold, so that all number its tensors alike."""
         ...
 
 
-class Undivided:
+class BaseStrategy:
     """What is the same wherever every rank holds all layers."""
 
     place: tuple[int, int] | None = None
 
-    def receive(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> None:
+    def receive(
+        self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
+    ) -> None:
         """All of it has memory. Raises NotSupported for one that does not know how to begin."""
-        materialize.make_whole(model, device, wishes.seed)
+        materialize.materialize_model(model, device, wishes.seed)
 
     def compute(
         self, model: nn.Module, inputs: Sequence[torch.Tensor], target: Any, loss_fn: LossFn,
@@ -104,17 +110,19 @@ class Undivided:
         """Of the reduced gradients."""
         return gradients.gradient_norm(parameters)
 
-    def completed(self, state: dict[str, Any], channel: Channel) -> dict[str, Any]:
+    def completed(self, state: dict[str, Any], channel: ControlChannel) -> dict[str, Any]:
         """As it is."""
         return state
 
 
-class Alone(Undivided):
+class SingleRank(BaseStrategy):
     """One rank: nothing to share."""
 
     name = "single"
 
-    def wrap(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> nn.Module:
+    def wrap(
+        self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
+    ) -> nn.Module:
         """As it is."""
         return model
 
@@ -136,12 +144,14 @@ class Alone(Undivided):
         return False
 
 
-class Replicas(Undivided):
+class ReplicaStrategy(BaseStrategy):
     """Every rank holds the whole model."""
 
     name = "ddp"
 
-    def wrap(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> nn.Module:
+    def wrap(
+        self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
+    ) -> nn.Module:
         """One of several replicas."""
         return replica.replicate(model, device, wishes)
 
@@ -171,7 +181,7 @@ class Replicas(Undivided):
         return any(isinstance(model, replica.Replica) for model in models)
 
 
-class Shards(Undivided):
+class ShardStrategy(BaseStrategy):
     """Every rank holds a share of each parameter, and gathers a block's when it computes with it.
 
     Blocks are the members of every `nn.ModuleList`, and the model itself.
@@ -186,12 +196,16 @@ class Shards(Undivided):
         self._moved: MutableMapping[Any, nn.Parameter] = WeakIdKeyDictionary()
         self._optimizers: list[Optimizer] = []
 
-    def receive(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> None:
+    def receive(
+        self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
+    ) -> None:
         """Only a model that is not going to be sharded has memory as a whole."""
         if not _learns(model):
-            materialize.make_whole(model, device, wishes.seed)
+            materialize.materialize_model(model, device, wishes.seed)
 
-    def wrap(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> nn.Module:
+    def wrap(
+        self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
+    ) -> nn.Module:
         """The same module, sharded in place block by block; it begins with rank 0's weights.
 
         Parameters that the script still holds from before are empty afterwards.
@@ -199,17 +213,17 @@ class Shards(Undivided):
         if not _learns(model):
             return model
         materialize.return_large_blocks(device)
-        maker = materialize.Maker(model, device, wishes.seed)
+        maker = materialize.Materializer(model, device, wishes.seed)
         before = dict(model.named_parameters())
         mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         for part in [*blocks(model), model]:
             whole = self._begin_equal(part, maker)
             fully_shard(part, mesh=mesh, **self._options)
-            materialize.let_go(model, whole)
+            materialize.free_replaced(model, whole)
         self._remember(before, model)
         return model
 
-    def _begin_equal(self, part: nn.Module, maker: materialize.Maker) -> list[nn.Parameter]:
+    def _begin_equal(self, part: nn.Module, maker: materialize.Materializer) -> list[nn.Parameter]:
         """Give every rank rank 0's weights of a part of the model; returns those nobody has split yet."""
         maker.make(part)
         whole = [one for one in part.parameters() if not isinstance(one, DTensor)]

@@ -14,7 +14,7 @@ from phalanx.core.training.checkpoints import FileEntry, Manifest, lineages
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound
 from phalanx.kit.text import random_hex
 from phalanx.train.gang.context import RankInfo
-from phalanx.train.gang.groups import Channel
+from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.gang.report import Report
 from phalanx.train.state.checkpoint_reader import Restored, device_text, read_state
 from phalanx.train.state.storage import Vault
@@ -31,7 +31,12 @@ class Choice:
     """
 
     def __init__(
-        self, store: Path, info: RankInfo, channel: Channel, report: Report, disk: checkpoint.Disk
+        self,
+        store: Path,
+        info: RankInfo,
+        channel: ControlChannel,
+        report: Report,
+        disk: checkpoint.Disk,
     ) -> None:
         self.newest_commit = 0
         self._store, self._info, self._channel = store, info, channel

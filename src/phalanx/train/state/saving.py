@@ -35,7 +35,7 @@ from phalanx.errors import TrainingError
 from phalanx.kit.clock import Clock
 from phalanx.kit.text import random_hex
 from phalanx.train.gang.context import RankInfo
-from phalanx.train.gang.groups import Channel
+from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.gang.report import Report
 from phalanx.train.state import sharding, tree
 from phalanx.train.state.checkpoint_reader import Restored, device_text, shard_file
@@ -187,7 +187,7 @@ class CheckpointDirectory:
     saves = True
 
     def __init__(
-        self, store: Path, info: RankInfo, channel: Channel, report: Report, clock: Clock,
+        self, store: Path, info: RankInfo, channel: ControlChannel, report: Report, clock: Clock,
         disk: checkpoint.Disk, staging: Direct | Staging,
     ) -> None:  # fmt: skip
         self._store, self._info, self._channel = store, info, channel

@@ -24,7 +24,7 @@ from phalanx.core.training.guards import Memory, Origin, Policy, Skip, Undo, ori
 from phalanx.core.training.learning_rate import Ramp
 from phalanx.errors import Diverged, DivergedForGood
 from phalanx.train.gang import randomness
-from phalanx.train.gang.groups import Channel
+from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.gang.report import Report
 from phalanx.train.numerics.gradients import clip, gradient_norm, own_part, whole
 from phalanx.train.numerics.precision import Scale
@@ -77,7 +77,7 @@ class Around:
 
     loop: Loop
     report: Report
-    channel: Channel
+    channel: ControlChannel
     keeper: Keeper
     is_main: bool
 

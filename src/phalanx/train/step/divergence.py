@@ -16,7 +16,7 @@ from typing import Any
 from phalanx.core.training import control
 from phalanx.core.training.guards import Origin, Policy, SpikeDetector, Suspect, Undo
 from phalanx.errors import DivergedForGood
-from phalanx.train.gang.groups import Channel
+from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.step.apply import Applier
 from phalanx.train.step.loop import Loop
 
@@ -25,7 +25,7 @@ class SpikeGuard:
     """Watches the value logged as `loss`."""
 
     def __init__(
-        self, loop: Loop, applier: Applier, channel: Channel, policy: Policy,
+        self, loop: Loop, applier: Applier, channel: ControlChannel, policy: Policy,
         place: tuple[int, int], metric: str = "loss",
     ) -> None:  # fmt: skip
         """`place` is (attempt, generation)."""

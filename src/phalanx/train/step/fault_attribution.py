@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from phalanx.train.gang.groups import Channel
+from phalanx.train.gang.groups import ControlChannel
 
 
 class Witness(Protocol):
@@ -57,7 +57,7 @@ class NoWitness:
 class Sums:
     """Sums of outputs and of the first parameter's gradients, read only when they are asked for."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: ControlChannel) -> None:
         self._channel = channel
         self._now: list[torch.Tensor] = []
         self._tries: list[list[torch.Tensor]] = []

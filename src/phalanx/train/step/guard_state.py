@@ -22,7 +22,7 @@ from phalanx.core.reasons import Cause
 from phalanx.core.training.guards import MEMORY_FILE, Memory
 from phalanx.kit.text import random_hex
 from phalanx.train.gang.context import RankInfo
-from phalanx.train.gang.groups import Channel
+from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.gang.report import Report
 
 
@@ -58,7 +58,9 @@ class MemoryFile:
 
     keeps = True
 
-    def __init__(self, store: Path, info: RankInfo, channel: Channel, report: Report) -> None:
+    def __init__(
+        self, store: Path, info: RankInfo, channel: ControlChannel, report: Report
+    ) -> None:
         self._path, self._store = store / MEMORY_FILE, store
         self._info, self._channel, self._report = info, channel, report
 

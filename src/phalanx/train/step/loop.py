@@ -26,9 +26,9 @@ from phalanx.core.training.checkpoints import Position
 from phalanx.core.training.guards import Memory
 from phalanx.kit.clock import Clock
 from phalanx.train.gang import randomness
-from phalanx.train.gang.agreement import Agreement, Alone
+from phalanx.train.gang.agreement import Agreement, LocalAgreement
 from phalanx.train.gang.context import RankInfo
-from phalanx.train.gang.groups import Channel
+from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.gang.report import Journal, Report
 from phalanx.train.gang.stopping import StopSignal
 from phalanx.train.observe.profiling import NoProfiling, Profiling
@@ -40,7 +40,7 @@ class Loop:
     """Where training is. One per run; the loader and the optimizer call it."""
 
     def __init__(
-        self, info: RankInfo, saver: Saver, channel: Channel, report: Report, clock: Clock,
+        self, info: RankInfo, saver: Saver, channel: ControlChannel, report: Report, clock: Clock,
         stop: StopSignal,
     ) -> None:  # fmt: skip
         self.step = 0
@@ -54,9 +54,9 @@ class Loop:
         self.journal = Journal(report)
         self.timing: Timing = NoTiming()
         self.profiling: Profiling = NoProfiling()
-        self.agreement: Agreement = Alone()
+        self.agreement: Agreement = LocalAgreement()
         self.state: Callable[[], Any] = dict
-        self.on_ready: Callable[[], Agreement] = Alone
+        self.on_ready: Callable[[], Agreement] = LocalAgreement
         self.on_share: Callable[[Share, bool], None] = _ignore_share
         self.on_commit: Callable[[], None] = _nothing
         self.on_pass_end: Callable[[], None] = _nothing

@@ -32,7 +32,7 @@ class Care:
     """One run's tuning at work. `weight` says what this rank's gradients count just now."""
 
     def __init__(
-        self, parts: Parts, weight: batch_norm.Weight, mean_over_tokens: Callable[[], None]
+        self, parts: Parts, weight: batch_norm.GradientWeight, mean_over_tokens: Callable[[], None]
     ) -> None:
         info, loop, tuning = parts.info, parts.loop, parts.options.tuning
         channel, place = parts.connection.channel, (info.attempt, info.generation)
@@ -51,7 +51,7 @@ class Care:
             around, precision.scale_for(tuning.precision), parts.options.clip,
             tuning.on_non_finite, mean_over_tokens,
         )  # fmt: skip
-        if tuning.sync.apart:
+        if tuning.sync.is_local:
             self._applier.anywhere = lambda seen: channel.total([float(seen)])[0] > 0
         loop.keeps_batches = self._applier.guards
         if tuning.on_spike is not Policy.OFF:
@@ -72,9 +72,9 @@ class Care:
                 window, where, channel, parts.report, self.shares.observe
             )
         self.began, self.stepped = self._stragglers.began, self._stragglers.stepped
-        self._link: batch_norm.Link | None = None
+        self._link: batch_norm.StatisticsGroup | None = None
         if tuning.sync_batchnorm and info.world_size > 1:
-            self._link = batch_norm.Link(parts.connection.private_group(), weight)
+            self._link = batch_norm.StatisticsGroup(parts.connection.private_group(), weight)
         self.apply: Callable[[Optimizer, Callable[[], Any]], Any] = self._applier.apply
         self.finish: Callable[[Iterable[torch.Tensor]], None] = self._applier.finish
         self.scaled: Callable[[torch.Tensor], torch.Tensor] = self._applier.scale.scaled

@@ -43,7 +43,7 @@ PRELOADED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class ForkRequest:
     """What a forked child has to run."""
 
     body: dict[str, Any]
@@ -97,7 +97,7 @@ def settle_threads() -> None:
     os.waitpid(pid, 0)
 
 
-def serve(channel: Channel) -> Start | None:
+def serve(channel: Channel) -> ForkRequest | None:
     """The loop of the warm process. Returns None at its end, and in each child what it has to run."""
     wakeup_read, wakeup_write = os.pipe()
     os.set_blocking(wakeup_read, False)
@@ -137,7 +137,7 @@ def _reap(channel: Channel) -> None:
             channel.send({"event": "exited", "pid": pid, "status": status, "at": at})
 
 
-def _fork(channel: Channel, message: WireMessage) -> Start | None:
+def _fork(channel: Channel, message: WireMessage) -> ForkRequest | None:
     """Fork one rank. Returns what to run in the child, None in the parent."""
     running = linux.num_threads()
     if running != 1:
@@ -151,14 +151,14 @@ def _fork(channel: Channel, message: WireMessage) -> Start | None:
     if pid == 0:
         linux.die_with_parent(parent)
         channel.detach()  # the number will be used by others: no object may close it later
-        return Start(message.body, message.descriptors)
+        return ForkRequest(message.body, message.descriptors)
     for descriptor in message.descriptors:
         os.close(descriptor)
     channel.send({"event": "forked", "pid": pid})
     return None
 
 
-def become_rank(start: Start) -> None:
+def become_rank(start: ForkRequest) -> None:
     """Turn this forked child into what a fresh interpreter would be, and run its program."""
     body = start.body
     os.setsid()

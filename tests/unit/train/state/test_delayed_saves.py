@@ -7,7 +7,7 @@ import torch
 
 from phalanx.core.training import control
 from phalanx.train.gang import agreement
-from phalanx.train.gang.agreement import DelayedReduction, EverySecond
+from phalanx.train.gang.agreement import AdaptiveInterval, DelayedReductionAgreement
 
 pytestmark = pytest.mark.unit
 
@@ -23,7 +23,7 @@ def one_rank(monkeypatch):
         return Done()
 
     monkeypatch.setattr(agreement.dist, "all_reduce", all_reduce)
-    return DelayedReduction(None)
+    return DelayedReductionAgreement(None)
 
 
 def saves(one, due_at, steps=12):
@@ -43,7 +43,7 @@ def test_what_is_asked_for_once_is_saved_once(one_rank):
 
 
 def test_without_memory_of_what_was_sent_it_is_saved_twice(one_rank):
-    class Forgetful(DelayedReduction):
+    class Forgetful(DelayedReductionAgreement):
         def propose(self, step, requests):
             self._sent = 0
             super().propose(step, requests)
@@ -61,12 +61,12 @@ def test_a_save_asked_for_again_later_is_made_again_and_stops_are_never_held_bac
 def reductions(step_s, steps, largest=None):
     """At which steps two ranks ask, when a step takes so long; `largest` is the other rank's, in µs."""
     now, due, offers = [0.0], [], [0]
-    pace = EverySecond(monotonic=lambda: now[0])
+    pace = AdaptiveInterval(monotonic=lambda: now[0])
     for step in range(1, steps + 1):
         now[0] += step_s
         if pace.due(step):
             due.append(step)
-            pace.heard(step, offers[-1] if largest is None or len(due) < 3 else largest)
+            pace.update(step, offers[-1] if largest is None or len(due) < 3 else largest)
             offers.append(pace.offer(step))
     return due
 
@@ -88,7 +88,7 @@ def test_steps_longer_than_a_second_ask_each_time_and_the_slowest_rank_counts():
 
 def test_a_stop_arrives_when_the_next_reduction_is_due(one_rank, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(one_rank, "_pace", EverySecond(monotonic=lambda: now[0]))
+    monkeypatch.setattr(one_rank, "_pace", AdaptiveInterval(monotonic=lambda: now[0]))
     heard = []
     for step in range(1, 600):
         now[0] += 0.01
@@ -115,7 +115,7 @@ class Pending:
 def test_the_last_reduction_is_seen_to_its_end_before_the_interpreter_goes(monkeypatch, ends):
     work = Pending(ends)
     monkeypatch.setattr(agreement.dist, "all_reduce", lambda flags, **given: work)
-    one = DelayedReduction(None)
+    one = DelayedReductionAgreement(None)
     one.agree(1)
     one.close()
     one.close()

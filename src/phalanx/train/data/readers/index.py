@@ -15,7 +15,14 @@ import numpy as np
 
 from phalanx.checkpoint.digest import canonical, digest_of
 from phalanx.errors import DataCorrupt, NotSupported
-from phalanx.train.data.readers.formats.tables import Array, Int64s, Names, pack, ragged, unpack
+from phalanx.train.data.readers.layouts.columns import (
+    Array,
+    Int64s,
+    Names,
+    pack,
+    ragged,
+    unpack,
+)
 
 SCHEMA = 1
 HEADER_NAME = "INDEX.json"

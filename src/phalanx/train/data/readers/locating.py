@@ -15,9 +15,9 @@ from phalanx.errors import NotFound, UserError
 from phalanx.train.data.readers.cache import NodeCache
 from phalanx.train.data.readers.index import HEADER_NAME, Index, decode, encode, parse_header
 from phalanx.train.data.readers.scanning import list_index
-from phalanx.train.data.readers.sources import LocalSource, Source, open_source
+from phalanx.train.data.readers.sources import DataSource, LocalSource, open_source
 
-Root = str | Path | Source | Sequence[str | Path]
+Root = str | Path | DataSource | Sequence[str | Path]
 """Where data is: a directory, a file, a pattern, a URL of one of these, several files, or a Source."""
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -25,18 +25,18 @@ _FILE_SUFFIX = re.compile(r"\.(tar|parquet|pq|txt|text|bin|jsonl|md|csv)$", re.I
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DataLocation:
     """A source, the files of it that are meant (all when None), and the name of its index."""
 
-    source: Source
+    source: DataSource
     names: tuple[str, ...] | None
     header: str
 
 
-def locate(root: Root, cache: NodeCache | None = None) -> Place:
+def locate(root: Root, cache: NodeCache | None = None) -> DataLocation:
     """Understand where data is. Raises NotFound, UserError, NotSupported."""
     if not isinstance(root, str | Path | Sequence):
-        return Place(root, None, HEADER_NAME)
+        return DataLocation(root, None, HEADER_NAME)
     texts = [str(root)] if isinstance(root, str | Path) else [str(one) for one in root]
     if not texts:
         raise UserError("the list of files is empty")
@@ -66,7 +66,7 @@ def _is_url(text: str) -> bool:
     return "://" in text and not text.startswith("file://")
 
 
-def _local(texts: Sequence[str]) -> Place:
+def _local(texts: Sequence[str]) -> DataLocation:
     paths: list[str] = []
     for text in texts:
         for one in expand(os.path.abspath(text.removeprefix("file://"))):
@@ -76,30 +76,30 @@ def _local(texts: Sequence[str]) -> Place:
             paths += found
     if len(paths) == 1:
         if os.path.isdir(paths[0]):
-            return Place(LocalSource(paths[0]), None, HEADER_NAME)
+            return DataLocation(LocalSource(paths[0]), None, HEADER_NAME)
         parent, name = os.path.split(paths[0])
-        return Place(LocalSource(parent), (name,), f"{name}.{HEADER_NAME}")
+        return DataLocation(LocalSource(parent), (name,), f"{name}.{HEADER_NAME}")
     for path in paths:
         if os.path.isdir(path):
             raise UserError(f"{path} is a directory in a list of files")
     parent = os.path.commonpath([os.path.dirname(path) for path in paths])
     names = tuple(os.path.relpath(path, parent) for path in paths)
-    return Place(LocalSource(parent), names, HEADER_NAME)
+    return DataLocation(LocalSource(parent), names, HEADER_NAME)
 
 
-def _remote(texts: Sequence[str], cache: NodeCache | None) -> Place:
+def _remote(texts: Sequence[str], cache: NodeCache | None) -> DataLocation:
     urls = [url for text in texts for url in expand(text)]
     if len(urls) == 1 and not _FILE_SUFFIX.search(urls[0]):
-        return Place(open_source(urls[0], cache), None, HEADER_NAME)
+        return DataLocation(open_source(urls[0], cache), None, HEADER_NAME)
     scheme, _, _ = urls[0].partition("://")
     paths = [url.partition("://")[2] for url in urls]
     parent = posixpath.commonpath([posixpath.dirname(path) for path in paths])
     names = tuple(posixpath.relpath(path, parent) for path in paths)
     header = f"{names[0]}.{HEADER_NAME}" if len(names) == 1 else HEADER_NAME
-    return Place(open_source(f"{scheme}://{parent}", cache), names, header)
+    return DataLocation(open_source(f"{scheme}://{parent}", cache), names, header)
 
 
-def load_index(place: Place, at: str | Path | None = None) -> Index | None:
+def load_index(place: DataLocation, at: str | Path | None = None) -> Index | None:
     """The stored index: the one `at` names, else the one beside the data, else None.
 
     Raises NotFound when `at` names none, DataCorrupt for a damaged one.
@@ -122,7 +122,7 @@ def load_index(place: Place, at: str | Path | None = None) -> Index | None:
     return None
 
 
-def _columns(holder: Source, header: dict[str, Any], where: str) -> Any:
+def _columns(holder: DataSource, header: dict[str, Any], where: str) -> Any:
     about = header["columns"]
     try:
         return holder.read(about["file"])
@@ -132,7 +132,7 @@ def _columns(holder: Source, header: dict[str, Any], where: str) -> Any:
         ) from error
 
 
-def _chosen(index: Index, place: Place) -> Index | None:
+def _chosen(index: Index, place: DataLocation) -> Index | None:
     if place.names is None:
         return index
     number = {name: i for i, name in enumerate(index.files)}
@@ -143,9 +143,9 @@ def _chosen(index: Index, place: Place) -> Index | None:
     return index.restrict([number[name] for name in place.names])
 
 
-def save_index(index: Index, place: Place, at: str | Path | None = None) -> str:
+def save_index(index: Index, place: DataLocation, at: str | Path | None = None) -> str:
     """Store an index beside the data, or in the directory `at`; returns where its header is."""
-    holder: Source = place.source
+    holder: DataSource = place.source
     if at is not None:
         Path(at).mkdir(parents=True, exist_ok=True)
         holder = LocalSource(at)
@@ -157,7 +157,7 @@ def save_index(index: Index, place: Place, at: str | Path | None = None) -> str:
 
 def open_index(
     root: Root, kind: str, cache: NodeCache | None, at: str | Path | None
-) -> tuple[Source, Index]:
+) -> tuple[DataSource, Index]:
     """The source and the index of a data set; without a stored index, one from the listing.
 
     Raises UserError when the stored index is for another kind of data.

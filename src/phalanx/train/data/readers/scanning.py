@@ -12,12 +12,12 @@ import numpy as np
 from phalanx.checkpoint.digest import Digest, digest_of
 from phalanx.errors import NotFound, NotSupported, UserError
 from phalanx.train.data.readers.cache import OpenFile
-from phalanx.train.data.readers.formats.parquetfiles import group_rows
-from phalanx.train.data.readers.formats.tables import Array, Int64s, Names
-from phalanx.train.data.readers.formats.tarfiles import ShardLayout, read_layout
-from phalanx.train.data.readers.formats.textscan import NOT_TEXT, TextLayout, scan_text
 from phalanx.train.data.readers.index import Index
-from phalanx.train.data.readers.sources import Source
+from phalanx.train.data.readers.layouts.columns import Array, Int64s, Names
+from phalanx.train.data.readers.layouts.parquet import group_rows
+from phalanx.train.data.readers.layouts.tar import ShardLayout, read_layout
+from phalanx.train.data.readers.layouts.text import NOT_TEXT, TextLayout, scan_text
+from phalanx.train.data.readers.sources import DataSource
 
 Progress = Callable[[int], None]
 """Called with the number of bytes just done, from several threads."""
@@ -65,13 +65,13 @@ def detect_kind(rows: Sequence[Row], where: str) -> str:
     raise NotFound(f"{where} holds no data")
 
 
-def list_index(source: Source, kind: str, names: Sequence[str] | None = None) -> Index:
+def list_index(source: DataSource, kind: str, names: Sequence[str] | None = None) -> Index:
     """The index that names, sizes and headers give: no contents are covered. Cheap but for tar shards."""
     return _index(_rows(source, kind, names), kind, source, _Inspector(source, kind))
 
 
 def full_index(
-    source: Source, kind: str, names: Sequence[str] | None = None, progress: Progress = quiet
+    source: DataSource, kind: str, names: Sequence[str] | None = None, progress: Progress = quiet
 ) -> Index:
     """The index with digests: reads every byte once."""
     inspector = _FullInspector(source, kind, progress)
@@ -79,7 +79,7 @@ def full_index(
     return replace(index, algorithm=ALGORITHM)
 
 
-def _rows(source: Source, kind: str, names: Sequence[str] | None) -> list[Row]:
+def _rows(source: DataSource, kind: str, names: Sequence[str] | None) -> list[Row]:
     listing = source.listing()
     if names is not None:
         sizes = dict(listing)
@@ -115,7 +115,7 @@ class _Found:
 class _Inspector:
     """Looks at headers only."""
 
-    def __init__(self, source: Source, kind: str) -> None:
+    def __init__(self, source: DataSource, kind: str) -> None:
         self.source = source
         self.kind = kind
 
@@ -141,7 +141,7 @@ class _Inspector:
 class _FullInspector(_Inspector):
     """Reads contents too."""
 
-    def __init__(self, source: Source, kind: str, progress: Progress) -> None:
+    def __init__(self, source: DataSource, kind: str, progress: Progress) -> None:
         super().__init__(source, kind)
         self.progress = progress
 
@@ -174,7 +174,7 @@ def _raw(digest: str) -> bytes:
     return bytes.fromhex(digest.partition(":")[2])
 
 
-def _index(rows: list[Row], kind: str, source: Source, inspector: _Inspector) -> Index:
+def _index(rows: list[Row], kind: str, source: DataSource, inspector: _Inspector) -> Index:
     with ThreadPoolExecutor(_THREADS) as pool:
         if kind == "images":
             runs = [rows[at : at + _NAMES_PER_TASK] for at in range(0, len(rows), _NAMES_PER_TASK)]

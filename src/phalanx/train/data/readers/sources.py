@@ -24,7 +24,7 @@ from phalanx.train.data.readers.remote import RemoteStore
 _TRIES = 3
 
 
-class Source(Protocol):
+class DataSource(Protocol):
     """Files by name. Names are relative, with `/` between their parts."""
 
     @property
@@ -210,7 +210,7 @@ class ObjectSource:
         raise problem
 
 
-def open_source(root: str | Path | Source, cache: NodeCache | None = None) -> Source:
+def open_source(root: str | Path | DataSource, cache: NodeCache | None = None) -> DataSource:
     """The source for a path, a URL, or one that is given.
 
     Raises NotFound for a directory that is not there, UserError for a URL without a cache.

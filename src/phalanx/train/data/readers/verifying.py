@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from phalanx.checkpoint.digest import digest_of
 from phalanx.errors import DataCorrupt, DataUnavailable, NotFound, PermissionDenied
 from phalanx.train.data.readers.index import Index
+from phalanx.train.data.readers.open_shards import check_digest
 from phalanx.train.data.readers.scanning import Progress, belongs, quiet
-from phalanx.train.data.readers.shelf import check_digest
-from phalanx.train.data.readers.sources import Source
+from phalanx.train.data.readers.sources import DataSource
 
 _THREADS = 8
 _FILES_PER_TASK = 256
@@ -27,7 +27,11 @@ class Fault:
 
 
 def verify(
-    source: Source, index: Index, *, names: Sequence[str] | None = None, progress: Progress = quiet
+    source: DataSource,
+    index: Index,
+    *,
+    names: Sequence[str] | None = None,
+    progress: Progress = quiet,
 ) -> list[Fault]:
     """Every fault, in the order of the index. Reads all contents when the index has digests.
 
@@ -53,7 +57,7 @@ def verify(
 
 class _Checks:
     def __init__(
-        self, source: Source, index: Index, listed: dict[str, int], progress: Progress
+        self, source: DataSource, index: Index, listed: dict[str, int], progress: Progress
     ) -> None:
         self.source = source
         self.index = index

@@ -53,7 +53,7 @@ def start(given: Mapping[str, Any]) -> Run:
     report: Report = NoReport()
     if info.report_file is not None:
         report = ReportFile(info.report_file, now=clock.now)
-    stacks.listen(info.report_file)
+    stacks.install_handler(info.report_file)
     processes: Processes = Together() if info.world_size > 1 else Alone()
     saver: Saver = NoCheckpoints()
     if info.checkpoint_dir is not None:

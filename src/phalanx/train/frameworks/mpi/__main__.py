@@ -23,7 +23,7 @@ from phalanx.errors import TrainingError
 from phalanx.launch.ports import free_port
 from phalanx.launch.scratch import scratch
 from phalanx.train.frameworks.mpi.rank import FOLDER_VARIABLE, PID_STEM, TMPDIR_VARIABLE
-from phalanx.train.gang.gathering import Seat, expect
+from phalanx.train.gang.gathering import RankConnection, accept_ranks
 
 _NODE = "phalanx-node-"
 _MISSING = "there is no mpirun on this node: install Open MPI (on Debian and Ubuntu, openmpi-bin)"
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
             # All that Open MPI leaves behind when it is killed goes with the folder.
             ours = {**settings(env, folder), **env, "TMPDIR": str(folder)}
             if int(env["RANK"]) == 0:
-                return Head(ours, folder, options.slots).run(words)
+                return MpirunNode(ours, folder, options.slots).run(words)
             return _serve(ours, folder)
     except (TrainingError, OSError) as error:
         print(f"phalanx: {error}", file=sys.stderr, flush=True)  # noqa: T201
@@ -59,7 +59,7 @@ def _memory() -> Path:
 
 
 def settings(env: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """What Open MPI is told, unless the job's `env` says otherwise. `folder` is this node's own."""
+    """Settings of Open MPI, unless the job's `env` says otherwise. `folder` is this node's own."""
     return {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -73,30 +73,33 @@ def settings(env: Mapping[str, str], folder: Path) -> dict[str, str]:
     }
 
 
-class Head:
+class MpirunNode:
     """Node rank 0: `mpirun`, and the lines to the other nodes."""
 
     def __init__(self, env: dict[str, str], folder: Path, slots: int) -> None:
         self._env, self._folder, self._slots = env, folder, slots
         self._num_nodes = int(env["WORLD_SIZE"])
         self._lost = threading.Event()
-        self._answers: dict[int, list[Seat]] = {}
-        self._lines: dict[int, Seat] = {}
+        self._answers: dict[int, list[RankConnection]] = {}
+        self._lines: dict[int, RankConnection] = {}
         self._stopped = False
 
     def run(self, words: Sequence[str]) -> int:
         """Run the command to its end. Raises TrainingError, OSError."""
         port = int(self._env["MASTER_PORT"])
-        self._lines = {rank: seat for rank, (_, seat) in expect(port, self._num_nodes - 1).items()}
-        for rank, seat in self._lines.items():
-            threading.Thread(target=self._listen, args=(rank, seat), daemon=True).start()
+        self._lines = {
+            rank: connection
+            for rank, (_, connection) in accept_ranks(port, self._num_nodes - 1).items()
+        }
+        for rank, connection in self._lines.items():
+            threading.Thread(target=self._listen, args=(rank, connection), daemon=True).start()
         agent = self._take_agents()
         self._env["MASTER_PORT"] = str(free_port(random.Random()))
         process = subprocess.Popen(self._command(agent, words), env=self._env)
         signal.signal(signal.SIGTERM, self._stop)
         code = self._wait(process)
-        for seat in self._lines.values():
-            seat.tell({"over": code})
+        for connection in self._lines.values():
+            connection.send({"over": code})
         return code
 
     def _command(self, agent: str, words: Sequence[str]) -> list[str]:
@@ -136,7 +139,9 @@ class Head:
         def accept() -> None:
             while True:
                 line, _ = server.accept()
-                threading.Thread(target=self._pass_on, args=(Seat(line),), daemon=True).start()
+                threading.Thread(
+                    target=self._pass_on, args=(RankConnection(line),), daemon=True
+                ).start()
 
         threading.Thread(target=accept, daemon=True).start()
         script = self._folder / "agent"
@@ -146,21 +151,21 @@ class Head:
         script.chmod(0o700)
         return str(script)
 
-    def _pass_on(self, seat: Seat) -> None:
-        told = seat.hear()
-        if told is None:
+    def _pass_on(self, connection: RankConnection) -> None:
+        message = connection.receive()
+        if message is None:
             return
-        rank = int(str(told["node"]).removeprefix(_NODE))
+        rank = int(str(message["node"]).removeprefix(_NODE))
         if rank == 0:
-            seat.tell({"code": _daemon(told["command"], self._env)})
+            connection.send({"code": _daemon(message["command"], self._env)})
             return
-        self._answers.setdefault(rank, []).append(seat)
-        self._lines[rank].tell({"command": told["command"]})
+        self._answers.setdefault(rank, []).append(connection)
+        self._lines[rank].send({"command": message["command"]})
 
-    def _listen(self, rank: int, line: Seat) -> None:
+    def _listen(self, rank: int, line: RankConnection) -> None:
         """Answers of one node, in the order in which it was asked; its end is that of the job."""
-        while (told := line.hear()) is not None:
-            self._answers[rank].pop(0).tell(told)
+        while (message := line.receive()) is not None:
+            self._answers[rank].pop(0).send(message)
         self._lost.set()
 
 
@@ -174,16 +179,18 @@ def stop_processes(folder: Path) -> None:
 def _serve(env: dict[str, str], folder: Path) -> int:
     """Another node: start what the head asks for, until it says that all is over."""
     signal.signal(signal.SIGTERM, lambda *_: stop_processes(folder))
-    seat = Seat.at(env["MASTER_ADDR"], int(env["MASTER_PORT"]))
-    seat.tell({"rank": int(env["RANK"])})
+    connection = RankConnection.connect(env["MASTER_ADDR"], int(env["MASTER_PORT"]))
+    connection.send({"rank": int(env["RANK"])})
     while True:
-        told: dict[str, Any] | None = seat.hear()
-        if told is None:
+        message: dict[str, Any] | None = connection.receive()
+        if message is None:
             raise TrainingError("node rank 0 has gone")
-        if "over" in told:
+        if "over" in message:
             return 0
-        run = partial(_daemon, told["command"], env)
-        threading.Thread(target=lambda run=run: seat.tell({"code": run()}), daemon=True).start()
+        run = partial(_daemon, message["command"], env)
+        threading.Thread(
+            target=lambda run=run: connection.send({"code": run()}), daemon=True
+        ).start()
 
 
 def _daemon(command: str, env: Mapping[str, str]) -> int:

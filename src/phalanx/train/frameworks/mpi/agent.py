@@ -6,7 +6,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from phalanx.train.gang.gathering import Seat
+from phalanx.train.gang.gathering import RankConnection
 
 
 def main(argv: Sequence[str]) -> int:
@@ -14,10 +14,10 @@ def main(argv: Sequence[str]) -> int:
     path, node, *command = argv
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     line.connect(path)
-    seat = Seat(line)
-    seat.tell({"node": node, "command": " ".join(command)})
-    told = seat.hear()
-    return 255 if told is None else int(told["code"])
+    connection = RankConnection(line)
+    connection.send({"node": node, "command": " ".join(command)})
+    message = connection.receive()
+    return 255 if message is None else int(message["code"])
 
 
 if __name__ == "__main__":

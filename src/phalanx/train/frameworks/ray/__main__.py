@@ -23,7 +23,7 @@ from phalanx.errors import TrainingError
 from phalanx.kit.clock import SystemClock
 from phalanx.launch.scratch import scratch
 from phalanx.train.frameworks.ray.hooks import SOCKET_VARIABLE, STORE_VARIABLE
-from phalanx.train.gang.gathering import Seat, Table
+from phalanx.train.gang.gathering import RankConnection, RankServer
 from phalanx.train.gang.report import Report, ReportFile
 
 _STORE_BYTES = 200 << 20
@@ -69,12 +69,12 @@ def _run(options: argparse.Namespace, env: dict[str, str], folder: Path) -> int:
     if int(env["RANK"]) == 0:
         take = written_to(report)
         listen(folder / "reports", take)
-        return _lead(options, env, folder, Table(meeting[1], num_nodes - 1), take)
+        return _lead(options, env, folder, RankServer(meeting[1], num_nodes - 1), take)
     return _follow(options, env, folder, meeting)
 
 
 def _lead(
-    options: argparse.Namespace, env: dict[str, str], folder: Path, table: Table, take: Take
+    options: argparse.Namespace, env: dict[str, str], folder: Path, table: RankServer, take: Take
 ) -> int:
     own, num_nodes, port = env["MASTER_ADDR"], int(env["WORLD_SIZE"]), _free_port()
     head = _ray(options, env, ["--head", f"--port={port}", f"--temp-dir={folder}",
@@ -95,21 +95,21 @@ def _lead(
 def _follow(
     options: argparse.Namespace, env: dict[str, str], folder: Path, meeting: tuple[str, int]
 ) -> int:
-    seat = Seat.at(*meeting)
+    connection = RankConnection.connect(*meeting)
     # Progress is read from rank 0's report file, wherever Ray puts the worker that reports.
-    listen(folder / "reports", seat.tell)
-    told = seat.hear()
-    if told is None:
+    listen(folder / "reports", connection.send)
+    message = connection.receive()
+    if message is None:
         raise TrainingError("the head's node has gone")
-    node = _ray(options, env, [f"--address={told['head']}"])
+    node = _ray(options, env, [f"--address={message['head']}"])
     last: list[dict[str, Any] | None] = []
     over = threading.Event()
 
-    def hear() -> None:
-        last.append(seat.hear())
+    def receive() -> None:
+        last.append(connection.receive())
         over.set()
 
-    threading.Thread(target=hear, daemon=True).start()
+    threading.Thread(target=receive, daemon=True).start()
     while not over.wait(0.2):
         if node.poll() is not None:
             raise TrainingError(f"the raylet of this node has ended with {node.returncode}")

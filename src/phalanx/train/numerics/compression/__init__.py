@@ -6,7 +6,7 @@ wait for the last bucket and treat a step's gradients together: collectives that
 several buckets' callbacks meet in different orders on different ranks, which hangs them.
 """
 
-from phalanx.train.numerics.compression.hook import Compressors, Now
-from phalanx.train.numerics.compression.settings import METHODS, Compression
+from phalanx.train.numerics.compression.hook import CompressionContext, Compressors
+from phalanx.train.numerics.compression.settings import METHODS, CompressionSettings
 
-__all__ = ["METHODS", "Compression", "Compressors", "Now"]
+__all__ = ["METHODS", "CompressionContext", "CompressionSettings", "Compressors"]

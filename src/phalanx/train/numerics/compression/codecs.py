@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from phalanx.train.gang import randomness
-from phalanx.train.numerics.compression.memory import Residuals
-from phalanx.train.numerics.compression.settings import Compression
+from phalanx.train.numerics.compression.error_feedback import Residuals
+from phalanx.train.numerics.compression.settings import CompressionSettings
 
 Named = tuple[str, torch.Tensor]
 # Smaller tensors cost more as messages than as bytes.
@@ -46,7 +46,7 @@ class Codec(Protocol):
         ...
 
 
-class Forgetful(Residuals):
+class NoErrorFeedback(Residuals):
     """No error feedback: what is not sent is lost. For comparisons."""
 
     def settle(self, applied: bool) -> None:
@@ -54,9 +54,9 @@ class Forgetful(Residuals):
         super().settle(applied=False)
 
 
-def residuals_for(wishes: Compression) -> Residuals:
+def residuals_for(wishes: CompressionSettings) -> Residuals:
     """The memory that goes with these wishes."""
-    return Residuals() if wishes.error_feedback else Forgetful()
+    return Residuals() if wishes.error_feedback else NoErrorFeedback()
 
 
 def mean_together(tensors: Sequence[torch.Tensor]) -> None:
@@ -79,7 +79,7 @@ class PowerSGD:
     together with what is not compressed, then all Q: two collectives a step.
     """
 
-    def __init__(self, wishes: Compression, seed: int) -> None:
+    def __init__(self, wishes: CompressionSettings, seed: int) -> None:
         self._rank, self._seed = wishes.rank, seed
         self._owed = residuals_for(wishes)
         self._q: dict[str, torch.Tensor] = {}
@@ -165,7 +165,7 @@ def _put_product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> 
 class TopK:
     """The largest elements of each tensor: every rank's own, as pairs of place and value."""
 
-    def __init__(self, wishes: Compression, seed: int) -> None:
+    def __init__(self, wishes: CompressionSettings, seed: int) -> None:
         self._fraction = wishes.fraction
         self._owed = residuals_for(wishes)
 
@@ -213,7 +213,7 @@ class TopK:
 class RandomK:
     """Elements at random places, the same on all ranks, so that only values travel."""
 
-    def __init__(self, wishes: Compression, seed: int) -> None:
+    def __init__(self, wishes: CompressionSettings, seed: int) -> None:
         self._fraction, self._seed = wishes.fraction, seed
         self._owed = residuals_for(wishes)
 

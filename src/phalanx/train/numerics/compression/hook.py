@@ -16,15 +16,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 from phalanx.core.contract.records import CompressionRecord
 from phalanx.train.gang.report import Report
-from phalanx.train.numerics.compression.auto import Auto, Fixed, Schedule
 from phalanx.train.numerics.compression.codecs import CODECS, Codec, Named
-from phalanx.train.numerics.compression.settings import Compression
+from phalanx.train.numerics.compression.method_choice import (
+    FastestMethod,
+    FixedMethod,
+    MethodSchedule,
+)
+from phalanx.train.numerics.compression.settings import CompressionSettings
 
 _CASTS = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
-class Now:
+class CompressionContext:
     """What a hook asks of the run: steps done so far, what losses are multiplied by, and its report."""
 
     step: Callable[[], int]
@@ -42,7 +46,11 @@ class Compressor:
     """Compresses one replica's gradients."""
 
     def __init__(
-        self, replica: DistributedDataParallel, wishes: Compression, seed: int, now: Now
+        self,
+        replica: DistributedDataParallel,
+        wishes: CompressionSettings,
+        seed: int,
+        now: CompressionContext,
     ) -> None:
         self._now, self._start = now, wishes.start_step
         inner = replica.module
@@ -52,9 +60,9 @@ class Compressor:
         self._codecs: dict[str, Codec] = {
             name: CODECS[name](wishes, seed) for name in names if name in CODECS
         }
-        self._schedule: Schedule = Fixed(wishes.method)
+        self._schedule: MethodSchedule = FixedMethod(wishes.method)
         if wishes.method == "auto":
-            self._schedule = Auto(wishes.candidates, now.tell)
+            self._schedule = FastestMethod(wishes.candidates, now.tell)
         self._held: list[tuple[torch.Tensor, torch.futures.Future[torch.Tensor]]] = []
         self._gradients: list[Named] = []
         replica.register_comm_hook(self, _reduce_bucket)
@@ -139,7 +147,7 @@ class NoCompressor:
 class Compressors:
     """Those of all models of a run."""
 
-    def __init__(self, wishes: Compression, seed: int, now: Now) -> None:
+    def __init__(self, wishes: CompressionSettings, seed: int, now: CompressionContext) -> None:
         self._wishes, self._seed, self._now = wishes, seed, now
         self._all: list[Compressor | NoCompressor] = []
 

@@ -13,7 +13,7 @@ LOSSY = ("powersgd", "topk", "randomk")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compression:
+class CompressionSettings:
     """How gradients travel between replicas.
 
     `rank` is PowerSGD's; `fraction` of each tensor's elements is what topk and randomk send. Steps before
@@ -30,9 +30,9 @@ class Compression:
     candidates: tuple[str, ...] = ("none", "bf16", "powersgd")
 
     @classmethod
-    def parse(cls, value: Any) -> Compression:
+    def parse(cls, value: Any) -> CompressionSettings:
         """From a method's name, or a mapping of these fields. Raises ValueError or TypeError."""
-        if isinstance(value, Compression):
+        if isinstance(value, CompressionSettings):
             return value
         if value is None or value is False:
             return cls()

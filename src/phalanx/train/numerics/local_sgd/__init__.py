@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from phalanx.core.gang.meshes import Layout
 from phalanx.core.training.guards import Policy
 from phalanx.errors import Problem
-from phalanx.train.numerics.local_sgd import gang
-from phalanx.train.numerics.local_sgd.independent_replicas import Islands
-from phalanx.train.numerics.local_sgd.outer_step import AllReduced
-from phalanx.train.numerics.local_sgd.rounds import Apart, EveryStep, Rounds
-from phalanx.train.numerics.local_sgd.worker import ApartWithServers
+from phalanx.train.numerics.local_sgd import server_ranks
+from phalanx.train.numerics.local_sgd.independent_replicas import IndependentReplicas
+from phalanx.train.numerics.local_sgd.outer_step import AllReducedOuterStep
+from phalanx.train.numerics.local_sgd.rounds import LocalRounds, NoRounds, Rounds
+from phalanx.train.numerics.local_sgd.worker import ServerRounds
 from phalanx.train.parallel import layouts
 from phalanx.train.parallel.strategies import Strategy
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def conflicts(options: Options, layout: Layout) -> list[Problem]:
     """What does not go together with ranks that train on their own."""
     tuning = options.tuning
-    if not tuning.sync.apart:
+    if not tuning.sync.is_local:
         return []
     method, problems = tuning.sync.method, []
     if layout.dp != layout.world_size:
@@ -48,17 +48,19 @@ def conflicts(options: Options, layout: Layout) -> list[Problem]:
 def strategy_for(parts: Parts) -> Strategy:
     """How the ranks of a run with these parts hold the model."""
     options = parts.options
-    if options.tuning.sync.apart:
-        return Islands(options.tuning.sync.method)
+    if options.tuning.sync.is_local:
+        return IndependentReplicas(options.tuning.sync.method)
     return layouts.strategy_for(parts)
 
 
 def rounds_for(parts: Parts) -> Rounds:
     """What exchanges weights, in a run with these parts."""
     sync = parts.options.tuning.sync
-    if not sync.apart:
-        return EveryStep()
+    if not sync.is_local:
+        return NoRounds()
     if sync.method == "server":
-        servers = gang.find_servers(sync, parts.info)
-        return ApartWithServers(sync, servers, parts.info.rank, parts.report.write)
-    return Apart(sync, lambda at: AllReduced(sync.outer, sync.quantize), parts.report.write)
+        servers = server_ranks.find_servers(sync, parts.info)
+        return ServerRounds(sync, servers, parts.info.rank, parts.report.write)
+    return LocalRounds(
+        sync, lambda at: AllReducedOuterStep(sync.outer, sync.quantize), parts.report.write
+    )

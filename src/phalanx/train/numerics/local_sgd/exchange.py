@@ -31,7 +31,7 @@ class Exchange(Protocol):
         ...
 
 
-class Plain:
+class FullPrecisionExchange:
     """All bits of float32."""
 
     def mean(self, mine: torch.Tensor, owed: torch.Tensor) -> torch.Tensor:
@@ -47,7 +47,7 @@ class Plain:
         return 2 * 4 * num * (num_ranks() - 1) // num_ranks()
 
 
-class Quantized:
+class QuantizedExchange:
     """`bits` a value, 8 or 4."""
 
     def __init__(self, bits: int) -> None:
@@ -119,7 +119,7 @@ def unpack(data: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 EXCHANGES: dict[str, Exchange] = {
-    "none": Plain(),
-    "int8": Quantized(8),
-    "int4": Quantized(4),
+    "none": FullPrecisionExchange(),
+    "int8": QuantizedExchange(8),
+    "int4": QuantizedExchange(4),
 }

@@ -7,18 +7,20 @@ import torch.distributed as dist
 from torch import nn
 
 from phalanx.train.parallel import replica
-from phalanx.train.parallel.strategies import Alone
+from phalanx.train.parallel.strategies import SingleRank
 from phalanx.train.state.per_rank import num_ranks
 
 
-class Islands(Alone):
+class IndependentReplicas(SingleRank):
     """Ranks begin with rank 0's weights; what keeps them together later is `rounds`."""
 
     def __init__(self, name: str) -> None:
         """`name` is what checkpoints call it."""
         self.name = name
 
-    def wrap(self, model: nn.Module, device: torch.device, wishes: replica.Wishes) -> nn.Module:
+    def wrap(
+        self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
+    ) -> nn.Module:
         """The same module, with rank 0's weights."""
         if num_ranks() > 1:
             with torch.no_grad():

@@ -9,13 +9,13 @@ import torch
 from torch.optim.sgd import sgd
 
 from phalanx.train.numerics.local_sgd.exchange import EXCHANGES
-from phalanx.train.numerics.local_sgd.settings import Outer
+from phalanx.train.numerics.local_sgd.settings import OuterSettings
 from phalanx.train.state import per_rank
 
 Named = Mapping[str, torch.Tensor]
 
 
-class Outside(Protocol):
+class OuterStep(Protocol):
     """Who makes new outer weights of what the ranks did with the old ones."""
 
     averages_buffers: bool
@@ -42,13 +42,13 @@ class Outside(Protocol):
         ...
 
 
-class AllReduced:
+class AllReducedOuterStep:
     """All ranks take the mean together, and each makes the same outer step."""
 
     averages_buffers = True
     lags = False
 
-    def __init__(self, wishes: Outer, quantize: str) -> None:
+    def __init__(self, wishes: OuterSettings, quantize: str) -> None:
         self._wishes, self._exchange = wishes, EXCHANGES[quantize]
         self._momentum: dict[str, torch.Tensor] = {}
         self._owed: dict[str, torch.Tensor] = {}
@@ -93,7 +93,7 @@ class AllReduced:
 
 
 def outer_step(
-    wishes: Outer, outer: Named, gradients: Named, momentum: dict[str, torch.Tensor]
+    wishes: OuterSettings, outer: Named, gradients: Named, momentum: dict[str, torch.Tensor]
 ) -> None:
     """Torch's own SGD on `outer`, in place; `momentum` is kept by name."""
     names = list(gradients)

@@ -22,17 +22,22 @@ from torch.optim import Optimizer
 from phalanx.core.contract.records import WeightSyncRecord
 from phalanx.core.training import rounds as schedule
 from phalanx.errors import RestoreMismatch
-from phalanx.train.gang.agreement import Agreement, DelayedReduction, EverySecond, EverySteps
+from phalanx.train.gang.agreement import (
+    AdaptiveInterval,
+    Agreement,
+    DelayedReductionAgreement,
+    FixedInterval,
+)
 from phalanx.train.gang.groups import Connection
-from phalanx.train.numerics.local_sgd.outer_step import Outside, split
-from phalanx.train.numerics.local_sgd.settings import Sync
+from phalanx.train.numerics.local_sgd.outer_step import OuterStep, split
+from phalanx.train.numerics.local_sgd.settings import SyncSettings
 from phalanx.train.state import per_rank, restoring
 
 
-class Member:
+class ModelRounds:
     """One model's share in the rounds."""
 
-    def __init__(self, model: nn.Module, wishes: Sync, outside: Outside) -> None:
+    def __init__(self, model: nn.Module, wishes: SyncSettings, outside: OuterStep) -> None:
         self.model, self._outside = model, outside
         self._every = wishes.every
         self._inner = {name: one for name, one in model.named_parameters() if one.requires_grad}
@@ -169,7 +174,7 @@ class Member:
 class Rounds(Protocol):
     """All models of a run. Every rank makes the same calls."""
 
-    apart: bool
+    is_local: bool
     inexact: str | None
     """Why a resumed run is not bit-identical, if it is not."""
 
@@ -218,10 +223,10 @@ class Rounds(Protocol):
         ...
 
 
-class EveryStep:
+class NoRounds:
     """Ranks reduce gradients in every step: their weights are always equal."""
 
-    apart = False
+    is_local = False
     inexact: str | None = None
 
     def watch(self, model: nn.Module) -> None:
@@ -262,7 +267,7 @@ class EveryStep:
 
     def agreement(self, connection: Connection) -> Agreement:
         """By a small reduction in every step."""
-        return DelayedReduction(connection.private_group())
+        return DelayedReductionAgreement(connection.private_group())
 
     def close(self) -> None:
         """Nothing."""
@@ -273,22 +278,22 @@ class EveryStep:
         yield
 
 
-class Apart:
+class LocalRounds:
     """Ranks train on their own between exchanges."""
 
-    apart = True
+    is_local = True
 
     def __init__(
-        self, wishes: Sync, outside: Callable[[int], Outside], tell: Callable[..., None]
+        self, wishes: SyncSettings, outside: Callable[[int], OuterStep], tell: Callable[..., None]
     ) -> None:
         """`outside` makes the partner of the model with this number; `tell` gets what was exchanged."""
         self._wishes, self._outside, self._tell = wishes, outside, tell
         self.inexact = "ranks may lag (staleness)" if wishes.staleness else None
-        self._members: list[Member] = []
+        self._members: list[ModelRounds] = []
 
     def watch(self, model: nn.Module) -> None:
         """A model begins; its weights are equal on all ranks."""
-        self._members.append(Member(model, self._wishes, self._outside(len(self._members))))
+        self._members.append(ModelRounds(model, self._wishes, self._outside(len(self._members))))
 
     def restore(self, at: int, state: Mapping[str, Any] | None) -> None:
         """The `at`-th model's weights have come from a checkpoint that has this beside them, if any."""
@@ -336,8 +341,8 @@ class Apart:
     def agreement(self, connection: Connection) -> Agreement:
         """By a small reduction, as often as was wished, or about once a second."""
         every = self._wishes.control_every
-        pace = EverySecond() if every is None else EverySteps(every)
-        return DelayedReduction(connection.private_group(), pace)
+        pace = AdaptiveInterval() if every is None else FixedInterval(every)
+        return DelayedReductionAgreement(connection.private_group(), pace)
 
     def close(self) -> None:
         """Nothing."""
@@ -350,7 +355,7 @@ class Apart:
 
 
 @contextmanager
-def _all(members: Sequence[Member]) -> Iterator[None]:
+def _all(members: Sequence[ModelRounds]) -> Iterator[None]:
     if not members:
         yield
         return

@@ -20,16 +20,16 @@ from phalanx.core.training.staleness import Clocks, Decisions
 from phalanx.errors import TrainingError
 from phalanx.train.numerics.local_sgd import wire
 from phalanx.train.numerics.local_sgd.outer_step import outer_step
-from phalanx.train.numerics.local_sgd.settings import Sync
+from phalanx.train.numerics.local_sgd.settings import SyncSettings
 
 Place = tuple[int, int]
 _LOOK_S = 0.05
 
 
-class Shelf:
+class ParameterShard:
     """One model's tensors on one server."""
 
-    def __init__(self, wishes: Sync, num_workers: int) -> None:
+    def __init__(self, wishes: SyncSettings, num_workers: int) -> None:
         self._outer, self._num = wishes.outer, num_workers
         self._together = wishes.staleness == 0
         self._weights: dict[str, torch.Tensor] = {}
@@ -88,12 +88,12 @@ class Shelf:
         return {name: one.clone() for name, one in self._weights.items()}
 
 
-class Server:
+class ParameterServer:
     """Answers workers, each on a thread of its own."""
 
-    def __init__(self, wishes: Sync, num_workers: int, place: Place) -> None:
+    def __init__(self, wishes: SyncSettings, num_workers: int, place: Place) -> None:
         self._wishes, self._num, self._place = wishes, num_workers, place
-        self._shelves: dict[int, Shelf] = {}
+        self._shelves: dict[int, ParameterShard] = {}
         self._decisions = Decisions(num_workers)
         self._left: set[int] = set()
         self._changed = threading.Condition()
@@ -118,9 +118,9 @@ class Server:
     def _refusal(self, why: str) -> dict[str, Any]:
         return {"place": list(self._place), "refused": why}
 
-    def _shelf(self, message: Mapping[str, Any]) -> Shelf:
+    def _shelf(self, message: Mapping[str, Any]) -> ParameterShard:
         number = int(message["model"])
-        return self._shelves.setdefault(number, Shelf(self._wishes, self._num))
+        return self._shelves.setdefault(number, ParameterShard(self._wishes, self._num))
 
     def _do_load(self, message: Mapping[str, Any]) -> dict[str, Any]:
         shelf = self._shelf(message)
@@ -172,7 +172,9 @@ def listen() -> socket.socket:
     return room
 
 
-def serve(room: socket.socket, server: Server, token: str, look: Callable[[], None]) -> None:
+def serve(
+    room: socket.socket, server: ParameterServer, token: str, look: Callable[[], None]
+) -> None:
     """Answer until all workers have left; `look` is called all the while, every 50 ms or more often."""
     with room:
         while not server.deserted:
@@ -184,7 +186,7 @@ def serve(room: socket.socket, server: Server, token: str, look: Callable[[], No
             threading.Thread(target=_talk, args=(peer, server, token), daemon=True).start()
 
 
-def _talk(peer: socket.socket, server: Server, token: str) -> None:
+def _talk(peer: socket.socket, server: ParameterServer, token: str) -> None:
     """One worker's connection: the token first, then questions and answers."""
     # A worker that goes away without good-bye ends the generation; that is for others to say.
     with peer, contextlib.suppress(OSError, TrainingError):

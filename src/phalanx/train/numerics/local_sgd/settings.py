@@ -13,7 +13,7 @@ QUANTIZATIONS = ("none", "int8", "int4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outer:
+class OuterSettings:
     """The optimizer that takes the mean of what the ranks did as its gradient: SGD."""
 
     lr: float = 1.0
@@ -21,7 +21,7 @@ class Outer:
     nesterov: bool = False
 
 
-_OUTER = {"diloco": Outer(lr=0.7, momentum=0.9, nesterov=True)}
+_OUTER = {"diloco": OuterSettings(lr=0.7, momentum=0.9, nesterov=True)}
 _EVERY = {"local_sgd": 50, "diloco": 50}
 # Which methods a setting means something to.
 _ONLY = {
@@ -34,7 +34,7 @@ _ONLY = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sync:
+class SyncSettings:
     """How ranks keep together: by every step's gradients (`none`), or by weights, now and then.
 
     `every` counts optimizer steps between exchanges. The model travels in `fragments` parts that take
@@ -45,7 +45,7 @@ class Sync:
 
     method: str = "none"
     every: int = 1
-    outer: Outer = Outer()
+    outer: OuterSettings = OuterSettings()
     fragments: int = 1
     quantize: str = "none"
     control_every: int | None = None
@@ -53,9 +53,9 @@ class Sync:
     staleness: int = 0
 
     @classmethod
-    def parse(cls, value: Any) -> Sync:
+    def parse(cls, value: Any) -> SyncSettings:
         """From a method's name, or a mapping of these fields. Raises ValueError or TypeError."""
-        if isinstance(value, Sync):
+        if isinstance(value, SyncSettings):
             return value
         if value is None or value is False:
             return cls()
@@ -66,9 +66,9 @@ class Sync:
         for key, methods in _ONLY.items():
             if key in given and method not in methods:
                 raise ValueError(f"{key} goes with {' or '.join(methods)}, not with {method}")
-        outer = _OUTER.get(method, Outer())
+        outer = _OUTER.get(method, OuterSettings())
         wishes = dict(given.pop("outer", None) or {})
-        _known_keys(wishes, Outer, "outer.")
+        _known_keys(wishes, OuterSettings, "outer.")
         given = {"every": _EVERY.get(method, 1), **given, "outer": replace(outer, **wishes)}
         made = cls(**given)
         made._check()
@@ -91,7 +91,7 @@ class Sync:
             raise ValueError("outer.nesterov needs a momentum above 0")
 
     @property
-    def apart(self) -> bool:
+    def is_local(self) -> bool:
         """Whether ranks take optimizer steps on their own."""
         return self.method != "none"
 

@@ -25,7 +25,7 @@ def send(peer: socket.socket, message: Any) -> None:
     peer.sendall(data)
 
 
-class TooLarge(ConnectionError):
+class MessageTooLarge(ConnectionError):
     """A message is larger than any that is expected."""
 
 
@@ -33,7 +33,7 @@ def receive(peer: socket.socket, most: int = LARGEST_BYTES) -> Any:
     """The next message. Raises ConnectionError when the peer is gone, TooLarge, CheckpointCorrupt."""
     (length,) = _LENGTH.unpack(_exactly(peer, _LENGTH.size))
     if length > most:
-        raise TooLarge(f"a message of {length} bytes, at most {most} were expected")
+        raise MessageTooLarge(f"a message of {length} bytes, at most {most} were expected")
     return decode(_exactly(peer, length))
 
 

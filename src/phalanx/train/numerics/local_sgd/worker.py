@@ -14,8 +14,8 @@ from phalanx.train.gang.agreement import Agreement
 from phalanx.train.gang.groups import Connection
 from phalanx.train.numerics.local_sgd import wire
 from phalanx.train.numerics.local_sgd.outer_step import Named
-from phalanx.train.numerics.local_sgd.rounds import Apart
-from phalanx.train.numerics.local_sgd.settings import Sync
+from phalanx.train.numerics.local_sgd.rounds import LocalRounds
+from phalanx.train.numerics.local_sgd.settings import SyncSettings
 from phalanx.train.state import tree
 
 Address = tuple[str, int, str]
@@ -26,7 +26,7 @@ def shard_of(name: str, num_servers: int) -> int:
     return zlib.crc32(name.encode()) % num_servers
 
 
-class Servers:
+class ServerConnections:
     """Connections to all servers. Used by one thread."""
 
     def __init__(self, addresses: Sequence[Address], worker: int, place: tuple[int, int]) -> None:
@@ -79,10 +79,10 @@ class Servers:
             self._peers = []
 
 
-class Served:
+class ServerOuterStep:
     """One model's weights on the servers."""
 
-    def __init__(self, servers: Servers, model: int, loads: bool, lags: bool) -> None:
+    def __init__(self, servers: ServerConnections, model: int, loads: bool, lags: bool) -> None:
         """`loads`: this worker gives the servers what they begin with. `lags`: none waits for all."""
         self._servers, self._model, self._loads = servers, model, loads
         self.averages_buffers, self.lags = not lags, lags
@@ -149,10 +149,10 @@ class Served:
             }
 
 
-class ServedAgreement:
+class ServerAgreement:
     """Requests by way of the first server: no worker waits for another one."""
 
-    def __init__(self, servers: Servers, every: int) -> None:
+    def __init__(self, servers: ServerConnections, every: int) -> None:
         self._servers, self._every = servers, every
         self._requests = 0
 
@@ -172,19 +172,21 @@ class ServedAgreement:
         """Nothing: the connection is the rounds'."""
 
 
-class ApartWithServers(Apart):
+class ServerRounds(LocalRounds):
     """Workers that exchange with servers, and hear of requests through them."""
 
     def __init__(
-        self, wishes: Sync, servers: Servers, rank: int, tell: Callable[..., None]
+        self, wishes: SyncSettings, servers: ServerConnections, rank: int, tell: Callable[..., None]
     ) -> None:
         lags = wishes.staleness > 0
-        super().__init__(wishes, lambda at: Served(servers, at, loads=rank == 0, lags=lags), tell)
+        super().__init__(
+            wishes, lambda at: ServerOuterStep(servers, at, loads=rank == 0, lags=lags), tell
+        )
         self._servers = servers
 
     def agreement(self, connection: Connection) -> Agreement:
         """By way of the first server."""
-        return ServedAgreement(self._servers, self._wishes.control_every or 1)
+        return ServerAgreement(self._servers, self._wishes.control_every or 1)
 
     def close(self) -> None:
         """Say good-bye to the servers."""

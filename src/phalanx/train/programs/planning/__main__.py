@@ -19,14 +19,14 @@ from phalanx.core.training.estimates import Choice, Estimate, Outline, World
 from phalanx.errors import PlatformError, UserError
 from phalanx.kit.units import parse_size
 from phalanx.train import start
-from phalanx.train.parallel import outlining
-from phalanx.train.programs.planning.sketch import Seen, Sketch
+from phalanx.train.parallel import model_costs
+from phalanx.train.programs.planning.planning_run import PlanningComplete, PlanningRun
 
 _HEAD = ("layout", "parameters", "gradients", "optimizer", "other", "activations", "total", "step")
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ScriptSurvey:
     """What a script showed, and what kept it from showing more."""
 
     outline: Outline
@@ -51,8 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.memory is not None:
             device = estimates.with_memory(world.device, given.memory)
             world = replace(world, device=device)
-        look = looked_at(
-            given.script, rest, world, nullcontext if given.real else outlining.no_memory
+        look = survey_script(
+            given.script, rest, world, nullcontext if given.real else model_costs.meta_parameters
         )
     except PlatformError as error:
         sys.stderr.write(f"phalanx plan: {error}\n")
@@ -102,20 +102,20 @@ def _size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def looked_at(
+def survey_script(
     script: Path, arguments: Sequence[str], world: World,
-    around: Callable[[], AbstractContextManager[None]] = outlining.no_memory,
-) -> Look:  # fmt: skip
+    around: Callable[[], AbstractContextManager[None]] = model_costs.meta_parameters,
+) -> ScriptSurvey:  # fmt: skip
     """Run a script up to its first optimizer step, in a context that `around` makes.
 
     Raises UserError for a script that fails before `run.prepare`, or never calls it.
     """
     if not script.is_file():
         raise UserError(f"{script} is no file", "name a training script")
-    made: list[Sketch] = []
+    made: list[PlanningRun] = []
 
-    def stand_in(options: Any) -> Sketch:
-        made.append(Sketch(options, world.num_ranks))
+    def stand_in(options: Any) -> PlanningRun:
+        made.append(PlanningRun(options, world.num_ranks))
         return made[-1]
 
     before = sys.argv, sys.path[:]
@@ -127,7 +127,7 @@ def looked_at(
         warnings.simplefilter("ignore")
         try:
             runpy.run_path(str(script), run_name="__main__")
-        except Seen:
+        except PlanningComplete:
             pass
         except SystemExit as left:
             problem = f"it ended by itself with {left.code}" if left.code else ""
@@ -140,7 +140,7 @@ def looked_at(
     return _seen(made, script, problem)
 
 
-def _seen(made: Sequence[Sketch], script: Path, problem: str) -> Look:
+def _seen(made: Sequence[PlanningRun], script: Path, problem: str) -> ScriptSurvey:
     sketch = next((one for one in made if one.models), None)
     if sketch is None:
         why = problem or "it never called run.prepare with a model"
@@ -149,7 +149,7 @@ def _seen(made: Sequence[Sketch], script: Path, problem: str) -> Look:
             "a script is planned from what it gives to run.prepare; --real builds the model with memory",
         )
     num = sum(one.numel() for model in sketch.models for one in model.parameters())
-    return Look(sketch.outline(), num, str(sketch.options.strategy), problem)
+    return ScriptSurvey(sketch.outline(), num, str(sketch.options.strategy), problem)
 
 
 def _where(error: Exception, script: Path) -> str:
@@ -165,7 +165,7 @@ def _where(error: Exception, script: Path) -> str:
 # -- what is printed -----------------------------------------------------------------------------
 
 
-def as_json(choice: Choice, world: World, look: Look) -> dict[str, Any]:
+def as_json(choice: Choice, world: World, look: ScriptSurvey) -> dict[str, Any]:
     """Everything, for programs. Bytes are of the rank that needs most, seconds of one step."""
     return {
         "world": {"nodes": world.nodes, "slots_per_node": world.slots_per_node, "device": world.device.name,
@@ -189,7 +189,7 @@ def _row_json(one: Estimate) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def table(choice: Choice, world: World, look: Look) -> str:
+def table(choice: Choice, world: World, look: ScriptSurvey) -> str:
     """For people: the layouts that fit, or come closest, and the one to take."""
     outline = look.outline
     memory = world.device.memory_bytes

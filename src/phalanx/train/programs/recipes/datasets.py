@@ -26,7 +26,7 @@ class CifarBinary(Dataset[tuple[torch.Tensor, int]]):
     Raises UserError for a file that is not there, or is none.
     """
 
-    def __init__(self, files: Sequence[Path], moved: bool) -> None:
+    def __init__(self, files: Sequence[Path], augment: bool) -> None:
         for file in files:
             if not file.is_file():
                 raise UserError(f"{file}: there is no such file")
@@ -34,7 +34,7 @@ class CifarBinary(Dataset[tuple[torch.Tensor, int]]):
                 raise UserError(f"{file}: {file.stat().st_size} bytes are no rows of {_ROW}")
         self._rows = [np.memmap(file, np.uint8, "r").reshape(-1, _ROW) for file in files]
         self._begins = np.cumsum([0, *(len(rows) for rows in self._rows)])
-        self._moved = moved
+        self._augment = augment
 
     def __len__(self) -> int:
         return int(self._begins[-1])
@@ -43,10 +43,10 @@ class CifarBinary(Dataset[tuple[torch.Tensor, int]]):
         at = int(np.searchsorted(self._begins, number, "right")) - 1
         row = self._rows[at][number - self._begins[at]]
         x = torch.from_numpy(np.array(row[1:])).view(3, 32, 32)
-        return (moved(x) if self._moved else x), int(row[0])
+        return (augmented(x) if self._augment else x), int(row[0])
 
 
-def moved(x: torch.Tensor, most: int = 4) -> torch.Tensor:
+def augmented(x: torch.Tensor, most: int = 4) -> torch.Tensor:
     """An image moved by up to `most` pixels, and mirrored half of the time."""
     height, width = x.shape[1:]
     top, left, mirrored = (int(torch.randint(n, ())) for n in (2 * most + 1, 2 * most + 1, 2))
@@ -89,8 +89,8 @@ def images(recipe: Recipe) -> Parts:
         raise UserError(f"{root}: there is no such folder", "--data-path, or --dataset FOLDER")
     binary = root / "cifar-10-batches-bin" if (root / "cifar-10-batches-bin").is_dir() else root
     if files := sorted(binary.glob("data_batch_*.bin")):
-        train = CifarBinary(files, moved=True)
-        return train, CifarBinary([binary / "test_batch.bin"], moved=False), 10
+        train = CifarBinary(files, augment=True)
+        return train, CifarBinary([binary / "test_batch.bin"], augment=False), 10
     if (root / "cifar-10-batches-py").is_dir():
         hint = "cifar-10-binary.tar.gz holds the same without"
         raise UserError(f"{root}: CIFAR-10 as pickles, and nothing is unpickled here", hint)

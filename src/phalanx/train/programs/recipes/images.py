@@ -13,7 +13,7 @@ MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}
 
 
-class Normalised(nn.Module):
+class Normalize(nn.Module):
     """uint8 to floats around 0."""
 
     def __init__(self) -> None:
@@ -66,10 +66,10 @@ class ResNet(nn.Module):
         super().__init__()
         width = max(8, round(64 * scale))
         bottleneck = 1 if name == "resnet18" else 4
-        self.stem = nn.Sequential(Normalised(), _conv(3, width, 3), nn.ReLU())
+        self.stem = nn.Sequential(Normalize(), _conv(3, width, 3), nn.ReLU())
         if image_size > 64:
             self.stem = nn.Sequential(
-                Normalised(), _conv(3, width, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
+                Normalize(), _conv(3, width, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
             )
         blocks: list[nn.Module] = []
         inner = width
@@ -98,7 +98,7 @@ class ViT(nn.Module):
         super().__init__()
         heads = max(1, round(12 * scale))
         width, patch = 64 * heads, 16 if image_size >= 64 else 4
-        self.norm_in = Normalised()
+        self.norm_in = Normalize()
         self.cut = nn.Conv2d(3, width, patch, patch)
         self.whole = nn.Parameter(torch.zeros(1, 1, width))
         self.places = nn.Parameter(0.02 * torch.randn(1, (image_size // patch) ** 2 + 1, width))

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         model = texts.Transformer(given.block, given.scale, causal=given.model == "gpt")
         x = torch.randint(256, (given.batch_size, given.block))
         y = x.roll(-1, 1)
-        loss_of = texts.foretell if given.model == "gpt" else texts.fill_in
+        loss_of = texts.next_byte_loss if given.model == "gpt" else texts.masked_byte_loss
     optimizer = optimizer_of(recipe, model)
     # Samples are numbers only: what is measured is computing and communication.
     loader = DataLoader(TensorDataset(torch.arange(count)), given.batch_size, drop_last=True)

@@ -16,7 +16,7 @@ HIDDEN_SHARE = 0.15
 IGNORED = -100
 
 
-class Layer(nn.Module):
+class TransformerLayer(nn.Module):
     """Attention, then two linear layers, each behind its normalisation."""
 
     def __init__(self, width: int, heads: int, causal: bool) -> None:
@@ -48,7 +48,7 @@ class Transformer(nn.Module):
         width, depth = 64 * heads, max(2, round(12 * min(1.0, scale * 2)))
         self.ids = nn.Embedding(NUM_BYTES + 1, width)
         self.places = nn.Parameter(0.02 * torch.randn(block, width))
-        self.layers = nn.Sequential(*(Layer(width, heads, causal) for _ in range(depth)))
+        self.layers = nn.Sequential(*(TransformerLayer(width, heads, causal) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, NUM_BYTES)
         self.apply(_start)
@@ -66,12 +66,12 @@ def _start(module: nn.Module) -> None:
         nn.init.normal_(module.weight, std=0.02)
 
 
-def foretell(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def next_byte_loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Nats per byte of the next ones."""
     return functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
 
 
-def fill_in(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def masked_byte_loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Nats per byte of hidden ones; which are hidden comes from torch's generator."""
     hidden = torch.rand(x.shape, device=x.device) < HIDDEN_SHARE
     hidden[:, 0] = True  # never none

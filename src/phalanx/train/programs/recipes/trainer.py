@@ -53,7 +53,13 @@ def task_of(recipe: Recipe) -> Task:
     train, held_out, _ = datasets.texts(recipe)
     causal = recipe.model == "gpt"
     model = texts.Transformer(recipe.block, recipe.scale, causal=causal)
-    return Task(model, train, held_out, texts.foretell if causal else texts.fill_in, "val_loss")
+    return Task(
+        model,
+        train,
+        held_out,
+        texts.next_byte_loss if causal else texts.masked_byte_loss,
+        "val_loss",
+    )
 
 
 def image_model(recipe: Recipe, num_classes: int) -> nn.Module:

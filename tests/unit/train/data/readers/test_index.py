@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from phalanx.checkpoint.digest import canonical, digest_of
 from phalanx.errors import DataCorrupt, NotFound, NotSupported, UserError
-from phalanx.train.data.readers.formats.tables import Names, pack, ragged, unpack
 from phalanx.train.data.readers.index import Index
+from phalanx.train.data.readers.layouts.columns import Names, pack, ragged, unpack
 from phalanx.train.data.readers.locating import expand, load_index, locate, save_index
 from phalanx.train.data.readers.scanning import detect_kind, full_index, list_index
 from phalanx.train.data.readers.sources import LocalSource

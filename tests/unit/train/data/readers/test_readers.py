@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from phalanx.core.training.batches import Plan
 from phalanx.errors import DataCorrupt, UserError
 from phalanx.train.data.readers import Parquet, TarShards, TextFile, rank_counts, skew
-from phalanx.train.data.readers.formats.tarfiles import read_layout
-from phalanx.train.data.readers.formats.textscan import MARK_EVERY, scan_text
+from phalanx.train.data.readers.layouts.tar import read_layout
+from phalanx.train.data.readers.layouts.text import MARK_EVERY, scan_text
 from phalanx.train.data.readers.locating import locate, save_index
 from phalanx.train.data.readers.scanning import full_index
 

@@ -1,25 +1,25 @@
 import pytest
 
 from phalanx.errors import SpecInvalid
-from phalanx.train.numerics.compression.auto import (
+from phalanx.train.numerics.compression.method_choice import (
     LEAST,
     MOST,
     MOST_OF_SHORT,
-    Auto,
+    FastestMethod,
     choose,
-    still_racing,
+    remaining_candidates,
 )
-from phalanx.train.numerics.compression.settings import Compression
+from phalanx.train.numerics.compression.settings import CompressionSettings
 from phalanx.train.settings import tuned
 
 pytestmark = pytest.mark.unit
 
 
 def test_a_name_or_a_mapping_says_it():
-    assert Compression.parse("topk") == Compression(method="topk")
-    assert Compression.parse({"method": "powersgd", "rank": 4}).rank == 4
-    assert Compression.parse(False) == Compression()
-    assert not Compression.parse("none").compresses
+    assert CompressionSettings.parse("topk") == CompressionSettings(method="topk")
+    assert CompressionSettings.parse({"method": "powersgd", "rank": 4}).rank == 4
+    assert CompressionSettings.parse(False) == CompressionSettings()
+    assert not CompressionSettings.parse("none").compresses
 
 
 @pytest.mark.parametrize(
@@ -49,13 +49,13 @@ def test_a_less_faithful_method_has_to_be_clearly_faster():
 
 def test_a_candidate_leaves_the_race_when_noise_cannot_explain_it():
     medians = {"none": 1.4, "bf16": 1.1, "powersgd": 1.0}
-    assert still_racing({**medians, "none": 1.6}, LEAST) == ("bf16", "powersgd")
-    assert still_racing(medians, LEAST) == ("none", "bf16", "powersgd")
-    assert still_racing(medians, 6) == ("bf16", "powersgd")
-    assert still_racing(medians, MOST) == ("powersgd",), "long steps: it is time to decide"
+    assert remaining_candidates({**medians, "none": 1.6}, LEAST) == ("bf16", "powersgd")
+    assert remaining_candidates(medians, LEAST) == ("none", "bf16", "powersgd")
+    assert remaining_candidates(medians, 6) == ("bf16", "powersgd")
+    assert remaining_candidates(medians, MOST) == ("powersgd",), "long steps: it is time to decide"
     short = {name: took / 100 for name, took in medians.items()}
-    assert still_racing(short, MOST) == ("bf16", "powersgd")
-    assert still_racing(short, MOST_OF_SHORT) == ("powersgd",)
+    assert remaining_candidates(short, MOST) == ("bf16", "powersgd")
+    assert remaining_candidates(short, MOST_OF_SHORT) == ("powersgd",)
 
 
 class Race:
@@ -65,7 +65,7 @@ class Race:
         monkeypatch.setattr("torch.distributed.all_reduce", lambda row, op: None)
         self.took, self.now, self.steps, self.told = took, 0.0, [], []
         told = lambda method, medians: self.told.append((method, dict(medians)))  # noqa: E731
-        self.auto = Auto(tuple(took), told, clock=lambda: self.now)
+        self.auto = FastestMethod(tuple(took), told, clock=lambda: self.now)
 
     def run(self, steps):
         for _ in range(steps):
@@ -85,11 +85,11 @@ def test_auto_takes_candidates_in_turn_and_drops_the_slow_ones_first(monkeypatch
 
 
 def test_a_saved_decision_stands():
-    again = Auto(("none", "bf16"), lambda method, medians: None)
+    again = FastestMethod(("none", "bf16"), lambda method, medians: None)
     again.load_state_dict({"choice": "bf16", "medians": {"none": 2.0, "bf16": 1.0}})
     assert again.method == "bf16"
     again.settle()
     assert again.choice == "bf16"
-    again = Auto(("none", "fp16"), lambda method, medians: None)
+    again = FastestMethod(("none", "fp16"), lambda method, medians: None)
     again.load_state_dict({"choice": "bf16", "medians": {}})
     assert again.choice is None, "what is no candidate any more is measured anew"

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from phalanx.core.training.staleness import Clocks, Decisions
 from phalanx.errors import TrainingError
 from phalanx.train.numerics.local_sgd import wire
-from phalanx.train.numerics.local_sgd.server import Server, listen, serve
-from phalanx.train.numerics.local_sgd.settings import Sync
-from phalanx.train.numerics.local_sgd.worker import Servers, shard_of
+from phalanx.train.numerics.local_sgd.server import ParameterServer, listen, serve
+from phalanx.train.numerics.local_sgd.settings import SyncSettings
+from phalanx.train.numerics.local_sgd.worker import ServerConnections, shard_of
 
 pytestmark = pytest.mark.unit
 GUARD_S = 60
@@ -80,8 +80,10 @@ class Gang:
     """Real sockets, a thread for each worker."""
 
     def __init__(self, num_workers, num_servers=2, **wishes):
-        self.wishes = Sync.parse({"method": "server", "servers": num_servers, **wishes})
-        self.servers = [Server(self.wishes, num_workers, PLACE) for _ in range(num_servers)]
+        self.wishes = SyncSettings.parse({"method": "server", "servers": num_servers, **wishes})
+        self.servers = [
+            ParameterServer(self.wishes, num_workers, PLACE) for _ in range(num_servers)
+        ]
         self.rooms = [listen() for _ in self.servers]
         self.addresses = [("127.0.0.1", room.getsockname()[1], "secret") for room in self.rooms]
         self.threads = [
@@ -92,7 +94,7 @@ class Gang:
             one.start()
 
     def worker(self, number, place=PLACE):
-        return Servers(self.addresses, number, place)
+        return ServerConnections(self.addresses, number, place)
 
     def join(self):
         for one in self.threads:

@@ -7,20 +7,20 @@ from phalanx.core.training import rounds
 from phalanx.errors import SpecInvalid
 from phalanx.train.numerics.local_sgd.exchange import BLOCK, pack, part_length, unpack
 from phalanx.train.numerics.local_sgd.outer_step import outer_step
-from phalanx.train.numerics.local_sgd.settings import Outer, Sync
+from phalanx.train.numerics.local_sgd.settings import OuterSettings, SyncSettings
 from phalanx.train.settings import tuned
 
 pytestmark = pytest.mark.unit
 
 
 def test_a_name_or_a_mapping_says_it():
-    assert Sync.parse("diloco") == Sync(
-        method="diloco", every=50, outer=Outer(lr=0.7, momentum=0.9, nesterov=True)
+    assert SyncSettings.parse("diloco") == SyncSettings(
+        method="diloco", every=50, outer=OuterSettings(lr=0.7, momentum=0.9, nesterov=True)
     )
-    assert Sync.parse("local_sgd").outer == Outer()
-    assert Sync.parse({"method": "diloco", "outer": {"lr": 0.5}}).outer.momentum == 0.9
-    assert Sync.parse("server").every == 1
-    assert Sync.parse(False) == Sync() and not Sync().apart
+    assert SyncSettings.parse("local_sgd").outer == OuterSettings()
+    assert SyncSettings.parse({"method": "diloco", "outer": {"lr": 0.5}}).outer.momentum == 0.9
+    assert SyncSettings.parse("server").every == 1
+    assert SyncSettings.parse(False) == SyncSettings() and not SyncSettings().is_local
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_parts_are_whole_blocks_that_hold_everything(num, world):
 
 def test_the_outer_step_is_that_of_the_paper():
     """Nesterov as in DiLoCo, written out, over three rounds of two tensors."""
-    wishes = Outer(lr=0.7, momentum=0.9, nesterov=True)
+    wishes = OuterSettings(lr=0.7, momentum=0.9, nesterov=True)
     outer = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([[3.0]])}
     expected = {name: one.clone() for name, one in outer.items()}
     kept: dict[str, torch.Tensor] = {}

@@ -15,7 +15,7 @@ from phalanx.errors import DataCorrupt
 from phalanx.train.data.readers.cache import NodeCache
 from phalanx.train.data.readers.formats.decoding import as_bytes, check_mode, decode_pil, to_tensor
 from phalanx.train.data.readers.locating import Root, open_index
-from phalanx.train.data.readers.shelf import Verify, check_verify
+from phalanx.train.data.readers.open_shards import Verify, check_verify
 from phalanx.train.data.readers.sources import LocalSource
 
 

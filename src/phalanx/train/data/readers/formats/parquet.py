@@ -13,9 +13,9 @@ from torch.utils.data import Dataset
 from phalanx.errors import DataCorrupt, UserError
 from phalanx.kit.units import parse_size
 from phalanx.train.data.readers.cache import NodeCache, OpenFile
-from phalanx.train.data.readers.formats import parquetfiles
+from phalanx.train.data.readers.layouts import parquet
 from phalanx.train.data.readers.locating import Root, open_index
-from phalanx.train.data.readers.shelf import Shelf, Verify
+from phalanx.train.data.readers.open_shards import OpenShards, Verify
 
 _MAX_OPEN = 16
 
@@ -48,7 +48,7 @@ class Parquet(Dataset[dict[str, Any]]):
         self.columns = tuple(columns)
         self.transform = transform
         self.group_bytes = parse_size(group_bytes)
-        self._shelf = Shelf(self.source, self.index, verify, _MAX_OPEN)
+        self._shelf = OpenShards(self.source, self.index, verify, _MAX_OPEN)
         counts = self.index.tables["groups"]
         self._row_starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         self._readers: OrderedDict[int, tuple[OpenFile, Any]] = OrderedDict()
@@ -83,12 +83,10 @@ class Parquet(Dataset[dict[str, Any]]):
         starts = self.index.tables["group_starts"]
         number = int(np.searchsorted(starts, group, "right")) - 1
         file, reader = self._reader(number)
-        table = parquetfiles.read_group(
-            reader, group - int(starts[number]), self.columns, file.path
-        )
+        table = parquet.read_group(reader, group - int(starts[number]), self.columns, file.path)
         if table.num_rows != int(self.index.tables["groups"][group]):
             raise DataCorrupt(f"{file.path} has other row groups than its index says")
-        values = {name: parquetfiles.column_getter(table[name]) for name in self.columns}
+        values = {name: parquet.column_getter(table[name]) for name in self.columns}
         self._keep(group, int(table.nbytes), values)
         return values
 
@@ -102,8 +100,8 @@ class Parquet(Dataset[dict[str, Any]]):
         file = self._shelf.get(number)
         found = self._readers.pop(number, None)
         if found is None or found[0] is not file:
-            reader = parquetfiles.open_parquet(file.path)
-            parquetfiles.check_columns(reader, self.columns, file.path)
+            reader = parquet.open_parquet(file.path)
+            parquet.check_columns(reader, self.columns, file.path)
             found = (file, reader)
         self._readers[number] = found
         while len(self._readers) > _MAX_OPEN:

@@ -12,9 +12,9 @@ from torch.utils.data import Dataset
 
 from phalanx.errors import DataCorrupt, PlatformError
 from phalanx.train.data.readers.cache import NodeCache
-from phalanx.train.data.readers.formats.tables import Names
+from phalanx.train.data.readers.layouts.columns import Names
 from phalanx.train.data.readers.locating import Root, open_index
-from phalanx.train.data.readers.shelf import Shelf, Verify
+from phalanx.train.data.readers.open_shards import OpenShards, Verify
 
 Decoder = Callable[[bytes], Any]
 
@@ -60,7 +60,7 @@ class TarShards(Dataset[dict[str, Any]]):
         self.source, self.index = open_index(shards, "tar", cache, index)
         self.transform = transform
         self.decoders = dict(decoders)
-        self._shelf = Shelf(self.source, self.index, verify, max_open)
+        self._shelf = OpenShards(self.source, self.index, verify, max_open)
         tables = self.index.tables
         self._starts, self._members = tables["member_starts"], tables["members"]
         self._suffixes = tables["member_suffixes"]

@@ -13,11 +13,11 @@ from torch.utils.data import Dataset
 
 from phalanx.errors import DataCorrupt, UserError
 from phalanx.train.data.readers.cache import NodeCache, OpenFile
-from phalanx.train.data.readers.formats.tables import Array, Int64s
-from phalanx.train.data.readers.formats.textscan import MARK_EVERY, scan_text
 from phalanx.train.data.readers.index import Index
+from phalanx.train.data.readers.layouts.columns import Array, Int64s
+from phalanx.train.data.readers.layouts.text import MARK_EVERY, scan_text
 from phalanx.train.data.readers.locating import Root, open_index
-from phalanx.train.data.readers.shelf import Shelf, Verify
+from phalanx.train.data.readers.open_shards import OpenShards, Verify
 
 Unit = Literal["bytes", "characters", "uint16", "uint32", "int32", "int64"]
 Block = tuple[torch.Tensor, torch.Tensor]
@@ -63,7 +63,7 @@ class TextFile(Dataset[Block]):
         self.unit = unit
         self.source, self.index = open_index(path, "text", cache, index)
         self._dtype = np.dtype(_NUMBERS[unit])
-        self._shelf = Shelf(self.source, self.index, verify, _MAX_OPEN)
+        self._shelf = OpenShards(self.source, self.index, verify, _MAX_OPEN)
         self._maps: dict[int, tuple[OpenFile, Any]] = {}
         self._marks, self._codes, lengths = self._units()
         counts = np.maximum(0, (lengths - block - 1) // self.stride + 1)
@@ -160,7 +160,7 @@ def _check(block: int, stride: int, unit: str) -> None:
         raise UserError(f"unit is {unit!r}", f"use one of {', '.join(_NUMBERS)}")
 
 
-def _with_characters(index: Index, shelf: Shelf) -> dict[str, Array]:
+def _with_characters(index: Index, shelf: OpenShards) -> dict[str, Array]:
     """Marks and alphabet from the index; without one, from reading the files once."""
     if index.has_digests:
         return dict(index.tables)

@@ -13,8 +13,8 @@ from torch import nn
 
 from phalanx.errors import TrainingError
 from phalanx.kit.clock import backoff_s
+from phalanx.train.federated.folder import load_weights
 from phalanx.train.numerics.local_sgd import wire
-from phalanx.train.programs.federated.keeping import fit
 
 _TALK_S = 600.0
 _ASK_EVERY_S = 0.5
@@ -59,7 +59,7 @@ class Site:
             if answer["do"] == "wait":
                 self._sleep(_ASK_EVERY_S)
                 continue
-            fit(model, answer["weights"], "what the coordinator gives")
+            load_weights(model, answer["weights"], "what the coordinator gives")
             if answer["do"] == "leave":
                 return
             self._round, self._submitted = int(answer["round"]), False

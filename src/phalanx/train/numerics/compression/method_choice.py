@@ -20,7 +20,7 @@ _SURE = ((0, 1.5), (6, 1.2), (20, 1.1))
 WORTH = 0.02
 
 
-class Schedule(Protocol):
+class MethodSchedule(Protocol):
     """Says how gradients travel. All ranks make the same calls."""
 
     @property
@@ -46,7 +46,7 @@ class Schedule(Protocol):
         ...
 
 
-class Fixed:
+class FixedMethod:
     """Always the same."""
 
     def __init__(self, method: str) -> None:
@@ -64,7 +64,7 @@ class Fixed:
         """Nothing."""
 
 
-class Auto:
+class FastestMethod:
     """Takes candidates in turn, step by step, drops those that are clearly slower, and ends with one.
 
     Whole steps are compared, because a method costs computing as well as waiting, and because what a
@@ -115,7 +115,7 @@ class Auto:
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         now = dict(zip(self.racing, slowest.tolist(), strict=True))
         self.medians |= now
-        self.racing = still_racing(now, self._round)
+        self.racing = remaining_candidates(now, self._round)
         if self.choice is not None:
             self._tell(self.choice, self.medians)
 
@@ -130,7 +130,7 @@ class Auto:
             self.medians = dict(state["medians"])
 
 
-def still_racing(medians: Mapping[str, float], rounds: int) -> tuple[str, ...]:
+def remaining_candidates(medians: Mapping[str, float], rounds: int) -> tuple[str, ...]:
     """The candidates that may yet turn out to be the best; one, once it is time to decide."""
     took_s = rounds * sum(medians.values())
     if rounds >= (MOST_OF_SHORT if took_s < SHORT_S else MOST):

@@ -6,7 +6,7 @@ number of samples and metrics. Nothing else crosses.
 
 from __future__ import annotations
 
-from phalanx.train.programs.federated.coordinator import Coordinator
-from phalanx.train.programs.federated.site import Site
+from phalanx.train.federated.coordinator import Coordinator
+from phalanx.train.federated.site import Site
 
 __all__ = ["Coordinator", "Site"]

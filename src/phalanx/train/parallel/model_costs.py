@@ -21,13 +21,13 @@ _SPLITTING = ("colwise", "rowwise", "embedding")
 
 
 @contextlib.contextmanager
-def no_memory() -> Iterator[None]:
+def meta_parameters() -> Iterator[None]:
     """Modules that are made in here get parameters with shapes and no memory."""
     register = nn.Module.register_parameter
 
     def hollow(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
         if param is not None and not param.is_meta:
-            param = nn.Parameter(stages.hollow(param.detach()), param.requires_grad)
+            param = nn.Parameter(stages.to_meta(param.detach()), param.requires_grad)
         register(self, name, param)
 
     nn.Module.register_parameter = hollow  # type: ignore[method-assign]
@@ -37,20 +37,20 @@ def no_memory() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def hollow_in_place(model: nn.Module) -> None:
+def move_to_meta(model: nn.Module) -> None:
     """Take the memory of what still has some, and leave every object where it is in the model."""
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None:
-                module._buffers[name] = stages.hollow(buffer)
+                module._buffers[name] = stages.to_meta(buffer)
         for name, parameter in module._parameters.items():
             if parameter is not None and not parameter.is_meta:
-                made = nn.Parameter(stages.hollow(parameter.detach()), parameter.requires_grad)
+                made = nn.Parameter(stages.to_meta(parameter.detach()), parameter.requires_grad)
                 module._parameters[name] = made
 
 
 @contextlib.contextmanager
-def lean_attention() -> Iterator[None]:
+def flash_attention_costs() -> Iterator[None]:
     """Attention keeps what the kernels of real devices keep: not the scores of all pairs.
 
     Without memory torch takes its plain formula, which would count them.
@@ -75,7 +75,7 @@ def lean_attention() -> Iterator[None]:
         functional.scaled_dot_product_attention = usual
 
 
-class Gauge:
+class CostRecorder:
     """Counts what forward passes keep for the backward pass, and what both compute."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class Gauge:
                 self._own.add(one.untyped_storage()._cdata)
         if not self._counts:
             self._counts = True
-            self._counting.enter_context(lean_attention())
+            self._counting.enter_context(flash_attention_costs())
             self._counting.enter_context(self._flops)
             self._counting.enter_context(self._hooks)
 

@@ -19,7 +19,7 @@ Tensors = Mapping[str, torch.Tensor]
 _KEPT = 2
 
 
-class Folder:
+class FederationFolder:
     """One federation's files: `round-…` for each model, `answers/…` and `cohort.json` for the round."""
 
     def __init__(self, root: Path) -> None:
@@ -116,7 +116,7 @@ class Folder:
         return found
 
 
-def fit(model: nn.Module, weights: Tensors, whose: str) -> None:
+def load_weights(model: nn.Module, weights: Tensors, whose: str) -> None:
     """Load them. Raises RestoreMismatch where they are of another model."""
     try:
         model.load_state_dict(weights)

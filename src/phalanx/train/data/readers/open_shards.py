@@ -9,7 +9,7 @@ from phalanx.checkpoint.digest import Digest
 from phalanx.errors import DataCorrupt, UserError
 from phalanx.train.data.readers.cache import OpenFile
 from phalanx.train.data.readers.index import Index
-from phalanx.train.data.readers.sources import Source
+from phalanx.train.data.readers.sources import DataSource
 
 Verify = Literal["first_open", "never", "full"]
 """When digests are checked: at a shard's first opening in a process, never, or all at the start."""
@@ -38,14 +38,14 @@ def check_digest(file: OpenFile, index: Index, number: int, where: str) -> None:
         )
 
 
-class Shelf:
+class OpenShards:
     """At most `max_open` files of a data set, held open, least recently used closed first.
 
     One per process: a fork may use the files it inherits, since nothing here moves a file position; a
     pickle carries none.
     """
 
-    def __init__(self, source: Source, index: Index, verify: Verify, max_open: int) -> None:
+    def __init__(self, source: DataSource, index: Index, verify: Verify, max_open: int) -> None:
         if max_open < 1:
             raise UserError("max_open must be at least 1")
         check_verify(verify, index)

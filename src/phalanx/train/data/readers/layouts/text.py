@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.train.data.readers.formats.tables import Array, Int64s
+from phalanx.train.data.readers.layouts.columns import Array, Int64s
 
 MARK_EVERY = 1024
 

@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +25,7 @@ _NO_GPU = {
 }
 
 
-@contextlib.contextmanager
-def unrecorded() -> Iterator[None]:
-    """What this thread starts within leaves no events in a trace, whenever it ends.
-
-    For collectives that are still under way when a trace may stop: one that ended after that would write
-    its time into memory that the profiler has freed.
-    """
-    torch._C._autograd._enable_record_function(False)
-    try:
-        yield
-    finally:
-        torch._C._autograd._enable_record_function(True)
-
-
-def settle(
+def wait_for_gloo_threads(
     threads: Callable[[], dict[str, tuple[str, str]]], patience_s: float = _PATIENCE_S
 ) -> None:
     """Wait until every thread that runs gloo's collectives has been seen asleep.
@@ -59,7 +45,7 @@ def settle(
         time.sleep(_LOOK_S)
 
 
-def own_threads() -> dict[str, tuple[str, str]]:
+def thread_states() -> dict[str, tuple[str, str]]:
     """(name, state) of each thread of this process; of none where the system does not tell."""
     found = {}
     for task in _TASKS.iterdir() if _TASKS.is_dir() else ():
@@ -96,7 +82,7 @@ class Tracer:
         self._open.close()
         if self.on_gpu and "nvtx" in self.extras:
             return 0, []
-        settle(own_threads)
+        wait_for_gloo_threads(thread_states)
         self._profiler.stop()
         handle, name = tempfile.mkstemp(suffix=".json")
         os.close(handle)
@@ -108,7 +94,7 @@ class Tracer:
         return int(found.get("baseTimeNanoseconds", 0)), list(found["traceEvents"])
 
 
-def extra_parts(tracer: Tracer, stem: Path) -> list[str]:
+def write_extras(tracer: Tracer, stem: Path) -> list[str]:
     """Write what was asked for besides, under names that begin with `stem`; one sentence for each."""
     if not tracer.on_gpu:
         return [_NO_GPU[one] for one in tracer.extras if one in _NO_GPU]

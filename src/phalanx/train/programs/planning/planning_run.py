@@ -17,16 +17,16 @@ from torch.utils.data import DataLoader
 
 from phalanx.core.training.estimates import Outline
 from phalanx.train.numerics import recompute
-from phalanx.train.parallel import outlining, stages
+from phalanx.train.parallel import model_costs, stages
 from phalanx.train.step.components import Options
 from phalanx.train.step.early_stop import EarlyStopping
 
 
-class Seen(BaseException):
+class PlanningComplete(BaseException):
     """Enough has been seen. Not an Exception: scripts catch those."""
 
 
-class HollowLoader:
+class MetaLoader:
     """The script's loader; its batches have no memory."""
 
     def __init__(self, loader: Any) -> None:
@@ -42,10 +42,10 @@ class HollowLoader:
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self.original:
-            yield tree_map_only(torch.Tensor, stages.hollow, batch)
+            yield tree_map_only(torch.Tensor, stages.to_meta, batch)
 
 
-class Sketch:
+class PlanningRun:
     """Stands in a run's place, with every name that scripts use."""
 
     def __init__(self, options: Options, world_size: int) -> None:
@@ -53,7 +53,7 @@ class Sketch:
         self.rank, self.is_main = 0, True
         self.state: dict[str, Any] = {}
         self.device = torch.device("meta")
-        self.gauge = outlining.Gauge()
+        self.gauge = model_costs.CostRecorder()
         self.models: list[nn.Module] = []
         self._optimizers: list[Optimizer] = []
         self._kept_by_optimizers = 0
@@ -65,7 +65,7 @@ class Sketch:
         """The same things, without memory."""
         models = [one for one in things if isinstance(one, nn.Module)]
         for model in models:
-            outlining.hollow_in_place(model)
+            model_costs.move_to_meta(model)
             recompute.recompute_blocks(model, self.options.tuning.activation_checkpointing)
         self.models += models
         done = [self._prepare_one(one) for one in things]
@@ -74,27 +74,27 @@ class Sketch:
 
     def _prepare_one(self, thing: Any) -> Any:
         if isinstance(thing, Optimizer):
-            self._kept_by_optimizers += outlining.optimizer_bytes(thing)
+            self._kept_by_optimizers += model_costs.optimizer_bytes(thing)
             thing.zero_grad()
             thing.step = self._enough  # type: ignore[method-assign]
             return thing
         if isinstance(thing, DataLoader):
             if self._batch is None:
                 self._batch = thing.batch_size or 1
-            return HollowLoader(thing)
+            return MetaLoader(thing)
         return thing
 
     def _enough(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise Seen
+        raise PlanningComplete
 
     def eval_loader(self, loader: Any) -> Any:
         """Hollow too."""
-        return HollowLoader(loader)
+        return MetaLoader(loader)
 
     def epochs(self, num: int) -> Iterator[int]:
         """One of them is enough."""
         yield 0
-        raise Seen
+        raise PlanningComplete
 
     def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
         """A backward pass without numbers."""
@@ -157,7 +157,7 @@ class Sketch:
 
     def finish(self) -> NoReturn:
         """The script is at its end."""
-        raise Seen
+        raise PlanningComplete
 
     # -- what was seen ---------------------------------------------------------------------------
 
@@ -171,24 +171,24 @@ class Sketch:
         self.gauge.stop()
         tuning, main = self.options.tuning, self.models[0]
         tensors = [one for model in self.models for one in model.parameters()]
-        trained = outlining.bytes_of(one for one in tensors if one.requires_grad)
+        trained = model_costs.bytes_of(one for one in tensors if one.requires_grad)
         flops, kept = self.gauge.flops, self.gauge.kept_bytes
         # In half precision about half of what is kept is half as wide.
         narrow = 1.0 if tuning.precision == "fp32" else 0.75
         return Outline(
-            parameter_bytes=outlining.bytes_of(tensors),
+            parameter_bytes=model_costs.bytes_of(tensors),
             trainable_bytes=trained,
             optimizer_bytes=self._kept_by_optimizers or 2 * trained,
-            block_bytes=max(outlining.block_bytes(model) for model in self.models),
-            buffer_bytes=outlining.bytes_of(b for model in self.models for b in model.buffers()),
+            block_bytes=max(model_costs.block_bytes(model) for model in self.models),
+            buffer_bytes=model_costs.bytes_of(b for model in self.models for b in model.buffers()),
             batch=self._batch or 1,
             activation_bytes=None if kept is None else int(kept * narrow),
             flops=None if flops is None else flops * self.options.accumulate,
             convolved=self.gauge.convolved,
-            precision=outlining.computes_in(main, tuning.precision),
-            cast_bytes=outlining.cast_bytes(tensors) if self._casts else 0,
-            tp_part=outlining.split_part(main, self.options.tp_plan),
-            layer_bytes=outlining.layer_bytes(main),
+            precision=model_costs.computes_in(main, tuning.precision),
+            cast_bytes=model_costs.cast_bytes(tensors) if self._casts else 0,
+            tp_part=model_costs.split_part(main, self.options.tp_plan),
+            layer_bytes=model_costs.layer_bytes(main),
             schedule=tuning.pipeline_schedule,
             micro_batches=tuning.micro_batches,
         )

@@ -24,12 +24,12 @@ from phalanx.core.contract.records import (
 from phalanx.core.training.federation import Federation, Phase, Rules
 from phalanx.errors import CheckpointCorrupt, Problem, SpecInvalid, TrainingError
 from phalanx.kit.clock import Clock, SystemClock
+from phalanx.train.federated.folder import FederationFolder, Tensors, load_weights
 from phalanx.train.gang import context
 from phalanx.train.gang.report import NoReport, Report, ReportFile
 from phalanx.train.numerics.local_sgd import wire
 from phalanx.train.numerics.local_sgd.outer_step import outer_step
-from phalanx.train.numerics.local_sgd.settings import Outer
-from phalanx.train.programs.federated.keeping import Folder, Tensors, fit
+from phalanx.train.numerics.local_sgd.settings import OuterSettings
 
 _LOOK_S = 0.05
 _TALK_S = 600.0
@@ -87,9 +87,9 @@ class Coordinator:
         kept = model.state_dict().values()
         self._most_bytes = _AROUND_BYTES + 2 * sum(one.numel() * one.element_size() for one in kept)
         self._on_round, self._clock = on_round, clock or SystemClock()
-        self._outer = Outer(lr=server_lr, momentum=server_momentum)
+        self._outer = OuterSettings(lr=server_lr, momentum=server_momentum)
         self._momentum: dict[str, torch.Tensor] = {}
-        self._folder = Folder(Path(folder) / "federation")
+        self._folder = FederationFolder(Path(folder) / "federation")
         self._federation = Federation(rules)
         self._answers: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()
@@ -107,7 +107,7 @@ class Coordinator:
             self._folder.write_model(0, self._kept())
             return
         number, state = kept
-        fit(self.model, state["weights"], "what the coordinator's directory holds")
+        load_weights(self.model, state["weights"], "what the coordinator's directory holds")
         self._momentum = dict(state["momentum"])
         cohort = self._folder.cohort(number + 1)
         now_s = self._clock.monotonic()
@@ -211,7 +211,7 @@ class Coordinator:
             peer.settimeout(_TALK_S)
             try:
                 message = wire.receive(peer, self._most_bytes)
-            except (wire.TooLarge, CheckpointCorrupt) as error:
+            except (wire.MessageTooLarge, CheckpointCorrupt) as error:
                 wire.refuse(peer, str(error))
                 return
             wire.send(peer, self.answer(message))

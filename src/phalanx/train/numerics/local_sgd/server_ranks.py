@@ -22,19 +22,19 @@ from phalanx.errors import Problem, SpecInvalid
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import START_TIMEOUT, await_host
 from phalanx.train.gang.report import Report
-from phalanx.train.numerics.local_sgd.server import Server, listen, serve
-from phalanx.train.numerics.local_sgd.settings import Sync
-from phalanx.train.numerics.local_sgd.worker import Address, Servers
+from phalanx.train.numerics.local_sgd.server import ParameterServer, listen, serve
+from phalanx.train.numerics.local_sgd.settings import SyncSettings
+from phalanx.train.numerics.local_sgd.worker import Address, ServerConnections
 
 _KEY = "phalanx/server"
 
 
-def num_servers(sync: Sync) -> int:
+def num_servers(sync: SyncSettings) -> int:
     """How many ranks of the gang serve."""
     return sync.servers if sync.method == "server" else 0
 
 
-def is_server(sync: Sync, info: RankInfo) -> bool:
+def is_server(sync: SyncSettings, info: RankInfo) -> bool:
     """Whether this rank serves. Raises SpecInvalid where nobody would be left to work."""
     num = num_servers(sync)
     if num and num >= info.local_world_size:
@@ -45,7 +45,7 @@ def is_server(sync: Sync, info: RankInfo) -> bool:
     return info.rank >= info.world_size - num
 
 
-def as_worker(sync: Sync, info: RankInfo) -> RankInfo:
+def as_worker(sync: SyncSettings, info: RankInfo) -> RankInfo:
     """The rank's place among the workers alone."""
     num = num_servers(sync)
     local = info.local_world_size - num if info.one_node else info.local_world_size
@@ -57,7 +57,9 @@ def as_worker(sync: Sync, info: RankInfo) -> RankInfo:
     )
 
 
-def run_server(sync: Sync, info: RankInfo, stopped: Callable[[], bool], report: Report) -> NoReturn:
+def run_server(
+    sync: SyncSettings, info: RankInfo, stopped: Callable[[], bool], report: Report
+) -> NoReturn:
     """Serve until all workers have left, and end the script: raises SystemExit."""
     num_workers = info.world_size - num_servers(sync)
     store = _store(info)
@@ -65,7 +67,7 @@ def run_server(sync: Sync, info: RankInfo, stopped: Callable[[], bool], report: 
     host = _own_address(info.master[0])
     address: Address = (host, room.getsockname()[1], token)
     store.set(f"{_KEY}/{info.rank - num_workers}", json.dumps(address))
-    server = Server(sync, num_workers, (info.attempt, info.generation))
+    server = ParameterServer(sync, num_workers, (info.attempt, info.generation))
     report.write(PhaseRecord("ready"))
 
     def look() -> None:
@@ -81,11 +83,11 @@ def run_server(sync: Sync, info: RankInfo, stopped: Callable[[], bool], report: 
     raise SystemExit(0)
 
 
-def find_servers(sync: Sync, info: RankInfo) -> Servers:
+def find_servers(sync: SyncSettings, info: RankInfo) -> ServerConnections:
     """A worker's connections to all servers; `info` is its place among the workers."""
     store = _store(info)
     found = [json.loads(store.get(f"{_KEY}/{at}")) for at in range(sync.servers)]
-    return Servers(
+    return ServerConnections(
         [(host, port, token) for host, port, token in found],
         info.rank,
         (info.attempt, info.generation),
