@@ -15,7 +15,7 @@ from phalanx.core.jobs.timers import due
 from phalanx.errors import InvariantBroken, StoreUnavailable
 from phalanx.kit.clock import SystemClock
 from phalanx.server.context import Presence
-from phalanx.server.loops.idle import until_idle
+from phalanx.server.loops.runner import until_idle
 from phalanx.services.lifecycle import polling, timers
 from phalanx.services.lifecycle.polling import poll_leaving_step, poll_step
 from phalanx.services.lifecycle.timers import timers_step
@@ -152,7 +152,7 @@ def test_a_start_that_runs_into_a_bug_holds_up_no_other(
     if not guarded:
         commit = scheduling.commit_many
         monkeypatch.setattr(
-            scheduling, "commit_many", lambda *a, struck, **rest: commit(*a, **rest)
+            scheduling, "commit_many", lambda *a, on_bug, **rest: commit(*a, **rest)
         )
         with pytest.raises(InvariantBroken):
             rig.turn()

@@ -1,4 +1,4 @@
-"""Wires the control plane: store, services, loops, routes.
+"""The control plane: wires store, services, loops and routes, and serves HTTP.
 
 For programs that start one (`phalanx.standalone`)::
 
@@ -56,12 +56,11 @@ from phalanx.kit.clock import Clock, SystemClock
 from phalanx.schemas.home import HomeLayout
 from phalanx.server.context import Context, Presence
 from phalanx.server.gate import Gate, error_response
-from phalanx.server.loops.idle import until_idle
-from phalanx.server.loops.runner import run_loop
+from phalanx.server.loops.runner import run_loop, until_idle
 from phalanx.server.loops.steps import all_loops
 from phalanx.server.notifier import Notifier
 from phalanx.server.observe.exposition import Exposition
-from phalanx.server.routers import jobs, metrics, platform, resources, supervisors, telemetry
+from phalanx.server.routers import jobs, platform, resources, supervisors, telemetry
 from phalanx.server.settings import (
     SchedulerSettings,
     Settings,
@@ -88,11 +87,11 @@ class StopCause(StrEnum):
 
 
 def _nothing() -> None:
-    """The callback of who does not care."""
+    """The default callback: does nothing."""
 
 
 def policy_of(settings: SchedulerSettings) -> PlanningPolicy:
-    """The planner's knobs as they are set. Without a hysteresis peers are never put aside."""
+    """The planner's policy from the settings. Without a hysteresis, peers are never preempted."""
     hysteresis = settings.peer_hysteresis
     config = PlannerConfig(
         hysteresis=math.inf if hysteresis is None else hysteresis,
@@ -117,7 +116,7 @@ def build_context(  # noqa: PLR0913
     clock: Clock,
     clusters: Clusters | None = None,
 ) -> Context:
-    """The parts of a control plane, wired but not running: what tests drive step by step."""
+    """A wired control plane that does not run yet; tests drive its steps one by one."""
     context = Context(
         platform=Platform(
             store=store,
@@ -142,12 +141,13 @@ def build_context(  # noqa: PLR0913
 
 
 def create_app(context: Context) -> FastAPI:
-    """The HTTP side alone: routes, errors, the gate. Loops are run by `serve`."""
+    """The HTTP application: routes, error handlers and access checks. `serve` runs the loops."""
     app = FastAPI(title="Phalanx", version=phalanx.__version__, redoc_url=None)
     app.state.context = context
     app.state.exposition = Exposition(context.platform)
-    for one in (jobs, telemetry, metrics, resources, platform, supervisors, pages):
+    for one in (jobs, telemetry, resources, platform, supervisors, pages):
         app.include_router(one.router)
+    app.include_router(telemetry.exposition)
     app.add_exception_handler(PlatformError, _platform_error)
     app.add_exception_handler(RequestValidationError, _not_valid)
     app.add_exception_handler(HTTPException, _http_error)
@@ -183,13 +183,13 @@ def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _bug(request: Request, error: Exception) -> Response:
-    """What nobody has foreseen. The server's log gets the traceback, the caller a body as always."""
+    """Answer an unexpected error with the usual body; the traceback goes to the server's log."""
     said = f"{request.method} {request.url.path} ran into a bug: {type(error).__name__}"
     return error_response(ServerError(said, "the log of the control plane says more"))
 
 
 class _Server(uvicorn.Server):
-    """Says when it answers, and leaves signals to `serve`."""
+    """A uvicorn server that calls `on_ready` once it answers, and leaves signals to `serve`."""
 
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -219,7 +219,7 @@ async def serve(  # noqa: PLR0913
     clusters: Clusters | None = None,
     pool_files: Sequence[Mapping[str, Any]] = (),
 ) -> StopCause:
-    """Run a control plane until it is told to stop or has nothing to do; see the top of this file.
+    """Run a control plane until it is stopped or idle; see the top of this file.
 
     `pool_files` are applied before anything else. Raises what `apply_pools` raises for them.
     """
@@ -227,7 +227,7 @@ async def serve(  # noqa: PLR0913
     store = open_store(settings.database.url or home.database_file)
     try:
         if store.dialect == "sqlite":
-            # Alone on this home: what a dead predecessor had leased is free.
+            # SQLite has one control plane per home: leases of an earlier process are free.
             store.transact(outbox.free_all)
         context = build_context(
             store=store,
@@ -249,7 +249,7 @@ async def serve(  # noqa: PLR0913
 async def _run(
     context: Context, sock: socket.socket, on_ready: Callable[[], None], stop: asyncio.Event
 ) -> StopCause:
-    # Accepted connections inherit it; without it small answers wait 40 ms for an acknowledgement.
+    # Accepted connections inherit this; without it small answers wait 40 ms for an acknowledgement.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     config = uvicorn.Config(
         create_app(context),
@@ -297,7 +297,7 @@ def _signals(signalled: asyncio.Event) -> Iterator[None]:
 async def _first_of(
     context: Context, serving: asyncio.Task[None], signalled: asyncio.Event, stop: asyncio.Event
 ) -> StopCause:
-    """Wait for whatever ends this control plane first."""
+    """Wait for the first cause that ends this control plane."""
     ends: dict[asyncio.Task[object], StopCause] = {
         asyncio.create_task(signalled.wait()): StopCause.SIGNAL,
         asyncio.create_task(stop.wait()): StopCause.ASKED,

@@ -1,4 +1,4 @@
-"""What routes and loops share: one object per running control plane."""
+"""The context shared by routes and loops: one object per running control plane."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Presence:
-    """When a client was last heard of, on the monotonic clock, and how many calls are under way."""
+    """The time of the last client request, on the monotonic clock, and the number of open requests."""
 
     last_seen: float
     num_open: int = 0
@@ -28,7 +28,7 @@ class Presence:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The parts of one control plane. `token` is what clients show."""
+    """The parts of one control plane. `token` authenticates clients."""
 
     platform: Platform
     clock: Clock
@@ -46,7 +46,7 @@ class Context:
         look: Callable[[], Awaitable[T]],
         enough: Callable[[T], bool],
     ) -> T:
-        """Look now and whenever a topic is published, until there is enough or time is up."""
+        """Call `look` now and at every publication, until `enough` accepts the result or time is up."""
         until = self.clock.monotonic() + min(wait_s, self.settings.api.max_wait_s)
         with self.notifier.subscribe(*topics) as woken:
             while True:
@@ -67,5 +67,5 @@ Here = Annotated[Context, Depends(_context)]
 
 
 async def in_thread(work: Callable[..., T], *args: object) -> T:
-    """Run blocking work beside the event loop."""
+    """Run blocking work in a worker thread."""
     return await to_thread.run_sync(work, *args)

@@ -1,4 +1,4 @@
-"""Who may come in: Host header, bearer token or the pages' cookie, and the size of bodies."""
+"""Access checks of every request: Host header, bearer token or the pages' cookie, and body size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from phalanx.services.platform import token_hash
 from phalanx.store import supervisors
 
 COOKIE = "phalanx_session"
-# Supervisors show their own token, which the service checks; the others say nothing worth hiding.
+# Supervisors send their own token, which the service checks; the other paths hold no secrets.
 _SYNC = "/api/v1/supervisors/sync"
 _OPEN = frozenset({"/healthz", "/login", _SYNC, "/openapi.json", "/docs"})
 _OPEN_BELOW = "/api/v1/supervisors/code/"
@@ -27,7 +27,7 @@ _CODE = "/api/v1/code/"
 
 
 def error_response(error: PlatformError) -> JSONResponse:
-    """The one shape of every error."""
+    """The HTTP response of an error; all errors have this shape."""
     problems = [
         ProblemView(path=one.path, message=one.message, value=one.value)
         for one in getattr(error, "problems", ())
@@ -40,7 +40,7 @@ def error_response(error: PlatformError) -> JSONResponse:
 
 
 class Gate:
-    """ASGI middleware. A page of another site cannot pass: it has neither our Host nor our token."""
+    """ASGI middleware that rejects requests without a served host name or without a valid token."""
 
     def __init__(self, app: ASGIApp, context: Context) -> None:
         self._app = app
@@ -49,7 +49,7 @@ class Gate:
         self._hosts = {own, *(one.lower() for one in context.settings.api.allowed_hosts)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request through, or answer it with the reason why not."""
+        """Pass a request on, or answer it with the reason for the rejection."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -72,7 +72,7 @@ class Gate:
                 presence.last_seen = self._context.clock.monotonic()
 
     def _bounded(self, path: str, receive: Receive) -> Receive:
-        """`receive` up to the limit: a body that comes in chunks does not say how large it is."""
+        """`receive` with a size limit: a chunked body has no Content-Length."""
         if path.startswith(_CODE):
             return receive
         limit, size = self._context.settings.api.max_body_bytes, 0
@@ -82,7 +82,7 @@ class Gate:
             message = await receive()
             size += len(message.get("body", b""))
             if size > limit:
-                # The framework passes on no other kind from a body that is being read.
+                # The framework handles no other exception while it reads a body.
                 raise HTTPException(400, _too_large(limit).message)
             return message
 
@@ -98,24 +98,21 @@ class Gate:
         size = headers.get("content-length", "0")
         if not path.startswith(_CODE) and (not size.isdigit() or int(size) > limit):
             raise _too_large(limit)
-        if not _is_open(path) and not self._known(scope, headers):
+        if not _is_open(path) and not self._is_authorized(scope, headers):
             raise PermissionDenied(
                 "the token is missing or wrong", "send `Authorization: Bearer TOKEN`"
             )
 
-    def _known(self, scope: Scope, headers: Headers) -> bool:
+    def _is_authorized(self, scope: Scope, headers: Headers) -> bool:
         scheme, _, shown = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self._is_token(shown.strip()):
             return True
-        # The cookie opens what is read only: what changes something needs the header.
+        # The cookie allows reading only: requests that change something need the header.
         reads = scope["method"] in ("GET", "HEAD")
         return reads and self._is_token(cookie_of(headers.get("cookie", "")))
 
     def _check_supervisor(self, headers: Headers) -> None:
-        """Before the body is read, which is large and is only then parsed: is this anybody's token?
-
-        Whose it is, the service checks.
-        """
+        """Reject unknown tokens before the large body is read; the service checks the rest."""
         token = headers.get("authorization", "").removeprefix("Bearer ").strip()
         known: bool = self._context.platform.store.view(
             lambda tx: supervisors.knows_token(tx, token_hash(token))
@@ -128,7 +125,7 @@ class Gate:
 
 
 def _is_open(path: str) -> bool:
-    """Whether a path asks for no client's token: it checks another one, or hides nothing."""
+    """Whether a path needs no client token."""
     return path in _OPEN or path.startswith(_OPEN_BELOW)
 
 
@@ -144,7 +141,7 @@ def host_name(header: str) -> str:
 
 
 def cookie_of(header: str) -> str:
-    """The value of our cookie in a Cookie header, or nothing."""
+    """The value of the session cookie in a Cookie header, or an empty string."""
     try:
         found = SimpleCookie(header).get(COOKIE)
     except CookieError:

@@ -1,4 +1,4 @@
-"""Wakes who waits inside this process: loops, and clients in a long poll."""
+"""Wakes waiting loops and long polls of this process when topics are published."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ANY_JOB = "jobs"
 
 
 class Notifier:
-    """Topics and the events that wait for them. `publish` may be called from any thread."""
+    """Topics and the asyncio events that wait for them. `publish` may be called from any thread."""
 
     def __init__(self) -> None:
         self._waiting: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
@@ -24,7 +24,7 @@ class Notifier:
 
     @property
     def closed(self) -> bool:
-        """Whether the server is going away: long polls answer at once."""
+        """Whether the server is stopping: long polls answer at once."""
         return self._closed
 
     @contextlib.contextmanager
@@ -50,7 +50,7 @@ class Notifier:
         self.publish(topics | ({ANY_JOB} if touched.jobs else set()))
 
     def publish(self, topics: Iterable[str]) -> None:
-        """Wake everybody who waits for one of `topics`."""
+        """Set the events that wait for one of `topics`."""
         if self._loop is not None and not self._loop.is_closed():
             wanted = tuple(topics)
             with contextlib.suppress(RuntimeError):  # the loop was closed this very moment
@@ -62,13 +62,13 @@ class Notifier:
                 woken.set()
 
     async def pause(self, duration_s: float) -> None:
-        """Wait for so long, or until the server goes away."""
+        """Wait for this duration, or until the server stops."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(duration_s):
                 await self._ends.wait()
 
     def close(self) -> None:
-        """Wake everybody for good."""
+        """Set all events for good."""
         self._closed = True
         self._ends.set()
         for waiting in self._waiting.values():

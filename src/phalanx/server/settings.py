@@ -1,6 +1,6 @@
 """The control plane's settings: defaults, then `PHALANX__SECTION__KEY` variables, then arguments.
 
-Nobody else of the control plane reads the environment.
+No other module of the control plane reads the environment.
 """
 
 from __future__ import annotations
@@ -20,68 +20,80 @@ from phalanx.kit.units import parse_duration
 _PREFIX = "PHALANX__"
 
 
-class Section(BaseModel):
+class SettingsGroup(BaseModel):
     """One group of settings; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class DatabaseSettings(Section):
-    """Where jobs are kept."""
+class DatabaseSettings(SettingsGroup):
+    """The database."""
 
     url: str | None = Field(
         default=None, description="PostgreSQL URL; absent: the SQLite file of the home."
     )
 
 
-class LoopSettings(Section):
-    """How often loops look without being woken."""
+class LoopSettings(SettingsGroup):
+    """Intervals between steps of the loops when nothing triggers them."""
 
-    scheduler_tick_s: float = Field(default=2.0, gt=0, description="Planner.")
-    dispatcher_tick_s: float = Field(default=2.0, gt=0, description="Outbox.")
+    scheduler_tick_s: float = Field(default=2.0, gt=0, description="Scheduler.")
+    dispatcher_tick_s: float = Field(
+        default=2.0, gt=0, description="Dispatcher of outbox commands."
+    )
     timers_tick_s: float = Field(default=5.0, gt=0, description="Back-offs and time limits.")
-    poll_tick_s: float = Field(default=0.5, gt=0, description="Supervisors' processes.")
+    poll_tick_s: float = Field(
+        default=0.5, gt=0, description="State of the supervisors' processes."
+    )
     draining_tick_s: float = Field(
-        default=1.0, gt=0, description="Nodes that their own cluster takes away."
+        default=1.0, gt=0, description="Nodes that their cluster is going to remove."
     )
     leaving_tick_s: float = Field(
-        default=0.02, gt=0, description="The same while a supervisor is on its way out."
+        default=0.02, gt=0, description="State of supervisors that are leaving."
     )
 
 
-class SchedulerSettings(Section):
-    """How the planner decides. Durations in seconds."""
+class SchedulerSettings(SettingsGroup):
+    """The scheduling policy. Durations in seconds."""
 
     guard_after_s: float = Field(
         default=7 * 86_400.0,
         gt=0,
-        description="Whose waits together last longer goes first in its priority.",
+        description="A job that has waited longer than this in total is scheduled first within its "
+        "priority.",
     )
     guard_quantum_s: float = Field(
-        default=6 * 3600.0, ge=0, description="After that start it is safe from its peers so long."
+        default=6 * 3600.0,
+        ge=0,
+        description="Time after such a start in which jobs of the same priority cannot preempt it.",
     )
     peer_hysteresis: float | None = Field(
         default=None,
         gt=1,
         description="A waiting job this many times more urgent than a running one of the same "
-        "priority takes its place; absent: never.",
+        "priority preempts it; absent: never.",
     )
     min_run_s: float = Field(
-        default=1200.0, ge=0, description="A fresh start is safe from its peers for so long."
+        default=1200.0,
+        ge=0,
+        description="Time after a start in which jobs of the same priority cannot preempt it.",
     )
     reservation_ttl_s: float = Field(
         default=900.0,
         gt=0,
-        description="How long slots that others left stay with whom they left for.",
+        description="How long preempted slots stay reserved for the job they were preempted for.",
     )
     resize_cooldown_s: float = Field(
-        default=600.0, ge=0, description="An elastic job keeps its size at least so long."
+        default=600.0, ge=0, description="Minimum time between two size changes of an elastic job."
     )
     urgent_priority: int | None = Field(
-        default=None, ge=0, le=100, description="From here on priority stands above guarantees."
+        default=None,
+        ge=0,
+        le=100,
+        description="Jobs of this priority or higher may preempt guaranteed slots.",
     )
     usage_half_life_s: float = Field(
-        default=7 * 86_400.0, gt=0, description="What a project used counts half after so long."
+        default=7 * 86_400.0, gt=0, description="Half-life of past usage in fair-share accounting."
     )
 
 
@@ -89,39 +101,41 @@ def _age(value: object) -> object:
     return parse_duration(value) if isinstance(value, str) else value
 
 
-# A supervisor may send again what it could not hand over: younger than this nothing is let go.
+# A supervisor may send unacknowledged reports again: younger data are not deleted.
 Age = Annotated[float | None, BeforeValidator(_age), Field(ge=3600)]
 
 
-class RetentionSettings(Section):
-    """What is let go of, and when; durations such as `30d`. Jobs, events and checkpoints stay."""
+class RetentionSettings(SettingsGroup):
+    """Ages after which data are deleted, such as `30d`. Jobs, events and checkpoints are kept."""
 
     logs: Age = Field(
         default=None,
-        description="Output of ranks goes when it is so old, and its files when the job ended so "
-        "long ago; absent: never.",
+        description="Age of stored output of ranks, and age of ended jobs whose log files are deleted; "
+        "absent: never.",
     )
     metrics: Age = Field(
-        default=None, description="Metrics of jobs that ended so long ago go; absent: never."
+        default=None, description="Age of ended jobs whose metrics are deleted; absent: never."
     )
-    tick_s: float = Field(default=600.0, gt=0, description="How often is looked for what may go.")
+    tick_s: float = Field(default=600.0, gt=0, description="Interval between retention sweeps.")
 
 
-class ApiSettings(Section):
-    """The HTTP side."""
+class ApiSettings(SettingsGroup):
+    """The HTTP API."""
 
     allowed_hosts: tuple[str, ...] = Field(
         default=("127.0.0.1", "localhost", "::1"),
-        description="Names in the Host header that are answered, beside that of the server's URL.",
+        description="Names accepted in the Host header, beside the name in the server's URL.",
     )
     max_wait_s: float = Field(default=30.0, gt=0, description="Upper limit of a long poll.")
     max_body_bytes: int = Field(
-        default=64 << 20, gt=0, description="Upper limit of a body that is not code."
+        default=64 << 20,
+        gt=0,
+        description="Upper limit of a request body; code uploads are exempt.",
     )
 
 
 class Settings(BaseSettings):
-    """Everything that may be set."""
+    """All settings of a control plane."""
 
     model_config = SettingsConfigDict(
         env_prefix=_PREFIX, env_nested_delimiter="__", frozen=True, extra="ignore"
@@ -133,10 +147,12 @@ class Settings(BaseSettings):
     scheduler: SchedulerSettings = SchedulerSettings()
     retention: RetentionSettings = RetentionSettings()
     idle_exit_s: float | None = Field(
-        default=None, description="Leave after this long without a client and without a live job."
+        default=None, description="Exit after this long without a client and without a live job."
     )
     contact_lost_after_s: float = Field(
-        default=480.0, gt=0, description="A supervisor that is alone for longer stops its ranks."
+        default=480.0,
+        gt=0,
+        description="A supervisor without contact for longer than this stops its ranks.",
     )
 
 
@@ -169,9 +185,9 @@ _KEPT = (
 
 
 def base_environment() -> dict[str, str]:
-    """What ranks of `submit` jobs start from: this machine's, without what belongs to the caller.
+    """The base environment of ranks of `submit` jobs: selected variables of this machine.
 
-    The folder of the server's interpreter leads the PATH, so that `python` means the same one.
+    The folder of the server's interpreter comes first in PATH, so that `python` is the same one.
     """
     env = {name: os.environ[name] for name in _KEPT if name in os.environ}  # noqa: TID251
     here = str(Path(sys.executable).parent)

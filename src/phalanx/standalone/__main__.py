@@ -32,10 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run until told to stop. Exit code 0 after a clean end, 1 when it could not start."""
     options = _parser().parse_args(argv)
     try:
-        from phalanx.standalone.control_plane import Setup, run
+        from phalanx.standalone.control_plane import ControlPlaneOptions, run
 
         return run(
-            Setup(
+            ControlPlaneOptions(
                 root=options.home,
                 port=options.port,
                 num_slots=options.slots,

@@ -33,7 +33,7 @@ _MIN_SLOTS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class ControlPlaneOptions:
     """What the command line says. `port` 0: any free one. `num_slots` None: max(4, cores).
 
     `advertise` is the URL under which other machines reach the server; None: `host` and the port.
@@ -117,7 +117,7 @@ def _reachable(host: str) -> str:
 
 
 def _executor(
-    home: HomeLayout, setup: Setup, clock: Clock, files: list[PoolFile]
+    home: HomeLayout, setup: ControlPlaneOptions, clock: Clock, files: list[PoolFile]
 ) -> RoutedExecutor:
     """This machine's pool; clusters join it later. Raises ServerError, SpecInvalid."""
     clusters = [*known_clusters(home), *(one for file in files for one in file.clusters)]
@@ -130,7 +130,7 @@ def _executor(
     return RoutedExecutor({local.POOL: here}, shared=here)
 
 
-def _pool_files(setup: Setup) -> list[PoolFile]:
+def _pool_files(setup: ControlPlaneOptions) -> list[PoolFile]:
     """The files of the command line. Raises SpecInvalid."""
     found = []
     for path in setup.pools:
@@ -141,7 +141,7 @@ def _pool_files(setup: Setup) -> list[PoolFile]:
     return found
 
 
-def _settings(setup: Setup) -> Settings:
+def _settings(setup: ControlPlaneOptions) -> Settings:
     """The environment's, below what the command line says. Raises SpecInvalid."""
     settings = read_settings()
     ages = {"logs": setup.keep_logs_s, "metrics": setup.keep_metrics_s}
@@ -152,7 +152,7 @@ def _settings(setup: Setup) -> Settings:
     return settings.model_copy(update=changes)
 
 
-def run(setup: Setup) -> int:
+def run(setup: ControlPlaneOptions) -> int:
     """Serve until told to stop; returns the exit code.
 
     Raises SpecInvalid for wrong settings, ServerError, Conflict (the home has a control plane) and what

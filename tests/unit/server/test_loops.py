@@ -10,8 +10,8 @@ import pytest
 
 from phalanx.errors import ExecutorUnavailable
 from phalanx.kit.clock import ManualClock, SystemClock
-from phalanx.server.loops.runner import Loop, _wait_s, run_loop
-from phalanx.server.loops.steps import Batch, planner_rest_s
+from phalanx.server.loops.runner import ServiceLoop, _wait_s, run_loop
+from phalanx.server.loops.steps import DispatchBatch, planner_pause_s
 from phalanx.server.notifier import Notifier, wait_for
 from phalanx.store.database import Touched
 
@@ -35,7 +35,7 @@ def test_an_error_does_not_end_a_loop_and_a_topic_wakes_it() -> None:
                 raise troubles.pop(0)
             loop.call_soon_threadsafe(done.set)
 
-        task = asyncio.create_task(run_loop(here, Loop("x", step, ("topic",), 60.0)))
+        task = asyncio.create_task(run_loop(here, ServiceLoop("x", step, ("topic",), 60.0)))
         async with asyncio.timeout(30):
             await done.wait()  # both errors are behind it
             done.clear()
@@ -65,7 +65,9 @@ def test_a_loop_that_is_woken_without_end_rests_in_proportion(rest: float) -> No
         here.notifier.publish(["topic"])
 
     here.clock, here.notifier.pause = clock, pause
-    asyncio.run(run_loop(here, Loop("x", step, ("topic",), 60.0, lambda took_s: rest * took_s)))
+    asyncio.run(
+        run_loop(here, ServiceLoop("x", step, ("topic",), 60.0, lambda took_s: rest * took_s))
+    )
     assert pauses == ([0.75] * 4 if rest else [])
 
 
@@ -82,12 +84,12 @@ def test_a_pause_ends_with_the_server() -> None:
 
 
 def test_the_planner_rests_longer_after_longer_plans() -> None:
-    shares = [planner_rest_s(took_s) / took_s for took_s in (0.001, 0.1, 0.2, 10.0)]
+    shares = [planner_pause_s(took_s) / took_s for took_s in (0.001, 0.1, 0.2, 10.0)]
     assert shares == pytest.approx([0.01, 1.0, 2.0, 4.0])
 
 
 def test_the_dispatcher_takes_more_at_a_time_while_that_is_quick() -> None:
-    batch = Batch()
+    batch = DispatchBatch()
     for _ in range(10):
         batch.took(0.01)
     assert batch.size == 512
@@ -99,7 +101,7 @@ def test_the_dispatcher_takes_more_at_a_time_while_that_is_quick() -> None:
 
 
 def test_how_long_a_loop_waits() -> None:
-    here, loop = context(), Loop("x", lambda now: None, (), 2.0)
+    here, loop = context(), ServiceLoop("x", lambda now: None, (), 2.0)
     assert _wait_s(here, loop, None, 0) == 2.0
     assert _wait_s(here, loop, 0, 0) == 0.001
     assert 1.0 < _wait_s(here, loop, here.clock.now() + 1_500_000, 0) < 1.6

@@ -4,7 +4,7 @@ import pytest
 
 from phalanx.errors import SpecInvalid
 from phalanx.server.settings import read_settings
-from phalanx.standalone.control_plane import Setup, _settings
+from phalanx.standalone.control_plane import ControlPlaneOptions, _settings
 
 pytestmark = pytest.mark.unit
 
@@ -12,11 +12,11 @@ pytestmark = pytest.mark.unit
 def test_ages_are_written_as_people_write_them(monkeypatch, tmp_path):
     monkeypatch.setenv("PHALANX__RETENTION__LOGS", "30d")
     assert read_settings().retention.logs == 30 * 86400
-    setup = Setup(tmp_path, keep_metrics_s=7200.0, idle_exit_s=3.0)
+    setup = ControlPlaneOptions(tmp_path, keep_metrics_s=7200.0, idle_exit_s=3.0)
     found = _settings(setup)
     assert (found.retention.logs, found.retention.metrics) == (30 * 86400, 7200)
     assert found.idle_exit_s == 3
-    assert _settings(Setup(tmp_path, keep_logs_s=3600.0)).retention.logs == 3600
+    assert _settings(ControlPlaneOptions(tmp_path, keep_logs_s=3600.0)).retention.logs == 3600
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Lease work, execute outbox commands, poll executors: the only callers of executors."""
+"""Background loops: scheduling, dispatch, timers, polling, draining and retention."""

@@ -1,42 +1,41 @@
-"""Runs one step of a service again and again: when woken, when its time has come, and by a tick."""
+"""Runs service steps in loops, and ends an idle control plane.
+
+A step runs when its topics are published, when the time it returned has come, and at every tick.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from phalanx.errors import Bug, PlatformError
+from phalanx.errors import Bug, PlatformError, StoreError
 from phalanx.kit.clock import backoff_s
 from phalanx.server.context import Context, in_thread
 from phalanx.server.notifier import wait_for
+from phalanx.store import jobs
 
 _LOG = logging.getLogger(__name__)
 
 
-def no_rest(took_s: float) -> float:
-    """For steps that cost as much as what they find to do."""
-    return 0.0
-
-
 @dataclass(frozen=True, slots=True)
-class Loop:
-    """`step(now)` returns the time at which it wants to run again at the latest, or None.
+class ServiceLoop:
+    """A named step with its topics. `step(now)` returns when it must run again at the latest, or None.
 
-    `rest_s(took_s)`: how long the next step waits at least after one that took so long, however often
-    the loop is woken meanwhile. A step that costs nearly the same for one job as for hundreds then
-    serves at once while there is little to do, and many at a time when there is much.
+    `pause_s(took_s)` is the minimum pause after a step of that duration. A step that costs nearly the same
+    for one job as for hundreds then handles a single job at once and many jobs in batches.
     """
 
     name: str
     step: Callable[[int], int | None]
     topics: tuple[str, ...]
     tick_s: float
-    rest_s: Callable[[float], float] = no_rest
+    pause_s: Callable[[float], float] = lambda took_s: 0.0
 
 
-async def run_loop(context: Context, loop: Loop) -> None:
-    """Run until the notifier closes. An error never ends a loop: it waits, and tries again."""
+async def run_loop(context: Context, loop: ServiceLoop) -> None:
+    """Run until the notifier closes. After an error the loop waits with back-off and tries again."""
     failures = 0
     with context.notifier.subscribe(*loop.topics) as woken:
         while not context.notifier.closed:
@@ -53,16 +52,43 @@ async def run_loop(context: Context, loop: Loop) -> None:
             except Exception:
                 failures, wake_at = failures + 1, None
                 _LOG.exception("%s failed", loop.name)
-            rest_s = loop.rest_s(context.clock.monotonic() - began)
-            if rest_s > 0:
-                await context.notifier.pause(rest_s)
+            pause_s = loop.pause_s(context.clock.monotonic() - began)
+            if pause_s > 0:
+                await context.notifier.pause(pause_s)
             await wait_for(woken, _wait_s(context, loop, wake_at, failures))
 
 
-def _wait_s(context: Context, loop: Loop, wake_at: int | None, failures: int) -> float:
+def _wait_s(context: Context, loop: ServiceLoop, wake_at: int | None, failures: int) -> float:
     if failures:
         return backoff_s(failures, first_s=0.2, max_s=30.0)
     if wake_at is None:
         return loop.tick_s
     left_s = (wake_at - context.clock.now()) / 1e6
     return min(loop.tick_s, max(0.001, left_s))
+
+
+async def until_idle(context: Context, idle_exit_s: float) -> None:
+    """Return after `idle_exit_s` seconds without a client and without a live job.
+
+    A home directory that was deleted counts as idle at once.
+    """
+    busy_at = context.clock.monotonic()
+    home = context.platform.home.root
+    had_home = home.exists()
+    while home.exists() or not had_home:
+        presence = context.presence
+        if presence.num_open or await _has_work(context):
+            busy_at = context.clock.monotonic()
+        quiet_s = context.clock.monotonic() - max(busy_at, presence.last_seen)
+        if quiet_s >= idle_exit_s:
+            return
+        await asyncio.sleep(min(1.0, max(0.01, (idle_exit_s - quiet_s) / 2)))
+
+
+async def _has_work(context: Context) -> bool:
+    """Whether there is a live job; an unavailable database counts as yes."""
+    try:
+        num_live: int = await in_thread(context.platform.store.view, jobs.count_live)
+        return num_live > 0
+    except StoreError:
+        return True

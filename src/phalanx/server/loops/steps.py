@@ -1,4 +1,4 @@
-"""The loops of a control plane: each is one service's step with what wakes it."""
+"""The loops of a control plane: each is one service step with the topics that trigger it."""
 
 from __future__ import annotations
 
@@ -6,79 +6,79 @@ from dataclasses import dataclass
 
 from phalanx.kit.text import random_hex
 from phalanx.server.context import Context
-from phalanx.server.loops.runner import Loop
+from phalanx.server.loops.runner import ServiceLoop
 from phalanx.services.lifecycle.commit import LEAVING, QUEUE, TIMERS
 from phalanx.services.lifecycle.dispatch import LeaseOwner, dispatch_step
 from phalanx.services.lifecycle.polling import poll_leaving_step, poll_step
-from phalanx.services.lifecycle.retention import Sweep, retention_step
+from phalanx.services.lifecycle.retention import RetentionProgress, retention_step
 from phalanx.services.lifecycle.timers import timers_step
 from phalanx.services.planning.draining import draining_step
 from phalanx.services.planning.scaling import scaling_step
 from phalanx.services.planning.scheduling import scheduling_step
 from phalanx.store import outbox
 
-# A plan that took so long is followed by a rest of the same length.
+# A plan that took this long is followed by a pause of the same length.
 _PLAN_S = 0.1
-_MOST_REST = 4.0
-# For how many times as long as a plan took, and how long at most, no other is made for jobs that only
-# join lines which stand still: in a long queue most arrivals are such.
-_SPARED, _SPARED_S = 20.0, 1.0
+_MAX_PAUSE_FACTOR = 4.0
+# After a plan, jobs that only join a blocked equivalence class cause no new plan for this many times the
+# duration of the plan, up to the limit: in a long queue most arrivals are of that kind.
+_SPARE_FACTOR, _MAX_SPARE_S = 20.0, 1.0
 _FEW_COMMANDS, _MANY_COMMANDS = 16, 512
 _STEP_S = 0.5
 
 
 @dataclass(slots=True)
-class Batch:
-    """How many commands the dispatcher takes at a time.
+class DispatchBatch:
+    """The number of commands that the dispatcher takes at a time.
 
-    What was launched is stored when the whole batch is done, so it must not take long: batches grow
-    while they are quick, as with an executor that only has to be told, and shrink when they are not.
+    Results are stored when the whole batch is done, so it must not take long: the size doubles while
+    batches are quick and halves when they are slow.
     """
 
     size: int = _FEW_COMMANDS
 
     def took(self, duration_s: float) -> None:
-        """A step with this batch took so long."""
+        """Adapt the size to the duration of the last step."""
         size = self.size * 2 if duration_s < _STEP_S else self.size // 2
         self.size = min(max(size, _FEW_COMMANDS), _MANY_COMMANDS)
 
 
-def planner_rest_s(took_s: float) -> float:
-    """Short after a short plan, and up to four times as long as one over tens of thousands of jobs.
+def planner_pause_s(took_s: float) -> float:
+    """The pause after a plan: short after a short plan, up to four times the duration of a long one.
 
-    A plan costs nearly the same for one start as for hundreds. Planned without rest, those that launch
-    and report would wait for the planner all the time.
+    A plan costs nearly the same for one start as for hundreds. Without pauses, launches and reports
+    would wait for the planner all the time.
     """
-    return took_s * min(took_s / _PLAN_S, _MOST_REST)
+    return took_s * min(took_s / _PLAN_S, _MAX_PAUSE_FACTOR)
 
 
 @dataclass(slots=True)
-class Spare:
-    """Until when the planner need not look at jobs that can only wait."""
+class PlannerPause:
+    """The time until which jobs that can only wait cause no new plan."""
 
     until: int = 0
 
 
 @dataclass(slots=True)
-class Round:
-    """When all supervisors are asked for again, beside those that are expected to go."""
+class FullPoll:
+    """When all supervisors are polled again, not only those that are expected to leave."""
 
     due: int = 0
 
 
-def all_loops(context: Context) -> tuple[Loop, ...]:
+def all_loops(context: Context) -> tuple[ServiceLoop, ...]:
     """Scheduler, dispatcher, timers, polling, draining and retention."""
     platform, ticks = context.platform, context.settings.loops
-    who, batch = LeaseOwner(owner="embedded", token=random_hex(16)), Batch()
-    spare, everybody = Spare(), Round()
+    owner, batch = LeaseOwner(owner="embedded", token=random_hex(16)), DispatchBatch()
+    pause, full_poll = PlannerPause(), FullPoll()
 
     def schedule(now: int) -> int | None:
         began = context.clock.monotonic()
-        step = scheduling_step(platform, now, spare.until)
+        step = scheduling_step(platform, now, pause.until)
         scaling_step(platform)
         if step.planned:
             took_s = context.clock.monotonic() - began
-            spare.until = now + _us_of(min(took_s * _SPARED, _SPARED_S))
+            pause.until = now + _us_of(min(took_s * _SPARE_FACTOR, _MAX_SPARE_S))
         return step.wake_at
 
     def drain(now: int) -> int | None:
@@ -87,35 +87,35 @@ def all_loops(context: Context) -> tuple[Loop, ...]:
 
     def dispatch(now: int) -> int | None:
         began = context.clock.monotonic()
-        again_at = dispatch_step(platform, who, now, batch.size)
+        again_at = dispatch_step(platform, owner, now, batch.size)
         batch.took(context.clock.monotonic() - began)
         return again_at
 
-    def fire(now: int) -> int | None:
+    def fire_timers(now: int) -> int | None:
         return timers_step(platform, now)
 
     def poll(now: int) -> int | None:
-        if now >= everybody.due:
-            everybody.due = now + _us_of(ticks.poll_tick_s)
-            watched = poll_step(platform, now)
+        if now >= full_poll.due:
+            full_poll.due = now + _us_of(ticks.poll_tick_s)
+            polled = poll_step(platform, now)
         else:
-            watched = poll_leaving_step(platform, now)
+            polled = poll_leaving_step(platform, now)
         soon = now + _us_of(ticks.leaving_tick_s)
-        return min(soon, everybody.due) if watched.leaving else everybody.due
+        return min(soon, full_poll.due) if polled.leaving else full_poll.due
 
     retention = context.settings.retention
-    sweep = Sweep(_us(retention.logs), _us(retention.metrics))
+    progress = RetentionProgress(_us(retention.logs), _us(retention.metrics))
 
-    def let_go(now: int) -> int | None:
-        return now if retention_step(platform, sweep, now) else None
+    def expire(now: int) -> int | None:
+        return now if retention_step(platform, progress, now) else None
 
     return (
-        Loop("scheduler", schedule, (QUEUE,), ticks.scheduler_tick_s, planner_rest_s),
-        Loop("dispatcher", dispatch, (outbox.TOPIC,), ticks.dispatcher_tick_s),
-        Loop("timers", fire, (TIMERS,), ticks.timers_tick_s),
-        Loop("polling", poll, (LEAVING,), ticks.poll_tick_s),
-        Loop("draining", drain, (), ticks.draining_tick_s),
-        Loop("retention", let_go, (), retention.tick_s),
+        ServiceLoop("scheduler", schedule, (QUEUE,), ticks.scheduler_tick_s, planner_pause_s),
+        ServiceLoop("dispatcher", dispatch, (outbox.TOPIC,), ticks.dispatcher_tick_s),
+        ServiceLoop("timers", fire_timers, (TIMERS,), ticks.timers_tick_s),
+        ServiceLoop("polling", poll, (LEAVING,), ticks.poll_tick_s),
+        ServiceLoop("draining", drain, (), ticks.draining_tick_s),
+        ServiceLoop("retention", expire, (), retention.tick_s),
     )
 
 

@@ -1,7 +1,7 @@
 """The platform and its live jobs as Prometheus text.
 
 Cardinality is bounded: live jobs only, `MAX_RANKS` ranks in all and `MAX_RANKS_OF_A_JOB` of one job; how
-many are left out is itself a gauge. Nothing is remembered of a job that has ended.
+many are left out is itself a gauge. The series of a job are dropped when it ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from phalanx.core.jobs.model import JobState
 from phalanx.core.telemetry.instruments import INSTRUMENTS, Instrument, Kind
 from phalanx.kit.text import job_label
 from phalanx.schemas.api.pools import PoolView
-from phalanx.server.observe.fleet import Fleet
+from phalanx.server.observe.fleet import PlatformCounters
 from phalanx.server.observe.training import ACCURACIES, LOSSES, MAX_RANKS, JobSeries, RankSeries
 from phalanx.services.platform import Platform
 from phalanx.services.queries import feed, views
@@ -31,22 +31,22 @@ from phalanx.services.resources import inventory
 _US = 1e-6
 _PER_JOB = ["project", "job"]
 _PER_RANK = ["project", "job", "rank"]
-# Longer than this nobody looked: counting starts again, rather than reading for minutes.
+# After more pages than this, counting starts again instead of reading for minutes.
 _MAX_PAGES = 200
 
 
 class Exposition:
-    """Remembers between two scrapes how far it has read. One per control plane."""
+    """Keeps counters and read positions between scrapes. One per control plane."""
 
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
         self._lock = threading.Lock()
         self._cursors: Cursors | None = None
-        self._fleet = Fleet()
+        self._fleet = PlatformCounters()
         self._jobs: dict[int, JobSeries] = {}
 
     def scrape(self, now: int) -> bytes:
-        """Everything, in the text format. `now` is in microseconds UTC."""
+        """All metrics in the text format. `now` is in microseconds UTC."""
         with self._lock:
             there = feed.present(self._platform)
             self._catch_up(there)
@@ -79,7 +79,7 @@ class Exposition:
     def _begin(self, there: Present) -> None:
         self._cursors = feed.newest(self._platform)
         for stored in [*there.queued, *(one.stored for one in there.live)]:
-            self._fleet.know(stored.job.num, stored.job.state.value, stored.job.submitted_at)
+            self._fleet.register(stored.job.num, stored.job.state.value, stored.job.submitted_at)
         for one in there.live:
             series = self._jobs.setdefault(one.stored.job.num, JobSeries())
             series.show(feed.newest_points(self._platform, one.stored.job.num))
@@ -94,11 +94,11 @@ class Exposition:
         for state in JobState:
             by_state.add_metric([state.value], there.by_state.get(state.value, 0))
         yield by_state
-        yield GaugeMetricFamily("phalanx_queue_length", "Jobs that wait", value=len(there.queued))
+        yield GaugeMetricFamily("phalanx_queue_length", "Queued jobs", value=len(there.queued))
         oldest = min((one.job.submitted_at for one in there.queued), default=now)
         yield GaugeMetricFamily(
             "phalanx_queue_oldest_seconds",
-            "Age of the job that has waited longest",
+            "Age of the oldest queued job",
             value=max(0, now - oldest) * _US,
         )
         yield HistogramMetricFamily(
@@ -177,7 +177,7 @@ class Exposition:
 
 
 class _Families:
-    """What the library asks of a registry."""
+    """The registry interface that the Prometheus library expects."""
 
     def __init__(self, families: Sequence[Metric]) -> None:
         self._families = families
@@ -199,7 +199,7 @@ def _counts(name: str, text: str, label: str, counts: dict[str, int]) -> Counter
 
 def _pool_families(pools: Sequence[PoolView]) -> Iterator[Metric]:
     slots = GaugeMetricFamily("phalanx_pool_slots", "Slots of a pool", labels=["pool"])
-    free = GaugeMetricFamily("phalanx_pool_slots_free", "Slots that nobody holds", labels=["pool"])
+    free = GaugeMetricFamily("phalanx_pool_slots_free", "Free slots of a pool", labels=["pool"])
     for one in pools:
         slots.add_metric([one.name], one.num_slots)
         free.add_metric([one.name], one.num_free)

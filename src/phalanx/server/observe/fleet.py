@@ -1,6 +1,6 @@
-"""Counts of what happens on the platform, from the feed of all jobs' events.
+"""Platform counters, from the feed of all jobs' events.
 
-They begin at 0 with every control plane, as Prometheus expects of counters.
+They begin at 0 in every control plane process, as Prometheus expects of counters.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HELD = ("starting", "running", "recovering", "stopping")
 
 
 @dataclass(slots=True)
-class Spread:
+class BucketHistogram:
     """A histogram over fixed bounds."""
 
     bounds: Sequence[float]
@@ -33,7 +33,7 @@ class Spread:
         self.counts = [0] * (len(self.bounds) + 1)
 
     def observe(self, value: float) -> None:
-        """One more."""
+        """Add one observation."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
@@ -47,8 +47,8 @@ class Spread:
 
 
 @dataclass(slots=True)
-class Fleet:
-    """What has been counted since this control plane began to."""
+class PlatformCounters:
+    """Counters since the start of this control plane process."""
 
     submitted: int = 0
     finished: Counter[str] = field(default_factory=Counter)
@@ -57,19 +57,19 @@ class Fleet:
     checkpoints: Counter[str] = field(default_factory=Counter)
     checkpoint_bytes: int = 0
     resumed: Counter[str] = field(default_factory=Counter)
-    saves: Spread = field(default_factory=lambda: Spread(SAVE_BOUNDS))
-    waits: Spread = field(default_factory=lambda: Spread(WAIT_BOUNDS))
+    saves: BucketHistogram = field(default_factory=lambda: BucketHistogram(SAVE_BOUNDS))
+    waits: BucketHistogram = field(default_factory=lambda: BucketHistogram(WAIT_BOUNDS))
     _states: dict[int, str] = field(default_factory=dict)
     _queued_at: dict[int, int] = field(default_factory=dict)
 
-    def know(self, num: int, state: str, queued_at: int) -> None:
-        """A job that was there before the first look."""
+    def register(self, num: int, state: str, queued_at: int) -> None:
+        """Register a job that existed before counting began."""
         self._states.setdefault(num, state)
         if state == JobState.QUEUED.value:
             self._queued_at.setdefault(num, queued_at)
 
     def add_events(self, fresh: Iterable[StoredEvent]) -> None:
-        """Take in new events."""
+        """Count new events."""
         for one in fresh:
             self._note(one)
             before = self._states.get(one.job, "")
@@ -99,7 +99,7 @@ class Fleet:
                 known.pop(one.job, None)
 
     def add_checkpoints(self, rows: Iterable[CheckpointRow]) -> None:
-        """Take in new checkpoints."""
+        """Count new checkpoints."""
         for row in rows:
             self.checkpoints["committed"] += 1
             self.checkpoint_bytes += row.size_bytes

@@ -1,4 +1,4 @@
-"""What live jobs report about themselves, kept small: the newest values, and sums of windows."""
+"""Metrics of live jobs: the newest values of gauges and the sums of counters and histograms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from phalanx.store.telemetry import Point
 MAX_RANKS = 512
 MAX_RANKS_OF_A_JOB = 64
 MAX_NAMES = 20
-"""Bounds of what is shown: ranks in all, ranks of one job, names that a script has made up."""
+"""Limits of exposed series: ranks in all, ranks of one job, metric names of one script."""
 
 LOSSES = ("loss", "train_loss")
 ACCURACIES = ("accuracy", "acc", "train_acc", "train_accuracy")
@@ -19,14 +19,14 @@ ACCURACIES = ("accuracy", "acc", "train_acc", "train_accuracy")
 
 @dataclass(slots=True)
 class RankSeries:
-    """One rank of one job."""
+    """The series of one rank."""
 
     gauges: dict[str, float] = field(default_factory=dict)
     counters: dict[str, float] = field(default_factory=dict)
     distributions: dict[str, Distribution] = field(default_factory=dict)
 
     def add(self, name: str, value: float) -> None:
-        """One of the platform's own values."""
+        """Add a value of one of the platform's instruments."""
         if is_part(name):
             base, part = split_part(name)
             if base in INSTRUMENTS:
@@ -40,14 +40,14 @@ class RankSeries:
 
 @dataclass(slots=True)
 class JobSeries:
-    """One live job. `values` are rank 0's own metrics, by the names the script gave them."""
+    """The series of one live job. `values` are the metrics that the script logs on rank 0, by name."""
 
     ranks: dict[int, RankSeries] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
     num_left_out: int = 0
 
     def add(self, points: Iterable[Point]) -> None:
-        """Take in what is new."""
+        """Add new points."""
         for point in points:
             for name, value in point.values.items():
                 if is_part(name) or name in INSTRUMENTS:
@@ -56,7 +56,7 @@ class JobSeries:
                     self._named(name, value)
 
     def show(self, points: Iterable[Point]) -> None:
-        """Take over the newest values of what was reported before anybody looked; sums begin now."""
+        """Take the newest gauge values of points reported before counting began; sums begin at 0."""
         for point in points:
             for name, value in point.values.items():
                 known = INSTRUMENTS.get(name)

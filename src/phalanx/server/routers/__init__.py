@@ -1,1 +1,1 @@
-"""Thin HTTP routes: parse, call one service, answer."""
+"""HTTP routes: each parses a request, calls one service and returns its view."""

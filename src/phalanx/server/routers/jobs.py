@@ -1,4 +1,4 @@
-"""Jobs: submit, list, look, stop, pause, resume."""
+"""Routes for jobs: submit, list, show, stop, pause, resume."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def get_job(here: Here, num: int) -> JobView:
 async def get_events(
     here: Here, num: int, after: int = 0, wait_s: Annotated[float, Query(ge=0)] = 0.0
 ) -> EventPage:
-    """The job's story behind `after`; waits up to `wait_s` seconds for news."""
+    """The job's events after number `after`; waits up to `wait_s` seconds for new ones."""
 
     async def look() -> EventPage:
         return await in_thread(lambda: views.event_page(here.platform, num, after=after))
@@ -104,7 +104,7 @@ def get_checkpoints(here: Here, num: int) -> list[CheckpointView]:
 
 @router.post("/{num}/stacks")
 def post_stacks(here: Here, num: int) -> RequestTicket:
-    """Have every rank write down where it is; the answers appear under the same address."""
+    """Ask every rank for its stacks; the answers appear at the same path."""
     return stacks.ask_stacks(here.platform, num, here.clock.now(), "user")
 
 
@@ -117,7 +117,7 @@ async def get_stacks(
     request: int = 0,
     wait_s: Annotated[float, Query(ge=0)] = 0.0,
 ) -> StacksView:
-    """What is kept; waits up to `wait_s` seconds until every rank has answered a request."""
+    """Stored stacks; waits up to `wait_s` seconds until every rank has answered a request."""
 
     async def look() -> StacksView:
         return await in_thread(lambda: stacks.read_stacks(here.platform, num))
@@ -134,7 +134,7 @@ async def get_stacks(
 
 @router.post("/{num}/profiles")
 def post_profile(here: Here, num: int, request: ProfileRequest) -> RequestTicket:
-    """Have the ranks profile their next steps; the answer appears under the same address."""
+    """Ask the ranks to profile their next steps; the answer appears at the same path."""
     return profiles.ask_profile(here.platform, num, request, here.clock.now(), "user")
 
 
@@ -147,7 +147,7 @@ async def get_profiles(
     request: int = 0,
     wait_s: Annotated[float, Query(ge=0)] = 0.0,
 ) -> ProfilesView:
-    """What is kept; waits up to `wait_s` seconds for the answer to a request."""
+    """Stored profiles; waits up to `wait_s` seconds for the answer to a request."""
 
     async def look() -> ProfilesView:
         return await in_thread(lambda: profiles.read_profiles(here.platform, num))

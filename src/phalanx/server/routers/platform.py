@@ -1,4 +1,4 @@
-"""The platform itself: health, information, code, clients."""
+"""Routes for the platform itself: health, information, code uploads, clients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def get_health() -> dict[str, str]:
 
 @router.get("/api/v1/info")
 def get_info(here: Here) -> InfoView:
-    """Who answers, and for how long."""
+    """Version, home and state of this control plane."""
     return InfoView(
         version=phalanx.__version__,
         pid=os.getpid(),
@@ -41,7 +41,7 @@ def get_info(here: Here) -> InfoView:
 
 @router.post("/api/v1/clients/hello")
 async def post_hello(here: Here, request: HelloRequest) -> HelloResponse:
-    """A client is here: an embedded server stays."""
+    """Announce a client: an embedded server then stays up."""
     return HelloResponse(keep_alive_s=here.settings.idle_exit_s)
 
 
@@ -61,7 +61,7 @@ async def put_code(here: Here, digest: Digest, request: Request) -> Response:
 
 
 async def _receive(here: Context, digest: str, request: Request) -> None:
-    upload = await in_thread(lambda: code.Upload(here.platform.home, digest))
+    upload = await in_thread(lambda: code.CodeUpload(here.platform.home, digest))
     try:
         async for chunk in request.stream():
             await in_thread(upload.write, chunk)

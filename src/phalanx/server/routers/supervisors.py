@@ -1,4 +1,4 @@
-"""The supervisors' call, and the code that nodes without the home fetch."""
+"""Routes for supervisors: the sync call, and code for nodes without access to the home."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ async def post_sync(here: Here, sync: SyncRequest, request: Request) -> SyncResp
     """Reports up, orders down; with `wait_s` it returns when the orders change."""
     token = _token(request)
     now = here.clock.now()
-    synced = await in_thread(lambda: supervisor_sync(here.platform, sync, token, now))
-    if synced.news or sync.wait_s <= 0:
-        return synced.response
+    answer = await in_thread(lambda: supervisor_sync(here.platform, sync, token, now))
+    if answer.news or sync.wait_s <= 0:
+        return answer.response
 
     async def look() -> Orders:
         return await in_thread(lambda: orders_for(here.platform, sync, here.clock.now()))
@@ -34,7 +34,7 @@ async def post_sync(here: Here, sync: SyncRequest, request: Request) -> SyncResp
     orders = await here.poll_until(
         (sync_topic(sync),), sync.wait_s, look, lambda found: found.version != sync.seen
     )
-    return synced.response.model_copy(update={"orders": orders, "server_now": here.clock.now()})
+    return answer.response.model_copy(update={"orders": orders, "server_now": here.clock.now()})
 
 
 @router.get("/code/{digest}")

@@ -1,19 +1,22 @@
-"""A job's logs and metrics."""
+"""Routes for a job's logs and metrics, and the Prometheus metrics of the platform."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request, Response
 
 from phalanx.schemas.api.telemetry import LogPage, MetricsView
 from phalanx.server.context import Here, in_thread
+from phalanx.server.observe.exposition import Exposition
 from phalanx.services.lifecycle.commit import job_topic
 from phalanx.services.queries.logs import LogQuery, read_logs
 from phalanx.services.queries.metrics import read_metrics
 from phalanx.store.telemetry import logs_topic
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["telemetry"])
+exposition = APIRouter(tags=["telemetry"])
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @router.get("/{num}/logs")
@@ -64,3 +67,11 @@ def get_metrics(
         max_points=max_points,
         role=role,
     )
+
+
+@exposition.get("/metrics")
+def get_metrics_text(here: Here, request: Request) -> Response:
+    """Gauges, counters and histograms in the text format of Prometheus; needs the bearer token."""
+    found = request.app.state.exposition
+    assert isinstance(found, Exposition)
+    return Response(found.scrape(here.clock.now()), media_type=CONTENT_TYPE)

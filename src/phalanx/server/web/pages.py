@@ -1,4 +1,4 @@
-"""Read-only pages: the list of jobs, and one job with its curve, story and logs."""
+"""Read-only pages: the list of jobs, and one job with its curves, events and logs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LIVE_REFRESH_S = 3
 
 @router.get("/login")
 def get_login(here: Here, token: str = "") -> Response:
-    """Turn a token in the address into a cookie that scripts and other sites cannot use."""
+    """Exchange a token in the URL for an HttpOnly, SameSite cookie."""
     if not hmac.compare_digest(token.encode(), here.token.encode()):
         raise PermissionDenied("the token is missing or wrong", "`phalanx up` prints the address")
     answer = RedirectResponse("/", status_code=303, headers=_NO_SCRIPTS)
@@ -81,7 +81,7 @@ def get_job_page(here: Here, num: int) -> HTMLResponse:
     if job.failure is not None:
         body += [tag("h2", "Last failure"), tag("p", job.failure.message)]
         body += [tag("pre", job.failure.traceback)] if job.failure.traceback else []
-    body += [*_curves(here, num), *_checkpoints(here, num), *_story(here, num), *_logs(here, num)]
+    body += [*_curves(here, num), *_checkpoints(here, num), *_events(here, num), *_logs(here, num)]
     refresh_s = None if job.is_terminal else _LIVE_REFRESH_S
     return _answer(page(f"{job.label} {job.name}", *body, refresh_s=refresh_s))
 
@@ -133,13 +133,13 @@ def _checkpoints(here: Here, num: int) -> list[str]:
     return [tag("h2", "Checkpoints"), table(heads, rows, (0, 3))] if rows else []
 
 
-def _story(here: Here, num: int) -> list[str]:
+def _events(here: Here, num: int) -> list[str]:
     found = views.last_events(here.platform, num, 40)
     rows = [
         (_time(one.at), one.kind.replace("_", " "), one.state, one.reason.message, one.actor)
         for one in reversed(found)
     ]
-    return [tag("h2", "Story"), table(("when", "what", "state", "why", "by"), rows, ())]
+    return [tag("h2", "Events"), table(("when", "what", "state", "why", "by"), rows, ())]
 
 
 def _logs(here: Here, num: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Snapshots of code: tar archives kept under their SHA-256, and unpacked once per attempt."""
+"""Code snapshots: tar archives named by their SHA-256 digest and unpacked once per attempt."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MAX_MEMBERS = 200_000
 
 
 def archive_path(home: HomeLayout, digest: str) -> Path:
-    """Where an archive lies."""
+    """The path of an archive."""
     return home.code_dir / f"{digest}.tar"
 
 
 def has(home: HomeLayout, digest: str) -> bool:
-    """Whether it has been uploaded. Whoever asks is about to use it: it counts as new again."""
+    """Whether an archive has been uploaded. A positive answer also renews the archive's age."""
     try:
         os.utime(archive_path(home, digest))
     except OSError:
@@ -35,14 +35,14 @@ def has(home: HomeLayout, digest: str) -> bool:
 
 
 def unused_since(home: HomeLayout, before_s: float) -> list[str]:
-    """Digests of archives that nobody has uploaded or asked for since a time, in seconds UTC."""
+    """Digests of archives that were last uploaded or requested before a time, in seconds UTC."""
     return sorted(
         path.stem for path in home.code_dir.glob("*.tar") if path.stat().st_mtime < before_s
     )
 
 
 def remove(home: HomeLayout, digest: str, before_s: float) -> None:
-    """Let an archive go, unless somebody has asked for it meanwhile."""
+    """Delete an archive unless it has been requested since `before_s`."""
     path = archive_path(home, digest)
     with contextlib.suppress(FileNotFoundError):
         if path.stat().st_mtime < before_s:
@@ -56,8 +56,8 @@ def holds(home: HomeLayout, digest: str, name: str) -> bool:
         return any(posixpath.normpath(one.name) == wanted for one in archive)
 
 
-class Upload:
-    """One archive on its way in. `finish` makes it visible; `abandon` leaves no trace."""
+class CodeUpload:
+    """An archive that is being uploaded. `finish` publishes it; `abandon` deletes it."""
 
     def __init__(self, home: HomeLayout, digest: str) -> None:
         home.code_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ class Upload:
         self._file.write(chunk)
 
     def finish(self) -> None:
-        """Verify and keep it. Raises UserError when it is not what its digest says, or not a safe tar."""
+        """Verify and publish it. Raises UserError for a wrong digest or an unsafe tar archive."""
         if self._hash.hexdigest() != self._digest:
             raise UserError("the code that arrived is not what its digest says", "upload it again")
         self._file.flush()
@@ -90,13 +90,13 @@ class Upload:
         self._path.rename(self._target)
 
     def abandon(self) -> None:
-        """Forget what was written; harmless after `finish`."""
+        """Delete what was written; does nothing after `finish`."""
         self._file.close()
         self._path.unlink(missing_ok=True)
 
 
 def check_archive(path: Path) -> None:
-    """Refuse what must never be unpacked. Raises UserError naming the member."""
+    """Raise UserError, naming the member, for an archive that is not safe to unpack."""
     try:
         with tarfile.open(path) as archive:
             total = 0
@@ -115,7 +115,7 @@ def check_archive(path: Path) -> None:
 
 
 def unpack(home: HomeLayout, digest: str, target: Path) -> None:
-    """The code of an attempt in `target`, whole or not at all; what is there already stays.
+    """Unpack the code of an attempt into `target`, completely or not at all; an existing folder is kept.
 
     Raises LaunchError when it cannot be unpacked.
     """

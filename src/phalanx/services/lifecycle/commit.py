@@ -1,6 +1,6 @@
-"""Events into a job: load, decide, append, save, and queue what the edge must do.
+"""Apply events to jobs: load, decide, append to the log, save, and queue commands in the outbox.
 
-Everything happens in the caller's transaction, so that one of them may carry many jobs' events.
+Everything happens in the caller's transaction, which may hold the events of many jobs.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ LEAVING = "leaving"
 
 
 def job_topic(num: int) -> str:
-    """Who waits for a change of one job waits for this."""
+    """The notification topic of changes to one job."""
     return f"job:{num}"
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A line of the story that the job machine does not see. `kind` is one of `store.events.NOTES`."""
+    """An event that does not change the job's state. `kind` is one of `store.events.NOTES`."""
 
     kind: str
     attempt: int
@@ -44,14 +44,14 @@ class Note:
 
 
 def commit_new(tx: Tx, submitted: Submitted, facts: JobFacts, now: int, actor: str) -> Job:
-    """Store a submission."""
+    """Store one submitted job."""
     return commit_new_many(tx, [(submitted, facts)], now, actor)[0]
 
 
 def commit_new_many(
     tx: Tx, fresh: Sequence[tuple[Submitted, JobFacts]], now: int, actor: str
 ) -> list[Job]:
-    """Store many submissions in a few statements."""
+    """Store many submitted jobs in a few statements."""
     made = [(create(submitted, now), submitted, facts) for submitted, facts in fresh]
     jobs.insert(tx, [(job, facts, wake_at(job)) for job, _, facts in made])
     log.append(tx, [_entry(job, submitted, 1, now, actor) for job, submitted, _ in made])
@@ -65,10 +65,10 @@ def commit_new_many(
 def commit_events(
     tx: Tx, num: int, fresh: Sequence[JobEvent | Note], now: int, actor: str
 ) -> StoredJob:
-    """Apply events to one job in order; those that change nothing for the job are not stored.
+    """Apply events to one job in order; events that change nothing are not stored.
 
     Raises NotFound, StaleRow when the row changed since it was read, and InvalidTransition, with the
-    job's story, for what only a bug can produce.
+    job's events, for a transition that only a bug can cause.
     """
     stored = jobs.load(tx, num)
     changed = _applied(tx, stored, fresh, now, actor)
@@ -89,18 +89,18 @@ def commit_many(
     now: int,
     actor: str,
     known: Mapping[int, StoredJob] | None = None,
-    struck: Callable[[int, Exception], None] = _raise,
+    on_bug: Callable[[int, Exception], None] = _raise,
 ) -> None:
     """`commit_events` for many jobs at once, each named at most once: a few statements in all.
 
-    `known` are jobs that the caller has read already; a stale one is found out when it is saved.
-    Jobs that are not there are skipped. `struck` is told whom a bug of the job machine struck and what
-    it was; where it returns, that job is left as it is and the others go on. By default it raises, with
-    nothing stored. Raises StaleRow.
+    `known` are jobs that the caller has already read; a stale one raises StaleRow when it is saved.
+    Jobs that do not exist are skipped. `on_bug` receives the number of a job whose events ran into a bug
+    of the job machine, and the error; when it returns, that job is unchanged and the others go on. By
+    default it raises, with nothing stored. Raises StaleRow.
     """
     events = dict(batch)
     if len(events) != len(batch):
-        raise InvariantBroken("a job stands twice in one batch")
+        raise InvariantBroken("a job appears twice in one batch")
     here = {} if known is None else {num: known[num] for num in events if num in known}
     here |= {
         one.job.num: one for one in jobs.load_many(tx, [num for num in events if num not in here])
@@ -112,7 +112,7 @@ def commit_many(
         except StoreError:
             raise
         except Exception as error:
-            struck(num, error)
+            on_bug(num, error)
             continue
         if one is not None:
             changed.append(one)
@@ -122,7 +122,7 @@ def commit_many(
 
 @dataclass(frozen=True, slots=True)
 class _Changed:
-    """A job with the events that changed it, not yet written."""
+    """A changed job and the events that changed it, not yet written."""
 
     before: StoredJob
     job: Job
@@ -131,7 +131,7 @@ class _Changed:
     wake: int | None
 
     def stored(self) -> StoredJob:
-        """The job as it stands once this is written."""
+        """The job as it will be stored."""
         before = self.before
         last_seq = before.last_seq + len(self.entries)
         return StoredJob(self.job, before.facts, before.version + 1, last_seq, None)
@@ -140,7 +140,7 @@ class _Changed:
 def _applied(
     tx: Tx, stored: StoredJob, fresh: Sequence[JobEvent | Note], now: int, actor: str
 ) -> _Changed | None:
-    """What the events make of the job; None when they change nothing."""
+    """The job after these events; None when they change nothing."""
     job, entries = stored.job, list[log.NewEvent]()
     commands: list[JobCommand] = []
     for one in fresh:
@@ -151,7 +151,7 @@ def _applied(
         try:
             decision = decide(job, one, now)
         except InvalidTransition as error:
-            raise InvalidTransition(error.message, story(tx, job.num)) from error
+            raise InvalidTransition(error.message, event_lines(tx, job.num)) from error
         if decision.ignored is not None:
             continue
         job = decision.job
@@ -161,13 +161,13 @@ def _applied(
 
 
 def _log(tx: Tx, changed: Sequence[_Changed], now: int) -> None:
-    """Append the events, queue the commands, and note who is to be woken."""
+    """Append the events, queue the commands and collect the topics to notify."""
     log.append(tx, [entry for one in changed for entry in one.entries])
     outbox.add_many(tx, [(one.job.num, c) for one in changed for c in one.commands], now)
     for one in changed:
         _touch(tx, one.job, one.wake)
         tx.touched.rows[one.job.num] = one.stored()
-        # Whoever starts makes room for nobody: the planner would only plan the same again.
+        # A job that takes slots frees none: another plan would come to the same result.
         if one.job.state is not one.before.job.state and one.job.state not in HOLDING:
             tx.touched.topics.add(QUEUE)
 
@@ -194,7 +194,7 @@ def _entry(job: Job, one: JobEvent | Note, seq: int, now: int, actor: str) -> lo
 
 
 def _touch(tx: Tx, job: Job, wake: int | None) -> None:
-    """Only who has something to do is woken: each look costs as much as what it finds."""
+    """Notify only the loops that have work: an empty step costs as much as a full one."""
     tx.touched.jobs.add(job.num)
     if wake is not None:
         tx.touched.topics.add(TIMERS)
@@ -202,10 +202,10 @@ def _touch(tx: Tx, job: Job, wake: int | None) -> None:
         tx.touched.topics.add(LEAVING)
 
 
-def each_for_itself(nums: Sequence[int], work: Callable[[Sequence[int]], None]) -> None:
-    """Do `work` for all these jobs at once; where that runs into a bug, for one job after the other.
+def isolate_bugs(nums: Sequence[int], work: Callable[[Sequence[int]], None]) -> None:
+    """Run `work` on all jobs at once; when that raises a Bug, run it on each job separately.
 
-    Raises the first Bug at the end: one job's trouble is said, and holds up nobody else.
+    Raises the first Bug at the end, so that one broken job does not hold up the others.
     """
     if not nums:
         return
@@ -215,7 +215,7 @@ def each_for_itself(nums: Sequence[int], work: Callable[[Sequence[int]], None]) 
     except Bug as error:
         if len(nums) == 1:
             raise
-        _LOG.error("%s; the others are done one by one", error.message)
+        _LOG.error("%s; the other jobs are processed one by one", error.message)
     found: list[Bug] = []
     for num in nums:
         try:
@@ -226,8 +226,8 @@ def each_for_itself(nums: Sequence[int], work: Callable[[Sequence[int]], None]) 
         raise found[0]
 
 
-def story(tx: Tx, num: int, last: int = 50) -> list[str]:
-    """A job's events as lines for people: what to print when something is wrong with it."""
+def event_lines(tx: Tx, num: int, last: int = 50) -> list[str]:
+    """A job's newest events as lines of text, for error messages."""
     lines = [
         f"{to_rfc3339(one.at)} {one.seq:>4} {one.kind} "
         f"[{one.attempt or '-'}/{'-' if one.generation is None else one.generation}] "

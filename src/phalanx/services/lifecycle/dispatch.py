@@ -1,7 +1,7 @@
-"""One step of the dispatcher: lease commands, execute them outside any transaction, store what followed.
+"""One step of the dispatcher: lease commands, execute them outside any transaction, store the results.
 
-Every command is idempotent and fenced by its attempt, so that one that was cut off half-way by a crash
-is simply executed again.
+Every command is idempotent and fenced by its attempt number, so a command that a crash interrupted is
+simply executed again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LeaseOwner:
 
 
 def dispatch_step(platform: Platform, owner: LeaseOwner, now: int, limit: int = 16) -> int | None:
-    """Execute what is open; returns when to look again, or None when nothing is."""
+    """Execute due commands; returns when the next one is due, or None when none is open."""
 
     def take(tx: Tx) -> tuple[list[LeasedCommand], dict[int, StoredJob]]:
         commands = outbox.lease(
@@ -67,7 +67,7 @@ def _is_due(tx: Tx, now: int) -> bool:
 def _execute(
     platform: Platform, commands: list[LeasedCommand], stored: dict[int, StoredJob], now: int
 ) -> None:
-    """Execute a batch: one transaction was before the effects, one is after them."""
+    """Execute leased commands between two transactions: the lease and the result."""
     done: list[tuple[LeasedCommand, list[JobEvent]]] = []
     started = all(_is_launch(command, stored[command.job]) for command in commands)
     nodes: dict[str, Node] = {}
@@ -82,7 +82,7 @@ def _execute(
             _try_later(platform, command, error.message, now)
             continue
         except Exception as error:
-            # Whatever is wrong with one job must not keep the commands of the others from being executed.
+            # An error of one job must not keep the commands of other jobs from being executed.
             _LOG.exception("%s of job %d cannot be executed", command.kind, command.job)
             _try_later(platform, command, f"{type(error).__name__}: {error}", now)
             continue
@@ -91,9 +91,9 @@ def _execute(
 
 
 def _is_launch(command: LeasedCommand, stored: StoredJob) -> bool:
-    """Whether the command still starts something.
+    """Whether the command still has something to start.
 
-    A job that was stopped before its launch starts nothing: polling then finds every node gone.
+    A job that was stopped before its launch starts nothing: polling then finds no supervisor.
     """
     live = _live_attempt(stored, command) is not None
     return command.kind == "launch_attempt" and live and stored.job.state is not JobState.STOPPING
@@ -117,7 +117,7 @@ def _finish(
     now: int,
     topics: tuple[str, ...],
 ) -> None:
-    """Store what followed, and wake `topics`: whoever was not started, or was killed, is polled now."""
+    """Store the results and notify `topics`: supervisors that are gone are polled at once."""
 
     def work(tx: Tx) -> None:
         outbox.finish(tx, [command for command, _ in done], now)
@@ -135,21 +135,21 @@ def _finish(
             for one in done:
                 _finish(platform, [one], now, topics)
         else:
-            _LOG.warning("%s; its new owner stores the result", error)
+            _LOG.warning("%s; the new owner stores the result", error)
 
 
 def _try_later(platform: Platform, command: LeasedCommand, error: str, now: int) -> None:
-    """For as long as it takes: only the executor may say that nothing was started."""
+    """Retry without limit: only the executor can confirm that nothing was started."""
     wait_s = backoff_s(command.tries, first_s=0.5, max_s=30.0)
     later = now + round(wait_s * _US)
     try:
         platform.store.transact(lambda tx: outbox.retry(tx, command, not_before=later, error=error))
     except LeaseLost as lost:
-        _LOG.warning("%s; its new owner tries again", lost)
+        _LOG.warning("%s; the new owner retries", lost)
 
 
 def _live_attempt(stored: StoredJob, command: LeasedCommand) -> Attempt | None:
-    """The attempt that a command is for, or None when it is over: the fence."""
+    """The live attempt that a command belongs to, or None when that attempt has ended (the fence)."""
     attempt = stored.job.attempt
     return attempt if attempt is not None and attempt.num == command.attempt else None
 
@@ -160,14 +160,14 @@ def _live_attempt(stored: StoredJob, command: LeasedCommand) -> Attempt | None:
 def _launch(
     platform: Platform, command: LeasedCommand, stored: StoredJob, nodes: dict[str, Node]
 ) -> list[JobEvent]:
-    """Start one supervisor per node rank; LaunchFailed for those that could not be."""
+    """Start one supervisor per node rank; a LaunchFailed event for each that did not start."""
     attempt = _live_attempt(stored, command)
     if attempt is None or not _is_launch(command, stored):
         return []
     started = 0
     try:
         digest = stored.facts.code_digest
-        # Without code the folder is empty: the executor makes it, where the ranks will be.
+        # Without code the executor creates an empty folder on the nodes.
         if digest is not None:
             code.unpack(platform.home, digest, code_dir(platform.home, command.job, attempt.num))
         placed = assignments(platform, stored, attempt, nodes)
@@ -179,7 +179,7 @@ def _launch(
     except (LaunchError, SpecInvalid) as error:
         return _not_launched(attempt, started, error.message)
     except KeyError as error:
-        return _not_launched(attempt, started, f"node {error.args[0]} is no longer there")
+        return _not_launched(attempt, started, f"node {error.args[0]} has left the pool")
     return []
 
 

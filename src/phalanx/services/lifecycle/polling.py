@@ -1,7 +1,7 @@
-"""One step of polling: what the executor knows of supervisors that should be there.
+"""One step of polling: ask the executor for the state of supervisors that should be alive.
 
-Only its word that a supervisor is dead gives slots to others. What the supervisor wrote down before its
-end, but never reported, is replayed first.
+Slots are freed only when the executor confirms that a supervisor is dead. The exit record that a
+supervisor wrote but never reported is applied first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from phalanx.core.jobs.events import JobEvent, NodeLost, NodeReleased
 from phalanx.core.jobs.model import Job, JobState, NodePhase
 from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
-from phalanx.services.lifecycle.commit import commit_many, each_for_itself
+from phalanx.services.lifecycle.commit import commit_many, isolate_bugs
 from phalanx.services.lifecycle.reports import ended_event
 from phalanx.services.planning.scheduler_cache import SchedulerCache
 from phalanx.services.platform import Platform
@@ -22,69 +22,69 @@ from phalanx.store.supervisors import SupervisorRow
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
-    """Supervisors to ask for. `leaving`: some of them, `said`, said that they go, so ask again soon."""
+class PolledSupervisors:
+    """Supervisors to poll. `leaving`: some (`announced`) reported that they leave: poll again soon."""
 
     refs: tuple[SupervisorRef, ...]
     leaving: bool
-    said: frozenset[SupervisorRef] = frozenset()
+    announced: frozenset[SupervisorRef] = frozenset()
 
 
-def poll_step(platform: Platform, now: int) -> Watched:
-    """Ask the executor for all and store what it confirms. Raises ExecutorUnavailable."""
-    watched = platform.store.view(lambda tx: watch(tx, platform.scheduler_cache))
-    if not watched.refs:
-        # Nobody to ask for; but the executor may get ready for the next job in the meantime.
+def poll_step(platform: Platform, now: int) -> PolledSupervisors:
+    """Poll all supervisors and store confirmed deaths. Raises ExecutorUnavailable."""
+    polled = platform.store.view(lambda tx: supervisors_to_poll(tx, platform.scheduler_cache))
+    if not polled.refs:
+        # The call also lets the executor prepare for the next job.
         platform.executor.poll(())
-        return watched
-    return _ask(platform, watched, now)
+        return polled
+    return _ask(platform, polled, now)
 
 
-def poll_leaving_step(platform: Platform, now: int) -> Watched:
-    """`poll_step` for those who are expected to go: that is soon asked again, however many others run."""
-    watched = platform.store.view(lambda tx: watch(tx, platform.scheduler_cache, _is_leaving))
-    return _ask(platform, watched, now) if watched.refs else watched
+def poll_leaving_step(platform: Platform, now: int) -> PolledSupervisors:
+    """`poll_step` for supervisors that are expected to leave: polled often, however many others run."""
+    polled = platform.store.view(
+        lambda tx: supervisors_to_poll(tx, platform.scheduler_cache, _is_leaving)
+    )
+    return _ask(platform, polled, now) if polled.refs else polled
 
 
-def _ask(platform: Platform, watched: Watched, now: int) -> Watched:
-    gone = [status for status in platform.executor.poll(watched.refs) if not status.alive]
+def _ask(platform: Platform, polled: PolledSupervisors, now: int) -> PolledSupervisors:
+    gone = [status for status in platform.executor.poll(polled.refs) if not status.alive]
     if not gone:
-        return watched
+        return polled
     _store_gone(platform, gone, now)
     away = {status.ref for status in gone}
-    left = tuple(ref for ref in watched.refs if ref not in away)
-    return Watched(left, any(ref in watched.said for ref in left), watched.said)
+    left = tuple(ref for ref in polled.refs if ref not in away)
+    return PolledSupervisors(left, any(ref in polled.announced for ref in left), polled.announced)
 
 
-def _everybody(job: Job, said: set[int]) -> bool:
-    return True
-
-
-def _is_leaving(job: Job, said: set[int]) -> bool:
-    """Whether its supervisors were asked to go, are done, or have said that they go."""
+def _is_leaving(job: Job, announced: set[int]) -> bool:
+    """Whether the job's supervisors were asked to leave, are done, or reported that they leave."""
     done = job.attempt is not None and job.attempt.finished
-    return done or job.state is JobState.STOPPING or job.num in said
+    return done or job.state is JobState.STOPPING or job.num in announced
 
 
 def _store_gone(platform: Platform, gone: Sequence[SupervisorStatus], now: int) -> None:
-    """All jobs in one transaction. Raises the Bug that one of them runs into, after the others."""
+    """Store confirmed deaths of all jobs in one transaction. Raises a Bug after the other jobs are done."""
 
     def store(some: Sequence[int]) -> None:
         few = [status for status in gone if status.ref.job in some]
-        platform.store.transact(lambda tx: _note_gone(tx, platform.scheduler_cache, few, now))
+        platform.store.transact(lambda tx: _apply_gone(tx, platform.scheduler_cache, few, now))
 
-    each_for_itself(list(dict.fromkeys(status.ref.job for status in gone)), store)
+    isolate_bugs(list(dict.fromkeys(status.ref.job for status in gone)), store)
 
 
-def watch(
-    tx: Tx, scheduler_cache: SchedulerCache, wanted: Callable[[Job, set[int]], bool] = _everybody
-) -> Watched:
-    """Every supervisor of the wanted jobs that has been launched and is not known to be gone."""
-    told = supervisors.released(tx)
-    going = {job for job, _, _ in told}
-    everybody = [one.job for one in scheduler_cache.holding(tx)]
-    live = [(job.num, job.attempt.num) for job in everybody if job.attempt is not None]
-    holding = [job for job in everybody if wanted(job, going)]
+def supervisors_to_poll(
+    tx: Tx,
+    scheduler_cache: SchedulerCache,
+    wanted: Callable[[Job, set[int]], bool] = lambda job, announced: True,
+) -> PolledSupervisors:
+    """Every supervisor of the wanted jobs that was launched and is not confirmed gone."""
+    announced = supervisors.released(tx)
+    leaving_jobs = {job for job, _, _ in announced}
+    live_jobs = [one.job for one in scheduler_cache.holding(tx)]
+    live = [(job.num, job.attempt.num) for job in live_jobs if job.attempt is not None]
+    holding = [job for job in live_jobs if wanted(job, leaving_jobs)]
     launched = scheduler_cache.launched(tx, live)
     refs = [
         SupervisorRef(job.num, job.attempt.num, rank, job.attempt.placement.pool)
@@ -93,16 +93,16 @@ def watch(
         for rank, node in enumerate(job.attempt.nodes)
         if node.phase is not NodePhase.RELEASED
     ]
-    said = frozenset(ref for ref in refs if (ref.job, ref.attempt, ref.node_rank) in told)
-    return Watched(tuple(refs), bool(said), said)
+    gone_soon = frozenset(ref for ref in refs if (ref.job, ref.attempt, ref.node_rank) in announced)
+    return PolledSupervisors(tuple(refs), bool(gone_soon), gone_soon)
 
 
-def _note_gone(
+def _apply_gone(
     tx: Tx, scheduler_cache: SchedulerCache, gone: Sequence[SupervisorStatus], now: int
 ) -> None:
-    """First what the dead wrote down before their end, then that they are gone."""
+    """Apply the exit records of dead supervisors, then their deaths."""
     refs = [status.ref for status in gone]
-    # Before anything is written: what is read behind that may never be committed.
+    # Read before anything is written: a later read would cache uncommitted state.
     known = {one.job.num: one for one in scheduler_cache.holding(tx)}
     found = supervisors.of_attempts(tx, [(ref.job, ref.attempt) for ref in refs])
     rows = {(row.job, row.attempt, row.node_rank): row for row in found}
@@ -122,7 +122,7 @@ def _note_gone(
         if ref.job not in known:
             continue
         before = left.setdefault(ref.job, [])
-        # The first node that is lost ends the attempt; the others then only leave.
+        # The first lost node ends the attempt; for the others only the release remains.
         event = _gone(known[ref.job].job, status, rows.get((ref.job, ref.attempt, ref.node_rank)))
         if isinstance(event, NodeLost) and any(isinstance(one, NodeLost) for one in before):
             event = NodeReleased(ref.attempt, ref.node_rank)

@@ -1,4 +1,4 @@
-"""What supervisors report, as events of the job machine and rows of the store."""
+"""Turn supervisor reports into events of the job machine and rows of the store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from phalanx.store.telemetry import LogSegment, Point
 
 @dataclass(slots=True)
 class Inbox:
-    """One sync call while it is being read. `offset_us` is added to the supervisor's times."""
+    """State while one sync call is processed. `offset_us` is added to the supervisor's times."""
 
     tx: Tx
     job: int
@@ -35,21 +35,21 @@ class Inbox:
     row: dict[str, Any] = field(default_factory=dict)
 
     def ours(self, at: int) -> int:
-        """A time of the supervisor's clock on ours; never in the future."""
+        """Convert a time of the supervisor's clock to the server's; never in the future."""
         return min(at + self.offset_us, self.now)
 
     def key(self, generation: int) -> lineage.Key:
-        """Of the tables of lineage."""
+        """The key of a generation in the lineage tables."""
         return (self.job, self.attempt, generation)
 
 
 def read_report(inbox: Inbox, report: wire.Report) -> None:
-    """Turn one report into what follows from it. Raises UserError for one that makes no sense."""
+    """Process one report. Raises UserError for an invalid one."""
     _READERS[type(report)](inbox, report)
 
 
 def failure_of(report: wire.FailureReport, node_rank: int, offset_us: int) -> Failure:
-    """The core value, on our clock. A cause that is not known counts as a crash."""
+    """The failure as a core value, on the server's clock. An unknown cause counts as a rank crash."""
     known = {cause.value for cause in Cause}
     cause = Cause(report.cause) if report.cause in known else Cause.RANK_CRASH
     return Failure(
@@ -69,7 +69,7 @@ def failure_of(report: wire.FailureReport, node_rank: int, offset_us: int) -> Fa
 def ended_event(
     report: wire.RanksEndedReport, attempt: int, node_rank: int, offset_us: int
 ) -> e.RanksEnded:
-    """The end of a node's ranks, from a report or from an exit record."""
+    """The RanksEnded event for a report or an exit record."""
     failure = report.failure
     return e.RanksEnded(
         attempt=attempt,
@@ -96,11 +96,11 @@ def _ranks_started(inbox: Inbox, report: wire.RanksStartedReport) -> None:
 def _rank_failed(inbox: Inbox, report: wire.RankFailedReport) -> None:
     failure = failure_of(report.failure, inbox.node_rank, inbox.offset_us)
     inbox.events.append(e.RankFailed(inbox.attempt, report.generation, inbox.node_rank, failure))
-    _note_failure(inbox, report.generation, failure)
+    _record_failure(inbox, report.generation, failure)
 
 
-def _note_failure(inbox: Inbox, generation: int, failure: Failure) -> None:
-    """The earliest time among causes; collateral ones come later by nature."""
+def _record_failure(inbox: Inbox, generation: int, failure: Failure) -> None:
+    """Keep the earliest failure time of the generation; collateral failures are left out."""
     if failure.collateral:
         return
     known = lineage.touch_generation(inbox.tx, inbox.key(generation)).failed_at
@@ -114,10 +114,10 @@ def _ranks_ended(inbox: Inbox, report: wire.RanksEndedReport) -> None:
     inbox.events.append(event)
     inbox.row["pids"] = []
     if event.failure is not None:
-        _note_failure(inbox, report.generation, event.failure)
+        _record_failure(inbox, report.generation, event.failure)
     lineage.touch_generation(inbox.tx, inbox.key(report.generation), ended_at=inbox.now)
     if report.step is not None:
-        note_step(inbox, report.generation, report.step, inbox.now)
+        record_step(inbox, report.generation, report.step, inbox.now)
 
 
 def _checkpoint(inbox: Inbox, report: wire.CheckpointReport) -> None:
@@ -185,7 +185,7 @@ def _profile(inbox: Inbox, report: wire.ProfileReport) -> None:
 def _ranks_stalled(inbox: Inbox, report: wire.RanksStalledReport) -> None:
     failure = failure_of(report.failure, inbox.node_rank, inbox.offset_us)
     inbox.events.append(e.RanksStalled(inbox.attempt, report.generation, inbox.node_rank, failure))
-    _note_failure(inbox, report.generation, failure)
+    _record_failure(inbox, report.generation, failure)
 
 
 def _ledger(inbox: Inbox, report: wire.LedgerReport) -> None:
@@ -205,7 +205,7 @@ def _metrics(inbox: Inbox, report: wire.MetricsReport) -> None:
     ]
     telemetry.add_points(inbox.tx, inbox.job, inbox.node_rank, points)
     for point in points[:1] + points[-1:] if report.leads else ():
-        note_step(inbox, report.generation, point.step, point.at)
+        record_step(inbox, report.generation, point.step, point.at)
 
 
 def _log(inbox: Inbox, report: wire.LogReport) -> None:
@@ -227,8 +227,8 @@ def _leaving(inbox: Inbox, report: wire.LeavingReport) -> None:
     inbox.tx.touched.topics.add(LEAVING)
 
 
-def note_step(inbox: Inbox, generation: int, step: int, at: int) -> None:
-    """A step of a generation was completed at `at`: keep the first and the last one."""
+def record_step(inbox: Inbox, generation: int, step: int, at: int) -> None:
+    """Record a completed step: the first and the last one of a generation are kept."""
     known = lineage.touch_generation(inbox.tx, inbox.key(generation))
     changes: dict[str, int] = {}
     if known.first_step_at is None or at < known.first_step_at:
@@ -240,7 +240,7 @@ def note_step(inbox: Inbox, generation: int, step: int, at: int) -> None:
 
 
 def read_heartbeat(inbox: Inbox, beat: wire.Heartbeat, known: supervisors.SupervisorRow) -> None:
-    """How far this node is. A late one of an ended generation is left out."""
+    """Record a node's progress. A late heartbeat of an ended generation is ignored."""
     if beat.generation < known.generation:
         return
     inbox.row |= {
@@ -249,7 +249,7 @@ def read_heartbeat(inbox: Inbox, beat: wire.Heartbeat, known: supervisors.Superv
         "phase": beat.phase[:64],
     }  # fmt: skip
     if beat.step is not None and (beat.generation, beat.step) != (known.generation, known.step):
-        note_step(inbox, beat.generation, beat.step, inbox.now)
+        record_step(inbox, beat.generation, beat.step, inbox.now)
 
 
 _READERS: Mapping[type, Callable[[Inbox, Any], None]] = {

@@ -1,4 +1,4 @@
-"""What users ask of a job that is there already: stop, pause, resume. Each may be repeated."""
+"""Requests for existing jobs: stop, pause, resume. Each may be repeated."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _REASONS = {
 def stop(
     platform: Platform, num: int, goal: StopGoal, grace_s: float | None, now: int, actor: str
 ) -> None:
-    """Ask for a job's end (cancel) or for its slots (pause).
+    """Cancel or pause a job.
 
-    Raises NotFound, and Conflict for a job that is over.
+    Raises NotFound, and Conflict for a job that has ended.
     """
 
     def work(tx: Tx) -> None:
@@ -31,7 +31,7 @@ def stop(
         if goal is StopGoal.CANCEL and job.state is JobState.CANCELLED:
             return
         if job.is_terminal:
-            raise Conflict(f"{job_label(num)} has {job.state} already: nothing is left to {goal}")
+            raise Conflict(f"{job_label(num)} has {job.state} already: there is nothing to {goal}")
         if goal is StopGoal.PAUSE and job.state is JobState.STOPPING:
             _refuse_weaker(job)
         reason = Reason(_REASONS[goal], f"by {actor}")
@@ -41,9 +41,9 @@ def stop(
 
 
 def resume(platform: Platform, num: int, now: int, actor: str) -> None:
-    """Put a paused job back into the queue; a job that waits or runs is left alone.
+    """Put a paused job back into the queue; a queued or running job is left unchanged.
 
-    Raises NotFound, and Conflict for a job that is over or still on its way to a pause.
+    Raises NotFound, and Conflict for a job that has ended or is still stopping.
     """
 
     def work(tx: Tx) -> None:

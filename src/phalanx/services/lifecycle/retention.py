@@ -1,7 +1,7 @@
-"""One step of retention: what is old enough goes, a little at a time.
+"""One step of retention: delete expired data in small batches.
 
-Output and metrics go by their age or that of their job; commands that were executed and archives of code,
-which nobody looks at again, after a week. Jobs, their events and their checkpoints stay.
+Logs and metrics expire by the retention settings; executed commands and unused code archives expire after
+a week. Jobs, their events and their checkpoints are kept.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from phalanx.services.platform import Platform
 from phalanx.store import jobs, outbox, telemetry
 from phalanx.store.jobs import Finished
 
-# Rows that one transaction deletes, and jobs that one step looks at: nobody shall wait for long.
+# Limits per transaction (rows) and per step (jobs), so that other writers wait only briefly.
 ROWS = 500
 JOBS = 100
 _WEEK_US = 7 * 86_400 * 1_000_000
 
 
 @dataclass(slots=True)
-class Sweep:
-    """Ages in microseconds after which output and metrics go; None: never.
+class RetentionProgress:
+    """Ages in microseconds after which logs and metrics are deleted; None: never.
 
-    `seen_logs` and `seen_metrics` are the ends, with the numbers, of the jobs that were swept last: every
-    job's turn comes once in the life of a control plane.
+    `seen_logs` and `seen_metrics` are (ended_at, number) of the last job processed: each control plane
+    process visits every ended job once.
     """
 
     logs_us: int | None = None
@@ -36,22 +36,22 @@ class Sweep:
     seen_metrics: tuple[int, int] = (0, 0)
 
 
-def retention_step(platform: Platform, sweep: Sweep, now: int) -> bool:
-    """Let some of it go; whether more may be waiting."""
+def retention_step(platform: Platform, progress: RetentionProgress, now: int) -> bool:
+    """Delete one batch of expired data; returns whether more may be left."""
     gone = platform.store.transact(
         lambda tx: outbox.drop_done(tx, before=now - _WEEK_US, limit=ROWS)
     )
     more = gone == ROWS
     _archives(platform, now - _WEEK_US)
-    if sweep.logs_us is not None:
-        more |= _logs(platform, sweep, now - sweep.logs_us)
-    if sweep.metrics_us is not None:
-        more |= _metrics(platform, sweep, now - sweep.metrics_us)
+    if progress.logs_us is not None:
+        more |= _logs(platform, progress, now - progress.logs_us)
+    if progress.metrics_us is not None:
+        more |= _metrics(platform, progress, now - progress.metrics_us)
     return more
 
 
 def _archives(platform: Platform, before: int) -> None:
-    """Code of jobs that were all over by then. The attempts' own copies stay: scripts write there."""
+    """Delete code archives of jobs that ended before a time. Unpacked copies stay: scripts write there."""
     idle = code.unused_since(platform.home, before / 1e6)
     if not idle:
         return
@@ -61,35 +61,35 @@ def _archives(platform: Platform, before: int) -> None:
             code.remove(platform.home, digest, before / 1e6)
 
 
-def _logs(platform: Platform, sweep: Sweep, before: int) -> bool:
+def _logs(platform: Platform, progress: RetentionProgress, before: int) -> bool:
     gone = platform.store.transact(lambda tx: telemetry.drop_logs(tx, before=before, limit=ROWS))
-    ended, more = _ended(platform, sweep.seen_logs, before)
+    ended, more = _ended(platform, progress.seen_logs, before)
     for one in ended:
         _remove_files(platform.home, one.num)
-        sweep.seen_logs = (one.ended_at, one.num)
+        progress.seen_logs = (one.ended_at, one.num)
     return more or gone == ROWS
 
 
-def _metrics(platform: Platform, sweep: Sweep, before: int) -> bool:
-    ended, more = _ended(platform, sweep.seen_metrics, before)
+def _metrics(platform: Platform, progress: RetentionProgress, before: int) -> bool:
+    ended, more = _ended(platform, progress.seen_metrics, before)
     nums = [one.num for one in ended]
     gone = platform.store.transact(lambda tx: telemetry.drop_points(tx, nums, limit=ROWS))
     if gone == ROWS:
         return True
     if ended:
-        sweep.seen_metrics = (ended[-1].ended_at, ended[-1].num)
+        progress.seen_metrics = (ended[-1].ended_at, ended[-1].num)
     return more
 
 
 def _ended(platform: Platform, seen: tuple[int, int], before: int) -> tuple[list[Finished], bool]:
-    """The next jobs that ended before a time, and whether there are more."""
+    """The next jobs that ended before a time, and whether more follow."""
     page = platform.store.view(lambda tx: jobs.finished_after(tx, *seen, limit=JOBS))
     ended = [one for one in page if one.ended_at < before]
     return ended, len(ended) == JOBS
 
 
 def _remove_files(home: HomeLayout, num: int) -> None:
-    """What supervisors kept of a job on this machine. Its copies of the code stay: scripts write there."""
+    """Delete the supervisors' files of a job on this machine, except the code: scripts write there."""
     for folder in home.job_dir(num).glob("a*/n*"):
         if not is_held(folder):
             shutil.rmtree(folder, ignore_errors=True)

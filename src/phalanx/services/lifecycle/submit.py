@@ -1,4 +1,4 @@
-"""Submit: everything that can be wrong with a job is said before anything runs."""
+"""Submit a job: validate the spec, check that it can run here, and store the job."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from phalanx.store.database import Tx
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A spec that can run here, with every default written out."""
+    """A validated spec, and the same with every default written out."""
 
     spec: JobSpec
     resolved: dict[str, Any]
 
 
 def check(platform: Platform, request: SubmitRequest) -> Accepted:
-    """What a dry run does. Raises SpecInvalid with every problem found."""
+    """Validate a request as a dry run does. Raises SpecInvalid with every problem found."""
     spec = validate_spec(request.spec)
     problems = check_supported(spec)
     if not problems:
@@ -75,7 +75,7 @@ def submit(platform: Platform, request: SubmitRequest, now: int) -> tuple[int, A
 
 
 def _check_requirements(home: HomeLayout, spec: JobSpec, digest: str | None) -> None:
-    """The requirements file has to travel with the job. Raises SpecInvalid."""
+    """Raise SpecInvalid when the requirements file is not in the uploaded code."""
     name = None if spec.python is None else spec.python.requirements
     if name is not None and (digest is None or not code.holds(home, digest, name)):
         said = "is not in the work directory, or left out by .gitignore or .phalanxignore"
@@ -83,7 +83,7 @@ def _check_requirements(home: HomeLayout, spec: JobSpec, digest: str | None) -> 
 
 
 def _no_secrets(spec: JobSpec, home: HomeLayout) -> list[Problem]:
-    """The secrets that the spec names and its project does not have."""
+    """Problems for secrets that the spec names and its project does not have."""
     known = secret_files.names(home.secrets_dir(spec.project))
     said = f"project {spec.project} has no such secret; `phalanx secrets set NAME` keeps one"
     return [Problem("secrets", said, name) for name in spec.secrets if name not in known]

@@ -1,4 +1,4 @@
-"""The one call of supervisors: reports up, orders down. Repeating it changes nothing."""
+"""The supervisors' sync call: reports go up, orders come down. Repeating a call changes nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from phalanx.errors import PermissionDenied, UserError
 from phalanx.schemas.wire.assignments import PROTOCOL
 from phalanx.schemas.wire.supervision import Orders, SyncRequest, SyncResponse
 from phalanx.services.lifecycle import code
-from phalanx.services.lifecycle.clocks import estimate_offset
 from phalanx.services.lifecycle.commit import commit_events, job_topic
 from phalanx.services.lifecycle.reports import Inbox, read_heartbeat, read_report
 from phalanx.services.platform import Platform, token_hash
@@ -20,25 +19,27 @@ from phalanx.store.database import Tx
 from phalanx.store.supervisors import SupervisorRow
 
 _US = 1_000_000
+_MAX_DRIFT = 100e-6  # seconds per second: what a quartz may be off
+_CLOCK_STEP_US = 10_000_000
 _PROTOCOLS = range(max(1, PROTOCOL - 1), PROTOCOL + 1)
-# A call that brings nothing new is written down only this often: it costs an fsync.
+# A call without news is recorded at most this often: every write costs an fsync.
 _SEEN_EVERY_US = 5 * _US
 
 
 @dataclass(frozen=True, slots=True)
-class Synced:
-    """The answer, and whether it carries anything that the supervisor did not know."""
+class SyncAnswer:
+    """The response, and whether it carries anything new for the supervisor."""
 
     response: SyncResponse
     news: bool
 
 
-def supervisor_sync(platform: Platform, request: SyncRequest, token: str, now: int) -> Synced:
-    """Store what is new and say what to do.
+def supervisor_sync(platform: Platform, request: SyncRequest, token: str, now: int) -> SyncAnswer:
+    """Store new reports and return the current orders.
 
-    Reports are numbered; those up to the last stored number are skipped. A caller sends what is not
-    acknowledged from the lowest number on, so a gap means that it dropped reports by itself.
-    Raises PermissionDenied for anybody but the supervisor of this attempt, UserError for nonsense.
+    Reports are numbered; numbers up to the last stored one are skipped. A supervisor sends unacknowledged
+    reports from the lowest number on, so a gap means that it dropped reports itself.
+    Raises PermissionDenied for a wrong token, and UserError for an invalid report or protocol.
     """
     if request.protocol not in _PROTOCOLS:
         raise UserError(
@@ -54,11 +55,11 @@ def supervisor_sync(platform: Platform, request: SyncRequest, token: str, now: i
         acked = known.last_seq
     orders = orders_for(platform, request, now)
     response = SyncResponse(acked=acked, orders=orders, server_now=now)
-    return Synced(response, bool(request.reports) or orders.version != request.seen)
+    return SyncAnswer(response, bool(request.reports) or orders.version != request.seen)
 
 
 def orders_for(platform: Platform, request: SyncRequest, now: int) -> Orders:
-    """What this supervisor should be doing at `now`."""
+    """The orders of one supervisor at `now`."""
     job = platform.store.view(lambda tx: jobs.load(tx, request.job)).job
     return Orders.from_core(desired(job, request.attempt, request.node_rank), now)
 
@@ -66,9 +67,9 @@ def orders_for(platform: Platform, request: SyncRequest, now: int) -> Orders:
 def supervisor_code(
     platform: Platform, asked: tuple[int, int, int], digest: str, token: str
 ) -> Path:
-    """Where the archive lies that this supervisor (job, attempt, node rank) may have.
+    """The path of the code archive for one supervisor (job, attempt, node rank).
 
-    Raises PermissionDenied for anybody but a supervisor of the job whose code that is.
+    Raises PermissionDenied for a wrong token, or when the archive is not the code of that job.
     """
 
     def look(tx: Tx) -> tuple[SupervisorRow | None, str | None]:
@@ -83,7 +84,7 @@ def supervisor_code(
 
 
 def sync_topic(request: SyncRequest) -> str:
-    """What a long poll waits for."""
+    """The topic that a long poll of this supervisor waits for."""
     return job_topic(request.job)
 
 
@@ -92,7 +93,7 @@ def _known(tx: Tx, request: SyncRequest) -> SupervisorRow | None:
 
 
 def _authenticate(known: SupervisorRow | None, token: str) -> None:
-    """Deny by default: unknown attempts and wrong tokens look the same."""
+    """Raise PermissionDenied, with one message for unknown attempts and wrong tokens."""
     stored = "" if known is None else known.token_hash
     if not hmac.compare_digest(stored, token_hash(token)):
         raise PermissionDenied("this is not the token of that supervisor")
@@ -134,3 +135,17 @@ def _receive(tx: Tx, request: SyncRequest, now: int) -> int:
     if inbox.events:
         commit_events(tx, request.job, inbox.events, now, f"supervisor:n{request.node_rank}")
     return last_seq
+
+
+def estimate_offset(
+    known: int | None, *, sent_at: int, received_at: int, since_last_us: int
+) -> int:
+    """Microseconds to add to the sender's clock to get the receiver's.
+
+    A sample is the offset plus the delay of one message, so the smallest sample is the best. An old
+    minimum ages by the drift of clocks; a sample more than 10 s above it means that a clock was set.
+    """
+    sample = received_at - sent_at
+    if known is None or sample - known > _CLOCK_STEP_US:
+        return sample
+    return min(sample, known + round(max(0, since_last_us) * _MAX_DRIFT))

@@ -1,23 +1,23 @@
-"""One step of the timers: back-offs, time limits and overdue stops whose moment has come."""
+"""One step of the timers: apply due back-offs, time limits and stop deadlines."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from phalanx.core.jobs.timers import due
-from phalanx.services.lifecycle.commit import commit_events, each_for_itself
+from phalanx.services.lifecycle.commit import commit_events, isolate_bugs
 from phalanx.services.platform import Platform
 from phalanx.store import jobs
 from phalanx.store.database import Tx
 
 
 def timers_step(platform: Platform, now: int) -> int | None:
-    """Fire what is due; returns when the next timer is, or None.
+    """Apply due timers; returns when the next one is due, or None.
 
-    Raises the Bug that one of the jobs runs into, after the others have been served.
+    Raises a Bug that one of the jobs runs into after the other jobs are done.
     """
     waking = platform.store.view(lambda tx: jobs.waking(tx, now))
-    each_for_itself(waking, lambda some: platform.store.transact(lambda tx: _fire(tx, some, now)))
+    isolate_bugs(waking, lambda some: platform.store.transact(lambda tx: _fire(tx, some, now)))
     return platform.store.view(jobs.next_wake_at)
 
 

@@ -162,7 +162,7 @@ def _start(here: _Work, decided: Plan, queued: Mapping[int, StoredJob]) -> None:
         said = str(error) if isinstance(error, PlatformError) else repr(error)
         here.struck[num] = f"a bug of Phalanx keeps it from starting: {said}"
 
-    commit_many(here.tx, placed, here.now, _ACTOR, known=queued, struck=struck)
+    commit_many(here.tx, placed, here.now, _ACTOR, known=queued, on_bug=struck)
 
 
 def _is_free(here: _Work, wanted: list[tuple[str, int]]) -> bool:

@@ -31,7 +31,7 @@ def tar(**members: bytes | tarfile.TarInfo) -> bytes:
 
 def upload(home: HomeLayout, content: bytes, digest: str | None = None) -> str:
     digest = digest or hashlib.sha256(content).hexdigest()
-    one = code.Upload(home, digest)
+    one = code.CodeUpload(home, digest)
     try:
         one.write(content)
         one.finish()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from phalanx.core.training.ledger import Row
 from phalanx.errors import UserError
-from phalanx.services.lifecycle.clocks import estimate_offset
+from phalanx.services.lifecycle.sync import estimate_offset
 from phalanx.services.queries.lineage import account
 from phalanx.services.queries.logs import Cursor, assemble, parse_cursor
 from phalanx.services.queries.metrics import thin
