@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from phalanx import checkpoint
-from phalanx.checkpoint import reading
+from phalanx.checkpoint import verified_reads
 from phalanx.checkpoint.digest import CHUNK_BYTES, Digest
 from phalanx.core.training.checkpoints import Keep, Position
 from phalanx.kit.clock import SystemClock
@@ -119,7 +119,7 @@ def floor_of(path, room):
             os.preadv(fd, [view], lo)
             digest.update(view)
 
-    reading.in_threads([partial(chunk, at) for at in range(0, size, CHUNK_BYTES)])
+    verified_reads.in_threads([partial(chunk, at) for at in range(0, size, CHUNK_BYTES)])
     os.close(fd)
 
 

@@ -38,7 +38,7 @@ from bench.scheduler import variants
 
 from phalanx.core.gang.placement import Demand, Node
 from phalanx.core.jobs import events as e
-from phalanx.core.jobs.model import JobState, Outcome
+from phalanx.core.jobs.model import JobState, NodeOutcome
 from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
 from phalanx.kit import garbage
 from phalanx.kit.clock import SystemClock
@@ -228,7 +228,7 @@ class Bench:
                 demand = Demand(required="rack" if kind.required else None,
                                 preferred="rack" if self.shape.racks else None)  # fmt: skip
                 facts = replace(facts_of(spec), spec=resolved(spec), owner="bench", demand=demand)
-                found[queue, kind.name] = (facts, spec.to_terms())
+                found[queue, kind.name] = (facts, spec.to_policy())
         return found
 
     async def run(self) -> float:
@@ -362,7 +362,11 @@ class Bench:
             attempt = stored.job.attempt
             if attempt is None or attempt.num != due[num]:
                 continue  # it was evicted before its time was over
-            how = Outcome.STOPPED if stored.job.state is JobState.STOPPING else Outcome.SUCCEEDED
+            how = (
+                NodeOutcome.STOPPED
+                if stored.job.state is JobState.STOPPING
+                else NodeOutcome.SUCCEEDED
+            )
             ranks = range(len(attempt.nodes))
             told.append((num, [
                 e.RanksEnded(attempt.num, attempt.generation, rank, how, 1, 1) for rank in ranks

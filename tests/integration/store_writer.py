@@ -7,13 +7,13 @@ from pathlib import Path
 
 from phalanx.core.gang.placement import GangShape, NodeShare, Placement
 from phalanx.core.jobs.events import AttemptPlaced, NodeReady, StopRequested, Submitted
-from phalanx.core.jobs.model import JobTerms, StopGoal
+from phalanx.core.jobs.model import JobPolicy, StopGoal
 from phalanx.services.lifecycle.commit import commit_events, commit_new
 from phalanx.store import jobs, open_store
 from phalanx.testing.stores import NOW, facts
 
 PLACEMENT = Placement("local", (NodeShare("n0", "h", (0,)),))
-TERMS = JobTerms(GangShape(1, 1, 1))
+TERMS = JobPolicy(GangShape(1, 1, 1))
 
 
 def main(path: str) -> None:

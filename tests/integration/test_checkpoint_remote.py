@@ -26,7 +26,7 @@ from phalanx.checkpoint import remote, remote_store
 from phalanx.checkpoint.commit import MANIFEST
 from phalanx.checkpoint.remote_mirror import Mirror
 from phalanx.checkpoint.remote_store import RemoteObjects, open_store
-from phalanx.checkpoint.remote_tier import FarTier, OneTier
+from phalanx.checkpoint.remote_tier import LocalTier, RemoteTier
 from phalanx.core.training.checkpoints import Keep, Manifest, Position, checkpoint_name
 from phalanx.errors import CheckpointCorrupt, CheckpointUnavailable, NotFound, PermissionDenied
 from phalanx.kit.clock import SystemClock
@@ -49,7 +49,7 @@ BIG = 9 << 20  # more than one part of a multipart upload
 def save(store, commit, parent=None, big=0):
     """A checkpoint of two files, with content of its own."""
     name = checkpoint_name(commit * 10, f"{commit:08x}")
-    draft = checkpoint.Draft(store, name)
+    draft = checkpoint.CheckpointWriter(store, name)
     draft.add_bytes("shard-00000/state.tensors", random.Random(commit).randbytes(1000 + big))
     draft.add_bytes("shard-00001/state.tensors", random.Random(-commit).randbytes(3000))
     return draft.commit(
@@ -236,7 +236,7 @@ def far_folder(tmp_path):
 
 
 def upload(store, path):
-    one = remote.Upload(path)
+    one = remote.CheckpointUpload(path)
     try:
         objects = remote.look(store).objects
         return one.send(store, objects.get(path.name, {}))
@@ -393,7 +393,7 @@ def test_an_interrupted_upload_goes_on_where_it_stopped(tmp_path):
 def test_what_retention_deletes_here_in_the_middle_still_arrives(tmp_path):
     store = far_folder(tmp_path)
     path = save(near(tmp_path), 1)
-    one = remote.Upload(path)
+    one = remote.CheckpointUpload(path)
     checkpoint.remove(path)
     one.send(store, {})
     one.close()
@@ -430,7 +430,7 @@ class Far:
 
     def __init__(self, url, local, keep=None):
         self.told = []
-        self.tier = FarTier(url, local, keep or Keep(), lambda *said: self.told.append(said))
+        self.tier = RemoteTier(url, local, keep or Keep(), lambda *said: self.told.append(said))
 
     def names(self, kind):
         return [said["name"] for what, said in self.told if what == kind]
@@ -450,7 +450,7 @@ def test_saved_here_loaded_there(tmp_path):
     assert other.tier.has_another(paths[2])
     assert other.tier.bring(paths[2]) and content(paths[2]) == before
     assert not other.tier.has_another(paths[2])
-    assert not OneTier().bring(paths[1])
+    assert not LocalTier().bring(paths[1])
     other.tier.finish(HANG_GUARD_S)
 
 
@@ -551,7 +551,7 @@ def test_a_dead_uploader_is_started_again(tmp_path):
 
 
 def test_a_store_that_does_not_answer_never_makes_a_run_begin_anew(tmp_path):
-    class Silent(OneTier):
+    class Silent(LocalTier):
         def manifests(self):
             raise CheckpointUnavailable("no answer")
 

@@ -39,14 +39,14 @@ class Watched:
 
 
 def save(store, commit, disk=None, parent=None, generation=0, **metrics):
-    draft = checkpoint.Draft(store, checkpoint_name(commit * 10, f"{commit:08x}"), disk)
+    draft = checkpoint.CheckpointWriter(store, checkpoint_name(commit * 10, f"{commit:08x}"), disk)
     values = bytes([commit]) * 1000
     draft.add_tensors(
         "shard-00000/state.tensors",
         {"step": commit},
         [
-            tensorfile.Blob("uint8", (1000,), values, 1000),
-            tensorfile.Blob("uint8", (7,), b"\7" * 7, 7),
+            tensorfile.TensorBytes("uint8", (1000,), values, 1000),
+            tensorfile.TensorBytes("uint8", (7,), b"\7" * 7, 7),
         ],
     )
     draft.add_bytes("shard-00001/notes.json", b'{"n": 1}')
@@ -245,7 +245,7 @@ def test_retention_keeps_the_last_the_best_and_never_the_only_valid_one(tmp_path
 
 def test_trees_and_offsets_survive_any_sizes(tmp_path):
     sizes = [0, 1, 63, 64, 65, 1000]
-    blobs = [tensorfile.Blob("uint8", (n,), os.urandom(n), n) for n in sizes]
+    blobs = [tensorfile.TensorBytes("uint8", (n,), os.urandom(n), n) for n in sizes]
     entry = tensorfile.write_pieces(
         checkpoint.LocalDisk(), tmp_path, "x", tensorfile.lay_out({"a": [1, None]}, blobs)
     )
@@ -299,7 +299,7 @@ def test_a_server_that_forgets_what_it_confirmed_is_a_failed_save(tmp_path, what
 
 
 def test_without_reading_it_back_the_loss_would_be_a_success(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint.Draft, "_see", lambda draft, content: None)
+    monkeypatch.setattr(checkpoint.CheckpointWriter, "_see", lambda draft, content: None)
     gang = ThreadGang(tmp_path, 2, lambda rank: Forgetful("rename"))
     gang.save(1)
     assert gang.wait() == [True, True]

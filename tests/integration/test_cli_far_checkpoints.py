@@ -6,8 +6,8 @@ import pytest
 
 from phalanx import checkpoint
 from phalanx.checkpoint import remote
+from phalanx.checkpoint.encryption import AesGcmEncryption, EncryptionKey, NoEncryption
 from phalanx.checkpoint.remote_store import open_store
-from phalanx.checkpoint.seal import Key, Sealing, Unsealed
 from phalanx.cli.__main__ import main as program
 from phalanx.core.training.checkpoints import Manifest, Position, checkpoint_name
 
@@ -25,7 +25,7 @@ def run(capsys, *argv) -> tuple[int, str, str]:
 
 def save(folder, step, seal):
     """One checkpoint of one file, as a rank writes it."""
-    draft = checkpoint.Draft(folder, checkpoint_name(step, f"{step:08x}"))
+    draft = checkpoint.CheckpointWriter(folder, checkpoint_name(step, f"{step:08x}"))
     pieces = seal.wrap(f"{draft.name}/shard-00000/state.tensors", [bytes(range(256)) * 20])
     draft.add_bytes("shard-00000/state.tensors", b"".join(bytes(memoryview(one)) for one in pieces))
     manifest = Manifest(
@@ -39,11 +39,13 @@ def save(folder, step, seal):
 @pytest.fixture(params=["plain", "sealed"])
 def places(request, tmp_path):
     """(seal's name, local folder, URL of its copies) with steps 10 and 20."""
-    seal = Unsealed() if request.param == "plain" else Sealing([Key.parse(HEX)])
+    seal = (
+        NoEncryption() if request.param == "plain" else AesGcmEncryption([EncryptionKey.parse(HEX)])
+    )
     url = f"file://{tmp_path}/far"
     store = open_store(url, {})
     for step in (10, 20):
-        one = remote.Upload(save(tmp_path / "near", step, seal))
+        one = remote.CheckpointUpload(save(tmp_path / "near", step, seal))
         one.send(store, {})
         one.close()
     return request.param, tmp_path / "near", url

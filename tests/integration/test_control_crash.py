@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from integration.rig import Rig, open_rig
-from phalanx.core.jobs.model import Outcome
+from phalanx.core.jobs.model import NodeOutcome
 from phalanx.errors import ExecutorUnavailable, LaunchError
 from phalanx.executors.protocol import SupervisorRef
 from phalanx.kit.clock import ManualClock
@@ -101,7 +101,7 @@ def test_an_end_that_was_never_reported_is_read_from_the_exit_record(rig: Rig) -
     supervisor = rig.supervisor(num)
     supervisor.ready()
     supervisor.started()
-    ended = RanksEndedReport(seq=3, generation=0, outcome=Outcome.SUCCEEDED, port=1, step=7)
+    ended = RanksEndedReport(seq=3, generation=0, outcome=NodeOutcome.SUCCEEDED, port=1, step=7)
     record = ExitRecord(attempt=1, node_rank=0, released=False, ended=ended)
     rig.executor.bury(supervisor.ref, record)
     rig.turn()

@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import phalanx.train as pt
-from phalanx.core.gang.stalls import LEAST_S, OUTSIDE_S, Patience, StallWatch
+from phalanx.core.gang.stalls import LEAST_S, OUTSIDE_S, StallLimit, StallWatch
 from phalanx.supervise.ranks.records import GenerationRecords
 
 pytestmark = pytest.mark.integration
@@ -18,7 +18,7 @@ def test_evaluation_is_told_from_a_step_that_hangs(tmp_path, monkeypatch, throug
         monkeypatch.delenv(name, raising=False)
     file = tmp_path / "report"
     monkeypatch.setenv("PHALANX_REPORT_FILE", str(file))
-    watch = StallWatch(Patience(), 0.0)
+    watch = StallWatch(StallLimit(), 0.0)
     records = GenerationRecords(0, {0: file}, lambda make: None, watch)
     found = []
 

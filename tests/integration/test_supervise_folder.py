@@ -12,8 +12,8 @@ import pytest
 
 from phalanx import checkpoint
 from phalanx.checkpoint import folders
-from phalanx.checkpoint.folders import SET_ASIDE, Origin
-from phalanx.checkpoint.remote_tier import OneTier
+from phalanx.checkpoint.folders import SET_ASIDE, FolderOrigin
+from phalanx.checkpoint.remote_tier import LocalTier
 from phalanx.core.training.checkpoints import Keep
 from phalanx.kit.clock import SystemClock
 from phalanx.launch import linux
@@ -41,7 +41,9 @@ class Watched:
             folder=self.folder, store=self.store, keep=Keep(last=keep), commits=commits,
             far=far, env=dict(os.environ),
             meeting=f"127.0.0.1:{4000 + generation}",
-            origin=Origin(job="j-1", attempt=1, generation=generation, world_size=2, reference_world=2),
+            origin=FolderOrigin(
+                job="j-1", attempt=1, generation=generation, world_size=2, reference_world=2,
+            ),
         )  # fmt: skip
         self.kept = WatchedCheckpointFolder(
             facts, SystemClock(), self.calls.put, self.said.append,
@@ -306,7 +308,7 @@ def test_a_store_that_cannot_be_reached_is_a_warning_or_fails_the_start(tmp_path
 def test_nobody_waits_for_copies_once_the_attempt_is_over(tmp_path, monkeypatch):
     released, waits = threading.Event(), threading.Event()
 
-    class Slow(OneTier):
+    class Slow(LocalTier):
         def finish(self, limit_s):
             waits.set()
             assert released.wait(limit_s)

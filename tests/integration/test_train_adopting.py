@@ -67,7 +67,7 @@ def test_what_is_cut_off_half_way_is_made_again(theirs, info, monkeypatch):
         raise OSError("the disk is full")
 
     with monkeypatch.context() as inside:
-        inside.setattr(checkpoint.Draft, "commit", broken)
+        inside.setattr(checkpoint.CheckpointWriter, "commit", broken)
         with pytest.raises(OSError, match="full"):
             adopt(theirs, info)
     assert len(adopt(theirs, info)) == 1

@@ -10,7 +10,7 @@ from torch import nn
 
 from phalanx.checkpoint import list_checkpoints
 from phalanx.core.contract.records import to_json
-from phalanx.core.training.guards import MEMORY_FILE, Memory, Skip
+from phalanx.core.training.guards import MEMORY_FILE, GuardState, Skip
 from phalanx.errors import SpecInvalid, TrainingError
 from phalanx.train import start
 from phalanx.train.gang.context import RankInfo
@@ -240,8 +240,8 @@ def keeper(tmp_path):
 
 def test_a_memory_is_kept_and_found_however_long(tmp_path):
     file, told = keeper(tmp_path)
-    assert file.open() == Memory()
-    full = Memory(tuple(Skip(0, at, at + 1, at, "non_finite") for at in range(200)), 3)
+    assert file.open() == GuardState()
+    full = GuardState(tuple(Skip(0, at, at + 1, at, "non_finite") for at in range(200)), 3)
     file.keep(full)
     assert keeper(tmp_path)[0].open() == full and not told.records
     assert [path.name for path in (tmp_path / "store").iterdir()] == [MEMORY_FILE]
@@ -252,8 +252,8 @@ def test_after_a_kill_by_the_kernel_the_next_generation_halves_once(tmp_path):
     """No rank could write it down; where one did, it is not done again."""
     info = RankInfo(attempt=2, generation=3, restart_cause="oom")
     file = MemoryFile(tmp_path / "store", info, LocalChannel(), Told())
-    assert file.open() == Memory(halvings=1, halved_in=(2, 2)) == file.open()
-    file.keep(Memory(halvings=3, halved_in=(2, 2)))
+    assert file.open() == GuardState(halvings=1, halved_in=(2, 2)) == file.open()
+    file.keep(GuardState(halvings=3, halved_in=(2, 2)))
     assert file.open().halvings == 3
     calm = MemoryFile(tmp_path / "store", RankInfo(attempt=2, generation=4), LocalChannel(), Told())
     assert calm.open().halvings == 3
@@ -264,23 +264,23 @@ def test_after_a_kill_by_the_kernel_the_next_generation_halves_once(tmp_path):
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 9}', "\x00\xff"])
 def test_a_memory_that_cannot_be_read_is_none_and_says_so(tmp_path, text):
     file, told = keeper(tmp_path)
-    file.keep(Memory())
+    file.keep(GuardState())
     (tmp_path / "store" / MEMORY_FILE).write_bytes(text.encode("latin1"))
-    assert file.open() == Memory()
+    assert file.open() == GuardState()
     assert told.records[0][0] == "warn"
 
 
 def test_a_failed_write_leaves_the_old_memory(tmp_path, monkeypatch):
     file, _ = keeper(tmp_path)
-    file.keep(Memory(halvings=1))
+    file.keep(GuardState(halvings=1))
 
     def refuse(*args):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(guard_state.os, "replace", refuse)
     with pytest.raises(OSError, match="No space"):
-        file.keep(Memory(halvings=2))
-    assert file.open() == Memory(halvings=1)
+        file.keep(GuardState(halvings=2))
+    assert file.open() == GuardState(halvings=1)
     assert len(list((tmp_path / "store").iterdir())) == 1
 
 
@@ -293,4 +293,4 @@ def test_only_want_of_memory_is_taken_for_it(monkeypatch):
     assert called == ["before", "memory", "before", "memory", "before"]
     real = "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: x"
     assert guard_state.is_out_of_memory(RuntimeError(real))
-    assert json.dumps(Memory().to_json())
+    assert json.dumps(GuardState().to_json())

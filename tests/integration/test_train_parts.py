@@ -22,7 +22,7 @@ from torch.utils.data import (
 from phalanx.checkpoint import tensorfile
 from phalanx.core.contract import records as reports
 from phalanx.core.contract.records import StepRecord, WarningRecord
-from phalanx.core.training.batches import Plan
+from phalanx.core.training.batches import BatchPlan
 from phalanx.errors import (
     CheckpointCorrupt,
     RestoreMismatch,
@@ -291,7 +291,7 @@ def test_a_plan_for_a_smaller_gang_keeps_the_global_batch():
         DataLoader(Augmented(), batch_size=4), Course(), seed=1, place=(0, 1),
         reference_world=3, accumulate=1, device=torch.device("cpu"),
     )  # fmt: skip
-    assert loader.plan == Plan(23, 12) and len(loader) == 2 and loader.batch_size == 4
+    assert loader.plan == BatchPlan(23, 12) and len(loader) == 2 and loader.batch_size == 4
 
 
 # -- reports ---------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ for epoch in run.epochs(3):
         opt.step()
         raise AssertionError("nothing may come after the first step")
 """
-WORLD = estimates.parse_world("8xH100")
+WORLD = estimates.parse_devices("8xH100")
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_auto_takes_the_first_that_fits(memory, best):
     device = estimates.with_memory(estimates.DEVICES["H100"], memory)
     with torch.device("meta"):
         model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(6)))
-    choice = auto_strategy.pick(model, estimates.World(1, 8, device))
+    choice = auto_strategy.pick(model, estimates.DeviceSet(1, 8, device))
     assert choice.best.name == best
     assert choice.best.fits == (memory > 1 << 20)
 

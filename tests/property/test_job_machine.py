@@ -20,9 +20,9 @@ from phalanx.core.jobs.machine import TRANSITIONS
 from phalanx.core.jobs.model import (
     HOLDING,
     TERMINAL,
-    JobTerms,
+    JobPolicy,
+    NodeOutcome,
     NodePhase,
-    Outcome,
     StopGoal,
 )
 from phalanx.core.jobs.recovery import Budget, RecoveryPolicy
@@ -65,7 +65,7 @@ policies = st.builds(
     budgets=st.dictionaries(st.sampled_from(list(Cause)), budgets).map(lambda d: tuple(d.items())),
     retry_codes=st.just((33,)),
     fail_codes=st.just((2,)),
-    max_barren=st.integers(1, 4),
+    max_no_progress=st.integers(1, 4),
 )
 roles = st.builds(
     Role,
@@ -76,16 +76,16 @@ roles = st.builds(
     required=st.booleans(),
 )
 terms = st.builds(
-    JobTerms,
+    JobPolicy,
     shape=shapes,
     roles=st.lists(roles, max_size=2, unique_by=lambda role: role.name).map(tuple),
-    policy=policies,
+    recovery=policies,
     grace_s=st.floats(0, 60),
     max_duration_s=st.none() | st.floats(1, 5000),
 )
 
 
-def placement(terms: JobTerms) -> Placement:
+def placement(terms: JobPolicy) -> Placement:
     widths = [part.slots_per_node for part in terms.parts() for _ in part.nodes]
     shares = (NodeShare(f"n{i}", f"h{i}", tuple(range(n))) for i, n in enumerate(widths))
     return Placement("local", tuple(shares))
@@ -114,19 +114,19 @@ def one_event(draw: st.DrawFn, job: Job, now: int) -> e.JobEvent:
     )
     current = 0 if live is None else live.generation
     generation = current if sane else max(0, current + draw(st.integers(-1, 1)))
-    rank = draw(st.integers(0, sum(part.num_nodes for part in job.terms.parts()) - 1))
+    rank = draw(st.integers(0, sum(part.num_nodes for part in job.policy.parts()) - 1))
     step = draw(st.none() | st.integers(0, 6))
     maybe_failure = st.none() | failures(rank, now)
     kinds = {
         "placed": lambda: e.AttemptPlaced(
-            job.attempts + 1 if sane else attempt, placement(job.terms)
+            job.attempts + 1 if sane else attempt, placement(job.policy)
         ),
         "ready": lambda: e.NodeReady(attempt, rank, 4000 + rank),
         "launch_failed": lambda: e.LaunchFailed(attempt, rank, "no"),
         "started": lambda: e.RanksStarted(attempt, generation, rank),
         "failed": lambda: e.RankFailed(attempt, generation, rank, draw(failures(rank, now))),
         "ended": lambda: e.RanksEnded(
-            attempt, generation, rank, draw(st.sampled_from(list(Outcome))), 5000, step,
+            attempt, generation, rank, draw(st.sampled_from(list(NodeOutcome))), 5000, step,
             draw(maybe_failure),
         ),
         "released": lambda: e.NodeReleased(attempt, rank),
@@ -218,7 +218,7 @@ def check_state(job: Job) -> None:
             if orders.action is Action.RUN:
                 assert orders.master_port and orders.generation == job.attempt.generation
                 assert job.attempt.nodes[rank].phase in (NodePhase.READY, NodePhase.UP)
-                own = part_at(job.terms.parts(), rank)
+                own = part_at(job.policy.parts(), rank)
                 assert orders.master_address == f"h{own.first_node}"
         assert desired(job, job.attempt.num - 1, 0).action is Action.RELEASE
     at = wake_at(job)
@@ -236,7 +236,7 @@ def check_budgets(before: Job, after: Job, life: Life, now: int) -> None:
     assert at == now
     spent = life.spent.setdefault(cause, [])
     spent.append(now)
-    budget = after.terms.policy.budget(cause)
+    budget = after.policy.recovery.budget(cause)
     if budget.count is not None:
         window = START * 10 if budget.per_s is None else round(budget.per_s * 1e6)
         assert sum(1 for one in spent if one > now - window) <= budget.count
@@ -271,8 +271,8 @@ def test_every_pair_of_state_and_event_is_in_the_table() -> None:
 def test_a_crash_loop_ends() -> None:
     """Kills without end, each before the first step: the job gives up instead of restarting for ever."""
     policy = RecoveryPolicy(budgets=((Cause.RANK_CRASH, Budget(count=None, first_wait_s=0.0)),))
-    job = create(e.Submitted(1, JobTerms(GangShape(1, 1, 1), policy)), START)
-    job = decide(job, e.AttemptPlaced(1, placement(job.terms)), START).job
+    job = create(e.Submitted(1, JobPolicy(GangShape(1, 1, 1), policy)), START)
+    job = decide(job, e.AttemptPlaced(1, placement(job.policy)), START).job
     job = decide(job, e.NodeReady(1, 0, 4000), START).job
     for generation in range(100):
         if job.state is S.STOPPING:
@@ -281,9 +281,9 @@ def test_a_crash_loop_ends() -> None:
         failure = Failure(Cause.RANK_CRASH, 0, 0, now, "killed")
         job = decide(job, e.RanksStarted(1, generation, 0), now).job
         job = decide(job, e.RankFailed(1, generation, 0, failure), now).job
-        job = decide(job, e.RanksEnded(1, generation, 0, Outcome.FAILED, 1), now).job
+        job = decide(job, e.RanksEnded(1, generation, 0, NodeOutcome.FAILED, 1), now).job
         if job.not_before is not None:
             job = decide(job, e.BackoffElapsed(), job.not_before).job
     assert job.goal is StopGoal.FAIL
     assert job.reason.code == "crash_loop"
-    assert job.restarts == policy.max_barren
+    assert job.restarts == policy.max_no_progress

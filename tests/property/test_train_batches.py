@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.core.training.batches import Plan, cut, cut_by, parts_of, rebalanced
-from phalanx.core.training.ledger import GenerationLedger, Row, audit, merge
+from phalanx.core.training.batches import BatchPlan, cut, cut_by, parts_of, rebalanced
+from phalanx.core.training.ledger import Consumed, GenerationLedger, audit, merge
 
 pytestmark = pytest.mark.unit
 
@@ -19,7 +19,7 @@ worlds = st.integers(1, 9)
 def test_any_schedule_of_world_sizes_consumes_the_same_global_batches(
     n, batch, accumulate, stops, last, drop
 ):
-    plan = Plan(n, batch, accumulate, drop)
+    plan = BatchPlan(n, batch, accumulate, drop)
     alone = [(s.lo, s.hi) for s in plan.shares(0, 0, 1)]
     at, seen = 0, []
     for world, num_steps in [*stops, (last, 10**6)]:
@@ -42,7 +42,7 @@ def test_any_schedule_of_world_sizes_consumes_the_same_global_batches(
 def test_weights_of_a_step_add_up_to_the_world_size(n, batch, accumulate, world):
     total = 0.0
     for shares in zip(
-        *(Plan(n, batch, accumulate).shares(0, r, world) for r in range(world)), strict=True
+        *(BatchPlan(n, batch, accumulate).shares(0, r, world) for r in range(world)), strict=True
     ):
         total += sum(s.weight for s in shares)
         if shares[0].last:
@@ -69,7 +69,7 @@ def test_any_number_of_roll_backs_is_exactly_once(data, n, epochs):
 
 
 def _ledger(number, start, end, n):
-    rows = [Row(at // n, at % n, at % n + 1) for at in range(start, end)]
+    rows = [Consumed(at // n, at % n, at % n + 1) for at in range(start, end)]
     return GenerationLedger(1, number, (start // n, start % n), merge(rows))
 
 
@@ -78,7 +78,7 @@ def _ledger(number, start, end, n):
        pieces=st.integers(1, 3), world=worlds, stop=st.integers(0, 5))  # fmt: skip
 def test_batches_of_a_batch_sampler_are_split_as_they_are(sizes, accumulate, pieces, world, stop):
     ends = tuple(sum(sizes[: at + 1]) for at in range(len(sizes)))
-    plan = Plan(ends[-1], max(sizes), accumulate, pieces=pieces, bounds=ends)
+    plan = BatchPlan(ends[-1], max(sizes), accumulate, pieces=pieces, bounds=ends)
     alone = list(plan.shares(0, 0, 1))
     assert len(alone) == plan.num_micro_batches
     assert {s.end for s in alone if s.last} <= set(ends)
@@ -109,7 +109,7 @@ def test_uneven_shares_cover_everything_once_and_starve_nobody(lo, size, parts):
 @settings(max_examples=100, deadline=None)
 @given(n=sizes, batch=st.integers(1, 40), accumulate=st.integers(1, 3), parts=parts)
 def test_uneven_shares_keep_global_batches_and_weights(n, batch, accumulate, parts):
-    plan = Plan(n, batch, accumulate, parts=tuple(parts))
+    plan = BatchPlan(n, batch, accumulate, parts=tuple(parts))
     alone = [(s.lo, s.hi) for s in plan.shares(0, 0, 1)]
     rows = list(zip(*(plan.shares(0, r, len(parts)) for r in range(len(parts))), strict=True))
     seen, total = [], 0.0

@@ -11,7 +11,7 @@ import pytest
 
 from phalanx.core.gang.placement import GangShape, NodeShare, Placement, Role
 from phalanx.core.jobs import events as e
-from phalanx.core.jobs.model import JobTerms, Outcome
+from phalanx.core.jobs.model import JobPolicy, NodeOutcome
 from phalanx.schemas.home import HomeLayout
 from phalanx.services.lifecycle.commit import commit_events, commit_new
 from phalanx.sim.__main__ import main
@@ -37,13 +37,13 @@ def facts(name: str, project: str) -> JobFacts:
 def a_life(tx: Tx, num: int, at: int, lasts_s: int) -> None:
     """Submitted, placed, run, and finished: with the events that a control plane stores."""
     commit_new(
-        tx, e.Submitted(num, JobTerms(GangShape(1, 2, 2))), facts(f"j{num}", "vision"), at, "user"
+        tx, e.Submitted(num, JobPolicy(GangShape(1, 2, 2))), facts(f"j{num}", "vision"), at, "user"
     )
     placement = Placement("p", (NodeShare("n0", "h", (0, 1)),))
     end = at + lasts_s * US
     commit_events(tx, num, [e.AttemptPlaced(1, placement)], at, "t")
     commit_events(tx, num, [e.NodeReady(1, 0, 1), e.RanksStarted(1, 0, 0)], at, "t")
-    done = e.RanksEnded(1, 0, 0, Outcome.SUCCEEDED, 1, 10)
+    done = e.RanksEnded(1, 0, 0, NodeOutcome.SUCCEEDED, 1, 10)
     commit_events(tx, num, [done, e.NodeReleased(1, 0)], end, "t")
 
 
@@ -56,7 +56,7 @@ def home(tmp_path: Path) -> Path:
     def work(tx: Tx) -> None:
         for num in range(1, 4):
             a_life(tx, num, BEGAN + num * 100 * US, 600)
-        never = e.Submitted(4, JobTerms(GangShape(1, 2, 2)))
+        never = e.Submitted(4, JobPolicy(GangShape(1, 2, 2)))
         commit_new(tx, never, facts("j4", "vision"), BEGAN, "user")
 
     store.transact(work)

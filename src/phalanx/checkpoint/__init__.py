@@ -6,9 +6,9 @@ be done with a directory of them.
 """
 
 from phalanx.checkpoint.catalog import (
-    Listing,
-    Scrubbed,
-    Stored,
+    CheckpointListing,
+    CommittedCheckpoint,
+    ScrubReport,
     clean_debris,
     list_checkpoints,
     newest_valid,
@@ -22,17 +22,17 @@ from phalanx.checkpoint.catalog import (
     verify,
     verify_share,
 )
-from phalanx.checkpoint.commit import Draft, write_shard
+from phalanx.checkpoint.commit import CheckpointWriter, write_shard
 from phalanx.checkpoint.disk import Disk, LocalDisk
-from phalanx.checkpoint.reading import VerifiedFile
+from phalanx.checkpoint.verified_reads import VerifiedFile
 
 __all__ = [
+    "CheckpointListing",
+    "CheckpointWriter",
+    "CommittedCheckpoint",
     "Disk",
-    "Draft",
-    "Listing",
     "LocalDisk",
-    "Scrubbed",
-    "Stored",
+    "ScrubReport",
     "VerifiedFile",
     "clean_debris",
     "list_checkpoints",

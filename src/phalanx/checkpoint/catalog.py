@@ -11,7 +11,7 @@ from pathlib import Path
 from phalanx.checkpoint.commit import DEBRIS, MANIFEST
 from phalanx.checkpoint.digest import canonical, digest_of
 from phalanx.checkpoint.disk import Disk, LocalDisk
-from phalanx.checkpoint.reading import Direct, VerifiedFile, in_threads
+from phalanx.checkpoint.verified_reads import DirectReads, VerifiedFile, in_threads
 from phalanx.core.training.checkpoints import Keep, Manifest, expired, is_checkpoint_name, lineages
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound
 
@@ -19,7 +19,7 @@ QUARANTINED = ".quarantined-"
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class CommittedCheckpoint:
     """A committed checkpoint and where it lies."""
 
     path: Path
@@ -27,11 +27,11 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class CheckpointListing:
     """What a directory holds: `good` have a sound manifest (newest first), `bad` maps paths to why
     not, `debris` was never committed, `quarantined` was set aside earlier."""
 
-    good: tuple[Stored, ...]
+    good: tuple[CommittedCheckpoint, ...]
     bad: Mapping[Path, str]
     debris: tuple[Path, ...]
     quarantined: tuple[Path, ...]
@@ -67,9 +67,9 @@ def read_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def scan(store: Path) -> Listing:
+def scan(store: Path) -> CheckpointListing:
     """Look through a job's checkpoint directory; one that does not exist is empty."""
-    good: dict[str, Stored] = {}
+    good: dict[str, CommittedCheckpoint] = {}
     bad: dict[Path, str] = {}
     debris: list[Path] = []
     quarantined: list[Path] = []
@@ -81,19 +81,19 @@ def scan(store: Path) -> Listing:
             debris.append(path)
         elif is_checkpoint_name(path.name):
             try:
-                good[path.name] = Stored(path, read_manifest(path))
+                good[path.name] = CommittedCheckpoint(path, read_manifest(path))
             except (CheckpointCorrupt, CheckpointNotFound) as error:
                 bad[path] = error.message
     ordered = sorted(good.values(), key=lambda one: one.manifest.order, reverse=True)
-    return Listing(tuple(ordered), bad, tuple(debris), tuple(quarantined))
+    return CheckpointListing(tuple(ordered), bad, tuple(debris), tuple(quarantined))
 
 
-def list_checkpoints(store: Path) -> list[Stored]:
+def list_checkpoints(store: Path) -> list[CommittedCheckpoint]:
     """Committed checkpoints with a sound manifest, newest first."""
     return list(scan(store).good)
 
 
-def resume_order(listing: Listing) -> list[Stored]:
+def resume_order(listing: CheckpointListing) -> list[CommittedCheckpoint]:
     """The head's lineage first, then the rest: the order in which a resume tries them."""
     by_name = {one.manifest.name: one for one in listing.good}
     order = lineages({name: one.manifest for name, one in by_name.items()})
@@ -124,14 +124,14 @@ def verify_share(
     reader, readers = place
     units: list[tuple[VerifiedFile, int]] = []
     for entry in manifest.files:
-        file = (read or {}).get(entry.path) or VerifiedFile(path, entry, Direct())
+        file = (read or {}).get(entry.path) or VerifiedFile(path, entry, DirectReads())
         file.check_size()
         units += [(file, at) for at in range(file.num_chunks)]
     mine = units[len(units) * reader // readers : len(units) * (reader + 1) // readers]
     in_threads([partial(file.check, at) for file, at in mine if not file.has_checked(at)])
 
 
-def newest_valid(store: Path) -> Stored | None:
+def newest_valid(store: Path) -> CommittedCheckpoint | None:
     """The checkpoint a resume would take, fully verified; None when there is none."""
     for one in resume_order(scan(store)):
         try:
@@ -195,7 +195,7 @@ def retain(
 
 
 @dataclass(frozen=True, slots=True)
-class Scrubbed:
+class ScrubReport:
     """What an audit found: `valid`, `bad` (path to why), and where the bad ones are now."""
 
     valid: tuple[Path, ...]
@@ -203,7 +203,7 @@ class Scrubbed:
     set_aside: Mapping[Path, Path]
 
 
-def scrub(store: Path, suffix: str, disk: Disk | None = None) -> Scrubbed:
+def scrub(store: Path, suffix: str, disk: Disk | None = None) -> ScrubReport:
     """Read every byte of every checkpoint in a directory; those that rotted are quarantined.
 
     Meant to be run from time to time, so that rot is found while an older copy still exists. `suffix`
@@ -222,4 +222,4 @@ def scrub(store: Path, suffix: str, disk: Disk | None = None) -> Scrubbed:
             if one.path.is_dir():
                 bad[one.path] = error.message
     set_aside = {path: quarantine(path, suffix, disk) for path in bad}
-    return Scrubbed(tuple(valid), bad, set_aside)
+    return ScrubReport(tuple(valid), bad, set_aside)

@@ -24,7 +24,7 @@ DEBRIS = ".tmp"
 _COPY_BYTES = 1 << 20
 
 
-class Draft:
+class CheckpointWriter:
     """A checkpoint being written. `commit` makes it real; `abandon` removes it."""
 
     def __init__(self, store: Path, name: str, disk: Disk | None = None) -> None:
@@ -42,7 +42,9 @@ class Draft:
         """What has been written so far, for the manifest."""
         return tuple(self._files)
 
-    def add_tensors(self, path: str, tree: Any, blobs: Sequence[tensorfile.Blob]) -> FileEntry:
+    def add_tensors(
+        self, path: str, tree: Any, blobs: Sequence[tensorfile.TensorBytes]
+    ) -> FileEntry:
         """Write one tensor file. Raises OSError."""
         return self._add(path, tensorfile.lay_out(tree, blobs))
 

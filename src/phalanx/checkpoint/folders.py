@@ -16,7 +16,7 @@ from pathlib import Path
 
 import phalanx
 from phalanx.checkpoint.catalog import list_checkpoints
-from phalanx.checkpoint.commit import Draft
+from phalanx.checkpoint.commit import CheckpointWriter
 from phalanx.checkpoint.digest import digest_of_file
 from phalanx.core.training.checkpoints import FileEntry, Manifest, Position
 from phalanx.errors import CheckpointCorrupt
@@ -31,7 +31,7 @@ Stat = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class FolderOrigin:
     """Who commits a folder."""
 
     job: str | None
@@ -43,7 +43,11 @@ class Origin:
 
 
 def manifest_of(
-    draft: Draft, step: int, origin: Origin, metrics: Mapping[str, float | str], now: int
+    draft: CheckpointWriter,
+    step: int,
+    origin: FolderOrigin,
+    metrics: Mapping[str, float | str],
+    now: int,
 ) -> Manifest:
     """The manifest of a draft that holds a folder's files; `now` in microseconds UTC."""
     good = list_checkpoints(draft.store)
@@ -84,7 +88,7 @@ def _is_finished(name: str) -> bool:
 
 
 @dataclass(slots=True)
-class Shared:
+class PreviousCommit:
     """What the last commit of a folder holds, so that the next need not copy what is the same."""
 
     path: Path | None = None
@@ -101,7 +105,9 @@ class Shared:
         self.entries = {entry.path: entry for entry in files}
 
 
-def fill(draft: Draft, folder: Path, stats: Mapping[str, Stat], shared: Shared) -> bool:
+def fill(
+    draft: CheckpointWriter, folder: Path, stats: Mapping[str, Stat], shared: PreviousCommit
+) -> bool:
     """Bring the files of a folder into a draft; False when they changed meanwhile. Raises OSError."""
     for name, about in sorted(stats.items()):
         entry = shared.holds(name, about)

@@ -19,7 +19,7 @@ from phalanx.checkpoint.catalog import parse_manifest, read_manifest
 from phalanx.checkpoint.commit import DEBRIS, MANIFEST
 from phalanx.checkpoint.digest import running
 from phalanx.checkpoint.disk import Disk, LocalDisk
-from phalanx.checkpoint.remote_store import Found, ObjectStore
+from phalanx.checkpoint.remote_store import ObjectInfo, ObjectStore
 from phalanx.core.training.checkpoints import (
     FileEntry,
     Keep,
@@ -35,22 +35,22 @@ _TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class FarListing:
+class RemoteListing:
     """What a prefix holds: `good` by name, `bad` names and why not, `debris` names without manifest
     and when they were last added to (seconds since 1970)."""
 
     good: Mapping[str, Manifest]
     bad: Mapping[str, str]
     debris: Mapping[str, float]
-    objects: Mapping[str, Mapping[str, Found]]
+    objects: Mapping[str, Mapping[str, ObjectInfo]]
 
 
-def look(store: ObjectStore, known: Mapping[str, Manifest] | None = None) -> FarListing:
+def look(store: ObjectStore, known: Mapping[str, Manifest] | None = None) -> RemoteListing:
     """List a prefix. Manifests in `known` are not read again: they never change.
 
     Raises CheckpointUnavailable, PermissionDenied.
     """
-    objects: dict[str, dict[str, Found]] = {}
+    objects: dict[str, dict[str, ObjectInfo]] = {}
     for found in store.objects():
         name, _, path = found.name.partition("/")
         if path and is_checkpoint_name(name):
@@ -68,7 +68,7 @@ def look(store: ObjectStore, known: Mapping[str, Manifest] | None = None) -> Far
             good[name] = manifest
         except (CheckpointCorrupt, NotFound) as error:
             bad[name] = error.message
-    return FarListing(good, bad, debris, objects)
+    return RemoteListing(good, bad, debris, objects)
 
 
 def _at(name: str, path: str) -> str:
@@ -87,7 +87,7 @@ def _manifest_of(data: bytes, name: str) -> Manifest:
     return manifest
 
 
-def _check_sizes(manifest: Manifest, files: Mapping[str, Found]) -> None:
+def _check_sizes(manifest: Manifest, files: Mapping[str, ObjectInfo]) -> None:
     for entry in manifest.files:
         found = files.get(entry.path)
         if found is None:
@@ -97,7 +97,7 @@ def _check_sizes(manifest: Manifest, files: Mapping[str, Found]) -> None:
             raise CheckpointCorrupt(f"{manifest.name}/{entry.path}: {text}")
 
 
-class Upload:
+class CheckpointUpload:
     """A committed checkpoint with all its files open: retention may delete it meanwhile."""
 
     def __init__(self, path: Path) -> None:
@@ -116,7 +116,7 @@ class Upload:
         for file in self._files.values():
             file.close()
 
-    def send(self, store: ObjectStore, there: Mapping[str, Found]) -> int:
+    def send(self, store: ObjectStore, there: Mapping[str, ObjectInfo]) -> int:
         """Copy what is not there yet, then commit; returns the bytes that were sent.
 
         `there` are the objects that an interrupted upload left: they are whole, or they would not be.
@@ -163,7 +163,7 @@ class Upload:
             yield held
 
 
-def _check_arrived(manifest: Manifest, objects: Mapping[str, Found]) -> None:
+def _check_arrived(manifest: Manifest, objects: Mapping[str, ObjectInfo]) -> None:
     try:
         mine = {
             entry.path: objects[_at(manifest.name, entry.path)]
@@ -277,7 +277,7 @@ def remove(store: ObjectStore, name: str, files: Iterable[str]) -> None:
 
 
 def retain(
-    store: ObjectStore, listing: FarListing, keep: Keep, now: int, *, busy: Callable[[str], bool]
+    store: ObjectStore, listing: RemoteListing, keep: Keep, now: int, *, busy: Callable[[str], bool]
 ) -> list[str]:
     """Let go of what `keep` does not name, and of debris that nobody has added to for a day.
 

@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from phalanx.checkpoint.catalog import Stored, scan
-from phalanx.checkpoint.remote import FarListing, Upload, fetch, look, retain
+from phalanx.checkpoint.catalog import CommittedCheckpoint, scan
+from phalanx.checkpoint.remote import CheckpointUpload, RemoteListing, fetch, look, retain
 from phalanx.checkpoint.remote_store import ObjectStore, brief, open_store
 from phalanx.core.training.checkpoints import Keep, Manifest, expired
 from phalanx.errors import (
@@ -48,13 +48,13 @@ class Mirror:
         self._known: Mapping[str, Manifest] = {}
         self._refused: set[str] = set()
 
-    def look(self) -> FarListing:
+    def look(self) -> RemoteListing:
         """What is there. Raises CheckpointUnavailable, PermissionDenied."""
         listing = look(self._store, self._known)
         self._known = listing.good
         return listing
 
-    def pending(self, listing: FarListing) -> list[Stored]:
+    def pending(self, listing: RemoteListing) -> list[CommittedCheckpoint]:
         """What has to be uploaded, newest first; nothing that retention would delete at once."""
         here = scan(self._local).good
         both = {one.manifest.name: one.manifest for one in here} | dict(listing.good)
@@ -79,10 +79,10 @@ class Mirror:
             self._emit({"event": "removed", "name": name})
         return False
 
-    def _upload(self, one: Stored, listing: FarListing) -> None:
+    def _upload(self, one: CommittedCheckpoint, listing: RemoteListing) -> None:
         name, began = one.manifest.name, self._clock.monotonic()
         try:
-            upload = Upload(one.path)
+            upload = CheckpointUpload(one.path)
         except (OSError, CheckpointNotFound):
             return  # retention has let go of it in this moment
         except CheckpointCorrupt as error:

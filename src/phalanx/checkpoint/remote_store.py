@@ -23,7 +23,7 @@ _ATTEMPTS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ObjectInfo:
     """An object: its name below the prefix, size, and when it came, in seconds since 1970."""
 
     name: str
@@ -37,7 +37,7 @@ class ObjectStore(Protocol):
     All raise CheckpointUnavailable (after retries), PermissionDenied or NotSupported.
     """
 
-    def objects(self) -> list[Found]:
+    def objects(self) -> list[ObjectInfo]:
         """All objects below the prefix."""
         ...
 
@@ -118,13 +118,13 @@ class RemoteObjects:
         self._client, self._attempts, self._pause = client, attempts, pause
         self._rng = random.Random()
 
-    def objects(self) -> list[Found]:
+    def objects(self) -> list[ObjectInfo]:
         """All objects below the prefix."""
         return self._retried(self._objects)
 
-    def _objects(self) -> list[Found]:
+    def _objects(self) -> list[ObjectInfo]:
         return [
-            Found(one["path"], one["size"], one["last_modified"].timestamp())
+            ObjectInfo(one["path"], one["size"], one["last_modified"].timestamp())
             for chunk in self._client.list()
             for one in chunk
         ]

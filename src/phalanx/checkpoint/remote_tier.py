@@ -33,7 +33,7 @@ _RAISED: dict[str, type[PlatformError]] = {
 Tell = Callable[[str, Mapping[str, Any]], None]
 
 
-class Tier(Protocol):
+class CheckpointTier(Protocol):
     """Copies of a job's checkpoints, further away than its folder."""
 
     def manifests(self) -> Mapping[str, Manifest]:
@@ -61,7 +61,7 @@ class Tier(Protocol):
         ...
 
 
-class OneTier:
+class LocalTier:
     """There is only the folder."""
 
     def manifests(self) -> Mapping[str, Manifest]:
@@ -86,7 +86,7 @@ class OneTier:
         """Nothing."""
 
 
-class FarTier:
+class RemoteTier:
     """A prefix of an object store, reached through a process of its own (`remote_mirror`).
 
     `tell` gets ("warn", {"message"}) and ("uploaded", {"name", "bytes", "took_s"}) from another thread.
@@ -235,7 +235,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def known(
-    tier: Tier, near: Sequence[Manifest], warn: Callable[[str], object]
+    tier: CheckpointTier, near: Sequence[Manifest], warn: Callable[[str], object]
 ) -> dict[str, Manifest]:
     """Checkpoints of both tiers, by name.
 

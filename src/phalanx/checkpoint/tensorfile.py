@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from phalanx.checkpoint.blocks import BLOCK_BYTES, Behind, blocks_of
+from phalanx.checkpoint.block_writer import BLOCK_BYTES, BackgroundWriter, blocks_of
 from phalanx.checkpoint.digest import TreeDigest, digest_of
 from phalanx.checkpoint.disk import PAGE_BYTES, Disk
 from phalanx.core.training.checkpoints import FileEntry
@@ -37,7 +37,7 @@ _LARGEST_HEADER = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TensorRegion:
     """Which tensor of the checkpoint a blob is a part of: its number, whole shape, and where it begins."""
 
     id: int
@@ -46,32 +46,32 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Blob:
+class TensorBytes:
     """A tensor as bytes: `data` supports the buffer protocol and is in C order."""
 
     dtype: str
     shape: tuple[int, ...]
     data: Any
     size_bytes: int
-    part: Part | None = None
+    part: TensorRegion | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TensorEntry:
     """Where a tensor lies in its file; `at` counts from the file's first byte."""
 
     dtype: str
     shape: tuple[int, ...]
     at: int
     size_bytes: int
-    part: Part
+    part: TensorRegion
 
 
 def _padding(size: int) -> int:
     return -size % ALIGN
 
 
-def lay_out(tree: Any, blobs: Sequence[Blob]) -> Iterator[Any]:
+def lay_out(tree: Any, blobs: Sequence[TensorBytes]) -> Iterator[Any]:
     """The bytes of a tensor file, in pieces; tensors are not copied."""
     at, rows = 0, []
     for blob in blobs:
@@ -98,7 +98,7 @@ def write_pieces(disk: Disk, root: Path, path: str, pieces: Iterable[Any]) -> Fi
     digest, size = TreeDigest(), 0
     fd = disk.create(root / path)
     try:
-        with Behind(disk, fd) as behind:
+        with BackgroundWriter(disk, fd) as behind:
             for block in blocks_of(pieces):
                 digest.update(block)
                 behind.write(block)
@@ -127,7 +127,7 @@ def read_verified(root: Path, entry: FileEntry) -> bytearray:
     return data
 
 
-def parse(data: bytearray, where: str) -> tuple[Any, list[Blob]]:
+def parse(data: bytearray, where: str) -> tuple[Any, list[TensorBytes]]:
     """The tree and the tensors of a file's bytes; tensors are views of `data`.
 
     Raises CheckpointCorrupt when it is not such a file.
@@ -145,13 +145,13 @@ def parse(data: bytearray, where: str) -> tuple[Any, list[Blob]]:
             part = view[base + row["at"] : base + row["at"] + row["bytes"]]
             if part.nbytes != row["bytes"]:
                 raise ValueError("a tensor reaches beyond the file")
-            blobs.append(Blob(row["dtype"], tuple(row["shape"]), part, row["bytes"]))
+            blobs.append(TensorBytes(row["dtype"], tuple(row["shape"]), part, row["bytes"]))
         return header["tree"], blobs
     except (ValueError, KeyError, TypeError, RecursionError, struct.error) as error:
         raise CheckpointCorrupt(f"{where}: {error}") from error
 
 
-class Bytes(Protocol):
+class ByteSource(Protocol):
     """Ranges of a file's content, checked before they are handed out."""
 
     @property
@@ -164,7 +164,7 @@ class Bytes(Protocol):
         ...
 
 
-def read_header(source: Bytes, where: str) -> tuple[Any, list[Row]]:
+def read_header(source: ByteSource, where: str) -> tuple[Any, list[TensorEntry]]:
     """The tree, and where every tensor lies. Raises CheckpointCorrupt when it is not such a file."""
     try:
         head = bytearray(_HEAD.size)
@@ -186,9 +186,11 @@ def read_header(source: Bytes, where: str) -> tuple[Any, list[Row]]:
         raise CheckpointCorrupt(f"{where}: {error}") from error
 
 
-def _row(at: int, row: Mapping[str, Any], base: int) -> Row:
+def _row(at: int, row: Mapping[str, Any], base: int) -> TensorEntry:
     shape = tuple(row["shape"])
-    part = Part(at, shape, (0,) * len(shape))  # files of the first schema hold whole tensors only
+    part = TensorRegion(
+        at, shape, (0,) * len(shape)
+    )  # files of the first schema hold whole tensors only
     if "id" in row:
-        part = Part(row["id"], tuple(row["of"]), tuple(row["from"]))
-    return Row(row["dtype"], shape, base + row["at"], row["bytes"], part)
+        part = TensorRegion(row["id"], tuple(row["of"]), tuple(row["from"]))
+    return TensorEntry(row["dtype"], shape, base + row["at"], row["bytes"], part)

@@ -20,6 +20,7 @@ _Read = Callable[[Any], Any]
 _Write = Callable[[Any], Any]
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _WRITTEN_ONCE: set[type] = set()
+_EARLIER_NAMES: dict[type, dict[str, str]] = {}
 _KEPT = 1024
 _KEPT_BY_NAME = 4096
 
@@ -31,6 +32,25 @@ def encode(value: Any) -> Any:
     """
     kind: Any = type(value)
     return value if kind in _PLAIN else _writer(kind)(value)
+
+
+def earlier_names(**names: str) -> Callable[[type[T]], type[T]]:
+    """Say under which earlier name a field may be stored: `@earlier_names(policy="terms")`.
+
+    `decode` reads both names; where data hold both, the present name counts. `encode` writes the
+    present name only. An entry stays for as long as data of the release that wrote it may be read.
+    """
+
+    def mark(kind: type[T]) -> type[T]:
+        known = {one.name for one in dataclasses.fields(typing.cast("Any", kind))}
+        if unknown := sorted(set(names) - known):
+            raise TypeError(f"{kind.__name__} has no field {unknown[0]}")
+        if taken := sorted(known & set(names.values())):
+            raise TypeError(f"{kind.__name__} still has a field {taken[0]}")
+        _EARLIER_NAMES[kind] = {earlier: name for name, earlier in names.items()}
+        return kind
+
+    return mark
 
 
 def written_once(kind: type[T]) -> type[T]:
@@ -137,6 +157,7 @@ _BARE = (tuple, dict, list, type)
 def _record_reader(kind: type) -> _Read:
     hints = typing.get_type_hints(kind)
     readers: dict[str, _Read] = {}
+    earlier = _EARLIER_NAMES.get(kind, {})
 
     def read(data: Any) -> Any:
         if not readers:  # only now, because a type may hold itself
@@ -144,6 +165,9 @@ def _record_reader(kind: type) -> _Read:
                 if hints[one.name] in _BARE:
                     raise TypeError(f"{kind.__name__}.{one.name} does not say what it is made of")
             readers.update({f.name: _reader(hints[f.name]) for f in dataclasses.fields(kind)})
+        if earlier and not earlier.keys().isdisjoint(data):
+            present = {earlier[name]: item for name, item in data.items() if name in earlier}
+            data = present | {name: item for name, item in data.items() if name not in earlier}
         return kind(**{name: readers[name](item) for name, item in data.items() if name in readers})
 
     return read

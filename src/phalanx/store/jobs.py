@@ -19,14 +19,14 @@ from phalanx.store.tables import jobs
 
 _BATCH = 500
 # By the identity of what the codec made of them, and that itself, so that the identity stays its own.
-_TERMS: dict[int, tuple[object, str]] = {}
-_TERMS_KEPT = 4096
+_POLICIES: dict[int, tuple[object, str]] = {}
+_POLICIES_KEPT = 4096
 HOLDING_STATES = tuple(sorted(state.value for state in HOLDING))
 
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """What never changes after submission, beside the core's terms."""
+    """What never changes after submission, beside the core's `JobPolicy`."""
 
     project: str
     name: str
@@ -96,7 +96,7 @@ def _fresh_row(job: Job, facts: JobFacts, wake_at: int | None) -> dict[str, Any]
         "caller_cwd": facts.caller_cwd,
         "caller_env": None if facts.caller_env is None else dict(facts.caller_env),
         "demand": encode(facts.demand),
-        "num_slots": job.terms.num_slots,
+        "num_slots": job.policy.num_slots,
         "submitted_at": job.submitted_at,
         **_changing(job, wake_at),
     }
@@ -159,15 +159,15 @@ def _changing(job: Job, wake_at: int | None) -> dict[str, Any]:
 
 
 def _snapshot(job: Job) -> JsonText:
-    """The job as JSON. Its terms, most of the text, never change and are put into words once."""
+    """The job as JSON. Its policy, most of the text, never changes and is serialized once."""
     plain = encode(job)
-    terms = plain.pop("terms")
-    known = _TERMS.get(id(terms))
+    policy = plain.pop("policy")
+    known = _POLICIES.get(id(policy))
     if known is None:
-        if len(_TERMS) >= _TERMS_KEPT:
-            _TERMS.clear()
-        known = _TERMS[id(terms)] = (terms, to_json(terms))
-    return JsonText(f'{{"terms":{known[1]},{to_json(plain)[1:]}')
+        if len(_POLICIES) >= _POLICIES_KEPT:
+            _POLICIES.clear()
+        known = _POLICIES[id(policy)] = (policy, to_json(policy))
+    return JsonText(f'{{"policy":{known[1]},{to_json(plain)[1:]}')
 
 
 def find(tx: Tx, num: int) -> StoredJob | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from phalanx.core.training.ledger import Row, merge
+from phalanx.core.training.ledger import Consumed, merge
 from phalanx.store.database import Tx, take_numbers
 from phalanx.store.jobs import HOLDING_STATES
 from phalanx.store.tables import checkpoints, generations, jobs, ledger_rows, restores
@@ -76,7 +76,7 @@ class LedgerSlice:
     generation: int
     node_rank: int
     num_samples: int | None
-    rows: tuple[Row, ...]
+    rows: tuple[Consumed, ...]
 
 
 def add_checkpoint(tx: Tx, key: Key, values: Mapping[str, Any]) -> None:
@@ -185,7 +185,7 @@ def put_ledger(tx: Tx, fresh: LedgerSlice) -> None:
         tx.conn.execute(ledger_rows.insert(), {**key, **values})
 
 
-def add_to_ledger(tx: Tx, key: Key, num_samples: int | None, rows: Sequence[Row]) -> None:
+def add_to_ledger(tx: Tx, key: Key, num_samples: int | None, rows: Sequence[Consumed]) -> None:
     """Add to what all nodes of a generation consumed, kept as one slice, that of node rank 0.
 
     What one node leaves out of every batch the others have: together they are a few rows.
@@ -194,7 +194,7 @@ def add_to_ledger(tx: Tx, key: Key, num_samples: int | None, rows: Sequence[Row]
     where = (here.job == key[0], here.attempt == key[1], here.generation == key[2])
     query = select(ledger_rows).where(*where, here.node_rank == 0).with_for_update()
     known = tx.conn.execute(query).mappings().first()
-    before = [] if known is None else [Row(*cells) for cells in known["rows"]]
+    before = [] if known is None else [Consumed(*cells) for cells in known["rows"]]
     if num_samples is None and known is not None:
         num_samples = known["num_samples"]
     put_ledger(tx, LedgerSlice(*key, 0, num_samples, merge([*before, *rows])))
@@ -208,7 +208,7 @@ def ledger_of(tx: Tx, job: int) -> list[LedgerSlice]:
         .order_by(ledger_rows.c.attempt, ledger_rows.c.generation, ledger_rows.c.node_rank)
     )
     return [
-        LedgerSlice(**{**row, "rows": tuple(Row(*cells) for cells in row["rows"])})
+        LedgerSlice(**{**row, "rows": tuple(Consumed(*cells) for cells in row["rows"])})
         for row in tx.conn.execute(query).mappings()
     ]
 

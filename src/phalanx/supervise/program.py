@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from phalanx.core.jobs.desired import Action
-from phalanx.core.jobs.model import Outcome
+from phalanx.core.jobs.model import NodeOutcome
 from phalanx.core.reasons import Cause
 from phalanx.kit.clock import Clock
 from phalanx.launch.capture import open_append
@@ -131,12 +131,12 @@ class Supervisor:
                 self._profile(orders)
         elif action is Action.END and self._is_due(number):
             if self._current is None:
-                self._report_ended(number, Outcome.FAILED, None)
+                self._report_ended(number, NodeOutcome.FAILED, None)
             else:
                 self._current.end()
         elif action is Action.STOP and self._is_due(number):
             if self._current is None:
-                self._report_ended(number, Outcome.STOPPED, None)
+                self._report_ended(number, NodeOutcome.STOPPED, None)
             else:
                 self._show_stacks(orders)
                 self._current.stop(orders.grace_left_s)
@@ -224,7 +224,9 @@ class Supervisor:
         elif upcoming is not None:
             self._begin(upcoming)
 
-    def _report_ended(self, number: int, outcome: Outcome, generation: Generation | None) -> None:
+    def _report_ended(
+        self, number: int, outcome: NodeOutcome, generation: Generation | None
+    ) -> None:
         self._ended = max(self._ended, number)
         port = free_port(self._parts.rng)
         ended: list[RanksEndedReport] = []

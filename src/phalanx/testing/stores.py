@@ -18,8 +18,8 @@ from phalanx.core.gang.placement import GangShape
 from phalanx.core.jobs import Job, create, decide, rebuild
 from phalanx.core.jobs.commands import KillAttempt, LaunchAttempt
 from phalanx.core.jobs.events import JobEvent, StopRequested, Submitted
-from phalanx.core.jobs.model import JobState, JobTerms, StopGoal
-from phalanx.core.training.ledger import Row
+from phalanx.core.jobs.model import JobPolicy, JobState, StopGoal
+from phalanx.core.training.ledger import Consumed
 from phalanx.errors import LeaseLost, NotFound, StaleRow
 from phalanx.store import Store, Tx, events, jobs, lineage, outbox, supervisors, telemetry
 from phalanx.store.database import take_numbers
@@ -31,7 +31,7 @@ from phalanx.store.telemetry import LogSegment, Point
 
 Reopen = Callable[[], Store]
 NOW = 1_700_000_000_000_000
-_TERMS = JobTerms(GangShape(1, 1, 1))
+_TERMS = JobPolicy(GangShape(1, 1, 1))
 
 
 def facts(**changes: object) -> JobFacts:
@@ -313,7 +313,7 @@ class StoreContract:
                 lineage.add_checkpoint(tx, (1, 1, 0), saved)
             lineage.mark_checkpoint(tx, 1, "/c/3", "quarantined")
             for hi in (5, 9):
-                lineage.put_ledger(tx, LedgerSlice(1, 1, 0, 0, 100, (Row(0, 0, hi, 1),)))
+                lineage.put_ledger(tx, LedgerSlice(1, 1, 0, 0, 100, (Consumed(0, 0, hi, 1),)))
             lineage.touch_generation(tx, (1, 1, 0), up_at=NOW)
             lineage.touch_generation(tx, (1, 1, 0), first_step=1)
             return tuple(lineage.add_restore(tx, (1, 1, 1), restored) for _ in range(2))  # type: ignore[return-value]
@@ -322,7 +322,7 @@ class StoreContract:
         (checkpoint,) = store.view(lambda tx: lineage.checkpoints_of(tx, 1))
         assert (checkpoint.state, checkpoint.metrics) == ("quarantined", {"acc": 0.5})
         (row,) = store.view(lambda tx: lineage.ledger_of(tx, 1))
-        assert row.rows == (Row(0, 0, 9, 1),)
+        assert row.rows == (Consumed(0, 0, 9, 1),)
         (generation,) = store.view(lambda tx: lineage.generations_of(tx, 1))
         assert (generation.up_at, generation.first_step) == (NOW, 1)
         (restore,) = store.view(lambda tx: lineage.restores_of(tx, 1))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from phalanx.core.training.guards import Policy
+from phalanx.core.training.guards import GuardPolicy
 from phalanx.core.training.pipelines import SCHEDULES
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.kit.text import nearest
@@ -27,8 +27,8 @@ class Tuning:
     max_micro_batch: int | None = None
     on_resize: str = "keep_batch"
     warmup_steps: int = 0
-    on_non_finite: Policy = Policy.OFF
-    on_spike: Policy = Policy.OFF
+    on_non_finite: GuardPolicy = GuardPolicy.OFF
+    on_spike: GuardPolicy = GuardPolicy.OFF
     deterministic: bool = False
     straggler_window: int = 0
     compression: CompressionSettings = CompressionSettings()
@@ -115,7 +115,7 @@ def _shares(value: Any) -> str | tuple[float, ...]:
 def _policy(*allowed: str) -> Any:
     check = _one_of(*allowed)
     # YAML reads a bare `off` as false.
-    return lambda value: Policy(check("off" if value is False else value))
+    return lambda value: GuardPolicy(check("off" if value is False else value))
 
 
 def _optional(check: Any) -> Any:

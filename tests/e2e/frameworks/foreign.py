@@ -49,7 +49,7 @@ def wait_committed(platform: Any, job: str) -> None:
     wait_for("a checkpoint", lambda: any(store.glob("step-*/MANIFEST.json")))
 
 
-def committed(view: Any) -> list[checkpoint.Stored]:
+def committed(view: Any) -> list[checkpoint.CommittedCheckpoint]:
     """The checkpoints of a job that has ended, newest first, every byte verified."""
     found = checkpoint.list_checkpoints(Path(view.checkpoint_dir))
     for one in found:

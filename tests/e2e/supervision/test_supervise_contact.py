@@ -5,7 +5,7 @@ import json
 import pytest
 
 from e2e.supervision.node import Node, wait_until
-from phalanx.core.jobs.model import Outcome
+from phalanx.core.jobs.model import NodeOutcome
 from phalanx.schemas.wire.supervision import ExitRecord, RanksEndedReport, RanksStartedReport
 
 pytestmark = pytest.mark.e2e
@@ -32,7 +32,7 @@ def test_the_job_goes_on_while_the_control_plane_is_away_and_nothing_is_lost(tmp
         spool = node.dir / "spool" / "reports.jsonl"
         wait_until(lambda: spool.exists() and "ranks_ended" in spool.read_text())
         record = ExitRecord.model_validate_json((node.dir / "exit.json").read_bytes())
-        assert record.ended.outcome is Outcome.SUCCEEDED
+        assert record.ended.outcome is NodeOutcome.SUCCEEDED
         assert node.plane.reports(RanksEndedReport) == []
         node.plane.come_back()
         server_file.write_text(json.dumps({"url": node.plane.url}))
@@ -73,7 +73,7 @@ def test_alone_for_too_long_it_stops_its_ranks_and_leaves(tmp_path):
         assert node.process.wait(60) == 0
         assert node.output() == "up\nsaved\n"
         record = ExitRecord.model_validate_json((node.dir / "exit.json").read_bytes())
-        assert record.ended.outcome is Outcome.STOPPED
+        assert record.ended.outcome is NodeOutcome.STOPPED
         assert node.marked() == []
         node.plane.come_back()
 

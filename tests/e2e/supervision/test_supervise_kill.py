@@ -7,7 +7,7 @@ import pytest
 
 from e2e.supervision.node import Node, wait_until
 from phalanx.core.jobs.desired import Action
-from phalanx.core.jobs.model import Outcome
+from phalanx.core.jobs.model import NodeOutcome
 
 pytestmark = pytest.mark.e2e
 
@@ -47,7 +47,7 @@ def test_a_killed_rank_takes_the_generation_with_it(tmp_path):
         assert (failure.rank, failure.signal, failure.cause) == (1, 9, "rank_crash")
         assert failure.message == "rank 1 was killed by SIGKILL"
         ended = node.ended()
-        assert ended.outcome is Outcome.FAILED
+        assert ended.outcome is NodeOutcome.FAILED
         assert ended.failure == failure
         assert node.marked() == []
 
@@ -58,7 +58,7 @@ def test_success_leaves_no_daemon_behind(tmp_path):
         for rank in (0, 1):
             node.wait_output("up", rank)
         (tmp_path / "leave").touch()
-        assert node.ended().outcome is Outcome.SUCCEEDED
+        assert node.ended().outcome is NodeOutcome.SUCCEEDED
         assert node.marked() == []
 
 
@@ -78,7 +78,7 @@ def test_kill_9_of_the_reaper_ends_the_generation_and_another_one_can_run(tmp_pa
             node.wait_output("up", rank)
         os.kill(node.reaper(), signal.SIGKILL)
         assert "reaper" in node.failed().message
-        assert node.ended().outcome is Outcome.FAILED
+        assert node.ended().outcome is NodeOutcome.FAILED
         assert node.marked() == []
         node.run(generation=1)
         node.wait_output("up", generation=1)
@@ -106,7 +106,7 @@ def test_end_kills_at_once_and_names_no_failure(tmp_path):
         node.wait_output("up")
         node.order(Action.END)
         ended = node.ended()
-        assert (ended.outcome, ended.failure) == (Outcome.FAILED, None)
+        assert (ended.outcome, ended.failure) == (NodeOutcome.FAILED, None)
         assert node.marked() == []
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from e2e.supervision.node import Node, wait_until
 from phalanx.core.jobs.desired import Action
-from phalanx.core.jobs.model import Outcome
-from phalanx.core.training.ledger import Row, merge
+from phalanx.core.jobs.model import NodeOutcome
+from phalanx.core.training.ledger import Consumed, merge
 from phalanx.schemas.wire.supervision import (
     CheckpointReport,
     ExitRecord,
@@ -35,7 +35,7 @@ def test_the_environment_contract(tmp_path):
     with Node(tmp_path, SHOW_ENV, ranks=2) as node:
         port = node.port
         node.run(restarts=3)
-        assert node.ended().outcome is Outcome.SUCCEEDED
+        assert node.ended().outcome is NodeOutcome.SUCCEEDED
         for rank in (0, 1):
             found = json.loads(node.output(rank))
             env = found["env"]
@@ -63,7 +63,7 @@ def test_code_comes_from_the_work_directory_though_ranks_run_elsewhere(tmp_path,
     env = {"PATH": os.environ["PATH"]}
     with Node(tmp_path, SHOW_ENV, command=command, cwd=str(elsewhere), env=env) as node:
         node.run()
-        assert node.ended().outcome is Outcome.SUCCEEDED
+        assert node.ended().outcome is NodeOutcome.SUCCEEDED
         found = json.loads(node.output())
         assert found["argv"] == [str(node.code / "train.py"), "-x"]
         assert found["path0"] == str(node.code)
@@ -81,7 +81,7 @@ def test_a_very_long_line_arrives_whole_and_nothing_interleaves(tmp_path):
     """
     with Node(tmp_path, script, ranks=2) as node:
         node.run()
-        assert node.ended().outcome is Outcome.SUCCEEDED
+        assert node.ended().outcome is NodeOutcome.SUCCEEDED
         node.release()
         for rank in (0, 1):
             lines = f"{rank}" * 300_000 + "\n" + "".join(f"{rank} {n}\n" for n in range(2000))
@@ -101,7 +101,7 @@ def test_a_full_disk_costs_output_and_nothing_else(tmp_path):
         node.file("").mkdir()
         node.file("r00000.out").symlink_to("/dev/full")
         node.run()
-        assert node.ended().outcome is Outcome.SUCCEEDED
+        assert node.ended().outcome is NodeOutcome.SUCCEEDED
         warning = node.plane.wait_for(lambda: node.plane.reports(WarningReport))[0]
         assert "No space left on device" in warning.message
         assert node.output(stream="err") == "fine"
@@ -120,7 +120,7 @@ def test_a_traceback_names_the_cause(tmp_path):
         assert (failure.cause, failure.rank, failure.exception) == ("user_error", 1, "ValueError")
         assert failure.message == "rank 1: ValueError: no such"
         assert failure.traceback.startswith("Traceback (most recent call last):")
-        assert node.ended().outcome is Outcome.FAILED
+        assert node.ended().outcome is NodeOutcome.FAILED
 
 
 def test_the_cause_is_found_behind_a_collateral_death(tmp_path):
@@ -148,7 +148,7 @@ def test_a_collateral_death_alone_is_reported_as_such(tmp_path):
     with Node(tmp_path, script, ranks=2) as node:
         node.run()
         assert node.failed().collateral
-        assert node.ended().outcome is Outcome.FAILED
+        assert node.ended().outcome is NodeOutcome.FAILED
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_what_cannot_run_is_said_in_one_line(tmp_path, command, cause, words):
         assert failure.cause == cause
         assert words in failure.message
         assert "\n" not in failure.message
-        assert node.ended().outcome is Outcome.FAILED
+        assert node.ended().outcome is NodeOutcome.FAILED
 
 
 SAVES = """
@@ -189,7 +189,7 @@ def test_a_stop_that_every_rank_follows_is_no_failure(tmp_path):
             node.wait_output("up", rank)
         node.order(Action.STOP, grace_left_s=60.0)
         ended = node.ended()
-        assert (ended.outcome, ended.failure) == (Outcome.STOPPED, None)
+        assert (ended.outcome, ended.failure) == (NodeOutcome.STOPPED, None)
         assert all("saved" in node.output(rank) for rank in (0, 1))
 
 
@@ -199,7 +199,7 @@ def test_a_stop_reaches_through_a_shell_and_waits_for_the_save(tmp_path):
         node.run()
         node.wait_output("up")
         node.order(Action.STOP, grace_left_s=60.0)
-        assert node.ended().outcome is Outcome.STOPPED
+        assert node.ended().outcome is NodeOutcome.STOPPED
         assert "saved" in node.output()
 
 
@@ -221,7 +221,7 @@ def test_a_data_worker_is_not_told_to_stop(tmp_path):
         node.run()
         node.wait_output("up")
         node.order(Action.STOP, grace_left_s=60.0)
-        assert node.ended().outcome is Outcome.STOPPED
+        assert node.ended().outcome is NodeOutcome.STOPPED
         assert "worker lives" in node.output()
 
 
@@ -238,7 +238,7 @@ def test_the_grace_ends(tmp_path):
         node.order(Action.STOP, grace_left_s=600.0)
         node.order(Action.STOP, grace_left_s=0.2)
         ended = node.ended()
-        assert (ended.outcome, ended.failure) == (Outcome.STOPPED, None)
+        assert (ended.outcome, ended.failure) == (NodeOutcome.STOPPED, None)
         assert node.marked() == []
 
 
@@ -255,7 +255,7 @@ def test_a_grace_never_becomes_longer_and_an_end_cuts_it(tmp_path):
         node.process.terminate()
         node.order(Action.STOP, grace_left_s=500.0)
         node.order(Action.END)
-        assert node.ended().outcome is Outcome.FAILED
+        assert node.ended().outcome is NodeOutcome.FAILED
         assert node.process.wait(60) == 0
 
 
@@ -265,7 +265,7 @@ def test_a_drained_node_stops_its_ranks_and_leaves(tmp_path):
         node.wait_output("up")
         node.process.terminate()
         ended = node.ended()
-        assert (ended.outcome, ended.failure) == (Outcome.STOPPED, None)
+        assert (ended.outcome, ended.failure) == (NodeOutcome.STOPPED, None)
         assert node.process.wait(60) == 0
         record = ExitRecord.model_validate_json((node.dir / "exit.json").read_bytes())
         assert record.released
@@ -293,7 +293,7 @@ def test_orders_may_come_twice_and_late(tmp_path):
 def test_an_end_before_the_start_is_answered(tmp_path):
     with Node(tmp_path, SAVES) as node:
         node.order(Action.END)
-        assert node.ended().outcome is Outcome.FAILED
+        assert node.ended().outcome is NodeOutcome.FAILED
         node.order(Action.RUN, version="late")
         node.run(generation=1)
         assert [r.generation for r in node.plane.reports(RanksStartedReport)] == [1]
@@ -328,11 +328,11 @@ def test_setup_runs_once_and_its_failure_is_told(tmp_path):
         assert failure.cause == "start_failed"
         assert "setup exited with code 3" in failure.message
         assert "no wheel" in failure.traceback
-        assert node.ended().outcome is Outcome.FAILED
+        assert node.ended().outcome is NodeOutcome.FAILED
         (tmp_path / "good").touch()
         for generation in (1, 2):
             node.run(generation)
-            assert node.ended(generation).outcome is Outcome.SUCCEEDED
+            assert node.ended(generation).outcome is NodeOutcome.SUCCEEDED
         assert (tmp_path / "setups").read_text().count("preparing") == 2
 
 
@@ -364,7 +364,7 @@ def test_what_ranks_report_reaches_the_control_plane(tmp_path):
     with Node(tmp_path, REPORTS, ranks=2) as node:
         node.run()
         ended = node.ended()
-        assert (ended.outcome, ended.step) == (Outcome.SUCCEEDED, 3)
+        assert (ended.outcome, ended.step) == (NodeOutcome.SUCCEEDED, 3)
         node.release()
         restored = node.plane.reports(RestoredReport)
         assert [(r.path, r.position) for r in restored] == [("/c/step-1", 4)]
@@ -372,8 +372,8 @@ def test_what_ranks_report_reaches_the_control_plane(tmp_path):
         assert [(c.path, c.metrics) for c in checkpoints] == [("/c/step-3", {"acc": 0.5})]
         ledgers = node.plane.reports(LedgerReport)
         assert ledgers[-1].num_samples == 100 and all(one.added for one in ledgers)
-        rows = merge(Row(r.epoch, r.lo, r.hi, r.times) for one in ledgers for r in one.rows)
-        assert rows == (Row(0, 4, 16, 1),)
+        rows = merge(Consumed(r.epoch, r.lo, r.hi, r.times) for one in ledgers for r in one.rows)
+        assert rows == (Consumed(0, 4, 16, 1),)
         points = [p for report in node.plane.reports(MetricsReport) for p in report.points]
         # In order within a rank; who of the ranks is heard first is open.
         told = sorted(((p.rank, p.step) for p in points), key=lambda point: point[0])
@@ -394,5 +394,5 @@ def test_a_stop_after_the_last_step_is_success(tmp_path):
         node.run()
         node.wait_output("up")
         node.order(Action.STOP, grace_left_s=60.0)
-        assert node.ended().outcome is Outcome.SUCCEEDED
+        assert node.ended().outcome is NodeOutcome.SUCCEEDED
         wait_until(lambda: not node.marked())

@@ -9,7 +9,7 @@ import pytest
 
 from e2e.supervision.node import Node, wait_until
 from phalanx.core.jobs.desired import Action
-from phalanx.core.jobs.model import Outcome
+from phalanx.core.jobs.model import NodeOutcome
 from phalanx.schemas.wire.assignments import PythonPackages
 from phalanx.supervise.packages.environments import EnvironmentStore
 from tinywheel import make_wheel
@@ -54,7 +54,7 @@ def test_ranks_and_set_up_find_the_package(tmp_path):
     setup = "python -c 'import tinypkg' && command -v python > ../which"
     with Node(tmp_path, SCRIPT, command=["python", "train.py"], python=python, setup=setup) as node:
         node.run()
-        assert node.ended().outcome is Outcome.SUCCEEDED
+        assert node.ended().outcome is NodeOutcome.SUCCEEDED
         found, link = said(node), environment(tmp_path)
         assert (found["version"], found["virtual_env"]) == ("1.0", str(link))
         assert found["prefix"] == str(link)
@@ -64,14 +64,14 @@ def test_ranks_and_set_up_find_the_package(tmp_path):
         wait_until(lambda: b"is there after" in node.shipped(stream="err"))
         # The next generation needs no build, and its output is the ranks' alone.
         node.run(1)
-        assert node.ended(1).outcome is Outcome.SUCCEEDED
+        assert node.ended(1).outcome is NodeOutcome.SUCCEEDED
         assert "packages" not in node.output(stream="err", generation=1)
         node.release()
     # Nor does the next attempt, whose warm process is the environment's interpreter from the start.
     again = [sys.executable, "train.py"]
     with Node(folder(tmp_path, "next"), SCRIPT, command=again, python=python, warm=True) as node:
         assert node.run().warm
-        assert node.ended().outcome is Outcome.SUCCEEDED
+        assert node.ended().outcome is NodeOutcome.SUCCEEDED
         assert (said(node)["prefix"], said(node)["torch"]) == (str(link), True)
         assert "packages" not in node.output(stream="err")
         node.release()
@@ -82,7 +82,7 @@ def test_the_warm_process_starts_when_the_environment_is_built(tmp_path):
     python = packages(tmp_path, "tinypkg")
     with Node(tmp_path, SCRIPT, command=["python", "train.py"], python=python, warm=True) as node:
         assert node.run().warm
-        assert node.ended().outcome is Outcome.SUCCEEDED
+        assert node.ended().outcome is NodeOutcome.SUCCEEDED
         assert (said(node)["prefix"], said(node)["torch"]) == (str(environment(tmp_path)), True)
 
 
@@ -94,7 +94,7 @@ def test_a_requirement_that_does_not_exist_is_the_users_mistake(tmp_path):
         assert failure.cause == "user_error"
         assert failure.message.endswith("No matching distribution found for tinypkg==2.0")
         assert "from versions: 1.0" in failure.traceback
-        assert node.ended().outcome is Outcome.FAILED
+        assert node.ended().outcome is NodeOutcome.FAILED
         assert [one for one in (tmp_path / "python").iterdir() if one.is_dir()] == []
 
 
@@ -136,10 +136,10 @@ def test_stopping_and_killing_in_mid_build_leaves_nothing_that_is_used(tmp_path)
         assert not half.exists()  # whoever builds next clears the debris away
         # A stop need not wait for the build, nor for the grace.
         node.order(Action.STOP, grace_left_s=1000.0)
-        assert node.ended().outcome is Outcome.STOPPED
+        assert node.ended().outcome is NodeOutcome.STOPPED
         node.release()
     with Node(folder(tmp_path, "again"), SCRIPT, **fields) as node:
         node.run()
-        assert node.ended().outcome is Outcome.SUCCEEDED
+        assert node.ended().outcome is NodeOutcome.SUCCEEDED
         assert said(node)["version"] == "1.0"
         node.release()

@@ -12,7 +12,7 @@ import pytest
 
 from e2e.supervision.node import Node
 from phalanx.core.jobs.desired import Action
-from phalanx.core.jobs.model import Outcome
+from phalanx.core.jobs.model import NodeOutcome
 from phalanx.schemas.wire.supervision import WarningReport
 
 pytestmark = pytest.mark.e2e
@@ -108,7 +108,7 @@ def test_classes_of_main_pickle_and_reach_workers_of_every_kind(tmp_path, light)
     with Node(tmp_path, script, warm=True, env=light) as node:
         for generation, method in enumerate(["fork", "spawn", "forkserver"]):
             assert node.run(generation).warm
-            assert node.ended(generation).outcome is Outcome.SUCCEEDED
+            assert node.ended(generation).outcome is NodeOutcome.SUCCEEDED
             assert node.output(generation=generation) == f"{method} 20\n"
         assert len(node.marked()) == 1  # the warm process: no fork server is left
 
@@ -128,7 +128,7 @@ def test_a_module_of_a_package_is_found_by_its_workers(tmp_path, light):
             "        print(__spec__.name, __package__, pool.map(times, [2]))\n"
         )
         assert node.run().warm
-        assert node.ended().outcome is Outcome.SUCCEEDED
+        assert node.ended().outcome is NodeOutcome.SUCCEEDED
         assert node.output() == "lib.job lib [6]\n"
 
 
@@ -185,7 +185,7 @@ def test_cold_where_a_fork_would_not_be_the_same(tmp_path, light, why):
     more = {"warm": warm, "imports": imports, "env": light, "command": command}
     with Node(tmp_path, script, **more) as node:
         assert not node.run().warm
-        assert node.ended().outcome is Outcome.SUCCEEDED
+        assert node.ended().outcome is NodeOutcome.SUCCEEDED
         assert node.output() == ("5\n" if why == "hash seed" else "None\n")
         if why == "thread":
             said = [one.message for one in node.plane.reports(WarningReport)]
@@ -195,7 +195,7 @@ def test_cold_where_a_fork_would_not_be_the_same(tmp_path, light, why):
 def test_an_import_that_fails_is_told_and_costs_nothing(tmp_path, light):
     with Node(tmp_path, "print(1)", warm=True, env=light, imports=["no_such_module"]) as node:
         assert node.run().warm
-        assert node.ended().outcome is Outcome.SUCCEEDED
+        assert node.ended().outcome is NodeOutcome.SUCCEEDED
         said = [one.message for one in node.plane.reports(WarningReport)]
         assert any("no_such_module" in one for one in said)
 
@@ -205,7 +205,7 @@ def test_the_warm_process_sees_what_the_set_up_installed(tmp_path, light):
     script = "import fresh; print(fresh.NEW)"
     with Node(tmp_path, script, warm=True, env=light, imports=["fresh"], setup=setup) as node:
         assert node.run().warm
-        assert node.ended().outcome is Outcome.SUCCEEDED
+        assert node.ended().outcome is NodeOutcome.SUCCEEDED
         assert node.output() == "1\n"
         assert node.plane.reports(WarningReport) == []
 
@@ -227,7 +227,7 @@ def test_the_death_of_the_warm_process_ends_the_generation(tmp_path, light):
         os.kill(node.warm_process(), signal.SIGKILL)
         failure = node.failed()
         assert "the warm process died" in failure.message
-        assert node.ended().outcome is Outcome.FAILED
+        assert node.ended().outcome is NodeOutcome.FAILED
         assert node.marked() == []
         assert not node.run(generation=1).warm
 
@@ -253,7 +253,7 @@ def test_stop_before_the_warm_process_is_ready(tmp_path, light):
     with Node(tmp_path, SLEEPS, warm=True, env=light, imports=["slow"]) as node:
         node.order(Action.RUN)
         node.order(Action.STOP, grace_left_s=30.0)
-        assert node.ended().outcome is Outcome.STOPPED
+        assert node.ended().outcome is NodeOutcome.STOPPED
         assert len(node.marked()) == 1
 
 
@@ -292,6 +292,6 @@ def test_an_unmodified_torch_script_recovers_with_data_workers_of_every_kind(tmp
             assert node.run(generation).warm
             ended = node.ended(generation)
             assert f"trained {method}\n" in node.output(0, generation=generation)
-            wanted = Outcome.SUCCEEDED if method else Outcome.FAILED
+            wanted = NodeOutcome.SUCCEEDED if method else NodeOutcome.FAILED
             assert ended.outcome is wanted
         assert len(node.marked()) == 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from phalanx.core.contract import records as reports
-from phalanx.core.training.ledger import GenerationLedger, Row, audit
+from phalanx.core.training.ledger import Consumed, GenerationLedger, audit
 
 HANG_GUARD_S = 120.0
 HERE = Path(__file__).parent
@@ -178,7 +178,7 @@ class Gang:
         generations = []
         for number in range(self.generation + 1):
             rows = [
-                Row(r["epoch"], r["lo"], r["hi"])
+                Consumed(r["epoch"], r["lo"], r["hi"])
                 for rank in range(self.world)
                 for r in self.records(rank, number, "ledger")
             ]

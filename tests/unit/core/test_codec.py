@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from phalanx.core.codec import decode, encode
+from phalanx.core.codec import decode, earlier_names, encode
 from phalanx.core.gang.placement import Demand, GangShape, NodeShare, Placement
 from phalanx.core.jobs import create, decide
 from phalanx.core.jobs import events as e
-from phalanx.core.jobs.model import Attempt, Job, JobTerms
+from phalanx.core.jobs.model import Attempt, Job, JobPolicy
+from phalanx.core.jobs.recovery import Budget
 from phalanx.core.reasons import Reason
 from phalanx.core.scheduling import Reservation
 from phalanx.store.events import KINDS
@@ -58,7 +59,7 @@ def test_there_and_back() -> None:
 
 
 def test_a_job_in_mid_life() -> None:
-    job = create(e.Submitted(1, JobTerms(GangShape(2, 4, 4))), 5)
+    job = create(e.Submitted(1, JobPolicy(GangShape(2, 4, 4))), 5)
     shares = tuple(NodeShare(f"n{i}", "h", (0, 1, 2, 3)) for i in range(2))
     job = decide(job, e.AttemptPlaced(1, Placement("p", shares)), 7).job
     assert decode(Job, json.loads(json.dumps(encode(job)))) == job
@@ -82,10 +83,10 @@ def test_what_cannot_be_is_refused() -> None:
 
 def test_what_is_written_once_reads_back_as_each_value_was() -> None:
     """Equal values share what they are written as; others do not."""
-    one, same, other = (JobTerms(GangShape(nodes, 2, 2), grace_s=5.0) for nodes in (1, 1, 3))
+    one, same, other = (JobPolicy(GangShape(nodes, 2, 2), grace_s=5.0) for nodes in (1, 1, 3))
     assert encode(one) is encode(same)
-    assert decode(JobTerms, encode(one)) == one
-    assert decode(JobTerms, encode(other)) == other != one
+    assert decode(JobPolicy, encode(one)) == one
+    assert decode(JobPolicy, encode(other)) == other != one
 
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -129,3 +130,41 @@ def test_a_class_that_does_not_say_what_its_fields_are_made_of_is_refused() -> N
 
     with pytest.raises(TypeError, match=r"Erased\.leaves does not say"):
         decode(Erased, {"leaves": [{"num": 1}]})
+
+
+@earlier_names(policy="terms", limit="most")
+@dataclass(frozen=True)
+class _Renamed:
+    policy: Budget
+    limit: int = 1
+
+
+def test_fields_are_read_under_their_earlier_names_and_written_under_the_present_one() -> None:
+    value = _Renamed(Budget(count=2), 5)
+    plain = encode(value)
+    assert set(plain) == {"policy", "limit"}
+    old = {"terms": plain["policy"], "most": 5, "unknown": None}
+    assert decode(_Renamed, old) == value
+    assert decode(_Renamed, {**old, "limit": 7}) == _Renamed(Budget(count=2), 7)
+
+
+def test_a_job_row_of_the_first_release_is_read() -> None:
+    snapshot = encode(create(e.Submitted(3, JobPolicy(GangShape(1, 2, 2))), 10))
+    policy = dict(snapshot.pop("policy"))
+    recovery = dict(policy.pop("recovery"))
+    del recovery["max_no_progress"]
+    old = {
+        **snapshot,
+        "terms": {**policy, "policy": {**recovery, "max_barren": 9}},
+        "progress": {"high_water_step": 4, "barren": 2},
+    }
+    job = decode(Job, old)
+    assert job.policy.recovery.max_no_progress == 9
+    assert (job.progress.high_water_step, job.progress.no_progress) == (4, 2)
+
+
+def test_an_earlier_name_belongs_to_a_field_and_is_not_one() -> None:
+    with pytest.raises(TypeError, match="has no field missing"):
+        earlier_names(missing="old")(Budget)
+    with pytest.raises(TypeError, match="still has a field count"):
+        earlier_names(per_s="count")(Budget)

@@ -180,7 +180,7 @@ def add_old_job(path: Path) -> None:
         snapshot = json.loads(row["snapshot"])
         for name in ("queued_at", "attained_slot_s"):
             del snapshot[name]
-        del snapshot["terms"]["min_nodes"]
+        del snapshot["policy"]["min_nodes"]
         kept = {key: value for key, value in row.items() if key not in new}
         kept["snapshot"] = json.dumps(snapshot)
         marks = ", ".join("?" for _ in kept)

@@ -21,8 +21,8 @@ from phalanx.errors import (
 from phalanx.kit.text import job_label, parse_job_label, random_hex
 
 if TYPE_CHECKING:
+    from phalanx.checkpoint.encryption import Encryption
     from phalanx.checkpoint.remote_store import ObjectStore
-    from phalanx.checkpoint.seal import Seal
     from phalanx.core.training.checkpoints import Manifest
     from phalanx.schemas.api.jobs import JobView
 
@@ -64,7 +64,7 @@ class CheckpointLocation(Protocol):
         """That of the checkpoint, or of the newest one."""
         ...
 
-    def verdicts(self, seal: Seal | None) -> dict[str, str]:
+    def verdicts(self, seal: Encryption | None) -> dict[str, str]:
         """`valid` or what is wrong, after reading every byte; with a key, whether it opens."""
         ...
 
@@ -147,7 +147,7 @@ class LocalLocation:
         inside = list_checkpoints(self.path)
         return inside[0].manifest if inside else read_manifest(self.path)
 
-    def verdicts(self, seal: Seal | None) -> dict[str, str]:
+    def verdicts(self, seal: Encryption | None) -> dict[str, str]:
         """See `CheckpointLocation`."""
         from phalanx.checkpoint import scan, verify
 
@@ -197,7 +197,7 @@ class LocalLocation:
         yield self.path if newest is None else newest.path
 
 
-def _open_all(path: Path, manifest: Manifest, seal: Seal) -> None:
+def _open_all(path: Path, manifest: Manifest, seal: Encryption) -> None:
     """Authenticate every byte of a sealed checkpoint. Raises CheckpointCorrupt, PermissionDenied."""
     opener = seal.opener(manifest)
     block = memoryview(bytearray(1 << 24))
@@ -266,7 +266,7 @@ class RemoteLocation:
             contents.bad.get(self.where, f"{self.where}: there is no committed checkpoint here")
         )
 
-    def verdicts(self, seal: Seal | None) -> dict[str, str]:
+    def verdicts(self, seal: Encryption | None) -> dict[str, str]:
         """See `CheckpointLocation`. A sealed checkpoint is also checked for authenticity."""
         from phalanx.checkpoint import remote
 

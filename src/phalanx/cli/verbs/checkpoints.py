@@ -17,7 +17,7 @@ from phalanx.errors import CheckpointCorrupt, UserError
 from phalanx.kit.units import format_size
 
 if TYPE_CHECKING:
-    from phalanx.checkpoint.seal import Seal
+    from phalanx.checkpoint.encryption import Encryption
 
 _ACTIONS = ("list", "show", "verify", "rm", "scrub", "export")
 
@@ -80,8 +80,8 @@ def checkpoints(
             print(f"removed {location.where}")
 
 
-def _seal(session: Session, key_env: str | None, key_file: Path | None) -> Seal | None:
-    from phalanx.checkpoint.seal import Sealing, keys_from
+def _seal(session: Session, key_env: str | None, key_file: Path | None) -> Encryption | None:
+    from phalanx.checkpoint.encryption import AesGcmEncryption, keys_from
 
     if key_env is not None and key_file is not None:
         raise UserError("give either --key-env or --key-file")
@@ -89,7 +89,7 @@ def _seal(session: Session, key_env: str | None, key_file: Path | None) -> Seal 
         keys = keys_from(session.invocation.env, key_env, key_file)
     except ValueError as error:
         raise UserError(f"the key: {error}") from None
-    return Sealing(keys) if keys else None
+    return AesGcmEncryption(keys) if keys else None
 
 
 def _of_job(session: Session, job: str, show: Any) -> None:
@@ -169,7 +169,7 @@ def _short(value: Any) -> Any:
     return value
 
 
-def _verify(locations: list[CheckpointLocation], seal: Seal | None, show: Any) -> None:
+def _verify(locations: list[CheckpointLocation], seal: Encryption | None, show: Any) -> None:
     """Every digest of every checkpoint; a folder of checkpoints stands for all in it."""
     found: dict[str, str] = {}
     for location in locations:

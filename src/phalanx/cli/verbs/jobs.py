@@ -162,10 +162,10 @@ def _lineage(lineage: LineageView) -> str | None:
     if lineage.missed is None:
         return None
     exact = {True: ", every resume exact", False: ", a resume was not exact", None: ""}
-    unheard = f", {lineage.unreported} unreported (lost node)" if lineage.unreported else ""
+    unreported = f", {lineage.unreported} unreported (lost node)" if lineage.unreported else ""
     return (
         f"{lineage.missed} samples missed, {lineage.duplicated} duplicated, "
-        f"{lineage.redone} done again{unheard}{exact[lineage.exact]}"
+        f"{lineage.redone} done again{unreported}{exact[lineage.exact]}"
     )
 
 

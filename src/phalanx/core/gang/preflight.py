@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RankFacts:
     """What one rank says of itself.
 
     `versions` are of what all must have alike; `devices` counts the GPUs that it sees, `device` is the
@@ -34,7 +34,7 @@ class Facts:
         return f"rank {self.rank} ({self.host})"
 
 
-def problems(facts: Sequence[Facts]) -> list[str]:
+def problems(facts: Sequence[RankFacts]) -> list[str]:
     """What is wrong with a gang, the most telling first; empty: nothing."""
     found: list[str] = []
     for check in (_world, _nodes, _versions, _devices, _shared_devices):
@@ -48,7 +48,7 @@ def summary(found: Sequence[str]) -> str:
     return found[0] + (f" (and {more} more)" if more > 0 else "")
 
 
-def _odd(facts: Sequence[Facts], what: Callable[[Facts], str], name: str) -> list[str]:
+def _odd(facts: Sequence[RankFacts], what: Callable[[RankFacts], str], name: str) -> list[str]:
     """Ranks that differ from most of them in one respect."""
     values = Counter(map(what, facts))
     if len(values) < 2:
@@ -56,7 +56,7 @@ def _odd(facts: Sequence[Facts], what: Callable[[Facts], str], name: str) -> lis
     # As many on both sides: the side of rank 0 counts as usual.
     usual = max(values, key=lambda one: (values[one], one == what(facts[0])))
     odd = [one for one in facts if what(one) != usual]
-    by_value: dict[str, list[Facts]] = {}
+    by_value: dict[str, list[RankFacts]] = {}
     for one in odd:
         by_value.setdefault(what(one), []).append(one)
     return [
@@ -65,7 +65,7 @@ def _odd(facts: Sequence[Facts], what: Callable[[Facts], str], name: str) -> lis
     ]
 
 
-def _places(ones: Sequence[Facts]) -> str:
+def _places(ones: Sequence[RankFacts]) -> str:
     if len(ones) == 1:
         return ones[0].place
     ranks = ", ".join(str(one.rank) for one in ones[:8]) + (", …" if len(ones) > 8 else "")
@@ -73,12 +73,12 @@ def _places(ones: Sequence[Facts]) -> str:
     return f"ranks {ranks} ({', '.join(hosts[:4])}{', …' if len(hosts) > 4 else ''})"
 
 
-def _world(facts: Sequence[Facts]) -> list[str]:
+def _world(facts: Sequence[RankFacts]) -> list[str]:
     return _odd(facts, lambda one: str(one.world_size), "WORLD_SIZE")
 
 
-def _nodes(facts: Sequence[Facts]) -> list[str]:
-    nodes: dict[int, list[Facts]] = {}
+def _nodes(facts: Sequence[RankFacts]) -> list[str]:
+    nodes: dict[int, list[RankFacts]] = {}
     for one in facts:
         nodes.setdefault(one.node_rank, []).append(one)
     found = []
@@ -96,7 +96,7 @@ def _nodes(facts: Sequence[Facts]) -> list[str]:
     return found
 
 
-def _versions(facts: Sequence[Facts]) -> list[str]:
+def _versions(facts: Sequence[RankFacts]) -> list[str]:
     names = sorted({name for one in facts for name in one.versions})
     found: list[str] = []
     for name in names:
@@ -104,7 +104,7 @@ def _versions(facts: Sequence[Facts]) -> list[str]:
     return found
 
 
-def _devices(facts: Sequence[Facts]) -> list[str]:
+def _devices(facts: Sequence[RankFacts]) -> list[str]:
     if not any(one.devices for one in facts):
         return []
     return [
@@ -115,8 +115,8 @@ def _devices(facts: Sequence[Facts]) -> list[str]:
     ]
 
 
-def _shared_devices(facts: Sequence[Facts]) -> list[str]:
-    users: dict[tuple[str, str], list[Facts]] = {}
+def _shared_devices(facts: Sequence[RankFacts]) -> list[str]:
+    users: dict[tuple[str, str], list[RankFacts]] = {}
     for one in facts:
         if one.device:
             users.setdefault((one.host, one.device), []).append(one)

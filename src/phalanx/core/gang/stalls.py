@@ -20,7 +20,7 @@ _BLINK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class StallLimit:
     """How long a gang may make no step; `after_s` None learns it from the steps."""
 
     after_s: float | None = None
@@ -29,7 +29,7 @@ class Patience:
 class StallWatch:
     """Watches one generation on one node. Times are seconds of a monotonic clock, `at` microseconds."""
 
-    def __init__(self, patience: Patience, now_s: float) -> None:
+    def __init__(self, patience: StallLimit, now_s: float) -> None:
         self._patience = patience
         self._gaps: deque[float] = deque(maxlen=_WINDOW)
         self._looked_s = now_s

@@ -8,7 +8,7 @@ from enum import StrEnum
 from phalanx.core.gang.roles import Part, part_at
 from phalanx.core.jobs import gangs
 from phalanx.core.jobs.model import Attempt, Job, JobState, NodePhase
-from phalanx.core.telemetry.profiles import ProfileWish
+from phalanx.core.telemetry.profiles import RequestedProfile
 
 
 class Action(StrEnum):
@@ -42,7 +42,7 @@ class Desired:
     deadline_at: int | None = None
     stacks: int = 0
     after: str = ""
-    profile: ProfileWish | None = None
+    profile: RequestedProfile | None = None
     masters: tuple[tuple[str, str, int], ...] = ()
 
 
@@ -58,7 +58,7 @@ def desired(job: Job, attempt_num: int, node_rank: int) -> Desired:
         return _stopping(job, attempt, phase)
     if attempt.failures and phase in (NodePhase.UP, NodePhase.READY):
         return Desired(Action.END, attempt.generation)
-    if not attempt.opened or phase is NodePhase.ENDED:
+    if not attempt.ranks_may_start or phase is NodePhase.ENDED:
         return Desired(Action.WAIT, attempt.generation)
     parts = gangs.parts_now(job, attempt)
     part = part_at(parts, node_rank)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from phalanx.core.codec import earlier_names
 from phalanx.core.gang.failures import Failure
 from phalanx.core.gang.placement import Placement
-from phalanx.core.jobs.model import JobTerms, Outcome, StopGoal
+from phalanx.core.jobs.model import JobPolicy, NodeOutcome, StopGoal
 from phalanx.core.reasons import Reason, ReasonCode
 
 
+@earlier_names(policy="terms")
 @dataclass(frozen=True, slots=True)
 class Submitted:
     """A user handed in a spec."""
 
     num: int
-    terms: JobTerms
+    policy: JobPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ class RanksEnded:
     attempt: int
     generation: int
     node_rank: int
-    outcome: Outcome
+    outcome: NodeOutcome
     port: int
     step: int | None = None
     failure: Failure | None = None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from phalanx.core.gang.placement import Placement
 from phalanx.core.gang.roles import Part, part_at
-from phalanx.core.jobs.model import Attempt, Job, NodePhase, Outcome
+from phalanx.core.jobs.model import Attempt, Job, NodeOutcome, NodePhase
 from phalanx.errors import InvariantBroken
 
 
 def check_shape(job: Job, placement: Placement) -> None:
     """Raises InvariantBroken for a placement that does not hold the whole gang."""
-    terms = job.terms
+    terms = job.policy
     sizes = [len(share.slots) for share in placement.shares]
     parts = terms.parts(len(sizes))
     least = terms.shape.nodes if terms.min_nodes is None else terms.min_nodes
@@ -21,17 +21,17 @@ def check_shape(job: Job, placement: Placement) -> None:
 
 def parts_now(job: Job, attempt: Attempt) -> tuple[Part, ...]:
     """Where each role of the live attempt lies."""
-    return job.terms.parts(len(attempt.nodes))
+    return job.policy.parts(len(attempt.nodes))
 
 
 def is_spared(job: Job, attempt: Attempt, node_rank: int) -> bool:
     """Whether the job goes on when the ranks of this node fail."""
-    return bool(job.terms.roles) and not part_at(parts_now(job, attempt), node_rank).required
+    return bool(job.policy.roles) and not part_at(parts_now(job, attempt), node_rank).required
 
 
 def has_failed(attempt: Attempt, part: Part) -> bool:
     """Whether ranks of this part have failed in the current generation."""
-    return any(attempt.nodes[rank].outcome is Outcome.FAILED for rank in part.nodes)
+    return any(attempt.nodes[rank].outcome is NodeOutcome.FAILED for rank in part.nodes)
 
 
 def is_done(job: Job, attempt: Attempt) -> bool:
@@ -39,5 +39,5 @@ def is_done(job: Job, attempt: Attempt) -> bool:
     parts = parts_now(job, attempt)
     needed = [attempt.nodes[rank] for part in parts if part.required for rank in part.nodes]
     return all(
-        node.phase is NodePhase.ENDED and node.outcome is Outcome.SUCCEEDED for node in needed
+        node.phase is NodePhase.ENDED and node.outcome is NodeOutcome.SUCCEEDED for node in needed
     )

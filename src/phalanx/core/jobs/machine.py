@@ -20,9 +20,9 @@ from phalanx.core.jobs.model import (
     Attempt,
     Job,
     JobState,
+    NodeOutcome,
     NodePhase,
     NodeStatus,
-    Outcome,
     StopGoal,
 )
 from phalanx.core.jobs.verdicts import GiveUp, advance, charge, judge
@@ -96,7 +96,7 @@ def _ready(job: Job, event: e.NodeReady, now: int) -> Decision:
         return Decision(job, ignored="the node has checked in before")
     attempt = attempt.with_node(event.node_rank, phase=NodePhase.READY, port=event.port)
     if attempt.all_in(NodePhase.READY) and job.state is not JobState.STOPPING:
-        attempt = replace(attempt, opened=True)
+        attempt = replace(attempt, ranks_may_start=True)
     return Decision(replace(job, attempt=attempt))
 
 
@@ -161,7 +161,7 @@ def _ended(job: Job, event: e.RanksEnded, now: int) -> Decision:
     spared = gangs.is_spared(job, attempt, event.node_rank)
     failure = None if spared else event.failure
     asked = spared or job.state is JobState.STOPPING
-    if failure is None and event.outcome is Outcome.STOPPED and not asked:
+    if failure is None and event.outcome is NodeOutcome.STOPPED and not asked:
         said = f"node {event.node_rank} was asked to stop from outside"
         failure = Failure(Cause.PREEMPTED, None, event.node_rank, now, said)
     if failure is not None and failure not in attempt.failures:
@@ -181,7 +181,9 @@ def _settle(job: Job, now: int) -> Decision:
     attempt = _live(job)
     step = max((node.step for node in attempt.nodes if node.step is not None), default=None)
     if gangs.is_done(job, attempt):
-        leave_by = None if attempt.all_in(NodePhase.ENDED) else now + round(job.terms.grace_s * _US)
+        leave_by = (
+            None if attempt.all_in(NodePhase.ENDED) else now + round(job.policy.grace_s * _US)
+        )
         attempt = replace(attempt, finished=True, leave_by=leave_by)
         job = advance(replace(job, attempt=attempt), step)
         if job.state is JobState.RECOVERING:
@@ -207,7 +209,7 @@ def _open_next(job: Job) -> Job:
     attempt = _live(job)
     nodes = tuple(NodeStatus(NodePhase.READY, node.port) for node in attempt.nodes)
     attempt = replace(
-        attempt, generation=attempt.generation + 1, nodes=nodes, failures=(), opened=True,
+        attempt, generation=attempt.generation + 1, nodes=nodes, failures=(), ranks_may_start=True,
         stacks=0, stall=None, stall_until=None, stacks_of=(), profile=None,
     )  # fmt: skip
     return replace(job, attempt=attempt, not_before=None)
@@ -329,7 +331,7 @@ def _stop(job: Job, goal: StopGoal, reason: Reason, *, deadline_at: int) -> Job:
 
 
 def _stop_active(job: Job, event: e.StopRequested, now: int) -> Decision:
-    grace_s = job.terms.grace_s if event.grace_s is None else event.grace_s
+    grace_s = job.policy.grace_s if event.grace_s is None else event.grace_s
     deadline_at = now + round(grace_s * _US)
     return Decision(_stop(job, event.goal, event.reason, deadline_at=deadline_at))
 
@@ -338,7 +340,7 @@ def _stop_again(job: Job, event: e.StopRequested, now: int) -> Decision:
     goal = job.goal or StopGoal.REQUEUE
     if _GOALS.index(event.goal) < _GOALS.index(goal):
         return Decision(job, ignored=f"the job is already stopping to {goal}")
-    grace_s = job.terms.grace_s if event.grace_s is None else event.grace_s
+    grace_s = job.policy.grace_s if event.grace_s is None else event.grace_s
     deadline_at = now + round(grace_s * _US)
     if job.stop_deadline_at is not None:
         deadline_at = min(deadline_at, job.stop_deadline_at)
@@ -368,9 +370,9 @@ def _resumed(job: Job, event: e.Resumed, now: int) -> Decision:
 
 
 def _too_long(job: Job, event: e.DurationExceeded, now: int) -> Decision:
-    limit = job.terms.max_duration_s
+    limit = job.policy.max_duration_s
     reason = Reason(ReasonCode.MAX_DURATION, f"max_duration is {limit:g} s" if limit else "")
-    deadline_at = now + round(job.terms.grace_s * _US)
+    deadline_at = now + round(job.policy.grace_s * _US)
     return Decision(_stop(job, StopGoal.FAIL, reason, deadline_at=deadline_at))
 
 
@@ -479,7 +481,7 @@ def _stale(job: Job, event: e.JobEvent) -> str | None:
 
 def create(event: e.Submitted, now: int) -> Job:
     """The job that a submission makes."""
-    return Job(num=event.num, terms=event.terms, submitted_at=now, queued_at=now)
+    return Job(num=event.num, policy=event.policy, submitted_at=now, queued_at=now)
 
 
 def rebuild(log: Iterable[tuple[e.JobEvent, int]]) -> Job:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from phalanx.core.codec import written_once
+from phalanx.core.codec import earlier_names, written_once
 from phalanx.core.gang.failures import Failure, first_failure
 from phalanx.core.gang.placement import GangShape, Placement, Role
 from phalanx.core.gang.roles import WORKER, Part, parts_of
-from phalanx.core.jobs.recovery import RecoveryPolicy, Spending
+from phalanx.core.jobs.recovery import RecoveryPolicy, RestartsUsed
 from phalanx.core.reasons import Reason, ReasonCode
-from phalanx.core.telemetry.profiles import ProfileWish
+from phalanx.core.telemetry.profiles import RequestedProfile
 
 
 class JobState(StrEnum):
@@ -51,7 +51,7 @@ class NodePhase(StrEnum):
     RELEASED = "released"  # the executor confirmed that nothing is left
 
 
-class Outcome(StrEnum):
+class NodeOutcome(StrEnum):
     """How a generation ended on one node."""
 
     SUCCEEDED = "succeeded"
@@ -68,10 +68,11 @@ class NodeStatus:
 
     phase: NodePhase = NodePhase.LAUNCHING
     port: int | None = None
-    outcome: Outcome | None = None
+    outcome: NodeOutcome | None = None
     step: int | None = None
 
 
+@earlier_names(ranks_may_start="opened")
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """One placement of the gang. Generations count from 0 within it.
@@ -87,7 +88,7 @@ class Attempt:
     placement: Placement
     nodes: tuple[NodeStatus, ...]
     generation: int = 0
-    opened: bool = False
+    ranks_may_start: bool = False
     finished: bool = False
     failures: tuple[Failure, ...] = ()
     stacks: int = 0
@@ -95,7 +96,7 @@ class Attempt:
     stall_until: int | None = None
     stacks_of: tuple[int, ...] = ()
     placed_at: int | None = None
-    profile: ProfileWish | None = None
+    profile: RequestedProfile | None = None
     leave_by: int | None = None
 
     def with_node(self, node_rank: int, **changes: object) -> Attempt:
@@ -119,19 +120,21 @@ class Attempt:
         return sum(len(share.slots) for share in self.placement.shares)
 
 
+@earlier_names(no_progress="barren")
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TrainingProgress:
     """How far the job has come. `high_water_step` None: it never reported a step."""
 
     high_water_step: int | None = None
     checkpoint_step: int | None = None
     checkpoint_path: str | None = None
-    barren: int = 0
+    no_progress: int = 0
 
 
+@earlier_names(recovery="policy")
 @written_once
 @dataclass(frozen=True, slots=True)
-class JobTerms:
+class JobPolicy:
     """What the job machine must know of a spec; fixed at submit.
 
     `shape` is the gang at its full size; `min_nodes` below `shape.nodes` makes it elastic. Where the
@@ -139,7 +142,7 @@ class JobTerms:
     """
 
     shape: GangShape
-    policy: RecoveryPolicy = field(default_factory=RecoveryPolicy)
+    recovery: RecoveryPolicy = field(default_factory=RecoveryPolicy)
     grace_s: float = 30.0
     max_duration_s: float | None = None
     min_nodes: int | None = None
@@ -161,6 +164,7 @@ class JobTerms:
         return parts_of(self.role, self.shape, self.roles, num_shares)
 
 
+@earlier_names(policy="terms")
 @dataclass(frozen=True, slots=True)
 class Job:
     """A job's whole present state; rebuilt by folding its events.
@@ -170,7 +174,7 @@ class Job:
     """
 
     num: int
-    terms: JobTerms
+    policy: JobPolicy
     submitted_at: int
     state: JobState = JobState.QUEUED
     reason: Reason = Reason(ReasonCode.SUBMITTED)
@@ -180,8 +184,8 @@ class Job:
     goal: StopGoal | None = None
     stop_deadline_at: int | None = None
     not_before: int | None = None
-    spending: Spending = Spending()
-    progress: Progress = Progress()
+    spending: RestartsUsed = RestartsUsed()
+    progress: TrainingProgress = TrainingProgress()
     last_failure: Failure | None = None
     started_at: int | None = None
     ended_at: int | None = None

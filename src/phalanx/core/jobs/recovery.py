@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from phalanx.core.codec import earlier_names
 from phalanx.core.reasons import Cause
 
 _US = 1_000_000
@@ -37,19 +38,20 @@ DEFAULT_BUDGETS: Mapping[Cause, Budget] = {
 }
 
 
+@earlier_names(max_no_progress="max_barren")
 @dataclass(frozen=True, slots=True)
 class RecoveryPolicy:
     """Budgets by cause, what exit codes mean, and when a job that never steps is a crash loop.
 
     `retry_codes` restart under the rank_crash budget even where the cause would forbid it;
-    `fail_codes` end the job at once. `max_barren` bounds, where a budget is unlimited, the
+    `fail_codes` end the job at once. `max_no_progress` bounds, where a budget is unlimited, the
     generations in a row without progress.
     """
 
     budgets: tuple[tuple[Cause, Budget], ...] = tuple(DEFAULT_BUDGETS.items())
     retry_codes: tuple[int, ...] = ()
     fail_codes: tuple[int, ...] = ()
-    max_barren: int = 5
+    max_no_progress: int = 5
 
     def budget(self, cause: Cause) -> Budget:
         """The budget of one cause; the default where the policy names none."""
@@ -57,7 +59,7 @@ class RecoveryPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Spending:
+class RestartsUsed:
     """Restarts already used, as times per cause, since progress was last made."""
 
     restarts: tuple[tuple[Cause, int], ...] = field(default=())
@@ -67,6 +69,6 @@ class Spending:
         floor = -1 if budget.per_s is None else now - round(budget.per_s * _US)
         return sum(1 for kind, at in self.restarts if kind is cause and at > floor)
 
-    def spend(self, cause: Cause, now: int) -> Spending:
+    def spend(self, cause: Cause, now: int) -> RestartsUsed:
         """One more restart of `cause`."""
-        return Spending((*self.restarts, (cause, now)))
+        return RestartsUsed((*self.restarts, (cause, now)))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from phalanx.core.gang.failures import Failure
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.model import Attempt, Job, JobState, NodePhase
-from phalanx.core.telemetry.profiles import ProfileWish
+from phalanx.core.telemetry.profiles import RequestedProfile
 
 _US = 1_000_000
 STACKS_WAIT_S = 10.0
@@ -21,7 +21,7 @@ def ask(attempt: Attempt, event: e.StacksRequested | e.ProfileRequested) -> Atte
     if isinstance(event, e.StacksRequested):
         return replace(attempt, stacks=attempt.stacks + 1)
     request = 1 if attempt.profile is None else attempt.profile.request + 1
-    wish = ProfileWish(request, event.steps, event.traced, event.extras)
+    wish = RequestedProfile(request, event.steps, event.traced, event.extras)
     return replace(attempt, profile=wish)
 
 

@@ -15,7 +15,7 @@ def _alarms(job: Job) -> list[tuple[int, e.JobEvent]]:
     alarms: list[tuple[int, e.JobEvent]] = []
     if job.not_before is not None and job.state in _ACTIVE:
         alarms.append((job.not_before, e.BackoffElapsed()))
-    limit = job.terms.max_duration_s
+    limit = job.policy.max_duration_s
     if limit is not None and job.started_at is not None and job.state in _ACTIVE:
         alarms.append((job.started_at + round(limit * _US), e.DurationExceeded()))
     live = job.attempt if job.state in _ACTIVE else None

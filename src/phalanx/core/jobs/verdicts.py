@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from phalanx.core.gang.failures import Failure, is_final
-from phalanx.core.jobs.model import Job, Progress
-from phalanx.core.jobs.recovery import Spending
+from phalanx.core.jobs.model import Job
+from phalanx.core.jobs.recovery import RestartsUsed
 from phalanx.core.reasons import Cause, Reason, ReasonCode, reason_of
 
 
@@ -32,19 +32,19 @@ def advance(job: Job, step: int | None) -> Job:
     """Account for one ended generation: real progress refills every budget.
 
     Progress is a step beyond all earlier ones. A generation that only repeats known steps, or
-    completes none, is barren. A job whose framework reports no steps keeps plain counts.
+    completes none, is no_progress. A job whose framework reports no steps keeps plain counts.
     """
     progress = job.progress
     known = progress.high_water_step
     if step is not None and (known is None or step > known):
-        fresh = replace(progress, high_water_step=step, barren=0)
-        return replace(job, progress=fresh, spending=Spending())
-    return replace(job, progress=replace(progress, barren=progress.barren + 1))
+        fresh = replace(progress, high_water_step=step, no_progress=0)
+        return replace(job, progress=fresh, spending=RestartsUsed())
+    return replace(job, progress=replace(progress, no_progress=progress.no_progress + 1))
 
 
 def judge(job: Job, failure: Failure, now: int) -> Verdict:
     """Whether `job`, already advanced by the ended generation, may run again."""
-    policy, message = job.terms.policy, failure.message
+    policy, message = job.policy.recovery, failure.message
     if failure.exit_code is not None and failure.exit_code in policy.fail_codes:
         return GiveUp(Reason(ReasonCode.EXIT_CODE, f"{message}; the spec says that code is final"))
     cause = failure.cause
@@ -59,21 +59,25 @@ def judge(job: Job, failure: Failure, now: int) -> Verdict:
             return GiveUp(reason_of(cause, message))
         spent = f"{message}; {used} restarts without progress used up the {cause} budget"
         return GiveUp(Reason(ReasonCode.BUDGET_SPENT, spent))
-    barren = job.progress.barren
+    no_progress = job.progress.no_progress
     # A count is bound enough; an unlimited budget ends where nothing is ever achieved.
-    if budget.count is None and cause is not Cause.PREEMPTED and barren > policy.max_barren:
-        loop = f"{message}; {barren} generations in a row completed no new step"
+    if (
+        budget.count is None
+        and cause is not Cause.PREEMPTED
+        and no_progress > policy.max_no_progress
+    ):
+        loop = f"{message}; {no_progress} generations in a row completed no new step"
         return GiveUp(Reason(ReasonCode.CRASH_LOOP, loop))
     # The first restart is free of waiting: most faults are not the job's own, and waiting costs slots.
     wait_s = 0.0
-    if barren > 1 and budget.first_wait_s > 0:
-        wait_s = min(budget.max_wait_s, budget.first_wait_s * 2.0 ** (barren - 2))
+    if no_progress > 1 and budget.first_wait_s > 0:
+        wait_s = min(budget.max_wait_s, budget.first_wait_s * 2.0 ** (no_progress - 2))
     return Retry(wait_s, reason_of(cause, message))
 
 
 def charge(job: Job, failure: Failure, now: int) -> Job:
     """Spend one restart for `failure`."""
-    codes = job.terms.policy.retry_codes
+    codes = job.policy.recovery.retry_codes
     cause = Cause.RANK_CRASH if failure.exit_code in codes else failure.cause
     return replace(
         job,
@@ -81,6 +85,3 @@ def charge(job: Job, failure: Failure, now: int) -> Job:
         restarts=job.restarts + 1,
         last_failure=failure,
     )
-
-
-__all__ = ["GiveUp", "Progress", "Retry", "Verdict", "advance", "charge", "judge"]

@@ -27,7 +27,7 @@ LAUNCH_S = 6e-6
 
 
 @dataclass(frozen=True, slots=True)
-class ProfileWish:
+class RequestedProfile:
     """A request to profile `steps` steps with clocks, then `traced` ones with torch's profiler.
 
     `request` counts the requests of a generation from 1. `extras` are of `EXTRAS`.
@@ -40,7 +40,7 @@ class ProfileWish:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class StepBreakdown:
     """Means over the profiled steps of one rank, in seconds.
 
     `hidden_s` ran beside other sections. `ops` counts the operations of one step that the profiler saw
@@ -68,7 +68,7 @@ class Split:
         return self.step_s - self.exposed_s - self.stall_s
 
 
-class Finding(StrEnum):
+class Bottleneck(StrEnum):
     """What limits a training."""
 
     STRAGGLER = "straggler"
@@ -80,43 +80,43 @@ class Finding(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Diagnosis:
     """What was found, the figures behind it in words, and what to change."""
 
-    finding: Finding
+    finding: Bottleneck
     said: str
     advice: str
 
 
-_Limit = tuple[float, Verdict]
+_Limit = tuple[float, Diagnosis]
 
 
-def judge(splits: Sequence[Split]) -> Verdict:
+def judge(splits: Sequence[StepBreakdown]) -> Diagnosis:
     """A straggler, or else the limit that costs most, of the splits of all ranks in rank order."""
     steps = [one for one in splits if one.step_s > 0]
     if not steps:
-        return Verdict(Finding.HEALTHY, "no step was measured", "profile more steps")
+        return Diagnosis(Bottleneck.HEALTHY, "no step was measured", "profile more steps")
     slow, network = _straggler(steps), _communication(steps)
     if slow is not None and (network is None or slow[0] >= network[0]):
         return slow[1]
     limits = [one for one in (_input(steps), _saving(steps), network, _small(steps)) if one]
     if limits:
         return max(limits, key=lambda one: one[0])[1]
-    return Verdict(
-        Finding.HEALTHY,
+    return Diagnosis(
+        Bottleneck.HEALTHY,
         f"{_share(steps, 'forward_s', 'backward_s', 'optimizer_s'):.0%} of the time is computing",
         "nothing stands in the way: only faster kernels or more devices make it faster",
     )
 
 
-def _share(splits: Sequence[Split], *names: str) -> float:
+def _share(splits: Sequence[StepBreakdown], *names: str) -> float:
     """The mean share of these sections in the ranks' steps."""
     return statistics.fmean(
         sum(getattr(one, name) for name in names) / one.step_s for one in splits
     )
 
 
-def _straggler(splits: Sequence[Split]) -> _Limit | None:
+def _straggler(splits: Sequence[StepBreakdown]) -> _Limit | None:
     if len(splits) < 2:
         return None
     found = scores([one.own_s for one in splits])
@@ -144,21 +144,21 @@ def _straggler(splits: Sequence[Split]) -> _Limit | None:
         else "look at its node (clocks, other programs, memory), or drain it;"
         " batch_shares: auto gives it less to do"
     )
-    return share, Verdict(
-        Finding.STRAGGLER,
+    return share, Diagnosis(
+        Bottleneck.STRAGGLER,
         f"rank {slow.rank} takes {_ms(slow.own_s)} a step by itself, the others {_ms(usual)}:"
         f" most of the difference is {word}, and all ranks wait for it",
         advice,
     )
 
 
-def _input(splits: Sequence[Split]) -> _Limit | None:
+def _input(splits: Sequence[StepBreakdown]) -> _Limit | None:
     worst = max(splits, key=lambda one: one.data_s / one.step_s)
     share = worst.data_s / worst.step_s
     if share <= WORTH_SAYING:
         return None
-    return share, Verdict(
-        Finding.INPUT_BOUND,
+    return share, Diagnosis(
+        Bottleneck.INPUT_BOUND,
         f"rank {worst.rank} waits {_ms(worst.data_s)} of {_ms(worst.step_s)} a step for the loader"
         f" ({share:.0%})",
         "more loader workers (num_workers, prefetch_factor), cheaper decoding, or data nearer to"
@@ -166,26 +166,26 @@ def _input(splits: Sequence[Split]) -> _Limit | None:
     )
 
 
-def _saving(splits: Sequence[Split]) -> _Limit | None:
+def _saving(splits: Sequence[StepBreakdown]) -> _Limit | None:
     share = _share(splits, "stall_s")
     if share <= SAVING_SHARE:
         return None
-    return share, Verdict(
-        Finding.SAVING_BOUND,
+    return share, Diagnosis(
+        Bottleneck.SAVING_BOUND,
         f"training stands still for saves {share:.0%} of the time",
         "save less often (checkpoint.every: auto), or in the background (checkpoint.async)",
     )
 
 
-def _communication(splits: Sequence[Split]) -> _Limit | None:
+def _communication(splits: Sequence[StepBreakdown]) -> _Limit | None:
     # A rank also waits for slower ranks; the one that waits least waits for the network.
     least = min(splits, key=lambda one: one.exposed_s / one.step_s)
     share = least.exposed_s / least.step_s
     if len(splits) < 2 or share <= COMMUNICATION_SHARE:
         return None
     hidden = least.hidden_s / max(least.hidden_s + least.exposed_s, 1e-12)
-    return share, Verdict(
-        Finding.COMMUNICATION_BOUND,
+    return share, Diagnosis(
+        Bottleneck.COMMUNICATION_BOUND,
         f"every rank waits at least {_ms(least.exposed_s)} of {_ms(least.step_s)} a step for"
         f" gradients ({share:.0%}); {hidden:.0%} of their travel is hidden behind computing",
         "larger batches or accumulation (training.accumulate), compression (training.compression:"
@@ -193,7 +193,7 @@ def _communication(splits: Sequence[Split]) -> _Limit | None:
     )
 
 
-def _small(splits: Sequence[Split]) -> _Limit | None:
+def _small(splits: Sequence[StepBreakdown]) -> _Limit | None:
     """Most of a step would be the same for a larger batch: the optimizer, starting operations."""
     work = statistics.fmean(one.forward_s + one.backward_s + one.optimizer_s for one in splits)
     busy = [one.busy * one.step_s for one in splits if one.busy is not None]
@@ -209,8 +209,8 @@ def _small(splits: Sequence[Split]) -> _Limit | None:
         said = f"the optimizer takes {fixed:.0%} of a step, however many samples it has"
     if max(fixed, idle) <= OVERHEAD_SHARE:
         return None
-    return max(fixed, idle), Verdict(
-        Finding.SMALL_BATCH,
+    return max(fixed, idle), Diagnosis(
+        Bottleneck.SMALL_BATCH,
         said,
         "a larger batch_size or accumulation; torch.compile for small operations",
     )

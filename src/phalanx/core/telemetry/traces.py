@@ -31,7 +31,7 @@ class RankTrace:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class TraceTotals:
     """Seconds of a whole trace. `busy_s` None: no GPU computed."""
 
     exposed_s: float = 0.0
@@ -41,27 +41,27 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Offset:
+class ClockOffset:
     """How far a clock is ahead of rank 0's, and by how much that may be wrong, in nanoseconds."""
 
     ahead_ns: int = 0
     error_ns: int = 0
 
 
-def offsets(readings: Sequence[Sequence[tuple[int, int]]]) -> list[Offset]:
+def offsets(readings: Sequence[Sequence[tuple[int, int]]]) -> list[ClockOffset]:
     """Every rank's clock against rank 0's, of (entered, left) readings around the same collectives."""
     found = []
     for mine in readings:
         pairs = list(zip(mine, readings[0], strict=True))
         least = max((own[0] - first[1] for own, first in pairs), default=0)
         most = min((own[1] - first[0] for own, first in pairs), default=0)
-        found.append(Offset((least + most) // 2, max(0, (most - least) // 2)))
+        found.append(ClockOffset((least + most) // 2, max(0, (most - least) // 2)))
     if found:
-        found[0] = Offset()
+        found[0] = ClockOffset()
     return found
 
 
-def figures(events: Iterable[Event]) -> Figures:
+def figures(events: Iterable[Event]) -> TraceTotals:
     """What the profiler saw of communication and computing.
 
     On a GPU kernels count; without one, operations of the script's threads that wait for nobody.
@@ -83,10 +83,10 @@ def figures(events: Iterable[Event]) -> Figures:
     hidden = _overlap(travel, work)
     exposed = _length(travel) - hidden
     busy = _length(work) * 1e-6 if kernels else None
-    return Figures(exposed * 1e-6, hidden * 1e-6, len(ops), busy)
+    return TraceTotals(exposed * 1e-6, hidden * 1e-6, len(ops), busy)
 
 
-def merge(traces: Sequence[RankTrace], clocks: Sequence[Offset]) -> dict[str, Any]:
+def merge(traces: Sequence[RankTrace], clocks: Sequence[ClockOffset]) -> dict[str, Any]:
     """One trace of all ranks on rank 0's clock, as a JSON document for chrome://tracing or Perfetto."""
     zeros = {
         one.rank: one.base_ns - clock.ahead_ns for one, clock in zip(traces, clocks, strict=True)

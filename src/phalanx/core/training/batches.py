@@ -40,7 +40,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BatchPlan:
     """The cutting of every epoch: `num_samples` positions, `micro_batch` to a unit of accumulation.
 
     Where a unit does not fit into memory each is given out in `pieces` loader calls; the global batch

@@ -72,7 +72,7 @@ _WORLD = re.compile(r"(?:(\d+)x)?(\d+)x([A-Za-z][\w-]*)")
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class DeviceSet:
     """`nodes` × `slots_per_node` devices of one kind."""
 
     nodes: int
@@ -89,7 +89,7 @@ class World:
         return f"{nodes}{self.slots_per_node} x {self.device.name}"
 
 
-def parse_world(text: str) -> World:
+def parse_devices(text: str) -> DeviceSet:
     """From `8xH100`, or nodes too: `4x8xA100`. Raises ValueError."""
     found = _WORLD.fullmatch(text.strip())
     if not found:
@@ -103,11 +103,11 @@ def parse_world(text: str) -> World:
     nodes, slots = int(found[1] or 1), int(found[2])
     if nodes < 1 or slots < 1:
         raise ValueError(f"must be at least one device, not {text!r}")
-    return World(nodes, slots, DEVICES[name])
+    return DeviceSet(nodes, slots, DEVICES[name])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outline:
+class ModelProfile:
     """What one step of a script needs, without layout. Bytes are those of one rank that holds all.
 
     `activation_bytes` and `flops` are of one batch of `batch` samples, None where they are not known.
@@ -135,7 +135,7 @@ class Outline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class LayoutEstimate:
     """Of one layout: bytes on the rank that needs most, and seconds of a step, None where unknown."""
 
     layout: Layout
@@ -177,7 +177,7 @@ class Estimate:
         )
 
 
-def layouts(world: World, outline: Outline) -> Iterator[Layout]:
+def layouts(world: DeviceSet, outline: ModelProfile) -> Iterator[Layout]:
     """What makes sense: tensor parallel ranks inside a node, shards inside it or over all nodes."""
     num = world.num_ranks
     for tp in _sizes(world.slots_per_node, outline.tp_part > 0):
@@ -195,7 +195,7 @@ def _sizes(most: int, wanted: bool) -> list[int]:
     return [one for one in range(1, most + 1) if most % one == 0] if wanted else [1]
 
 
-def estimate(layout: Layout, world: World, outline: Outline) -> Estimate:
+def estimate(layout: Layout, world: DeviceSet, outline: ModelProfile) -> LayoutEstimate:
     """What each rank of this layout needs."""
     split = outline.tp_part / layout.tp + 1 - outline.tp_part
     kept = split * _heaviest_stage(layout, outline) / layout.fsdp
@@ -214,7 +214,7 @@ def estimate(layout: Layout, world: World, outline: Outline) -> Estimate:
         compute = outline.flops * inverse / device.flops(outline.precision)
     pieces = _pieces(layout, world, outline)
     bubble = pipelines.bubble(outline.schedule, layout.pp, pieces) if layout.pp > 1 else 0.0
-    return Estimate(
+    return LayoutEstimate(
         layout=layout,
         parameter_bytes=int(outline.parameter_bytes * kept) + outline.buffer_bytes,
         gradient_bytes=int(outline.trainable_bytes * kept),
@@ -228,7 +228,7 @@ def estimate(layout: Layout, world: World, outline: Outline) -> Estimate:
     )
 
 
-def _heaviest_stage(layout: Layout, outline: Outline) -> float:
+def _heaviest_stage(layout: Layout, outline: ModelProfile) -> float:
     """Its part of the parameters."""
     if layout.pp == 1:
         return 1.0
@@ -240,12 +240,14 @@ def _heaviest_stage(layout: Layout, outline: Outline) -> float:
     return max(ranks) / max(1, sum(outline.layer_bytes))
 
 
-def _pieces(layout: Layout, world: World, outline: Outline) -> int:
+def _pieces(layout: Layout, world: DeviceSet, outline: ModelProfile) -> int:
     batch = outline.batch * world.num_ranks // layout.num_places
     return pipelines.num_micro_batches(max(1, batch), outline.micro_batches or 2 * layout.pp)
 
 
-def _activations(layout: Layout, world: World, outline: Outline, split: float) -> int | None:
+def _activations(
+    layout: Layout, world: DeviceSet, outline: ModelProfile, split: float
+) -> int | None:
     """Of the batch of one place: the global batch stays what it is."""
     if outline.activation_bytes is None:
         return None
@@ -258,7 +260,7 @@ def _activations(layout: Layout, world: World, outline: Outline, split: float) -
     return int(whole / layout.pp * under_way / pieces)
 
 
-def _exposed_s(layout: Layout, world: World, outline: Outline, compute_s: float) -> float:
+def _exposed_s(layout: Layout, world: DeviceSet, outline: ModelProfile, compute_s: float) -> float:
     """Communication that computing does not hide."""
     share = (outline.tp_part / layout.tp + 1 - outline.tp_part) / layout.pp
     moved = outline.trainable_bytes * share
@@ -280,15 +282,15 @@ def _exposed_s(layout: Layout, world: World, outline: Outline, compute_s: float)
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class LayoutChoice:
     """A layout, why it was chosen, and all that were looked at."""
 
-    best: Estimate
+    best: LayoutEstimate
     why: str
-    all: tuple[Estimate, ...]
+    all: tuple[LayoutEstimate, ...]
 
 
-def recommend(world: World, outline: Outline) -> Choice:
+def recommend(world: DeviceSet, outline: ModelProfile) -> LayoutChoice:
     """The fastest layout that fits; those that ask more of a script only where they are much faster."""
     found = tuple(
         sorted((estimate(one, world, outline) for one in layouts(world, outline)), key=_rank)
@@ -301,7 +303,7 @@ def recommend(world: World, outline: Outline) -> Choice:
             f"nothing fits into {_gib(least.limit_bytes)} of {world.device.name}: {least.name} needs"
             f" least, {_gib(least.total_bytes)} a rank; {_enough(world, outline)}"
         )
-        return Choice(least, text, found)
+        return LayoutChoice(least, text, found)
     best = min(fitting, key=_seconds)
     simple = [one for one in plain if one.fits]
     if simple:
@@ -311,10 +313,10 @@ def recommend(world: World, outline: Outline) -> Choice:
         worth_it = min(WORTH_IT * _seconds(fastest), _seconds(fastest) - TOO_LITTLE_S)
         much = outline.flops is not None and _seconds(best) < worth_it
         best = best if much else fastest
-    return Choice(best, _reason(best, found, world), found)
+    return LayoutChoice(best, _reason(best, found, world), found)
 
 
-def _enough(world: World, outline: Outline) -> str:
+def _enough(world: DeviceSet, outline: ModelProfile) -> str:
     """How many more devices would do, if any number does."""
     less = "a smaller batch or activation_checkpointing"
     for doubled in range(1, _DOUBLINGS + 1):
@@ -325,15 +327,15 @@ def _enough(world: World, outline: Outline) -> str:
     return f"no number of them would do, but {less} may"
 
 
-def _rank(one: Estimate) -> tuple[int, int, int]:
+def _rank(one: LayoutEstimate) -> tuple[int, int, int]:
     return one.layout.pp, one.layout.tp, one.layout.fsdp
 
 
-def _seconds(one: Estimate) -> float:
+def _seconds(one: LayoutEstimate) -> float:
     return one.exposed_s if one.step_s is None else one.step_s
 
 
-def _reason(best: Estimate, found: Sequence[Estimate], world: World) -> str:
+def _reason(best: LayoutEstimate, found: Sequence[LayoutEstimate], world: DeviceSet) -> str:
     needs = f"{best.name} needs {_gib(best.total_bytes)} of {_gib(best.limit_bytes)} a rank"
     if best.activation_bytes is None:
         needs += " before activations"

@@ -1,7 +1,7 @@
 """Guards as pure decisions: what a bad step leads to, when a loss has jumped, what generations remember.
 
 What one generation learns for the next (batches to pass over, smaller pieces, checkpoints to disregard)
-is a `Memory`; `train` keeps it in a file beside the checkpoints.
+is a `GuardState`; `train` keeps it in a file beside the checkpoints.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SCHEMA = 1
 MEMORY_FILE = "guards.json"
 
 
-class Policy(StrEnum):
+class GuardPolicy(StrEnum):
     """What to do about a step that the guard refuses."""
 
     OFF = "off"
@@ -26,7 +26,7 @@ class Policy(StrEnum):
     STOP = "stop"
 
 
-class Origin(StrEnum):
+class FaultOrigin(StrEnum):
     """What computing the same batch a second time says about the first."""
 
     UNKNOWN = "unknown"
@@ -34,13 +34,13 @@ class Origin(StrEnum):
     HARDWARE = "hardware"
 
 
-def origin(first: int, second: int | None) -> Origin:
+def origin(first: int, second: int | None) -> FaultOrigin:
     """From fingerprints of both gradients; the second is None when it came out finite.
 
     The same wrong bits twice come from the data or the model. Other bits from the same input mean a
     machine that cannot compute.
     """
-    return Origin.DATA if second is not None and first == second else Origin.HARDWARE
+    return FaultOrigin.DATA if second is not None and first == second else FaultOrigin.HARDWARE
 
 
 class SpikeDetector:
@@ -123,7 +123,7 @@ class Suspect:
         """Passing it over."""
         return Skip(self.total_passes, self.lo, self.hi, self.step, "spike")
 
-    def verdict(self, again: Sequence[str]) -> tuple[Origin, tuple[int, ...]]:
+    def verdict(self, again: Sequence[str]) -> tuple[FaultOrigin, tuple[int, ...]]:
         """Whose fault it was, and of which ranks, from what each rank computed the second time.
 
         The same bits: the data's. Other bits and no jump: a machine's. Another jump with other bits is
@@ -132,9 +132,9 @@ class Suspect:
         pairs = list(zip(self.seen, again, strict=False))
         others = tuple(rank for rank, (one, two) in enumerate(pairs) if one != two)
         if len(again) == len(self.seen) and not others:
-            return Origin.DATA, tuple(r for r, one in enumerate(again) if self._jumps(one))
+            return FaultOrigin.DATA, tuple(r for r, one in enumerate(again) if self._jumps(one))
         jumps = tuple(rank for rank, value in enumerate(again) if self._jumps(value))
-        return (Origin.UNKNOWN, jumps) if jumps else (Origin.HARDWARE, others)
+        return (FaultOrigin.UNKNOWN, jumps) if jumps else (FaultOrigin.HARDWARE, others)
 
     def _jumps(self, value: str) -> bool:
         number = float.fromhex(value) if value else 0.0
@@ -142,7 +142,7 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class GuardState:
     """What generations of a job have learned.
 
     `halvings` counts how often memory was too small, last in the generation `halved_in`, which is
@@ -155,7 +155,7 @@ class Memory:
     suspect: Suspect | None = None
     halved_in: tuple[int, int] | None = None
 
-    def skipping(self, skip: Skip) -> Memory:
+    def skipping(self, skip: Skip) -> GuardState:
         """With one more batch to pass over."""
         return self if skip in self.skips else replace(self, skips=(*self.skips, skip))
 
@@ -173,7 +173,7 @@ class Memory:
         return {"schema": SCHEMA, **asdict(self), "skips": [asdict(one) for one in self.skips]}
 
     @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> Memory:
+    def from_json(cls, body: Mapping[str, Any]) -> GuardState:
         """Read back what `to_json` wrote. Raises ValueError when it is something else."""
         if body.get("schema") != SCHEMA:
             raise ValueError(f"guards schema {body.get('schema')!r}, expected {SCHEMA}")
@@ -190,7 +190,7 @@ class Memory:
             raise ValueError(f"not a guards file: {error}") from error
 
 
-def num_pieces(local_batch: int, max_micro_batch: int | None, memory: Memory) -> int:
+def num_pieces(local_batch: int, max_micro_batch: int | None, memory: GuardState) -> int:
     """In how many pieces to give out a micro-batch of which the largest rank gets `local_batch`."""
     first = 1 if max_micro_batch is None else -(-local_batch // max_micro_batch)
     return max(1, min(local_batch, first * memory.pieces))

@@ -17,7 +17,7 @@ Point = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Row:
+class Consumed:
     """Positions `lo` to `hi` of one epoch's order, each consumed `times` times."""
 
     epoch: int
@@ -29,20 +29,20 @@ class Row:
 @dataclass(frozen=True, slots=True)
 class GenerationLedger:
     """What one generation consumed. `began` is where it took up: (0, 0) for a fresh start, None when
-    it ended before it knew. `heard`: no report of it was lost with a node."""
+    it ended before it knew. `all_reported`: no report of it was lost with a node."""
 
     attempt: int
     generation: int
     began: Point | None
-    rows: tuple[Row, ...]
-    heard: bool = True
+    rows: tuple[Consumed, ...]
+    all_reported: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerSummary:
-    """Counts of samples. Exactly once means that `missed`, `duplicated` and `unheard` are 0.
+    """Counts of samples. Exactly once means that `missed`, `duplicated` and `unreported` are 0.
 
-    Samples are `unheard` of where no report of them arrived because a node was lost with it: whether
+    Samples are `unreported` of where no report of them arrived because a node was lost with it: whether
     they were consumed nobody can say.
     """
 
@@ -50,22 +50,22 @@ class LedgerSummary:
     duplicated: int
     redone: int
     consumed: int
-    unheard: int = 0
+    unreported: int = 0
 
     @property
     def exactly_once(self) -> bool:
         """Whether each (epoch, sample) is in exactly one ancestor step of the final weights."""
-        return self.missed == 0 and self.duplicated == 0 and self.unheard == 0
+        return self.missed == 0 and self.duplicated == 0 and self.unreported == 0
 
 
-def merge(rows: Iterable[Row]) -> tuple[Row, ...]:
+def merge(rows: Iterable[Consumed]) -> tuple[Consumed, ...]:
     """Disjoint rows, sorted, equal neighbours joined; multiplicities add up."""
     edges: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for row in rows:
         if row.hi > row.lo and row.times:
             edges[row.epoch][row.lo] += row.times
             edges[row.epoch][row.hi] -= row.times
-    merged: list[Row] = []
+    merged: list[Consumed] = []
     for epoch in sorted(edges):
         times, since = 0, 0
         for at in sorted(edges[epoch]):
@@ -73,15 +73,17 @@ def merge(rows: Iterable[Row]) -> tuple[Row, ...]:
             if change == 0:
                 continue
             if times:
-                merged.append(Row(epoch, since, at, times))
+                merged.append(Consumed(epoch, since, at, times))
             times, since = times + change, at
     return tuple(merged)
 
 
-def split(rows: Iterable[Row], point: Point) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+def split(
+    rows: Iterable[Consumed], point: Point
+) -> tuple[tuple[Consumed, ...], tuple[Consumed, ...]]:
     """Rows before `point` and rows from it on."""
-    before: list[Row] = []
-    after: list[Row] = []
+    before: list[Consumed] = []
+    after: list[Consumed] = []
     for row in rows:
         cut = (
             row.hi
@@ -91,9 +93,9 @@ def split(rows: Iterable[Row], point: Point) -> tuple[tuple[Row, ...], tuple[Row
             else min(max(point[1], row.lo), row.hi)
         )
         if cut > row.lo:
-            before.append(Row(row.epoch, row.lo, cut, row.times))
+            before.append(Consumed(row.epoch, row.lo, cut, row.times))
         if cut < row.hi:
-            after.append(Row(row.epoch, cut, row.hi, row.times))
+            after.append(Consumed(row.epoch, cut, row.hi, row.times))
     return tuple(before), tuple(after)
 
 
@@ -105,7 +107,7 @@ def audit(
     `num_samples` positions per epoch; `until` is the point the final weights have reached, (epochs, 0)
     for a finished run. Generations may come in any order.
     """
-    kept: list[Row] = []
+    kept: list[Consumed] = []
     redone = 0
     limit = until
     doubted: list[tuple[Point, Point]] = []
@@ -115,20 +117,20 @@ def audit(
         kept.extend(before)
         redone += _count(after)
         # One that did not even say where it took up may have done any part of what came before.
-        doubt = doubt or not one.heard
+        doubt = doubt or not one.all_reported
         if one.began is not None:
             if doubt and one.began < limit:
                 doubted.append((one.began, limit))
             limit, doubt = min(limit, one.began), False
     rows = merge(kept)
     covered = _covered(rows)
-    unheard = sum(_gaps(rows, begin, end, num_samples) for begin, end in doubted)
+    unreported = sum(_gaps(rows, begin, end, num_samples) for begin, end in doubted)
     return LedgerSummary(
-        missed=_place(until, num_samples) - covered - unheard,
+        missed=_place(until, num_samples) - covered - unreported,
         duplicated=sum((row.hi - row.lo) * (row.times - 1) for row in rows),
         redone=redone,
         consumed=covered,
-        unheard=unheard,
+        unreported=unreported,
     )
 
 
@@ -136,15 +138,15 @@ def _place(point: Point, num_samples: int) -> int:
     return point[0] * num_samples + point[1]
 
 
-def _gaps(rows: Iterable[Row], begin: Point, end: Point, num_samples: int) -> int:
+def _gaps(rows: Iterable[Consumed], begin: Point, end: Point, num_samples: int) -> int:
     """Positions between two points that are in no row."""
     inside, _ = split(split(rows, begin)[1], end)
     return _place(end, num_samples) - _place(begin, num_samples) - _covered(inside)
 
 
-def _covered(rows: Iterable[Row]) -> int:
+def _covered(rows: Iterable[Consumed]) -> int:
     return sum(row.hi - row.lo for row in rows)
 
 
-def _count(rows: Iterable[Row]) -> int:
+def _count(rows: Iterable[Consumed]) -> int:
     return sum((row.hi - row.lo) * row.times for row in rows)

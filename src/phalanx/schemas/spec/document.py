@@ -2,7 +2,7 @@
 
 spec = load_spec(Path("job.yaml"))          # SpecInvalid: every problem, with its path
 problems = check_supported(spec)            # fields that are understood but not built yet
-terms = spec.to_terms()                     # for the job machine
+terms = spec.to_policy()                     # for the job machine
 """
 
 from phalanx.schemas.spec.models import SPEC_SCHEMA, JobSpec

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from phalanx.core.gang.placement import Demand, GangShape
-from phalanx.core.jobs.model import JobTerms
+from phalanx.core.jobs.model import JobPolicy
 from phalanx.core.jobs.recovery import DEFAULT_BUDGETS, Budget, RecoveryPolicy
 from phalanx.core.reasons import Cause
 from phalanx.core.training.checkpoints import far_prefix
@@ -206,7 +206,7 @@ class Recovery(Section):
             budgets=tuple((cause, getattr(self, cause.value).to_core()) for cause in Cause),
             retry_codes=tuple(sorted(c for c, do in self.exit_codes.items() if do == "retry")),
             fail_codes=tuple(sorted(c for c, do in self.exit_codes.items() if do == "fail")),
-            max_barren=self.max_barren,
+            max_no_progress=self.max_barren,
         )
 
 
@@ -415,12 +415,12 @@ class JobSpec(Section):
         """CPUs that each node of the first role has to have; 0 where the spec does not say."""
         return self.plans[0].cpus_per_node
 
-    def to_terms(self) -> JobTerms:
+    def to_policy(self) -> JobPolicy:
         """What the job machine must know of it."""
         first, *others = self.plans
-        return JobTerms(
+        return JobPolicy(
             shape=first.shape,
-            policy=self.recovery.to_core(),
+            recovery=self.recovery.to_core(),
             grace_s=self.grace,
             max_duration_s=self.max_duration,
             min_nodes=None if first.need.nodes.is_number else first.need.nodes.low,

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 
 from phalanx.core.gang.failures import Failure
 from phalanx.core.jobs.desired import Action, Desired
-from phalanx.core.jobs.model import Outcome
+from phalanx.core.jobs.model import NodeOutcome
 from phalanx.kit.text import replace_unencodable
 from phalanx.schemas.wire.assignments import PROTOCOL, Message
 
@@ -84,7 +84,7 @@ class RanksEndedReport(Message):
     kind: Literal["ranks_ended"] = "ranks_ended"
     seq: int
     generation: int
-    outcome: Outcome
+    outcome: NodeOutcome
     port: int
     step: int | None = None
     failure: FailureReport | None = None

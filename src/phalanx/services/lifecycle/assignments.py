@@ -53,7 +53,7 @@ def assignments(
     """What to start where, by node rank. Raises KeyError for a node that is not in the inventory."""
     spec = _spec(json.dumps(dict(stored.facts.spec)))
     shares_on = Counter(share.node for share in attempt.placement.shares)
-    parts = stored.job.terms.parts(len(attempt.placement.shares))
+    parts = stored.job.policy.parts(len(attempt.placement.shares))
     plans = {plan.name: plan for plan in spec.plans}
     gangs = {
         part.name: _gang(platform, stored, attempt.num, spec, plans[part.name], part)
@@ -173,7 +173,7 @@ def _gang(
         ranks_per_node=part.ranks_per_node,
         reference_world=plan.shape.world_size,
         slots_per_rank=plan.need.slots_per_rank,
-        grace_s=stored.job.terms.grace_s,
+        grace_s=stored.job.policy.grace_s,
         checkpoint_dir=own,
         checkpoint_every=spec.checkpoint.every,
         checkpoint_keep=spec.keep_json(),

@@ -11,7 +11,7 @@ from typing import Any
 from phalanx.core.gang.failures import Failure
 from phalanx.core.jobs import events as e
 from phalanx.core.reasons import Cause
-from phalanx.core.training.ledger import Row, merge
+from phalanx.core.training.ledger import Consumed, merge
 from phalanx.errors import UserError
 from phalanx.schemas.wire import supervision as wire
 from phalanx.services.lifecycle.commit import LEAVING, Note
@@ -158,7 +158,7 @@ def _guard(inbox: Inbox, report: wire.GuardReport) -> None:
     data = report.model_dump(exclude={"kind", "seq", "generation"})
     job = jobs.load(inbox.tx, inbox.job).job
     if job.attempt is not None:
-        per_node, shares = job.terms.shape.ranks_per_node, job.attempt.placement.shares
+        per_node, shares = job.policy.shape.ranks_per_node, job.attempt.placement.shares
         ranks = [rank for rank in report.ranks if rank // per_node < len(shares)]
         data["nodes"] = [shares[rank // per_node].node for rank in ranks]
     inbox.events.append(Note("guarded", inbox.attempt, report.generation, data))
@@ -189,7 +189,9 @@ def _ranks_stalled(inbox: Inbox, report: wire.RanksStalledReport) -> None:
 
 
 def _ledger(inbox: Inbox, report: wire.LedgerReport) -> None:
-    rows = merge(Row(row.epoch, row.lo, row.hi, getattr(row, "times", 1)) for row in report.rows)
+    rows = merge(
+        Consumed(row.epoch, row.lo, row.hi, getattr(row, "times", 1)) for row in report.rows
+    )
     key = inbox.key(report.generation)
     if report.added:
         lineage.add_to_ledger(inbox.tx, key, report.num_samples, rows)

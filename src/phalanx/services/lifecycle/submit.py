@@ -68,7 +68,7 @@ def submit(platform: Platform, request: SubmitRequest, now: int) -> tuple[int, A
     def work(tx: Tx) -> int:
         num = jobs.new_num(tx)
         actor = f"user:{request.owner}" if request.owner else "user"
-        commit_new(tx, Submitted(num, spec.to_terms()), facts, now, actor)
+        commit_new(tx, Submitted(num, spec.to_policy()), facts, now, actor)
         return num
 
     return platform.store.transact(work), accepted

@@ -66,14 +66,14 @@ def misfits(spec: JobSpec, nodes: Nodes) -> list[Problem]:
         known = ", ".join(pools) or "none"
         said = f"there is no such pool; there is {known}"
         return [Problem("pool", said, ", ".join(unknown))]
-    if fits_ever(asked(spec.to_terms(), facts_of(spec), 0), nodes):
+    if fits_ever(asked(spec.to_policy(), facts_of(spec), 0), nodes):
         return []
     usable = [node for node in nodes if not spec.pool or node.pool in spec.pool]
     where = f"of pool {', '.join(spec.pool)}" if spec.pool else "of any pool"
     if not spec.roles:
         return [_unfit(spec, spec.plans[0], "", usable, where)]
-    gang = asked(spec.to_terms(), facts_of(spec), 0)
-    for plan, shape in zip(spec.plans, (gang.shape, *spec.to_terms().roles), strict=True):
+    gang = asked(spec.to_policy(), facts_of(spec), 0)
+    for plan, shape in zip(spec.plans, (gang.shape, *spec.to_policy().roles), strict=True):
         demand = _demand_of(spec, plan)
         alone = replace(
             gang,

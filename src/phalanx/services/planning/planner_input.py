@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from phalanx.core.gang.placement import Placement
-from phalanx.core.jobs.model import Attempt, JobState, JobTerms
+from phalanx.core.jobs.model import Attempt, JobPolicy, JobState
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import PlannerConfig, QueuedJob, RunningJob
 from phalanx.core.scheduling.stages.order import is_guarded
@@ -43,7 +43,7 @@ def kind_of(owner: str, name: str) -> str:
 # -- the queue -----------------------------------------------------------------------------------
 
 
-def asked(terms: JobTerms, facts: JobFacts, submitted_at: int) -> QueuedJob:
+def asked(terms: JobPolicy, facts: JobFacts, submitted_at: int) -> QueuedJob:
     """A job as it asks to be placed before anything has happened to it; its number is 0."""
     demand = facts.demand
     return QueuedJob(
@@ -69,12 +69,12 @@ def asked(terms: JobTerms, facts: JobFacts, submitted_at: int) -> QueuedJob:
 def waiting(stored: StoredJob, reservation: StoredReservation | None) -> QueuedJob:
     """A queued job. One that comes back from a move asks for just the size that was planned."""
     job = stored.job
-    shape = job.terms.shape
+    shape = job.policy.shape
     if reservation is not None and reservation.kind == MOVE:
-        others = sum(role.nodes for role in job.terms.roles)
+        others = sum(role.nodes for role in job.policy.roles)
         shape = replace(shape, nodes=len(reservation.reservation.nodes) - others)
     return replace(
-        asked(job.terms, stored.facts, job.submitted_at),
+        asked(job.policy, stored.facts, job.submitted_at),
         num=job.num,
         shape=shape,
         not_before=job.not_before,
@@ -87,7 +87,7 @@ def waiting(stored: StoredJob, reservation: StoredReservation | None) -> QueuedJ
 
 def _left_s(stored: StoredJob) -> float | None:
     """What the limit leaves, as far as service so far tells: the limit counts from the first start."""
-    limit_s, slots = stored.job.terms.max_duration_s, stored.job.terms.num_slots
+    limit_s, slots = stored.job.policy.max_duration_s, stored.job.policy.num_slots
     if limit_s is None:
         return None
     return max(limit_s - stored.job.attained_slot_s / slots, 1.0)
@@ -136,7 +136,7 @@ def held(
         raise InvariantBroken(f"job {job.num} holds slots without an attempt")
     demand = stored.facts.demand
     saved_at, save_s = _save(job.num, facts)
-    elastic = job.terms.min_nodes is not None and save_s is not None
+    elastic = job.policy.min_nodes is not None and save_s is not None
     started_at = attempt.placed_at if attempt.placed_at is not None else job.started_at
     return RunningJob(
         job=job.num,
@@ -153,12 +153,12 @@ def held(
         preemptible=demand.preemptible,
         stopping=job.state is JobState.STOPPING or attempt.finished,
         protected_until=_protected_until(stored, attempt, terms),
-        min_nodes=job.terms.min_nodes if elastic else None,
-        max_nodes=job.terms.shape.nodes if elastic else None,
+        min_nodes=job.policy.min_nodes if elastic else None,
+        max_nodes=job.policy.shape.nodes if elastic else None,
         cpus_per_node=stored.facts.cpus_per_node,
         memory_per_node_bytes=demand.memory_per_node_bytes,
         delayed_s=job.waited_s,
-        roles=job.terms.roles,
+        roles=job.policy.roles,
     )
 
 

@@ -56,5 +56,5 @@ def _running(holding: list[StoredJob], pool: str) -> list[GangShape]:
 
 def _shapes(stored: StoredJob) -> list[GangShape]:
     """The parts of a gang that want slots."""
-    terms = stored.job.terms
+    terms = stored.job.policy
     return [shape for shape in (terms.shape, *terms.roles) if shape.slots_per_node]

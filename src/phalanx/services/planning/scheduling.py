@@ -247,7 +247,7 @@ def _evict(here: _Work, one: Preemption) -> None:
 def _move(here: _Work, one: Resize | Migration, beneficiary: int | None) -> None:
     """The job saves and leaves, and its next place is kept for it until it is there."""
     stored = here.live[one.job]
-    grace_us = round(stored.job.terms.grace_s * _US)
+    grace_us = round(stored.job.policy.grace_s * _US)
     names = tuple(share.node for share in one.placement.shares)
     reservation = Reservation(one.job, names, None, here.now + grace_us + here.ttl_us)
     planning.put_reservation(here.tx, StoredReservation(reservation, MOVE, one.placement, here.now))

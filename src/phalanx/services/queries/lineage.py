@@ -15,7 +15,14 @@ from phalanx.core.jobs.events import (
     StopRequested,
 )
 from phalanx.core.jobs.model import Job, StopGoal
-from phalanx.core.training.ledger import GenerationLedger, LedgerSummary, Point, Row, audit, merge
+from phalanx.core.training.ledger import (
+    Consumed,
+    GenerationLedger,
+    LedgerSummary,
+    Point,
+    audit,
+    merge,
+)
 from phalanx.schemas.api.body import at_of, at_or_none
 from phalanx.schemas.api.jobs import LineageView, RestartView
 from phalanx.store import events, lineage, supervisors
@@ -58,7 +65,7 @@ def lineage_view(tx: Tx, job: Job) -> LineageView:
         missed=None if counted is None else counted.missed,
         duplicated=None if counted is None else counted.duplicated,
         redone=None if counted is None else counted.redone,
-        unreported=None if counted is None else counted.unheard,
+        unreported=None if counted is None else counted.unreported,
         exact=all(one.exact for one in restores) if restores else None,
     )
 
@@ -72,13 +79,13 @@ def account(
     `silent` are attempts that are over and of which a supervisor went without saying goodbye.
     """
     began = {(one.attempt, one.generation): (one.epoch, one.position) for one in restores}
-    consumed: dict[tuple[int, int], list[Row]] = {key: [] for key in began}
+    consumed: dict[tuple[int, int], list[Consumed]] = {key: [] for key in began}
     for one in slices:
         consumed.setdefault((one.attempt, one.generation), []).extend(one.rows)
     for attempt in silent - {attempt for attempt, _ in consumed}:
         consumed[attempt, 0] = []
     generations = [
-        GenerationLedger(*key, began.get(key), merge(rows), heard=key[0] not in silent)
+        GenerationLedger(*key, began.get(key), merge(rows), all_reported=key[0] not in silent)
         for key, rows in consumed.items()
     ]
     return audit(generations, num_samples=num_samples, until=_head(generations, num_samples))

@@ -94,7 +94,7 @@ def _read(tx: Tx, num: int, query: LogQuery, cursor: str | None) -> LogPage:
     if tailing and query.tail is not None:
         lines = lines[len(lines) - min(query.tail, len(lines)) :]
         last = max(last, at.segment)
-    if stored.job.terms.roles:
+    if stored.job.policy.roles:
         lines = [_with_role(stored, line) for line in lines]
     return LogPage(lines=lines, cursor=str(Cursor(last, rest)), done=over and not more)
 

@@ -53,7 +53,7 @@ def read_stacks(platform: Platform, num: int) -> StacksView:
             captures=captures(notes),
             attempt=None if live is None else live.num,
             generation=None if live is None else live.generation,
-            world_size=stored.job.terms.world_size,
+            world_size=stored.job.policy.world_size,
         )
 
     return platform.store.view(work)

@@ -147,7 +147,7 @@ def _brief(tx: Tx, stored: StoredJob) -> JobView:
         generation=None if attempt is None else attempt.generation,
         restarts=job.restarts,
         pool=None if attempt is None else attempt.placement.pool,
-        num_slots=job.terms.num_slots if attempt is None else attempt.num_slots,
+        num_slots=job.policy.num_slots if attempt is None else attempt.num_slots,
         world_size=world_size(stored),
         roles=_roles(stored),
         submitted_at=at_of(job.submitted_at),
@@ -167,13 +167,13 @@ def world_size(stored: StoredJob) -> int:
 def parts_of(stored: StoredJob) -> tuple[Part, ...]:
     """Where the roles of the live attempt lie; else those of the whole gang."""
     attempt = stored.job.attempt
-    return stored.job.terms.parts(None if attempt is None else len(attempt.placement.shares))
+    return stored.job.policy.parts(None if attempt is None else len(attempt.placement.shares))
 
 
 def _roles(stored: StoredJob) -> list[RoleView]:
     """The roles of a gang that has several."""
     attempt = stored.job.attempt
-    if not stored.job.terms.roles:
+    if not stored.job.policy.roles:
         return []
     return [
         RoleView(

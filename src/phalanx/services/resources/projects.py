@@ -132,7 +132,7 @@ def _count(waiting: Sequence[StoredJob], holding: Sequence[StoredJob]) -> Mappin
     for one in waiting:
         count = counted.setdefault(one.facts.project, _Count())
         count.waiting += 1
-        count.waiting_slots += one.job.terms.num_slots
+        count.waiting_slots += one.job.policy.num_slots
     for one in holding:
         count = counted.setdefault(one.facts.project, _Count())
         count.running += 1

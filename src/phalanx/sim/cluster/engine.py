@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from phalanx.core.gang.placement import Placement
 from phalanx.core.jobs import Job, JobState
-from phalanx.core.jobs.model import Outcome
+from phalanx.core.jobs.model import NodeOutcome
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import ClusterIndex, Plan, QueuedJob, RunningJob
 from phalanx.core.scheduling.model.durations import History, KindKey, size_class
@@ -234,7 +234,7 @@ class _Cluster:
         if run.version != version:
             return
         self._advance(run)
-        job = self.lifecycles.left(num, Outcome.SUCCEEDED, self._step(run), self.now_s)
+        job = self.lifecycles.left(num, NodeOutcome.SUCCEEDED, self._step(run), self.now_s)
         if job.state is not JobState.SUCCEEDED:
             raise InvariantBroken(f"j-{num} ended and is {job.state}")
         run.end_s = self.now_s
@@ -249,7 +249,9 @@ class _Cluster:
         if run.version != version:
             return
         self._advance(run)
-        self._requeue(num, self.lifecycles.left(num, Outcome.STOPPED, self._step(run), self.now_s))
+        self._requeue(
+            num, self.lifecycles.left(num, NodeOutcome.STOPPED, self._step(run), self.now_s)
+        )
         reservation = any(
             num in reservation.victims for reservation in self.cluster.reservations.values()
         )

@@ -16,7 +16,7 @@ from phalanx.core.gang.placement import NodeShare, Placement
 from phalanx.core.jobs import Decision, Job, JobState, create, decide
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.commands import LaunchAttempt
-from phalanx.core.jobs.model import HOLDING, Attempt, JobTerms, NodePhase, Outcome, StopGoal
+from phalanx.core.jobs.model import HOLDING, Attempt, JobPolicy, NodeOutcome, NodePhase, StopGoal
 from phalanx.core.jobs.recovery import RecoveryPolicy
 from phalanx.core.reasons import Cause, Reason
 from phalanx.errors import InvariantBroken
@@ -57,7 +57,7 @@ class JobLifecycles:
 
     def submitted(self, job: TraceJob, at_s: float) -> None:
         """A job enters its life."""
-        terms = JobTerms(
+        terms = JobPolicy(
             job.shape, self.policy, self.grace_s, min_nodes=job.min_nodes, roles=job.roles
         )
         self.jobs[job.num] = create(e.Submitted(job.num, terms), int(at_s * US))
@@ -93,7 +93,7 @@ class JobLifecycles:
         if self.tell(num, event, at_s).state is not JobState.STOPPING:
             raise InvariantBroken(f"j-{num} was asked to stop and is {self.jobs[num].state}")
 
-    def left(self, num: int, outcome: Outcome, step: int, at_s: float) -> Job:
+    def left(self, num: int, outcome: NodeOutcome, step: int, at_s: float) -> Job:
         """All ranks are gone, and then all supervisors."""
         self._end_ranks(num, outcome, step, at_s)
         return self._release(num, at_s)
@@ -106,14 +106,14 @@ class JobLifecycles:
             self.tell(num, event, at_s)
         if self.jobs[num].attempt is None:
             return self.jobs[num]  # every node of it was lost
-        return self.left(num, Outcome.STOPPED, step, at_s)
+        return self.left(num, NodeOutcome.STOPPED, step, at_s)
 
     def crashed(self, num: int, cause: Cause, step: int, at_s: float) -> Job:
         """One rank failed: the generation ends everywhere, and the machine says what follows."""
         attempt = self._attempt(num)
         failure = Failure(cause, 0, 0, int(at_s * US), f"rank 0: {cause}")
         self.tell(num, e.RankFailed(attempt.num, attempt.generation, 0, failure), at_s)
-        self._end_ranks(num, Outcome.FAILED, step, at_s)
+        self._end_ranks(num, NodeOutcome.FAILED, step, at_s)
         job = self.jobs[num]
         return self._release(num, at_s) if job.state is JobState.STOPPING else job
 
@@ -126,7 +126,7 @@ class JobLifecycles:
     ) -> None:
         """Another number of nodes is another attempt."""
         self.asked_to_stop(num, reason, self.grace_s, at_s)
-        self.left(num, Outcome.STOPPED, step, at_s)
+        self.left(num, NodeOutcome.STOPPED, step, at_s)
         self.placed(num, placement, at_s)
 
     # -- parts -----------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class JobLifecycles:
             raise InvariantBroken(f"j-{num} is {self.jobs[num].state} without an attempt")
         return attempt
 
-    def _end_ranks(self, num: int, outcome: Outcome, step: int, at_s: float) -> None:
+    def _end_ranks(self, num: int, outcome: NodeOutcome, step: int, at_s: float) -> None:
         attempt = self._attempt(num)
         for rank, node in enumerate(attempt.nodes):
             if node.phase in (NodePhase.READY, NodePhase.UP):
@@ -162,10 +162,10 @@ def _as_asked(job: Job, placement: Placement) -> Placement:
     planner: for those it sees the right shares on the same nodes.
     """
     shares = placement.shares
-    parts = job.terms.parts(len(shares))
+    parts = job.policy.parts(len(shares))
     if [len(share.slots) for share in shares] == [p.slots_per_node for p in parts for _ in p.nodes]:
         return placement
-    widths = [part.slots_per_node for part in job.terms.parts() for _ in part.nodes]
+    widths = [part.slots_per_node for part in job.policy.parts() for _ in part.nodes]
     wanted = tuple(
         NodeShare(
             shares[i % len(shares)].node, shares[i % len(shares)].address, tuple(range(width))

@@ -64,7 +64,7 @@ def _ended(tx: Tx, since_us: int) -> list[StoredJob]:
 def _service_s(stored: StoredJob) -> float:
     """Seconds at full size that the job held its slots."""
     job = stored.job
-    attained = job.attained_slot_s / max(job.terms.num_slots, 1)
+    attained = job.attained_slot_s / max(job.policy.num_slots, 1)
     if attained > 0:
         return attained
     if job.started_at is None or job.ended_at is None:
@@ -78,15 +78,15 @@ def _trace_job(num: int, stored: StoredJob, first_us: int) -> TraceJob:
         num,
         (job.submitted_at - first_us) / US,
         max(_service_s(stored), 1.0),
-        job.terms.shape,
+        job.policy.shape,
         project=facts.project,
         kind=f"{facts.project}/{facts.name}",
         label=facts.name,
         priority=facts.priority,
-        min_nodes=job.terms.min_nodes,
-        limit_s=job.terms.max_duration_s,
+        min_nodes=job.policy.min_nodes,
+        limit_s=job.policy.max_duration_s,
         checkpoint_s=_checkpoint_s(facts.spec),
-        roles=job.terms.roles,
+        roles=job.policy.roles,
     )
 
 

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from phalanx import checkpoint
 from phalanx.checkpoint import folders
-from phalanx.checkpoint.folders import Origin, Shared, Stat
-from phalanx.checkpoint.remote_tier import FarTier, OneTier, Tier, known
+from phalanx.checkpoint.folders import FolderOrigin, PreviousCommit, Stat
+from phalanx.checkpoint.remote_tier import CheckpointTier, LocalTier, RemoteTier, known
 from phalanx.core.training.checkpoints import Keep, checkpoint_name, lineages
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, PlatformError
 from phalanx.kit.clock import Clock
@@ -105,7 +105,7 @@ class CheckpointFolderConfig:
 
     folder: Path
     store: Path
-    origin: Origin
+    origin: FolderOrigin
     keep: Keep
     commits: bool
     far: str | None
@@ -129,8 +129,8 @@ class WatchedCheckpointFolder:
     _over: threading.Event = field(default_factory=threading.Event)
     _trusted: bool = False
     _upload_s: float = SHORT_UPLOAD_S
-    _tier: Tier = field(default_factory=OneTier)
-    _shared: Shared = field(default_factory=Shared)
+    _tier: CheckpointTier = field(default_factory=LocalTier)
+    _shared: PreviousCommit = field(default_factory=PreviousCommit)
     _known: dict[str, Stat] = field(default_factory=dict)
     _step: int = 0
     _finished: Call | None = None
@@ -141,7 +141,7 @@ class WatchedCheckpointFolder:
     def __post_init__(self) -> None:
         facts = self.facts
         if facts.far is not None:
-            self._tier = FarTier(
+            self._tier = RemoteTier(
                 facts.far, facts.store, facts.keep, lambda kind, said: self._tell(kind, **said),
                 facts.env,
             )  # fmt: skip
@@ -245,7 +245,7 @@ class WatchedCheckpointFolder:
     def _commit(self, stats: dict[str, Stat]) -> bool:
         facts, began, told = self.facts, self.clock.monotonic(), self.progress()
         step = self._step + 1 if told.step is None else max(told.step, self._step)
-        draft = checkpoint.Draft(facts.store, checkpoint_name(step, random_hex(8)))
+        draft = checkpoint.CheckpointWriter(facts.store, checkpoint_name(step, random_hex(8)))
         try:
             whole = folders.fill(draft, facts.folder, stats, self._shared)
             if not whole or self._is_written() or not (self._trusted or self._all_there()):

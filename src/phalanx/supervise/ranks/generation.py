@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from phalanx.checkpoint.folders import Origin
+from phalanx.checkpoint.folders import FolderOrigin
 from phalanx.core.gang.failures import Failure, RankExit, classify, describe, is_collateral
 from phalanx.core.gang.ranks import GangEnvironment, RankFiles, RoleEnvironment, rank_environment
 from phalanx.core.gang.stalls import StallWatch
-from phalanx.core.jobs.model import Outcome
+from phalanx.core.jobs.model import NodeOutcome
 from phalanx.core.reasons import Cause
 from phalanx.core.training.checkpoints import Keep
 from phalanx.kit.clock import Clock
@@ -373,20 +373,20 @@ class Generation:
         return self.failure if role is None or role.required else None
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> NodeOutcome:
         """How it ended on this node."""
         exits = [one.exit for one in self.ranks]
         if self.failure is not None or self._ended_from_above:
-            return Outcome.FAILED
+            return NodeOutcome.FAILED
         numbers = {one.rank for one in self.ranks}
         if all(exit is not None and exit.exit_code == 0 for exit in exits):
             left_early = self.stop_delivered or self.records.stopped
             return (
-                Outcome.STOPPED
+                NodeOutcome.STOPPED
                 if left_early and self.records.done != numbers
-                else Outcome.SUCCEEDED
+                else NodeOutcome.SUCCEEDED
             )
-        return Outcome.STOPPED if self.stop_delivered else Outcome.FAILED
+        return NodeOutcome.STOPPED if self.stop_delivered else NodeOutcome.FAILED
 
 
 def gang_environment(assignment: Assignment, orders: Orders) -> GangEnvironment:
@@ -446,7 +446,7 @@ def kept_folder(
     facts = CheckpointFolderConfig(
         folder=Path(assignment.cwd, gang.checkpoint_directory),
         store=Path(gang.checkpoint_dir),
-        origin=Origin(
+        origin=FolderOrigin(
             job=job_label(gang.job),
             attempt=gang.attempt,
             generation=orders.generation,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from phalanx.core.training.ledger import Row
+from phalanx.core.training.ledger import Consumed
 from phalanx.launch.durable import write_file
 
 NAME = "ledger.watermarks"
@@ -37,7 +37,7 @@ class LedgerWatermark:
 
     seq: int = 0
     ends: Mapping[int, int] = field(default_factory=dict)
-    left: tuple[Row, ...] = ()
+    left: tuple[Consumed, ...] = ()
     saves: tuple[dict[str, Any], ...] = ()
 
 
@@ -162,7 +162,7 @@ def read_watermarks(folder: Path) -> list[LedgerWatermark] | None:
 def _delivery(line: bytes) -> LedgerWatermark:
     said = json.loads(line)
     ends = {int(rank): int(end) for rank, end in said["ends"].items()}
-    left = tuple(Row(*(int(cell) for cell in cells)) for cells in said["left"])
+    left = tuple(Consumed(*(int(cell) for cell in cells)) for cells in said["left"])
     return LedgerWatermark(int(said["seq"]), ends, left, tuple(dict(one) for one in said["saves"]))
 
 

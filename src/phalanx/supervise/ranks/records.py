@@ -11,7 +11,7 @@ from typing import Any
 
 from phalanx.core.contract import records as reports
 from phalanx.core.gang.stalls import StallWatch
-from phalanx.core.training.ledger import Row, merge
+from phalanx.core.training.ledger import Consumed, merge
 from phalanx.kit.text import replace_unencodable
 from phalanx.launch.space import TrimmedFile
 from phalanx.schemas.wire.supervision import (
@@ -125,7 +125,7 @@ class GenerationRecords:
         self.done: set[int] = set()
         self.stopped: set[int] = set()
         self._began = False
-        self._fresh_rows: list[Row] = []
+        self._fresh_rows: list[Consumed] = []
         self._merge_at = _MOST_ROWS
         self._commits: list[Record] = []
         self._num_samples: int | None = None
@@ -218,7 +218,7 @@ class GenerationRecords:
             for record in commits:
                 self._put(self._about(record))
 
-    def _consumed(self, row: Row) -> None:
+    def _consumed(self, row: Consumed) -> None:
         self._fresh_rows.append(row)
         if len(self._fresh_rows) > self._merge_at:
             # Nobody fetches them: slices of this node's ranks lie side by side.
@@ -233,7 +233,7 @@ class GenerationRecords:
             self.phase = "ready"
             self._watch.stepped(int(record["t"]))
         elif kind == "ledger":
-            row = Row(int(record["epoch"]), int(record["lo"]), int(record["hi"]))
+            row = Consumed(int(record["epoch"]), int(record["lo"]), int(record["hi"]))
             self._consumed(row)
         elif kind == "metric":
             self._look_for_divergence(rank, record)

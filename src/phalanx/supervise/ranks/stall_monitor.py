@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from phalanx.core.gang.failures import Failure
 from phalanx.core.gang.stacks import elsewhere, place
-from phalanx.core.gang.stalls import Patience, StallWatch
+from phalanx.core.gang.stalls import StallLimit, StallWatch
 from phalanx.core.reasons import Cause
 from phalanx.kit.clock import Clock
 from phalanx.kit.units import format_duration
@@ -23,11 +23,11 @@ from phalanx.supervise.ranks.records import Put
 from phalanx.supervise.ranks.stacks import StackCollection
 
 
-def patience_of(stall_after: str) -> Patience:
+def patience_of(stall_after: str) -> StallLimit:
     """From an assignment's `never`, `auto` or seconds."""
     if stall_after == "auto":
-        return Patience()
-    return Patience(math.inf if stall_after == "never" else float(stall_after))
+        return StallLimit()
+    return StallLimit(math.inf if stall_after == "never" else float(stall_after))
 
 
 class StallMonitor:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from phalanx.core.gang.stalls import Patience, StallWatch
+from phalanx.core.gang.stalls import StallLimit, StallWatch
 from phalanx.kit.clock import Clock, backoff_s
 from phalanx.launch.identity import ASSIGNMENT_NAME, LOCK_NAME, SupervisorRecord, boot_id
 from phalanx.schemas.wire.assignments import Assignment
@@ -213,7 +213,7 @@ def _rest(
     if number is None or not all(_is_readable(one) for one in files.values()):
         return None
     made: list[Callable[[int], Report]] = []
-    watch = StallWatch(Patience(), voice.clock.monotonic())
+    watch = StallWatch(StallLimit(), voice.clock.monotonic())
     watermarks = WatermarkFile(folder, lambda: acked, last)
     records = GenerationRecords(int(number[1]), files, made.append, watch, watermarks)
     watermarks.begin()

@@ -23,7 +23,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from phalanx.core.training.batches import Plan, Share, cut
+from phalanx.core.training.batches import BatchPlan, Share, cut
 from phalanx.train.data.ordering import (
     Agree,
     SampleOrder,
@@ -103,7 +103,7 @@ class ShareSampler(Sampler[list[Key]]):
     """This rank's part of each global batch, from where it was last pointed to."""
 
     def __init__(
-        self, order: SampleOrder, plan: Plan, place: tuple[int, int], skips: Skips = no_skips,
+        self, order: SampleOrder, plan: BatchPlan, place: tuple[int, int], skips: Skips = no_skips,
         agree: Agree = agree_locally, parts: Callable[[], tuple[int, ...]] = tuple,
     ) -> None:  # fmt: skip
         """`place` is (rank, world size)."""
@@ -315,7 +315,9 @@ def positioned(  # noqa: PLR0913 - all that a plan is made of, by keyword
         micro_batch = (loader.batch_size or 0) * reference_world
     else:
         micro_batch = max((hi - lo for lo, hi in pairwise((0, *bounds))), default=1)
-    plan = Plan(len(order), micro_batch, accumulate, loader.drop_last, bounds=bounds, parts=parts())
+    plan = BatchPlan(
+        len(order), micro_batch, accumulate, loader.drop_last, bounds=bounds, parts=parts()
+    )
     plan = replace(plan, pieces=pieces(plan.largest_share(place[1])))
     sampler = ShareSampler(order, plan, place, skips, agree, parts)
     return PositionedLoader(loader, dataset, sampler, course, seed, device)

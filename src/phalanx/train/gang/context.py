@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from phalanx.checkpoint.seal import Key, keys_from
+from phalanx.checkpoint.encryption import EncryptionKey, keys_from
 from phalanx.core.gang import meshes
 from phalanx.core.gang.networks import PREFIXES
 from phalanx.core.training.cadence import FIRST_S
@@ -85,7 +85,7 @@ class RankInfo:
     save_async: bool = True
     compress: str = "none"
     checkpoint_store: str | None = None
-    keys: tuple[Key, ...] = ()
+    keys: tuple[EncryptionKey, ...] = ()
     strategy: str | Mapping[str, int] | None = None
     grace_s: float = DEFAULT_GRACE_S
     restart_cause: str | None = None
@@ -159,7 +159,7 @@ class _Reader:
             self.problems.append(Problem(key, str(error), text))
             return Keep()
 
-    def keys(self) -> tuple[Key, ...]:
+    def keys(self) -> tuple[EncryptionKey, ...]:
         names = ("PHALANX_CHECKPOINT_KEY_ENV", "PHALANX_CHECKPOINT_KEY_FILE")
         variable, file = self.env.get(names[0]) or None, self.path(names[1])
         try:
@@ -185,7 +185,7 @@ class _Reader:
             return default
 
 
-def keys(variable: str | None, file: Path | None) -> tuple[Key, ...]:
+def keys(variable: str | None, file: Path | None) -> tuple[EncryptionKey, ...]:
     """The keys in a variable of this process, or in a file. Raises UserError."""
     try:
         return keys_from(os.environ, variable, file)  # noqa: TID251

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from phalanx.core.gang.preflight import Facts, problems, summary
+from phalanx.core.gang.preflight import RankFacts, problems, summary
 from phalanx.errors import PreflightFailed
 from phalanx.train.gang.context import RankInfo
 
@@ -77,7 +77,7 @@ def _hear_out(info: RankInfo, store: Store, is_only: bool) -> None:
             store.wait(keys, _HEAR_OUT)
 
 
-def facts_of(info: RankInfo, address: str, port: int) -> Facts:
+def facts_of(info: RankInfo, address: str, port: int) -> RankFacts:
     """What this rank is, and has."""
     versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
     devices, device = 0, ""
@@ -89,7 +89,7 @@ def facts_of(info: RankInfo, address: str, port: int) -> Facts:
             "CUDA": str(torch.version.cuda),
             "the driver": _driver(),
         }
-    return Facts(
+    return RankFacts(
         rank=info.rank, world_size=info.world_size, local_rank=info.local_rank,
         local_world_size=info.local_world_size, node_rank=info.node_rank,
         host=socket.gethostname(), pid=os.getpid(), versions=versions, devices=devices, device=device,
@@ -161,7 +161,7 @@ def _judge(info: RankInfo, store: Store, patience: datetime.timedelta) -> None:
     store.set("found", json.dumps(found))
 
 
-def _taken_twice(store: Store, facts: list[Facts]) -> list[str]:
+def _taken_twice(store: Store, facts: list[RankFacts]) -> list[str]:
     found = []
     for one in facts:
         if store.check([f"twice/{one.rank}"]):
@@ -208,6 +208,6 @@ def _awaited(store: Store, key: str, patience: datetime.timedelta) -> str:
     return bytes(store.get(key)).decode()
 
 
-def _facts(store: Store, key: str) -> Facts:
+def _facts(store: Store, key: str) -> RankFacts:
     found: dict[str, Any] = json.loads(bytes(store.get(key)))
-    return Facts(**found)
+    return RankFacts(**found)

@@ -27,9 +27,9 @@ from phalanx.core.telemetry.profiles import (
     EXTRAS,
     MAX_STEPS,
     SUFFIX,
-    ProfileWish,
-    Split,
-    Verdict,
+    Diagnosis,
+    RequestedProfile,
+    StepBreakdown,
     judge,
 )
 from phalanx.errors import Problem, SpecInvalid
@@ -60,7 +60,7 @@ MAX_RANKS = 64
 """Of how many ranks events are gathered; of the rest only sections and figures."""
 
 
-def profile_settings(steps: int, trace: int, extras: Sequence[str]) -> ProfileWish:
+def profile_settings(steps: int, trace: int, extras: Sequence[str]) -> RequestedProfile:
     """A script's own settings. Raises SpecInvalid."""
     problems = []
     for name, value, least in (("steps", steps, 1), ("trace", trace, 0)):
@@ -73,7 +73,7 @@ def profile_settings(steps: int, trace: int, extras: Sequence[str]) -> ProfileWi
     ]
     if problems:
         raise SpecInvalid(problems, "these are arguments of run.profile")
-    return ProfileWish(0, steps, trace, tuple(extras))
+    return RequestedProfile(0, steps, trace, tuple(extras))
 
 
 class Profiling(Protocol):
@@ -83,7 +83,7 @@ class Profiling(Protocol):
         """Whether this rank has heard of a request that nobody follows yet."""
         ...
 
-    def start(self, settings: ProfileWish) -> None:
+    def start(self, settings: RequestedProfile) -> None:
         """Begin at the next boundary; called on every rank."""
         ...
 
@@ -103,7 +103,7 @@ class NoProfiling:
         """Never."""
         return False
 
-    def start(self, settings: ProfileWish) -> None:
+    def start(self, settings: RequestedProfile) -> None:
         """Nothing."""
 
     def boundary(self, agreed: bool) -> None:
@@ -177,7 +177,7 @@ class RecordingTiming:
             self.travels.append(travelled)
         self._since = time.perf_counter_ns()
 
-    def split(self, rank: int, seen: traces.Figures | None, traced: int) -> Split:
+    def split(self, rank: int, seen: traces.TraceTotals | None, traced: int) -> StepBreakdown:
         """Means over all steps; communication from the reducer, else from the trace."""
         num = max(1, len(self.steps))
 
@@ -197,7 +197,7 @@ class RecordingTiming:
         busy = None
         if seen is not None and seen.busy_s is not None and traced and whole:
             busy = min(1.0, seen.busy_s / traced / whole)
-        return Split(
+        return StepBreakdown(
             rank=rank, steps=len(self.steps), step_s=short(whole), data_s=short(mean(DATA)),
             forward_s=short(forward - (exposed - behind)), backward_s=short(backward - behind),
             exposed_s=short(exposed), hidden_s=short(hidden), optimizer_s=short(mean(OPTIMIZER)),
@@ -210,7 +210,7 @@ class RecordingTiming:
 class _ActiveProfile:
     """A profile under way."""
 
-    settings: ProfileWish
+    settings: RequestedProfile
     first_step: int
     recorder: RecordingTiming
     steps_left: int = 0
@@ -227,8 +227,8 @@ class Profiler:
         self._loop, self._info, self._channel, self._report = loop, info, channel, report
         self._models, self._device = models, device
         self._file = None if info.report_file is None else info.report_file.with_suffix(SUFFIX)
-        self._heard: ProfileWish | None = None
-        self._own: ProfileWish | None = None
+        self._heard: RequestedProfile | None = None
+        self._own: RequestedProfile | None = None
         self._answered = 0
         self._mark: tuple[int, int] | None = None
         self._active: _ActiveProfile | None = None
@@ -247,7 +247,7 @@ class Profiler:
             if mark == self._mark:
                 return self._heard is not None and self._heard.request > self._answered
             found = json.loads(self._file.read_text())
-            settings = ProfileWish(
+            settings = RequestedProfile(
                 int(found["request"]), max(1, int(found["steps"])), int(found["traced"]),
                 tuple(str(one) for one in found["extras"]),
             )  # fmt: skip
@@ -257,7 +257,7 @@ class Profiler:
         self._heard = settings if settings.request > self._answered else None
         return self._heard is not None
 
-    def start(self, settings: ProfileWish) -> None:
+    def start(self, settings: RequestedProfile) -> None:
         """Begin at the next boundary."""
         self._own = settings
 
@@ -272,7 +272,7 @@ class Profiler:
             mine = "" if self._heard is None else json.dumps(asdict(self._heard))
             found = json.loads(self._channel.broadcast(mine) or "null")
             if found is not None:
-                settings = ProfileWish(**{**found, "extras": tuple(found["extras"])})
+                settings = RequestedProfile(**{**found, "extras": tuple(found["extras"])})
                 self._answered = settings.request
                 self._begin(settings)
 
@@ -283,7 +283,7 @@ class Profiler:
 
     # -- its stages ------------------------------------------------------------------------------
 
-    def _begin(self, settings: ProfileWish) -> None:
+    def _begin(self, settings: RequestedProfile) -> None:
         on_gpu = self._device.type == "cuda"
         recorder = RecordingTiming(
             self._loop.timing,
@@ -369,7 +369,7 @@ class Profiler:
     def _tell(
         self, active: _ActiveProfile, rows: list[dict[str, Any]], folder: Path, stem: str
     ) -> None:
-        splits = [Split(**row["split"]) for row in rows]
+        splits = [StepBreakdown(**row["split"]) for row in rows]
         verdict = judge(splits)
         notes = list(dict.fromkeys(note for row in rows for note in row["notes"]))
         clocks = traces.offsets([[(a, b) for a, b in row["clock"]] for row in rows])
@@ -382,7 +382,7 @@ class Profiler:
         if active.traced:
             merged = traces.merge([_rank_trace(row) for row in rows], clocks)
             path = self._written(folder / f"{stem}.trace.json.gz", merged, notes)
-        names = [field.name for field in fields(Split)]
+        names = [field.name for field in fields(StepBreakdown)]
         self._report.write(
             ProfileRecord(
                 request=active.settings.request,
@@ -415,7 +415,7 @@ def _rank_trace(row: dict[str, Any]) -> traces.RankTrace:
     return traces.RankTrace(row["split"]["rank"], row["base_ns"], row["events"], sections)
 
 
-def _words(splits: Sequence[Split], verdict: Verdict, path: str) -> str:
+def _words(splits: Sequence[StepBreakdown], verdict: Diagnosis, path: str) -> str:
     rows = [
         f"rank {one.rank}: step {one.step_s * 1e3:.2f} ms = data {one.data_s * 1e3:.2f}"
         f" + forward {one.forward_s * 1e3:.2f} + backward {one.backward_s * 1e3:.2f}"

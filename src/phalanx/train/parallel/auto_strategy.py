@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from phalanx.core.contract.records import WarningRecord
 from phalanx.core.gang.meshes import Layout
 from phalanx.core.training import estimates
-from phalanx.core.training.estimates import Choice, Outline, World
+from phalanx.core.training.estimates import DeviceSet, LayoutChoice, ModelProfile
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.gang.report import Report
@@ -56,10 +56,10 @@ def device_figures() -> estimates.Device:
     )
 
 
-def pick(model: nn.Module, world: World) -> Choice:
+def pick(model: nn.Module, world: DeviceSet) -> LayoutChoice:
     """The layout for a model whose activations nobody has measured; optimizers keep two more copies."""
     trained = bytes_of(one for one in model.parameters() if one.requires_grad)
-    outline = Outline(
+    outline = ModelProfile(
         parameter_bytes=bytes_of(model.parameters()),
         trainable_bytes=trained,
         optimizer_bytes=2 * trained,
@@ -101,7 +101,7 @@ class AutoStrategy(BaseStrategy):
         # Nodes of unequal size are taken for nodes of one rank each.
         even = info.world_size % info.local_world_size == 0
         slots = info.local_world_size if even else 1
-        world = World(info.world_size // slots, slots, device)
+        world = DeviceSet(info.world_size // slots, slots, device)
         choice = pick(model, world)
         mine = {"dp": choice.best.layout.dp, "fsdp": choice.best.layout.fsdp}
         told: dict[str, Any] = json.loads(self._channel.broadcast(json.dumps(mine)))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from phalanx import checkpoint
-from phalanx.checkpoint import packing, tensorfile
+from phalanx.checkpoint import compression, tensorfile
 from phalanx.core.training.checkpoints import FileEntry, Manifest
 from phalanx.errors import CheckpointCorrupt
 from phalanx.train.state import sharding, tree
@@ -22,7 +22,7 @@ from phalanx.train.state import sharding, tree
 STATE = "state.tensors"
 _LATER = ("models", "optimizers", "compression", "sync")
 
-Opener = Callable[[Path, FileEntry], tensorfile.Bytes]
+Opener = Callable[[Path, FileEntry], tensorfile.ByteSource]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,9 @@ def read_state(
         raise CheckpointCorrupt(f"{path}: there is no {shard_file(0)} in its manifest")
     where = str(path)
     heads: list[Any] = []
-    files: list[tuple[tensorfile.Bytes, Sequence[tensorfile.Row]]] = []
+    files: list[tuple[tensorfile.ByteSource, Sequence[tensorfile.TensorEntry]]] = []
     for name in names:
-        source = packing.opened(opener(path, entries[name]), str(path / name))
+        source = compression.decompressed(opener(path, entries[name]), str(path / name))
         head, rows = tensorfile.read_header(source, str(path / name))
         heads.append(head)
         files.append((source, rows))

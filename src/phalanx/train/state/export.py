@@ -22,7 +22,7 @@ import torch
 
 from phalanx import checkpoint
 from phalanx.checkpoint import tensorfile
-from phalanx.checkpoint.seal import Key, Sealing, Unsealed
+from phalanx.checkpoint.encryption import AesGcmEncryption, EncryptionKey, NoEncryption
 from phalanx.core.training.checkpoints import Manifest, checkpoint_name
 from phalanx.errors import PlatformError, UserError
 from phalanx.kit.text import random_hex
@@ -69,14 +69,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def weights_of(
-    path: Path, model: int = 0, keys: Sequence[Key] = ()
+    path: Path, model: int = 0, keys: Sequence[EncryptionKey] = ()
 ) -> tuple[dict[str, StoredTensor], Manifest]:
     """The named weights and buffers of one model of a verified checkpoint, still in their files.
 
     Raises CheckpointNotFound, CheckpointCorrupt, PermissionDenied (no key, the wrong one) or UserError.
     """
     manifest = checkpoint.verify(path)
-    seal = Sealing(keys) if keys else Unsealed("give --key-env or --key-file")
+    seal = AesGcmEncryption(keys) if keys else NoEncryption("give --key-env or --key-file")
     state, _ = read_state(path, manifest, seal.opener(manifest))
     if not 0 <= model < len(state["models"]):
         raise UserError(f"{path} holds {len(state['models'])} models, there is no number {model}")
@@ -148,7 +148,7 @@ def write_weights_only(
     Nothing resumes from it: it has no optimizer. Raises OSError.
     """
     name = checkpoint_name(manifest.step, random_hex(8))
-    draft = checkpoint.Draft(out, name)
+    draft = checkpoint.CheckpointWriter(out, name)
     tensors = {
         key: one.read().to(tree.dtype_of(_converted(one, dtype))) for key, one in weights.items()
     }

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from phalanx import checkpoint
-from phalanx.checkpoint.folders import WHY, Origin, manifest_of
+from phalanx.checkpoint.folders import WHY, FolderOrigin, manifest_of
 from phalanx.core.contract.records import (
     CheckpointRecord,
     QuarantinedRecord,
@@ -58,7 +58,7 @@ def save(
         raise UserError(f"{source}: there are no files in it, so there is nothing to save")
     clock = SystemClock()
     began = clock.monotonic()
-    draft = checkpoint.Draft(info.checkpoint_dir, checkpoint_name(step, random_hex(8)))
+    draft = checkpoint.CheckpointWriter(info.checkpoint_dir, checkpoint_name(step, random_hex(8)))
     try:
         for path in files:
             draft.add_file(path.relative_to(source).as_posix(), path)
@@ -133,8 +133,8 @@ def _report(path: Path | None) -> Report:
     return NoReport() if path is None else ReportFile(path, now=SystemClock().now)
 
 
-def _origin(info: RankInfo) -> Origin:
-    return Origin(
+def _origin(info: RankInfo) -> FolderOrigin:
+    return FolderOrigin(
         job=info.job, attempt=info.attempt, generation=info.generation, world_size=info.world_size,
         reference_world=info.reference_world, script=Path(sys.argv[0]).name,
     )  # fmt: skip

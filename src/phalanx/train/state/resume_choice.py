@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from phalanx import checkpoint
-from phalanx.checkpoint.reading import Cached, Cold, Direct
+from phalanx.checkpoint.verified_reads import CachedReads, DirectReads, ReadMode
 from phalanx.core.contract.records import QuarantinedRecord, WarningRecord
 from phalanx.core.training.checkpoints import FileEntry, Manifest, lineages
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound
@@ -125,7 +125,7 @@ class Choice:
             if how == _FURTHER and opener is checkpoint.VerifiedFile:
                 read = {}
                 alone = self._info.local_world_size == 1
-                opener = partial(_opened, read, Direct() if alone else Cached())
+                opener = partial(_opened, read, DirectReads() if alone else CachedReads())
             else:
                 checkpoint.verify_share(path, manifest, place)
             state, rng = read_state(path, manifest, opener)
@@ -164,7 +164,7 @@ def _rot(path: Path) -> str:
 
 
 def _opened(
-    known: dict[str, checkpoint.VerifiedFile], cold: Cold, root: Path, entry: FileEntry
+    known: dict[str, checkpoint.VerifiedFile], cold: ReadMode, root: Path, entry: FileEntry
 ) -> checkpoint.VerifiedFile:
     """A file of the checkpoint, remembered with what was read of it."""
     file = known[entry.path] = checkpoint.VerifiedFile(root, entry, cold)

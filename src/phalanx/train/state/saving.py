@@ -173,7 +173,7 @@ class Image:
     moment: Moment
     metrics: Mapping[str, Any]
     head: Mapping[str, Any]
-    blobs: Sequence[tensorfile.Blob]
+    blobs: Sequence[tensorfile.TensorBytes]
     signature: str
     began: float
 
@@ -358,12 +358,14 @@ class CheckpointDirectory:
         committed = self._channel.broadcast("yes" if done else "") == "yes"
         return Outcome.COMMITTED if committed else Outcome.FAILED
 
-    def _draft(self, image: Image, signatures: Sequence[bytes]) -> checkpoint.Draft | None:
+    def _draft(
+        self, image: Image, signatures: Sequence[bytes]
+    ) -> checkpoint.CheckpointWriter | None:
         if len(set(signatures)) > 1:
             return None
         name = checkpoint_name(image.moment.step, random_hex(8))
         try:
-            return checkpoint.Draft(self._store, name, self._disk)
+            return checkpoint.CheckpointWriter(self._store, name, self._disk)
         except OSError as error:
             self._warn(image, str(error))
             return None
@@ -376,7 +378,7 @@ class CheckpointDirectory:
                 self._disk, self._store / (name + ".tmp"), path,
                 self.vault.seal.wrap(
                     f"{name}/{path}",
-                    self.vault.packing.wrap(tensorfile.lay_out(image.head, image.blobs)),
+                    self.vault.compression.wrap(tensorfile.lay_out(image.head, image.blobs)),
                 ),
             )  # fmt: skip
         except (OSError, MemoryError) as error:
@@ -384,7 +386,9 @@ class CheckpointDirectory:
         row = {"path": entry.path, "size_bytes": entry.size_bytes, "digest": entry.digest}
         return json.dumps({**row, "chunks": entry.chunks}).encode()
 
-    def _commit_all(self, draft: checkpoint.Draft, image: Image, rows: Iterable[bytes]) -> bool:
+    def _commit_all(
+        self, draft: checkpoint.CheckpointWriter, image: Image, rows: Iterable[bytes]
+    ) -> bool:
         """Rank 0: make it a checkpoint when every rank's part is there, else remove it."""
         found = [json.loads(row) for row in rows]
         errors = [row["error"] for row in found if "error" in row]
@@ -425,7 +429,7 @@ class CheckpointDirectory:
         self.vault.tier.committed()
         self._let_go(self._info.keep)
 
-    def _manifest(self, name: str, draft: checkpoint.Draft, image: Image) -> Manifest:
+    def _manifest(self, name: str, draft: checkpoint.CheckpointWriter, image: Image) -> Manifest:
         info, moment = self._info, image.moment
         return Manifest(
             name=name,

@@ -21,8 +21,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.optim import Optimizer
 
 from phalanx.checkpoint.digest import canonical, digest_of
-from phalanx.checkpoint.reading import VerifiedFile
-from phalanx.checkpoint.tensorfile import Bytes, Part, Row
+from phalanx.checkpoint.tensorfile import ByteSource, TensorEntry, TensorRegion
+from phalanx.checkpoint.verified_reads import VerifiedFile
 from phalanx.errors import CheckpointCorrupt, NotSupported
 from phalanx.train.state.regions import overlap_of
 from phalanx.train.state.tree import dtype_name, dtype_of
@@ -37,7 +37,7 @@ class Piece:
     """A part of a live tensor that this rank writes."""
 
     tensor: torch.Tensor
-    part: Part
+    part: TensorRegion
 
 
 def box_of(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -89,10 +89,10 @@ def pieces_of(
             lo, hi = (min(max(0, -((begin - at) // row)), shape[0]) for at in window)
             if lo < hi:
                 start = (lo, *(0 for _ in shape[1:]))
-                pieces.append(Piece(leaf[lo:hi], Part(number, shape, start)))
+                pieces.append(Piece(leaf[lo:hi], TensorRegion(number, shape, start)))
             begin += _size(leaf)
         elif rank == 0:
-            pieces.append(Piece(leaf, Part(number, shape, (0,) * len(shape))))
+            pieces.append(Piece(leaf, TensorRegion(number, shape, (0,) * len(shape))))
     return pieces
 
 
@@ -115,7 +115,7 @@ def _held(number: int, leaf: DTensor) -> list[Piece]:
     shape, start = box_of(leaf)
     if not local.numel():
         return []
-    return [Piece(local.reshape(shape), Part(number, tuple(leaf.shape), start))]
+    return [Piece(local.reshape(shape), TensorRegion(number, tuple(leaf.shape), start))]
 
 
 def _first_copy(leaf: DTensor) -> bool:
@@ -164,11 +164,11 @@ class Filling:
     """Many reads, done together by `run`: every chunk of a file passes once, whoever wants parts of it."""
 
     def __init__(self) -> None:
-        self._wanted: dict[int, tuple[Bytes, list[tuple[int, memoryview]]]] = {}
+        self._wanted: dict[int, tuple[ByteSource, list[tuple[int, memoryview]]]] = {}
         self._after: list[Callable[[], object]] = []
         self._held_bytes = 0
 
-    def want(self, source: Bytes, at: int, into: memoryview) -> None:
+    def want(self, source: ByteSource, at: int, into: memoryview) -> None:
         """Have `into` filled with what begins at byte `at` of `source`."""
         if into.nbytes:
             self._wanted.setdefault(id(source), (source, []))[1].append((at, into))
@@ -203,7 +203,7 @@ class StoredTensor:
     where: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    parts: list[tuple[Bytes, Row]] = field(default_factory=list)
+    parts: list[tuple[ByteSource, TensorEntry]] = field(default_factory=list)
 
     def read(self) -> torch.Tensor:
         """The whole tensor, in memory of its own. Raises CheckpointCorrupt."""
@@ -269,7 +269,7 @@ class StoredTensor:
             raise CheckpointCorrupt(f"{self.where}: parts of a tensor are missing or overlap")
 
     def _fill_part(
-        self, target: torch.Tensor, source: Bytes, row: Row,
+        self, target: torch.Tensor, source: ByteSource, row: TensorEntry,
         overlap: tuple[Sequence[int], Sequence[int]], filling: Filling,
     ) -> None:  # fmt: skip
         at, size = overlap
@@ -292,7 +292,7 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def stored_tensors(
-    files: Iterable[tuple[Bytes, Sequence[Row]]], where: str
+    files: Iterable[tuple[ByteSource, Sequence[TensorEntry]]], where: str
 ) -> dict[int, StoredTensor]:
     """All tensors of a checkpoint by number. Raises CheckpointCorrupt when parts contradict."""
     found: dict[int, StoredTensor] = {}
@@ -311,7 +311,9 @@ def stored_tensors(
     return found
 
 
-def _rows(files: Iterable[tuple[Bytes, Sequence[Row]]]) -> Iterator[tuple[Bytes, Row]]:
+def _rows(
+    files: Iterable[tuple[ByteSource, Sequence[TensorEntry]]],
+) -> Iterator[tuple[ByteSource, TensorEntry]]:
     for source, rows in files:
         for row in rows:
             yield source, row

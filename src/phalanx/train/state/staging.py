@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from phalanx.checkpoint.tensorfile import Blob, Part
+from phalanx.checkpoint.tensorfile import TensorBytes, TensorRegion
 from phalanx.train.state.sharding import Piece, empty
 from phalanx.train.state.tree import blob_of
 
@@ -21,7 +21,7 @@ _WARMED_BYTES = 32 << 20  # at a time: others want to run in between
 class Direct:
     """No copy: for saves that training waits for."""
 
-    def take(self, pieces: Sequence[Piece]) -> list[Blob]:
+    def take(self, pieces: Sequence[Piece]) -> list[TensorBytes]:
         """The bytes where they are."""
         return [blob_of(piece.tensor, piece.part) for piece in pieces]
 
@@ -30,10 +30,10 @@ class Staging:
     """One room for all pieces of this rank, laid out anew only when they change shape."""
 
     def __init__(self) -> None:
-        self._layout: list[tuple[torch.dtype, tuple[int, ...], Part]] = []
+        self._layout: list[tuple[torch.dtype, tuple[int, ...], TensorRegion]] = []
         self._room = torch.empty(0, dtype=torch.uint8)
         self._copies: list[torch.Tensor] = []
-        self._blobs: list[Blob] = []
+        self._blobs: list[TensorBytes] = []
 
     def warm(self, pieces: Sequence[Piece]) -> None:
         """Have the memory for copies of `pieces`, so that the first save finds it; copies nothing.
@@ -45,7 +45,7 @@ class Staging:
         for at in range(0, room.size, _WARMED_BYTES):
             room[at : at + _WARMED_BYTES : mmap.PAGESIZE] = 0
 
-    def take(self, pieces: Sequence[Piece]) -> list[Blob]:
+    def take(self, pieces: Sequence[Piece]) -> list[TensorBytes]:
         """Copy; the bytes stay as they are until the next call."""
         self._lay_out(pieces)
         for copy, piece in zip(self._copies, pieces, strict=True):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from phalanx.checkpoint import Listing
-from phalanx.checkpoint.packing import Packing, Unpacked, packing
-from phalanx.checkpoint.remote_tier import FarTier, OneTier, Tier, known
-from phalanx.checkpoint.seal import Seal, Sealing, Unsealed
+from phalanx.checkpoint import CheckpointListing
+from phalanx.checkpoint.compression import FileCompression, NoCompression, compression_for
+from phalanx.checkpoint.encryption import AesGcmEncryption, Encryption, NoEncryption
+from phalanx.checkpoint.remote_tier import CheckpointTier, LocalTier, RemoteTier, known
 from phalanx.core.contract.records import WarningRecord, make
 from phalanx.core.training.checkpoints import Manifest
 from phalanx.train.gang.context import RankInfo
@@ -22,11 +22,11 @@ _FAILED_LIMIT_S = 0.5
 class Vault:
     """By default nothing: one tier, plain files."""
 
-    tier: Tier = field(default_factory=OneTier)
-    seal: Seal = field(default_factory=Unsealed)
-    packing: Packing = field(default_factory=Unpacked)
+    tier: CheckpointTier = field(default_factory=LocalTier)
+    seal: Encryption = field(default_factory=NoEncryption)
+    compression: FileCompression = field(default_factory=NoCompression)
 
-    def known(self, listing: Listing, report: Report) -> dict[str, Manifest]:
+    def known(self, listing: CheckpointListing, report: Report) -> dict[str, Manifest]:
         """Checkpoints of both tiers, by name; see `remote_tier.known`."""
         near = [one.manifest for one in listing.good]
         return known(self.tier, near, lambda said: report.write(WarningRecord(said)))
@@ -43,13 +43,13 @@ class Vault:
 
 def vault_for(info: RankInfo, report: Report) -> Vault:
     """What this rank needs: every rank the keys, rank 0 the store. Raises NotSupported."""
-    seal: Seal = Sealing(info.keys) if info.keys else Unsealed()
-    tier: Tier = OneTier()
+    seal: Encryption = AesGcmEncryption(info.keys) if info.keys else NoEncryption()
+    tier: CheckpointTier = LocalTier()
     if info.is_main and info.checkpoint_store is not None and info.checkpoint_dir is not None:
-        tier = FarTier(
+        tier = RemoteTier(
             info.checkpoint_store,
             info.checkpoint_dir,
             info.keep,
             lambda kind, said: report.write(make(kind, said)),
         )
-    return Vault(tier, seal, packing(info.compress))
+    return Vault(tier, seal, compression_for(info.compress))

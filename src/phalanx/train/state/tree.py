@@ -15,11 +15,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from phalanx.checkpoint.tensorfile import Blob, Part
+from phalanx.checkpoint.tensorfile import TensorBytes, TensorRegion
 from phalanx.errors import CheckpointCorrupt, TrainingError
 
 
-def flatten(value: Any) -> tuple[Any, list[Blob]]:
+def flatten(value: Any) -> tuple[Any, list[TensorBytes]]:
     """A JSON tree and the tensors it points to; tensors are read, not copied, where they lie in order.
 
     Raises TrainingError naming the place of anything that only a pickle could hold.
@@ -91,15 +91,15 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def blob_of(tensor: torch.Tensor, part: Part | None = None) -> Blob:
+def blob_of(tensor: torch.Tensor, part: TensorRegion | None = None) -> TensorBytes:
     """A tensor's bytes; copied only where they do not lie in order in this process's memory."""
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     data = flat.view(torch.uint8).numpy() if flat.numel() else b""
     size = flat.numel() * flat.element_size()
-    return Blob(dtype_name(tensor.dtype), tuple(tensor.shape), data, size, part)
+    return TensorBytes(dtype_name(tensor.dtype), tuple(tensor.shape), data, size, part)
 
 
-def unflatten(tree: Any, blobs: Sequence[Blob], where: str) -> Any:
+def unflatten(tree: Any, blobs: Sequence[TensorBytes], where: str) -> Any:
     """The value again; every tensor has its own memory. Raises CheckpointCorrupt."""
     return rebuild(tree, lambda at: _tensor(blobs[at]), where)
 
@@ -148,7 +148,7 @@ def dtype_of(name: str) -> torch.dtype:
     return dtype
 
 
-def _tensor(blob: Blob) -> torch.Tensor:
+def _tensor(blob: TensorBytes) -> torch.Tensor:
     dtype = dtype_of(blob.dtype)
     if blob.size_bytes == 0:
         if 0 not in blob.shape:  # else it would hold whatever lies in this process's memory

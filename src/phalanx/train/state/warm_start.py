@@ -54,13 +54,13 @@ def adopt(where: str | Path, info: RankInfo, disk: checkpoint.Disk) -> None:
         raise UserError(f"resume_from: {error.message}") from None
     store.mkdir(parents=True, exist_ok=True)
     checkpoint.clean_debris(store, disk)
-    draft = checkpoint.Draft(store, manifest.name, disk)
+    draft = checkpoint.CheckpointWriter(store, manifest.name, disk)
     for entry in manifest.files:
         _take(draft, path, entry)
     draft.commit(_first_of(manifest, draft.files))
 
 
-def _take(draft: checkpoint.Draft, path: Path, entry: FileEntry) -> None:
+def _take(draft: checkpoint.CheckpointWriter, path: Path, entry: FileEntry) -> None:
     try:
         draft.add_link(path / entry.path, entry)
     except OSError:  # another disk, or one that shares no files

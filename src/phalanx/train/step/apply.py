@@ -20,7 +20,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from phalanx.core.contract.records import GuardRecord, WarningRecord
-from phalanx.core.training.guards import Memory, Origin, Policy, Skip, Undo, origin
+from phalanx.core.training.guards import FaultOrigin, GuardPolicy, GuardState, Skip, Undo, origin
 from phalanx.core.training.learning_rate import Ramp
 from phalanx.errors import Diverged, DivergedForGood
 from phalanx.train.gang import randomness
@@ -96,7 +96,7 @@ class Applier:
     """Applies steps, or refuses to. `mean_over_tokens` finishes the sums of `run.backward`."""
 
     def __init__(
-        self, around: Around, scale: Scale, clip: float | None, policy: Policy,
+        self, around: Around, scale: Scale, clip: float | None, policy: GuardPolicy,
         mean_over_tokens: Callable[[], None],
     ) -> None:  # fmt: skip
         self.scale = scale
@@ -111,7 +111,7 @@ class Applier:
         self.anywhere: Callable[[bool], bool] = _as_seen
         self._trial = Trial()
         self._scaled_fp16 = bool(scale.state_dict())
-        self.guards = policy is not Policy.OFF
+        self.guards = policy is not GuardPolicy.OFF
         self.witness: Witness = Sums(around.channel) if self.guards else NoWitness()
 
     # -- the step --------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class Applier:
                 clip(parameters, self._clip, norm)
         if self._trial.prints and not self._loop.committed:
             self.witness.end()
-            self.tell("applied", Origin.HARDWARE, self.witness.blamed())
+            self.tell("applied", FaultOrigin.HARDWARE, self.witness.blamed())
         with self._rate(optimizer):
             return step()
 
@@ -185,20 +185,20 @@ class Applier:
         if len(trial.prints) == 1 and self._loop.repeat():
             return
         trial.refused = True
-        blame = Origin.UNKNOWN
+        blame = FaultOrigin.UNKNOWN
         if len(trial.prints) == 2:
             blame = self._agreed(origin(*trial.prints))
         self.tell(str(self._policy), blame, self.witness.blamed())
-        if self._policy is not Policy.SKIP:
+        if self._policy is not GuardPolicy.SKIP:
             trial.leave = self._leaving(blame)
 
-    def _agreed(self, mine: Origin) -> Origin:
+    def _agreed(self, mine: FaultOrigin) -> FaultOrigin:
         """Of sharded gradients every rank has seen its own part: one that differs is enough."""
-        others = self._channel.total([float(mine is Origin.HARDWARE)])[0]
-        return Origin.HARDWARE if others else Origin.DATA
+        others = self._channel.total([float(mine is FaultOrigin.HARDWARE)])[0]
+        return FaultOrigin.HARDWARE if others else FaultOrigin.DATA
 
     def tell(
-        self, action: str, blame: Origin, ranks: Sequence[int],
+        self, action: str, blame: FaultOrigin, ranks: Sequence[int],
         what: str = "non_finite", step: int | None = None,
     ) -> None:  # fmt: skip
         """Report what the guard found and does; `ranks` are at fault, as far as is known."""
@@ -213,15 +213,15 @@ class Applier:
             WarningRecord(f"step {step}: {_WHAT[what]} ({_BLAME[blame]}{who}): {action}")
         )
 
-    def _leaving(self, blame: Origin) -> Callable[[], None]:
+    def _leaving(self, blame: FaultOrigin) -> Callable[[], None]:
         step = self._loop.step + 1
         interval = self._loop.interval
         text = f"step {step}: gradients were not finite ({_BLAME[blame]})"
 
         def leave() -> None:
-            if self._policy is Policy.STOP or interval is None or not self._keeper.keeps:
+            if self._policy is GuardPolicy.STOP or interval is None or not self._keeper.keeps:
                 raise DivergedForGood(text, "on_non_finite='skip' or 'rollback' would go on")
-            if blame is Origin.HARDWARE:
+            if blame is FaultOrigin.HARDWARE:
                 # Nothing is wrong with the batch: another generation computes it once more.
                 raise Diverged(f"{text}; the next generation computes this batch again")
             self.roll_back(Skip(*interval, step, "non_finite"), None, text)
@@ -236,7 +236,7 @@ class Applier:
         memory = replace(self._loop.memory.skipping(skip), undo=undo, suspect=None)
         self.leave_with(memory, f"{text}; the next generation passes this batch over")
 
-    def leave_with(self, memory: Memory, text: str) -> None:
+    def leave_with(self, memory: GuardState, text: str) -> None:
         """End this generation and leave `memory` to the next one. Every rank comes here.
 
         Raises Diverged, or DivergedForGood where that could not be written down.
@@ -246,7 +246,7 @@ class Applier:
             raise DivergedForGood(f"{text}; rolling back is not possible: {problem}")
         raise Diverged(text)
 
-    def remember(self, memory: Memory) -> str:
+    def remember(self, memory: GuardState) -> str:
         """Have rank 0 write `memory` down; returns what went wrong, on all ranks. Collective."""
         problem = ""
         if self._is_main:
@@ -282,7 +282,7 @@ def _as_seen(spoiled: bool) -> bool:
 
 _WHAT = {"non_finite": "gradients were not finite", "spike": "the loss jumped"}
 _BLAME = {
-    Origin.UNKNOWN: "not computed again",
-    Origin.DATA: "the same again from the same batch: data or model",
-    Origin.HARDWARE: "not the same again from the same batch: hardware",
+    FaultOrigin.UNKNOWN: "not computed again",
+    FaultOrigin.DATA: "the same again from the same batch: data or model",
+    FaultOrigin.HARDWARE: "not the same again from the same batch: hardware",
 }

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from phalanx.core.training import control
-from phalanx.core.training.guards import Origin, Policy, SpikeDetector, Suspect, Undo
+from phalanx.core.training.guards import FaultOrigin, GuardPolicy, SpikeDetector, Suspect, Undo
 from phalanx.errors import DivergedForGood
 from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.step.apply import Applier
@@ -25,7 +25,7 @@ class SpikeGuard:
     """Watches the value logged as `loss`."""
 
     def __init__(
-        self, loop: Loop, applier: Applier, channel: ControlChannel, policy: Policy,
+        self, loop: Loop, applier: Applier, channel: ControlChannel, policy: GuardPolicy,
         place: tuple[int, int], metric: str = "loss",
     ) -> None:  # fmt: skip
         """`place` is (attempt, generation)."""
@@ -89,15 +89,15 @@ class SpikeGuard:
         """A loss has jumped at `step`: end the generation before it."""
         text = f"step {step}: the loss jumped"
         interval = next((one[1:] for one in self._loop.recent if one[0] == step), None)
-        if self._policy is Policy.STOP or interval is None or not self._applier.lasting:
+        if self._policy is GuardPolicy.STOP or interval is None or not self._applier.lasting:
             raise DivergedForGood(text, "on_spike='rollback' would pass the batch over")
         above = min(row["above"] for row in rows if row["step"] == step)
         seen = tuple(dict(row["values"]).get(step, "") for row in rows)
         suspect = Suspect(*interval, step, above, seen)
         undo = Undo(*self._place, step)
-        if self._policy is Policy.SKIP:
+        if self._policy is GuardPolicy.SKIP:
             ranks = [rank for rank, row in enumerate(rows) if row["step"] == step]
-            self._applier.tell("skip", Origin.UNKNOWN, ranks, "spike", step)
+            self._applier.tell("skip", FaultOrigin.UNKNOWN, ranks, "spike", step)
             self._applier.roll_back(suspect.skip(), undo, text)
         memory = replace(self._loop.memory, undo=undo, suspect=suspect)
         self._applier.leave_with(memory, f"{text}; the next generation computes it once more")
@@ -106,7 +106,7 @@ class SpikeGuard:
         """The step whose loss had jumped was computed a second time."""
         blame, ranks = suspect.verdict(again)
         step = suspect.step
-        if blame is not Origin.HARDWARE:
+        if blame is not FaultOrigin.HARDWARE:
             self._applier.tell("rollback", blame, ranks, "spike", step)
             text = f"step {step}: the loss jumped again"
             self._applier.roll_back(suspect.skip(), Undo(*self._place, step), text)

@@ -19,7 +19,7 @@ from phalanx import checkpoint
 from phalanx.core.contract.records import QuarantinedRecord, WarningRecord
 from phalanx.core.gang.failures import RankExit, classify
 from phalanx.core.reasons import Cause
-from phalanx.core.training.guards import MEMORY_FILE, Memory
+from phalanx.core.training.guards import MEMORY_FILE, GuardState
 from phalanx.kit.text import random_hex
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import ControlChannel
@@ -31,11 +31,11 @@ class Keeper(Protocol):
 
     keeps: bool
 
-    def open(self) -> Memory:
+    def open(self) -> GuardState:
         """The memory of earlier generations, the same on all ranks. Collective."""
         ...
 
-    def keep(self, memory: Memory) -> None:
+    def keep(self, memory: GuardState) -> None:
         """Replace it. Raises OSError."""
         ...
 
@@ -45,11 +45,11 @@ class Forgetful:
 
     keeps = False
 
-    def open(self) -> Memory:
+    def open(self) -> GuardState:
         """Nothing."""
-        return Memory()
+        return GuardState()
 
-    def keep(self, memory: Memory) -> None:
+    def keep(self, memory: GuardState) -> None:
         """Nothing."""
 
 
@@ -64,7 +64,7 @@ class MemoryFile:
         self._path, self._store = store / MEMORY_FILE, store
         self._info, self._channel, self._report = info, channel, report
 
-    def open(self) -> Memory:
+    def open(self) -> GuardState:
         """The memory of earlier generations, the same on all ranks; a file nobody can read is none.
 
         Checkpoints it says to undo are set aside before anybody looks for one to resume from.
@@ -77,23 +77,23 @@ class MemoryFile:
             if self._died_silently(memory):
                 memory = self._halve(memory)
             text = json.dumps(memory.to_json(), separators=(",", ":"))
-        return Memory.from_json(json.loads(self._channel.spread(text)))
+        return GuardState.from_json(json.loads(self._channel.spread(text)))
 
-    def _read(self) -> Memory:
+    def _read(self) -> GuardState:
         try:
-            return Memory.from_json(json.loads(self._path.read_bytes()))
+            return GuardState.from_json(json.loads(self._path.read_bytes()))
         except (FileNotFoundError, NotADirectoryError):
-            return Memory()
+            return GuardState()
         except (OSError, ValueError, AttributeError) as error:
             self._report.write(WarningRecord(f"{self._path} is not read: {error}"))
-            return Memory()
+            return GuardState()
 
-    def _died_silently(self, memory: Memory) -> bool:
+    def _died_silently(self, memory: GuardState) -> bool:
         """Whether the kernel ended the generation before for its memory: no rank could write it down."""
         before = (self._info.attempt, self._info.generation - 1)
         return self._info.restart_cause == Cause.OOM.value and memory.halved_in != before
 
-    def _halve(self, memory: Memory) -> Memory:
+    def _halve(self, memory: GuardState) -> GuardState:
         before = (self._info.attempt, self._info.generation - 1)
         smaller = replace(memory, halvings=memory.halvings + 1, halved_in=before)
         try:
@@ -102,7 +102,7 @@ class MemoryFile:
             self._report.write(WarningRecord(f"{self._path}: {error}"))
         return smaller
 
-    def _undo(self, memory: Memory) -> Memory:
+    def _undo(self, memory: GuardState) -> GuardState:
         assert memory.undo is not None
         for one in checkpoint.list_checkpoints(self._store):
             manifest = one.manifest
@@ -122,7 +122,7 @@ class MemoryFile:
             self._report.write(WarningRecord(f"{self._path}: {error}"))
         return done
 
-    def keep(self, memory: Memory) -> None:
+    def keep(self, memory: GuardState) -> None:
         """Replace the file. Raises OSError."""
         self._store.mkdir(parents=True, exist_ok=True)
         draft = self._path.with_name(f"{MEMORY_FILE}.{random_hex(8)}")

@@ -21,9 +21,9 @@ from phalanx.core.contract.records import (
     StoppedRecord,
 )
 from phalanx.core.training import cadence, control
-from phalanx.core.training.batches import Plan, Share
+from phalanx.core.training.batches import BatchPlan, Share
 from phalanx.core.training.checkpoints import Position
-from phalanx.core.training.guards import Memory
+from phalanx.core.training.guards import GuardState
 from phalanx.kit.clock import Clock
 from phalanx.train.gang import randomness
 from phalanx.train.gang.agreement import Agreement, LocalAgreement
@@ -48,7 +48,7 @@ class Loop:
         self.agreed = 0
         self.stopping = False
         self.speaks = True
-        self.plan: Plan | None = None
+        self.plan: BatchPlan | None = None
         self.data: dict[str, Any] = {}
         self.num_epochs: int | None = None
         self.journal = Journal(report)
@@ -66,7 +66,7 @@ class Loop:
         self.on_values: Callable[[], None] = _nothing
         self.on_roll_back: Callable[[], None] = _nothing
         self.wishes: Callable[[], int] = _no_wish
-        self.memory = Memory()
+        self.memory = GuardState()
         self.repeats = self.keeps_batches = False
         self.recent: deque[tuple[int, int, int, int]] = deque(maxlen=8)
         self.resume_rng: bytes | None = None

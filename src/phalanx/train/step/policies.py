@@ -12,8 +12,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from phalanx.core.training import learning_rate
-from phalanx.core.training.batches import Plan
-from phalanx.core.training.guards import Policy, num_pieces
+from phalanx.core.training.batches import BatchPlan
+from phalanx.core.training.guards import GuardPolicy, num_pieces
 from phalanx.core.training.learning_rate import Ramp
 from phalanx.train.data import shares
 from phalanx.train.gang.report import NoReport
@@ -54,7 +54,7 @@ class Care:
         if tuning.sync.is_local:
             self._applier.anywhere = lambda seen: channel.total([float(seen)])[0] > 0
         loop.keeps_batches = self._applier.guards
-        if tuning.on_spike is not Policy.OFF:
+        if tuning.on_spike is not GuardPolicy.OFF:
             spikes = SpikeGuard(loop, self._applier, channel, tuning.on_spike, place)
             loop.on_values, loop.wishes = spikes.observe, spikes.wishes
             loop.on_roll_back = spikes.act
@@ -132,7 +132,7 @@ class Care:
         """What guards of earlier generations want passed over."""
         return self._parts.loop.memory.intervals(total_passes)
 
-    def follow(self, plan: Plan) -> None:
+    def follow(self, plan: BatchPlan) -> None:
         """Set the learning rate's factor for this batch, and warm up where it is a new one."""
         if self._tuning.on_resize == "keep_batch":
             return
@@ -187,7 +187,7 @@ class Care:
         )
         self._keeper.keep(smaller)
 
-    def _largest_share(self, plan: Plan) -> int:
+    def _largest_share(self, plan: BatchPlan) -> int:
         return plan.largest_share(self._parts.layout.num_places)
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.core.gang.preflight import Facts, problems, summary
+from phalanx.core.gang.preflight import RankFacts, problems, summary
 
 pytestmark = pytest.mark.unit
 VERSIONS = {"torch": "2.13.0", "NCCL": "2.28"}
@@ -12,7 +12,7 @@ VERSIONS = {"torch": "2.13.0", "NCCL": "2.28"}
 
 def gang(nodes=2, per_node=2, devices=0):
     return [
-        Facts(
+        RankFacts(
             rank=node * per_node + local, world_size=nodes * per_node, local_rank=local,
             local_world_size=per_node, node_rank=node, host=f"n{node}", pid=9, versions=VERSIONS,
             devices=devices, device=f"GPU-{node}-{local}" if devices else "",

@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.core.gang.stacks import MAX_CHARS, elsewhere, main_thread, place, shortened
-from phalanx.core.gang.stalls import FIRST_STEP_S, LEAST_S, OUTSIDE_S, Patience, StallWatch
+from phalanx.core.gang.stalls import FIRST_STEP_S, LEAST_S, OUTSIDE_S, StallLimit, StallWatch
 
 pytestmark = pytest.mark.unit
 S = 1_000_000
@@ -26,7 +26,7 @@ def stepping(watch, count, every_s):
 
 
 def test_the_limit_is_learned_from_the_steps_and_never_below_a_floor():
-    watch = StallWatch(Patience(), 0.0)
+    watch = StallWatch(StallLimit(), 0.0)
     watch.began()
     assert watch.limit_s == OUTSIDE_S
     stepping(watch, 10, 0.1)
@@ -38,7 +38,7 @@ def test_the_limit_is_learned_from_the_steps_and_never_below_a_floor():
 
 
 def test_evaluating_and_saving_have_more_time_than_steps():
-    watch = StallWatch(Patience(), 0.0)
+    watch = StallWatch(StallLimit(), 0.0)
     stepping(watch, 10, 0.1)
     watch.turned()
     assert watch.limit_s == OUTSIDE_S
@@ -47,7 +47,7 @@ def test_evaluating_and_saving_have_more_time_than_steps():
 
 
 def test_a_fixed_limit_leaves_the_first_step_its_time():
-    watch = StallWatch(Patience(5.0), 0.0)
+    watch = StallWatch(StallLimit(5.0), 0.0)
     watch.began()
     assert watch.limit_s == FIRST_STEP_S
     watch.stepped(0)
@@ -59,7 +59,7 @@ def test_a_fixed_limit_leaves_the_first_step_its_time():
 
 
 def test_who_does_not_use_the_library_or_is_done_is_left_alone():
-    watch = StallWatch(Patience(5.0), 0.0)
+    watch = StallWatch(StallLimit(5.0), 0.0)
     assert looked(watch, 0.0, 10_000.0) is None
     watch.stepped(0)
     watch.ended()
@@ -69,7 +69,7 @@ def test_who_does_not_use_the_library_or_is_done_is_left_alone():
 
 def test_time_in_which_nobody_looked_is_not_held_against_the_ranks():
     """The machine slept, or the supervisor itself did not run."""
-    watch = StallWatch(Patience(5.0), 0.0)
+    watch = StallWatch(StallLimit(5.0), 0.0)
     watch.stepped(0)
     assert watch.look(10_000.0) is None
     assert looked(watch, 10_000.0, 10_100.0) is not None

@@ -9,7 +9,7 @@ from phalanx.core.gang.placement import GangShape, NodeShare, Placement, Role
 from phalanx.core.jobs import Job, JobState, create, decide
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.desired import Action, desired
-from phalanx.core.jobs.model import JobTerms, Outcome
+from phalanx.core.jobs.model import JobPolicy, NodeOutcome
 from phalanx.core.reasons import Cause
 from phalanx.errors import InvariantBroken
 
@@ -26,7 +26,7 @@ def gang(*, actors_required: bool = False) -> Job:
         Role(2, 1, 1, "actor", required=actors_required),
         Role(1, 0, 1, "server", required=False),
     )
-    terms = JobTerms(GangShape(1, 1, 2), role="learner", roles=roles, grace_s=20.0)
+    terms = JobPolicy(GangShape(1, 1, 2), role="learner", roles=roles, grace_s=20.0)
     job = create(e.Submitted(1, terms), NOW)
     events = [e.AttemptPlaced(1, WHERE)]
     events += [e.NodeReady(1, rank, 4000 + rank) for rank in range(4)]
@@ -37,7 +37,7 @@ def gang(*, actors_required: bool = False) -> Job:
     return job
 
 
-def ended(job: Job, rank: int, outcome: Outcome, failure: Failure | None = None) -> Job:
+def ended(job: Job, rank: int, outcome: NodeOutcome, failure: Failure | None = None) -> Job:
     return decide(job, e.RanksEnded(1, 0, rank, outcome, 5000 + rank, failure=failure), NOW).job
 
 
@@ -46,7 +46,7 @@ def died(rank: int) -> Failure:
 
 
 def test_ranks_and_nodes_are_counted_role_after_role() -> None:
-    learner, actor, server = gang().terms.parts()
+    learner, actor, server = gang().policy.parts()
     assert (list(learner.ranks), list(actor.ranks), list(server.ranks)) == ([0, 1], [2, 3], [4])
     assert (list(actor.nodes), list(actor.node_ranks(2))) == ([1, 2], [3])
 
@@ -61,7 +61,7 @@ def test_every_role_meets_at_its_own_first_node() -> None:
 
 
 def test_a_placement_without_one_of_the_roles_is_a_bug() -> None:
-    job = create(e.Submitted(1, gang().terms), NOW)
+    job = create(e.Submitted(1, gang().policy), NOW)
     with pytest.raises(InvariantBroken, match="does not hold the gang"):
         decide(job, e.AttemptPlaced(1, Placement("p", WHERE.shares[:3])), NOW)
 
@@ -75,7 +75,7 @@ def test_a_required_role_takes_all_others_with_it() -> None:
 def test_a_role_that_is_not_required_ends_alone_and_as_a_whole() -> None:
     job = gang()
     assert decide(job, e.RankFailed(1, 0, 2, died(2)), NOW).ignored
-    job = ended(job, 2, Outcome.FAILED, died(2))
+    job = ended(job, 2, NodeOutcome.FAILED, died(2))
     assert (job.state, job.restarts, job.attempt and job.attempt.failures) == (
         JobState.RUNNING,
         0,
@@ -87,28 +87,28 @@ def test_a_role_that_is_not_required_ends_alone_and_as_a_whole() -> None:
 
 
 def test_it_begins_again_with_the_next_generation() -> None:
-    job = ended(gang(), 2, Outcome.FAILED, died(2))
+    job = ended(gang(), 2, NodeOutcome.FAILED, died(2))
     job = decide(job, e.RankFailed(1, 0, 0, died(0)), NOW).job
     for rank in (0, 1, 3):
-        job = ended(job, rank, Outcome.FAILED)
+        job = ended(job, rank, NodeOutcome.FAILED)
     assert job.attempt is not None and job.attempt.generation == 1
     assert {desired(job, 1, rank).action for rank in range(4)} == {Action.RUN}
 
 
 def test_the_job_is_done_when_everything_required_is_and_the_rest_gets_the_grace() -> None:
-    job = ended(gang(), 0, Outcome.SUCCEEDED)
+    job = ended(gang(), 0, NodeOutcome.SUCCEEDED)
     orders = [desired(job, 1, rank) for rank in range(4)]
     assert {one.action for one in orders} == {Action.RELEASE}
     assert orders[3].deadline_at == NOW + 20 * S
     for rank in (1, 2, 3):
-        job = ended(job, rank, Outcome.STOPPED)
+        job = ended(job, rank, NodeOutcome.STOPPED)
     for rank in range(4):
         job = decide(job, e.NodeReleased(1, rank), NOW).job
     assert (job.state, job.restarts) == (JobState.SUCCEEDED, 0)
 
 
 def test_while_something_required_runs_nobody_is_released() -> None:
-    job = ended(gang(actors_required=True), 0, Outcome.SUCCEEDED)
+    job = ended(gang(actors_required=True), 0, NodeOutcome.SUCCEEDED)
     assert [desired(job, 1, rank).action for rank in range(1, 4)] == [Action.RUN] * 3
-    job = ended(ended(job, 1, Outcome.SUCCEEDED), 2, Outcome.SUCCEEDED)
+    job = ended(ended(job, 1, NodeOutcome.SUCCEEDED), 2, NodeOutcome.SUCCEEDED)
     assert desired(job, 1, 3).action is Action.RELEASE

@@ -11,7 +11,7 @@ from phalanx.core.jobs import events as e
 from phalanx.core.jobs.commands import KillAttempt, LaunchAttempt
 from phalanx.core.jobs.desired import Action, desired
 from phalanx.core.jobs.machine import STOP_SLACK_S
-from phalanx.core.jobs.model import JobTerms, Outcome, StopGoal
+from phalanx.core.jobs.model import JobPolicy, NodeOutcome, StopGoal
 from phalanx.core.jobs.recovery import RecoveryPolicy
 from phalanx.core.jobs.timers import due, wake_at
 from phalanx.core.reasons import Cause, ReasonCode
@@ -30,7 +30,7 @@ def placed_on(*nodes: str) -> Placement:
 
 def play(*events: e.JobEvent, nodes: int = 1, now: int = NOW, **terms: object) -> Job:
     shape = GangShape(nodes, 1, 1)
-    job = create(e.Submitted(1, JobTerms(shape, **terms)), now)
+    job = create(e.Submitted(1, JobPolicy(shape, **terms)), now)
     placed = e.AttemptPlaced(1, placed_on(*(f"n{i}" for i in range(nodes))))
     for event in (placed, *events):
         job = decide(job, event, now).job
@@ -45,7 +45,7 @@ UP_2 = (
 
 
 def test_a_placement_launches_and_a_wrong_one_is_a_bug() -> None:
-    job = create(e.Submitted(1, JobTerms(GangShape(2, 1, 1))), NOW)
+    job = create(e.Submitted(1, JobPolicy(GangShape(2, 1, 1))), NOW)
     decision = decide(job, e.AttemptPlaced(1, placed_on("a", "b")), NOW)
     assert decision.commands == (LaunchAttempt(1),)
     with pytest.raises(InvariantBroken, match="does not hold the gang"):
@@ -65,9 +65,9 @@ def test_one_failure_ends_the_generation_everywhere_and_reopens_it_with_a_fresh_
     job = play(*UP_2, e.RankFailed(1, 0, 0, DIED), nodes=2)
     assert job.state is JobState.RECOVERING
     assert [desired(job, 1, rank).action for rank in (0, 1)] == [Action.END, Action.END]
-    job = decide(job, e.RanksEnded(1, 0, 0, Outcome.FAILED, 5000, step=7), NOW).job
+    job = decide(job, e.RanksEnded(1, 0, 0, NodeOutcome.FAILED, 5000, step=7), NOW).job
     assert desired(job, 1, 0).action is Action.WAIT
-    job = decide(job, e.RanksEnded(1, 0, 1, Outcome.FAILED, 5001, step=7), NOW).job
+    job = decide(job, e.RanksEnded(1, 0, 1, NodeOutcome.FAILED, 5001, step=7), NOW).job
     orders = desired(job, 1, 1)
     assert (orders.action, orders.generation, orders.master_port) == (Action.RUN, 1, 5000)
     assert (job.restarts, job.progress.high_water_step) == (1, 7)
@@ -80,7 +80,7 @@ def test_the_cause_is_the_earliest_failure_that_is_not_collateral() -> None:
 
 
 def test_a_failure_that_comes_after_the_end_changes_nothing() -> None:
-    ended = e.RanksEnded(1, 0, 0, Outcome.SUCCEEDED, 5000, step=9)
+    ended = e.RanksEnded(1, 0, 0, NodeOutcome.SUCCEEDED, 5000, step=9)
     job = play(*UP, ended)
     late = decide(job, e.RankFailed(1, 0, 0, DIED), NOW)
     assert late.ignored and late.job.state is JobState.RUNNING
@@ -94,7 +94,7 @@ def test_a_failure_is_counted_once() -> None:
 
 
 def test_ranks_that_end_without_a_word_count_as_a_crash() -> None:
-    job = play(*UP, e.RanksEnded(1, 0, 0, Outcome.FAILED, 5000))
+    job = play(*UP, e.RanksEnded(1, 0, 0, NodeOutcome.FAILED, 5000))
     assert job.restarts == 1 and job.last_failure is not None
     assert job.last_failure.cause is Cause.RANK_CRASH
 
@@ -104,8 +104,8 @@ def test_exit_codes_decide_when_the_spec_says_so() -> None:
 
     def after(code: int, cause: Cause) -> Job:
         failure = Failure(cause, 0, 0, NOW, "x", exit_code=code)
-        ended = e.RanksEnded(1, 0, 0, Outcome.FAILED, 5000, failure=failure)
-        return play(*UP, ended, policy=policy)
+        ended = e.RanksEnded(1, 0, 0, NodeOutcome.FAILED, 5000, failure=failure)
+        return play(*UP, ended, recovery=policy)
 
     assert after(2, Cause.RANK_CRASH).reason.code is ReasonCode.EXIT_CODE
     assert after(33, Cause.USER_ERROR).restarts == 1
@@ -141,7 +141,7 @@ def test_the_stronger_goal_wins_and_no_deadline_is_put_off(
 
 
 def test_a_job_that_finishes_while_it_is_stopped_has_succeeded() -> None:
-    ended = e.RanksEnded(1, 0, 0, Outcome.SUCCEEDED, 5000)
+    ended = e.RanksEnded(1, 0, 0, NodeOutcome.SUCCEEDED, 5000)
     job = play(*UP, e.StopRequested(StopGoal.CANCEL), ended, e.NodeReleased(1, 0))
     assert job.state is JobState.SUCCEEDED
 

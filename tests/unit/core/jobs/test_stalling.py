@@ -6,7 +6,7 @@ from phalanx.core.gang.failures import Failure
 from phalanx.core.jobs import JobState, decide
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.desired import Action, desired
-from phalanx.core.jobs.model import Outcome, StopGoal
+from phalanx.core.jobs.model import NodeOutcome, StopGoal
 from phalanx.core.jobs.recovery import Budget, RecoveryPolicy
 from phalanx.core.jobs.stalling import STACKS_WAIT_S
 from phalanx.core.jobs.timers import due, wake_at
@@ -50,18 +50,18 @@ def test_a_death_in_between_is_the_cause_and_the_next_generation_knows_nothing()
     job = decide(job, e.RankFailed(1, 0, 1, DIED), NOW).job
     assert job.reason.code == "rank_crash" and wake_at(job) is None
     for rank in (0, 1):
-        job = decide(job, e.RanksEnded(1, 0, rank, Outcome.FAILED, 5000), NOW).job
+        job = decide(job, e.RanksEnded(1, 0, rank, NodeOutcome.FAILED, 5000), NOW).job
     assert job.attempt.generation == 1
     assert (job.attempt.stacks, job.attempt.stall, job.attempt.stacks_of) == (0, None, ())
 
 
 def test_a_stall_is_charged_to_its_own_budget():
     policy = RecoveryPolicy(budgets=((Cause.STALLED, Budget(count=1, first_wait_s=0.0)),))
-    job = play(*UP, policy=policy)
+    job = play(*UP, recovery=policy)
     for generation in range(2):
         job = decide(job, e.RanksStarted(1, generation, 0), NOW).job
         job = decide(job, e.RanksStalled(1, generation, 0, HANGS), NOW).job
-        job = decide(job, e.RanksEnded(1, generation, 0, Outcome.FAILED, 5000), NOW).job
+        job = decide(job, e.RanksEnded(1, generation, 0, NodeOutcome.FAILED, 5000), NOW).job
     assert job.restarts == 1 and job.goal is StopGoal.FAIL
     assert job.reason.code == "budget_spent" and "stalled budget" in job.reason.message
 

@@ -2,8 +2,15 @@
 
 import pytest
 
-from phalanx.core.telemetry.profiles import Finding, Split, judge
-from phalanx.core.telemetry.traces import Figures, Offset, RankTrace, figures, merge, offsets
+from phalanx.core.telemetry.profiles import Bottleneck, StepBreakdown, judge
+from phalanx.core.telemetry.traces import (
+    ClockOffset,
+    RankTrace,
+    TraceTotals,
+    figures,
+    merge,
+    offsets,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -15,7 +22,7 @@ def split(rank=0, **parts):
     }
     spent = sum(value for name, value in seconds.items() if name != "hidden_s")
     work = 0.1 - spent
-    return Split(
+    return StepBreakdown(
         rank=rank, steps=10, step_s=0.1, samples=8,
         **{"forward_s": work / 3, "backward_s": work * 2 / 3, **seconds},
         ops=parts.get("ops", 50), busy=parts.get("busy"),
@@ -25,23 +32,23 @@ def split(rank=0, **parts):
 @pytest.mark.parametrize(
     ("ranks", "finding", "words"),
     [
-        ([split(0), split(1)], Finding.HEALTHY, "100%"),
-        ([split(0, data=30), split(1, data=28)], Finding.INPUT_BOUND, "rank 0 waits 30 ms of 100 ms"),
-        ([split(0, exposed=40), split(1, exposed=30)], Finding.COMMUNICATION_BOUND, "30 ms of 100 ms"),
+        ([split(0), split(1)], Bottleneck.HEALTHY, "100%"),
+        ([split(0, data=30), split(1, data=28)], Bottleneck.INPUT_BOUND, "rank 0 waits 30 ms of 100 ms"),
+        ([split(0, exposed=40), split(1, exposed=30)], Bottleneck.COMMUNICATION_BOUND, "30 ms of 100 ms"),
         # All wait for rank 2: that is no slow network.
-        ([split(0, exposed=60), split(1, exposed=62), split(2, exposed=2)], Finding.STRAGGLER,
+        ([split(0, exposed=60), split(1, exposed=62), split(2, exposed=2)], Bottleneck.STRAGGLER,
          "rank 2 takes 98 ms"),
-        ([split(0, exposed=50), split(1, data=50)], Finding.STRAGGLER, "waiting for its data"),
+        ([split(0, exposed=50), split(1, data=50)], Bottleneck.STRAGGLER, "waiting for its data"),
         # Rank 0 takes twice as long as rank 1 for what is little beside the network: 6 of 100 ms.
-        ([split(0, exposed=88), split(1, exposed=94)], Finding.COMMUNICATION_BOUND, "88 ms of 100 ms"),
-        ([split(0, exposed=60), split(1, exposed=80)], Finding.COMMUNICATION_BOUND, "60 ms of 100 ms"),
-        ([split(0, stall=20), split(1, stall=20)], Finding.SAVING_BOUND, "20%"),
-        ([split(0, ops=12_000)], Finding.SMALL_BATCH, "12000 operations"),
-        ([split(0, busy=0.3), split(1, busy=0.2)], Finding.SMALL_BATCH, "25%"),
-        ([split(0, data=15, optimizer=60)], Finding.SMALL_BATCH, "the optimizer takes 60%"),
-        ([split(0, data=70, busy=0.25)], Finding.INPUT_BOUND, "70 ms of 100 ms"),
-        ([split(0, busy=0.9)], Finding.HEALTHY, ""),
-        ([], Finding.HEALTHY, "no step"),
+        ([split(0, exposed=88), split(1, exposed=94)], Bottleneck.COMMUNICATION_BOUND, "88 ms of 100 ms"),
+        ([split(0, exposed=60), split(1, exposed=80)], Bottleneck.COMMUNICATION_BOUND, "60 ms of 100 ms"),
+        ([split(0, stall=20), split(1, stall=20)], Bottleneck.SAVING_BOUND, "20%"),
+        ([split(0, ops=12_000)], Bottleneck.SMALL_BATCH, "12000 operations"),
+        ([split(0, busy=0.3), split(1, busy=0.2)], Bottleneck.SMALL_BATCH, "25%"),
+        ([split(0, data=15, optimizer=60)], Bottleneck.SMALL_BATCH, "the optimizer takes 60%"),
+        ([split(0, data=70, busy=0.25)], Bottleneck.INPUT_BOUND, "70 ms of 100 ms"),
+        ([split(0, busy=0.9)], Bottleneck.HEALTHY, ""),
+        ([], Bottleneck.HEALTHY, "no step"),
     ],
 )  # fmt: skip
 def test_what_limits_a_training(ranks, finding, words):
@@ -54,7 +61,7 @@ def test_clocks_are_bounded_by_collectives():
     first = [(100, 120), (200, 216)]
     second = [(1104, 1119), (1190, 1217)]
     zero, one = offsets([first, second])
-    assert zero == Offset()
+    assert zero == ClockOffset()
     assert abs(one.ahead_ns - 1000) <= one.error_ns < 20
 
 
@@ -70,7 +77,9 @@ def test_communication_is_exposed_where_nothing_is_computed():
         x("c10d::allreduce_", "cpu_op", 110, 40),
     ]
     found = figures(events)
-    assert found == Figures(exposed_s=pytest.approx(60e-6), hidden_s=pytest.approx(40e-6), ops=2)
+    assert found == TraceTotals(
+        exposed_s=pytest.approx(60e-6), hidden_s=pytest.approx(40e-6), ops=2
+    )
 
 
 def test_on_a_gpu_kernels_count():
@@ -87,7 +96,7 @@ def test_on_a_gpu_kernels_count():
 def test_traces_are_merged_on_the_clock_of_rank_0():
     one = RankTrace(0, 1_000_000, [x("a", "cpu_op", 5, 1)], [("data", 1_001_000, 1_002_000)])
     two = RankTrace(1, 9_000_000, [x("b", "cpu_op", 5, 1, id=3)])
-    merged = merge([one, two], [Offset(), Offset(8_000_000)])["traceEvents"]
+    merged = merge([one, two], [ClockOffset(), ClockOffset(8_000_000)])["traceEvents"]
     at = {event["name"]: event for event in merged if event["ph"] == "X"}
     assert at["a"]["ts"] == at["b"]["ts"] == 4.0 and at["data"]["ts"] == 0.0
     assert (at["a"]["pid"] // 100, at["b"]["pid"] // 100, at["b"]["id"]) == (0, 1, "1-3")

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from phalanx.core.gang.failures import Failure, RankExit, classify, is_final
 from phalanx.core.reasons import Cause
-from phalanx.core.training.batches import Plan
+from phalanx.core.training.batches import BatchPlan
 from phalanx.core.training.guards import (
-    Memory,
-    Origin,
+    FaultOrigin,
+    GuardState,
     Skip,
     SpikeDetector,
     Suspect,
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.unit
 
 
 def test_the_same_wrong_bits_twice_come_from_the_data():
-    assert origin(7, 7) is Origin.DATA
-    assert origin(7, 8) is origin(7, None) is Origin.HARDWARE
+    assert origin(7, 7) is FaultOrigin.DATA
+    assert origin(7, 8) is origin(7, None) is FaultOrigin.HARDWARE
 
 
 def falling(seed, num):
@@ -59,23 +59,26 @@ def test_a_flat_loss_may_wobble():
 
 def test_a_memory_survives_its_file():
     suspect = Suspect(1, 24, 36, 9, 2.5, ((1.0).hex(), "", math.nan.hex()))
-    memory = Memory((Skip(1, 24, 36, 9, "spike"),), 2, Undo(1, 3, 9), suspect, (1, 3))
-    assert Memory.from_json(json.loads(json.dumps(memory.to_json()))) == memory
+    memory = GuardState((Skip(1, 24, 36, 9, "spike"),), 2, Undo(1, 3, 9), suspect, (1, 3))
+    assert GuardState.from_json(json.loads(json.dumps(memory.to_json()))) == memory
 
 
 def test_the_memory_of_the_first_release_is_still_read():
     body = {"schema": 1, "skips": [], "halvings": 1, "undo": None}
-    assert Memory.from_json(body) == Memory(halvings=1)
+    assert GuardState.from_json(body) == GuardState(halvings=1)
 
 
 @pytest.mark.parametrize(
     ("again", "found"),
     [
-        ((1.0, 9.0, 1.5), (Origin.DATA, (1,))),
-        ((1.0, 1.1, 1.5), (Origin.HARDWARE, (1,))),
-        ((1.0, 8.9, 1.5), (Origin.UNKNOWN, (1,))),
-        ((1.0, math.nan, 1.5), (Origin.UNKNOWN, (1,))),
-        ((1.0, 1.2), (Origin.HARDWARE, (1,))),  # another world size, where it did not come again
+        ((1.0, 9.0, 1.5), (FaultOrigin.DATA, (1,))),
+        ((1.0, 1.1, 1.5), (FaultOrigin.HARDWARE, (1,))),
+        ((1.0, 8.9, 1.5), (FaultOrigin.UNKNOWN, (1,))),
+        ((1.0, math.nan, 1.5), (FaultOrigin.UNKNOWN, (1,))),
+        (
+            (1.0, 1.2),
+            (FaultOrigin.HARDWARE, (1,)),
+        ),  # another world size, where it did not come again
     ],
 )
 def test_computing_a_jump_again_tells_data_from_hardware(again, found):
@@ -84,12 +87,12 @@ def test_computing_a_jump_again_tells_data_from_hardware(again, found):
 
 
 def test_a_memory_counts_pieces_and_holds_each_skip_once():
-    memory = Memory((Skip(1, 24, 36, 9, "spike"),), 2)
+    memory = GuardState((Skip(1, 24, 36, 9, "spike"),), 2)
     assert memory.skipping(memory.skips[0]) == memory and memory.pieces == 4
     assert memory.intervals(1) == ((24, 36),) and memory.intervals(0) == ()
     for broken in ({}, {"schema": 1}, {"schema": 2, "skips": [], "halvings": 0, "undo": None}):
         with pytest.raises(ValueError, match="guards"):
-            Memory.from_json(broken)
+            GuardState.from_json(broken)
 
 
 def test_what_is_undone_is_of_this_generation_or_earlier_and_holds_the_step():
@@ -103,7 +106,7 @@ def test_what_is_undone_is_of_this_generation_or_earlier_and_holds_the_step():
     [(8, None, 0, 1), (8, None, 1, 2), (8, 3, 0, 3), (8, 3, 1, 6), (8, None, 9, 8), (0, 4, 0, 1)],
 )
 def test_pieces(local, largest, halvings, pieces):
-    assert num_pieces(local, largest, Memory(halvings=halvings)) == pieces
+    assert num_pieces(local, largest, GuardState(halvings=halvings)) == pieces
 
 
 @given(
@@ -127,13 +130,13 @@ def test_pieces_never_move_a_steps_border_nor_its_weights(
         assert len(calls) == plan.num_micro_batches
         return found
 
-    whole = steps(Plan(num, micro, accumulate, drop))
-    assert steps(Plan(num, micro, accumulate, drop, pieces)) == whole
+    whole = steps(BatchPlan(num, micro, accumulate, drop))
+    assert steps(BatchPlan(num, micro, accumulate, drop, pieces)) == whole
     assert all(weight == 1.0 for _, _, weight in whole)
 
 
 def test_a_step_to_be_passed_over_is_left_out_whole():
-    plan = Plan(30, 4, 2)
+    plan = BatchPlan(30, 4, 2)
     ends = [share.end for share in plan.shares(0, 0, 1, skip=[(9, 10)])]
     assert ends == [4, 8, 20, 24, 28, 30]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from phalanx.core.gang import meshes
 from phalanx.core.gang.meshes import Layout
 from phalanx.core.training import estimates, pipelines
-from phalanx.core.training.estimates import GIB, Outline
+from phalanx.core.training.estimates import GIB, ModelProfile
 
 pytestmark = pytest.mark.unit
 sizes = st.integers(1, 3)
@@ -78,7 +78,7 @@ def outline(billions, **more):
              "block_bytes": size // 32, "layer_bytes": layers, "tp_part": 0.9, "batch": 8,
              "activation_bytes": 4 * GIB, "flops": 6e9 * billions * 8 * 2048,
              "precision": "bf16"}  # fmt: skip
-    return Outline(**{**given, **more})
+    return ModelProfile(**{**given, **more})
 
 
 @pytest.mark.parametrize(
@@ -92,25 +92,25 @@ def outline(billions, **more):
     ],
 )
 def test_the_simplest_layout_that_fits_is_recommended(world, billions, best):
-    choice = estimates.recommend(estimates.parse_world(world), outline(billions))
+    choice = estimates.recommend(estimates.parse_devices(world), outline(billions))
     assert choice.best.name == best
     assert choice.best.fits
     assert best in choice.why
 
 
 def test_what_does_not_fit_is_said():
-    choice = estimates.recommend(estimates.parse_world("2xT4"), outline(70))
+    choice = estimates.recommend(estimates.parse_devices("2xT4"), outline(70))
     assert not choice.best.fits
     assert "nothing fits" in choice.why
     assert (
         "no number of them would do, but a smaller batch" in choice.why
     )  # two blocks are too much
-    choice = estimates.recommend(estimates.parse_world("2xT4"), outline(13))
+    choice = estimates.recommend(estimates.parse_devices("2xT4"), outline(13))
     assert "fsdp over 16 x 2 x T4 would fit with 13.1 GiB" in choice.why
 
 
 def test_estimates_divide_what_layouts_divide():
-    world, what = estimates.parse_world("8xH100"), outline(1)
+    world, what = estimates.parse_devices("8xH100"), outline(1)
     of = {str(one.layout): one for one in map(
         lambda layout: estimates.estimate(layout, world, what),
         [Layout(dp=8), Layout(fsdp=8), Layout(tp=8), Layout(pp=8)],
@@ -130,7 +130,7 @@ def test_published_figures():
     Here gradients are in fp32, which makes two bytes more, DDP has buckets beside them, and the copies
     are not divided.
     """
-    world = estimates.parse_world("8x8xA100")
+    world = estimates.parse_devices("8x8xA100")
     size = 30 * 10**9
     what = outline(7.5, parameter_bytes=size, trainable_bytes=size, optimizer_bytes=2 * size,
                    cast_bytes=size // 2, activation_bytes=0)  # fmt: skip
@@ -148,5 +148,5 @@ def test_published_figures():
 @pytest.mark.parametrize("text", ["8", "8xH1000", "0xH100", "xH100", "8 H100"])
 def test_worlds_that_make_no_sense(text):
     with pytest.raises(ValueError, match=r"must be|is not known"):
-        estimates.parse_world(text)
-    assert estimates.parse_world("2x4xh100").num_ranks == 8
+        estimates.parse_devices(text)
+    assert estimates.parse_devices("2x4xh100").num_ranks == 8

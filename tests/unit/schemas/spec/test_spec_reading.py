@@ -79,7 +79,7 @@ def problems(text: str) -> dict[str, str]:
 def test_every_live_field_is_read_and_supported():
     spec = load_spec(LIVE)
     assert check_supported(spec) == []
-    terms = spec.to_terms()
+    terms = spec.to_policy()
     assert (terms.shape.nodes, terms.shape.slots_per_node, terms.shape.ranks_per_node) == (2, 8, 4)
     assert (terms.grace_s, terms.max_duration_s) == (45.0, 43200.0)
     assert (spec.cpus_per_node, spec.pool, spec.priority) == (16, ["local"], 70)
@@ -104,7 +104,7 @@ preemptible: false
     )
     assert check_supported(spec) == []
     assert spec.priority == 75
-    terms = spec.to_terms()
+    terms = spec.to_policy()
     assert (terms.min_nodes, terms.shape.nodes) == (2, 4)
     assert spec.to_demand() == Demand(
         memory_per_node_bytes=10**12,
@@ -117,13 +117,13 @@ preemptible: false
         tolerates=("spot",),
         preemptible=False,
     )
-    assert load_spec("run: x").to_terms().min_nodes is None
+    assert load_spec("run: x").to_policy().min_nodes is None
     assert load_spec("run: x").to_demand() == Demand()
     assert "urgent (95)" in problems("{run: x, priority: hihg}")["priority"]
 
 
 def test_a_budget_is_laid_over_the_default_of_its_cause():
-    policy = load_spec(LIVE).to_terms().policy
+    policy = load_spec(LIVE).to_policy().recovery
     assert policy.budget(Cause.RANK_CRASH) == Budget(5, 3600.0)
     assert policy.budget(Cause.NODE_LOST) == DEFAULT_BUDGETS[Cause.NODE_LOST]
     assert policy.budget(Cause.OOM) == Budget(2)

@@ -34,7 +34,7 @@ def said(text: str) -> dict[str, str]:
 def test_without_a_command_of_its_own_the_first_role_is_what_the_job_is_about():
     spec = load_spec(ALONE)
     assert check_supported(spec) == []
-    terms = spec.to_terms()
+    terms = spec.to_policy()
     assert (terms.role, terms.shape) == ("learner", GangShape(2, 4, 4))
     actor = Role(3, 0, 1, "actor", cpus_per_node=2, memory_per_node_bytes=4 * 10**9, required=False)
     assert terms.roles == (actor,)

@@ -9,7 +9,7 @@ import pytest
 
 from phalanx.core.gang.placement import GangShape, NodeShare, Placement
 from phalanx.core.jobs import events as e
-from phalanx.core.jobs.model import JobState, JobTerms
+from phalanx.core.jobs.model import JobPolicy, JobState
 from phalanx.errors import InvalidTransition, InvariantBroken, StaleRow
 from phalanx.services.lifecycle.commit import commit_events, commit_many, commit_new
 from phalanx.store import events, jobs, open_store, outbox
@@ -28,7 +28,7 @@ def a_store(path: Path, count: int = 3) -> Store:
 
     def work(tx: Tx) -> None:
         for num in range(1, count + 1):
-            commit_new(tx, e.Submitted(num, JobTerms(GangShape(1, 1, 1))), FACTS, NOW, "user")
+            commit_new(tx, e.Submitted(num, JobPolicy(GangShape(1, 1, 1))), FACTS, NOW, "user")
 
     store.transact(work)
     return store

@@ -8,7 +8,7 @@ import pytest
 
 from phalanx.core.gang.placement import GangShape, NodeShare, Placement
 from phalanx.core.jobs import events as e
-from phalanx.core.jobs.model import JobState, JobTerms, StopGoal
+from phalanx.core.jobs.model import JobPolicy, JobState, StopGoal
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.errors import InvariantBroken
 from phalanx.services.lifecycle.commit import commit_events, commit_new
@@ -33,7 +33,7 @@ class Told:
         self.scheduler_cache = SchedulerCache()
 
     def submit(self, num: int) -> None:
-        config = JobTerms(GangShape(1, 1, 1))
+        config = JobPolicy(GangShape(1, 1, 1))
         self.store.transact(lambda tx: commit_new(tx, e.Submitted(num, config), FACTS, NOW, "user"))
 
     def place(self, num: int) -> None:
@@ -90,7 +90,7 @@ def test_commits_told_in_the_wrong_order_end_in_the_newest_state(told: Told) -> 
 
 def test_a_picture_of_what_may_never_be_committed_is_refused(told: Told) -> None:
     def work(tx: Tx) -> None:
-        config = JobTerms(GangShape(1, 1, 1))
+        config = JobPolicy(GangShape(1, 1, 1))
         commit_new(tx, e.Submitted(1, config), FACTS, NOW, "user")
         told.scheduler_cache.jobs(tx)
 

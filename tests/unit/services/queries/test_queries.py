@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.core.training.ledger import Row
+from phalanx.core.training.ledger import Consumed
 from phalanx.errors import UserError
 from phalanx.services.lifecycle.sync import estimate_offset
 from phalanx.services.queries.lineage import account
@@ -111,12 +111,13 @@ def test_work_behind_a_restore_is_redone_and_all_is_counted_once() -> None:
     def restore(generation: int, position: int) -> RestoreRow:
         return RestoreRow(1, 1, generation, None, 0, 0, position, True, None, S)
 
-    def ledger(generation: int, node: int, *rows: Row) -> LedgerSlice:
+    def ledger(generation: int, node: int, *rows: Consumed) -> LedgerSlice:
         return LedgerSlice(1, 1, generation, node, 10, rows)
 
     slices = [
-        ledger(0, 0, Row(0, 0, 4)), ledger(0, 1, Row(0, 4, 8)),
-        ledger(1, 0, Row(0, 4, 7), Row(1, 0, 5)), ledger(1, 1, Row(0, 7, 10), Row(1, 5, 10)),
+        ledger(0, 0, Consumed(0, 0, 4)), ledger(0, 1, Consumed(0, 4, 8)),
+        ledger(1, 0, Consumed(0, 4, 7), Consumed(1, 0, 5)),
+        ledger(1, 1, Consumed(0, 7, 10), Consumed(1, 5, 10)),
     ]  # fmt: skip
     found = account(slices, [restore(0, 0), restore(1, 4)], 10)
     assert (found.missed, found.duplicated, found.redone, found.consumed) == (0, 0, 4, 20)
@@ -129,9 +130,10 @@ def test_what_a_silent_attempt_did_not_tell_is_unheard() -> None:
         return RestoreRow(1, attempt, 0, None, 0, 0, position, True, None, S)
 
     slices = [
-        LedgerSlice(1, 1, 0, 0, 10, (Row(0, 0, 2),)), LedgerSlice(1, 3, 0, 0, 10, (Row(0, 6, 10),)),
-    ]  # fmt: skip
+        LedgerSlice(1, 1, 0, 0, 10, (Consumed(0, 0, 2),)),
+        LedgerSlice(1, 3, 0, 0, 10, (Consumed(0, 6, 10),)),
+    ]
     restores = [taken(1, 0), taken(3, 6)]
-    for silent, missed, unheard in ((set[int](), 4, 0), ({1}, 0, 4), ({2}, 0, 4), ({3}, 4, 0)):
+    for silent, missed, unreported in ((set[int](), 4, 0), ({1}, 0, 4), ({2}, 0, 4), ({3}, 4, 0)):
         found = account(slices, restores, 10, silent)
-        assert (found.missed, found.unheard) == (missed, unheard), silent
+        assert (found.missed, found.unreported) == (missed, unreported), silent

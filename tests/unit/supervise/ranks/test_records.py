@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from phalanx.core.contract import records as reports
-from phalanx.core.gang.stalls import Patience, StallWatch
-from phalanx.core.training.ledger import Row, merge
+from phalanx.core.gang.stalls import StallLimit, StallWatch
+from phalanx.core.training.ledger import Consumed, merge
 from phalanx.kit.clock import SystemClock
 from phalanx.supervise.ranks import records
 from phalanx.supervise.ranks.records import GenerationRecords
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.unit
 
 def opened():
     sent = []
-    watch = StallWatch(Patience(math.inf), 0.0)
+    watch = StallWatch(StallLimit(math.inf), 0.0)
     return GenerationRecords(0, {}, lambda make: sent.append(make(len(sent) + 1)), watch), sent
 
 
@@ -56,7 +56,10 @@ def test_what_was_consumed_before_a_save_is_said_before_it(tmp_path):
         written(file, [row, saved(1)])
     sent = []
     here = GenerationRecords(
-        0, files, lambda make: sent.append(make(len(sent) + 1)), StallWatch(Patience(math.inf), 0.0)
+        0,
+        files,
+        lambda make: sent.append(make(len(sent) + 1)),
+        StallWatch(StallLimit(math.inf), 0.0),
     )
     here.read()
     here.close()
@@ -69,7 +72,7 @@ def test_a_checkpoint_that_is_gone_again_was_there_first(tmp_path):
     file = tmp_path / "r0.report"
     written(file, [saved(1), saved(2), {"k": "removed", "path": "/c/1", "t": 2}, saved(3)])
     sent = []
-    watch = StallWatch(Patience(math.inf), 0.0)
+    watch = StallWatch(StallLimit(math.inf), 0.0)
     GenerationRecords(0, {0: file}, lambda make: sent.append(make(len(sent) + 1)), watch).read()
     told = [(one.kind, one.path) for one in sent]
     assert told.index(("checkpoint", "/c/1")) < told.index(("checkpoint_removed", "/c/1"))
@@ -108,8 +111,8 @@ def test_what_was_consumed_is_said_once_and_in_parts():
     assert here.put_ledger(put) and not here.put_ledger(put)
     assert [len(one.rows) for one in said] == [records._MOST_ROWS, records._MOST_ROWS, 10, 3]
     assert all(one.added for one in said)
-    rows = merge(Row(one.epoch, one.lo, one.hi) for report in said for one in report.rows)
-    assert rows == tuple(Row(0, step * 96, step * 96 + 48) for step in range(num + 3))
+    rows = merge(Consumed(one.epoch, one.lo, one.hi) for report in said for one in report.rows)
+    assert rows == tuple(Consumed(0, step * 96, step * 96 + 48) for step in range(num + 3))
 
 
 def test_records_that_make_no_sense_are_passed_over(tmp_path):
@@ -127,7 +130,7 @@ def test_records_that_make_no_sense_are_passed_over(tmp_path):
     written(path, rows)
     sent = []
     here = GenerationRecords(
-        0, {0: path}, lambda make: sent.append(make(1)), StallWatch(Patience(math.inf), 0.0)
+        0, {0: path}, lambda make: sent.append(make(1)), StallWatch(StallLimit(math.inf), 0.0)
     )
     here.read()
     tail = records.MetricTail({0: path})

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from phalanx.core.gang.failures import Failure
-from phalanx.core.gang.stalls import Patience, StallWatch
+from phalanx.core.gang.stalls import StallLimit, StallWatch
 from phalanx.core.reasons import Cause
 from phalanx.kit.text import replace_unencodable
 from phalanx.schemas.wire.supervision import (
@@ -49,7 +49,7 @@ def test_an_exception_that_quotes_an_odd_file_name_is_reported():
 def test_what_ranks_write_into_their_reports_is_sent():
     sent = []
     here = GenerationRecords(
-        0, {}, lambda make: sent.append(make(len(sent) + 1)), StallWatch(Patience(), 0.0)
+        0, {}, lambda make: sent.append(make(len(sent) + 1)), StallWatch(StallLimit(), 0.0)
     )
     for record in (
         {"k": "warn", "message": ODD, "t": 1},

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from phalanx.core.contract import records as reports
-from phalanx.core.gang.stalls import Patience, StallWatch
-from phalanx.core.training.ledger import Row, merge
+from phalanx.core.gang.stalls import StallLimit, StallWatch
+from phalanx.core.training.ledger import Consumed, merge
 from phalanx.kit.clock import SystemClock
 from phalanx.launch.identity import SupervisorRecord, this_process
 from phalanx.schemas.wire.assignments import Assignment, GangFacts
@@ -61,7 +61,7 @@ class Plane:
 
     def rows(self):
         made = [one for one in self.stored if one.kind == "ledger"]
-        return merge(Row(r.epoch, r.lo, r.hi, r.times) for one in made for r in one.rows)
+        return merge(Consumed(r.epoch, r.lo, r.hi, r.times) for one in made for r in one.rows)
 
     def close(self):
         pass
@@ -143,7 +143,7 @@ def test_every_sample_is_told_once_wherever_supervisors_are_killed(
     watermarks = WatermarkFile(folder, lambda: plane.acked)
     here = GenerationRecords(
         0, files, lambda make: made.append(make(len(made) + 1)),
-        StallWatch(Patience(), 0.0), watermarks,
+        StallWatch(StallLimit(), 0.0), watermarks,
     )  # fmt: skip
     watermarks.begin()
 
@@ -161,7 +161,7 @@ def test_every_sample_is_told_once_wherever_supervisors_are_killed(
             here.put_ledger(lambda make: made.append(make(len(made) + 1)))
     train(unread)
     expected = merge(
-        Row(0, one["lo"], one["hi"])
+        Consumed(0, one["lo"], one["hi"])
         for path in files.values()
         for one in read_all(path)
         if one["k"] == "ledger"
@@ -243,7 +243,7 @@ def test_a_living_supervisor_is_not_spoken_for(monkeypatch, tmp_path):
         go_on(monkeypatch, tmp_path, plane)
     assert plane.stored == []
     go_on(monkeypatch, tmp_path, plane)
-    assert plane.rows() == (Row(0, 0, 3 * BATCH),)
+    assert plane.rows() == (Consumed(0, 0, 3 * BATCH),)
 
 
 def test_only_earlier_attempts_are_asked_and_the_newest_come_first(tmp_path):
@@ -263,11 +263,13 @@ def test_notes_stay_few_and_keep_the_place_to_go_on_from(tmp_path, monkeypatch):
     assert read_watermarks(tmp_path) is None
     watermarks.begin()
     for seq in range(1, 200):
-        watermarks.write(LedgerWatermark(seq, {0: 64 + seq}, (Row(0, seq, seq + 1),)))
+        watermarks.write(LedgerWatermark(seq, {0: 64 + seq}, (Consumed(0, seq, seq + 1),)))
         acked = seq - 3
         if seq > 3:
             found = last_stored(read_watermarks(tmp_path), acked)
-            assert found == LedgerWatermark(acked, {0: 64 + acked}, (Row(0, acked, acked + 1),))
+            assert found == LedgerWatermark(
+                acked, {0: 64 + acked}, (Consumed(0, acked, acked + 1),)
+            )
     watermarks.close()
     assert (tmp_path / "ledger.watermarks").stat().st_size < 2500
 

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from phalanx.checkpoint.tensorfile import Blob, Bytes, Part, Row
+from phalanx.checkpoint.tensorfile import ByteSource, TensorBytes, TensorEntry, TensorRegion
 from phalanx.errors import CheckpointCorrupt, RestoreMismatch, TrainingError
 from phalanx.train.state.regions import overlap_of
 
@@ -24,13 +24,13 @@ _SHOWN = 6
 Rows = list[dict[str, Any]]
 
 
-def taken(tree: Any, rank: int) -> tuple[Rows, list[Blob]]:
+def taken(tree: Any, rank: int) -> tuple[Rows, list[TensorBytes]]:
     """What the leaves of a tree are, and copies of the parts that this process writes.
 
     Raises TrainingError for a leaf that only a pickle could hold.
     """
     rows: Rows = []
-    blobs: list[Blob] = []
+    blobs: list[TensorBytes] = []
     for path, leaf in _leaves(tree):
         if _is_plain(leaf):
             rows.append({"path": path, "value": _to_json(leaf)})
@@ -78,25 +78,25 @@ def _as_array(path: str, leaf: Any) -> tuple[dict[str, Any], Any]:
     )
 
 
-def _parts(array: Any, number: int, rank: int) -> list[Blob]:
+def _parts(array: Any, number: int, rank: int) -> list[TensorBytes]:
     whole = tuple(array.shape)
     if not isinstance(array, jax.Array):
         start = (0,) * len(whole)
-        return [_blob(array, Part(number, whole, start))] if rank == 0 else []
+        return [_blob(array, TensorRegion(number, whole, start))] if rank == 0 else []
     found = []
     for shard in array.addressable_shards:
         # Of shards that several devices hold, the first copy is written.
         if shard.replica_id == 0:
             start = tuple(one.start or 0 for one in shard.index)
-            found.append(_blob(np.asarray(shard.data), Part(number, whole, start)))
+            found.append(_blob(np.asarray(shard.data), TensorRegion(number, whole, start)))
     return found
 
 
-def _blob(array: np.ndarray[Any, Any], part: Part) -> Blob:
+def _blob(array: np.ndarray[Any, Any], part: TensorRegion) -> TensorBytes:
     # A copy: the next step may be given the very memory that this array lies in.
     own = np.array(array, order="C", copy=True)
     data = own.reshape(-1).view(np.uint8) if own.size else b""
-    return Blob(str(own.dtype), tuple(own.shape), data, own.nbytes, part)
+    return TensorBytes(str(own.dtype), tuple(own.shape), data, own.nbytes, part)
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class Stored:
     where: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    parts: list[tuple[Bytes, Row]] = field(default_factory=list)
+    parts: list[tuple[ByteSource, TensorEntry]] = field(default_factory=list)
 
     def read(self, shape: Sequence[int], start: Sequence[int]) -> np.ndarray[Any, Any]:
         """One box of it. Raises CheckpointCorrupt."""
@@ -132,7 +132,7 @@ def _inside(at: Sequence[int], start: Sequence[int], size: Sequence[int]) -> tup
 
 
 def stored_arrays(
-    rows: Rows, files: Sequence[tuple[Bytes, Sequence[Row]]], where: str
+    rows: Rows, files: Sequence[tuple[ByteSource, Sequence[TensorEntry]]], where: str
 ) -> dict[int, Stored]:
     """The arrays of a checkpoint by number. Raises CheckpointCorrupt when the parts contradict."""
     try:

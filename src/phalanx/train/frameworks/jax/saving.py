@@ -155,7 +155,7 @@ class CheckpointDirectory:
         draft.thread.start()
 
     def _write(
-        self, draft: Draft, head: Mapping[str, Any], blobs: Sequence[tensorfile.Blob]
+        self, draft: Draft, head: Mapping[str, Any], blobs: Sequence[tensorfile.TensorBytes]
     ) -> None:
         path = f"shard-{self._info.rank:05d}/state.tensors"
         root = self._store / (draft.name + DEBRIS)
@@ -186,7 +186,7 @@ class CheckpointDirectory:
         try:
             if errors := [row["error"] for row in rows if "error" in row]:
                 raise OSError("; ".join(errors))
-            made = checkpoint.Draft(self._store, draft.name, self._disk)
+            made = checkpoint.CheckpointWriter(self._store, draft.name, self._disk)
             for row in rows:
                 made.adopt(FileEntry.from_json(row))
             manifest = self._manifest(draft, made.files)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from phalanx.core.gang.meshes import Layout
-from phalanx.core.training.guards import Policy
+from phalanx.core.training.guards import GuardPolicy
 from phalanx.errors import Problem
 from phalanx.train.numerics.local_sgd import server_ranks
 from phalanx.train.numerics.local_sgd.independent_replicas import IndependentReplicas
@@ -34,7 +34,7 @@ def conflicts(options: Options, layout: Layout) -> list[Problem]:
     if tuning.compression.method != "none":
         text = "compresses gradients, which sync does not send; use sync's quantize"
         problems.append(Problem("compression", text, tuning.compression.method))
-    guarded = tuning.on_non_finite is not Policy.OFF or tuning.precision == "fp16"
+    guarded = tuning.on_non_finite is not GuardPolicy.OFF or tuning.precision == "fp16"
     if method == "server" and tuning.sync.staleness and guarded:
         text = "asks all ranks in every step, which staleness is there to avoid"
         which = "precision" if tuning.precision == "fp16" else "on_non_finite"

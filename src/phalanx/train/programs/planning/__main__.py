@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.core.training import estimates
-from phalanx.core.training.estimates import Choice, Estimate, Outline, World
+from phalanx.core.training.estimates import DeviceSet, LayoutChoice, LayoutEstimate, ModelProfile
 from phalanx.errors import PlatformError, UserError
 from phalanx.kit.units import parse_size
 from phalanx.train import start
@@ -29,7 +29,7 @@ _HEAD = ("layout", "parameters", "gradients", "optimizer", "other", "activations
 class ScriptSurvey:
     """What a script showed, and what kept it from showing more."""
 
-    outline: Outline
+    outline: ModelProfile
     num_parameters: int
     asked: str
     problem: str = ""
@@ -88,9 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _world(text: str) -> World:
+def _world(text: str) -> DeviceSet:
     try:
-        return estimates.parse_world(text)
+        return estimates.parse_devices(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
@@ -103,7 +103,7 @@ def _size(text: str) -> int:
 
 
 def survey_script(
-    script: Path, arguments: Sequence[str], world: World,
+    script: Path, arguments: Sequence[str], world: DeviceSet,
     around: Callable[[], AbstractContextManager[None]] = model_costs.meta_parameters,
 ) -> ScriptSurvey:  # fmt: skip
     """Run a script up to its first optimizer step, in a context that `around` makes.
@@ -165,7 +165,7 @@ def _where(error: Exception, script: Path) -> str:
 # -- what is printed -----------------------------------------------------------------------------
 
 
-def as_json(choice: Choice, world: World, look: ScriptSurvey) -> dict[str, Any]:
+def as_json(choice: LayoutChoice, world: DeviceSet, look: ScriptSurvey) -> dict[str, Any]:
     """Everything, for programs. Bytes are of the rank that needs most, seconds of one step."""
     return {
         "world": {"nodes": world.nodes, "slots_per_node": world.slots_per_node, "device": world.device.name,
@@ -178,7 +178,7 @@ def as_json(choice: Choice, world: World, look: ScriptSurvey) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _row_json(one: Estimate) -> dict[str, Any]:
+def _row_json(one: LayoutEstimate) -> dict[str, Any]:
     return {
         "strategy": one.name, "fits": one.fits, "total_bytes": one.total_bytes,
         "limit_bytes": one.limit_bytes, "parameter_bytes": one.parameter_bytes,
@@ -189,7 +189,7 @@ def _row_json(one: Estimate) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def table(choice: Choice, world: World, look: ScriptSurvey) -> str:
+def table(choice: LayoutChoice, world: DeviceSet, look: ScriptSurvey) -> str:
     """For people: the layouts that fit, or come closest, and the one to take."""
     outline = look.outline
     memory = world.device.memory_bytes
@@ -223,7 +223,7 @@ def table(choice: Choice, world: World, look: ScriptSurvey) -> str:
     return "\n".join(lines)
 
 
-def _cells(one: Estimate, choice: Choice) -> tuple[str, ...]:
+def _cells(one: LayoutEstimate, choice: LayoutChoice) -> tuple[str, ...]:
     sizes = (
         one.parameter_bytes, one.gradient_bytes, one.optimizer_bytes, one.gathered_bytes,
         one.activation_bytes, one.total_bytes,

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
-from phalanx.core.training.estimates import Outline
+from phalanx.core.training.estimates import ModelProfile
 from phalanx.train.numerics import recompute
 from phalanx.train.parallel import model_costs, stages
 from phalanx.train.step.components import Options
@@ -166,7 +166,7 @@ class PlanningRun:
         """Whether autocast makes copies; a policy of `fully_shard` gathers in half precision instead."""
         return self.options.tuning.precision != "fp32" and "mp_policy" not in self.options.fsdp
 
-    def outline(self) -> Outline:
+    def outline(self) -> ModelProfile:
         """All that estimates need."""
         self.gauge.stop()
         tuning, main = self.options.tuning, self.models[0]
@@ -175,7 +175,7 @@ class PlanningRun:
         flops, kept = self.gauge.flops, self.gauge.kept_bytes
         # In half precision about half of what is kept is half as wide.
         narrow = 1.0 if tuning.precision == "fp32" else 0.75
-        return Outline(
+        return ModelProfile(
             parameter_bytes=model_costs.bytes_of(tensors),
             trainable_bytes=trained,
             optimizer_bytes=self._kept_by_optimizers or 2 * trained,

@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from phalanx.core.training.batches import Plan
+from phalanx.core.training.batches import BatchPlan
 from phalanx.errors import DataCorrupt, UserError
 from phalanx.train.data.readers import Parquet, TarShards, TextFile, rank_counts, skew
 from phalanx.train.data.readers.layouts.tar import read_layout
@@ -224,7 +224,9 @@ def test_parquet_rows_in_any_order(tmp_path: Path) -> None:
 def test_rank_counts_are_those_of_the_loader() -> None:
     for samples, batch, world in ((100, 12, 5), (7, 4, 3), (96, 8, 4), (5, 8, 3)):
         shares = [
-            sum(s.hi - s.lo for s in Plan(samples, batch).shares(0, rank, world) if not s.spare)
+            sum(
+                s.hi - s.lo for s in BatchPlan(samples, batch).shares(0, rank, world) if not s.spare
+            )
             for rank in range(world)
         ]
         assert rank_counts(samples, batch, world) == shares

@@ -44,7 +44,7 @@ def blocks_of(pieces: Iterable[Any]) -> Iterator[memoryview]:
         yield room[:filled]
 
 
-class Behind:
+class BackgroundWriter:
     """Writes one file's blocks in order on a thread; few are under way at a time.
 
     A file of one short block needs no thread. Errors of the disk come out of a later `write`, or of

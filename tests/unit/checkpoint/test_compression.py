@@ -7,8 +7,14 @@ import torch
 
 from integration.thread_gang import ThreadGang
 from phalanx import checkpoint
-from phalanx.checkpoint import packing, seal, tensorfile
-from phalanx.checkpoint.packing import FRAME_BYTES, MAGIC, Packed, Zstd, opened
+from phalanx.checkpoint import compression, encryption, tensorfile
+from phalanx.checkpoint.compression import (
+    FRAME_BYTES,
+    MAGIC,
+    CompressedFile,
+    ZstdCompression,
+    decompressed,
+)
 from phalanx.core.training.checkpoints import FileEntry
 from phalanx.errors import CheckpointCorrupt, NotSupported, SpecInvalid
 from phalanx.train.gang import context
@@ -19,7 +25,7 @@ pytestmark = pytest.mark.unit
 
 def written(tmp_path, data, wrap=lambda pieces: pieces):
     entry = tensorfile.write_pieces(
-        checkpoint.LocalDisk(), tmp_path, "x", wrap(Zstd().wrap([data[:7], data[7:]]))
+        checkpoint.LocalDisk(), tmp_path, "x", wrap(ZstdCompression().wrap([data[:7], data[7:]]))
     )
     return checkpoint.VerifiedFile(tmp_path, entry), entry
 
@@ -38,8 +44,8 @@ def test_what_is_packed_comes_back_in_any_pieces(tmp_path, size, kind):
     if kind == "weights" and size > FRAME_BYTES:
         assert entry.size_bytes < 0.9 * size
     assert entry.size_bytes < size + 100 + 4 * (size // FRAME_BYTES + 1)
-    file = opened(source, "x")
-    assert isinstance(file, Packed) and file.size_bytes == size
+    file = decompressed(source, "x")
+    assert isinstance(file, CompressedFile) and file.size_bytes == size
     rng = random.Random(3)
     ranges = [(0, size), *((rng.randrange(size + 1), rng.randrange(5000)) for _ in range(20))]
     for at, num in ranges:
@@ -53,7 +59,7 @@ def test_what_is_packed_comes_back_in_any_pieces(tmp_path, size, kind):
 def test_what_is_not_packed_is_handed_on(tmp_path):
     entry = tensorfile.write_pieces(checkpoint.LocalDisk(), tmp_path, "x", [bytes(5000)])
     source = checkpoint.VerifiedFile(tmp_path, entry)
-    assert opened(source, "x") is source
+    assert decompressed(source, "x") is source
 
 
 class Bare:
@@ -75,7 +81,7 @@ def test_frames_that_contradict_themselves_are_refused(tmp_path):
         bad[at] ^= 0x55
         try:
             into = bytearray(2 * FRAME_BYTES)
-            opened(Bare(bytes(bad)), "x").read_into(0, memoryview(into))
+            decompressed(Bare(bytes(bad)), "x").read_into(0, memoryview(into))
         except CheckpointCorrupt:
             refused += 1
     assert refused >= 6  # a byte inside a stored frame is the digest's business
@@ -91,8 +97,12 @@ def gang_of(tmp_path, vault):
 @pytest.mark.parametrize("sealed", [False, True])
 def test_a_compressed_checkpoint_loads_and_falls_back_as_any_other(tmp_path, sealed):
     pytest.importorskip("cryptography")
-    own = seal.Sealing((seal.Key(bytes(32)),)) if sealed else seal.Unsealed()
-    vault = Vault(seal=own, packing=Zstd())
+    own = (
+        encryption.AesGcmEncryption((encryption.EncryptionKey(bytes(32)),))
+        if sealed
+        else encryption.NoEncryption()
+    )
+    vault = Vault(seal=own, compression=ZstdCompression())
     saved = gang_of(tmp_path, vault)
     for step in (1, 2):
         saved.set(step)
@@ -121,9 +131,9 @@ def test_without_the_library_it_is_said_before_training_and_never_blamed_on_the_
     def missing(name):
         raise ImportError(name)
 
-    monkeypatch.setattr(packing.importlib, "import_module", missing)
+    monkeypatch.setattr(compression.importlib, "import_module", missing)
     with pytest.raises(NotSupported, match="zstd"):
-        opened(source, "x")
+        decompressed(source, "x")
     info = context.read({"PHALANX_CHECKPOINT_COMPRESS": "zstd"})
     with pytest.raises(NotSupported, match="zstd"):
         vault_for(info, None)

@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from phalanx.checkpoint.digest import canonical
-from phalanx.checkpoint.reading import VerifiedFile
-from phalanx.checkpoint.tensorfile import Bytes
+from phalanx.checkpoint.tensorfile import ByteSource
+from phalanx.checkpoint.verified_reads import VerifiedFile
 from phalanx.core.training.checkpoints import FileEntry, Manifest
 from phalanx.errors import CheckpointCorrupt, NotSupported, PermissionDenied
 
@@ -42,11 +42,11 @@ CHUNK_BYTES = 1 << 20
 _HEADER = struct.Struct("<8sI20x32s")
 _BATCH_CHUNKS = 16  # decrypted at a time: bounds the memory of reading
 
-Opener = Callable[[Path, FileEntry], Bytes]
+Opener = Callable[[Path, FileEntry], ByteSource]
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class EncryptionKey:
     """A 256-bit key. Its `id` says which one it is and nothing about it."""
 
     secret: bytes = field(repr=False)
@@ -57,7 +57,7 @@ class Key:
         return hashlib.sha256(b"phalanx checkpoint key id\0" + self.secret).hexdigest()[:16]
 
     @classmethod
-    def parse(cls, text: str) -> Key:
+    def parse(cls, text: str) -> EncryptionKey:
         """From 64 hex digits, or 32 bytes in base64. Raises ValueError, which never quotes the text."""
         text = text.strip()
         for decode in (bytes.fromhex, lambda one: base64.b64decode(one, validate=True)):
@@ -70,18 +70,18 @@ class Key:
         raise ValueError("not a key: 64 hex digits, or 32 bytes in base64")
 
 
-def parse_keys(text: str) -> tuple[Key, ...]:
+def parse_keys(text: str) -> tuple[EncryptionKey, ...]:
     """Keys between blanks, commas or lines; the first one writes, all of them read.
 
     Raises ValueError, also when there is none.
     """
-    keys = tuple(Key.parse(one) for one in text.replace(",", " ").split())
+    keys = tuple(EncryptionKey.parse(one) for one in text.replace(",", " ").split())
     if not keys:
         raise ValueError("there is no key in it")
     return keys
 
 
-class Seal(Protocol):
+class Encryption(Protocol):
     """How the files of a run's checkpoints are protected."""
 
     def wrap(self, place: str, pieces: Iterable[Any]) -> Iterable[Any]:
@@ -97,7 +97,7 @@ class Seal(Protocol):
         ...
 
 
-class Unsealed:
+class NoEncryption:
     """Files as they are; `hint` says to people how a key would be named here."""
 
     def __init__(
@@ -123,10 +123,10 @@ class Unsealed:
         return VerifiedFile
 
 
-class Sealing:
+class AesGcmEncryption:
     """Files encrypted with the first key; any of the keys reads."""
 
-    def __init__(self, keys: Sequence[Key]) -> None:
+    def __init__(self, keys: Sequence[EncryptionKey]) -> None:
         """Raises NotSupported where the cipher is not installed."""
         _cipher()
         self._keys = {key.id: key for key in keys}
@@ -134,7 +134,7 @@ class Sealing:
 
     def wrap(self, place: str, pieces: Iterable[Any]) -> Iterable[Any]:
         """The sealed file's bytes, piece by piece; each piece is valid until the next is asked for."""
-        return sealed_pieces(self._writer, place, pieces)
+        return encrypted_pieces(self._writer, place, pieces)
 
     def stamp(self, manifest: Manifest) -> Manifest:
         """With the key's id, and an HMAC over what a resume acts on."""
@@ -160,12 +160,12 @@ class Sealing:
         bare = replace(manifest, encryption={k: v for k, v in said.items() if k != "tag"})
         if not hmac.compare_digest(_manifest_tag(key, bare), str(said.get("tag"))):
             raise CheckpointCorrupt(f"{manifest.name}: its manifest was changed by somebody")
-        return lambda root, entry: SealedFile(
+        return lambda root, entry: EncryptedFile(
             VerifiedFile(root, entry), key, f"{manifest.name}/{entry.path}", str(root / entry.path)
         )
 
 
-def _manifest_tag(key: Key, manifest: Manifest) -> str:
+def _manifest_tag(key: EncryptionKey, manifest: Manifest) -> str:
     """Over what a resume acts on, in a form that no later schema of the manifest changes."""
     names = (
         "name", "step", "attempt", "generation", "commit", "parent", "created_at", "world_size",
@@ -180,7 +180,7 @@ def _manifest_tag(key: Key, manifest: Manifest) -> str:
     return hmac.new(inner, canonical(body), "sha256").hexdigest()
 
 
-def sealed_pieces(key: Key, place: str, pieces: Iterable[Any]) -> Iterator[Any]:
+def encrypted_pieces(key: EncryptionKey, place: str, pieces: Iterable[Any]) -> Iterator[Any]:
     """The bytes of a sealed file. A yielded piece is valid until the next one is asked for."""
     salt = os.urandom(32)
     header = _HEADER.pack(MAGIC, CHUNK_BYTES, salt)
@@ -202,10 +202,10 @@ def sealed_pieces(key: Key, place: str, pieces: Iterable[Any]) -> Iterator[Any]:
     yield cipher.encrypt(_nonce(number, b"\1"), memoryview(plain)[:filled], header)
 
 
-class SealedFile:
+class EncryptedFile:
     """The content of a sealed file: ranges of it, authenticated before they are handed out."""
 
-    def __init__(self, source: Bytes, key: Key, place: str, where: str) -> None:
+    def __init__(self, source: ByteSource, key: EncryptionKey, place: str, where: str) -> None:
         """Raises CheckpointCorrupt when it is not a sealed file."""
         self._source, self._where = source, where
         self._header = bytearray(_HEADER.size)
@@ -262,7 +262,7 @@ def _nonce(number: int, mark: bytes) -> bytes:
     return number.to_bytes(11, "little") + mark
 
 
-def _derive(key: Key, salt: bytes, info: str) -> bytes:
+def _derive(key: EncryptionKey, salt: bytes, info: str) -> bytes:
     """HKDF-SHA256 (RFC 5869) of one block."""
     seed = hmac.new(salt or bytes(32), key.secret, "sha256").digest()
     return hmac.new(seed, info.encode() + b"\1", "sha256").digest()
@@ -278,7 +278,9 @@ def _cipher() -> Any:
     return AESGCM
 
 
-def keys_from(environ: Mapping[str, str], name: str | None, file: Path | None) -> tuple[Key, ...]:
+def keys_from(
+    environ: Mapping[str, str], name: str | None, file: Path | None
+) -> tuple[EncryptionKey, ...]:
     """The keys in variable `name` or in `file`; none when neither is given.
 
     Raises ValueError, which never quotes what it read.

@@ -14,12 +14,13 @@ import torch
 
 from phalanx import checkpoint
 from phalanx.checkpoint import disk as disks
-from phalanx.checkpoint import reading, tensorfile
-from phalanx.checkpoint.blocks import BLOCK_BYTES, Behind, blocks_of
+from phalanx.checkpoint import tensorfile, verified_reads
+from phalanx.checkpoint.block_writer import BLOCK_BYTES, BackgroundWriter, blocks_of
 from phalanx.checkpoint.disk import begins_a_page
+from phalanx.checkpoint.tensorfile import TensorRegion
 from phalanx.errors import CheckpointCorrupt
 from phalanx.train.state.sharding import Piece
-from phalanx.train.state.staging import Part, Staging
+from phalanx.train.state.staging import Staging
 
 pytestmark = pytest.mark.unit
 
@@ -92,7 +93,7 @@ def test_an_error_of_a_write_behind_comes_out():
         def write(self, fd, data):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    with Behind(Full(), 0) as behind:
+    with BackgroundWriter(Full(), 0) as behind:
         behind.write(pages(BLOCK_BYTES))
         with pytest.raises(OSError, match="No space"):
             behind.finish()
@@ -129,9 +130,9 @@ def test_scattered_places_are_filled_and_every_chunk_is_read_once(tmp_path, monk
         checkpoint.VerifiedFile(tmp_path, entry).read_scattered(wanted)
 
 
-@pytest.mark.parametrize("cold", [reading.Direct(), reading.Cached()])
+@pytest.mark.parametrize("cold", [verified_reads.DirectReads(), verified_reads.CachedReads()])
 def test_what_the_page_cache_does_not_hold_is_checked_just_the_same(tmp_path, monkeypatch, cold):
-    monkeypatch.setattr(reading, "_is_cached", lambda fd, at: False)
+    monkeypatch.setattr(verified_reads, "_is_cached", lambda fd, at: False)
     size = 2 * BLOCK_BYTES + 12_345
     data = random.Random(5).randbytes(size)
     entry = tensorfile.write_pieces(checkpoint.LocalDisk(), tmp_path, "x", [data])
@@ -160,7 +161,7 @@ def test_what_the_page_cache_does_not_hold_is_checked_just_the_same(tmp_path, mo
 
 def test_warmed_staging_is_what_the_first_save_copies_into():
     tensor = torch.arange(3_000_000, dtype=torch.float32)
-    pieces = [Piece(tensor, Part(0, (3_000_000,), (0,)))]
+    pieces = [Piece(tensor, TensorRegion(0, (3_000_000,), (0,)))]
     staging = Staging()
     staging.warm(pieces)
     room = staging._room.data_ptr()

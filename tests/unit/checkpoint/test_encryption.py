@@ -5,18 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.checkpoint import LocalDisk, seal
-from phalanx.checkpoint.reading import VerifiedFile
+from phalanx.checkpoint import LocalDisk, encryption
 from phalanx.checkpoint.tensorfile import write_pieces
+from phalanx.checkpoint.verified_reads import VerifiedFile
 from phalanx.core.training.checkpoints import Manifest, Position
 from phalanx.errors import CheckpointCorrupt, PermissionDenied
 
 pytest.importorskip("cryptography")
 pytestmark = pytest.mark.unit
 
-KEY, OTHER = seal.Key(bytes(range(32))), seal.Key(bytes(32))
+KEY, OTHER = encryption.EncryptionKey(bytes(range(32))), encryption.EncryptionKey(bytes(32))
 NAME, PATH = "step-00000001-0123abcd", "shard-00000/state.tensors"
-PLAIN = seal.CHUNK_BYTES - seal.TAG_BYTES
+PLAIN = encryption.CHUNK_BYTES - encryption.TAG_BYTES
 
 
 def manifest(files=()):
@@ -30,12 +30,12 @@ def manifest(files=()):
 def write(root, pieces, sealing=None, place=f"{NAME}/{PATH}"):
     (root / PATH).parent.mkdir(exist_ok=True)
     (root / PATH).unlink(missing_ok=True)
-    sealing = sealing or seal.Sealing([KEY])
+    sealing = sealing or encryption.AesGcmEncryption([KEY])
     return write_pieces(LocalDisk(), root, PATH, sealing.wrap(place, pieces))
 
 
 def read(root, entry, sealing=None, stamped=None):
-    sealing = sealing or seal.Sealing([KEY])
+    sealing = sealing or encryption.AesGcmEncryption([KEY])
     source = sealing.opener(stamped or sealing.stamp(manifest((entry,))))(root, entry)
     data = bytearray(source.size_bytes)
     source.read_into(0, memoryview(data))
@@ -55,9 +55,9 @@ def test_what_is_sealed_comes_back_in_any_pieces(tmp_path, size):
     entry = write(tmp_path, cut)
     assert read(tmp_path, entry) == data
     assert data[:16] not in (tmp_path / PATH).read_bytes() or size < 16
-    source = seal.Sealing([KEY]).opener(seal.Sealing([KEY]).stamp(manifest((entry,))))(
-        tmp_path, entry
-    )
+    source = encryption.AesGcmEncryption([KEY]).opener(
+        encryption.AesGcmEncryption([KEY]).stamp(manifest((entry,)))
+    )(tmp_path, entry)
     for at, length in [(0, 5), (PLAIN - 2, 4), (size - 3, 3), (PLAIN, 2 * PLAIN)]:
         if 0 <= at <= at + length <= size:
             part = bytearray(length)
@@ -78,7 +78,7 @@ def flip(at):
 
 
 def swap_chunks(data):
-    chunk = seal.CHUNK_BYTES
+    chunk = encryption.CHUNK_BYTES
     return (
         data[:64]
         + data[64 + chunk : 64 + 2 * chunk]
@@ -89,11 +89,11 @@ def swap_chunks(data):
 
 TAMPERING = {
     "first byte": flip(64),
-    "last byte": flip(-1 + 64 + 2 * seal.CHUNK_BYTES + 100 + seal.TAG_BYTES),
+    "last byte": flip(-1 + 64 + 2 * encryption.CHUNK_BYTES + 100 + encryption.TAG_BYTES),
     "salt": flip(40),
     "chunk size": flip(8),
     "cut inside a chunk": lambda data: data[:-5],
-    "cut at a chunk's end": lambda data: data[: 64 + 2 * seal.CHUNK_BYTES],
+    "cut at a chunk's end": lambda data: data[: 64 + 2 * encryption.CHUNK_BYTES],
     "only the header": lambda data: data[:64],
     "more behind": lambda data: data + bytes(40),
     "chunks swapped": swap_chunks,
@@ -105,7 +105,7 @@ def test_whoever_changes_a_file_and_its_digest_is_found_out(tmp_path, how):
     entry = write(tmp_path, [bytes(2 * PLAIN + 100)])
     assert read(tmp_path, entry) == bytes(2 * PLAIN + 100)
     entry = rewritten(tmp_path, TAMPERING[how]((tmp_path / PATH).read_bytes()))
-    VerifiedFile(tmp_path, entry).check(0)  # without the seal nobody would notice
+    VerifiedFile(tmp_path, entry).check(0)  # without encryption nobody would notice
     with pytest.raises(CheckpointCorrupt):
         read(tmp_path, entry)
 
@@ -121,41 +121,41 @@ def test_a_file_of_another_checkpoint_does_not_fit(tmp_path):
 )
 def test_a_manifest_that_was_changed_is_refused(tmp_path, change):
     entry = write(tmp_path, [b"weights"])
-    stamped = seal.Sealing([KEY]).stamp(manifest((entry,)))
+    stamped = encryption.AesGcmEncryption([KEY]).stamp(manifest((entry,)))
     assert read(tmp_path, entry, stamped=Manifest.from_json(stamped.to_json())) == b"weights"
     with pytest.raises(CheckpointCorrupt, match="changed by somebody"):
-        seal.Sealing([KEY]).opener(replace(stamped, **change))
+        encryption.AesGcmEncryption([KEY]).opener(replace(stamped, **change))
 
 
 def test_keys_rotate_and_the_wrong_one_is_named_not_blamed_on_the_file(tmp_path):
     entry = write(tmp_path, [b"weights"])
-    stamped = seal.Sealing([KEY]).stamp(manifest((entry,)))
-    assert read(tmp_path, entry, seal.Sealing([OTHER, KEY]), stamped) == b"weights"
-    assert seal.Sealing([OTHER, KEY]).stamp(manifest()).encryption["key"] == OTHER.id
-    for reader in (seal.Sealing([OTHER]), seal.Unsealed()):
+    stamped = encryption.AesGcmEncryption([KEY]).stamp(manifest((entry,)))
+    assert read(tmp_path, entry, encryption.AesGcmEncryption([OTHER, KEY]), stamped) == b"weights"
+    assert encryption.AesGcmEncryption([OTHER, KEY]).stamp(manifest()).encryption["key"] == OTHER.id
+    for reader in (encryption.AesGcmEncryption([OTHER]), encryption.NoEncryption()):
         with pytest.raises(PermissionDenied, match=KEY.id):
             reader.opener(stamped)
 
 
 def test_a_job_with_a_key_does_not_trust_plain_checkpoints():
     with pytest.raises(CheckpointCorrupt, match="not encrypted"):
-        seal.Sealing([KEY]).opener(manifest())
-    assert seal.Unsealed().opener(manifest()) is VerifiedFile
+        encryption.AesGcmEncryption([KEY]).opener(manifest())
+    assert encryption.NoEncryption().opener(manifest()) is VerifiedFile
 
 
 def test_keys_are_read_and_never_shown(tmp_path):
     text = base64.b64encode(KEY.secret).decode()
-    assert seal.parse_keys(f"{KEY.secret.hex()}\n{text}") == (KEY, KEY)
+    assert encryption.parse_keys(f"{KEY.secret.hex()}\n{text}") == (KEY, KEY)
     (tmp_path / "key").write_text(text + "\n")
-    assert seal.keys_from({}, None, tmp_path / "key") == (KEY,)
-    assert seal.keys_from({"K": text}, "K", None) == (KEY,)
-    assert seal.keys_from({}, None, None) == ()
+    assert encryption.keys_from({}, None, tmp_path / "key") == (KEY,)
+    assert encryption.keys_from({"K": text}, "K", None) == (KEY,)
+    assert encryption.keys_from({}, None, None) == ()
     assert KEY.secret.hex() not in repr(KEY) and str(KEY.secret) not in repr(KEY)
     for bad in ("secret-but-short", KEY.secret.hex()[:-2], ""):
         with pytest.raises(ValueError, match="key") as refused:
-            seal.parse_keys(bad)
+            encryption.parse_keys(bad)
         assert not bad or bad not in str(refused.value)
     with pytest.raises(ValueError, match="K is not set"):
-        seal.keys_from({}, "K", None)
+        encryption.keys_from({}, "K", None)
     with pytest.raises(ValueError, match="cannot be read"):
-        seal.keys_from({}, None, tmp_path / "absent")
+        encryption.keys_from({}, None, tmp_path / "absent")

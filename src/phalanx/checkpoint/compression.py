@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
-from phalanx.checkpoint.tensorfile import Bytes
+from phalanx.checkpoint.tensorfile import ByteSource
 from phalanx.errors import CheckpointCorrupt, NotSupported
 
 MAGIC = b"PHXPACK1"
@@ -50,7 +50,7 @@ def zstd() -> Any:
     )
 
 
-class Packing(Protocol):
+class FileCompression(Protocol):
     """What happens to the bytes of a file before they are encrypted and written."""
 
     def wrap(self, pieces: Iterable[Any]) -> Iterable[Any]:
@@ -58,7 +58,7 @@ class Packing(Protocol):
         ...
 
 
-class Unpacked:
+class NoCompression:
     """Stored as they are."""
 
     def wrap(self, pieces: Iterable[Any]) -> Iterable[Any]:
@@ -66,7 +66,7 @@ class Unpacked:
         return pieces
 
 
-class Zstd:
+class ZstdCompression:
     """Stored in frames of zstd."""
 
     def __init__(self) -> None:
@@ -101,9 +101,9 @@ class Zstd:
         return packed if len(packed) < len(frame) else frame
 
 
-def packing(compression: str) -> Packing:
+def compression_for(compression: str) -> FileCompression:
     """How files are stored under one of `core.checkpoints.COMPRESSIONS`. Raises NotSupported."""
-    return Unpacked() if compression == "none" else Zstd()
+    return NoCompression() if compression == "none" else ZstdCompression()
 
 
 def _frames(pieces: Iterable[Any]) -> Iterator[bytes]:
@@ -121,7 +121,7 @@ def _frames(pieces: Iterable[Any]) -> Iterator[bytes]:
         yield bytes(frame)
 
 
-def opened(source: Bytes, where: str) -> Bytes:
+def decompressed(source: ByteSource, where: str) -> ByteSource:
     """The plain content of a file, whether it is packed or not.
 
     Raises CheckpointCorrupt, NotSupported.
@@ -130,13 +130,13 @@ def opened(source: Bytes, where: str) -> Bytes:
     if source.size_bytes < _HEAD.size + _TAIL.size:
         return source
     source.read_into(0, memoryview(head))
-    return Packed(source, where) if head == MAGIC else source
+    return CompressedFile(source, where) if head == MAGIC else source
 
 
-class Packed:
+class CompressedFile:
     """The plain content of a packed file, a range at a time."""
 
-    def __init__(self, source: Bytes, where: str) -> None:
+    def __init__(self, source: ByteSource, where: str) -> None:
         """Raises CheckpointCorrupt, NotSupported."""
         self._source, self._where, self._zstd = source, where, zstd()
         self._kept: tuple[int, bytes] = (-1, b"")

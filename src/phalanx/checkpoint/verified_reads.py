@@ -25,7 +25,7 @@ _own = threading.local()
 _MAX_VIEWS = 512  # the kernel takes 1024 at a time
 
 
-class Cold(Protocol):
+class ReadMode(Protocol):
     """How chunks are read that the page cache does not hold."""
 
     def open(self, path: Path) -> int:
@@ -33,7 +33,7 @@ class Cold(Protocol):
         ...
 
 
-class Cached:
+class CachedReads:
     """Into the page cache: others on this machine will want the same bytes."""
 
     def open(self, path: Path) -> int:
@@ -41,7 +41,7 @@ class Cached:
         return -1
 
 
-class Direct:
+class DirectReads:
     """Past the page cache, where the file system can do that: nobody else wants these bytes.
 
     New pages cost more than reading a fast device does, and push out training data.
@@ -71,11 +71,11 @@ class VerifiedFile:
     A file of the first schema has one digest for all of it and is checked whole, once.
     """
 
-    def __init__(self, root: Path, entry: FileEntry, cold: Cold | None = None) -> None:
+    def __init__(self, root: Path, entry: FileEntry, cold: ReadMode | None = None) -> None:
         """Raises CheckpointCorrupt when the entry contradicts itself."""
         self.path = root / entry.path
         self.size_bytes = entry.size_bytes
-        self._entry, self._cold = entry, cold or Cached()
+        self._entry, self._cold = entry, cold or CachedReads()
         self._in_chunks = is_tree(entry.digest)
         self._whole_checked = False
         self._lock = threading.Lock()

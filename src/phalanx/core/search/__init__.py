@@ -1,4 +1,0 @@
-"""Search methods: an event in, actions out, with snapshot and restore.
-
-Empty until studies are built; nothing else may be put here.
-"""
