@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,19 +18,12 @@ from phalanx.schemas.wire.assignments import Assignment, GangFacts, WarmStart
 from phalanx.schemas.wire.supervision import NodeReadyReport, Orders, RanksStartedReport
 from phalanx.testing.control_plane import FakeControlPlane
 from phalanx.testing.executors import ExecutorContract, FakeExecutor, ref_of
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 DAEMON = "import os, time\nif os.fork() == 0:\n    os.setsid()\ntime.sleep(600)\n"
-
-
-def wait_until(true, timeout_s=60.0):
-    deadline = time.monotonic() + timeout_s
-    while not (value := true()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
-    return value
 
 
 class LocalRig:

@@ -15,8 +15,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -32,17 +30,13 @@ from phalanx.errors import CheckpointCorrupt, CheckpointUnavailable, NotFound, P
 from phalanx.kit.clock import SystemClock
 from phalanx.train.gang.report import NoReport
 from phalanx.train.state.storage import Vault
+from support.s3 import KEY, SECRET, needs_s3, s3_server
+from support.waiting import wait_until
 
 pytest.importorskip("obstore")
-RCLONE = shutil.which("rclone", path=str(Path(sys.executable).parent)) or shutil.which("rclone")
-needs_s3 = pytest.mark.skipif(RCLONE is None, reason="rclone is not installed")
 pytestmark = pytest.mark.integration
 
-KEY, SECRET = "testkey", "testsecret-nobody-may-print"
 HANG_GUARD_S = 90.0
-# Never "0s": rclone then drops its directories in a loop without a pause, which takes a core and all
-# but stops every request.
-FRESH = ("--dir-cache-time", "1ms")
 BIG = 9 << 20  # more than one part of a multipart upload
 
 
@@ -69,46 +63,14 @@ def content(path):
     }
 
 
-def wait_until(what, why):
-    until = time.monotonic() + HANG_GUARD_S
-    while not what():
-        assert time.monotonic() < until, why
-        time.sleep(0.01)
-
-
 # -- a real server, and a gate before it ---------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """(port, directory behind it) of `rclone serve s3`."""
-    root = tmp_path_factory.mktemp("s3")
-    (root / "bucket").mkdir()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    child = subprocess.Popen(
-        [str(RCLONE), "serve", "s3", "--addr", f"127.0.0.1:{port}", "--config", "/dev/null",
-         "--auth-key", f"{KEY},{SECRET}", "--vfs-cache-mode", "off", *FRESH, str(root)],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        wait_until(lambda: answers(port) or child.poll() is not None, "rclone did not start")
-        yield port, root / "bucket"
-    finally:
-        child.kill()
-        child.wait(10)
-
-
-def answers(port):
-    try:
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5).close()
-    except urllib.error.HTTPError as error:
-        error.close()
-        return True
-    except OSError:
-        return False
-    return True
+    """(port, directory behind its bucket) of an S3 server."""
+    with s3_server(tmp_path_factory.mktemp("s3")) as one:
+        yield one.port, one.bucket
 
 
 class Gate(socketserver.ThreadingMixIn, http.server.HTTPServer):

@@ -19,6 +19,7 @@ from phalanx.sdk import PhalanxClient
 from phalanx.server.app import StopCause, serve
 from phalanx.server.settings import Settings
 from phalanx.testing.executors import FakeExecutor
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -63,13 +64,6 @@ def run(
     return cause
 
 
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
-
-
 def test_loops_are_woken_and_a_waiting_client_does_not_hold_the_end_up(
     tmp_path: Path, sock: socket.socket
 ) -> None:
@@ -82,7 +76,7 @@ def test_loops_are_woken_and_a_waiting_client_does_not_hold_the_end_up(
         assert client.is_healthy() and client.info().num_live_jobs == 0
         client.submit(SubmitRequest(spec=spec()))
         # No tick comes in time: only being woken takes the job from the queue to its launch.
-        until(lambda: client.job(1).state == "starting")
+        wait_until(lambda: client.job(1).state == "starting")
         client.stop(1, grace_s=0)
         other = PhalanxClient(client.url, "t")
         waiting.append(threading.Thread(target=lambda: other.events(1, after=99, wait_s=30)))
@@ -107,7 +101,7 @@ def test_a_live_job_keeps_it(tmp_path: Path, sock: socket.socket) -> None:
     def work(client: PhalanxClient) -> None:
         client.submit(SubmitRequest(spec=spec()))
         before = time.monotonic()
-        until(lambda: time.monotonic() - before > 1.5)
+        wait_until(lambda: time.monotonic() - before > 1.5)
 
     assert run(tmp_path, sock, work, Settings(idle_exit_s=1.0), ask=True) is StopCause.ASKED
 
@@ -135,7 +129,7 @@ def test_it_leaves_when_its_home_was_deleted(tmp_path: Path, sock: socket.socket
     HomeLayout(root).database_file.parent.mkdir(parents=True)
 
     def delete(client: PhalanxClient) -> None:
-        until(client.is_healthy)
+        wait_until(client.is_healthy)
         root.rename(tmp_path / "gone")
 
     settings = Settings(idle_exit_s=3600)

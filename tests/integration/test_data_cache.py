@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import random
 import signal
-import time
 from collections.abc import Callable
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from phalanx.errors import DataUnavailable
 from phalanx.train.data.readers import cache as cache_module
 from phalanx.train.data.readers.cache import NodeCache
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -36,13 +36,6 @@ def filler(key: str, log: Path | None = None) -> Callable[[Path], None]:
                 lines.write(key + "\n")
 
     return fill
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < until, "waited 30 s in vain"
-        time.sleep(0.01)
 
 
 def _read_at_random(directory: str, seed: int, num_keys: int, slots: int, bad: Event) -> None:
@@ -135,7 +128,7 @@ def test_who_waits_for_a_fetcher_does_not_wait_for_its_readers(tmp_path: Path) -
 
     def fill(path: Path) -> None:
         waiting.append(_start(_wait_and_read, str(tmp_path), bad))
-        wait_for(lambda: _blocked_in_flock(waiting[0].pid))
+        wait_until(lambda: _blocked_in_flock(waiting[0].pid))
         filler("k")(path)
 
     held = NodeCache(tmp_path, 2 * SIZE).open("k", SIZE, fill)

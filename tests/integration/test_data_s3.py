@@ -9,13 +9,8 @@ import operator
 import pickle
 import shutil
 import socket
-import subprocess
-import sys
 import tarfile
 import threading
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,58 +22,23 @@ from phalanx.train.data.readers import NodeCache, ObjectSource, TarShards
 from phalanx.train.data.readers.locating import load_index, locate, save_index
 from phalanx.train.data.readers.scanning import full_index
 from phalanx.train.data.readers.verifying import verify
+from support.s3 import KEY, SECRET, free_port, needs_s3, s3_server
 
 pytest.importorskip("obstore")
-RCLONE = shutil.which("rclone", path=str(Path(sys.executable).parent)) or shutil.which("rclone")
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.skipif(RCLONE is None, reason="rclone is not installed"),
+    needs_s3,
 ]
 
-KEY, SECRET = "testkey", "testsecret"
 NUM_SHARDS, PER_SHARD = 6, 20
 SHARD_BYTES = -(-(PER_SHARD * 1024 + 1024) // 10240) * 10240  # tar pads to whole records
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     """(endpoint, directory behind it)."""
-    root, port = tmp_path_factory.mktemp("s3"), free_port()
-    (root / "bucket").mkdir()
-    command = [str(RCLONE), "serve", "s3", "--addr", f"127.0.0.1:{port}", "--config", "/dev/null"]
-    child = subprocess.Popen(
-        # Never "0s": rclone then drops its directories in a loop without a pause, which takes a core
-        # and all but stops every request.
-        [*command, "--auth-key", f"{KEY},{SECRET}", "--vfs-cache-mode", "off",
-         "--dir-cache-time", "1ms", str(root)],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        until = time.monotonic() + 30
-        while not _answers(port):
-            assert child.poll() is None and time.monotonic() < until, "rclone did not start"
-            time.sleep(0.05)
-        yield f"http://127.0.0.1:{port}", root
-    finally:
-        child.kill()
-        child.wait(10)
-
-
-def _answers(port: int) -> bool:
-    try:
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5).close()
-    except urllib.error.HTTPError as error:
-        error.close()
-        return True
-    except OSError:
-        return False
-    return True
+    with s3_server(tmp_path_factory.mktemp("s3")) as one:
+        yield one.endpoint, one.root
 
 
 def options(endpoint: str, secret: str = SECRET) -> dict[str, str]:

@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from e2e.platform.harness import BIN, wait_for
+from e2e.platform.harness import BIN
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -72,7 +73,7 @@ def test_verbs_at_once_start_one_control_plane_which_up_takes_over(home: Home):
 
     up = home.verb("up")
     try:
-        wait_for("the new one", lambda: before != _pid_or(home, before))
+        wait_until(lambda: before != _pid_or(home, before), "the new one")
         assert home.server_pid() == up.pid
         assert not psutil.pid_exists(before) or before not in {p.pid for p in home.servers()}
         code, _, err = home.run("up")
@@ -108,7 +109,9 @@ def test_a_second_ctrl_c_leaves_the_job_alone(home: Home):
     for line in follower.stderr:
         if line.startswith("cancelling j-1"):
             break
-    wait_for("stopping", lambda: json.loads(home.run("show", "1", "--json")[1])["goal"] == "cancel")
+    wait_until(
+        lambda: json.loads(home.run("show", "1", "--json")[1])["goal"] == "cancel", "stopping"
+    )
     follower.send_signal(signal.SIGINT)
     rest = follower.stderr.read()
     assert follower.wait(timeout=60) == 130

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.platform.harness import wait_for
 from phalanx import checkpoint
+from support.waiting import wait_until
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
@@ -46,7 +46,7 @@ def wait_committed(platform: Any, job: str) -> None:
     Find whom to kill before: on a busy machine the job may be over before the control plane has answered.
     """
     store = Path(platform.show(job).checkpoint_dir)
-    wait_for("a checkpoint", lambda: any(store.glob("step-*/MANIFEST.json")))
+    wait_until(lambda: any(store.glob("step-*/MANIFEST.json")), "a checkpoint")
 
 
 def committed(view: Any) -> list[checkpoint.CommittedCheckpoint]:

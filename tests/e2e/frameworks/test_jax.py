@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from e2e.frameworks.foreign import committed, example, metric, needs
-from e2e.platform.harness import kill, wait_for
+from e2e.platform.harness import kill
+from support.waiting import wait_until
 
 pytestmark = [pytest.mark.extras, pytest.mark.e2e, needs("jax", "make test-extras installs it")]
 SLOW = "--pause=0.2"
@@ -38,10 +39,10 @@ def calm(platform, tmp_path_factory):
 def test_two_kills_end_bit_identical(platform, tmp_path, calm):
     job = submitted(platform, "--steps=40", SLOW, f"--digest={tmp_path / 'hit'}")
     for at, rank in ((8, 2), (22, 0)):
-        wait_for(f"step {at}", lambda at=at: steps_of(platform, job) >= at)
+        wait_until(lambda at=at: steps_of(platform, job) >= at, f"step {at}")
         kill(platform.rank_pids(job)[rank], signal.SIGKILL)
-        wait_for("its end", lambda at=at: platform.show(job).restarts >= (1 if at == 8 else 2))
-        wait_for("ranks", lambda: platform.show(job).state == "running")
+        wait_until(lambda at=at: platform.show(job).restarts >= (1 if at == 8 else 2), "its end")
+        wait_until(lambda: platform.show(job).state == "running", "ranks")
     view = platform.wait_state(job, "succeeded")
     assert (view.attempts, view.restarts) == (1, 2)
     found = begun(platform, job)
@@ -60,7 +61,7 @@ def test_two_kills_end_bit_identical(platform, tmp_path, calm):
 
 def test_a_pause_saves_first_and_nothing_is_done_twice(platform, tmp_path, calm):
     job = submitted(platform, "--steps=40", SLOW, f"--digest={tmp_path / 'hit'}", every="1h")
-    wait_for("some steps", lambda: steps_of(platform, job) >= 6)
+    wait_until(lambda: steps_of(platform, job) >= 6, "some steps")
     platform.run("pause", job)
     view = platform.wait_state(job, "paused")
     stopped_at = view.progress.checkpoint_step
@@ -73,7 +74,7 @@ def test_a_pause_saves_first_and_nothing_is_done_twice(platform, tmp_path, calm)
 
 def test_rot_is_noticed_and_the_one_before_is_taken(platform, tmp_path, calm):
     job = submitted(platform, "--steps=40", SLOW, f"--digest={tmp_path / 'hit'}")
-    wait_for("three checkpoints", lambda: len(committed_soon(platform, job)) >= 3)
+    wait_until(lambda: len(committed_soon(platform, job)) >= 3, "three checkpoints")
     platform.run("pause", job)
     view = platform.wait_state(job, "paused")
     found = committed(view)

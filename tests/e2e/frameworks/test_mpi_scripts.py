@@ -8,7 +8,8 @@ import psutil
 import pytest
 
 from e2e.frameworks.foreign import committed, example, metric, needs, wait_committed
-from e2e.platform.harness import family, kill, survivors, wait_for
+from e2e.platform.harness import family, kill, survivors
+from support.waiting import wait_until
 
 pytestmark = [
     needs("mpi4py", "make test-extras installs it"),
@@ -45,7 +46,7 @@ def test_killed_and_recovered_on_two_nodes(platform):
     calm = platform.submit(example("mpi", "--steps=12"))
     usual = platform.wait_state(calm, "succeeded")
     job = platform.submit(example("mpi", "--steps=12", "--pause=1"))
-    ranks = wait_for("MPI ranks", lambda: (r := mpi_ranks(platform, job)) and len(r) == 4 and r)
+    ranks = wait_until(lambda: (r := mpi_ranks(platform, job)) and len(r) == 4 and r, "MPI ranks")
     # Two of the four run on the second node, below its own supervisor.
     second = platform.show(job).nodes[1].pid
     assert {rank for rank, one in ranks.items() if second in map(pid, one.parents())} == {2, 3}
@@ -72,7 +73,7 @@ def pid(process):
 
 def test_stopped_politely_and_nothing_is_left(platform):
     job = platform.submit(example("mpi", "--steps=1000", "--pause=0.1"))
-    wait_for("MPI ranks", lambda: len(mpi_ranks(platform, job)) == 4)
+    wait_until(lambda: len(mpi_ranks(platform, job)) == 4, "MPI ranks")
     tree = [one for node in platform.show(job).nodes for one in family(node.pid)]
     platform.run("stop", job, "--grace", "20s")
     platform.wait_state(job, "cancelled")

@@ -8,8 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +18,11 @@ import pytest
 from phalanx.kit.text import parse_job_label
 from phalanx.schemas.api.jobs import JobView
 from phalanx.sdk import PhalanxClient
+from support.waiting import wait_until
 
 BIN = Path(sys.executable).parent
 HERE = Path(__file__).resolve().parent
 GUARD_S = 120.0
-
-
-def wait_for(what: str, condition: Callable[[], Any], guard_s: float = GUARD_S) -> Any:
-    """Poll until `condition` returns something true. The guard only ends a hang."""
-    deadline = time.monotonic() + guard_s
-    while time.monotonic() < deadline:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"{what}: not within {guard_s:.0f} s")
 
 
 class Platform:
@@ -59,7 +48,7 @@ class Platform:
                 env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
-        wait_for("the control plane", self._answers)
+        wait_until(self._answers, "the control plane")
 
     def _answers(self) -> bool:
         assert self.process is not None
@@ -143,14 +132,14 @@ class Platform:
             after = self._kept_client().events(num, after=after, wait_s=5.0).cursor
             return None
 
-        return wait_for(f"{job} in {states}", reached)
+        return wait_until(reached, f"{job} in {states}")
 
     def wait_steps(self, count: int, out: Path) -> None:
         """Wait until the probe has completed `count` steps in all."""
         steps = Path(f"{out}.steps")
-        wait_for(
-            f"{count} steps",
+        wait_until(
             lambda: steps.exists() and len(steps.read_text().splitlines()) >= count,
+            f"{count} steps",
         )
 
     def rank_pids(self, job: str) -> dict[int, int]:
@@ -163,7 +152,7 @@ class Platform:
             alive = all(psutil.pid_exists(pid) for pid in found.values())
             return found if found and len(found) == len(view.ranks or ()) and alive else None
 
-        found: dict[int, int] = wait_for("rank pids", known)
+        found: dict[int, int] = wait_until(known, "rank pids")
         return found
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from e2e.platform.harness import BIN, Platform, kill, wait_for
+from e2e.platform.harness import BIN, Platform, kill
+from support.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.extras]
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -102,9 +103,9 @@ def test_sites_that_never_share_data(platform: Platform):
         out = platform.run("logs", coordinator, check=False).stdout
         return out.count("round ")
 
-    wait_for("two rounds", lambda: rounds() >= 2)
+    wait_until(lambda: rounds() >= 2, "two rounds")
     kill(platform.rank_pids(coordinator)[0])
-    wait_for("two more", lambda: rounds() >= 4)
+    wait_until(lambda: rounds() >= 4, "two more")
     kill(platform.rank_pids(sites)[1])
     platform.wait_state(sites, "succeeded")
     view = platform.wait_state(coordinator, "succeeded")
@@ -126,7 +127,7 @@ def test_a_trainer_and_the_evaluator_of_its_checkpoints(platform: Platform):
     rank = platform.rank_pids(job)[1]
     # The training takes a few seconds, however slowly a busy control plane answers: look at the disk.
     store = Path(platform.show(job).checkpoint_dir or "")
-    wait_for("a checkpoint", lambda: any(store.glob("step-*/MANIFEST.json")))
+    wait_until(lambda: any(store.glob("step-*/MANIFEST.json")), "a checkpoint")
     kill(rank)
     view = platform.wait_state(job, "succeeded")
     assert (view.restarts, view.progress.high_water_step) == (1, 5120)

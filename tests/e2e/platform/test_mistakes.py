@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e.platform.harness import BIN, Platform, kill, probe_spec, wait_for
+from e2e.platform.harness import BIN, Platform, kill, probe_spec
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -130,7 +131,7 @@ def test_corrupt_checkpoint_falls_back_and_is_reported(platform: Platform, tmp_p
         found = [one for one in store.glob("step-*") if (one / "MANIFEST.json").exists()]
         return sorted(found)
 
-    wait_for("three checkpoints", lambda: len(committed()) >= 3)
+    wait_until(lambda: len(committed()) >= 3, "three checkpoints")
     pids = platform.rank_pids(job)
     for pid in pids.values():
         os.kill(pid, signal.SIGSTOP)  # nothing newer may appear in the meantime

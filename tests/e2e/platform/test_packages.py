@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from e2e.platform.harness import BIN, wait_for
+from e2e.platform.harness import BIN
+from support.waiting import wait_until
 from tinywheel import make_wheel
 
 # Several whole jobs: what `make test` needs of it is in test_mistakes and in the supervisor's tests.
@@ -56,7 +57,7 @@ def test_why_says_what_a_starting_job_does(platform, tmp_path):
     wanted["env"]["PATH"] = f"{fake}:{BIN}:/usr/bin:/bin"
     job = platform.submit(wanted)
     said = "the Python packages are being installed on local"
-    wait_for("its reason", lambda: said in platform.run("why", job).stdout)
+    wait_until(lambda: said in platform.run("why", job).stdout, "its reason")
     (tmp_path / "go").touch()
     platform.wait_state(job, "succeeded")
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e.platform.harness import BIN, Platform, probe_spec, wait_for
+from e2e.platform.harness import BIN, Platform, probe_spec
+from support.waiting import wait_until
 
 pytestmark = [pytest.mark.extras, pytest.mark.e2e]
 TRAINING = Path(__file__).parents[1] / "training"
@@ -19,7 +20,7 @@ def job_of(script: str, out: Path, *flags: str) -> dict[str, object]:
 
 def test_a_live_job_is_profiled_and_trains_on(platform: Platform, tmp_path: Path) -> None:
     job = platform.submit(job_of("profile_job.py", tmp_path / "live", "--for-ever"))
-    wait_for("the first steps", lambda: (platform.show(job).progress.step or 0) > 2)
+    wait_until(lambda: (platform.show(job).progress.step or 0) > 2, "the first steps")
     trace = tmp_path / "trace.json.gz"
     words = ("--steps", 4, "--trace", 1, "--memory", "--output", trace)
     shown = platform.run("profile", job, *words).stdout
@@ -31,7 +32,7 @@ def test_a_live_job_is_profiled_and_trains_on(platform: Platform, tmp_path: Path
     assert [one["rank"] for one in kept["splits"]] == sorted(ranks)
     before = platform.show(job)
     assert (before.state, before.restarts) == ("running", 0)
-    wait_for("more steps", lambda: platform.show(job).progress.step > before.progress.step)
+    wait_until(lambda: platform.show(job).progress.step > before.progress.step, "more steps")
     assert "profiled: " in platform.run("show", job).stdout
     platform.run("stop", job, "--grace", "0s")
 

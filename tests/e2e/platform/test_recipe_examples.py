@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from e2e.platform.harness import BIN, Platform, kill, wait_for
+from e2e.platform.harness import BIN, Platform, kill
 from phalanx.kit.text import parse_job_label
 from phalanx.train.programs.recipes import images, texts
+from support.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.extras]  # whole trainings
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -49,9 +50,9 @@ def test_an_example_is_killed_paused_resumed_and_exported(
 ) -> None:
     folder = copied(name, tmp_path)
     job = platform.run("submit", folder / "job.yaml").stdout.split()[-1]
-    wait_for("a checkpoint", lambda: platform.show(job).progress.checkpoint_step)
+    wait_until(lambda: platform.show(job).progress.checkpoint_step, "a checkpoint")
     kill(platform.rank_pids(job)[1])
-    wait_for("a restart", lambda: platform.show(job).restarts)
+    wait_until(lambda: platform.show(job).restarts, "a restart")
     if not platform.show(job).is_terminal:
         platform.run("pause", job, check=False)  # it may be over by now
         view = platform.wait_state(job, "paused", "succeeded")

@@ -8,7 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from e2e.platform.harness import Platform, family, kill, probe_spec, survivors, wait_for
+from e2e.platform.harness import Platform, family, kill, probe_spec, survivors
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 EPOCHS, SAMPLES = 8, 480
@@ -62,7 +63,7 @@ def test_killed_supervisor_leaves_nothing_and_the_job_recovers(platform: Platfor
     assert ranks <= {process.pid for process in tree}
     assert len(tree) > len(ranks) + 2  # the data workers are in it too
     kill(supervisor)
-    wait_for("the gang's end", lambda: not survivors(tree))
+    wait_until(lambda: not survivors(tree), "the gang's end")
     go.touch()
     view = platform.wait_state(job, "succeeded")
     assert view.attempts == 2
@@ -89,18 +90,18 @@ def test_what_a_killed_supervisor_never_reported_is_told_by_the_next(
     known = {one for store in stores for one in store.glob("step-*")}
     for store in stores:
         # The second one from now on lies behind steps of which nobody has heard.
-        wait_for("two saves", lambda store=store: len(committed(store) - known) >= 2)
+        wait_until(lambda store=store: len(committed(store) - known) >= 2, "two saves")
     trees = [family(pid) for pid in supervisors]
     for tree, pid in zip(trees, supervisors, strict=True):
         kill(pid)
-        wait_for("the gang's end", lambda tree=tree: not survivors(tree))
+        wait_until(lambda tree=tree: not survivors(tree), "the gang's end")
     shutil.rmtree(platform.home / "jobs" / jobs[1] / "a001" / "n0" / "g000")
     go.touch()
     platform.up()
     for job in jobs:
         assert platform.wait_state(job, "succeeded").attempts == 2
-    told = wait_for(
-        "the account", lambda: (v := platform.show(jobs[0]).lineage).unreported == 0 and v
+    told = wait_until(
+        lambda: (v := platform.show(jobs[0]).lineage).unreported == 0 and v, "the account"
     )
     assert (told.missed, told.duplicated, told.consumed) == (0, 0, 5 * SAMPLES)
     assert told.redone > 0
@@ -141,7 +142,7 @@ def test_finished_while_nobody_was_in_charge(platform: Platform, tmp_path: Path)
     kill(platform.server_pid())
     assert platform.process is not None
     platform.process.wait(30)
-    wait_for("the script's end", out.exists)
+    wait_until(out.exists, "the script's end")
     platform.up()
     assert platform.wait_state(job, "succeeded").restarts == 0
 
@@ -189,7 +190,7 @@ def test_a_plain_env_script_recovers_too(platform: Platform, tmp_path: Path):
             "resources": {"slots_per_node": 3},
         }
     )
-    wait_for("the first generation", lambda: Path(f"{mark}.0").exists())
+    wait_until(lambda: Path(f"{mark}.0").exists(), "the first generation")
     kill(platform.rank_pids(job)[1], signal.SIGKILL)
     view = platform.wait_state(job, "succeeded")
     assert view.restarts == 1

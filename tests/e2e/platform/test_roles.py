@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.platform.harness import Platform, family, kill, survivors, wait_for
+from e2e.platform.harness import Platform, family, kill, survivors
 from e2e.platform.test_scheduling import hand_in
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 POOLS = {
@@ -72,7 +73,7 @@ def test_roles_of_different_shapes_start_together_and_end_together(
     where = {(rank.role, rank.node) for rank in view.ranks}
     assert {("learner", "wide"), ("actor", "thin-0"), ("actor", "thin-1")} < where
     with platform.client() as client:
-        wait_for("all to speak", lambda: len(client.logs(view.num).lines) == 6)
+        wait_until(lambda: len(client.logs(view.num).lines) == 6, "all to speak")
     assert sorted(line for line in lines(platform, job, "--role", "actor")) == [
         "[actor 0] actor 0/2 2/5", "[actor 1] actor 1/2 3/5",
     ]  # fmt: skip
@@ -98,12 +99,12 @@ def test_who_is_required_takes_all_along_and_who_is_not_goes_alone(
     first = pids(platform, job)
     kill(first["server"][0], signal.SIGKILL)
     with platform.client() as client:
-        wait_for("the warning", lambda: any(one.kind == "warned" for one in client.history(num)))
+        wait_until(lambda: any(one.kind == "warned" for one in client.history(num)), "the warning")
     assert "the job goes on without it" in platform.run("show", job).stdout
     assert (platform.show(job).state, platform.show(job).restarts) == ("running", 0)
     everyone = [one for pid in (*first["learner"], *first["actor"]) for one in family(pid)]
     kill(first["actor"][1], signal.SIGKILL)
-    view = wait_for("another generation", lambda: (v := platform.show(job)).generation == 1 and v)
+    view = wait_until(lambda: (v := platform.show(job)).generation == 1 and v, "another generation")
     assert (view.restarts, view.failure.role) == (1, "actor 1")
     platform.wait_state(job, "running")
     second = pids(platform, job)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.harness import BIN, Platform, probe_spec, wait_for
+from e2e.platform.harness import BIN, Platform, probe_spec
 from phalanx.kit.text import parse_job_label
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 TRAINING = Path(__file__).parents[1] / "training"
@@ -70,7 +71,7 @@ def test_without_stall_detection_it_hangs_and_stacks_on_demand_end_nothing(
             assert found.request == asked.request
             return found if found.elsewhere == [1] else None
 
-    found = wait_for("the stacks of a gang that hangs", hangs)
+    found = wait_until(hangs, "the stacks of a gang that hangs")
     assert "wait_for_ever" in (found.ranks[1].place or "")
     view = platform.show(job)
     assert (view.state, view.restarts) == ("running", 0)

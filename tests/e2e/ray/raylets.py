@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import time
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # On a busy machine a raylet takes its time to register.
@@ -63,11 +62,3 @@ class Raylets:
 
     def close(self):
         self.cluster.shutdown()
-
-
-def wait_until(true, timeout_s=90.0, every_s=0.02):
-    deadline = time.monotonic() + timeout_s
-    while not (value := true()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(every_s)
-    return value

@@ -6,8 +6,9 @@ import sys
 
 import yaml
 
-from e2e.platform.harness import BIN, Platform, wait_for
+from e2e.platform.harness import BIN, Platform
 from e2e.ray.raylets import Raylets
+from support.waiting import wait_until
 
 
 class RayPlatform(Platform):
@@ -30,7 +31,7 @@ class RayPlatform(Platform):
                 env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
-        wait_for("the control plane", self._answers)
+        wait_until(self._answers, "the control plane")
         self.wait_nodes(len(self.raylets.nodes))
 
     def wait_nodes(self, count):
@@ -40,7 +41,7 @@ class RayPlatform(Platform):
             with self.client() as client:
                 return sum(node.num_slots > 0 for node in client.nodes()) >= count
 
-        wait_for(f"{count} nodes", open_nodes)
+        wait_until(open_nodes, f"{count} nodes")
 
     def raylet_of(self, job, node_rank):
         """The raylet on which a node rank runs."""

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from e2e.platform.harness import wait_for
 from e2e.ray.raylets import Raylets
 from e2e.ray.rayplatform import RayPlatform
+from support.waiting import wait_until
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.extras, pytest.mark.e2e]
@@ -61,15 +61,15 @@ def test_the_next_gang_and_no_other_is_asked_for(tmp_path):
         two = platform.submit({**job, "resources": {"nodes": 2}, "priority": 90})
         three = platform.submit({**job, "resources": {"nodes": 3}, "priority": 10})
         bundle = {"slot": 1.0, "CPU": 1.0}
-        wait_for("the first request", lambda: requests.now() == [bundle] * 2)
+        wait_until(lambda: requests.now() == [bundle] * 2, "the first request")
         assert platform.show(three).state == "queued"
         for _ in range(2):  # what the autoscaler does then
             raylets.add(1)
         platform.wait_state(two, "running")
         # Now the other one is next: its three nodes beside the two that are in use.
-        wait_for("the second request", lambda: requests.now() == [bundle] * 5)
+        wait_until(lambda: requests.now() == [bundle] * 5, "the second request")
         platform.run("stop", three)
-        wait_for("the end of it", lambda: requests.now() == [])
+        wait_until(lambda: requests.now() == [], "the end of it")
         assert platform.show(two).state == "running"
         requests.close()
     finally:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.ray.raylets import Raylets, wait_until
+from e2e.ray.raylets import Raylets
 from phalanx.core.gang.placement import NodeShare, Placement
 from phalanx.errors import LaunchError
 from phalanx.executors.protocol import SupervisorRef
@@ -20,6 +20,7 @@ from phalanx.schemas.wire.assignments import Assignment, GangFacts, WarmStart
 from phalanx.schemas.wire.supervision import NodeReadyReport
 from phalanx.testing.control_plane import FakeControlPlane
 from phalanx.testing.executors import ExecutorContract, ref_of
+from support.waiting import wait_until
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.extras, pytest.mark.e2e]

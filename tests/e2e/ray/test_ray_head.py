@@ -4,9 +4,10 @@ import time
 
 import pytest
 
-from e2e.platform.harness import probe_spec, wait_for
+from e2e.platform.harness import probe_spec
 from e2e.ray.raylets import Raylets
 from e2e.ray.rayplatform import RayPlatform, step_times
+from support.waiting import wait_until
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.extras, pytest.mark.e2e]
@@ -46,10 +47,10 @@ def test_with_external_storage_the_job_does_not_notice(tmp_path):
         job, out = begin(platform, tmp_path, 6)
         restart_head(platform.raylets)
         steps = len(step_times(out))
-        wait_for("steps", lambda: len(step_times(out)) > steps + 3)
+        wait_until(lambda: len(step_times(out)) > steps + 3, "steps")
         view = platform.wait_state(job, "succeeded")
         assert (view.attempts, view.restarts) == (1, 0)
-        wait_for("nothing in Ray", lambda: platform.in_ray() == [[], []])
+        wait_until(lambda: platform.in_ray() == [[], []], "nothing in Ray")
     finally:
         platform.down()
         platform.raylets.close()
@@ -63,7 +64,7 @@ def test_without_it_the_job_recovers_on_the_cluster_that_comes_back(tmp_path):
         restart_head(platform.raylets)
         # A head that has forgotten everything sends its raylets away; a cluster gets new ones.
         for node in list(platform.raylets.nodes):
-            wait_for("its end", lambda node=node: raylet_ended(node))
+            wait_until(lambda node=node: raylet_ended(node), "its end")
         lost.touch()  # until now the job could not end
         port = int(platform.raylets.address.split(":")[1])
         platform.raylets.close()

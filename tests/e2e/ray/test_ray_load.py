@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from e2e.platform.harness import wait_for
 from e2e.ray.raylets import Raylets
 from e2e.ray.rayplatform import RayPlatform
+from support.waiting import wait_until
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.extras, pytest.mark.e2e, pytest.mark.proof]
@@ -98,7 +98,7 @@ def test_twenty_mixed_gangs_are_never_half_held(platform):
         }  # fmt: skip
         jobs.append(platform.submit(spec))
         projects[int(jobs[-1].removeprefix("j-"))] = project
-    wait_for("all jobs", lambda: all(platform.show(job).is_terminal for job in jobs), guard_s=400)
+    wait_until(lambda: all(platform.show(job).is_terminal for job in jobs), "all jobs", guard_s=400)
     sampler.terminate()
     samples = [json.loads(line) for line in sampler.stdout if line.endswith("\n")]
     assert {platform.show(job).state for job in jobs} == {"succeeded"}

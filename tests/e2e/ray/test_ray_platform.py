@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from e2e.platform.harness import kill, probe_spec, wait_for
+from e2e.platform.harness import kill, probe_spec
 from e2e.ray.raylets import Raylets
 from e2e.ray.rayplatform import RayPlatform, step_times
+from support.waiting import wait_until
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.extras, pytest.mark.e2e]
@@ -74,17 +75,17 @@ def lose_raylets(platform, tmp_path, count, hold_s):
         node = platform.raylet_of(job, number % 2)
         at = time.time()
         platform.raylets.sigkill(node)
-        later = wait_for("a step", lambda at=at: [t for t in step_times(out) if t > at + 1.5])
+        later = wait_until(lambda at=at: [t for t in step_times(out) if t > at + 1.5], "a step")
         waits.append(min(later) - at)
         platform.raylets.forget(node)
         platform.raylets.add(2)
         platform.wait_nodes(3)
     print("seconds to the next step:", " ".join(f"{one:.1f}" for one in sorted(waits)))
-    view = wait_for("its end", lambda: (v := platform.show(job)).is_terminal and v, guard_s=600)
+    view = wait_until(lambda: (v := platform.show(job)).is_terminal and v, "its end", guard_s=600)
     assert view.state == "succeeded"
     calm = tmp_path / "calm"
     other = platform.submit(on_ray(calm, *flags))
-    wait_for("the calm run", lambda: platform.show(other).state == "succeeded", guard_s=600)
+    wait_until(lambda: platform.show(other).state == "succeeded", "the calm run", guard_s=600)
     assert out.read_text() == calm.read_text()
     assert (view.lineage.missed, view.lineage.duplicated) == (0, 0)
     assert view.attempts == count + 1
@@ -109,7 +110,7 @@ def test_a_killed_control_plane_finds_its_gang_again(platform, tmp_path):
     kill(platform.server_pid())
     platform.process.wait(30)
     steps = len(step_times(out))
-    wait_for("steps without a control plane", lambda: len(step_times(out)) > steps + 5)
+    wait_until(lambda: len(step_times(out)) > steps + 5, "steps without a control plane")
     platform.up()
     view = platform.wait_state(job, "succeeded")
     assert (view.attempts, view.restarts) == (1, 0)
@@ -124,7 +125,7 @@ def test_a_drained_node_is_left_with_a_checkpoint(platform, tmp_path):
     platform.wait_steps(12, out)
     node = platform.raylet_of(job, 1)
     drain(platform, node)
-    view = wait_for("another attempt", lambda: (v := platform.show(job)).attempts == 2 and v)
+    view = wait_until(lambda: (v := platform.show(job)).attempts == 2 and v, "another attempt")
     view = platform.wait_state(job, "succeeded")
     assert view.attempts == 2
     assert view.lineage.redone == 0  # it saved before it left

@@ -43,10 +43,10 @@ def test_a_killed_ray_train_script_goes_on_where_it_was(platform):
     import os
     import signal
 
-    from e2e.platform.harness import wait_for
+    from support.waiting import wait_until
 
     job = submit(platform, "torch_trainer.yaml", "--workers 2 --epochs 10")
-    wait_for("some epochs", lambda: (platform.show(job).progress.high_water_step or 0) >= 3)
+    wait_until(lambda: (platform.show(job).progress.high_water_step or 0) >= 3, "some epochs")
     os.kill(platform.rank_pids(job)[1], signal.SIGKILL)
     view = platform.wait_state(job, "succeeded")
     assert view.restarts == 1
@@ -69,10 +69,10 @@ def test_ray_tune_reports_carry_their_trial(platform, tmp_path):
 
 
 def test_a_stopped_ray_job_leaves_nothing(platform):
-    from e2e.platform.harness import wait_for
+    from support.waiting import wait_until
 
     job = submit(platform, "torch_trainer.yaml", "--workers 2 --epochs 1000")
-    wait_for("an epoch", lambda: (platform.show(job).progress.high_water_step or 0) >= 1)
+    wait_until(lambda: (platform.show(job).progress.high_water_step or 0) >= 1, "an epoch")
     platform.run("stop", job, "--grace", "5s")
     platform.wait_state(job, "cancelled")
     assert no_ray_left(job) == []

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 import uuid
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from phalanx.schemas.wire.supervision import (
     RanksStartedReport,
 )
 from phalanx.testing.control_plane import FakeControlPlane
+from support.waiting import wait_until
 
 HANG_BOUND_S = 60.0
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -147,7 +147,7 @@ class Node:
 
     def wait_gone(self):
         """Until nothing carries the marker any more."""
-        wait_until(lambda: not self.marked(), 20.0)
+        wait_until(lambda: not self.marked(), "the end of every marked process")
 
     def reaper(self):
         """The reaper's process number."""
@@ -162,12 +162,3 @@ class Node:
             if word in Path(f"/proc/{pid}/cmdline").read_text():
                 return pid
         raise AssertionError(f"no {word} below {parent}")
-
-
-def wait_until(true, timeout_s=HANG_BOUND_S):
-    """Poll with a time limit; returns the first truthy value."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := true()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
-    return value

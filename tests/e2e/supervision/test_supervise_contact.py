@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from e2e.supervision.node import Node, wait_until
+from e2e.supervision.node import Node
 from phalanx.core.jobs.model import NodeOutcome
 from phalanx.schemas.wire.supervision import ExitRecord, RanksEndedReport, RanksStartedReport
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 

@@ -5,9 +5,10 @@ import signal
 
 import pytest
 
-from e2e.supervision.node import Node, wait_until
+from e2e.supervision.node import Node
 from phalanx.core.jobs.desired import Action
 from phalanx.core.jobs.model import NodeOutcome
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 

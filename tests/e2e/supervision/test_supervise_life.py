@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from e2e.supervision.node import Node, wait_until
+from e2e.supervision.node import Node
 from phalanx.core.jobs.desired import Action
 from phalanx.core.jobs.model import NodeOutcome
 from phalanx.core.training.ledger import Consumed, merge
@@ -21,6 +21,7 @@ from phalanx.schemas.wire.supervision import (
     RestoredReport,
     WarningReport,
 )
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from e2e.supervision.node import Node, wait_until
+from e2e.supervision.node import Node
 from phalanx.core.jobs.desired import Action
 from phalanx.core.jobs.model import NodeOutcome
 from phalanx.schemas.wire.assignments import PythonPackages
 from phalanx.supervise.packages.environments import EnvironmentStore
+from support.waiting import wait_until
 from tinywheel import make_wheel
 
 pytestmark = pytest.mark.e2e

@@ -5,13 +5,13 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 
 import pytest
 
 from phalanx.launch import linux
 from phalanx.launch.identity import ProcessIdentity
 from phalanx.launch.tree import ReaperProcess
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -35,14 +35,6 @@ DAEMON = textwrap.dedent("""
     print("up", flush=True)
     time.sleep(600)
 """)
-
-
-def wait_until(true, timeout_s=30.0):
-    deadline = time.monotonic() + timeout_s
-    while not (value := true()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
-    return value
 
 
 @pytest.fixture
