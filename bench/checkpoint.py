@@ -33,9 +33,9 @@ from phalanx.train.gang.groups import LocalChannel
 from phalanx.train.gang.report import NoReport
 from phalanx.train.state import restoring
 from phalanx.train.state.resuming import Resumption
-from phalanx.train.state.saving import CheckpointDirectory, Moment
+from phalanx.train.state.saving import CheckpointDirectory, SaveRequest
 from phalanx.train.state.sharding import empty
-from phalanx.train.state.staging import Direct, Staging
+from phalanx.train.state.staging import NoStaging, Staging
 
 WIDTH = 4096
 
@@ -85,7 +85,7 @@ def state_of(model, opt):
 
 
 def moment(step):
-    return Moment(step=step, position=Position(), why="every", rng=b"")
+    return SaveRequest(step=step, position=Position(), why="every", rng=b"")
 
 
 def timed(work):
@@ -134,7 +134,7 @@ def medians(times):
 
 def bandwidth(folder, gib, rounds):
     model, opt = build(gib)
-    saver = saver_for(folder / "store", Direct(), model, opt)
+    saver = saver_for(folder / "store", NoStaging(), model, opt)
     source, target = folder / "source", folder / "target"
     size = size_of(model, opt)
     with source.open("wb") as file:
@@ -254,7 +254,7 @@ def memory_of(name):
 def memory(folder, gib, rounds):
     """Seconds and memory of one save and one load of a great state, into what exists already."""
     model, opt = build(gib)
-    saver = saver_for(folder / "store", Direct(), model, opt)
+    saver = saver_for(folder / "store", NoStaging(), model, opt)
     saved = peak_of(lambda: saver.save(lambda: state_of(model, opt), moment(1)))
     shard = next((folder / "store").glob("step-*/shard-00000/state.tensors"))
     loaded = peak_of(lambda: load(saver, model, opt))

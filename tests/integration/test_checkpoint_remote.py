@@ -29,7 +29,7 @@ from phalanx.core.training.checkpoints import Keep, Manifest, Position, checkpoi
 from phalanx.errors import CheckpointCorrupt, CheckpointUnavailable, NotFound, PermissionDenied
 from phalanx.kit.clock import SystemClock
 from phalanx.train.gang.report import NoReport
-from phalanx.train.state.storage import Vault
+from phalanx.train.state.storage import CheckpointStorage
 from support.s3 import KEY, SECRET, needs_s3, s3_server
 from support.waiting import wait_until
 
@@ -517,7 +517,7 @@ def test_a_store_that_does_not_answer_never_makes_a_run_begin_anew(tmp_path):
         def manifests(self):
             raise CheckpointUnavailable("no answer")
 
-    silent = Vault(Silent())
+    silent = CheckpointStorage(Silent())
     with pytest.raises(CheckpointUnavailable):
         silent.known(checkpoint.scan(near(tmp_path)), NoReport())
     path = save(near(tmp_path), 1)

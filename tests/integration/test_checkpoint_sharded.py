@@ -19,7 +19,7 @@ from phalanx.core.training.checkpoints import FileEntry, Keep
 from phalanx.errors import CheckpointCorrupt
 from phalanx.train.state import checkpoint_reader, export, sharding, tree
 from phalanx.train.state.resuming import Resumption
-from phalanx.train.state.staging import Direct, Staging
+from phalanx.train.state.staging import NoStaging, Staging
 
 pytestmark = pytest.mark.integration
 
@@ -88,7 +88,7 @@ def test_parts_of_any_number_of_ranks_are_the_whole_and_any_box_of_it(tmp_path, 
             start = [rng.randrange(max(n, 1)) for n in leaf.shape]
             size = [rng.randrange(n - at + 1) for n, at in zip(leaf.shape, start, strict=True)]
             box = tuple(slice(at, at + n) for at, n in zip(start, size, strict=True))
-            assert torch.equal(found[number].read_box(size, start), leaf[box])
+            assert torch.equal(found[number].read_region(size, start), leaf[box])
 
 
 def test_a_part_that_is_missing_is_noticed(tmp_path):
@@ -158,7 +158,7 @@ class Slow:
 class InPlace(Staging):
     """The negative control: no copy."""
 
-    take = Direct.take
+    take = NoStaging.take
 
 
 @pytest.mark.parametrize(("staging", "kept"), [(Staging, True), (InPlace, False)])

@@ -10,14 +10,14 @@ from torch import nn
 
 from phalanx.checkpoint import list_checkpoints
 from phalanx.core.contract.records import to_json
-from phalanx.core.training.guards import MEMORY_FILE, GuardState, Skip
+from phalanx.core.training.guards import GUARD_STATE_FILE, GuardState, Skip
 from phalanx.errors import SpecInvalid, TrainingError
-from phalanx.train import start
+from phalanx.train import settings, start
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import LocalChannel
 from phalanx.train.numerics import precision, recompute
 from phalanx.train.step import apply, guard_state
-from phalanx.train.step.guard_state import MemoryFile
+from phalanx.train.step.guard_state import GuardStateFile
 
 pytestmark = pytest.mark.integration
 
@@ -201,9 +201,8 @@ def alone(monkeypatch):
     hook = sys.excepthook
     made = []
 
-    def make(**tuning):
-        plain = {"seed": 0, "accumulate": 1, "clip": None}
-        made.append(start.start(start.check(plain, tuning), environ={}))
+    def make(**options):
+        made.append(start.start(settings.parse(options), environ={}))
         return made[-1]
 
     yield make
@@ -235,7 +234,7 @@ def test_without_a_loader_a_bad_step_is_left_out_and_the_next_one_counts(alone):
 
 def keeper(tmp_path):
     told = Told()
-    return MemoryFile(tmp_path / "store", RankInfo(), LocalChannel(), told), told
+    return GuardStateFile(tmp_path / "store", RankInfo(), LocalChannel(), told), told
 
 
 def test_a_memory_is_kept_and_found_however_long(tmp_path):
@@ -244,28 +243,30 @@ def test_a_memory_is_kept_and_found_however_long(tmp_path):
     full = GuardState(tuple(Skip(0, at, at + 1, at, "non_finite") for at in range(200)), 3)
     file.keep(full)
     assert keeper(tmp_path)[0].open() == full and not told.records
-    assert [path.name for path in (tmp_path / "store").iterdir()] == [MEMORY_FILE]
+    assert [path.name for path in (tmp_path / "store").iterdir()] == [GUARD_STATE_FILE]
     assert list_checkpoints(tmp_path / "store") == []
 
 
 def test_after_a_kill_by_the_kernel_the_next_generation_halves_once(tmp_path):
     """No rank could write it down; where one did, it is not done again."""
     info = RankInfo(attempt=2, generation=3, restart_cause="oom")
-    file = MemoryFile(tmp_path / "store", info, LocalChannel(), Told())
+    file = GuardStateFile(tmp_path / "store", info, LocalChannel(), Told())
     assert file.open() == GuardState(halvings=1, halved_in=(2, 2)) == file.open()
     file.keep(GuardState(halvings=3, halved_in=(2, 2)))
     assert file.open().halvings == 3
-    calm = MemoryFile(tmp_path / "store", RankInfo(attempt=2, generation=4), LocalChannel(), Told())
+    calm = GuardStateFile(
+        tmp_path / "store", RankInfo(attempt=2, generation=4), LocalChannel(), Told()
+    )
     assert calm.open().halvings == 3
     crashed = RankInfo(attempt=2, generation=4, restart_cause="rank_crash")
-    assert MemoryFile(tmp_path / "store", crashed, LocalChannel(), Told()).open().halvings == 3
+    assert GuardStateFile(tmp_path / "store", crashed, LocalChannel(), Told()).open().halvings == 3
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 9}', "\x00\xff"])
 def test_a_memory_that_cannot_be_read_is_none_and_says_so(tmp_path, text):
     file, told = keeper(tmp_path)
     file.keep(GuardState())
-    (tmp_path / "store" / MEMORY_FILE).write_bytes(text.encode("latin1"))
+    (tmp_path / "store" / GUARD_STATE_FILE).write_bytes(text.encode("latin1"))
     assert file.open() == GuardState()
     assert told.records[0][0] == "warn"
 
@@ -287,7 +288,7 @@ def test_a_failed_write_leaves_the_old_memory(tmp_path, monkeypatch):
 def test_only_want_of_memory_is_taken_for_it(monkeypatch):
     called = []
     monkeypatch.setattr(sys, "excepthook", lambda *parts: called.append("before"))
-    hook = guard_state.watch_memory(lambda: called.append("memory"))
+    hook = guard_state.install_memory_hook(lambda: called.append("memory"))
     for error in (ValueError("x"), MemoryError(), torch.OutOfMemoryError("CUDA out of memory")):
         hook(type(error), error, None)
     assert called == ["before", "memory", "before", "memory", "before"]

@@ -11,7 +11,7 @@ from phalanx.kit.clock import SystemClock
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.state import checkpoint_reader, restoring
 from phalanx.train.state.resuming import Resumption
-from phalanx.train.state.saving import CheckpointDirectory, Moment
+from phalanx.train.state.saving import CheckpointDirectory, SaveRequest
 from phalanx.train.state.staging import Staging
 
 GUARD_S = 60
@@ -135,7 +135,7 @@ class ThreadGang:
             model, opt = self.pairs[rank]
             state = {"models": [model.state_dict()], "optimizers": [opt.state_dict()],
                      "state": {"rank": rank}, "tracked": {}}  # fmt: skip
-            moment = Moment(step=step, position=Position(), why=why, rng=bytes([rank, step]))
+            moment = SaveRequest(step=step, position=Position(), why=why, rng=bytes([rank, step]))
             return self.savers[rank].save(lambda: state, moment)
 
         return self.everywhere(begin)

@@ -99,32 +99,45 @@ def init(  # noqa: PLR0913 - one keyword for each wish, none of them positional
     Raises SpecInvalid when an argument or the environment makes no sense, UserError where there is no
     sound checkpoint at `resume_from`, and PreflightFailed.
     """
-    from phalanx.train import start
+    from phalanx.train import settings, start
 
-    options = start.check(
+    options = settings.parse(
         {
-            "seed": seed, "exact": exact, "accumulate": accumulate, "clip": clip, "ddp": ddp or {},
-            "strategy": strategy, "fsdp": fsdp or {}, "tp_plan": tp_plan or {},
-        },
-        {
-            "precision": precision, "sync_batchnorm": sync_batchnorm,
-            "activation_checkpointing": activation_checkpointing,
-            "max_micro_batch": max_micro_batch, "on_resize": on_resize,
-            "warmup_steps": warmup_steps, "on_non_finite": on_non_finite, "on_spike": on_spike,
-            "deterministic": deterministic, "straggler_window": straggler_window,
-            "batch_shares": batch_shares, "data_changed": data_changed, "compression": compression,
-            "pipeline_schedule": pipeline_schedule, "micro_batches": micro_batches,
+            "seed": seed,
+            "exact": exact,
+            "accumulate": accumulate,
+            "clip": clip,
+            "ddp": ddp or {},
+            "strategy": strategy,
+            "fsdp": fsdp or {},
+            "tp_plan": tp_plan or {},
+            "pipeline_schedule": pipeline_schedule,
+            "micro_batches": micro_batches,
             "pipeline_split": pipeline_split,
+            "precision": precision,
+            "sync_batchnorm": sync_batchnorm,
+            "activation_checkpointing": activation_checkpointing,
+            "max_micro_batch": max_micro_batch,
+            "on_resize": on_resize,
+            "warmup_steps": warmup_steps,
+            "on_non_finite": on_non_finite,
+            "on_spike": on_spike,
+            "deterministic": deterministic,
+            "straggler_window": straggler_window,
+            "compression": compression,
             "sync": sync,
+            "batch_shares": batch_shares,
+            "data_changed": data_changed,
             "preflight": preflight,
-        },
-    )  # fmt: skip
-    return start.start(
-        options,
-        checkpoints={
-            "dir": checkpoint_dir, "every": checkpoint_every, "keep": checkpoint_keep,
-            "compress": checkpoint_compress, "store": checkpoint_store, "key_env": checkpoint_key_env,
-            "key_file": checkpoint_key_file,
-        },
-        resume_from=resume_from,
-    )  # fmt: skip
+        }
+    )
+    checkpoints = {
+        "dir": checkpoint_dir,
+        "every": checkpoint_every,
+        "keep": checkpoint_keep,
+        "compress": checkpoint_compress,
+        "store": checkpoint_store,
+        "key_env": checkpoint_key_env,
+        "key_file": checkpoint_key_file,
+    }
+    return start.start(options, checkpoints=checkpoints, resume_from=resume_from)

@@ -28,10 +28,10 @@ from phalanx.train.parallel import replica
 from phalanx.train.state import restoring
 from phalanx.train.state.checkpoint_reader import Restored, section
 from phalanx.train.state.resuming import Resumption
-from phalanx.train.step.components import Parts
+from phalanx.train.step.components import RunComponents
 from phalanx.train.step.early_stop import EarlyStopping
-from phalanx.train.step.gates import ClearGate, ScheduleGate, adopt_model, adopt_optimizer
-from phalanx.train.step.policies import Care
+from phalanx.train.step.gates import ClearGate, ScheduleGate, gate_model, gate_optimizer
+from phalanx.train.step.policies import TrainingPolicies
 
 _RANKS = 5
 
@@ -43,43 +43,58 @@ class Run:
     the job's full number. `state` is a dictionary for plain values of the script's own: saved, restored.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, components: RunComponents) -> None:
         self.state: dict[str, Any] = {}
-        self.device = parts.device
-        self.rank, self.world_size = parts.info.rank, parts.info.world_size
-        self.is_main = parts.info.is_main
-        self._parts, self._info, self._options = parts, parts.info, parts.options
-        self._loop, self._report = parts.loop, parts.report
+        self.device = components.device
+        self.rank, self.world_size = components.info.rank, components.info.world_size
+        self.is_main = components.info.is_main
+        self._components, self._info, self._options = (
+            components,
+            components.info,
+            components.options,
+        )
+        self._loop, self._report = components.loop, components.report
         self._scale = replica.GradientScale()
         self._models: list[nn.Module] = []
         self._optimizers: list[Optimizer] = []
         self._schedules: list[ScheduleGate] = []
         self._clears: list[ClearGate] = []
         self._tracked: dict[str, Any] = {}
-        self._resumption = Resumption(parts.saver)
+        self._resumption = Resumption(components.saver)
         self._opened = self._closed = self._reported_done = False
         self._tokens: float | None = None
         self._where = "the checkpoint"
         self._stream: data.PositionedLoader | None = None
-        self._place = parts.layout.place(self.rank)
-        self._strategy = local_sgd.strategy_for(parts)
-        parts.saver.watch(self._models, self._optimizers, self._strategy.name, self._strategy.place)
-        loop = parts.loop
+        self._place = components.layout.place(self.rank)
+        self._strategy = local_sgd.strategy_for(components)
+        components.saver.watch(
+            self._models, self._optimizers, self._strategy.name, self._strategy.place
+        )
+        loop = components.loop
         loop.state = self._state_tree
-        loop.speaks = parts.layout.speaks(self.rank)
+        loop.speaks = components.layout.speaks(self.rank)
         loop.on_ready, loop.on_share = self._ready, self._start_share
         loop.on_commit, loop.on_pass_end = self._committed, self._pass_ended
         loop.on_first_step = self._first_step
         loop.on_try = self._spent
-        self._care = Care(parts, self._scale, self._mean_over_tokens)
-        self.batch_world = self._care.batch_world
-        self._care.measure(self._strategy.norm)
+        self._policies = TrainingPolicies(components, self._scale, self._mean_over_tokens)
+        self.batch_world = self._policies.batch_world
+        self._policies.measure(self._strategy.norm)
         loop.on_step_over = self._step_over
-        now = CompressionContext(lambda: loop.step, lambda: self._care.loss_scale, parts.report)
-        self._compressors = Compressors(parts.options.tuning.compression, parts.options.seed, now)
-        self._rounds = local_sgd.rounds_for(parts)
+        now = CompressionContext(
+            lambda: loop.step, lambda: self._policies.loss_scale, components.report
+        )
+        self._compressors = Compressors(
+            components.options.compression, components.options.seed, now
+        )
+        self._rounds = local_sgd.rounds_for(components)
         loop.profiling = Profiler(
-            loop, parts.info, parts.connection.channel, parts.report, self._models, parts.device
+            loop,
+            components.info,
+            components.connection.channel,
+            components.report,
+            self._models,
+            components.device,
         )
         atexit.register(self._close)
 
@@ -113,7 +128,7 @@ class Run:
 
     def _prepare_model(self, model: nn.Module) -> nn.Module:
         self._strategy.receive(model, self.device, self._options)
-        self._care.adapt(model)
+        self._policies.adapt(model)
         prepared = self._strategy.wrap(model, self.device, self._options)
         at = len(self._models)
         compressor = self._compressors.watch(prepared)
@@ -130,8 +145,8 @@ class Run:
         self._models.append(prepared)
         self._loop.timing.watch(communication.reducer_probe(prepared, self.device))
         self._strategy.watch(self._scale, prepared)
-        if self._care.may_accumulate:
-            self._clears.append(adopt_model(prepared, self._loop))
+        if self._policies.may_accumulate:
+            self._clears.append(gate_model(prepared, self._loop))
         if self.world_size > 1 and len(self._models) == 1:
             # The same start for every rank's weights, but not the same dropout.
             # Ranks that share samples share their randomness, too.
@@ -149,7 +164,7 @@ class Run:
 
         self._resumption.put(place)
         self._optimizers.append(optimizer)
-        self._clears.append(adopt_optimizer(optimizer, self._loop, self._care.apply))
+        self._clears.append(gate_optimizer(optimizer, self._loop, self._policies.apply))
         return optimizer
 
     def _prepare_scheduler(self, scheduler: LRScheduler) -> LRScheduler:
@@ -169,7 +184,7 @@ class Run:
         evaluating = bool(self._models) and not self._models[-1].training
         if self._loop.plan is not None or evaluating:
             return self.eval_loader(loader)
-        agree = ordering.agreement_over(self._parts.connection.channel)
+        agree = ordering.agreement_over(self._components.connection.channel)
         prepared = data.positioned(
             loader,
             self._loop,
@@ -178,17 +193,17 @@ class Run:
             reference_world=self.batch_world,
             accumulate=self._options.accumulate,
             device=self.device,
-            pieces=self._care.pieces,
-            skips=self._care.skips,
+            pieces=self._policies.pieces,
+            skips=self._policies.skips,
             agree=agree,
-            parts=self._care.shares.parts,
+            parts=self._policies.shares.parts,
             num_samples=self._known_length(),
         )
         self._loop.plan = prepared.plan
         self._stream = prepared
         samples = prepared.plan.num_samples
         self._loop.data = fingerprint.describe(loader.dataset, samples, agree)
-        self._care.follow(prepared.plan)
+        self._policies.follow(prepared.plan)
         self._resumption.put(self._check_data)
         return prepared
 
@@ -246,13 +261,13 @@ class Run:
         all tokens of all ranks and micro-batches. Give a weight on every rank and micro-batch, or on none.
         """
         if weight is None:
-            self._care.scaled(loss).backward()  # type: ignore[no-untyped-call]
+            self._policies.scaled(loss).backward()  # type: ignore[no-untyped-call]
             return
         usual = self._scale.factor
         mine = 0.0 if usual == 0.0 else float(weight)
         self._tokens = (self._tokens or 0.0) + mine
         self._scale.set(mine)
-        self._care.scaled(loss).backward()  # type: ignore[no-untyped-call]
+        self._policies.scaled(loss).backward()  # type: ignore[no-untyped-call]
         self._scale.set(usual)
 
     def clip_grad_norm_(
@@ -262,7 +277,7 @@ class Run:
         parameters = list(parameters)
         if not self._loop.may_step():
             return torch.zeros(())
-        self._care.finish(parameters)
+        self._policies.finish(parameters)
         if self._strategy.place is None:
             return nn.utils.clip_grad_norm_(parameters, max_norm, **options)
         if options:
@@ -271,9 +286,12 @@ class Run:
         return norm
 
     def pipeline_step(
-        self, *inputs: torch.Tensor, target: Any, loss_fn: Callable[[Any, Any], torch.Tensor],
+        self,
+        *inputs: torch.Tensor,
+        target: Any,
+        loss_fn: Callable[[Any, Any], torch.Tensor],
         model: nn.Module | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         """`loss_fn(model(*inputs), target)` and its backward pass; the loss, on every rank.
 
         Works with any strategy; pipeline stages need it. A batch goes through the stages in micro-batches
@@ -284,7 +302,7 @@ class Run:
         return self._strategy.compute(model, inputs, target, loss_fn, self.backward, factor)
 
     def _loss_factor(self) -> float:
-        return self._scale.factor * float(self._care.scaled(torch.ones(())))
+        return self._scale.factor * float(self._policies.scaled(torch.ones(())))
 
     def profile(self, steps: int = 20, trace: int = 3, extras: Sequence[str] = ()) -> None:
         """Profile the next `steps` steps, then trace `trace` more; call it on every rank.
@@ -301,7 +319,7 @@ class Run:
 
         call `finish`. Raises SpecInvalid.
         """
-        made = self._care.early_stopping(patience, mode, min_delta)
+        made = self._policies.early_stopping(patience, mode, min_delta)
         self.track(**{name: made})
         return made
 
@@ -312,9 +330,9 @@ class Run:
 
     def all_reduce_sum(self, *values: float | torch.Tensor) -> list[float]:
         """The sum of each value over all ranks; of those that share samples, the first one counts."""
-        speaks = self._parts.layout.speaks(self.rank)
+        speaks = self._components.layout.speaks(self.rank)
         mine = [float(value) if speaks else 0.0 for value in values]
-        return self._parts.connection.channel.total(mine)
+        return self._components.connection.channel.total(mine)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The module that was given to `prepare`."""
@@ -348,14 +366,14 @@ class Run:
         held: dict[str, Sized] = {"models": self._models, "optimizers": self._optimizers}
         self._resumption.used_up(held | {"schedulers": self._schedules}, self._where)
         reduces = self._strategy.reduces(self._models)
-        connection = self._parts.connection
+        connection = self._components.connection
         return agreement_for(self._info, connection, self._report, reduces, self._rounds.agreement)
 
     def _start_share(self, share: Share, first: bool) -> None:
         self._scale.set(share.weight)
         if first:
-            self._care.begin_step()
-        self._care.began()
+            self._policies.begin_step()
+        self._policies.began()
         self._strategy.start_share(self._models, first, share.last)
 
     def _mean_over_tokens(self) -> None:
@@ -368,17 +386,17 @@ class Run:
 
     def _committed(self) -> None:
         for gate in self._schedules:
-            gate.due = gate.due or self._care.applied
-        self._care.stepped()
+            gate.due = gate.due or self._policies.applied
+        self._policies.stepped()
         self._spent()
 
     def _first_step(self) -> None:
-        self._parts.connection.settle()
-        self._parts.saver.warm(self._state_tree)
+        self._components.connection.settle()
+        self._components.saver.warm(self._state_tree)
 
     def _step_over(self) -> None:
-        self._compressors.settle(self._care.applied and not self._loop.repeats)
-        self._care.step_over()
+        self._compressors.settle(self._policies.applied and not self._loop.repeats)
+        self._policies.step_over()
         if not self._loop.repeats:
             self._rounds.step_over(self._loop.step)
 
@@ -403,19 +421,19 @@ class Run:
             ],
             "tracked": {name: thing.state_dict() for name, thing in self._tracked.items()},
             "state": self.state,
-            "care": self._care.state_dict(),
+            "care": self._policies.state_dict(),
             "compression": self._compressors.state_dict(),
             "seed": self._options.seed,
             "num_samples": plan.num_samples if plan is not None else None,
             "stream": self._stream.stream_state if self._stream is not None else None,
         }
-        return self._strategy.completed(state, self._parts.connection.channel)
+        return self._strategy.completed(state, self._components.connection.channel)
 
     def _open(self) -> None:
         if self._opened:
             return
         self._opened = True
-        self._care.open()
+        self._policies.open()
         self._resumption.open()
         own = dict(self.state)
         self._resumption.put(lambda restored: self._take_up(restored, own))
@@ -425,12 +443,12 @@ class Run:
         manifest, saved = restored.manifest, restored.state
         self._where = f"checkpoint {manifest.name}"
         self._loop.step, self._loop.position = manifest.step, manifest.position
-        twin = self._parts.layout.twin(self.rank)
+        twin = self._components.layout.twin(self.rank)
         unknown = randomness.initial_state(self._options.seed, *self._luck, manifest.step)
         self._loop.resume_rng = restored.rng_of(twin) or unknown
         self.state.clear()
         self.state.update({**own, **saved["state"]})
-        self._care.load_state_dict(saved.get("care", {}))
+        self._policies.load_state_dict(saved.get("care", {}))
         ordering.require_seed(saved["seed"], self._options.seed, self._where)
 
     def _settle(self) -> None:
@@ -454,7 +472,7 @@ class Run:
     @property
     def _luck(self) -> tuple[int, ...]:
         """What tells this rank's random numbers from others': its samples, and its layers."""
-        stage = self._parts.layout.coordinates(self.rank)["pp"]
+        stage = self._components.layout.coordinates(self.rank)["pp"]
         return (_RANKS, self._place[0], stage) if stage else (_RANKS, self._place[0])
 
     def _known_length(self) -> int | None:
@@ -465,7 +483,7 @@ class Run:
     def _check_data(self, restored: Restored) -> None:
         manifest, saved = restored.manifest, restored.state
         before = {"num_samples": saved["num_samples"], **manifest.data}
-        if self._options.tuning.data_changed == fingerprint.REFUSE:
+        if self._options.data_changed == fingerprint.REFUSE:
             fingerprint.require_same(before, self._loop.data, self._where)
         elif found := fingerprint.changes(before, self._loop.data):
             message = f"other data than in {self._where}, as allowed: {'; '.join(found)}"
@@ -495,9 +513,9 @@ class Run:
         self._closed = True
         atexit.unregister(self._close)
         self._loop.journal.flush()
-        self._parts.saver.close()
+        self._components.saver.close()
         self._report.close()
         self._loop.agreement.close()
         self._rounds.close()
-        self._parts.connection.close()
-        self._parts.stop.remove()
+        self._components.connection.close()
+        self._components.stop.remove()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from phalanx.core.gang import meshes
 from phalanx.core.gang.meshes import Layout
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.kit.clock import SystemClock
+from phalanx.train import settings
 from phalanx.train.gang import context, failure, preflight, randomness, stacks
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import Connection
@@ -24,19 +25,19 @@ from phalanx.train.numerics import local_sgd
 from phalanx.train.numerics.local_sgd.server_ranks import as_worker, is_server, run_server
 from phalanx.train.observe.devices import step_timing
 from phalanx.train.run import Run
-from phalanx.train.settings import tuned
+from phalanx.train.settings import RunOptions
 from phalanx.train.state import warm_start
 from phalanx.train.state.saving import CheckpointDirectory, NoCheckpoints, Saver
-from phalanx.train.state.staging import Direct, Staging
-from phalanx.train.state.storage import vault_for
-from phalanx.train.step.components import Options, Parts
+from phalanx.train.state.staging import NoStaging, Staging
+from phalanx.train.state.storage import storage_for
+from phalanx.train.step.components import RunComponents
 from phalanx.train.step.loop import Loop
 
-_stand_ins: list[Callable[[Options], Any]] = []
+_stand_ins: list[Callable[[RunOptions], Any]] = []
 
 
 @contextlib.contextmanager
-def standing_in(make: Callable[[Options], Any]) -> Iterator[None]:
+def standing_in(make: Callable[[RunOptions], Any]) -> Iterator[None]:
     """In here `init` returns what `make` makes: for programs that look at a script."""
     _stand_ins.append(make)
     try:
@@ -46,7 +47,7 @@ def standing_in(make: Callable[[Options], Any]) -> Iterator[None]:
 
 
 def start(
-    options: Options,
+    options: RunOptions,
     *,
     checkpoints: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
@@ -59,10 +60,10 @@ def start(
         return made
     info = context.with_checkpoints(context.read(environ), checkpoints or {}, environ)
     if info.training:
-        options = replace(options, **_from_spec(options, info.training))
+        options = settings.with_spec(options, info.training)
     if info.strategy is not None:
         options = replace(options, strategy=info.strategy)
-    sync, gang = options.tuning.sync, info
+    sync, gang = options.sync, info
     serves, info = is_server(sync, gang), as_worker(sync, gang)
     layout = _laid_out(options, info.world_size)
     if options.strategy == meshes.AUTO or layout.dp < info.world_size:
@@ -82,21 +83,26 @@ def start(
         warm_start.adopt(resume_from, info, disk or LocalDisk())
     device = _device(info)
     randomness.seed_everything(options.seed)
-    look = preflight.check if options.tuning.preflight == "check" else preflight.skip_check
+    look = preflight.check if options.preflight == "check" else preflight.skip_check
     connection = Connection(info, look)
     saver: Saver = NoCheckpoints()
     if info.checkpoint_dir is not None:
-        staging = Staging() if info.save_async else Direct()
+        staging = Staging() if info.save_async else NoStaging()
         saver = CheckpointDirectory(
-            info.checkpoint_dir, info, connection.private_channel(), report, clock,
-            disk or LocalDisk(), staging,
-        )  # fmt: skip
-        saver.vault = vault_for(info, report)
+            info.checkpoint_dir,
+            info,
+            connection.private_channel(),
+            report,
+            clock,
+            disk or LocalDisk(),
+            staging,
+        )
+        saver.storage = storage_for(info, report)
     loop = Loop(info, saver, connection.channel, report, clock, stop)
     if info.report_file is not None:
         loop.timing = step_timing(info, report, device)
     return Run(
-        Parts(
+        RunComponents(
             info=info,
             options=options,
             connection=connection,
@@ -110,26 +116,7 @@ def start(
     )
 
 
-def check(options: dict[str, Any], tuning: Mapping[str, Any]) -> Options:
-    """The options, or SpecInvalid naming each that makes no sense."""
-    problems = []
-    if not isinstance(options["accumulate"], int) or options["accumulate"] < 1:
-        value = str(options["accumulate"])
-        problems.append(Problem("accumulate", "must be a whole number, at least 1", value))
-    if options["clip"] is not None and not options["clip"] > 0:
-        problems.append(Problem("clip", "must be a norm above 0, or None", str(options["clip"])))
-    if not isinstance(options["seed"], int):
-        problems.append(Problem("seed", "must be a whole number", str(options["seed"])))
-    try:
-        options["strategy"] = meshes.parse_sizes(options.get("strategy", "ddp"))
-    except ValueError as error:
-        problems.append(Problem("strategy", str(error)))
-    if problems:
-        raise SpecInvalid(problems, "these are arguments of phalanx.train.init")
-    return Options(**options, tuning=tuned(tuning, {}))
-
-
-def _laid_out(options: Options, world_size: int) -> Layout:
+def _laid_out(options: RunOptions, world_size: int) -> Layout:
     """How the ranks are laid out. Raises SpecInvalid for wishes that do not go together."""
     problems = []
     layout = Layout(dp=world_size)
@@ -137,38 +124,23 @@ def _laid_out(options: Options, world_size: int) -> Layout:
         layout = meshes.layout(options.strategy, world_size)
     except ValueError as error:
         problems.append(Problem("strategy", str(error)))
-    method = options.tuning.compression.method
+    method = options.compression.method
     if method != "none" and layout.dp != world_size:
         problems.append(
             Problem("compression", "works between whole replicas: strategy ddp", method)
         )
     problems += local_sgd.conflicts(options, layout)
     for name, size in (("tp", layout.tp), ("pp", layout.pp)):
-        if options.tuning.sync_batchnorm and size > 1:
+        if options.sync_batchnorm and size > 1:
             problems.append(Problem("sync_batchnorm", f"does not go together with {name}"))
-        if options.tuning.batch_shares != "even" and size > 1:
+        if options.batch_shares != "even" and size > 1:
             problems.append(Problem("batch_shares", f"does not go together with {name}"))
-    if options.tuning.max_micro_batch is not None and layout.pp > 1:
+    if options.max_micro_batch is not None and layout.pp > 1:
         said = "does not go together with pp: give more micro_batches"
         problems.append(Problem("max_micro_batch", said))
     if problems:
         raise SpecInvalid(problems, "these are arguments of phalanx.train.init")
     return layout
-
-
-def _from_spec(options: Options, training: Mapping[str, Any]) -> dict[str, Any]:
-    """What the job's spec says about training stands over the script's arguments."""
-    own = {key: training[key] for key in ("accumulate", "clip", "strategy") if key in training}
-    rest = {key: value for key, value in training.items() if key not in own}
-    named = {field.name: getattr(options.tuning, field.name) for field in fields(options.tuning)}
-    plain: dict[str, Any] = {"seed": 0, "accumulate": options.accumulate, "clip": options.clip}
-    plain |= {"strategy": options.strategy, **own}
-    checked = check(plain, {})
-    tuning = tuned(named, rest)
-    return {
-        "accumulate": checked.accumulate, "clip": checked.clip, "strategy": checked.strategy,
-        "tuning": tuning,
-    }  # fmt: skip
 
 
 def _device(info: RankInfo) -> torch.device:

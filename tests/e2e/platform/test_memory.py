@@ -1,4 +1,4 @@
-"""Memory that ends on one rank, through the whole platform."""
+"""GuardState that ends on one rank, through the whole platform."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from e2e.platform.harness import BIN, Platform, probe_spec
-from phalanx.core.training.guards import MEMORY_FILE
+from phalanx.core.training.guards import GUARD_STATE_FILE
 
 pytestmark = pytest.mark.e2e
 TRAINING = Path(__file__).parents[1] / "training"
@@ -38,7 +38,7 @@ def test_out_of_memory_is_another_generation_with_half_the_micro_batch(
     assert [one.cause for one in view.lineage.restarts] == ["oom"]
     assert view.failure is not None and view.failure.rank == 1
     assert view.checkpoint_dir is not None
-    assert json.loads((Path(view.checkpoint_dir) / MEMORY_FILE).read_text())["halvings"] == 1
+    assert json.loads((Path(view.checkpoint_dir) / GUARD_STATE_FILE).read_text())["halvings"] == 1
     assert platform.wait_state(switch, "succeeded").restarts == 1
     digests = [json.loads(Path(f"{one}.json").read_text())["digest"] for one in (out, other)]
     assert digests[0] == digests[1]

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from phalanx.train.numerics.compression.codecs import CODECS
-from phalanx.train.numerics.compression.settings import CompressionSettings
+from phalanx.train.settings import CompressionSettings
 
 SHAPES = {"wide": (40, 60), "conv": (8, 4, 9, 9), "bias": (17,)}
 STEPS = 5

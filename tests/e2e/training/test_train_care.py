@@ -7,7 +7,7 @@ import time
 import pytest
 
 from e2e.training.gang import HANG_GUARD_S, HERE
-from phalanx.core.training.guards import MEMORY_FILE
+from phalanx.core.training.guards import GUARD_STATE_FILE
 
 pytestmark = pytest.mark.e2e
 
@@ -46,7 +46,7 @@ def ended(job):
 
 
 def memory(job):
-    return json.loads((job.store / MEMORY_FILE).read_text())
+    return json.loads((job.store / GUARD_STATE_FILE).read_text())
 
 
 def said(job, rank):
@@ -183,7 +183,7 @@ def test_wrong_bits_that_change_are_the_machines_and_the_batch_is_not_passed_ove
     assert (found["origin"], found["ranks"]) == ("hardware", [1])
     assert "computes this batch again" in said(job, 0)
     job.start().finish()
-    assert not (job.store / MEMORY_FILE).exists()
+    assert not (job.store / GUARD_STATE_FILE).exists()
     assert job.result["digest"] == plain.result["digest"]
 
 
@@ -235,7 +235,7 @@ def test_a_loss_that_jumps_again_is_passed_over_and_its_checkpoints_set_aside(ca
 def test_stopping_for_good_names_the_step_and_leaves_the_last_checkpoint(care):
     job = care(*ONE, "--poison", "17", init={"on_non_finite": "stop"}, every="5 steps").start()
     ended(job)
-    assert "DivergedForGood: step " in said(job, 0) and not (job.store / MEMORY_FILE).exists()
+    assert "DivergedForGood: step " in said(job, 0) and not (job.store / GUARD_STATE_FILE).exists()
 
 
 # -- memory ----------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def test_out_of_memory_on_one_rank_halves_the_micro_batch_of_all(care):
     assert switched.records(kind="restored")[0]["step"] == 2
     assert job.result["digest"] == switched.result["digest"]
     # The control: without the memory of it, the next generation would fail in the same place.
-    (job.store / MEMORY_FILE).unlink()
+    (job.store / GUARD_STATE_FILE).unlink()
     again = care(*args, "--memory-mb", "576", name="again", extra={"PHALANX_CHECKPOINT_DIR": ""})
     ended(again.start())
     ended(again.start())

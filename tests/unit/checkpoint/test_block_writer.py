@@ -19,7 +19,7 @@ from phalanx.checkpoint.block_writer import BLOCK_BYTES, BackgroundWriter, block
 from phalanx.checkpoint.disk import begins_a_page
 from phalanx.checkpoint.tensorfile import TensorRegion
 from phalanx.errors import CheckpointCorrupt
-from phalanx.train.state.sharding import Piece
+from phalanx.train.state.sharding import TensorPart
 from phalanx.train.state.staging import Staging
 
 pytestmark = pytest.mark.unit
@@ -161,7 +161,7 @@ def test_what_the_page_cache_does_not_hold_is_checked_just_the_same(tmp_path, mo
 
 def test_warmed_staging_is_what_the_first_save_copies_into():
     tensor = torch.arange(3_000_000, dtype=torch.float32)
-    pieces = [Piece(tensor, TensorRegion(0, (3_000_000,), (0,)))]
+    pieces = [TensorPart(tensor, TensorRegion(0, (3_000_000,), (0,)))]
     staging = Staging()
     staging.warm(pieces)
     room = staging._room.data_ptr()

@@ -18,7 +18,7 @@ from phalanx.checkpoint.compression import (
 from phalanx.core.training.checkpoints import FileEntry
 from phalanx.errors import CheckpointCorrupt, NotSupported, SpecInvalid
 from phalanx.train.gang import context
-from phalanx.train.state.storage import Vault, vault_for
+from phalanx.train.state.storage import CheckpointStorage, storage_for
 
 pytestmark = pytest.mark.unit
 
@@ -87,10 +87,10 @@ def test_frames_that_contradict_themselves_are_refused(tmp_path):
     assert refused >= 6  # a byte inside a stored frame is the digest's business
 
 
-def gang_of(tmp_path, vault):
+def gang_of(tmp_path, storage):
     gang = ThreadGang(tmp_path, 2, lambda rank: checkpoint.LocalDisk(), width=6000)
     for saver in gang.savers:
-        saver.vault = vault
+        saver.storage = storage
     return gang
 
 
@@ -102,8 +102,8 @@ def test_a_compressed_checkpoint_loads_and_falls_back_as_any_other(tmp_path, sea
         if sealed
         else encryption.NoEncryption()
     )
-    vault = Vault(seal=own, compression=ZstdCompression())
-    saved = gang_of(tmp_path, vault)
+    storage = CheckpointStorage(encryption=own, compression=ZstdCompression())
+    saved = gang_of(tmp_path, storage)
     for step in (1, 2):
         saved.set(step)
         saved.save(step)
@@ -115,7 +115,7 @@ def test_a_compressed_checkpoint_loads_and_falls_back_as_any_other(tmp_path, sea
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    gang = gang_of(tmp_path, Vault(seal=own))  # reading needs no option
+    gang = gang_of(tmp_path, CheckpointStorage(encryption=own))  # reading needs no option
     assert [one.path for one in gang.open()] == [older.path] * 2
     saved.set(1)
     for (model, _), (was, _) in zip(gang.pairs, saved.pairs, strict=True):
@@ -136,7 +136,7 @@ def test_without_the_library_it_is_said_before_training_and_never_blamed_on_the_
         decompressed(source, "x")
     info = context.read({"PHALANX_CHECKPOINT_COMPRESS": "zstd"})
     with pytest.raises(NotSupported, match="zstd"):
-        vault_for(info, None)
+        storage_for(info, None)
 
 
 def test_the_option_is_one_of_two_words():

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 SCHEMA = 1
-MEMORY_FILE = "guards.json"
+GUARD_STATE_FILE = "guards.json"
 
 
 class GuardPolicy(StrEnum):
@@ -190,7 +190,7 @@ class GuardState:
             raise ValueError(f"not a guards file: {error}") from error
 
 
-def num_pieces(local_batch: int, max_micro_batch: int | None, memory: GuardState) -> int:
+def num_pieces(local_batch: int, max_micro_batch: int | None, state: GuardState) -> int:
     """In how many pieces to give out a micro-batch of which the largest rank gets `local_batch`."""
     first = 1 if max_micro_batch is None else -(-local_batch // max_micro_batch)
-    return max(1, min(local_batch, first * memory.pieces))
+    return max(1, min(local_batch, first * state.pieces))

@@ -29,7 +29,7 @@ from phalanx.train.gang import context
 from phalanx.train.gang.report import NoReport, Report, ReportFile
 from phalanx.train.numerics.local_sgd import wire
 from phalanx.train.numerics.local_sgd.outer_step import outer_step
-from phalanx.train.numerics.local_sgd.settings import OuterSettings
+from phalanx.train.settings import OuterSettings
 
 _LOOK_S = 0.05
 _TALK_S = 600.0

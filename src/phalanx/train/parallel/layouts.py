@@ -10,29 +10,30 @@ from phalanx.train.parallel.grid import GridStrategy
 from phalanx.train.parallel.strategies import ReplicaStrategy, ShardStrategy, SingleRank, Strategy
 
 if TYPE_CHECKING:
-    from phalanx.train.step.components import Options, Parts
+    from phalanx.train.settings import RunOptions
+    from phalanx.train.step.components import RunComponents
 
 
-def strategy_for(parts: Parts) -> Strategy:
+def strategy_for(components: RunComponents) -> Strategy:
     """What a run begins with: `auto` becomes another one at the first model."""
-    info, options = parts.info, parts.options
+    info, options = components.info, components.options
 
     def make(layout: Layout) -> Strategy:
         return chosen(layout, info.rank, options)
 
-    compresses = options.tuning.compression.method != "none"
+    compresses = options.compression.method != "none"
     if options.strategy != AUTO or info.world_size == 1 or compresses:
-        return make(parts.layout)
-    made = AutoStrategy(info, parts.connection.channel, parts.report, make)
+        return make(components.layout)
+    made = AutoStrategy(info, components.connection.channel, components.report, make)
 
     def told(name: str) -> None:
-        parts.saver.share_as(name)
+        components.saver.share_as(name)
 
     made.on_choice = told
     return made
 
 
-def chosen(layout: Layout, rank: int, options: Options) -> Strategy:
+def chosen(layout: Layout, rank: int, options: RunOptions) -> Strategy:
     """The strategy of a layout, for this rank; one rank alone needs none."""
     if layout.world_size == 1:
         return SingleRank()
@@ -46,11 +47,10 @@ def chosen(layout: Layout, rank: int, options: Options) -> Strategy:
     # torch's pipelines bring its compiler along, which takes most of a second.
     from phalanx.train.parallel.pipeline import PipelineOptions, PipelineStrategy
 
-    tuning = options.tuning
     pipeline = PipelineOptions(
-        schedule=tuning.pipeline_schedule,
-        micro_batches=tuning.micro_batches,
-        split=tuning.pipeline_split,
-        precision=tuning.precision,
+        schedule=options.pipeline_schedule,
+        micro_batches=options.micro_batches,
+        split=options.pipeline_split,
+        precision=options.precision,
     )
     return PipelineStrategy(layout, rank, options.tp_plan, options.fsdp, pipeline)

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from phalanx.errors import NotSupported
 from phalanx.train.gang import context, randomness
-from phalanx.train.state.sharding import box_of
+from phalanx.train.state.sharding import region_of
 
 _M_MMAP_THRESHOLD = -3
 _LARGE_BYTES = 4 << 20
@@ -111,7 +111,7 @@ def _split(value: Any, owner: nn.Parameter, what: str) -> Any:
             " it was there before prepare(), and cannot be split over the ranks as the parameter is",
             "train with the strategy ddp, or begin with a new optimizer",
         )
-    shape, start = box_of(owner)
+    shape, start = region_of(owner)
     part = value.detach()[tuple(slice(at, at + num) for at, num in zip(start, shape, strict=True))]
     return DTensor.from_local(
         part.clone(memory_format=torch.contiguous_format).to(owner.device), owner.device_mesh,

@@ -39,7 +39,7 @@ def mine(saved: Any) -> torch.Tensor:
     if saved.shape[0] == num_ranks():
         at = dist.get_rank() if num_ranks() > 1 else 0
         if isinstance(saved, StoredTensor):
-            return saved.read_box((1, *shape), (at, *(0 for _ in shape)))[0]
+            return saved.read_region((1, *shape), (at, *(0 for _ in shape)))[0]
         return _whole(saved)[at].clone()
     return mean(saved)
 

@@ -1,4 +1,4 @@
-"""Parts of tensors as boxes: where one begins, and its shape. For every framework."""
+"""RunComponents of tensors as boxes: where one begins, and its shape. For every framework."""
 
 from __future__ import annotations
 

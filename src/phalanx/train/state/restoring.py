@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from phalanx.errors import RestoreMismatch
-from phalanx.train.state.sharding import Filling, StoredTensor
+from phalanx.train.state.sharding import BatchedReads, StoredTensor
 from phalanx.train.state.tree import cloned
 
 _SHOWN = 6
@@ -28,7 +28,7 @@ def model(target: nn.Module, saved: Mapping[str, Any], where: str) -> None:
             problems += _unlike(name, tensor, other)
     _refuse(problems, "the model", where)
     # What was read into the model's own memory is not copied again: torch sees that it is there.
-    filling = Filling()
+    filling = BatchedReads()
     placed = {name: _placed(one, live.get(name), None, filling) for name, one in saved.items()}
     filling.run()
     target.load_state_dict(placed)
@@ -65,7 +65,7 @@ def optimizer(target: Optimizer, saved: Mapping[str, Any], where: str) -> None:
     _refuse(problems, "the optimizer", where)
     saved = saved["state"]
     owners = dict(enumerate(parameters_of(target)))
-    filling = Filling()
+    filling = BatchedReads()
     held = {number: one for number, one in owners.items() if not one.is_meta}
     state = {
         number: _placed_state(values, held[number], target, filling)
@@ -91,14 +91,14 @@ def anything(target: Any, saved: Any, name: str, where: str) -> None:
 
 
 def _placed_state(
-    saved: Mapping[str, Any], owner: torch.Tensor, target: Optimizer, filling: Filling
+    saved: Mapping[str, Any], owner: torch.Tensor, target: Optimizer, filling: BatchedReads
 ) -> dict[str, Any]:
     """One parameter's state: where the optimizer has it already, else laid out as the parameter is."""
     held = target.state.get(owner, {})
     return {name: _placed(one, held.get(name), owner, filling) for name, one in saved.items()}
 
 
-def _placed(saved: Any, held: Any, like: torch.Tensor | None, filling: Filling) -> Any:
+def _placed(saved: Any, held: Any, like: torch.Tensor | None, filling: BatchedReads) -> Any:
     """What was saved, sharing no tensor with its source; all there once `filling` was run.
 
     A tensor in a file goes straight into `held`, where that is such a tensor already; else into new

@@ -17,13 +17,13 @@ from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.gang.report import Report
 from phalanx.train.state.checkpoint_reader import Restored, device_text, read_state
-from phalanx.train.state.storage import Vault
+from phalanx.train.state.storage import CheckpointStorage
 
 # How rank 0 has a checkpoint opened: whether there is another one behind it.
 _FURTHER, _LAST = "+", "."
 
 
-class Choice:
+class ResumeChoice:
     """Goes through a job's checkpoints, best first, until all ranks are content with one.
 
     Every rank makes the same calls; rank 0 alone looks at the directory. `newest_commit` is the highest
@@ -43,7 +43,7 @@ class Choice:
         self._report, self._disk = report, disk
         self._untried: list[Path] | None = None
 
-    def open(self, vault: Vault) -> Restored | None:
+    def open(self, storage: CheckpointStorage) -> Restored | None:
         """The newest checkpoint of the head's lineage that was not tried yet.
 
         Rank 0 chooses. One that has another behind it is only looked into: its tensors are checked while
@@ -51,19 +51,19 @@ class Choice:
         Bad ones are set aside and reported.
         """
         if self._untried is None:
-            self._untried = self._candidates(vault) if self._info.is_main else []
+            self._untried = self._candidates(storage) if self._info.is_main else []
         while True:
-            chosen = _next(self._untried, vault)
+            chosen = _next(self._untried, storage)
             how = _LAST if not self._untried else _FURTHER
             told = self._channel.broadcast(f"{how}{chosen}" if chosen else "")
             if not told:
                 return None
             path = Path(told[1:])
-            restored, why = self._read(path, told[0], vault)
-            if self._agreed(path, why, why or None, vault):
+            restored, why = self._read(path, told[0], storage)
+            if self._agreed(path, why, why or None, storage):
                 return restored
 
-    def accept(self, restored: Restored, problem: str, vault: Vault) -> bool:
+    def accept(self, restored: Restored, problem: str, storage: CheckpointStorage) -> bool:
         """Whether everybody could read theirs, and what nobody had to read is sound too.
 
         Otherwise it is set aside, and `open` gives the one before. Collective.
@@ -74,12 +74,14 @@ class Choice:
                 checkpoint.verify_share(restored.path, restored.manifest, place, restored.read)
             except CheckpointCorrupt as error:
                 problem = error.message
-        if not self._agreed(restored.path, problem, None, vault):
+        if not self._agreed(restored.path, problem, None, storage):
             return False
         self._untried = None
         return True
 
-    def _agreed(self, path: Path, problem: str, rot: str | None, vault: Vault) -> bool:
+    def _agreed(
+        self, path: Path, problem: str, rot: str | None, storage: CheckpointStorage
+    ) -> bool:
         """Whether no rank has a problem with a checkpoint; rank 0 sees to it that it is not used.
 
         `rot` is what rank 0 knows to be wrong with the files themselves; None where it has yet to look.
@@ -89,14 +91,14 @@ class Choice:
             found = _rot(path) if rot is None else rot
             if found:
                 self._set_aside(path, found)
-                if self._untried is not None and vault.tier.has_another(path):
+                if self._untried is not None and storage.tier.has_another(path):
                     self._untried.insert(0, path)
             else:
                 message = f"{path}: {failed:.0f} ranks could not read it; an older one is tried"
                 self._report.write(WarningRecord(f"{message}{problem and ': '}{problem}"))
         return failed == 0
 
-    def _candidates(self, vault: Vault) -> list[Path]:
+    def _candidates(self, storage: CheckpointStorage) -> list[Path]:
         try:
             listing = checkpoint.scan(self._store)
             checkpoint.clean_debris(self._store, self._disk)
@@ -105,7 +107,7 @@ class Choice:
             return []
         for path, why in listing.bad.items():
             self._set_aside(path, why)
-        known = vault.known(listing, self._report)
+        known = storage.known(listing, self._report)
         self.newest_commit = max((one.commit for one in known.values()), default=0)
         return [self._store / one.name for one in lineages(known)]
 
@@ -116,11 +118,13 @@ class Choice:
             moved = path
         self._report.write(QuarantinedRecord(path=str(path), moved_to=str(moved), why=why))
 
-    def _read(self, path: Path, how: str, vault: Vault) -> tuple[Restored | None, str]:
+    def _read(
+        self, path: Path, how: str, storage: CheckpointStorage
+    ) -> tuple[Restored | None, str]:
         try:
             manifest = checkpoint.read_manifest(path)
             place = (self._info.rank, self._info.world_size)
-            opener = vault.seal.opener(manifest)
+            opener = storage.encryption.opener(manifest)
             read: dict[str, checkpoint.VerifiedFile] | None = None
             if how == _FURTHER and opener is checkpoint.VerifiedFile:
                 read = {}
@@ -145,11 +149,11 @@ class Choice:
         return "; ".join(found) or None
 
 
-def _next(candidates: list[Path], vault: Vault) -> str:
+def _next(candidates: list[Path], storage: CheckpointStorage) -> str:
     """The first that is here, or comes from the object store; empty when there is none."""
     while candidates:
         path = candidates.pop(0)
-        if vault.tier.bring(path):
+        if storage.tier.bring(path):
             return str(path)
     return ""
 

@@ -16,7 +16,7 @@ from phalanx.train.state.checkpoint_reader import Restored
 Place = Callable[[Restored], None]
 
 
-class Source(Protocol):
+class CheckpointSource(Protocol):
     """Where checkpoints come from: the part of a `Saver` that is needed here."""
 
     def open(self) -> Restored | None:
@@ -31,7 +31,7 @@ class Source(Protocol):
 class Resumption:
     """One start's way back into a checkpoint. Every rank makes the same calls."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: CheckpointSource) -> None:
         self.restored: Restored | None = None
         self._source = source
         self._places: list[Place] = []

@@ -39,16 +39,16 @@ from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.gang.report import Report
 from phalanx.train.state import sharding, tree
 from phalanx.train.state.checkpoint_reader import Restored, device_text, shard_file
-from phalanx.train.state.resume_choice import Choice
-from phalanx.train.state.staging import Direct, Staging
-from phalanx.train.state.storage import Vault
+from phalanx.train.state.resume_choice import ResumeChoice
+from phalanx.train.state.staging import NoStaging, Staging
+from phalanx.train.state.storage import CheckpointStorage
 
 # Training ends after these, so nothing is won by copying first.
 _AWAITED = frozenset({"final", "stop"})
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class SaveRequest:
     """What is saved beside the state: where training is, why now, and this rank's generators."""
 
     step: int
@@ -74,9 +74,12 @@ class Saver(Protocol):
         ...
 
     def watch(
-        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], strategy: str,
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        strategy: str,
         place: tuple[int, int] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """What the run trains, and how its ranks share it; both lists may still grow.
 
         `place` is (rank, number) among the ranks that hold the same layers: all, if not given.
@@ -99,7 +102,7 @@ class Saver(Protocol):
         """The first step is done: make ready for saves of such a state. Never fails."""
         ...
 
-    def save(self, state: Callable[[], Any], moment: Moment) -> bool:
+    def save(self, state: Callable[[], Any], moment: SaveRequest) -> bool:
         """Save, or begin to; False when it has failed already. The same answer on all ranks."""
         ...
 
@@ -123,9 +126,12 @@ class NoCheckpoints:
     estimate_s = 0.0
 
     def watch(
-        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], strategy: str,
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        strategy: str,
         place: tuple[int, int] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Nothing."""
 
     def share_as(self, strategy: str) -> None:
@@ -142,7 +148,7 @@ class NoCheckpoints:
     def warm(self, state: Callable[[], Any]) -> None:
         """Nothing."""
 
-    def save(self, state: Callable[[], Any], moment: Moment) -> bool:
+    def save(self, state: Callable[[], Any], moment: SaveRequest) -> bool:
         """Nothing."""
         return False
 
@@ -158,7 +164,7 @@ class NoCheckpoints:
         return None
 
 
-class Outcome(enum.Enum):
+class SaveOutcome(enum.Enum):
     """How a save ended, for all ranks alike."""
 
     COMMITTED = "committed"
@@ -167,10 +173,10 @@ class Outcome(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
+class RankSnapshot:
     """This rank's part of the state at one moment. `head` is what its file says beside tensors."""
 
-    moment: Moment
+    moment: SaveRequest
     metrics: Mapping[str, Any]
     head: Mapping[str, Any]
     blobs: Sequence[tensorfile.TensorBytes]
@@ -187,12 +193,18 @@ class CheckpointDirectory:
     saves = True
 
     def __init__(
-        self, store: Path, info: RankInfo, channel: ControlChannel, report: Report, clock: Clock,
-        disk: checkpoint.Disk, staging: Direct | Staging,
-    ) -> None:  # fmt: skip
+        self,
+        store: Path,
+        info: RankInfo,
+        channel: ControlChannel,
+        report: Report,
+        clock: Clock,
+        disk: checkpoint.Disk,
+        staging: NoStaging | Staging,
+    ) -> None:
         self._store, self._info, self._channel = store, info, channel
         self._report, self._clock, self._disk = report, clock, disk
-        self._staging, self._direct = staging, Direct()
+        self._staging, self._direct = staging, NoStaging()
         self._models: Sequence[nn.Module] = ()
         self._optimizers: Sequence[Optimizer] = ()
         self._strategy = "single"
@@ -200,13 +212,13 @@ class CheckpointDirectory:
         self._whole = False
         self._thread: threading.Thread | None = None
         self._warming: threading.Thread | None = None
-        self._outcome = Outcome.FAILED
-        self._choice = Choice(store, info, channel, report, disk)
+        self._outcome = SaveOutcome.FAILED
+        self._choice = ResumeChoice(store, info, channel, report, disk)
         self._parent: str | None = None
         self._commit = 0
         self._durations: list[float] = []
         self._last_why = ""
-        self.vault = Vault()
+        self.storage = CheckpointStorage()
 
     @property
     def estimate_s(self) -> float:
@@ -216,9 +228,12 @@ class CheckpointDirectory:
         return 0.2 + (2 * usual if under_way else usual)
 
     def watch(
-        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], strategy: str,
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        strategy: str,
         place: tuple[int, int] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """What the run trains: its replicated tensors are shared out over the ranks at `place`."""
         self._models, self._optimizers, self._strategy = models, optimizers, strategy
         self._place = place or self._place
@@ -237,22 +252,22 @@ class CheckpointDirectory:
 
     def open(self) -> Restored | None:
         """The next checkpoint to try; see `choosing`."""
-        restored = self._choice.open(self.vault)
+        restored = self._choice.open(self.storage)
         self._commit = max(self._commit, self._choice.newest_commit)
         return restored
 
     def accept(self, restored: Restored, problem: str) -> bool:
         """Go on from it, where every rank could read all it needs. Collective."""
-        if not self._choice.accept(restored, problem, self.vault):
+        if not self._choice.accept(restored, problem, self.storage):
             return False
         self._parent = restored.manifest.name
         self._commit = max(self._commit, restored.manifest.commit)
-        self.vault.tier.committed()
+        self.storage.tier.committed()
         return True
 
     def warm(self, state: Callable[[], Any]) -> None:
         """Have the memory that saves in the background copy to, from a thread."""
-        if isinstance(self._staging, Direct):
+        if isinstance(self._staging, NoStaging):
             return
         try:
             pieces = self._pieces(state())[1]
@@ -263,17 +278,17 @@ class CheckpointDirectory:
         )
         self._warming.start()
 
-    def save(self, state: Callable[[], Any], moment: Moment) -> bool:
+    def save(self, state: Callable[[], Any], moment: SaveRequest) -> bool:
         """Take this rank's part of the state, and write it: at once where training ends after it.
 
         A disk that refuses costs a warning in the report, never the training.
         """
         self.wait()
-        if moment.why in _AWAITED or isinstance(self._staging, Direct):
+        if moment.why in _AWAITED or isinstance(self._staging, NoStaging):
             self._outcome = self._write(self._take(state(), moment, self._direct))
-            if self._outcome is Outcome.DISAGREED:
+            if self._outcome is SaveOutcome.DISAGREED:
                 self._outcome = self._write(self._take(state(), moment, self._direct))
-            return self._outcome is Outcome.COMMITTED
+            return self._outcome is SaveOutcome.COMMITTED
         self._warmed()
         image = self._take(state(), moment, self._staging)
         self._thread = threading.Thread(
@@ -287,7 +302,7 @@ class CheckpointDirectory:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        return self._outcome is Outcome.COMMITTED
+        return self._outcome is SaveOutcome.COMMITTED
 
     def _warmed(self) -> None:
         if self._warming is not None:
@@ -298,10 +313,10 @@ class CheckpointDirectory:
         """Wait, and have the group's threads let go of what they were given."""
         self.wait()
         self._warmed()
-        self.vault.finish(self._last_why, self._info.grace_s)
+        self.storage.finish(self._last_why, self._info.grace_s)
         self._channel.settle()
 
-    def _pieces(self, state: Mapping[str, Any]) -> tuple[Any, Sequence[sharding.Piece], str]:
+    def _pieces(self, state: Mapping[str, Any]) -> tuple[Any, Sequence[sharding.TensorPart], str]:
         """The state as a tree, what of its tensors this rank writes, and what they look like."""
         body, leaves = tree.collect(state)
         common: frozenset[int] = frozenset()
@@ -316,50 +331,52 @@ class CheckpointDirectory:
             raise TrainingError("a tensor on the meta device cannot be saved", hint)
         return body, pieces, sharding.signature(leaves, common)
 
-    def _take(self, state: Mapping[str, Any], moment: Moment, into: Direct | Staging) -> Image:
+    def _take(
+        self, state: Mapping[str, Any], moment: SaveRequest, into: NoStaging | Staging
+    ) -> RankSnapshot:
         began = self._clock.monotonic()
         body, pieces, signature = self._pieces(state)
         head: dict[str, Any] = {"rng": moment.rng.hex()}
         if self._info.is_main:
             head["state"] = body
-        return Image(moment, dict(moment.metrics), head, into.take(pieces), signature, began)
+        return RankSnapshot(moment, dict(moment.metrics), head, into.take(pieces), signature, began)
 
-    def _write_behind(self, image: Image) -> None:
+    def _write_behind(self, image: RankSnapshot) -> None:
         self._outcome = self._write(image)
 
-    def _write(self, image: Image) -> Outcome:
+    def _write(self, image: RankSnapshot) -> SaveOutcome:
         try:
             outcome = self._write_together(image)
         except RuntimeError as error:  # the other ranks are gone
-            outcome = Outcome.FAILED
+            outcome = SaveOutcome.FAILED
             self._warn(image, str(error))
-        if outcome is Outcome.DISAGREED:
+        if outcome is SaveOutcome.DISAGREED:
             self._whole = True
             self._warn(image, f"{outcome.value}; rank 0 writes everything from now on")
         return outcome
 
-    def _warn(self, image: Image, why: str) -> None:
+    def _warn(self, image: RankSnapshot, why: str) -> None:
         message = f"the checkpoint of step {image.moment.step} could not be saved: {why}"
         self._report.write(WarningRecord(message))
 
-    def _write_together(self, image: Image) -> Outcome:
+    def _write_together(self, image: RankSnapshot) -> SaveOutcome:
         """Agree that the parts fit, write them, gather their digests, commit. Collective."""
         signatures = self._channel.gather(image.signature.encode())
         draft = self._draft(image, signatures) if self._info.is_main else None
         if self._info.is_main:
-            verdict = Outcome.DISAGREED.name if len(set(signatures)) > 1 else ""
+            verdict = SaveOutcome.DISAGREED.name if len(set(signatures)) > 1 else ""
             name = self._channel.broadcast(draft.name if draft is not None else verdict)
         else:
             name = self._channel.broadcast("")
-        if name in ("", Outcome.DISAGREED.name):
-            return Outcome.DISAGREED if name else Outcome.FAILED
+        if name in ("", SaveOutcome.DISAGREED.name):
+            return SaveOutcome.DISAGREED if name else SaveOutcome.FAILED
         rows = self._channel.gather(self._write_part(name, image))
         done = draft is not None and self._commit_all(draft, image, rows)
         committed = self._channel.broadcast("yes" if done else "") == "yes"
-        return Outcome.COMMITTED if committed else Outcome.FAILED
+        return SaveOutcome.COMMITTED if committed else SaveOutcome.FAILED
 
     def _draft(
-        self, image: Image, signatures: Sequence[bytes]
+        self, image: RankSnapshot, signatures: Sequence[bytes]
     ) -> checkpoint.CheckpointWriter | None:
         if len(set(signatures)) > 1:
             return None
@@ -370,24 +387,26 @@ class CheckpointDirectory:
             self._warn(image, str(error))
             return None
 
-    def _write_part(self, name: str, image: Image) -> bytes:
+    def _write_part(self, name: str, image: RankSnapshot) -> bytes:
         """Write this rank's file; what rank 0 has to know of it, or why there is none."""
         path = shard_file(self._info.rank)
         try:
             entry = checkpoint.write_shard(
-                self._disk, self._store / (name + ".tmp"), path,
-                self.vault.seal.wrap(
+                self._disk,
+                self._store / (name + ".tmp"),
+                path,
+                self.storage.encryption.wrap(
                     f"{name}/{path}",
-                    self.vault.compression.wrap(tensorfile.lay_out(image.head, image.blobs)),
+                    self.storage.compression.wrap(tensorfile.lay_out(image.head, image.blobs)),
                 ),
-            )  # fmt: skip
+            )
         except (OSError, MemoryError) as error:
             return json.dumps({"error": f"rank {self._info.rank}: {error}"}).encode()
         row = {"path": entry.path, "size_bytes": entry.size_bytes, "digest": entry.digest}
         return json.dumps({**row, "chunks": entry.chunks}).encode()
 
     def _commit_all(
-        self, draft: checkpoint.CheckpointWriter, image: Image, rows: Iterable[bytes]
+        self, draft: checkpoint.CheckpointWriter, image: RankSnapshot, rows: Iterable[bytes]
     ) -> bool:
         """Rank 0: make it a checkpoint when every rank's part is there, else remove it."""
         found = [json.loads(row) for row in rows]
@@ -397,7 +416,7 @@ class CheckpointDirectory:
                 raise OSError("; ".join(errors))
             for row in found:
                 draft.adopt(FileEntry.from_json(row))
-            manifest = self.vault.seal.stamp(self._manifest(draft.name, draft, image))
+            manifest = self.storage.encryption.stamp(self._manifest(draft.name, draft, image))
             path = draft.commit(manifest)
         except OSError as error:
             self._warn(image, str(error))
@@ -426,10 +445,12 @@ class CheckpointDirectory:
             )
         )
         self._last_why = manifest.why
-        self.vault.tier.committed()
+        self.storage.tier.committed()
         self._let_go(self._info.keep)
 
-    def _manifest(self, name: str, draft: checkpoint.CheckpointWriter, image: Image) -> Manifest:
+    def _manifest(
+        self, name: str, draft: checkpoint.CheckpointWriter, image: RankSnapshot
+    ) -> Manifest:
         info, moment = self._info, image.moment
         return Manifest(
             name=name,

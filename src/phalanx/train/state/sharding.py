@@ -33,14 +33,14 @@ _HELD_BYTES = 64 << 20  # of memory that is only passed through
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TensorPart:
     """A part of a live tensor that this rank writes."""
 
     tensor: torch.Tensor
     part: TensorRegion
 
 
-def box_of(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def region_of(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(shape, start) of what this rank holds of a tensor."""
     if not isinstance(tensor, DTensor):
         return tuple(tensor.shape), (0,) * tensor.dim()
@@ -66,7 +66,7 @@ def replicated(models: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> 
 
 def pieces_of(
     leaves: Sequence[torch.Tensor], common: frozenset[int], place: tuple[int, int]
-) -> list[Piece]:
+) -> list[TensorPart]:
     """What the rank at `place` (rank, number of ranks) writes. `common` as `replicated` gives it.
 
     The ranks are those that hold the same layers; a leaf without memory is held by others. Raises
@@ -76,7 +76,7 @@ def pieces_of(
     cut = [_cut(leaf, common) for leaf in leaves]
     total = sum(_size(leaf) for leaf, one in zip(leaves, cut, strict=True) if one)
     window = (total * rank // world, total * (rank + 1) // world)
-    pieces: list[Piece] = []
+    pieces: list[TensorPart] = []
     begin = 0
     for number, leaf in enumerate(leaves):
         shape = tuple(leaf.shape)
@@ -89,10 +89,10 @@ def pieces_of(
             lo, hi = (min(max(0, -((begin - at) // row)), shape[0]) for at in window)
             if lo < hi:
                 start = (lo, *(0 for _ in shape[1:]))
-                pieces.append(Piece(leaf[lo:hi], TensorRegion(number, shape, start)))
+                pieces.append(TensorPart(leaf[lo:hi], TensorRegion(number, shape, start)))
             begin += _size(leaf)
         elif rank == 0:
-            pieces.append(Piece(leaf, TensorRegion(number, shape, (0,) * len(shape))))
+            pieces.append(TensorPart(leaf, TensorRegion(number, shape, (0,) * len(shape))))
     return pieces
 
 
@@ -102,7 +102,7 @@ def _cut(leaf: torch.Tensor, common: frozenset[int]) -> bool:
     return leaf.dim() > 0 and leaf.data_ptr() in common and leaf.is_contiguous()
 
 
-def _held(number: int, leaf: DTensor) -> list[Piece]:
+def _held(number: int, leaf: DTensor) -> list[TensorPart]:
     if not _first_copy(leaf):
         return []
     where: Sequence[int] = leaf.device_mesh.get_coordinate() or []
@@ -112,10 +112,10 @@ def _held(number: int, leaf: DTensor) -> list[Piece]:
         if placement.is_replicate() and at != 0:
             return []
     local = leaf.to_local()
-    shape, start = box_of(leaf)
+    shape, start = region_of(leaf)
     if not local.numel():
         return []
-    return [Piece(local.reshape(shape), TensorRegion(number, tuple(leaf.shape), start))]
+    return [TensorPart(local.reshape(shape), TensorRegion(number, tuple(leaf.shape), start))]
 
 
 def _first_copy(leaf: DTensor) -> bool:
@@ -149,7 +149,7 @@ def outline(leaves: Sequence[torch.Tensor]) -> str:
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Memory for a tensor: large ones in large pages, which are many times faster to touch first."""
+    """GuardState for a tensor: large ones in large pages, which are many times faster to touch first."""
     num = math.prod(shape)
     size = num * dtype.itemsize
     if size < _HUGE_FROM_BYTES:
@@ -160,7 +160,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer(room, dtype=dtype, count=num).reshape(tuple(shape))
 
 
-class Filling:
+class BatchedReads:
     """Many reads, done together by `run`: every chunk of a file passes once, whoever wants parts of it."""
 
     def __init__(self) -> None:
@@ -197,7 +197,7 @@ class Filling:
 class StoredTensor:
     """A tensor that lies in one or several files; read when and where somebody needs it.
 
-    What is read as part of a `Filling` is there after its `run`.
+    What is read as part of a `BatchedReads` is there after its `run`.
     """
 
     where: str
@@ -207,23 +207,23 @@ class StoredTensor:
 
     def read(self) -> torch.Tensor:
         """The whole tensor, in memory of its own. Raises CheckpointCorrupt."""
-        return self.read_box(self.shape, (0,) * len(self.shape))
+        return self.read_region(self.shape, (0,) * len(self.shape))
 
-    def read_box(self, shape: Sequence[int], start: Sequence[int]) -> torch.Tensor:
+    def read_region(self, shape: Sequence[int], start: Sequence[int]) -> torch.Tensor:
         """One box of it, in memory of its own. Raises CheckpointCorrupt."""
-        filling = Filling()
+        filling = BatchedReads()
         target = self._box(shape, start, filling)
         filling.run()
         return target
 
-    def read_like(self, live: Any, filling: Filling) -> torch.Tensor:
+    def read_like(self, live: Any, filling: BatchedReads) -> torch.Tensor:
         """The tensor in new memory, laid out over the ranks as `live` is if that has the same shape.
 
         Raises CheckpointCorrupt.
         """
         if not isinstance(live, DTensor) or tuple(live.shape) != self.shape:
             return self._box(self.shape, (0,) * len(self.shape), filling)
-        local = self._box(*box_of(live), filling)
+        local = self._box(*region_of(live), filling)
         if live.device.type != "cpu":
             filling.run()
         return DTensor.from_local(
@@ -231,7 +231,7 @@ class StoredTensor:
             shape=live.shape, stride=live.stride(),
         )  # fmt: skip
 
-    def read_onto(self, live: torch.Tensor, filling: Filling) -> torch.Tensor:
+    def read_onto(self, live: torch.Tensor, filling: BatchedReads) -> torch.Tensor:
         """`live` with what was saved in it: read straight into its memory where that lies in order.
 
         `live` has the same shape and dtype; one without memory stays so. Raises CheckpointCorrupt.
@@ -239,7 +239,7 @@ class StoredTensor:
         if live.is_meta:
             return live
         local = (live.to_local() if isinstance(live, DTensor) else live).detach()
-        shape, start = box_of(live)
+        shape, start = region_of(live)
         plain = local.device.type == "cpu" and local.is_contiguous() and not local.is_neg()
         if plain and tuple(local.shape) == shape:
             self._fill(local, shape, start, filling)
@@ -248,13 +248,19 @@ class StoredTensor:
             filling.then(lambda: local.copy_(box.reshape(local.shape)), box)
         return live
 
-    def _box(self, shape: Sequence[int], start: Sequence[int], filling: Filling) -> torch.Tensor:
+    def _box(
+        self, shape: Sequence[int], start: Sequence[int], filling: BatchedReads
+    ) -> torch.Tensor:
         target = empty(shape, self.dtype)
         self._fill(target, shape, start, filling)
         return target
 
     def _fill(
-        self, target: torch.Tensor, shape: Sequence[int], start: Sequence[int], filling: Filling
+        self,
+        target: torch.Tensor,
+        shape: Sequence[int],
+        start: Sequence[int],
+        filling: BatchedReads,
     ) -> None:
         missing = target.numel()
         for source, row in self.parts:
@@ -270,7 +276,7 @@ class StoredTensor:
 
     def _fill_part(
         self, target: torch.Tensor, source: ByteSource, row: TensorEntry,
-        overlap: tuple[Sequence[int], Sequence[int]], filling: Filling,
+        overlap: tuple[Sequence[int], Sequence[int]], filling: BatchedReads,
     ) -> None:  # fmt: skip
         at, size = overlap
         whole_rows = tuple(size[1:]) == tuple(row.shape[1:])

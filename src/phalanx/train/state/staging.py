@@ -11,17 +11,17 @@ from collections.abc import Sequence
 import torch
 
 from phalanx.checkpoint.tensorfile import TensorBytes, TensorRegion
-from phalanx.train.state.sharding import Piece, empty
+from phalanx.train.state.sharding import TensorPart, empty
 from phalanx.train.state.tree import blob_of
 
 _ALIGN = 64
 _WARMED_BYTES = 32 << 20  # at a time: others want to run in between
 
 
-class Direct:
+class NoStaging:
     """No copy: for saves that training waits for."""
 
-    def take(self, pieces: Sequence[Piece]) -> list[TensorBytes]:
+    def take(self, pieces: Sequence[TensorPart]) -> list[TensorBytes]:
         """The bytes where they are."""
         return [blob_of(piece.tensor, piece.part) for piece in pieces]
 
@@ -35,7 +35,7 @@ class Staging:
         self._copies: list[torch.Tensor] = []
         self._blobs: list[TensorBytes] = []
 
-    def warm(self, pieces: Sequence[Piece]) -> None:
+    def warm(self, pieces: Sequence[TensorPart]) -> None:
         """Have the memory for copies of `pieces`, so that the first save finds it; copies nothing.
 
         Meant for a thread: new memory costs many times what copying into it does.
@@ -45,14 +45,14 @@ class Staging:
         for at in range(0, room.size, _WARMED_BYTES):
             room[at : at + _WARMED_BYTES : mmap.PAGESIZE] = 0
 
-    def take(self, pieces: Sequence[Piece]) -> list[TensorBytes]:
+    def take(self, pieces: Sequence[TensorPart]) -> list[TensorBytes]:
         """Copy; the bytes stay as they are until the next call."""
         self._lay_out(pieces)
         for copy, piece in zip(self._copies, pieces, strict=True):
             copy.copy_(piece.tensor)
         return self._blobs
 
-    def _lay_out(self, pieces: Sequence[Piece]) -> None:
+    def _lay_out(self, pieces: Sequence[TensorPart]) -> None:
         layout = [(piece.tensor.dtype, tuple(piece.tensor.shape), piece.part) for piece in pieces]
         if layout == self._layout:
             return

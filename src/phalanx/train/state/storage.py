@@ -19,11 +19,11 @@ _FAILED_LIMIT_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Vault:
+class CheckpointStorage:
     """By default nothing: one tier, plain files."""
 
     tier: CheckpointTier = field(default_factory=LocalTier)
-    seal: Encryption = field(default_factory=NoEncryption)
+    encryption: Encryption = field(default_factory=NoEncryption)
     compression: FileCompression = field(default_factory=NoCompression)
 
     def known(self, listing: CheckpointListing, report: Report) -> dict[str, Manifest]:
@@ -41,9 +41,9 @@ class Vault:
         self.tier.finish(limits.get(why, _FAILED_LIMIT_S))
 
 
-def vault_for(info: RankInfo, report: Report) -> Vault:
+def storage_for(info: RankInfo, report: Report) -> CheckpointStorage:
     """What this rank needs: every rank the keys, rank 0 the store. Raises NotSupported."""
-    seal: Encryption = AesGcmEncryption(info.keys) if info.keys else NoEncryption()
+    encryption: Encryption = AesGcmEncryption(info.keys) if info.keys else NoEncryption()
     tier: CheckpointTier = LocalTier()
     if info.is_main and info.checkpoint_store is not None and info.checkpoint_dir is not None:
         tier = RemoteTier(
@@ -52,4 +52,4 @@ def vault_for(info: RankInfo, report: Report) -> Vault:
             info.keep,
             lambda kind, said: report.write(make(kind, said)),
         )
-    return Vault(tier, seal, compression_for(info.compress))
+    return CheckpointStorage(tier, encryption, compression_for(info.compress))

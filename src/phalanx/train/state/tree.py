@@ -186,7 +186,7 @@ def cloned(value: Any) -> Any:
     """
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
-    if hasattr(value, "read_box"):
+    if hasattr(value, "read_region"):
         return read_now(value)
     if isinstance(value, dict):
         return {key: cloned(item) for key, item in value.items()}

@@ -29,8 +29,8 @@ from phalanx.train.gang.report import Report
 from phalanx.train.numerics.gradients import clip, gradient_norm, own_part, whole
 from phalanx.train.numerics.precision import Scale
 from phalanx.train.state import restoring
-from phalanx.train.step.fault_attribution import NoWitness, Sums, Witness
-from phalanx.train.step.guard_state import Keeper
+from phalanx.train.step.fault_attribution import FaultAttribution, NoFaultAttribution, OutputSums
+from phalanx.train.step.guard_state import GuardStateStore
 from phalanx.train.step.loop import Loop
 
 
@@ -48,7 +48,7 @@ def fingerprint(parameters: Iterable[torch.Tensor]) -> int:
     return total
 
 
-class Before:
+class StepBackup:
     """Generators and buffers as they were when a step began, to make it as if it had never been."""
 
     def __init__(self) -> None:
@@ -72,18 +72,18 @@ class Before:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Around:
+class EngineContext:
     """What an applier works with."""
 
     loop: Loop
     report: Report
     channel: ControlChannel
-    keeper: Keeper
+    guard_store: GuardStateStore
     is_main: bool
 
 
 @dataclass(slots=True)
-class Trial:
+class StepAttempt:
     """What the guard knows of the step in hand."""
 
     prints: list[int] = field(default_factory=list)
@@ -96,29 +96,39 @@ class Applier:
     """Applies steps, or refuses to. `mean_over_tokens` finishes the sums of `run.backward`."""
 
     def __init__(
-        self, around: Around, scale: Scale, clip: float | None, policy: GuardPolicy,
+        self,
+        context: EngineContext,
+        scale: Scale,
+        clip: float | None,
+        policy: GuardPolicy,
         mean_over_tokens: Callable[[], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.scale = scale
         self.ramp = Ramp()
         self.models: list[nn.Module] = []
         self.norm_of: Callable[[Sequence[torch.Tensor]], torch.Tensor] = gradient_norm
-        self._loop, self._report = around.loop, around.report
-        self._channel, self._keeper, self._is_main = around.channel, around.keeper, around.is_main
+        self._loop, self._report = context.loop, context.report
+        self._channel, self._guard_store, self._is_main = (
+            context.channel,
+            context.guard_store,
+            context.is_main,
+        )
         self._clip, self._policy = clip, policy
         self._mean_over_tokens = mean_over_tokens
-        self._before = Before()
+        self._before = StepBackup()
         self.anywhere: Callable[[bool], bool] = _as_seen
-        self._trial = Trial()
+        self._trial = StepAttempt()
         self._scaled_fp16 = bool(scale.state_dict())
         self.guards = policy is not GuardPolicy.OFF
-        self.witness: Witness = Sums(around.channel) if self.guards else NoWitness()
+        self.attribution: FaultAttribution = (
+            OutputSums(context.channel) if self.guards else NoFaultAttribution()
+        )
 
     # -- the step --------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """The first micro-batch of a step is about to be given out."""
-        self.witness.begin()
+        self.attribution.begin()
         if self.guards:
             self._before.take(self.models)
 
@@ -137,8 +147,8 @@ class Applier:
             if self._clip is not None:
                 clip(parameters, self._clip, norm)
         if self._trial.prints and not self._loop.committed:
-            self.witness.end()
-            self.tell("applied", FaultOrigin.HARDWARE, self.witness.blamed())
+            self.attribution.end()
+            self.tell("applied", FaultOrigin.HARDWARE, self.attribution.blamed())
         with self._rate(optimizer):
             return step()
 
@@ -179,7 +189,7 @@ class Applier:
             trial.refused = True
             return
         trial.prints.append(fingerprint(parameters))
-        self.witness.end()
+        self.attribution.end()
         # What another optimizer has applied in this step already cannot be made undone.
         trial.undo = not self._loop.committed
         if len(trial.prints) == 1 and self._loop.repeat():
@@ -188,7 +198,7 @@ class Applier:
         blame = FaultOrigin.UNKNOWN
         if len(trial.prints) == 2:
             blame = self._agreed(origin(*trial.prints))
-        self.tell(str(self._policy), blame, self.witness.blamed())
+        self.tell(str(self._policy), blame, self.attribution.blamed())
         if self._policy is not GuardPolicy.SKIP:
             trial.leave = self._leaving(blame)
 
@@ -198,9 +208,13 @@ class Applier:
         return FaultOrigin.HARDWARE if others else FaultOrigin.DATA
 
     def tell(
-        self, action: str, blame: FaultOrigin, ranks: Sequence[int],
-        what: str = "non_finite", step: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        action: str,
+        blame: FaultOrigin,
+        ranks: Sequence[int],
+        what: str = "non_finite",
+        step: int | None = None,
+    ) -> None:
         """Report what the guard found and does; `ranks` are at fault, as far as is known."""
         if not self._is_main:
             return
@@ -219,7 +233,7 @@ class Applier:
         text = f"step {step}: gradients were not finite ({_BLAME[blame]})"
 
         def leave() -> None:
-            if self._policy is GuardPolicy.STOP or interval is None or not self._keeper.keeps:
+            if self._policy is GuardPolicy.STOP or interval is None or not self._guard_store.keeps:
                 raise DivergedForGood(text, "on_non_finite='skip' or 'rollback' would go on")
             if blame is FaultOrigin.HARDWARE:
                 # Nothing is wrong with the batch: another generation computes it once more.
@@ -233,25 +247,25 @@ class Applier:
 
         Raises Diverged, or DivergedForGood where that could not be written down.
         """
-        memory = replace(self._loop.memory.skipping(skip), undo=undo, suspect=None)
-        self.leave_with(memory, f"{text}; the next generation passes this batch over")
+        guard_state = replace(self._loop.guard_state.skipping(skip), undo=undo, suspect=None)
+        self.leave_with(guard_state, f"{text}; the next generation passes this batch over")
 
-    def leave_with(self, memory: GuardState, text: str) -> None:
-        """End this generation and leave `memory` to the next one. Every rank comes here.
+    def leave_with(self, guard_state: GuardState, text: str) -> None:
+        """End this generation and leave `guard_state` to the next one. Every rank comes here.
 
         Raises Diverged, or DivergedForGood where that could not be written down.
         """
-        problem = self.remember(memory)
+        problem = self.remember(guard_state)
         if problem:
             raise DivergedForGood(f"{text}; rolling back is not possible: {problem}")
         raise Diverged(text)
 
-    def remember(self, memory: GuardState) -> str:
-        """Have rank 0 write `memory` down; returns what went wrong, on all ranks. Collective."""
+    def remember(self, guard_state: GuardState) -> str:
+        """Have rank 0 write `guard_state` down; returns what went wrong, on all ranks. Collective."""
         problem = ""
         if self._is_main:
             try:
-                self._keeper.keep(memory)
+                self._guard_store.keep(guard_state)
             except OSError as error:
                 problem = f"{error}"[:500]
         # Nobody goes on before it is written: the first to leave ends everybody.
@@ -267,12 +281,12 @@ class Applier:
         if trial.leave is not None:
             trial.leave()
         if not self._loop.repeats:
-            self._trial = Trial()
+            self._trial = StepAttempt()
 
     @property
     def lasting(self) -> bool:
         """Whether a next generation would know what this one learned."""
-        return self._keeper.keeps
+        return self._guard_store.keeps
 
 
 def _as_seen(spoiled: bool) -> bool:

@@ -25,9 +25,14 @@ class SpikeGuard:
     """Watches the value logged as `loss`."""
 
     def __init__(
-        self, loop: Loop, applier: Applier, channel: ControlChannel, policy: GuardPolicy,
-        place: tuple[int, int], metric: str = "loss",
-    ) -> None:  # fmt: skip
+        self,
+        loop: Loop,
+        applier: Applier,
+        channel: ControlChannel,
+        policy: GuardPolicy,
+        place: tuple[int, int],
+        metric: str = "loss",
+    ) -> None:
         """`place` is (attempt, generation)."""
         self._loop, self._applier, self._channel = loop, applier, channel
         self._policy, self._place, self._metric = policy, place, metric
@@ -45,7 +50,7 @@ class SpikeGuard:
             return
         self._read_step = journal.read_step
         self._values.append((self._read_step, float(value).hex()))
-        suspect = self._loop.memory.suspect
+        suspect = self._loop.guard_state.suspect
         if suspect is not None and suspect.step == self._read_step:
             self._due = True
         elif self._detector.observe(float(value)):
@@ -61,7 +66,7 @@ class SpikeGuard:
         Returns where training goes on. Raises Diverged or DivergedForGood.
         """
         rows = self._tell_one_another()
-        suspect = self._loop.memory.suspect
+        suspect = self._loop.guard_state.suspect
         if suspect is not None and any(row["due"] for row in rows):
             self._due = False
             self._judge(suspect, [row["again"] for row in rows])
@@ -72,7 +77,7 @@ class SpikeGuard:
 
     def _tell_one_another(self) -> list[dict[str, Any]]:
         """What every rank saw, on all of them."""
-        suspect = self._loop.memory.suspect
+        suspect = self._loop.guard_state.suspect
         known = dict(self._values)
         mine = {
             "step": self._spiked,
@@ -99,8 +104,8 @@ class SpikeGuard:
             ranks = [rank for rank, row in enumerate(rows) if row["step"] == step]
             self._applier.tell("skip", FaultOrigin.UNKNOWN, ranks, "spike", step)
             self._applier.roll_back(suspect.skip(), undo, text)
-        memory = replace(self._loop.memory, undo=undo, suspect=suspect)
-        self._applier.leave_with(memory, f"{text}; the next generation computes it once more")
+        guard_state = replace(self._loop.guard_state, undo=undo, suspect=suspect)
+        self._applier.leave_with(guard_state, f"{text}; the next generation computes it once more")
 
     def _judge(self, suspect: Suspect, again: list[str]) -> None:
         """The step whose loss had jumped was computed a second time."""
@@ -111,6 +116,6 @@ class SpikeGuard:
             text = f"step {step}: the loss jumped again"
             self._applier.roll_back(suspect.skip(), Undo(*self._place, step), text)
         self._applier.tell("applied", blame, ranks, "spike", step)
-        self._loop.memory = replace(self._loop.memory, suspect=None)
+        self._loop.guard_state = replace(self._loop.guard_state, suspect=None)
         # Where it cannot be written down, a later generation judges once more, to the same end.
-        self._applier.remember(self._loop.memory)
+        self._applier.remember(self._loop.guard_state)

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from phalanx.train.gang.groups import ControlChannel
 
 
-class Witness(Protocol):
+class FaultAttribution(Protocol):
     """Remembers one try of one step."""
 
     def watch(self, model: nn.Module) -> None:
@@ -37,7 +37,7 @@ class Witness(Protocol):
         ...
 
 
-class NoWitness:
+class NoFaultAttribution:
     """Nobody looks."""
 
     def watch(self, model: nn.Module) -> None:
@@ -54,8 +54,8 @@ class NoWitness:
         return []
 
 
-class Sums:
-    """Sums of outputs and of the first parameter's gradients, read only when they are asked for."""
+class OutputSums:
+    """OutputSums of outputs and of the first parameter's gradients, read only when they are asked for."""
 
     def __init__(self, channel: ControlChannel) -> None:
         self._channel = channel

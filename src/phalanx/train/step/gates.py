@@ -35,7 +35,7 @@ class ClearGate:
             self._zero_grad(*args, **kwargs)
 
 
-def adopt_optimizer(
+def gate_optimizer(
     optimizer: Optimizer, loop: Loop, apply: Callable[[Optimizer, Callable[[], Any]], Any]
 ) -> ClearGate:
     """Make `step` a commit, or nothing inside an accumulation; returns the gate of `zero_grad`.
@@ -60,7 +60,7 @@ def adopt_optimizer(
     return gate
 
 
-def adopt_model(model: nn.Module, loop: Loop) -> ClearGate:
+def gate_model(model: nn.Module, loop: Loop) -> ClearGate:
     """Make the model's own `zero_grad` respect an accumulation too."""
     gate = ClearGate(model.zero_grad, loop)
     object.__setattr__(model, "zero_grad", gate)

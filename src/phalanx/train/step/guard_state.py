@@ -19,28 +19,28 @@ from phalanx import checkpoint
 from phalanx.core.contract.records import QuarantinedRecord, WarningRecord
 from phalanx.core.gang.failures import RankExit, classify
 from phalanx.core.reasons import Cause
-from phalanx.core.training.guards import MEMORY_FILE, GuardState
+from phalanx.core.training.guards import GUARD_STATE_FILE, GuardState
 from phalanx.kit.text import random_hex
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.gang.report import Report
 
 
-class Keeper(Protocol):
-    """Where a run's memory is kept."""
+class GuardStateStore(Protocol):
+    """Where the guard state of a run is stored."""
 
     keeps: bool
 
     def open(self) -> GuardState:
-        """The memory of earlier generations, the same on all ranks. Collective."""
+        """The guard state of earlier generations, the same on all ranks. Collective."""
         ...
 
-    def keep(self, memory: GuardState) -> None:
+    def keep(self, state: GuardState) -> None:
         """Replace it. Raises OSError."""
         ...
 
 
-class Forgetful:
+class NoGuardStateStore:
     """Without a directory nothing lasts."""
 
     keeps = False
@@ -49,11 +49,11 @@ class Forgetful:
         """Nothing."""
         return GuardState()
 
-    def keep(self, memory: GuardState) -> None:
+    def keep(self, state: GuardState) -> None:
         """Nothing."""
 
 
-class MemoryFile:
+class GuardStateFile:
     """`guards.json` in the job's directory of checkpoints."""
 
     keeps = True
@@ -61,22 +61,22 @@ class MemoryFile:
     def __init__(
         self, store: Path, info: RankInfo, channel: ControlChannel, report: Report
     ) -> None:
-        self._path, self._store = store / MEMORY_FILE, store
+        self._path, self._store = store / GUARD_STATE_FILE, store
         self._info, self._channel, self._report = info, channel, report
 
     def open(self) -> GuardState:
-        """The memory of earlier generations, the same on all ranks; a file nobody can read is none.
+        """The guard state of earlier generations, the same on all ranks; a file nobody can read is none.
 
         Checkpoints it says to undo are set aside before anybody looks for one to resume from.
         """
         text = ""
         if self._info.is_main:
-            memory = self._read()
-            if memory.undo is not None:
-                memory = self._undo(memory)
-            if self._died_silently(memory):
-                memory = self._halve(memory)
-            text = json.dumps(memory.to_json(), separators=(",", ":"))
+            state = self._read()
+            if state.undo is not None:
+                state = self._undo(state)
+            if self._died_silently(state):
+                state = self._halve(state)
+            text = json.dumps(state.to_json(), separators=(",", ":"))
         return GuardState.from_json(json.loads(self._channel.spread(text)))
 
     def _read(self) -> GuardState:
@@ -88,47 +88,47 @@ class MemoryFile:
             self._report.write(WarningRecord(f"{self._path} is not read: {error}"))
             return GuardState()
 
-    def _died_silently(self, memory: GuardState) -> bool:
+    def _died_silently(self, state: GuardState) -> bool:
         """Whether the kernel ended the generation before for its memory: no rank could write it down."""
         before = (self._info.attempt, self._info.generation - 1)
-        return self._info.restart_cause == Cause.OOM.value and memory.halved_in != before
+        return self._info.restart_cause == Cause.OOM.value and state.halved_in != before
 
-    def _halve(self, memory: GuardState) -> GuardState:
+    def _halve(self, state: GuardState) -> GuardState:
         before = (self._info.attempt, self._info.generation - 1)
-        smaller = replace(memory, halvings=memory.halvings + 1, halved_in=before)
+        smaller = replace(state, halvings=state.halvings + 1, halved_in=before)
         try:
             self.keep(smaller)
         except OSError as error:
             self._report.write(WarningRecord(f"{self._path}: {error}"))
         return smaller
 
-    def _undo(self, memory: GuardState) -> GuardState:
-        assert memory.undo is not None
+    def _undo(self, state: GuardState) -> GuardState:
+        assert state.undo is not None
         for one in checkpoint.list_checkpoints(self._store):
             manifest = one.manifest
-            if not memory.undo.covers(manifest.attempt, manifest.generation, manifest.step):
+            if not state.undo.covers(manifest.attempt, manifest.generation, manifest.step):
                 continue
             try:
                 moved = checkpoint.quarantine(one.path, random_hex(8))
             except OSError as error:
                 self._report.write(WarningRecord(f"{one.path} is still there: {error}"))
                 continue
-            why = f"it holds step {memory.undo.step}, which was rolled back"
+            why = f"it holds step {state.undo.step}, which was rolled back"
             self._report.write(QuarantinedRecord(path=str(one.path), moved_to=str(moved), why=why))
-        done = replace(memory, undo=None)
+        done = replace(state, undo=None)
         try:
             self.keep(done)
         except OSError as error:
             self._report.write(WarningRecord(f"{self._path}: {error}"))
         return done
 
-    def keep(self, memory: GuardState) -> None:
+    def keep(self, state: GuardState) -> None:
         """Replace the file. Raises OSError."""
         self._store.mkdir(parents=True, exist_ok=True)
-        draft = self._path.with_name(f"{MEMORY_FILE}.{random_hex(8)}")
+        draft = self._path.with_name(f"{GUARD_STATE_FILE}.{random_hex(8)}")
         try:
             with open(draft, "x") as file:
-                json.dump(memory.to_json(), file)
+                json.dump(state.to_json(), file)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(draft, self._path)
@@ -151,7 +151,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 
-def watch_memory(on_out_of_memory: Callable[[], None]) -> Hook:
+def install_memory_hook(on_out_of_memory: Callable[[], None]) -> Hook:
     """Call this when the script ends for want of memory, then do what was done before.
 
     Returns the hook, so that tests can call it.

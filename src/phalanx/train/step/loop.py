@@ -33,16 +33,21 @@ from phalanx.train.gang.report import Journal, Report
 from phalanx.train.gang.stopping import StopSignal
 from phalanx.train.observe.profiling import NoProfiling, Profiling
 from phalanx.train.observe.timing import COMPUTE, DATA, OUTSIDE, REST, STALL, NoTiming, Timing
-from phalanx.train.state.saving import Moment, Saver
+from phalanx.train.state.saving import Saver, SaveRequest
 
 
 class Loop:
     """Where training is. One per run; the loader and the optimizer call it."""
 
     def __init__(
-        self, info: RankInfo, saver: Saver, channel: ControlChannel, report: Report, clock: Clock,
+        self,
+        info: RankInfo,
+        saver: Saver,
+        channel: ControlChannel,
+        report: Report,
+        clock: Clock,
         stop: StopSignal,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.step = 0
         self.position = Position()
         self.agreed = 0
@@ -66,7 +71,7 @@ class Loop:
         self.on_values: Callable[[], None] = _nothing
         self.on_roll_back: Callable[[], None] = _nothing
         self.wishes: Callable[[], int] = _no_wish
-        self.memory = GuardState()
+        self.guard_state = GuardState()
         self.repeats = self.keeps_batches = False
         self.recent: deque[tuple[int, int, int, int]] = deque(maxlen=8)
         self.resume_rng: bytes | None = None
@@ -308,7 +313,7 @@ class Loop:
         if not self._saver.saves:
             return False
         self.journal.flush()
-        moment = Moment(
+        moment = SaveRequest(
             step=self.step,
             position=self.position,
             why=why,

@@ -19,62 +19,75 @@ from phalanx.train.data import shares
 from phalanx.train.gang.report import NoReport
 from phalanx.train.numerics import batch_norm, precision, recompute
 from phalanx.train.observe.stragglers import ComputeTimes, NoStragglers, Stragglers
-from phalanx.train.step.apply import Applier, Around
+from phalanx.train.step.apply import Applier, EngineContext
 from phalanx.train.step.divergence import SpikeGuard
 from phalanx.train.step.early_stop import EarlyStopping
-from phalanx.train.step.guard_state import Forgetful, Keeper, MemoryFile, watch_memory
+from phalanx.train.step.guard_state import (
+    GuardStateFile,
+    GuardStateStore,
+    NoGuardStateStore,
+    install_memory_hook,
+)
 
 if TYPE_CHECKING:
-    from phalanx.train.step.components import Parts
+    from phalanx.train.step.components import RunComponents
 
 
-class Care:
-    """One run's tuning at work. `weight` says what this rank's gradients count just now."""
+class TrainingPolicies:
+    """One run's options at work. `weight` says what this rank's gradients count just now."""
 
     def __init__(
-        self, parts: Parts, weight: batch_norm.GradientWeight, mean_over_tokens: Callable[[], None]
+        self,
+        components: RunComponents,
+        weight: batch_norm.GradientWeight,
+        mean_over_tokens: Callable[[], None],
     ) -> None:
-        info, loop, tuning = parts.info, parts.loop, parts.options.tuning
-        channel, place = parts.connection.channel, (info.attempt, info.generation)
-        self._parts, self._tuning, self._weight = parts, tuning, weight
-        self._keeper: Keeper = Forgetful()
+        info, loop, options = components.info, components.loop, components.options
+        channel, place = components.connection.channel, (info.attempt, info.generation)
+        self._components, self._options, self._weight = components, options, weight
+        self._guard_store: GuardStateStore = NoGuardStateStore()
         if info.checkpoint_dir is not None:
-            self._keeper = MemoryFile(info.checkpoint_dir, info, channel, parts.report)
-        around = Around(
+            self._guard_store = GuardStateFile(
+                info.checkpoint_dir, info, channel, components.report
+            )
+        context = EngineContext(
             loop=loop,
-            report=parts.report,
+            report=components.report,
             channel=channel,
-            keeper=self._keeper,
+            guard_store=self._guard_store,
             is_main=info.is_main,
         )
         self._applier = Applier(
-            around, precision.scale_for(tuning.precision), parts.options.clip,
-            tuning.on_non_finite, mean_over_tokens,
-        )  # fmt: skip
-        if tuning.sync.is_local:
+            context,
+            precision.scale_for(options.precision),
+            components.options.clip,
+            options.on_non_finite,
+            mean_over_tokens,
+        )
+        if options.sync.is_local:
             self._applier.anywhere = lambda seen: channel.total([float(seen)])[0] > 0
         loop.keeps_batches = self._applier.guards
-        if tuning.on_spike is not GuardPolicy.OFF:
-            spikes = SpikeGuard(loop, self._applier, channel, tuning.on_spike, place)
+        if options.on_spike is not GuardPolicy.OFF:
+            spikes = SpikeGuard(loop, self._applier, channel, options.on_spike, place)
             loop.on_values, loop.wishes = spikes.observe, spikes.wishes
             loop.on_roll_back = spikes.act
-        if tuning.deterministic:
+        if options.deterministic:
             make_deterministic()
         self._stragglers: Stragglers = NoStragglers()
-        told = parts.report if info.is_main else NoReport()
-        self.shares = shares.shares_for(tuning.batch_shares, info.world_size, told)
-        window = tuning.straggler_window
-        if tuning.batch_shares == shares.AUTO:
+        told = components.report if info.is_main else NoReport()
+        self.shares = shares.shares_for(options.batch_shares, info.world_size, told)
+        window = options.straggler_window
+        if options.batch_shares == shares.AUTO:
             window = window or shares.MEASURED_STEPS
         if window and info.world_size > 1:
             where = (info.rank, info.world_size)
             self._stragglers = ComputeTimes(
-                window, where, channel, parts.report, self.shares.observe
+                window, where, channel, components.report, self.shares.observe
             )
         self.began, self.stepped = self._stragglers.began, self._stragglers.stepped
         self._link: batch_norm.StatisticsGroup | None = None
-        if tuning.sync_batchnorm and info.world_size > 1:
-            self._link = batch_norm.StatisticsGroup(parts.connection.private_group(), weight)
+        if options.sync_batchnorm and info.world_size > 1:
+            self._link = batch_norm.StatisticsGroup(components.connection.private_group(), weight)
         self.apply: Callable[[Optimizer, Callable[[], Any]], Any] = self._applier.apply
         self.finish: Callable[[Iterable[torch.Tensor]], None] = self._applier.finish
         self.scaled: Callable[[torch.Tensor], torch.Tensor] = self._applier.scale.scaled
@@ -89,61 +102,65 @@ class Care:
 
     def open(self) -> None:
         """Take over what earlier generations learned. Collective; before checkpoints are looked at."""
-        self._parts.loop.memory = self._keeper.open()
-        if self._keeper.keeps:
-            watch_memory(self._out_of_memory)
+        self._components.loop.guard_state = self._guard_store.open()
+        if self._guard_store.keeps:
+            install_memory_hook(self._out_of_memory)
 
     def adapt(self, model: nn.Module) -> None:
         """Convert a model before it becomes a replica; its parameters stay the same objects."""
         self._applier.models.append(model)
-        self._applier.witness.watch(model)
+        self._applier.attribution.watch(model)
         self._stragglers.watch(model)
         if self._link is not None:
             batch_norm.synchronize(model, self._link)
-        recompute.recompute_blocks(model, self._tuning.activation_checkpointing)
-        precision.cast_forward(model, self._tuning.precision, self._parts.device)
+        recompute.recompute_blocks(model, self._options.activation_checkpointing)
+        precision.cast_forward(model, self._options.precision, self._components.device)
 
     @property
     def may_accumulate(self) -> bool:
         """Whether a step can take several micro-batches."""
         return (
-            self._parts.options.accumulate > 1
-            or self._tuning.max_micro_batch is not None
-            or self._parts.loop.memory.halvings > 0
+            self._components.options.accumulate > 1
+            or self._options.max_micro_batch is not None
+            or self._components.loop.guard_state.halvings > 0
         )
 
     @property
     def batch_world(self) -> int:
         """The number of places that the loader's batch size is multiplied by."""
-        if self._tuning.on_resize == "keep_batch":
+        if self._options.on_resize == "keep_batch":
             return self._reference_places
-        return self._parts.layout.num_places
+        return self._components.layout.num_places
 
     @property
     def _reference_places(self) -> int:
-        layout = self._parts.layout
-        return max(1, self._parts.info.reference_world // (layout.tp * layout.pp))
+        layout = self._components.layout
+        return max(1, self._components.info.reference_world // (layout.tp * layout.pp))
 
     def pieces(self, local_batch: int) -> int:
         """In how many pieces a micro-batch is given out, from the largest rank's part of it."""
-        return num_pieces(local_batch, self._tuning.max_micro_batch, self._parts.loop.memory)
+        return num_pieces(
+            local_batch, self._options.max_micro_batch, self._components.loop.guard_state
+        )
 
     def skips(self, total_passes: int) -> Sequence[tuple[int, int]]:
         """What guards of earlier generations want passed over."""
-        return self._parts.loop.memory.intervals(total_passes)
+        return self._components.loop.guard_state.intervals(total_passes)
 
     def follow(self, plan: BatchPlan) -> None:
         """Set the learning rate's factor for this batch, and warm up where it is a new one."""
-        if self._tuning.on_resize == "keep_batch":
+        if self._options.on_resize == "keep_batch":
             return
         base = plan.step_batch // self.batch_world * self._reference_places
         end = learning_rate.factor(base, plan.step_batch)
         ramp = self._applier.ramp
-        self._applier.ramp = ramp.towards(end, self._parts.loop.step, self._tuning.warmup_steps)
+        self._applier.ramp = ramp.towards(
+            end, self._components.loop.step, self._options.warmup_steps
+        )
 
     def early_stopping(self, patience: int, mode: str, min_delta: float) -> EarlyStopping:
         """A count of updates without improvement that all ranks share."""
-        channel = self._parts.connection.channel
+        channel = self._components.connection.channel
         return EarlyStopping(
             patience, mode, min_delta, lambda value: float(channel.broadcast(repr(value)))
         )
@@ -162,8 +179,11 @@ class Care:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        return {"scale": self._applier.scale.state_dict(), "ramp": self._applier.ramp.to_json(),
-                "shares": self.shares.state_dict()}  # fmt: skip
+        return {
+            "scale": self._applier.scale.state_dict(),
+            "ramp": self._applier.ramp.to_json(),
+            "shares": self.shares.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Put it back; checkpoints of earlier versions have none."""
@@ -176,19 +196,19 @@ class Care:
 
     def _out_of_memory(self) -> None:
         """This rank has no memory left: the next generation tries smaller pieces on all ranks."""
-        loop = self._parts.loop
+        loop = self._components.loop
         if loop.plan is None or loop.plan.pieces >= self._largest_share(loop.plan):
             return
-        info = self._parts.info
+        info = self._components.info
         smaller = replace(
-            loop.memory,
-            halvings=loop.memory.halvings + 1,
+            loop.guard_state,
+            halvings=loop.guard_state.halvings + 1,
             halved_in=(info.attempt, info.generation),
         )
-        self._keeper.keep(smaller)
+        self._guard_store.keep(smaller)
 
     def _largest_share(self, plan: BatchPlan) -> int:
-        return plan.largest_share(self._parts.layout.num_places)
+        return plan.largest_share(self._components.layout.num_places)
 
 
 def make_deterministic() -> None:

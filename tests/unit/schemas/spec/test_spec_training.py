@@ -26,18 +26,21 @@ def test_what_makes_no_sense_is_refused_at_submit(key, value):
 
 
 def test_the_library_knows_every_field():
-    names = {field.name for field in settings.fields(settings.Tuning)}
-    assert names == set(Training.model_fields) - {"accumulate", "clip", "network", "strategy"}
+    names = {field.name for field in settings.fields(settings.RunOptions)}
+    assert set(Training.model_fields) - names == {"network"}
+    assert names - set(Training.model_fields) == {"seed", "exact", "ddp", "fsdp", "tp_plan"}
 
 
 def test_the_library_names_every_problem_at_once():
     with pytest.raises(SpecInvalid) as caught:
-        settings.tuned({"precision": "fp8", "warmup_steps": -1}, {"max_micro_bach": 3})
+        settings.parse({"precision": "fp8", "warmup_steps": -1, "max_micro_bach": 3})
     text = str(caught.value)
     assert "precision: must be fp32, bf16 or fp16" in text and "warmup_steps" in text
     assert "did you mean max_micro_batch?" in text
 
 
 def test_the_spec_stands_over_the_script():
-    made = settings.tuned({"precision": "fp16", "warmup_steps": 3}, {"precision": "bf16"})
+    made = settings.with_spec(
+        settings.parse({"precision": "fp16", "warmup_steps": 3}), {"precision": "bf16"}
+    )
     assert (made.precision, made.warmup_steps) == ("bf16", 3)

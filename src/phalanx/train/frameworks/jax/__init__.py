@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from phalanx.train.frameworks.jax.run import Run
+    from phalanx.train.frameworks.jax.run import JaxRun
 
 __all__ = ["init"]
 
@@ -30,7 +30,7 @@ def init(
     checkpoint_dir: str | Path | None = None,
     checkpoint_every: str | None = None,
     checkpoint_keep: Mapping[str, Any] | None = None,
-) -> Run:
+) -> JaxRun:
     """Meet the other processes (`jax.distributed.initialize`), and begin to report and to heed stops.
 
     Call it before anything else touches a device. The arguments count where the launcher names no

@@ -100,7 +100,7 @@ def _blob(array: np.ndarray[Any, Any], part: TensorRegion) -> TensorBytes:
 
 
 @dataclass(slots=True)
-class Stored:
+class StoredArray:
     """One array of a checkpoint, in one or several files."""
 
     where: str
@@ -133,11 +133,11 @@ def _inside(at: Sequence[int], start: Sequence[int], size: Sequence[int]) -> tup
 
 def stored_arrays(
     rows: Rows, files: Sequence[tuple[ByteSource, Sequence[TensorEntry]]], where: str
-) -> dict[int, Stored]:
+) -> dict[int, StoredArray]:
     """The arrays of a checkpoint by number. Raises CheckpointCorrupt when the parts contradict."""
     try:
         found = {
-            number: Stored(where, jax.numpy.dtype(row["dtype"]), tuple(row["shape"]))
+            number: StoredArray(where, jax.numpy.dtype(row["dtype"]), tuple(row["shape"]))
             for number, row in enumerate(rows)
             if "shape" in row
         }
@@ -153,7 +153,7 @@ def stored_arrays(
     return found
 
 
-def put_back(like: Any, rows: Rows, stored: Mapping[int, Stored], where: str) -> Any:
+def put_back(like: Any, rows: Rows, stored: Mapping[int, StoredArray], where: str) -> Any:
     """A tree of the same form as `like`, with what was saved in it, sharded as its arrays are.
 
     Raises RestoreMismatch naming what does not fit, CheckpointCorrupt.
@@ -198,7 +198,7 @@ def _unlike(leaf: Any, row: Mapping[str, Any]) -> str:
     return ""
 
 
-def _array(leaf: Any, row: Mapping[str, Any], stored: Stored) -> Any:
+def _array(leaf: Any, row: Mapping[str, Any], stored: StoredArray) -> Any:
     if not isinstance(leaf, jax.Array):
         return stored.read(stored.shape, (0,) * len(stored.shape))
     live = jax.random.key_data(leaf) if "key" in row else leaf

@@ -21,7 +21,7 @@ class Processes(Protocol):
         ...
 
 
-class Alone:
+class SingleProcess:
     """A run of one process."""
 
     def gather(self, mine: bytes) -> list[bytes]:
@@ -33,7 +33,7 @@ class Alone:
         return [list(mine)]
 
 
-class Together:
+class JaxProcesses:
     """Over JAX's own collectives: on the thread that trains, so that their order is the same everywhere."""
 
     def gather(self, mine: bytes) -> list[bytes]:

@@ -14,8 +14,8 @@ from phalanx.core.contract.records import DoneRecord, PhaseRecord, StepRecord, S
 from phalanx.core.training import cadence
 from phalanx.errors import NotSupported, UserError
 from phalanx.kit.clock import Clock, SystemClock
-from phalanx.train.frameworks.jax.processes import Alone, Processes, Together
-from phalanx.train.frameworks.jax.saving import CheckpointDirectory, NoCheckpoints, Saver
+from phalanx.train.frameworks.jax.processes import JaxProcesses, Processes, SingleProcess
+from phalanx.train.frameworks.jax.saving import JaxCheckpoints, JaxSaver, NoJaxCheckpoints
 from phalanx.train.gang import context, failure, stacks
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.report import Journal, NoReport, Report, ReportFile
@@ -28,7 +28,7 @@ _HEARTBEAT_S = 600
 _MOST_STEPS = 100_000
 
 
-def start(given: Mapping[str, Any]) -> Run:
+def start(given: Mapping[str, Any]) -> JaxRun:
     """Meet the others and put the run together; see `phalanx.train.frameworks.jax.init`."""
     info = context.with_checkpoints(context.read(), given)
     if info.keys or info.checkpoint_store is not None or info.compress != "none":
@@ -54,19 +54,19 @@ def start(given: Mapping[str, Any]) -> Run:
     if info.report_file is not None:
         report = ReportFile(info.report_file, now=clock.now)
     stacks.install_handler(info.report_file)
-    processes: Processes = Together() if info.world_size > 1 else Alone()
-    saver: Saver = NoCheckpoints()
+    processes: Processes = JaxProcesses() if info.world_size > 1 else SingleProcess()
+    saver: JaxSaver = NoJaxCheckpoints()
     if info.checkpoint_dir is not None:
         disk = checkpoint.LocalDisk()
-        saver = CheckpointDirectory(info.checkpoint_dir, info, processes, report, clock, disk)
-    return Run(info, processes, saver, report, clock, stop)
+        saver = JaxCheckpoints(info.checkpoint_dir, info, processes, report, clock, disk)
+    return JaxRun(info, processes, saver, report, clock, stop)
 
 
-class Run:
+class JaxRun:
     """One process's view of a training run. Made by `phalanx.train.frameworks.jax.init`."""
 
     def __init__(
-        self, info: RankInfo, processes: Processes, saver: Saver, report: Report, clock: Clock,
+        self, info: RankInfo, processes: Processes, saver: JaxSaver, report: Report, clock: Clock,
         stop: StopSignal,
     ) -> None:  # fmt: skip
         self.rank, self.world_size, self.is_main = info.rank, info.world_size, info.is_main

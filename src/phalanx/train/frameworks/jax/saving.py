@@ -35,7 +35,7 @@ from phalanx.train.gang.report import Report
 STRATEGY = "jax"
 
 
-class Saver(Protocol):
+class JaxSaver(Protocol):
     """Where a run's trees go and come from. Every process makes the same calls."""
 
     @property
@@ -71,7 +71,7 @@ class Saver(Protocol):
         ...
 
 
-class NoCheckpoints:
+class NoJaxCheckpoints:
     """Nothing is kept."""
 
     saves = False
@@ -104,7 +104,7 @@ class Draft:
     row: dict[str, Any] = field(default_factory=dict)
 
 
-class CheckpointDirectory:
+class JaxCheckpoints:
     """A job's directory of checkpoints. One save is under way at most."""
 
     saves = True
@@ -139,7 +139,7 @@ class CheckpointDirectory:
     # -- saving ------------------------------------------------------------------------------------
 
     def begin(self, tree: Any, step: int, why: str, metrics: Mapping[str, Any]) -> None:
-        """See `Saver`. Raises TrainingError for leaves that cannot be saved."""
+        """See `JaxSaver`. Raises TrainingError for leaves that cannot be saved."""
         if self.under_way:
             self.commit()
         suffix = self._processes.gather(random_hex(8).encode())[0].decode()
@@ -171,7 +171,7 @@ class CheckpointDirectory:
         }  # fmt: skip
 
     def commit(self) -> bool:
-        """See `Saver`. A disk that refuses costs a warning in the report, never the training."""
+        """See `JaxSaver`. A disk that refuses costs a warning in the report, never the training."""
         draft, self._draft = self._draft, None
         if draft is None or draft.thread is None:
             return False
@@ -239,7 +239,7 @@ class CheckpointDirectory:
     # -- restoring ---------------------------------------------------------------------------------
 
     def restore(self, like: Any) -> tuple[Any, Manifest] | None:
-        """See `Saver`. Rank 0 chooses, all check a part of the bytes, bad ones are set aside.
+        """See `JaxSaver`. Rank 0 chooses, all check a part of the bytes, bad ones are set aside.
 
         Raises RestoreMismatch where the tree has another form.
         """

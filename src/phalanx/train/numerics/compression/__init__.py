@@ -7,6 +7,6 @@ several buckets' callbacks meet in different orders on different ranks, which ha
 """
 
 from phalanx.train.numerics.compression.hook import CompressionContext, Compressors
-from phalanx.train.numerics.compression.settings import METHODS, CompressionSettings
+from phalanx.train.settings import COMPRESSIONS, CompressionSettings
 
-__all__ = ["METHODS", "CompressionContext", "CompressionSettings", "Compressors"]
+__all__ = ["COMPRESSIONS", "CompressionContext", "CompressionSettings", "Compressors"]

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from phalanx.train.gang import randomness
 from phalanx.train.numerics.compression.error_feedback import Residuals
-from phalanx.train.numerics.compression.settings import CompressionSettings
+from phalanx.train.settings import CompressionSettings
 
 Named = tuple[str, torch.Tensor]
 # Smaller tensors cost more as messages than as bytes.

@@ -22,7 +22,7 @@ from phalanx.train.numerics.compression.method_choice import (
     FixedMethod,
     MethodSchedule,
 )
-from phalanx.train.numerics.compression.settings import CompressionSettings
+from phalanx.train.settings import CompressionSettings
 
 _CASTS = {"fp16": torch.float16, "bf16": torch.bfloat16}
 

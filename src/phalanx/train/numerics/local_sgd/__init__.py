@@ -20,47 +20,47 @@ from phalanx.train.parallel import layouts
 from phalanx.train.parallel.strategies import Strategy
 
 if TYPE_CHECKING:
-    from phalanx.train.step.components import Options, Parts
+    from phalanx.train.settings import RunOptions
+    from phalanx.train.step.components import RunComponents
 
 
-def conflicts(options: Options, layout: Layout) -> list[Problem]:
+def conflicts(options: RunOptions, layout: Layout) -> list[Problem]:
     """What does not go together with ranks that train on their own."""
-    tuning = options.tuning
-    if not tuning.sync.is_local:
+    if not options.sync.is_local:
         return []
-    method, problems = tuning.sync.method, []
+    method, problems = options.sync.method, []
     if layout.dp != layout.world_size:
         problems.append(Problem("sync", "works between whole replicas: strategy ddp", method))
-    if tuning.compression.method != "none":
+    if options.compression.method != "none":
         text = "compresses gradients, which sync does not send; use sync's quantize"
-        problems.append(Problem("compression", text, tuning.compression.method))
-    guarded = tuning.on_non_finite is not GuardPolicy.OFF or tuning.precision == "fp16"
-    if method == "server" and tuning.sync.staleness and guarded:
+        problems.append(Problem("compression", text, options.compression.method))
+    guarded = options.on_non_finite is not GuardPolicy.OFF or options.precision == "fp16"
+    if method == "server" and options.sync.staleness and guarded:
         text = "asks all ranks in every step, which staleness is there to avoid"
-        which = "precision" if tuning.precision == "fp16" else "on_non_finite"
+        which = "precision" if options.precision == "fp16" else "on_non_finite"
         problems.append(Problem(which, text))
-    if tuning.sync_batchnorm:
+    if options.sync_batchnorm:
         text = "needs all ranks in every step, which sync does without"
         problems.append(Problem("sync_batchnorm", text, "true"))
     return problems
 
 
-def strategy_for(parts: Parts) -> Strategy:
-    """How the ranks of a run with these parts hold the model."""
-    options = parts.options
-    if options.tuning.sync.is_local:
-        return IndependentReplicas(options.tuning.sync.method)
-    return layouts.strategy_for(parts)
+def strategy_for(components: RunComponents) -> Strategy:
+    """How the ranks of a run with these components hold the model."""
+    options = components.options
+    if options.sync.is_local:
+        return IndependentReplicas(options.sync.method)
+    return layouts.strategy_for(components)
 
 
-def rounds_for(parts: Parts) -> Rounds:
-    """What exchanges weights, in a run with these parts."""
-    sync = parts.options.tuning.sync
+def rounds_for(components: RunComponents) -> Rounds:
+    """What exchanges weights, in a run with these components."""
+    sync = components.options.sync
     if not sync.is_local:
         return NoRounds()
     if sync.method == "server":
-        servers = server_ranks.find_servers(sync, parts.info)
-        return ServerRounds(sync, servers, parts.info.rank, parts.report.write)
+        servers = server_ranks.find_servers(sync, components.info)
+        return ServerRounds(sync, servers, components.info.rank, components.report.write)
     return LocalRounds(
-        sync, lambda at: AllReducedOuterStep(sync.outer, sync.quantize), parts.report.write
+        sync, lambda at: AllReducedOuterStep(sync.outer, sync.quantize), components.report.write
     )

@@ -9,7 +9,7 @@ import torch
 from torch.optim.sgd import sgd
 
 from phalanx.train.numerics.local_sgd.exchange import EXCHANGES
-from phalanx.train.numerics.local_sgd.settings import OuterSettings
+from phalanx.train.settings import OuterSettings
 from phalanx.train.state import per_rank
 
 Named = Mapping[str, torch.Tensor]

@@ -30,7 +30,7 @@ from phalanx.train.gang.agreement import (
 )
 from phalanx.train.gang.groups import Connection
 from phalanx.train.numerics.local_sgd.outer_step import OuterStep, split
-from phalanx.train.numerics.local_sgd.settings import SyncSettings
+from phalanx.train.settings import SyncSettings
 from phalanx.train.state import per_rank, restoring
 
 

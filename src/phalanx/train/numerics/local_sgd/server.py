@@ -20,7 +20,7 @@ from phalanx.core.training.staleness import Clocks, Decisions
 from phalanx.errors import TrainingError
 from phalanx.train.numerics.local_sgd import wire
 from phalanx.train.numerics.local_sgd.outer_step import outer_step
-from phalanx.train.numerics.local_sgd.settings import SyncSettings
+from phalanx.train.settings import SyncSettings
 
 Place = tuple[int, int]
 _LOOK_S = 0.05

@@ -23,8 +23,8 @@ from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import START_TIMEOUT, await_host
 from phalanx.train.gang.report import Report
 from phalanx.train.numerics.local_sgd.server import ParameterServer, listen, serve
-from phalanx.train.numerics.local_sgd.settings import SyncSettings
 from phalanx.train.numerics.local_sgd.worker import Address, ServerConnections
+from phalanx.train.settings import SyncSettings
 
 _KEY = "phalanx/server"
 

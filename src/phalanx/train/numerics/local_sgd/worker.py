@@ -15,7 +15,7 @@ from phalanx.train.gang.groups import Connection
 from phalanx.train.numerics.local_sgd import wire
 from phalanx.train.numerics.local_sgd.outer_step import Named
 from phalanx.train.numerics.local_sgd.rounds import LocalRounds
-from phalanx.train.numerics.local_sgd.settings import SyncSettings
+from phalanx.train.settings import SyncSettings
 from phalanx.train.state import tree
 
 Address = tuple[str, int, str]

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from phalanx.core.training.estimates import ModelProfile
 from phalanx.train.numerics import recompute
 from phalanx.train.parallel import model_costs, stages
-from phalanx.train.step.components import Options
+from phalanx.train.settings import RunOptions
 from phalanx.train.step.early_stop import EarlyStopping
 
 
@@ -48,7 +48,7 @@ class MetaLoader:
 class PlanningRun:
     """Stands in a run's place, with every name that scripts use."""
 
-    def __init__(self, options: Options, world_size: int) -> None:
+    def __init__(self, options: RunOptions, world_size: int) -> None:
         self.options, self.world_size, self.batch_world = options, world_size, world_size
         self.rank, self.is_main = 0, True
         self.state: dict[str, Any] = {}
@@ -66,7 +66,7 @@ class PlanningRun:
         models = [one for one in things if isinstance(one, nn.Module)]
         for model in models:
             model_costs.move_to_meta(model)
-            recompute.recompute_blocks(model, self.options.tuning.activation_checkpointing)
+            recompute.recompute_blocks(model, self.options.activation_checkpointing)
         self.models += models
         done = [self._prepare_one(one) for one in things]
         self.gauge.start(models)
@@ -164,17 +164,17 @@ class PlanningRun:
     @property
     def _casts(self) -> bool:
         """Whether autocast makes copies; a policy of `fully_shard` gathers in half precision instead."""
-        return self.options.tuning.precision != "fp32" and "mp_policy" not in self.options.fsdp
+        return self.options.precision != "fp32" and "mp_policy" not in self.options.fsdp
 
     def outline(self) -> ModelProfile:
         """All that estimates need."""
         self.gauge.stop()
-        tuning, main = self.options.tuning, self.models[0]
+        options, main = self.options, self.models[0]
         tensors = [one for model in self.models for one in model.parameters()]
         trained = model_costs.bytes_of(one for one in tensors if one.requires_grad)
         flops, kept = self.gauge.flops, self.gauge.kept_bytes
         # In half precision about half of what is kept is half as wide.
-        narrow = 1.0 if tuning.precision == "fp32" else 0.75
+        narrow = 1.0 if options.precision == "fp32" else 0.75
         return ModelProfile(
             parameter_bytes=model_costs.bytes_of(tensors),
             trainable_bytes=trained,
@@ -185,10 +185,10 @@ class PlanningRun:
             activation_bytes=None if kept is None else int(kept * narrow),
             flops=None if flops is None else flops * self.options.accumulate,
             convolved=self.gauge.convolved,
-            precision=model_costs.computes_in(main, tuning.precision),
+            precision=model_costs.computes_in(main, options.precision),
             cast_bytes=model_costs.cast_bytes(tensors) if self._casts else 0,
             tp_part=model_costs.split_part(main, self.options.tp_plan),
             layer_bytes=model_costs.layer_bytes(main),
-            schedule=tuning.pipeline_schedule,
-            micro_batches=tuning.micro_batches,
+            schedule=options.pipeline_schedule,
+            micro_batches=options.micro_batches,
         )

@@ -9,8 +9,7 @@ from phalanx.train.numerics.compression.method_choice import (
     choose,
     remaining_candidates,
 )
-from phalanx.train.numerics.compression.settings import CompressionSettings
-from phalanx.train.settings import tuned
+from phalanx.train.settings import CompressionSettings, parse
 
 pytestmark = pytest.mark.unit
 
@@ -38,7 +37,7 @@ def test_a_name_or_a_mapping_says_it():
 )
 def test_what_makes_no_sense_is_named(value, word):
     with pytest.raises(SpecInvalid, match=word):
-        tuned({"compression": value}, {})
+        parse({"compression": value})
 
 
 def test_a_less_faithful_method_has_to_be_clearly_faster():

@@ -11,8 +11,8 @@ from phalanx.core.training.staleness import Clocks, Decisions
 from phalanx.errors import TrainingError
 from phalanx.train.numerics.local_sgd import wire
 from phalanx.train.numerics.local_sgd.server import ParameterServer, listen, serve
-from phalanx.train.numerics.local_sgd.settings import SyncSettings
 from phalanx.train.numerics.local_sgd.worker import ServerConnections, shard_of
+from phalanx.train.settings import SyncSettings
 
 pytestmark = pytest.mark.unit
 GUARD_S = 60

@@ -7,8 +7,7 @@ from phalanx.core.training import rounds
 from phalanx.errors import SpecInvalid
 from phalanx.train.numerics.local_sgd.exchange import BLOCK, pack, part_length, unpack
 from phalanx.train.numerics.local_sgd.outer_step import outer_step
-from phalanx.train.numerics.local_sgd.settings import OuterSettings, SyncSettings
-from phalanx.train.settings import tuned
+from phalanx.train.settings import OuterSettings, SyncSettings, parse
 
 pytestmark = pytest.mark.unit
 
@@ -41,7 +40,7 @@ def test_a_name_or_a_mapping_says_it():
 )
 def test_what_makes_no_sense_is_named(value, word):
     with pytest.raises(SpecInvalid, match=word):
-        tuned({"sync": value}, {})
+        parse({"sync": value})
 
 
 @given(st.integers(1, 60), st.integers(1, 8), st.integers(0, 300))
