@@ -86,7 +86,7 @@ def test_rot_is_found_and_the_last_one_is_spared(capsys, places, tmp_path):
     file.write_bytes(data)
     code, out, err = run(capsys, "scrub", url)
     assert (code, out.count(": valid"), "1 of 2" in err) == (1, 1, True)
-    assert "a resume passes over it" in out
+    assert "a resume skips it" in out
     assert run(capsys, "rm", f"{url}/step-00000020-00000014")[0] == 0
     code, _, err = run(capsys, "rm", f"{url}/step-00000010-0000000a")
     assert (code, "is the last valid checkpoint" in err) == (1, True)

@@ -251,7 +251,7 @@ def test_something_else_answers() -> None:
         assert caught.value.hint and "Phalanx server" in caught.value.hint
     with PhalanxClient("http://x", "t", transport=transport) as client:
         assert not client.is_healthy()
-        with pytest.raises(ServerError, match="not one of Phalanx"):
+        with pytest.raises(ServerError, match="not one of a Phalanx server"):
             client.info()
 
 

@@ -1,4 +1,4 @@
-"""The program `phalanx`: exit codes, and errors as one clear message."""
+"""The entry point of `phalanx`: exit codes, and errors as one message."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from phalanx.cli.client.session import describe
 from phalanx.cli.exits import ERROR, INTERRUPTED
 from phalanx.errors import Bug, PlatformError
 
-_USAGE = 2  # Typer's code for wrong usage; programs that call us expect 1
+_USAGE = 2  # Typer's code for wrong usage; `phalanx` exits with 1
 _GLOBAL = ("--home", "--url", "--token")
 
 
 def hoist(argv: Sequence[str]) -> list[str]:
-    """Global options may stand after the verb as well; what follows `--` is not ours."""
+    """Move global options before the verb; words after `--` stay where they are."""
     words = list(argv)
     end = words.index("--") if "--" in words else len(words)
-    ours: list[str] = []
+    hoisted: list[str] = []
     rest: list[str] = []
     position = 0
     while position < end:
         word = words[position]
         if word in _GLOBAL and position + 1 < end:
-            ours += words[position : position + 2]
+            hoisted += words[position : position + 2]
             position += 2
             continue
-        (ours if word.startswith(tuple(f"{name}=" for name in _GLOBAL)) else rest).append(word)
+        (hoisted if word.startswith(tuple(f"{name}=" for name in _GLOBAL)) else rest).append(word)
         position += 1
-    return [*ours, *rest, *words[end:]]
+    return [*hoisted, *rest, *words[end:]]
 
 
 def _code(argv: Sequence[str]) -> int:
@@ -54,12 +54,12 @@ def _code(argv: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run one verb and leave with its exit code."""
+    """Run one verb and exit with its code."""
     code = _code(sys.argv[1:] if argv is None else argv)
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader has left; the interpreter would complain about it at its own last flush.
+        # The reader closed the pipe; the interpreter would report that at its last flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(code)
 

@@ -1,4 +1,7 @@
-"""The command line as one Typer application. Verbs import what they need when they run."""
+"""The command line as one Typer application.
+
+Verbs import their dependencies when they run, so that `--help` is fast.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,13 @@ from phalanx.cli.client.invocation import Invocation
 from phalanx.cli.client.session import Session
 from phalanx.cli.verbs import (
     checkpoints,
+    diagnose,
     jobs,
     logs,
     metrics,
     platform,
-    profile,
     programs,
     secrets,
-    stacks,
     submit,
     why,
 )
@@ -28,7 +30,6 @@ from phalanx.cli.verbs.nodes import nodes_app
 from phalanx.cli.verbs.pools import pools_app
 from phalanx.cli.verbs.projects import projects_app
 from phalanx.cli.verbs.recipe import recipe_app
-from phalanx.cli.verbs.spec import spec_app
 
 _TRAIN, _LOOK, _STEER, _PLATFORM = "Train", "Look", "Steer", "Platform"
 
@@ -42,8 +43,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         print(f"phalanx {__version__}")
         raise typer.Exit
 
@@ -53,16 +54,25 @@ def options(
     ctx: typer.Context,
     home: Annotated[
         Path | None,
-        typer.Option("--home", envvar="PHALANX_HOME", help="Where everything lies: ~/.phalanx."),
+        typer.Option(
+            "--home", envvar="PHALANX_HOME", help="The home directory; default: ~/.phalanx."
+        ),
     ] = None,
     url: Annotated[
-        str | None, typer.Option("--url", envvar="PHALANX_URL", help="A platform elsewhere.")
+        str | None,
+        typer.Option(
+            "--url", envvar="PHALANX_URL", help="Address of a control plane on another machine."
+        ),
     ] = None,
     token: Annotated[
-        str | None, typer.Option("--token", envvar="PHALANX_TOKEN", help="For that platform.")
+        str | None,
+        typer.Option("--token", envvar="PHALANX_TOKEN", help="Bearer token of that control plane."),
     ] = None,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Distributed training that survives every fault and explains itself."""
@@ -79,8 +89,8 @@ for _verb, _panel in (
     (why.why, _LOOK),
     (logs.logs, _LOOK),
     (metrics.metrics, _LOOK),
-    (stacks.stacks, _LOOK),
-    (profile.profile, _LOOK),
+    (diagnose.stacks, _LOOK),
+    (diagnose.profile, _LOOK),
     (checkpoints.checkpoints, _LOOK),
     (jobs.wait, _STEER),
     (jobs.stop, _STEER),
@@ -96,8 +106,8 @@ for _program, _panel in (
     (programs.data, _TRAIN),
     (programs.simulate, _PLATFORM),
 ):
-    app.command(rich_help_panel=_panel, context_settings=programs.PASSED_ON)(_program)
+    app.command(rich_help_panel=_panel, context_settings=programs.PASS_ARGUMENTS)(_program)
 app.add_typer(recipe_app, rich_help_panel=_TRAIN)
 app.add_typer(bench_app, rich_help_panel=_PLATFORM)
-for _group in (pools_app, nodes_app, projects_app, spec_app):
+for _group in (pools_app, nodes_app, projects_app, submit.spec_app):
     app.add_typer(_group, rich_help_panel=_PLATFORM)

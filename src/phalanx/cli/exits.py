@@ -1,4 +1,4 @@
-"""Exit codes: what a program that calls us learns."""
+"""Exit codes of `phalanx`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEANINGS = {
     SUCCESS: "success",
     ERROR: "wrong usage, a refused spec, or an error of the platform",
     JOB_FAILED: "the job failed",
-    NOT_FINISHED: "the job is not over",
+    NOT_FINISHED: "the job has not ended",
     NOT_FOUND: "no such job or checkpoint",
     CANCELLED: "the job was cancelled",
     INTERRUPTED: "Ctrl-C",
@@ -28,5 +28,5 @@ _BY_STATE = {"succeeded": SUCCESS, "failed": JOB_FAILED, "cancelled": CANCELLED}
 
 
 def code_of(view: JobView) -> int:
-    """The exit code that says how a job ended."""
+    """The exit code for the state of a job."""
     return _BY_STATE.get(view.state, NOT_FINISHED)

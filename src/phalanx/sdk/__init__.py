@@ -1,10 +1,12 @@
-"""The typed client of the HTTP API, with an injectable transport.
+"""The typed client of the REST API, with an injectable transport.
 
     with PhalanxClient(url, token) as client:
         num = client.submit(SubmitRequest(spec={...})).job.num
         client.job(num).state
 
-Answers are models of `schemas.api`; errors are those of `phalanx.errors`, as the server raised them.
+Results are models of `schemas.api`; errors are those of `phalanx.errors`, as the server raised them.
+`client` joins the parts: `jobs` and `resources` hold one method for each route, `transport` holds the
+connection. Nothing here prints, and nothing imports the server.
 """
 
 from phalanx.sdk.client import PhalanxClient

@@ -1,4 +1,4 @@
-"""Where checkpoints lie, as the verb sees it: a folder, or a prefix of an object store."""
+"""Checkpoint locations of the verb `checkpoints`: a folder, or a prefix of an object store."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FEW_TRIES = {"max_retries": 2}
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What lies in a location; `good` pairs where it is with its manifest, newest first."""
+    """What a location holds; `good` pairs the position of a checkpoint with its manifest, newest first."""
 
     good: list[tuple[str, Manifest]]
     bad: Mapping[str, str] = field(default_factory=dict)
@@ -43,46 +43,46 @@ class Contents:
 class CheckpointLocation(Protocol):
     """A folder or prefix with checkpoints in it, or one checkpoint.
 
-    All raise CheckpointNotFound where nothing is there, and what an object store raises.
+    Every method raises CheckpointNotFound when nothing is there, and the errors of an object store.
     """
 
     @property
     def where(self) -> str:
-        """As people write it."""
+        """The location as the user writes it."""
         ...
 
     @property
     def fate(self) -> str:
-        """What scrubbing does with a bad one."""
+        """What `scrub` does with a bad checkpoint."""
         ...
 
     def contents(self) -> Contents:
-        """What is there, unread but for manifests."""
+        """List the location; only manifests are read."""
         ...
 
     def manifest(self) -> Manifest:
-        """That of the checkpoint, or of the newest one."""
+        """The manifest of the checkpoint, or of the newest one."""
         ...
 
     def verdicts(self, seal: Encryption | None) -> dict[str, str]:
-        """`valid` or what is wrong, after reading every byte; with a key, whether it opens."""
+        """Read every byte and return `valid` or the fault of each checkpoint; with a key, also decrypt."""
         ...
 
     def scrub(self) -> dict[str, str]:
-        """The same for all in it; what is bad is set aside where that can be done."""
+        """Verify all checkpoints; bad ones are quarantined where the location supports it."""
         ...
 
     def remove(self, *, spare_last: bool) -> None:
-        """Delete the checkpoint; the last valid one only when it need not be spared."""
+        """Delete the checkpoint; with `spare_last`, never the last valid one."""
         ...
 
-    def at_hand(self) -> contextlib.AbstractContextManager[Path]:
-        """The checkpoint, or the newest valid one, in a local folder for the time being."""
+    def local_copy(self) -> contextlib.AbstractContextManager[Path]:
+        """The checkpoint, or the newest valid one, in a local folder inside the context."""
         ...
 
 
 def locate(word: str, session: Session) -> CheckpointLocation:
-    """What a word on the command line names: a URL, a path, a job, or a job's checkpoint.
+    """The location that a word on the command line names: a URL, a path, a job or its checkpoint.
 
     Raises UserError, NotFound.
     """
@@ -109,7 +109,7 @@ def _locate_of_job(view: JobView, name: str, session: Session) -> CheckpointLoca
 
 
 def copies_of(view: JobView) -> str | None:
-    """The prefix with a job's copies, where its spec names an object store."""
+    """The prefix of a job's remote copies; None when its spec names no object store."""
     store = ((view.spec or {}).get("checkpoint") or {}).get("store")
     return f"{store}/{view.project}/{job_label(view.num)}" if store else None
 
@@ -119,11 +119,11 @@ class LocalLocation:
     """A folder on this machine."""
 
     path: Path
-    fate: str = "set aside"
+    fate: str = "quarantined"
 
     @property
     def where(self) -> str:
-        """The path."""
+        """The path of the folder."""
         return str(self.path)
 
     def contents(self) -> Contents:
@@ -179,7 +179,7 @@ class LocalLocation:
         try:
             read_manifest(self.path)
         except CheckpointCorrupt:
-            pass  # nobody can use it: it may go
+            pass  # unusable, so it may be removed
         else:
             siblings = {one.path.name for one in list_checkpoints(self.path.parent)}
             _spare(self.where, len(siblings - {self.path.name}), spare_last=spare_last)
@@ -189,7 +189,7 @@ class LocalLocation:
             raise PlatformError(f"{self.path}: cannot be removed: {error.strerror}") from error
 
     @contextlib.contextmanager
-    def at_hand(self) -> Iterator[Path]:
+    def local_copy(self) -> Iterator[Path]:
         """See `CheckpointLocation`."""
         from phalanx.checkpoint import newest_valid
 
@@ -222,11 +222,11 @@ class RemoteLocation:
     prefix: str
     name: str
     store: ObjectStore
-    fate: str = "bad, a resume passes over it"
+    fate: str = "bad, a resume skips it"
 
     @classmethod
     def of(cls, url: str, environ: Mapping[str, str]) -> RemoteLocation:
-        """Raises UserError, NotSupported."""
+        """The location of a URL. Raises UserError, NotSupported."""
         from phalanx.checkpoint.remote_store import open_store
         from phalanx.core.training.checkpoints import is_checkpoint_name
 
@@ -239,7 +239,7 @@ class RemoteLocation:
 
     @property
     def where(self) -> str:
-        """The URL."""
+        """The URL of the location."""
         return f"{self.prefix}/{self.name}".rstrip("/")
 
     def contents(self) -> Contents:
@@ -287,7 +287,7 @@ class RemoteLocation:
         return dict(sorted(found.items()))
 
     def scrub(self) -> dict[str, str]:
-        """See `CheckpointLocation`. Bad ones stay: a resume passes over what does not match."""
+        """See `CheckpointLocation`. Bad checkpoints stay: a resume skips what does not match."""
         return self.verdicts(None)
 
     def remove(self, *, spare_last: bool) -> None:
@@ -304,8 +304,8 @@ class RemoteLocation:
         remote.remove(self.store, self.name, listing.objects[self.name])
 
     @contextlib.contextmanager
-    def at_hand(self) -> Iterator[Path]:
-        """See `CheckpointLocation`. Fetched and verified, into a folder that goes afterwards."""
+    def local_copy(self) -> Iterator[Path]:
+        """See `CheckpointLocation`. Fetches and verifies into a temporary folder."""
         from phalanx.checkpoint import remote
 
         with tempfile.TemporaryDirectory(prefix="phalanx-checkpoint-") as folder:
@@ -316,7 +316,7 @@ class RemoteLocation:
 
 
 def _options(url: str) -> dict[str, object]:
-    """Somebody waits for the answer, so a store that is not there is said to be so soon."""
+    """Short retries: the user waits, so an unreachable store must be reported soon."""
     from datetime import timedelta
 
     if url.startswith(("file:", "memory:")):

@@ -1,4 +1,4 @@
-"""What `phalanx doctor` looks at: one finding each, with a remedy where something is wrong."""
+"""The checks of `phalanx doctor`: one result each, with a remedy when something is wrong."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BUILT_AT_US = 1_767_225_600_000_000  # 2026-01-01: no correct clock shows less
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One line of the report."""
+    """One line of the report of `phalanx doctor`."""
 
     verdict: Literal["ok", "warn", "FAIL"]
     subject: str
@@ -36,12 +36,12 @@ class CheckResult:
     remedy: str = ""
 
     def as_dict(self) -> dict[str, str]:
-        """For JSON."""
+        """The result as plain data for JSON."""
         return asdict(self)
 
 
 def examine(home: Path) -> list[CheckResult]:
-    """Every check, in the order in which they matter."""
+    """Run every check, the most important first."""
     checks: tuple[Callable[[Path], CheckResult], ...] = (
         _python, _torch, _home, _disk, _shm, _files, _port, _cores, _clock, _server,
     )  # fmt: skip
@@ -61,7 +61,7 @@ def _torch(home: Path) -> CheckResult:
             "warn", "torch", "not installed for this Python", "pip install 'phalanx[train]'"
         )
     if not version.startswith("2.13."):
-        return CheckResult("warn", "torch", version, "phalanx.train is made for 2.13")
+        return CheckResult("warn", "torch", version, "phalanx.train requires 2.13")
     return CheckResult("ok", "torch", version)
 
 
@@ -76,7 +76,7 @@ def _home(home: Path) -> CheckResult:
     if not os.access(existing, os.W_OK | os.X_OK):
         return CheckResult("FAIL", "home", f"{existing} is not writable", "choose another --home")
     if os.path.exists(home) and home.stat().st_mode & 0o077:
-        return CheckResult("warn", "home", f"others may look into {home}", f"chmod 700 {home}")
+        return CheckResult("warn", "home", f"other users can read {home}", f"chmod 700 {home}")
     return CheckResult(
         "ok", "home", str(home) + ("" if os.path.exists(home) else " (not there yet)")
     )

@@ -1,7 +1,6 @@
-"""Finding the control plane of a home, and starting a detached one where there is none.
+"""Find the control plane of a home, or start a detached one.
 
-Imported before anything heavy, so that a new control plane starts while the rest of the command line
-is still loading.
+This module imports little, so that a new control plane starts while the rest of the command line loads.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _SLOW_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Where a control plane answers, and which process it is where that is known."""
+    """Address of a control plane, and its process when known."""
 
     url: str
     token: str
@@ -41,7 +40,7 @@ class ServerAddress:
 
 
 def find(home: Path) -> ServerAddress | None:
-    """The live control plane of a home, by what it wrote; None when there is none."""
+    """The live control plane of a home, from its server file; None when there is none."""
     try:
         data = json.loads((home / SERVER_FILE).read_bytes())
         process = ProcessIdentity(data["boot_id"], data["pid"], data["started_ticks"])
@@ -53,7 +52,7 @@ def find(home: Path) -> ServerAddress | None:
 
 @dataclass(slots=True)
 class StartingServer:
-    """A control plane on its way; `finish` waits until it answers."""
+    """A control plane that is starting; `finish` waits until it answers."""
 
     home: Path
     child: subprocess.Popen[bytes]
@@ -61,9 +60,9 @@ class StartingServer:
     log_offset: int
 
     def finish(self, tell: Callable[[str], None]) -> ServerAddress:
-        """Wait until it answers; says so through `tell` when that takes long.
+        """Wait until it answers; a slow start is reported through `tell`.
 
-        Raises ServerError with its own words when it ends instead, ServerUnavailable after a minute.
+        Raises ServerError with its own message when it exits instead, ServerUnavailable after a minute.
         """
         begun, told = time.monotonic(), False
         try:
@@ -92,12 +91,12 @@ class StartingServer:
             lines = log.read().decode("utf-8", "replace").strip().splitlines()
         said = next((line for line in reversed(lines) if line.startswith("phalanx: ")), None)
         if said is None:
-            said = f"the control plane ended at once: {lines[-1] if lines else 'it said nothing'}"
+            said = f"the control plane exited at once: {lines[-1] if lines else 'no output'}"
         return said.removeprefix("phalanx: ")
 
 
 def begin(home: Path, num_slots: int | None = None) -> ServerAddress | StartingServer:
-    """The control plane of a home, or the start of one. Two callers at once start one.
+    """The control plane of a home, started when none runs; concurrent calls start only one.
 
     Raises ServerError when the home cannot be written.
     """
@@ -133,7 +132,7 @@ def _spawn(home: Path, lock: IO[bytes], num_slots: int | None) -> StartingServer
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            # It must outlive this terminal, and its folder must stay removable.
+            # It must outlive this terminal, and its working directory must stay removable.
             start_new_session=True,
             cwd="/",
         )
@@ -151,7 +150,7 @@ def wait_gone(process: ProcessIdentity, limit_s: float) -> bool:
 
 
 def is_detached(process: ProcessIdentity) -> bool:
-    """Whether a control plane was started by a verb, not by a person."""
+    """Whether a control plane was started by a verb, not with `phalanx up`."""
     with contextlib.suppress(OSError):
         words = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
         return b"--detached" in words

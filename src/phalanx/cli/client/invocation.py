@@ -1,4 +1,7 @@
-"""Who calls: the one place where the command line reads its environment."""
+"""The invoking user's environment, directory and interpreter.
+
+This is the only module of the command line that reads the process environment.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ _SECRET_WORDS = frozenset(
 )  # fmt: skip
 _SECRET_ENDS = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|APIKEY)$")
 _SECRET_VALUE = re.compile(r"^[a-z][a-z0-9+.-]*://[^/@\s:]*:[^/@\s]+@", re.IGNORECASE)
-# Belongs to the shell, to an outer job, or to an outer launcher, and would only confuse the ranks.
+# Set by the shell, an outer job or an outer launcher; wrong for the ranks of a new job.
 _LEFT_OUT = re.compile(r"(PHALANX|TORCHELASTIC|PET)_.*|_|SHLVL|OLDPWD|COLUMNS|LINES")
 
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """The caller's environment, folder and Python."""
+    """The invoking user's environment, directory and interpreter."""
 
     env: Mapping[str, str]
     cwd: Path
@@ -34,7 +37,7 @@ class Invocation:
 
     @classmethod
     def of_this_process(cls) -> Invocation:
-        """Read once, at the start."""
+        """Read them from this process."""
         env = dict(os.environ)  # noqa: TID251 (the program's entry point)
         return cls(env, _cwd(env), sys.executable)
 
@@ -56,7 +59,7 @@ def _cwd(env: Mapping[str, str]) -> Path:
 
 
 def looks_secret(name: str, value: str = "") -> bool:
-    """Whether a variable should not travel unless it is named."""
+    """Whether a variable looks like a secret, and is forwarded only when named."""
     words = name.upper().split("_")
     named = any(word in _SECRET_WORDS or _SECRET_ENDS.search(word) for word in words)
     return named or _SECRET_VALUE.match(value) is not None
@@ -64,18 +67,18 @@ def looks_secret(name: str, value: str = "") -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ForwardedEnvironment:
-    """What of the caller's environment goes along, and the names of what was held back.
+    """The part of the user's environment that is sent with a job.
 
-    `odd` are variables that are not UTF-8: they cannot be sent.
+    `withheld` names the variables that look like secrets, `not_utf8` those that cannot be encoded.
     """
 
     env: dict[str, str]
     withheld: tuple[str, ...]
-    odd: tuple[str, ...] = ()
+    not_utf8: tuple[str, ...] = ()
 
 
-def pack(env: Mapping[str, str], named: Iterable[str]) -> ForwardedEnvironment:
-    """Choose what goes along: everything but secrets, and the secrets that are `named`.
+def forward_environment(env: Mapping[str, str], named: Iterable[str]) -> ForwardedEnvironment:
+    """Select the variables to forward: all but those that look like secrets, and all `named` ones.
 
     Raises UserError when a named variable is not set.
     """
@@ -87,10 +90,10 @@ def pack(env: Mapping[str, str], named: Iterable[str]) -> ForwardedEnvironment:
             )
     kept: dict[str, str] = {}
     withheld: list[str] = []
-    odd: list[str] = []
+    not_utf8: list[str] = []
     for name, value in env.items():
         if replace_unencodable(name + value) != name + value:
-            odd.append(replace_unencodable(name))
+            not_utf8.append(replace_unencodable(name))
         elif name in wanted:
             kept[name] = value
         elif _LEFT_OUT.fullmatch(name):
@@ -99,4 +102,4 @@ def pack(env: Mapping[str, str], named: Iterable[str]) -> ForwardedEnvironment:
             withheld.append(name)
         else:
             kept[name] = value
-    return ForwardedEnvironment(kept, tuple(sorted(withheld)), tuple(sorted(odd)))
+    return ForwardedEnvironment(kept, tuple(sorted(withheld)), tuple(sorted(not_utf8)))

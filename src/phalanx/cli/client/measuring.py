@@ -1,4 +1,4 @@
-"""A job of ours that measures something: submitted, awaited, and its figures read."""
+"""Run a measurement as a job: submit it, wait for its end, read the measured values."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 _ROUND_S = 20.0
 _QUEUED_ROUND_S = 1.0
+# A control plane that has just started may not have its nodes yet.
 _ROUNDS_WITHOUT_PLACE = 5
-"""A platform that has only just started may not know its nodes yet."""
 
 
 def run_to_end(
@@ -27,27 +27,27 @@ def run_to_end(
     words: Sequence[str],
     part: Mapping[str, Any],
 ) -> tuple[JobView, str | None]:
-    """Run a module of ours as a job with this part of a spec; also the pool that it ran in.
+    """Run a module of Phalanx as a job with these spec keys; returns the job and its pool.
 
-    Ctrl-C cancels the job, and so does a platform that has no place for it, however long it waits.
+    Ctrl-C cancels the job; so does a platform without a pool that is large enough.
 
     Raises SpecInvalid, and NotSupported where no pool is large enough.
     """
-    from phalanx.cli.client.invocation import pack
+    from phalanx.cli.client.invocation import forward_environment
     from phalanx.schemas.api.jobs import SubmitRequest
     from phalanx.schemas.spec.document import resolved, validate_spec
 
     spec = {**part, "run": [session.invocation.python, "-u", "-m", module, *words]}
     body = SubmitRequest(
         spec=resolved(validate_spec(spec)), kind="run", caller_cwd=str(session.invocation.cwd),
-        caller_env=pack(session.invocation.env, []).env, owner=session.invocation.owner(),
+        caller_env=forward_environment(session.invocation.env, []).env, owner=session.invocation.owner(),
     )  # fmt: skip
     job = client.submit(body).job
     assert job is not None
     try:
         return _awaited(client, job.num)
     except (KeyboardInterrupt, NotSupported):
-        # Nobody waits for its figures any more: its slots are for others.
+        # Its values are no longer needed: free the slots.
         with contextlib.suppress(PlatformError):
             client.stop(job.num, goal="cancel")
         raise
@@ -62,14 +62,14 @@ def _awaited(client: PhalanxClient, num: int) -> tuple[JobView, str | None]:
         without_place = without_place + 1 if nowhere else 0
         if stays is not None and without_place >= _ROUNDS_WITHOUT_PLACE:
             raise NotSupported(stays.message, "phalanx pools shows what there is")
-        # What keeps a job in the queue is no event.
+        # A new pending reason is not an event, so queued jobs are polled.
         page = client.events(num, after=after, wait_s=_ROUND_S if pool else _QUEUED_ROUND_S)
         after = page.events[-1].seq if page.events else after
     return view, pool
 
 
 def shape(count: int, per_node: int | None) -> dict[str, int]:
-    """So many ranks, on as many nodes as that takes. Raises UserError where it does not come out even."""
+    """The resources for `count` ranks. Raises UserError when they do not spread evenly over nodes."""
     nodes = -(-count // (per_node or count))
     if count % nodes:
         raise UserError(f"{count} ranks do not spread over {nodes} nodes evenly")
@@ -77,7 +77,7 @@ def shape(count: int, per_node: int | None) -> dict[str, int]:
 
 
 def figures(client: PhalanxClient, view: JobView, names: Sequence[str]) -> list[float]:
-    """The last values that rank 0 logged. Raises UserError where one is missing."""
+    """The last values that rank 0 logged. Raises UserError when one is missing."""
     series = client.metrics(view.num, names=names, ranks=(0,)).series
     last = {one.name: [value for value in one.values if value is not None] for one in series}
     if view.state != "succeeded" or not all(last.get(name) for name in names):

@@ -1,4 +1,4 @@
-"""`phalanx doctor --network`: all-reduces between ranks against the link, for each preset."""
+"""`phalanx doctor --network`: measure all-reduce against the link for each network preset."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _AS_IT_IS = "none"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Between which ranks, and under which presets; None: the environment as it is."""
+class NetworkOptions:
+    """Which ranks to measure, and under which presets; None: the environment as it is."""
 
     ranks: int
     per_node: int | None
@@ -39,11 +39,11 @@ class _Row:
     lines: tuple[str, ...]
 
 
-def examine_network(session: Session, wanted: Wanted, json: bool) -> int:
-    """Measure and print; returns the exit code. Raises UserError for a preset that is not known."""
-    names = _presets(wanted.presets)
+def examine_network(session: Session, options: NetworkOptions, json: bool) -> int:
+    """Measure and print; returns the exit code. Raises UserError for an unknown preset."""
+    names = _presets(options.presets)
     with session.client() as client:
-        rows = [_measure(session, client, wanted, name) for name in names]
+        rows = [_measure(session, client, options, name) for name in names]
     if json:
         output.as_json([_plain(row) for row in rows])
     elif len(rows) == 1:
@@ -59,19 +59,19 @@ def _presets(text: str | None) -> list[str]:
     names = list(PRESETS) if text == "all" else text.split(",")
     for name in names:
         if name not in PRESETS:
-            raise UserError(f"--presets {name}: is none of {', '.join(PRESETS)}, all")
+            raise UserError(f"--presets {name}: must be one of {', '.join(PRESETS)} or all")
     return [_AS_IT_IS, *names]
 
 
-def _measure(session: Session, client: PhalanxClient, wanted: Wanted, preset: str) -> _Row:
-    output.note(f"measuring between {wanted.ranks} ranks, preset {preset} …")
+def _measure(session: Session, client: PhalanxClient, options: NetworkOptions, preset: str) -> _Row:
+    output.note(f"measuring between {options.ranks} ranks, preset {preset} …")
     part: dict[str, Any] = {
         "name": "doctor-network",
-        "resources": shape(wanted.ranks, wanted.per_node),
+        "resources": shape(options.ranks, options.per_node),
         "labels": {"doctor": "network"},
     }
-    if wanted.pool is not None:
-        part["pool"] = [wanted.pool]
+    if options.pool is not None:
+        part["pool"] = [options.pool]
     if preset != _AS_IT_IS:
         part["training"] = {"network": {"preset": preset}}
     view, _ = run_to_end(session, client, _MODULE, (), part)

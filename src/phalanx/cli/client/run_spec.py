@@ -1,4 +1,4 @@
-"""From the flags of `phalanx run` to a job spec, and to the folder that travels with it."""
+"""Turn the flags of `phalanx run` into a job spec and the folder to archive."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from phalanx.schemas.spec.document import (
 
 @dataclass(frozen=True, slots=True)
 class RunFlags:
-    """The flags of `run` that end up in the spec; None or empty: not given.
+    """The flags of `run` that set keys of the spec; None or empty: not given.
 
-    `defaults` are entries of a module's spec, below the flags.
+    `defaults` are entries of a module's spec that the flags override.
     """
 
     module: str | None = None
@@ -49,17 +49,17 @@ class RunFlags:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """The spec, and the root of the snapshot; None where no code travels."""
+class RunPlan:
+    """The spec, and the folder to archive; None when no code is sent."""
 
     spec: JobSpec
     root: Path | None
 
 
-def plan_run(words: Sequence[str], flags: RunFlags, invocation: Invocation) -> Planned:
-    """What `phalanx run` submits.
+def plan_run(words: Sequence[str], flags: RunFlags, invocation: Invocation) -> RunPlan:
+    """Build the submission of `phalanx run`.
 
-    Raises UserError for a command that is not there, SpecInvalid for what is wrong in flags or script.
+    Raises UserError for a missing command, SpecInvalid for faults in the flags or the script's defaults.
     """
     root, command, name, defaults = _command(list(words), flags, invocation)
     for key in ("run", "workdir"):
@@ -70,7 +70,7 @@ def plan_run(words: Sequence[str], flags: RunFlags, invocation: Invocation) -> P
         data["python"] = _python(data.get("python"), flags, root, invocation)
     data.setdefault("name", name)
     data["run"] = command
-    return Planned(validate_spec(data), root)
+    return RunPlan(validate_spec(data), root)
 
 
 def _command(
@@ -90,7 +90,7 @@ def _command(
     path = invocation.env.get("PATH")
     here = str(invocation.cwd / first) if "/" in first else first
     if shutil.which(here, path=path) is None:
-        hint = "name Python scripts *.py, modules with -m, programs as your shell finds them"
+        hint = "a Python script ends in .py, a module needs -m, a program must be on PATH"
         raise UserError(f"{first}: {_why_not(Path(invocation.cwd / first), first)}", hint)
     return _usual_root(invocation), words, _clean(Path(first).name), {}
 
@@ -118,7 +118,7 @@ def _script(
 
 
 def _check_syntax(text: str, word: str) -> None:
-    """A script that cannot even be read by Python is refused before anything starts."""
+    """Refuse a script with a syntax error before a job is submitted."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -132,10 +132,10 @@ def _check_syntax(text: str, word: str) -> None:
 
 
 def _root_of(path: Path, invocation: Invocation) -> tuple[Path, str]:
-    """The folder that travels, and the script's place in it.
+    """The folder to archive, and the script's path in it.
 
-    The caller's folder, as imports and data files are usually relative to it; the script's own where
-    it lies elsewhere, or where the caller's is no project folder at all.
+    It is the current directory, since imports and data files are usually relative to it; the script's
+    own folder when the script is elsewhere or the current directory is not a project folder.
     """
     root = _usual_root(invocation)
     absolute = Path(invocation.cwd, path)
@@ -146,7 +146,7 @@ def _root_of(path: Path, invocation: Invocation) -> tuple[Path, str]:
 
 
 def _usual_root(invocation: Invocation) -> Path | None:
-    """The caller's folder, unless it is one that nobody means to send along as a whole."""
+    """The current directory; None when it must not be sent as a whole, such as a home directory."""
     cwd = invocation.cwd.resolve()
     never = {Path("/"), Path("/tmp"), Path("/root"), Path("/home")}
     if invocation.env.get("HOME"):
@@ -155,12 +155,12 @@ def _usual_root(invocation: Invocation) -> Path | None:
 
 
 def _clean(name: str) -> str:
-    """A name from a file name: what a job's name cannot hold becomes a dash."""
+    """A job name from a file name; characters that are not allowed become dashes."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("._-")[:100] or "job"
 
 
 def _merge(defaults: Mapping[str, Any], flags: RunFlags) -> dict[str, Any]:
-    """Flags over the defaults of the script."""
+    """The defaults of the script with the flags over them."""
     data: dict[str, Any] = dict(defaults)
     resources = dict(_section(data, "resources"))
     if flags.nodes is not None:
@@ -198,7 +198,7 @@ def _merge(defaults: Mapping[str, Any], flags: RunFlags) -> dict[str, Any]:
 def _python(
     known: Any, flags: RunFlags, root: Path | None, invocation: Invocation
 ) -> dict[str, Any]:
-    """The section `python` with what the flags add to it."""
+    """The section `python` with the additions of the flags."""
     section = short_form(known or {})
     section = dict(section) if isinstance(section, dict) else {}
     if flags.requirements is not None:
@@ -206,15 +206,17 @@ def _python(
         if not path.is_file():
             raise UserError(f"--requirements {flags.requirements}: no such file")
         if root is None or not path.is_relative_to(root.resolve()):
-            said = f"--requirements {flags.requirements}: lies outside the folder that travels"
-            raise UserError(said, f"that is {root}" if root else "no folder travels from here")
+            said = f"--requirements {flags.requirements}: is outside the folder that is sent"
+            raise UserError(
+                said, f"that folder is {root}" if root else "no folder is sent from here"
+            )
         section["requirements"] = str(path.relative_to(root.resolve()))
     section["packages"] = [*section.get("packages", []), *flags.packages]
     return section
 
 
 def _section(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """A mapping of the defaults; anything else is left for the validation to complain about."""
+    """A section of the defaults. Raises SpecInvalid when it is not a mapping."""
     value = data.get(key, {})
     if not isinstance(value, dict):
         raise SpecInvalid([Problem(key, "must be a mapping of keys to values", repr(value))])
@@ -222,7 +224,7 @@ def _section(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def split_env(entries: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """`--env K=V` into values to set, `--env K` into names to take along.
+    """Split `--env K=V` into values to set and `--env K` into names to forward.
 
     Raises UserError for an entry without a name.
     """

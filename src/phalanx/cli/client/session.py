@@ -1,4 +1,4 @@
-"""What a verb has at hand: who calls, which platform, and a client for it."""
+"""The context of one verb: the invocation, the chosen control plane, and a client for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _TRIES = 3
 
 @dataclass(slots=True)
 class Session:
-    """One call of the command line. `url` None: the control plane of `home`, started when needed."""
+    """One invocation of the command line.
+
+    Without `url` it uses the control plane of `home`, and starts one when none runs.
+    """
 
     invocation: Invocation
     home: Path
@@ -31,12 +34,12 @@ class Session:
     starting: embedded.ServerAddress | embedded.StartingServer | None = None
 
     def begin(self, num_slots: int | None = None) -> None:
-        """Start the control plane, where one is missing, without waiting for it."""
+        """Start the control plane of `home` if none runs, without waiting for it."""
         if self.url is None and self.starting is None:
             self.starting = embedded.begin(self.home, num_slots)
 
     def connect(self) -> PhalanxClient:
-        """A client of a control plane that answers.
+        """Connect to a control plane that answers.
 
         Raises ServerUnavailable or ServerError when there is none and none can be started.
         """
@@ -55,7 +58,7 @@ class Session:
             try:
                 client.hello()
             except ServerUnavailable:
-                # It may have left, idle, between our look and our call.
+                # The idle server may have exited between `begin` and this request.
                 client.close()
                 if last:
                     raise
@@ -70,7 +73,7 @@ class Session:
 
     @contextlib.contextmanager
     def client(self) -> Iterator[PhalanxClient]:
-        """`connect`, closed at the end."""
+        """`connect` as a context that closes the client."""
         client = self.connect()
         try:
             yield client
@@ -83,13 +86,13 @@ def job_number(text: str) -> int:
     num = parse_job_label(text)
     if num is None:
         raise NotFound(
-            f"{text!r} is not a job", "write its number, as in j-12; `phalanx ps` lists jobs"
+            f"{text!r} is not a job", "give its number, such as j-12; `phalanx ps` lists jobs"
         )
     return num
 
 
 def describe(error: PlatformError) -> str:
-    """An error as lines for the terminal."""
+    """Format an error for the terminal."""
     problems = getattr(error, "problems", ())
     lines = [str(one) for one in problems] or error.message.splitlines() or [error.code]
     if error.hint:

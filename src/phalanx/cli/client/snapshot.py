@@ -1,4 +1,4 @@
-"""A deterministic archive of a work directory: equal content gives equal bytes."""
+"""A deterministic archive of a directory: equal content gives equal bytes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _USUALLY_OUT = (
 
 @dataclass(frozen=True, slots=True)
 class CodeSnapshot:
-    """An archive: its file, the SHA-256 of its bytes, and what was left out on the way."""
+    """An archive: its file, the SHA-256 of its bytes, and notes on what was left out."""
 
     path: Path
     digest: str
@@ -40,7 +40,7 @@ class CodeSnapshot:
 
 
 class _Hashing:
-    """A writable file that digests what goes through."""
+    """A writable file that digests the bytes written to it."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -55,12 +55,12 @@ class _Hashing:
 
 @dataclass(slots=True)
 class _Ignores:
-    """Patterns of one folder and those above it; the deepest that says anything decides."""
+    """Ignore patterns of a folder and its parents; the deepest folder with a match decides."""
 
     rules: list[tuple[str, pathspec.GitIgnoreSpec]] = field(default_factory=list)
 
     def deeper(self, folder: str, directory: Path) -> _Ignores:
-        """With the patterns of one more folder."""
+        """These patterns and those of one more folder."""
         lines: list[str] = []
         for name in IGNORE_FILES:
             try:
@@ -72,7 +72,7 @@ class _Ignores:
         return _Ignores([*self.rules, (folder, pathspec.GitIgnoreSpec.from_lines(lines))])
 
     def ignored(self, relative: str) -> bool:
-        """Whether to leave out `relative` (a folder ends with a slash)."""
+        """Whether to leave out `relative`; the path of a folder ends with a slash."""
         for folder, spec in reversed(self.rules):
             inside = relative[len(folder) :] if relative.startswith(folder) else None
             verdict = None if inside is None else spec.check_file(inside).include
@@ -89,7 +89,7 @@ class _Walk:
     num_entries: int = 0
 
     def entries(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
-        """What goes into the archive, sorted by path."""
+        """The entries of the archive, sorted by path."""
         usual = pathspec.GitIgnoreSpec.from_lines(_USUALLY_OUT)
         ignores, prefix = _from_above(self.root, _Ignores([("", usual)]))
         yield from self._folder(self.root, "", prefix, ignores)
@@ -102,10 +102,10 @@ class _Walk:
             with os.scandir(directory) as scan:
                 found = sorted(scan, key=lambda entry: entry.name)
         except PermissionError:
-            self.notes.append(f"{folder or '.'}: left out, it may not be read")
+            self.notes.append(f"{folder or '.'}: left out, not readable")
             return
         except (FileNotFoundError, NotADirectoryError):
-            self.notes.append(f"{folder or '.'}: left out, it is gone")
+            self.notes.append(f"{folder or '.'}: left out, removed meanwhile")
             return
         for entry in found:
             relative = folder + entry.name
@@ -122,7 +122,7 @@ class _Walk:
                 yield relative, entry
 
     def _unwanted(self, entry: os.DirEntry[str]) -> bool:
-        """Virtual environments and the platform's own home."""
+        """Whether the entry is a virtual environment or an excluded folder, such as the home."""
         path = Path(entry.path)
         return path in self.excluded or (path / "pyvenv.cfg").is_file()
 
@@ -131,12 +131,12 @@ class _Walk:
         if self.num_entries > MAX_ENTRIES:
             raise UserError(
                 f"{self.root} holds more than {MAX_ENTRIES} files",
-                "start in the folder of your project, or name what to leave out in .phalanxignore",
+                "start in your project's folder, or list what to leave out in .phalanxignore",
             )
 
 
 def _from_above(root: Path, ignores: _Ignores) -> tuple[_Ignores, str]:
-    """Patterns of the folders between the top of the Git repository and `root`, and root's prefix."""
+    """Patterns of the folders between the Git repository's root and `root`, and the prefix of `root`."""
     chain = [root, *root.parents]
     top = next((folder for folder in chain if (folder / ".git").exists()), None)
     if top is None:
@@ -154,7 +154,7 @@ def take(
     """Archive `root` as the file `into`.
 
     Symbolic links that lead out of `root`, sockets and devices are left out with a note. Raises
-    UserError when the folder is too large, naming its largest entries, or changes under our hands.
+    UserError when the folder is too large, naming its largest entries, or changes during the copy.
     """
     walk = _Walk(root.absolute(), frozenset(path.absolute() for path in excluded))
     sizes: Counter[str] = Counter()
@@ -185,7 +185,7 @@ def _describe(
     try:
         status = entry.stat(follow_symlinks=False)
     except FileNotFoundError:
-        notes.append(f"{relative}: left out, it is gone")
+        notes.append(f"{relative}: left out, removed meanwhile")
         return None
     if entry.is_symlink():
         target = _inside(Path(entry.path), real_root)
@@ -205,7 +205,7 @@ def _describe(
 
 
 def _inside(link: Path, real_root: Path) -> str | None:
-    """Where a link leads, relative to its own folder; None when that is not under the root."""
+    """The target of a link, relative to its own folder; None when it is not under the root."""
     try:
         target = link.resolve(strict=True)
     except (OSError, RuntimeError):
@@ -223,15 +223,15 @@ def _add(archive: tarfile.TarFile, info: tarfile.TarInfo, path: Path, notes: lis
                 info.size = len(data)
             archive.addfile(info, io.BytesIO(data) if data is not None else file)
     except PermissionError:
-        notes.append(f"{info.name}: left out, it may not be read")
+        notes.append(f"{info.name}: left out, not readable")
     except FileNotFoundError:
-        notes.append(f"{info.name}: left out, it is gone")
+        notes.append(f"{info.name}: left out, removed meanwhile")
     except OSError as error:
         raise UserError(f"{path} changed while it was copied: {error}", "try again") from error
 
 
 def _too_large(root: Path, walk: _Walk, sizes: Counter[str], max_bytes: int) -> None:
-    """Measure the rest, so that the message can name what is really large."""
+    """Raise UserError naming the largest entries of the whole folder."""
     sizes = Counter()
     measure = _Walk(walk.root, walk.excluded)
     for relative, entry in measure.entries():
@@ -239,7 +239,7 @@ def _too_large(root: Path, walk: _Walk, sizes: Counter[str], max_bytes: int) -> 
             sizes[PurePosixPath(relative).parts[0]] += entry.stat(follow_symlinks=False).st_size
     largest = ", ".join(f"{name} ({format_size(size)})" for name, size in sizes.most_common(3))
     raise UserError(
-        f"{root} holds {format_size(sizes.total())}, more than the {format_size(max_bytes)} that "
-        f"travel with a job; the largest: {largest}",
-        "name what the job does not need in .phalanxignore, one pattern a line",
+        f"{root} holds {format_size(sizes.total())}, more than the limit of {format_size(max_bytes)} "
+        f"for the code of a job; the largest: {largest}",
+        "list what the job does not need in .phalanxignore, one pattern a line",
     )

@@ -9,24 +9,26 @@ import typer
 from phalanx.errors import UserError
 from phalanx.kit.units import parse_duration
 
-JobName = Annotated[str, typer.Argument(metavar="JOB", help="Its number, as in j-12 or 12.")]
-JobNames = Annotated[
-    list[str], typer.Argument(metavar="JOB...", help="Their numbers, as in j-12 or 12.")
+JobName = Annotated[
+    str, typer.Argument(metavar="JOB", help="Number of the job, such as j-12 or 12.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+JobNames = Annotated[
+    list[str], typer.Argument(metavar="JOB...", help="Numbers of the jobs, such as j-12 or 12.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 RoleName = Annotated[
-    str | None, typer.Option("--role", help="Only this role; --rank then counts in it.")
+    str | None, typer.Option("--role", help="Only this role; --rank is then the rank within it.")
 ]
 
 
 def one_rank(rank: int | None) -> tuple[int, ...]:
-    """The filter for one rank; none for all of them."""
+    """The server's rank filter: one rank, or empty for all."""
     return () if rank is None else (rank,)
 
 
 def duration(option: str, text: str | None) -> float | None:
-    """Seconds in an option's value; None when it was not given. Raises UserError."""
+    """The value of an option in seconds; None when it was not given. Raises UserError."""
     if text is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What verbs print: tables for people, JSON for programs, notes on stderr."""
+"""The output of verbs: tables, facts and JSON on stdout, notes on stderr."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def note(text: str) -> None:
-    """One line on stderr: what is going on, without getting between the data."""
+    """Print a progress note on stderr, apart from the data on stdout."""
     print(text, file=sys.stderr, flush=True)
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> None:
-    """Columns for people; tabs between them where nobody looks, so that `cut` works."""
+    """Print aligned columns; separated by tabs when stdout is not a terminal."""
     lines = [["" if cell is None else str(cell) for cell in row] for row in rows]
     if not lines:
         note(empty)
@@ -67,7 +67,7 @@ STATE_STYLES = {
 
 
 def as_json(value: BaseModel | Sequence[BaseModel] | Any) -> None:
-    """One JSON document on stdout."""
+    """Print one JSON document on stdout."""
     print(json.dumps(_plain(value), indent=2, ensure_ascii=False))
 
 
@@ -80,7 +80,7 @@ def _plain(value: Any) -> Any:
 
 
 def facts(pairs: Iterable[tuple[str, Any]]) -> None:
-    """Name and value, one pair a line; pairs without a value are left out."""
+    """Print a name and its value on each line; pairs without a value are left out."""
     shown = [(name, str(value)) for name, value in pairs if value not in (None, "")]
     width = max((len(name) for name, _ in shown), default=0)
     for name, value in shown:
@@ -91,14 +91,14 @@ def facts(pairs: Iterable[tuple[str, Any]]) -> None:
 
 
 def notice(event: EventView) -> str | None:
-    """What a job's story wants people to see beside its states: warnings, bad checkpoints, resumes."""
+    """A message for events that matter beside the states: warnings, bad checkpoints, resumes."""
     if event.kind == "warned":
         return f"warning: {event.data.get('message', '')}"
     if event.kind == "checkpoint_quarantined":
-        return f"warning: a bad checkpoint was set aside: {event.data.get('message', '')}"
+        return f"warning: a bad checkpoint was quarantined: {event.data.get('message', '')}"
     if event.kind == "stacks":
         ranks = ", ".join(str(one["rank"]) for one in event.data.get("ranks", []))
-        return f"stacks of ranks {ranks} were kept: phalanx stacks JOB --kept"
+        return f"stacks of ranks {ranks} were stored: phalanx stacks JOB --kept"
     if event.kind == "profiled":
         return f"profiled: {event.data.get('finding', '')}: {event.data.get('said', '')}"
     if event.kind == "restored" and event.data.get("path"):
@@ -108,26 +108,26 @@ def notice(event: EventView) -> str | None:
 
 
 def ago(at: datetime | None) -> str:
-    """How long ago a moment was, or nothing."""
+    """The time since a moment, or an empty text."""
     if at is None:
         return ""
     return format_duration(max(0.0, (_now() - at).total_seconds()))
 
 
 def lasted(start: datetime | None, end: datetime | None) -> str:
-    """From `start` to `end`, or to now; nothing when it has not begun."""
+    """The time from `start` to `end`, or to now; empty when it has not started."""
     if start is None:
         return ""
     return format_duration(max(0.0, ((end or _now()) - start).total_seconds()))
 
 
 def clock_time(at: datetime) -> str:
-    """A moment on the wall clock of whoever reads."""
+    """A moment in local time, with milliseconds."""
     return at.astimezone().strftime("%H:%M:%S.") + f"{at.microsecond // 1000:03d}"
 
 
 def moment(at: datetime) -> str:
-    """The same to the second, with the day where that is not today."""
+    """A moment in local time to the second, with the date when that is not today."""
     here = at.astimezone()
     today = here.date() == _now().astimezone().date()
     return here.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M")
@@ -138,12 +138,12 @@ def _now() -> datetime:
 
 
 def number(value: float | None) -> str:
-    """A metric's value: four digits that matter."""
+    """The value of a metric with four significant digits."""
     return "-" if value is None else f"{value:.4g}"
 
 
 def sparkline(values: Sequence[float | None], width: int = 32) -> str:
-    """The course of a series in one line of bars."""
+    """A series as one line of bars."""
     known = [value for value in values if value is not None]
     if not known:
         return ""

@@ -1,4 +1,4 @@
-"""Roles of a gang that has several, in words."""
+"""Text about the roles of a gang."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def role_line(role: RoleView) -> str:
-    """One role: its size, its ranks in the gang, and what its nodes do."""
+    """Describe one role: its size, its ranks in the gang, and the phases of its nodes."""
     last = role.first_rank + role.world_size - 1
     ranks = f"rank {role.first_rank}" if role.world_size == 1 else f"ranks {role.first_rank}-{last}"
     said = f"{role.name}: {role.num_nodes} × {role.slots_per_node} slots, {ranks}"
@@ -26,7 +26,7 @@ def role_line(role: RoleView) -> str:
 
 
 def show_role(view: JobView, name: str, form: Literal["text", "json"]) -> None:
-    """Print one role with its nodes and ranks. Raises UserError for one that the job does not have."""
+    """Print one role with its nodes and ranks. Raises UserError for an unknown role."""
     role = next((one for one in view.roles if one.name == name), None)
     if role is None:
         there = ", ".join(one.name for one in view.roles)

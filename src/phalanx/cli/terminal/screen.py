@@ -1,4 +1,4 @@
-"""Where a followed job is shown: lines for pipes and files, a live bar for terminals."""
+"""Displays of a followed job: lines for pipes and files, a live bar for terminals."""
 
 from __future__ import annotations
 
@@ -17,66 +17,66 @@ _SHOWN_METRICS = 3
 
 
 class Screen(Protocol):
-    """What the follower shows."""
+    """The display that a follower writes to."""
 
     def state(self, after_s: float, state: str, said: str) -> None:
-        """The job's state or its reason is a new one."""
+        """Show a new state or reason of the job."""
         ...
 
     def line(self, line: LogLine, label: str) -> None:
-        """One line of a rank's output."""
+        """Show one line of a rank's output."""
         ...
 
     def progress(self, view: JobView) -> None:
-        """How far the job is."""
+        """Show the job's progress."""
         ...
 
     def say(self, text: str) -> None:
-        """A few words of our own."""
+        """Show a message of Phalanx itself."""
         ...
 
     def close(self) -> None:
-        """Nothing more will be shown."""
+        """End the display."""
         ...
 
 
 class PlainScreen:
-    """Ranks' output where they wrote it, everything else on stderr."""
+    """Prints output on the stream that a rank wrote it to, and messages on stderr."""
 
     def state(self, after_s: float, state: str, said: str) -> None:
         """One line on stderr."""
         self.say(f"[{format_duration(after_s)}] {state}" + (f": {said}" if said else ""))
 
     def line(self, line: LogLine, label: str) -> None:
-        """Standard output to standard output, errors to errors."""
+        """Standard output to stdout, standard error to stderr."""
         print(
             label + line.text, file=sys.stderr if line.stream == "err" else sys.stdout, flush=True
         )
 
     def progress(self, view: JobView) -> None:
-        """Not shown: a log is no place for a bar."""
+        """Progress is not shown in a log."""
 
     def say(self, text: str) -> None:
         """One line on stderr."""
         print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Nothing to undo."""
+        """There is nothing to end."""
 
 
 @dataclass(slots=True)
 class StepEstimate:
-    """Guesses the number of steps from those that an epoch took."""
+    """Estimates the number of steps of a job from the steps of past epochs."""
 
     steps_per_epoch: float | None = None
     _seen: tuple[int, int] | None = field(default=None)
 
     def total(self, step: int | None, epoch: int | None, num_epochs: int | None) -> int | None:
-        """Steps of the whole job; None while nobody can know."""
+        """Estimated steps of the whole job; None while unknown."""
         if step is None or epoch is None or not num_epochs:
             return None
         if self._seen is None or epoch != self._seen[0]:
-            # The first step that is seen of an epoch is near its beginning.
+            # The first step seen of an epoch is near its beginning.
             if epoch > 0 and (self._seen is not None or step > 0):
                 self.steps_per_epoch = step / epoch
             self._seen = (epoch, step)
@@ -86,7 +86,7 @@ class StepEstimate:
 
 
 class TerminalScreen:
-    """A bar at the bottom, lines above it."""
+    """Shows a progress bar at the bottom of the terminal, and lines above it."""
 
     def __init__(self, name: str) -> None:
         from rich.console import Console
@@ -119,7 +119,7 @@ class TerminalScreen:
         self._console.print(text.append(said), soft_wrap=True)
 
     def line(self, line: LogLine, label: str) -> None:
-        """Above the bar; to standard output where that goes elsewhere."""
+        """One line above the bar; on stdout when that is not a terminal."""
         from rich.text import Text
 
         if line.stream == "out" and not self._to_terminal:
@@ -128,7 +128,7 @@ class TerminalScreen:
         self._console.print(Text.from_ansi(label + line.text), soft_wrap=True)
 
     def progress(self, view: JobView) -> None:
-        """Move the bar."""
+        """Update the bar."""
         done = view.progress
         total = self._pace.total(done.step, done.epoch, done.num_epochs)
         self._bar.update(
@@ -140,7 +140,7 @@ class TerminalScreen:
         self._console.print(text, markup=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._bar.stop()
 
 
@@ -162,5 +162,5 @@ def _facts(view: JobView, total: int | None) -> str:
 
 
 def screen_for(name: str) -> Screen:
-    """The screen that fits where stderr goes."""
+    """A terminal screen when stderr is a terminal, else a plain one."""
     return TerminalScreen(name) if sys.stderr.isatty() else PlainScreen()

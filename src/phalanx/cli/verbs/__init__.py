@@ -1,1 +1,1 @@
-"""The verbs, one file per noun."""
+"""The verbs of the command line, one module for each noun; `cli.app` registers them."""

@@ -1,4 +1,4 @@
-"""The verb bench: measurements of the user's own machines."""
+"""The verb bench: performance measurements of a pool."""
 
 from __future__ import annotations
 
@@ -22,40 +22,55 @@ if TYPE_CHECKING:
 
 _MODULE = "phalanx.train.programs.recipes.scaling"
 _NAMES = ("bench_step_seconds", "bench_global_batch")
-bench_app = typer.Typer(name="bench", no_args_is_help=True, help="Measure these machines.")
+bench_app = typer.Typer(name="bench", no_args_is_help=True, help="Measure the machines of a pool.")
 
 
 @bench_app.callback()
 def bench() -> None:
-    """Measure these machines."""
+    """Measure the machines of a pool."""
 
 
 @bench_app.command("scaling")
 def scaling(  # noqa: PLR0913 - one parameter for each option
     ctx: typer.Context,
     model: Annotated[
-        str, typer.Option("--model", help="As `phalanx recipe flags` lists.")
+        str, typer.Option("--model", help="A model that `phalanx recipe flags` lists.")
     ] = "resnet50",
     counts: Annotated[
-        str, typer.Option("--counts", "--gpu-counts", help="Numbers of ranks.")
+        str,
+        typer.Option(
+            "--counts", "--gpu-counts", help="Numbers of ranks to measure, separated by commas."
+        ),
     ] = "1,2,4,8",
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Per rank.")] = 8,
-    steps: Annotated[int, typer.Option("--steps", min=3, help="Measured at each number.")] = 20,
-    image_size: Annotated[int, typer.Option("--image-size", min=16)] = 32,
-    scale: Annotated[float, typer.Option("--scale", min=0.05, help="Width of the model.")] = 1.0,
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", min=1, help="Samples per rank and step.")
+    ] = 8,
+    steps: Annotated[
+        int, typer.Option("--steps", min=3, help="Steps to measure at each number of ranks.")
+    ] = 20,
+    image_size: Annotated[
+        int, typer.Option("--image-size", min=16, help="Height and width of images.")
+    ] = 32,
+    scale: Annotated[
+        float, typer.Option("--scale", min=0.05, help="Factor on the width of the model.")
+    ] = 1.0,
     precision: Annotated[str, typer.Option("--precision", help="fp32, bf16 or fp16.")] = "fp32",
     per_node: Annotated[
-        int | None, typer.Option("--per-node", min=1, help="At most so many ranks on a node.")
+        int | None, typer.Option("--per-node", min=1, help="Maximum number of ranks on a node.")
     ] = None,
     epoch_samples: Annotated[
-        int, typer.Option("--epoch-samples", min=1, help="Samples of an epoch: ImageNet's.")
+        int,
+        typer.Option("--epoch-samples", min=1, help="Samples of an epoch, for its time and cost."),
     ] = 1_281_167,
     price: Annotated[
         float | None,
-        typer.Option("--price", min=0, help="US dollars for a slot and hour; default: the pool's."),
+        typer.Option("--price", min=0, help="US dollars per slot and hour; default: the pool's."),
     ] = None,
     pool: Annotated[str | None, typer.Option("--pool", help="The pool to measure.")] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Draw it into this SVG file.")] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", help="Write a figure to this file; needs the extra `plots`."),
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Train the same model on 1, 2, 4 … ranks; print throughput, speed-up, efficiency and cost."""
@@ -70,13 +85,13 @@ def scaling(  # noqa: PLR0913 - one parameter for each option
     with session.client() as client:
         for count in numbers:
             output.note(f"{model} on {count} rank{'s' if count > 1 else ''} …")
-            wish = _wish(count, per_node, pool)
+            part = _part(count, per_node, pool)
             try:
-                view, ran_in = run_to_end(session, client, _MODULE, words, wish)
-            except UserError as error:  # refused, or in the queue for ever
+                view, ran_in = run_to_end(session, client, _MODULE, words, part)
+            except UserError as error:  # refused, or no pool is large enough
                 if not found:
                     raise
-                output.note(f"{count} ranks have no place, and more would not either: {error}")
+                output.note(f"{count} ranks cannot be placed: {error}")
                 break
             if price is None:
                 price = _price(client, ran_in or pool)
@@ -89,7 +104,7 @@ def scaling(  # noqa: PLR0913 - one parameter for each option
         return
     _print(table)
     if drawn:
-        print(f"drawn in {plot}")
+        print(f"figure: {plot}")
 
 
 def _draw(plot: Path, text: str) -> bool:
@@ -97,7 +112,7 @@ def _draw(plot: Path, text: str) -> bool:
         plot.write_text(text)
         return True
     except OSError as error:
-        # What was measured took minutes: it is printed all the same.
+        # The measurement took minutes, so its results are printed all the same.
         output.note(f"--plot {plot}: cannot be written: {error.strerror}")
         return False
 
@@ -112,7 +127,7 @@ def _numbers(text: str) -> list[int]:
     return found
 
 
-def _wish(count: int, per_node: int | None, pool: str | None) -> dict[str, Any]:
+def _part(count: int, per_node: int | None, pool: str | None) -> dict[str, Any]:
     return {
         "name": f"bench-scaling-{count}",
         "resources": shape(count, per_node),
@@ -122,7 +137,7 @@ def _wish(count: int, per_node: int | None, pool: str | None) -> dict[str, Any]:
 
 
 def _price(client: PhalanxClient, pool: str | None) -> float | None:
-    """What a pool asks for a slot and hour."""
+    """The price of a pool's slot for an hour; None when it has none."""
     found = next((one.price for one in client.pools() if one.name == pool), None)
     return found or None
 

@@ -1,4 +1,7 @@
-"""The verb checkpoints: of a job, in a folder, or in an object store; most of it without any server."""
+"""The verb checkpoints: of a job, in a folder, or in an object store.
+
+Most actions need no control plane.
+"""
 
 from __future__ import annotations
 
@@ -33,21 +36,21 @@ def checkpoints(
         ),
     ],
     force: Annotated[
-        bool, typer.Option("--force", help="rm: even the last valid checkpoint of a folder.")
+        bool, typer.Option("--force", help="rm: delete even the last valid checkpoint of a folder.")
     ] = False,
     key_env: Annotated[
-        str | None, typer.Option("--key-env", help="The variable that holds an encryption key.")
+        str | None, typer.Option("--key-env", help="Environment variable with the encryption key.")
     ] = None,
     key_file: Annotated[
-        Path | None, typer.Option("--key-file", help="The file that holds an encryption key.")
+        Path | None, typer.Option("--key-file", help="File with the encryption key.")
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """List the checkpoints of a job; or list, show, verify, remove, scrub and export any.
+    """List the checkpoints of a job; or list, show, verify, remove, scrub and export checkpoints anywhere.
 
-    `verify` reads every byte, and with a key also decrypts. `scrub` sets aside what no longer matches its
-    digests. `export` writes the weights to OUT, model.safetensors or model.pt. Where WHERE is no single
-    checkpoint, `show` and `export` take the newest.
+    `verify` reads every byte, and with a key also decrypts. `scrub` quarantines checkpoints that do not
+    match their digests. `export` writes the weights to OUT, model.safetensors or model.pt. When WHERE
+    holds several checkpoints, `show` and `export` use the newest.
     """
     show = output.as_json if json else None
     action, rest = words[0], words[1:]
@@ -61,7 +64,7 @@ def checkpoints(
     if not rest:
         raise UserError(f"checkpoints {action}: no path was given")
     if action == "export" and len(rest) != 2:
-        raise UserError("checkpoints export takes a checkpoint and where to write it")
+        raise UserError("checkpoints export needs a checkpoint and an output file")
     seal = _seal(ctx.obj, key_env, key_file)
     locations = [locate(word, ctx.obj) for word in (rest[:1] if action == "export" else rest)]
     if action == "list":
@@ -134,10 +137,10 @@ def _list(location: CheckpointLocation, show: Any) -> None:
             }
         )
         return
-    lines: list[tuple[Any, ...]] = [(*_row(where, one), "sound") for where, one in found.good]
+    lines: list[tuple[Any, ...]] = [(*_row(where, one), "valid") for where, one in found.good]
     lines += [("", "", "", "", where, f"bad: {why}") for where, why in found.bad.items()]
     lines += [("", "", "", "", where, "quarantined") for where in found.quarantined]
-    lines += [("", "", "", "", where, "never finished") for where in found.debris]
+    lines += [("", "", "", "", where, "incomplete") for where in found.debris]
     output.table(
         ("STEP", "EPOCH", "GENERATION", "SIZE", "PATH", "STATE"),
         lines,
@@ -170,7 +173,7 @@ def _short(value: Any) -> Any:
 
 
 def _verify(locations: list[CheckpointLocation], seal: Encryption | None, show: Any) -> None:
-    """Every digest of every checkpoint; a folder of checkpoints stands for all in it."""
+    """Verify every digest of every checkpoint in these locations."""
     found: dict[str, str] = {}
     for location in locations:
         found |= location.verdicts(seal)
@@ -183,7 +186,7 @@ def _verify(locations: list[CheckpointLocation], seal: Encryption | None, show: 
 
 
 def _scrub(locations: list[CheckpointLocation], show: Any) -> None:
-    """Verify all in these folders; what is bad is set aside, so that nothing resumes from it."""
+    """Verify all checkpoints; bad ones are quarantined, so that no job resumes from them."""
     found: dict[str, str] = {}
     for location in locations:
         verdicts = location.scrub()
@@ -208,10 +211,10 @@ def _judge(found: dict[str, str], what: str) -> None:
 def _export(
     location: CheckpointLocation, out: str, key_env: str | None, key_file: Path | None
 ) -> None:
-    """Needs torch, so it is a program of its own."""
+    """Export in a child process, since it needs torch."""
     key = ["--key-env", key_env] if key_env is not None else []
     key += ["--key-file", str(key_file)] if key_file is not None else []
-    with location.at_hand() as path:
+    with location.local_copy() as path:
         command = [sys.executable, "-m", "phalanx.train.state.export", str(path), out, *key]
         code = subprocess.run(command, check=False).returncode
     if code:

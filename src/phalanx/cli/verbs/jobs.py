@@ -27,14 +27,14 @@ _LIVE = ("queued", "starting", "running", "recovering", "stopping", "paused")
 def ps(
     ctx: typer.Context,
     everything: Annotated[
-        bool, typer.Option("--all", "-a", help="Jobs that are over as well.")
+        bool, typer.Option("--all", "-a", help="Include all jobs that have ended.")
     ] = False,
     limit: Annotated[
-        int, typer.Option("--limit", "-l", min=1, max=1000, help="At most so many.")
+        int, typer.Option("--limit", "-l", min=1, max=1000, help="Maximum number of jobs.")
     ] = 50,
     json: AsJson = False,
 ) -> None:
-    """List jobs, the newest first; without --all, live ones and the last few that ended."""
+    """List jobs, newest first; without --all, the live ones and the last few that ended."""
     session: Session = ctx.obj
     with session.client() as client:
         jobs = client.jobs(limit=limit).jobs if everything else _current(client, limit)
@@ -62,22 +62,22 @@ def ps(
 
 
 def _current(client: PhalanxClient, limit: int) -> list[JobView]:
-    """Live jobs, however many have ended since they were submitted, and the last few that ended."""
+    """All live jobs, and the last few that ended."""
     live = client.jobs(states=_LIVE, limit=limit).jobs
     over = client.jobs(states=_OVER, limit=_FEW).jobs[: limit - len(live)]
     return sorted([*live, *over], key=lambda job: -job.num)
 
 
 def _reason(job: JobView) -> str:
-    said = job.pending_reason or job.reason
-    return said.message or said.code
+    reason = job.pending_reason or job.reason
+    return reason.message or reason.code
 
 
 def show(
     ctx: typer.Context,
     job: JobName,
     json: AsJson = False,
-    story: Annotated[bool, typer.Option("--events", help="Every event of its story.")] = False,
+    all_events: Annotated[bool, typer.Option("--events", help="Show every event.")] = False,
     role: RoleName = None,
 ) -> None:
     """Show one job: its state, progress, restarts, lineage and first failure; or one of its roles."""
@@ -88,10 +88,10 @@ def show(
         if role is not None:
             show_role(view, role, "json" if json else "text")
             return
-        events = list(client.history(num)) if story or not json else []
+        events = list(client.history(num)) if all_events or not json else []
     if json:
         body = view.model_dump(mode="json")
-        if story:
+        if all_events:
             body["events"] = [event.model_dump(mode="json") for event in events]
         output.as_json(body)
         return
@@ -99,14 +99,14 @@ def show(
     if view.failure is not None and view.failure.traceback:
         print(f"\nfirst failure, {view.failure.where}:")
         print(_indent(view.failure.traceback))
-    print("\nstory:")
-    for event in events if story else _turns(events):
+    print("\nhistory:")
+    for event in events if all_events else _turns(events):
         said = output.notice(event) or event.reason.message or event.reason.code
         print(f"  {output.clock_time(event.at)}  {event.kind:<22} {event.state:<11} {said}")
 
 
 def _turns(events: list[Any]) -> list[Any]:
-    """Only the events after which the state or its reason was another one, and warnings."""
+    """The events that changed the state or its reason, and warnings."""
     kept: list[Any] = []
     before = None
     for event in events:
@@ -183,18 +183,20 @@ def _indent(text: str) -> str:
 
 Grace = Annotated[
     str | None,
-    typer.Option("--grace", help="Time to save and leave, as in 30s; 0 kills at once."),
+    typer.Option(
+        "--grace", help="Time for ranks to save and exit, such as 30s; 0 kills them at once."
+    ),
 ]
-NoWait = Annotated[bool, typer.Option("--no-wait", help="Do not wait until it has stopped.")]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Return without waiting for the end.")]
 
 
 def stop(ctx: typer.Context, jobs: JobNames, grace: Grace = None, no_wait: NoWait = False) -> None:
-    """Cancel jobs: their ranks save, leave, and the jobs are over."""
+    """Cancel jobs: their ranks save a checkpoint and exit."""
     _stop_all(ctx.obj, jobs, "cancel", grace, "leave" if no_wait else "wait")
 
 
 def pause(ctx: typer.Context, jobs: JobNames, grace: Grace = None, no_wait: NoWait = False) -> None:
-    """Pause jobs: their ranks save and leave; `resume` brings them back."""
+    """Pause jobs: their ranks save a checkpoint and exit; `resume` requeues the jobs."""
     _stop_all(ctx.obj, jobs, "pause", grace, "leave" if no_wait else "wait")
 
 
@@ -214,7 +216,7 @@ def _stop_all(session: Session, jobs: list[str], goal: Any, grace: str | None, t
 
 
 def settle(client: PhalanxClient, num: int) -> JobView:
-    """Wait until a stopping job has stopped."""
+    """Wait until a stopping job has stopped, and return it."""
     after = 0
     while True:
         page = client.events(num, after=after, wait_s=0.0)
@@ -226,7 +228,7 @@ def settle(client: PhalanxClient, num: int) -> JobView:
 
 
 def resume(ctx: typer.Context, jobs: JobNames) -> None:
-    """Put paused jobs back into the queue; they go on from their newest checkpoint."""
+    """Requeue paused jobs; they continue from their newest checkpoint."""
     session: Session = ctx.obj
     with session.client() as client:
         for job in jobs:
@@ -238,11 +240,14 @@ def wait(
     ctx: typer.Context,
     jobs: JobNames,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", help="Give up after this long, as in 10m: exit 101.")
+        str | None,
+        typer.Option(
+            "--timeout", help="Give up after this duration, such as 10m, with exit code 101."
+        ),
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Wait until jobs are over. Exits 0 when all succeeded, 100 failed, 103 cancelled, 101 not over."""
+    """Wait until jobs end. Exit code: 0 all succeeded, 100 failed, 103 cancelled, 101 not ended."""
     from phalanx.cli.terminal.options import duration
 
     limit_s = duration("--timeout", timeout)

@@ -20,25 +20,27 @@ def logs(  # noqa: PLR0913
     ctx: typer.Context,
     job: JobName,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the job is over.")
+        bool, typer.Option("--follow", "-f", help="Continue until the job ends.")
     ] = False,
     rank: Annotated[int | None, typer.Option("--rank", "-r", min=0, help="Only this rank.")] = None,
     role: RoleName = None,
     tail: Annotated[
-        int | None, typer.Option("--tail", min=0, help="Only the last so many lines.")
+        int | None, typer.Option("--tail", min=0, help="Only the last N lines.")
     ] = None,
-    stream: Annotated[str | None, typer.Option("--stream", help="Only out, or only err.")] = None,
+    stream: Annotated[
+        str | None, typer.Option("--stream", help="Only this stream: out or err.")
+    ] = None,
     json: AsJson = False,
 ) -> None:
-    """Print what the ranks wrote, in the order in which it arrived; all ranks unless one is named."""
+    """Print the output of ranks in the order of arrival; of all ranks unless one is named."""
     num = job_number(job)
-    which = _which(stream)
+    only = _stream(stream)
     session: Session = ctx.obj
     with session.client() as client:
         if follow:
-            from phalanx.cli.terminal.follow import CtrlC, Follower, OutputFilter
+            from phalanx.cli.client.follow import CtrlC, Follower, OutputFilter
 
-            view = OutputFilter("all" if rank is None else rank, which, tail, role)
+            view = OutputFilter("all" if rank is None else rank, only, tail, role)
             raise typer.Exit(Follower(session, client, num, view, CtrlC.NOTHING).run())
         lines: list[LogLine] = []
         cursor: str | None = None
@@ -46,7 +48,7 @@ def logs(  # noqa: PLR0913
             page = client.logs(
                 num,
                 ranks=one_rank(rank),
-                stream=which,
+                stream=only,
                 tail=tail if cursor is None else None,
                 cursor=cursor,
                 role=role,
@@ -62,7 +64,7 @@ def logs(  # noqa: PLR0913
         output.as_json(lines)
 
 
-def _which(stream: str | None) -> Literal["out", "err"] | None:
+def _stream(stream: str | None) -> Literal["out", "err"] | None:
     if stream is None:
         return None
     if stream == "out":

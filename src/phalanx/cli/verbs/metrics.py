@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,24 +11,28 @@ from phalanx.cli.client.session import Session, job_number
 from phalanx.cli.terminal import output
 from phalanx.cli.terminal.options import AsJson, JobName, RoleName, one_rank
 from phalanx.core.telemetry.instruments import INSTRUMENTS, WORTH_SAYING
-from phalanx.schemas.api.telemetry import MetricSeries
+
+if TYPE_CHECKING:
+    from phalanx.schemas.api.telemetry import MetricSeries
 
 
 def metrics(
     ctx: typer.Context,
     job: JobName,
     name: Annotated[
-        list[str] | None, typer.Option("--name", help="Only this one; may be repeated.")
+        list[str] | None, typer.Option("--name", help="Only this metric; may be repeated.")
     ] = None,
     rank: Annotated[int | None, typer.Option("--rank", "-r", min=0, help="Only this rank.")] = None,
     role: RoleName = None,
     points: Annotated[
         int,
-        typer.Option("--points", min=4, max=100_000, help="At most so many points of each series."),
+        typer.Option(
+            "--points", min=4, max=100_000, help="Maximum number of points of each series."
+        ),
     ] = 200,
     json: AsJson = False,
 ) -> None:
-    """Show what a job has logged: the last value, the range and the course of every metric."""
+    """Show the metrics of a job: last value, range and course of every series."""
     num = job_number(job)
     session: Session = ctx.obj
     with session.client() as client:
@@ -38,7 +42,7 @@ def metrics(
     if json:
         output.as_json(found)
         return
-    rows = []  # what the script logs comes first, what the platform measures after it
+    rows = []  # metrics of the script first, then those that Phalanx measures
     for one in sorted(found.series, key=lambda one: one.name in INSTRUMENTS):
         known = [value for value in one.values if value is not None]
         rows.append(
@@ -52,9 +56,7 @@ def metrics(
                 output.sparkline(one.values),
             )
         )
-    output.table(
-        ("METRIC", "RANK", "STEP", "LAST", "MIN", "MAX", "COURSE"), rows, "nothing was logged yet"
-    )
+    output.table(("METRIC", "RANK", "STEP", "LAST", "MIN", "MAX", "COURSE"), rows, "no metrics yet")
     for line in lost_time(found.series):
         typer.echo(line)
 

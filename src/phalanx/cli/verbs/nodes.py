@@ -13,23 +13,25 @@ from phalanx.cli.verbs.pools import holders
 from phalanx.kit.units import format_size
 
 nodes_app = typer.Typer(
-    name="nodes", invoke_without_command=True, help="The machines: list, show, drain, undrain."
+    name="nodes",
+    invoke_without_command=True,
+    help="Nodes of the pools: list, show, drain, undrain.",
 )
-NodeName = Annotated[str, typer.Argument(metavar="NODE", help="Its name.")]
-NodeNames = Annotated[list[str], typer.Argument(metavar="NODE...", help="Their names.")]
-OfPool = Annotated[str | None, typer.Option("--pool", help="Only those of this pool.")]
+NodeName = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node.")]
+NodeNames = Annotated[list[str], typer.Argument(metavar="NODE...", help="Names of the nodes.")]
+OfPool = Annotated[str | None, typer.Option("--pool", help="Only nodes of this pool.")]
 
 
 @nodes_app.callback()
 def nodes(ctx: typer.Context, json: AsJson = False) -> None:
-    """List the machines behind the pools; the same as `nodes list`."""
+    """List nodes; the same as `nodes list`."""
     if ctx.invoked_subcommand is None:
         list_nodes(ctx, None, json)
 
 
 @nodes_app.command("list")
 def list_nodes(ctx: typer.Context, pool: OfPool = None, json: AsJson = False) -> None:
-    """List the machines behind the pools."""
+    """List the nodes of the pools."""
     session: Session = ctx.obj
     with session.client() as client:
         found = client.nodes(pool)
@@ -58,7 +60,7 @@ def list_nodes(ctx: typer.Context, pool: OfPool = None, json: AsJson = False) ->
 
 @nodes_app.command()
 def show(ctx: typer.Context, node: NodeName, json: AsJson = False) -> None:
-    """Show one node: what it has, where it stands, who is on it."""
+    """Show one node: its resources, its topology and the jobs on it."""
     session: Session = ctx.obj
     with session.client() as client:
         view = client.node(node)
@@ -78,14 +80,17 @@ def show(ctx: typer.Context, node: NodeName, json: AsJson = False) -> None:
             ("cpus", view.num_cpus),
             ("memory", format_size(view.memory_bytes)),
             ("topology", ", ".join(f"{key} {name}" for key, name in view.topology.items())),
-            ("inside", view.interconnect),
+            ("interconnect", view.interconnect),
             ("link", link),
-            ("price", f"{view.price:g} USD for a slot and hour" if view.price else None),
-            ("spot", f"{view.reclaims_per_hour:g} an hour" if view.reclaims_per_hour else None),
+            ("price", f"{view.price:g} USD per slot and hour" if view.price else None),
+            (
+                "spot",
+                f"{view.reclaims_per_hour:g} reclaims per hour" if view.reclaims_per_hour else None,
+            ),
             ("labels", ", ".join(f"{key}={value}" for key, value in view.labels.items())),
             ("taints", ", ".join(view.taints)),
             ("jobs", holders(view.jobs)),
-            ("kept for", holders(view.reserved_for)),
+            ("reserved for", holders(view.reserved_for)),
         ]
     )
 
@@ -94,15 +99,16 @@ def show(ctx: typer.Context, node: NodeName, json: AsJson = False) -> None:
 def drain(
     ctx: typer.Context,
     nodes: NodeNames,
-    reason: Annotated[str, typer.Option("--reason", help="For people.")] = "",
+    reason: Annotated[str, typer.Option("--reason", help="A note, shown with the node.")] = "",
     move: Annotated[
-        bool, typer.Option("--move", help="Let its jobs save and start elsewhere.")
+        bool, typer.Option("--move", help="Let its jobs save and start on other nodes.")
     ] = False,
     quarantine: Annotated[
-        bool, typer.Option("--quarantine", help="Mark it as faulty, not as in maintenance.")
+        bool,
+        typer.Option("--quarantine", help="Mark the nodes as faulty instead of in maintenance."),
     ] = False,
 ) -> None:
-    """Let nothing start on these nodes any more; their jobs stay, unless --move."""
+    """Keep new jobs from starting on these nodes; running jobs stay, unless --move."""
     session: Session = ctx.obj
     with session.client() as client:
         for node in nodes:
@@ -119,7 +125,7 @@ def drain(
 
 @nodes_app.command()
 def undrain(ctx: typer.Context, nodes: NodeNames) -> None:
-    """Let jobs start on these nodes again."""
+    """Allow jobs to start on these nodes again."""
     session: Session = ctx.obj
     with session.client() as client:
         for node in nodes:

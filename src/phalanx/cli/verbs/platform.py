@@ -1,4 +1,4 @@
-"""Verbs on the platform itself: up, doctor."""
+"""Verbs on the control plane and this machine: up, doctor."""
 
 from __future__ import annotations
 
@@ -22,56 +22,60 @@ _MIN_AGE_S = 3600.0
 def up(  # noqa: PLR0913 (one parameter for each flag)
     ctx: typer.Context,
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="On the loopback interface; 0: any.")
+        int, typer.Option("--port", min=0, max=65535, help="TCP port; 0: any free port.")
     ] = 0,
     slots: Annotated[
         int | None,
         typer.Option(
             "--slots",
             min=0,
-            help="Slots of the local pool; default: max(4, cores). 0, with other pools: none.",
+            help="Slots of the local pool; default: max(4, cores). 0 with other pools: no local pool.",
         ),
     ] = None,
     pool: Annotated[
         list[Path] | None,
-        typer.Option("--pool", help="A file with another pool, such as a Ray cluster; repeatable."),
+        typer.Option(
+            "--pool", help="A pool file, such as one with a Ray cluster; may be repeated."
+        ),
     ] = None,
     host: Annotated[
-        str, typer.Option("--host", help="Interface; other machines need 0.0.0.0.")
+        str, typer.Option("--host", help="Address to listen on; 0.0.0.0 accepts other machines.")
     ] = "127.0.0.1",
     advertise: Annotated[
         str | None,
-        typer.Option("--advertise", help="URL by which other machines reach this server."),
+        typer.Option("--advertise", help="URL at which other machines reach this server."),
     ] = None,
     keep_warm: Annotated[
-        int, typer.Option("--keep-warm", min=0, max=1, help="Spare warm supervisors.")
+        int, typer.Option("--keep-warm", min=0, max=1, help="Number of standby supervisors.")
     ] = 1,
     keep_logs: Annotated[
         str | None,
         typer.Option(
-            "--keep-logs", metavar="DURATION", help="Let output older than this go, as in 30d."
+            "--keep-logs", metavar="DURATION", help="Delete output older than this, such as 30d."
         ),
     ] = None,
     keep_metrics: Annotated[
         str | None,
         typer.Option(
-            "--keep-metrics", metavar="DURATION", help="Let metrics of jobs go so long after them."
+            "--keep-metrics",
+            metavar="DURATION",
+            help="Delete metrics this long after the end of their job.",
         ),
     ] = None,
 ) -> None:
-    """Start the platform in the foreground: API, scheduler, pages; Ctrl-C ends it, jobs go on.
+    """Start the control plane in the foreground: API, scheduler, pages. Ctrl-C ends it; jobs continue.
 
-    A pool file is kept: later starts of this home connect to it again.
+    A pool file is stored: later starts of this home use it again.
     """
     session: Session = ctx.obj
     if session.url is not None:
-        raise UserError("`up` starts a platform on this machine; leave --url out")
+        raise UserError("`up` starts a control plane on this machine; remove --url")
     ages = [
         (f"{option}-s", _age(option, text))
         for option, text in (("--keep-logs", keep_logs), ("--keep-metrics", keep_metrics))
         if text is not None
     ]
-    _take_over(session)
+    _replace_detached(session)
     words = [sys.executable, "-m", "phalanx.standalone", "--home", str(session.home)]
     words += ["--port", str(port), "--keep-warm", str(keep_warm)]
     if slots is not None:
@@ -94,14 +98,14 @@ def _age(option: str, text: str) -> float:
     return age_s
 
 
-def _take_over(session: Session) -> None:
-    """End a control plane that a verb started; jobs do not notice."""
+def _replace_detached(session: Session) -> None:
+    """End a control plane that a verb started; its jobs continue."""
     found = embedded.find(session.home)
     if found is None or found.process is None:
         return
     if not embedded.is_detached(found.process):
         raise Conflict(
-            f"{session.home} has a control plane already: {found.url} (pid {found.process.pid})",
+            f"{session.home} already has a control plane: {found.url} (pid {found.process.pid})",
             "use it, or choose another --home",
         )
     output.note(f"replacing the background control plane (pid {found.process.pid})")
@@ -110,33 +114,39 @@ def _take_over(session: Session) -> None:
     except ProcessLookupError:
         return
     if not embedded.wait_gone(found.process, _LEAVE_S):
-        raise Conflict(f"the background control plane (pid {found.process.pid}) does not leave")
+        raise Conflict(f"the background control plane (pid {found.process.pid}) does not exit")
 
 
 def doctor(
     ctx: typer.Context,
     network: Annotated[
-        bool, typer.Option("--network", help="Measure all-reduces between ranks instead.")
+        bool, typer.Option("--network", help="Measure all-reduce between ranks instead.")
     ] = False,
-    ranks: Annotated[int, typer.Option("-n", "--ranks", min=2, help="For --network.")] = 2,
+    ranks: Annotated[
+        int, typer.Option("-n", "--ranks", min=2, help="Number of ranks for --network.")
+    ] = 2,
     per_node: Annotated[
-        int | None, typer.Option("--per-node", min=1, help="At most so many ranks on a node.")
+        int | None, typer.Option("--per-node", min=1, help="Maximum number of ranks on a node.")
     ] = None,
     pool: Annotated[str | None, typer.Option("--pool", help="The pool to measure.")] = None,
     presets: Annotated[
         str | None,
-        typer.Option("--presets", help="Compare these, as `training.network` names them; or all."),
+        typer.Option(
+            "--presets", help="Network presets to compare, as in `training.network`; or all."
+        ),
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Check this machine: versions, home, disk, port, cores, clock. Exits 1 when something is wrong.
+    """Check this machine: versions, home, disk, port, cores, clock. Exits with 1 when a check fails.
 
-    With --network, run a short job that measures latency and bandwidth between ranks against the link.
+    With --network, run a short job that compares latency and bandwidth between ranks with the link.
     """
     if network:
-        from phalanx.cli.client.network import Wanted, examine_network
+        from phalanx.cli.client.network import NetworkOptions, examine_network
 
-        raise typer.Exit(examine_network(ctx.obj, Wanted(ranks, per_node, pool, presets), json))
+        raise typer.Exit(
+            examine_network(ctx.obj, NetworkOptions(ranks, per_node, pool, presets), json)
+        )
     from phalanx.cli.client.checkup import examine
 
     session: Session = ctx.obj

@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from phalanx.schemas.api.pools import ApplyResponse
 
 pools_app = typer.Typer(
-    name="pools", invoke_without_command=True, help="What jobs run on: list, apply, show, rm."
+    name="pools", invoke_without_command=True, help="Pools of nodes: list, apply, show, rm."
 )
-PoolName = Annotated[str, typer.Argument(metavar="POOL", help="Its name.")]
+PoolName = Annotated[str, typer.Argument(metavar="POOL", help="Name of the pool.")]
 File = Annotated[
     Path, typer.Option("-f", "--file", metavar="FILE", help="A YAML file with `schema: 1`.")
 ]
 
 
 def read_file(session: Session, file: Path, noun: str) -> dict[str, Any]:
-    """The mapping in a YAML file of the caller. Raises SpecInvalid."""
+    """The mapping in a YAML file of the user. Raises SpecInvalid."""
     from phalanx.schemas.spec.document import read_text, read_yaml
 
     return read_yaml(read_text(session.invocation.cwd / file), str(file), noun)
 
 
 def print_changes(kind: str, done: ApplyResponse) -> None:
-    """What an apply did, one line for each pool or project."""
+    """Print what `apply` did, one line for each pool or project."""
     for one in done.changes:
         print(f"{kind} {one.name} {one.outcome}")
     for warning in done.warnings:
@@ -39,20 +39,20 @@ def print_changes(kind: str, done: ApplyResponse) -> None:
 
 
 def holders(jobs: list[int]) -> str:
-    """Jobs as labels."""
+    """The labels of jobs, separated by spaces."""
     return " ".join(f"j-{num}" for num in jobs)
 
 
 @pools_app.callback()
 def pools(ctx: typer.Context, json: AsJson = False) -> None:
-    """List pools and how full they are; the same as `pools list`."""
+    """List pools with their free slots; the same as `pools list`."""
     if ctx.invoked_subcommand is None:
         list_pools(ctx, json)
 
 
 @pools_app.command("list")
 def list_pools(ctx: typer.Context, json: AsJson = False) -> None:
-    """List pools and how full they are."""
+    """List pools with their free slots."""
     session: Session = ctx.obj
     with session.client() as client:
         found = client.pools()
@@ -80,7 +80,7 @@ def list_pools(ctx: typer.Context, json: AsJson = False) -> None:
 
 @pools_app.command()
 def apply(ctx: typer.Context, file: File) -> None:
-    """Add or replace the pools of a pool file, all or none; what runs stays untouched."""
+    """Add or replace the pools of a pool file, all or none; running jobs are not affected."""
     session: Session = ctx.obj
     data = read_file(session, file, "a pool file")
     with session.client() as client:
@@ -89,7 +89,7 @@ def apply(ctx: typer.Context, file: File) -> None:
 
 @pools_app.command()
 def show(ctx: typer.Context, pool: PoolName, json: AsJson = False) -> None:
-    """Show one pool: its part of the pool file, its nodes and who has them."""
+    """Show one pool: its settings, its nodes and the jobs on them."""
     session: Session = ctx.obj
     with session.client() as client:
         view = client.pool(pool)
@@ -104,7 +104,7 @@ def show(ctx: typer.Context, pool: PoolName, json: AsJson = False) -> None:
             ("slots", f"{view.num_free} of {view.num_slots} free on {view.num_nodes} nodes"),
             ("type", ", ".join(view.slot_types)),
             ("levels", " > ".join([*view.levels, "node"])),
-            ("price", f"{view.price:g} USD for a slot and hour" if view.price else None),
+            ("price", f"{view.price:g} USD per slot and hour" if view.price else None),
             ("spot", "yes" if view.spot else None),
             ("closed", view.num_closed or None),
             ("waiting", view.num_waiting or None),
@@ -120,7 +120,7 @@ def show(ctx: typer.Context, pool: PoolName, json: AsJson = False) -> None:
 
 @pools_app.command()
 def rm(ctx: typer.Context, pool: PoolName) -> None:
-    """Forget a pool in which nothing runs."""
+    """Remove a pool in which no job runs."""
     session: Session = ctx.obj
     with session.client() as client:
         client.remove_pool(pool)

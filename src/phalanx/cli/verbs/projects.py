@@ -12,21 +12,23 @@ from phalanx.cli.terminal.options import AsJson
 from phalanx.cli.verbs.pools import File, print_changes, read_file
 
 projects_app = typer.Typer(
-    name="projects", invoke_without_command=True, help="Tenants: list, apply, show, rm."
+    name="projects",
+    invoke_without_command=True,
+    help="Projects, the tenants: list, apply, show, rm.",
 )
-ProjectName = Annotated[str, typer.Argument(metavar="PROJECT", help="Its name.")]
+ProjectName = Annotated[str, typer.Argument(metavar="PROJECT", help="Name of the project.")]
 
 
 @projects_app.callback()
 def projects(ctx: typer.Context, json: AsJson = False) -> None:
-    """List projects, their limits and what they hold; the same as `projects list`."""
+    """List projects with their limits and usage; the same as `projects list`."""
     if ctx.invoked_subcommand is None:
         list_projects(ctx, json)
 
 
 @projects_app.command("list")
 def list_projects(ctx: typer.Context, json: AsJson = False) -> None:
-    """List projects, their limits and what they hold."""
+    """List projects with their limits and usage."""
     session: Session = ctx.obj
     with session.client() as client:
         found = client.projects()
@@ -63,7 +65,7 @@ def apply(ctx: typer.Context, file: File) -> None:
 
 @projects_app.command()
 def show(ctx: typer.Context, project: ProjectName, json: AsJson = False) -> None:
-    """Show one project: its limits, what it holds, and what it may count on."""
+    """Show one project: its limits, its usage and its entitlement."""
     session: Session = ctx.obj
     with session.client() as client:
         view = client.project(project)
@@ -74,26 +76,26 @@ def show(ctx: typer.Context, project: ProjectName, json: AsJson = False) -> None
     output.facts(
         [
             ("project", view.name),
-            ("part of", view.parent),
+            ("parent", view.parent),
             ("holds", f"{view.held_slots} slots in {view.num_running} jobs"),
-            ("its parts hold", f"{view.child_slots} slots" if view.child_slots else None),
+            ("children hold", f"{view.child_slots} slots" if view.child_slots else None),
             ("waits", f"{view.waiting_slots} slots in {view.num_waiting} jobs"),
             ("guaranteed", f"{view.guaranteed_slots} slots"),
             ("quota", "none" if view.max_slots is None else f"{view.max_slots} slots"),
             ("lends", None if view.lend_slots is None else f"at most {view.lend_slots} slots"),
             ("weight", f"{view.weight:g}"),
-            ("may count on", None if entitled is None else f"{entitled:g} slots now"),
-            ("average", f"{view.average_slots:.2f} slots, older use counts less"),
+            ("entitled to", None if entitled is None else f"{entitled:g} slots now"),
+            ("average", f"{view.average_slots:.2f} slots, decayed average"),
             ("max priority", view.max_priority),
             ("max running", view.max_running),
-            ("from", "a project file" if view.applied_at else "jobs that name it: no limits"),
+            ("from", "a project file" if view.applied_at else "its jobs; no limits are set"),
         ]
     )
 
 
 @projects_app.command()
 def rm(ctx: typer.Context, project: ProjectName) -> None:
-    """Forget a project's limits; its jobs go on."""
+    """Remove a project's limits; its jobs continue."""
     session: Session = ctx.obj
     with session.client() as client:
         client.remove_project(project)

@@ -10,11 +10,11 @@ import typer
 
 from phalanx.cli.client.session import Session
 from phalanx.cli.verbs import submit
-from phalanx.cli.verbs.programs import become
+from phalanx.cli.verbs.programs import run_module
 from phalanx.cli.verbs.submit import AllRanks, DryRun
 
 if TYPE_CHECKING:
-    from phalanx.cli.client.run_spec import Planned
+    from phalanx.cli.client.run_spec import RunPlan
 
 _MODULE = "phalanx.train.programs.recipes"
 recipe_app = typer.Typer(
@@ -25,7 +25,7 @@ recipe_app = typer.Typer(
 @recipe_app.command(
     "train",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    epilog="`phalanx recipe flags` lists the trainer's own flags, which may stand here as well.",
+    epilog="`phalanx recipe flags` lists the trainer's own flags, which are accepted here as well.",
 )
 def train(  # noqa: PLR0913 - one parameter for each flag
     ctx: typer.Context,
@@ -35,16 +35,18 @@ def train(  # noqa: PLR0913 - one parameter for each flag
     nodes: Annotated[
         str | None, typer.Option("--nodes", help="Nodes; 2..4 makes the job elastic.")
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="For people.")] = None,
-    project: Annotated[str | None, typer.Option("--project", help="Its project.")] = None,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Submit and leave.")] = False,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the job.")] = None,
+    project: Annotated[str | None, typer.Option("--project", help="Project of the job.")] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Submit and return at once.")
+    ] = False,
     all_ranks: AllRanks = False,
     dry_run: DryRun = False,
 ) -> None:
     """Train ResNet-18/50/101, ViT-B/16, a GPT or a BERT on images or a text, as a job of N ranks."""
     session: Session = ctx.obj
-    wishes = _checked(session, ctx.args)
-    planned = _planned(session, ctx.args, wishes, (ranks, nodes, name, project))
+    checked = _checked(session, ctx.args)
+    planned = _planned(session, ctx.args, checked, (ranks, nodes, name, project))
     then = submit.SHOW if dry_run else submit.after(detach, all_ranks)
     submit.submit_planned(session, planned, then)
 
@@ -52,11 +54,11 @@ def train(  # noqa: PLR0913 - one parameter for each flag
 @recipe_app.command("flags")
 def flags() -> None:
     """List the flags of the trainer."""
-    become(_MODULE, ["--help"])
+    run_module(_MODULE, ["--help"])
 
 
 def _checked(session: Session, words: list[str]) -> dict[str, Any]:
-    """What the flags mean for the job; where they make no sense, the trainer has said so."""
+    """The spec keys that the flags imply; exits when the trainer refuses them."""
     command = [session.invocation.python, "-m", _MODULE, *words, "--check"]
     done = subprocess.run(
         command, stdout=subprocess.PIPE, text=True, check=False, cwd=session.invocation.cwd
@@ -70,21 +72,21 @@ def _checked(session: Session, words: list[str]) -> dict[str, Any]:
 def _planned(
     session: Session,
     words: list[str],
-    wishes: dict[str, Any],
+    checked: dict[str, Any],
     given: tuple[int | None, str | None, str | None, str | None],
-) -> Planned:
+) -> RunPlan:
     from phalanx.cli.client.run_spec import RunFlags, plan_run
 
     ranks, nodes, name, project = given
-    resources = wishes["resources"]
+    resources = checked["resources"]
     per_rank = int(resources.get("slots_per_rank", 1))
     if ranks is None and "slots_per_node" in resources:
         ranks = int(resources["slots_per_node"]) // per_rank
     flags_ = RunFlags(
-        module=_MODULE, ranks_per_node=ranks, nodes=nodes, name=name or wishes["name"],
+        module=_MODULE, ranks_per_node=ranks, nodes=nodes, name=name or checked["name"],
         project=project,
         defaults={
-            "checkpoint": wishes["checkpoint"],
+            "checkpoint": checked["checkpoint"],
             "resources": {"slots_per_rank": per_rank},
         },
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The verb secrets: values that jobs get by name, kept on the control plane's machine."""
+"""The verb secrets: values that jobs receive by name, stored on the control plane's machine."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ _ACTIONS = "list | set NAME... | rm NAME..."
 def secrets(
     ctx: typer.Context,
     words: Annotated[
-        list[str], typer.Argument(metavar=_ACTIONS, help="What to do, and with which secrets.")
+        list[str], typer.Argument(metavar=_ACTIONS, help="Action and names of secrets.")
     ],
-    project: Annotated[str, typer.Option("--project", help="Whose jobs get them.")] = "default",
+    project: Annotated[
+        str, typer.Option("--project", help="The project that owns the secrets.")
+    ] = "default",
     json: AsJson = False,
 ) -> None:
-    """Keep secrets that specs name under `secrets`, one file of mode 0600 each in the home.
+    """Store the secrets that specs name under `secrets`, each in a file of mode 0600 in the home.
 
-    `set` takes the value from your environment variable of that name, or from standard input. No verb
-    prints a value.
+    `set` reads the value from the environment variable of that name, or from standard input. No verb prints
+    a value.
     """
     folder = _folder(ctx.obj, project)
     action, chosen = words[0], words[1:]
@@ -41,15 +43,15 @@ def secrets(
                 secret_files.store(folder, name, _value(ctx.obj, name))
             else:
                 secret_files.remove(folder, name)
-            output.note(f"{'kept' if action == 'set' else 'removed'} {name} of project {project}")
+            output.note(f"{'stored' if action == 'set' else 'removed'} {name} of project {project}")
     else:
-        raise UserError(f"secrets: {' '.join(words)!r} is not understood", f"write {_ACTIONS}")
+        raise UserError(f"secrets: {' '.join(words)!r} is not valid", f"write {_ACTIONS}")
 
 
 def _folder(session: Session, project: str) -> Path:
     if session.url is not None:
         raise UserError(
-            "secrets are kept on the control plane's own machine",
+            "secrets are stored on the control plane's own machine",
             "run this verb there, without --url",
         )
     if not project or "/" in project or project.startswith("."):
@@ -66,7 +68,7 @@ def _list(folder: Path, show: object) -> None:
 
 
 def _value(session: Session, name: str) -> str:
-    """From the caller's environment; else from standard input, without the newline at its end."""
+    """The value from the user's environment, else from standard input without the final newline."""
     if name in session.invocation.env:
         return session.invocation.env[name]
     if sys.stdin.isatty():

@@ -1,4 +1,4 @@
-"""The verbs that hand jobs in: run, submit."""
+"""Verbs that submit jobs, and those on the spec file: run, submit, spec schema, spec check."""
 
 from __future__ import annotations
 
@@ -11,23 +11,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phalanx.cli.client.session import Session
+from phalanx.cli.terminal import output
 from phalanx.cli.terminal.output import note
 
 if TYPE_CHECKING:
     from phalanx.cli.client.invocation import ForwardedEnvironment
-    from phalanx.cli.client.run_spec import Planned
+    from phalanx.cli.client.run_spec import RunPlan
     from phalanx.schemas.api.jobs import JobView
     from phalanx.schemas.spec.document import JobSpec
     from phalanx.sdk import PhalanxClient
 
-_VIEW = "What is shown"
+_VIEW = "Output"
 _CHUNK = 2**20
 SHOW = "show"
 AllRanks = Annotated[
-    bool, typer.Option("--all-ranks", help="Output of all ranks.", rich_help_panel=_VIEW)
+    bool, typer.Option("--all-ranks", help="Show the output of all ranks.", rich_help_panel=_VIEW)
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Check it, print it with every default, start nothing.")
+    bool,
+    typer.Option(
+        "--dry-run", help="Check the spec and print it with every default; submit nothing."
+    ),
 ]
 
 
@@ -35,7 +39,10 @@ def run(  # noqa: PLR0913 (one parameter for each flag)
     ctx: typer.Context,
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SCRIPT | COMMAND [-- ARG...]", help="What every rank runs."),
+        typer.Argument(
+            metavar="SCRIPT | COMMAND [-- ARG...]",
+            help="The script or command that every rank runs.",
+        ),
     ] = None,
     ranks: Annotated[
         int | None, typer.Option("-n", "--ranks", min=1, help="Ranks on each node.")
@@ -44,19 +51,28 @@ def run(  # noqa: PLR0913 (one parameter for each flag)
         str | None, typer.Option("--nodes", help="Nodes; 2..4 makes the job elastic.")
     ] = None,
     module: Annotated[
-        str | None, typer.Option("-m", "--module", help="A Python module instead of a script.")
+        str | None, typer.Option("-m", "--module", help="Run a Python module instead of a script.")
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="For people.")] = None,
-    project: Annotated[str | None, typer.Option("--project", help="Its project.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the job.")] = None,
+    project: Annotated[str | None, typer.Option("--project", help="Project of the job.")] = None,
     pool: Annotated[
-        list[str] | None, typer.Option("--pool", help="A pool it may run in; may be repeated.")
+        list[str] | None,
+        typer.Option("--pool", help="A pool that the job may run in; may be repeated."),
     ] = None,
     env: Annotated[
         list[str] | None,
-        typer.Option("--env", "-e", metavar="NAME[=VALUE]", help="A variable; may be repeated."),
+        typer.Option(
+            "--env",
+            "-e",
+            metavar="NAME[=VALUE]",
+            help="Set or forward a variable; may be repeated.",
+        ),
     ] = None,
     every: Annotated[
-        str | None, typer.Option("--checkpoint-every", help="10m, `500 steps` or `1 epoch`.")
+        str | None,
+        typer.Option(
+            "--checkpoint-every", help="Checkpoint interval: 10m, `500 steps` or `1 epoch`."
+        ),
     ] = None,
     framework: Annotated[
         str | None,
@@ -65,52 +81,65 @@ def run(  # noqa: PLR0913 (one parameter for each flag)
     metrics: Annotated[
         list[str] | None,
         typer.Option(
-            "--metrics", metavar="PATTERN", help="In lines: `step {step}: loss {loss}`, or json."
+            "--metrics",
+            metavar="PATTERN",
+            help="How to read metrics from output: `step {step}: loss {loss}`, or json.",
         ),
     ] = None,
     directory: Annotated[
         str | None,
         typer.Option(
-            "--checkpoint-directory", help="The script's own folder, kept as checkpoints."
+            "--checkpoint-directory",
+            help="Folder of the script's own checkpoints, for Phalanx to store.",
         ),
     ] = None,
     max_duration: Annotated[
-        str | None, typer.Option("--max-duration", help="The job fails after this long.")
+        str | None, typer.Option("--max-duration", help="The job fails after this duration.")
     ] = None,
     priority: Annotated[
         str | None,
         typer.Option("--priority", help="0 to 100, higher first; or low, normal, high, urgent."),
     ] = None,
-    no_warm: Annotated[bool, typer.Option("--no-warm", help="Start every rank cold.")] = False,
+    no_warm: Annotated[
+        bool, typer.Option("--no-warm", help="Start ranks without the warm process.")
+    ] = False,
     warm_import: Annotated[
         list[str] | None,
-        typer.Option("--warm-import", help="Import it before ranks start; may be repeated."),
+        typer.Option(
+            "--warm-import", help="A module to import before ranks start; may be repeated."
+        ),
     ] = None,
     requirements: Annotated[
         str | None,
         typer.Option(
-            "--requirements", metavar="FILE", help="Its packages come along: see `python`."
+            "--requirements",
+            metavar="FILE",
+            help="A requirements file to install; see the spec section `python`.",
         ),
     ] = None,
     package: Annotated[
         list[str] | None,
-        typer.Option("--with", metavar="REQUIREMENT", help="A package; may be repeated."),
+        typer.Option(
+            "--with", metavar="REQUIREMENT", help="A package to install; may be repeated."
+        ),
     ] = None,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Submit and leave.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Submit and return at once.")
+    ] = False,
     all_ranks: AllRanks = False,
     dry_run: DryRun = False,
 ) -> None:
     """Run a script or command as a job of N ranks, and follow it.
 
-    Your environment (but for secrets) and your folder go along. Ctrl-C cancels, and waits until the
-    ranks have saved; a second Ctrl-C leaves the job alone.
+    The job gets your environment, except secrets, and a copy of your folder. Ctrl-C cancels the job and
+    waits until its ranks have saved; a second Ctrl-C detaches.
     """
     session: Session = ctx.obj
-    from phalanx.cli.client.invocation import pack
+    from phalanx.cli.client.invocation import forward_environment
     from phalanx.cli.client.run_spec import RunFlags, plan_run, split_env
 
     values, names = split_env(env or [])
-    forwarded = pack(session.invocation.env, names)
+    forwarded = forward_environment(session.invocation.env, names)
     flags = RunFlags(
         module=module,
         ranks_per_node=ranks,
@@ -136,15 +165,15 @@ def run(  # noqa: PLR0913 (one parameter for each flag)
 
 
 def submit_planned(
-    session: Session, planned: Planned, then: str, forwarded: ForwardedEnvironment | None = None
+    session: Session, planned: RunPlan, then: str, forwarded: ForwardedEnvironment | None = None
 ) -> None:
-    """Submit what `run` has planned, with the caller's environment, and then what `after` says.
+    """Submit a planned run with the user's environment, then follow it as `then` says.
 
-    With `SHOW` it is only checked and printed.
+    With `SHOW` the spec is only checked and printed.
     """
-    from phalanx.cli.client.invocation import pack
+    from phalanx.cli.client.invocation import forward_environment
 
-    forwarded = forwarded or pack(session.invocation.env, [])
+    forwarded = forwarded or forward_environment(session.invocation.env, [])
     _refuse_unsupported(planned.spec)
     if then == SHOW:
         _print_resolved(session, planned.spec)
@@ -153,11 +182,11 @@ def submit_planned(
     session.begin()
     if forwarded.withheld:
         note(
-            f"not taken along, as they look like secrets: {', '.join(forwarded.withheld)} "
-            "(name one with --env NAME)"
+            f"not forwarded, since they look like secrets: {', '.join(forwarded.withheld)} "
+            "(forward one with --env NAME)"
         )
-    if forwarded.odd:
-        note(f"not taken along, as they are not UTF-8: {', '.join(forwarded.odd)}")
+    if forwarded.not_utf8:
+        note(f"not forwarded, since they are not UTF-8: {', '.join(forwarded.not_utf8)}")
     request = {
         "kind": "run",
         "caller_cwd": str(session.invocation.cwd),
@@ -168,7 +197,7 @@ def submit_planned(
 
 
 def after(detach: bool, all_ranks: bool) -> str:
-    """What comes after the submission: leave, rank 0's output, or that of all."""
+    """What to do after submission: return, or follow the output of rank 0 or of all ranks."""
     if detach:
         return "leave"
     return "all" if all_ranks else "first"
@@ -178,7 +207,7 @@ def submit(
     ctx: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A job spec in YAML.")],
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Stay and watch, as `run` does.")
+        bool, typer.Option("--follow", "-f", help="Follow the job, as `run` does.")
     ] = False,
     all_ranks: AllRanks = False,
     dry_run: DryRun = False,
@@ -193,7 +222,7 @@ def submit(
     if not root.is_dir():
         from phalanx.errors import Problem, SpecInvalid
 
-        said = "no such folder; it is relative to the file that names it"
+        said = "no such folder; the path is relative to the spec file"
         raise SpecInvalid([Problem("workdir", said, spec.workdir)])
     if dry_run:
         _print_resolved(session, spec)
@@ -213,7 +242,7 @@ def _refuse_unsupported(spec: JobSpec) -> None:
 
 
 def _print_resolved(session: Session, spec: JobSpec) -> None:
-    """The server checks it as well: only it knows the pools."""
+    """Print the spec after the server has checked it against its pools."""
     from phalanx.schemas.api.jobs import SubmitRequest
     from phalanx.schemas.spec.document import resolved, to_yaml
 
@@ -259,7 +288,7 @@ def _stay(session: Session, client: PhalanxClient, job: JobView, then: str) -> N
     if then == "leave":
         print(job.label)
         return
-    from phalanx.cli.terminal.follow import CtrlC, Follower, OutputFilter
+    from phalanx.cli.client.follow import CtrlC, Follower, OutputFilter
 
     view = OutputFilter(ranks="all" if then == "all" else "first")
     code = Follower(session, client, job.num, view, CtrlC.CANCEL).run()
@@ -267,7 +296,7 @@ def _stay(session: Session, client: PhalanxClient, job: JobView, then: str) -> N
 
 
 def _with_commit(spec: JobSpec, root: Path) -> JobSpec:
-    """The Git commit of the work directory as a label, where there is one, for later."""
+    """The spec with the Git commit of the work directory as a label, if there is one."""
     if "git-commit" in spec.labels or not any(
         (folder / ".git").exists() for folder in (root.absolute(), *root.absolute().parents)
     ):
@@ -293,3 +322,30 @@ def _git(root: Path, *words: str) -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip()
+
+
+# -- the spec file --------------------------------------------------------------------------------
+
+spec_app = typer.Typer(
+    name="spec", no_args_is_help=True, help="The job spec: its JSON schema, and a check."
+)
+
+
+@spec_app.command()
+def schema() -> None:
+    """Print the JSON schema of the job spec."""
+    from phalanx.schemas.spec.document import json_schema
+
+    output.as_json(json_schema())
+
+
+@spec_app.command()
+def check(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A job spec in YAML.")],
+) -> None:
+    """Check a spec without a control plane, and print it with every default."""
+    from phalanx.schemas.spec.document import load_spec, resolved, to_yaml
+
+    spec = load_spec(file)
+    _refuse_unsupported(spec)
+    print(to_yaml(resolved(spec)), end="")

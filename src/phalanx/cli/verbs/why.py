@@ -1,4 +1,4 @@
-"""The verb `why`: the planner's answer in words."""
+"""The verb `why`: the planner's decision about a job, in sentences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MANY = 4
 
 
 def why(ctx: typer.Context, job: JobName, json: AsJson = False) -> None:
-    """Say why a job is where it is: what binds it, when it may start, what would start it now."""
+    """Explain why a job waits: what blocks it, when it may start, and what would start it now."""
     num = job_number(job)
     session: Session = ctx.obj
     with session.client() as client:
@@ -43,24 +43,24 @@ def _waiting(found: WhyView) -> list[str]:
     if found.position is None:
         return []
     lines = [f"position {found.position} of {found.num_waiting} in the queue; {_eta(found)}"]
-    lines += [f"in the way: {one.text}" for one in found.constraints]
+    lines += [f"blocked by: {one.text}" for one in found.constraints]
     for change in found.changes:
         lines.append(f"{change.text}{_once(change)}")
     return lines
 
 
 def _once(change: CounterfactualView) -> str:
-    """Who would leave first."""
+    """The jobs that would be preempted first."""
     if not change.by_preemption:
         return ""
     names = [f"j-{num}" for num in change.victims[:_MANY]]
     more = f" and {len(change.victims) - _MANY} more" if len(change.victims) > _MANY else ""
-    return f", once {', '.join(names) or 'others'}{more} have saved and left"
+    return f", once {', '.join(names) or 'others'}{more} have saved and exited"
 
 
 def _eta(found: WhyView) -> str:
     if found.eta_p50_at is None:
-        return "nobody knows yet when it starts"
+        return "the start cannot be estimated yet"
     likely = f"expected to start at {output.moment(found.eta_p50_at)}"
     if found.eta_p90_at is None:
         return likely

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.cli.client.invocation import Invocation, looks_secret, pack
+from phalanx.cli.client.invocation import Invocation, forward_environment, looks_secret
 from phalanx.cli.client.run_spec import RunFlags, plan_run, split_env
 from phalanx.errors import SpecInvalid, UserError
 
@@ -67,13 +67,15 @@ def test_packages_come_along_by_flags(invocation: Invocation, tmp_path: Path):
     assert python is not None and python.packages == ["einops", "attrs"]
 
 
-def test_a_requirements_file_has_to_travel(invocation: Invocation, tmp_path: Path):
+def test_a_requirements_file_must_be_in_the_folder_that_is_sent(
+    invocation: Invocation, tmp_path: Path
+):
     inner = tmp_path / "inner"
     inner.mkdir()
     (inner / "train.py").write_text("")
     (tmp_path / "needs.txt").write_text("")
     inside = Invocation(invocation.env, inner, invocation.python)
-    with pytest.raises(UserError, match="outside the folder that travels"):
+    with pytest.raises(UserError, match="outside the folder that is sent"):
         plan_run(["train.py"], RunFlags(requirements="../needs.txt"), inside)
 
 
@@ -162,11 +164,11 @@ def test_values_that_carry_a_password_stay_as_well():
 
 def test_secrets_go_along_only_when_named():
     env = {"HF_TOKEN": "x", "DB_PASSWORD": "y", "LANG": "C", "PHALANX_JOB": "j-1", "SHLVL": "2"}
-    forwarded = pack(env, ["HF_TOKEN"])
+    forwarded = forward_environment(env, ["HF_TOKEN"])
     assert forwarded.env == {"HF_TOKEN": "x", "LANG": "C"}
     assert forwarded.withheld == ("DB_PASSWORD",)
     with pytest.raises(UserError, match="--env NOPE: the variable is not set"):
-        pack(env, ["NOPE"])
+        forward_environment(env, ["NOPE"])
 
 
 def test_env_flags():
@@ -184,5 +186,5 @@ def test_flags_for_scripts_that_know_nothing_of_it(invocation, tmp_path):
 
 
 def test_variables_that_are_not_utf8_stay_behind_and_are_named():
-    forwarded = pack({"A": "1", "ODD": "b\udce4d", "\udce4": "x"}, [])
-    assert (forwarded.env, forwarded.odd) == ({"A": "1"}, ("ODD", "\ufffd"))
+    forwarded = forward_environment({"A": "1", "ODD": "b\udce4d", "\udce4": "x"}, [])
+    assert (forwarded.env, forwarded.not_utf8) == ({"A": "1"}, ("ODD", "\ufffd"))

@@ -38,7 +38,7 @@ def test_debris_and_broken_ones_are_listed_as_such(capsys, tmp_path: Path):
     (broken / "MANIFEST.json").write_text("{}")
     code, out, _ = run(capsys, "list", str(tmp_path))
     assert code == 0
-    assert "never finished" in out
+    assert "incomplete" in out
     assert "bad: " in out
     code, out, _ = run(capsys, "list", str(tmp_path), "--json")
     body = json.loads(out)

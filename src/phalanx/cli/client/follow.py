@@ -1,4 +1,4 @@
-"""Following a job: its states, its ranks' output, how far it is, and how it ends."""
+"""Follow a job: show its states, its ranks' output, its progress and its end."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class CtrlC(Enum):
 
 @dataclass(frozen=True, slots=True)
 class OutputFilter:
-    """Whose output is shown: that of all ranks, of rank 0, or of one; one stream or both.
+    """Which output to show: that of all ranks, of rank 0, or of one rank; one stream or both.
 
-    With `role`, only that role's, and ranks count in it.
+    With `role`, only output of that role; ranks are then numbers within the role.
     """
 
     ranks: Literal["all", "first"] | int = "first"
@@ -55,16 +55,16 @@ class OutputFilter:
 
     @property
     def rank(self) -> int | None:
-        """As the server filters; None: all."""
+        """The rank for the server's filter; None: all ranks."""
         if self.ranks == "all":
             return None
         return 0 if self.ranks == "first" else self.ranks
 
 
 class ReconnectingClient:
-    """One thread's client, which survives the end of the control plane: it waits for the next one.
+    """The client of one thread; it waits for a restarted control plane and reconnects.
 
-    `left` ends the waiting; all links of a follower share it.
+    The event `left` ends the waiting; all threads of a follower share it.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class ReconnectingClient:
         self._client: PhalanxClient | None = None
 
     def call(self, ask: Callable[[PhalanxClient], T]) -> T:
-        """`ask(client)`, again while nobody answers.
+        """Return `ask(client)`, repeated while the control plane does not answer.
 
-        Raises ServerUnavailable when that lasts, and every other error at once.
+        Raises ServerUnavailable after the last try, and every other error at once.
         """
         for tries in range(_MAX_TRIES):
             try:
@@ -90,7 +90,7 @@ class ReconnectingClient:
                 if tries == _TELL_AT:
                     self._tell(f"{error.message}; the job goes on, trying again")
                 self._left.wait(backoff_s(tries + 1, first_s=0.1, max_s=2.0))
-        raise ServerUnavailable("the control plane does not come back")
+        raise ServerUnavailable("the control plane did not come back")
 
 
 def _events_after(num: int, after: int, client: PhalanxClient) -> EventPage:
@@ -113,7 +113,7 @@ def _lines_after(
 
 
 class Follower:
-    """Two long polls, for events and for output, feed one loop that shows them."""
+    """Shows a job: two long polls, for events and for output, feed one loop."""
 
     def __init__(
         self,
@@ -144,9 +144,9 @@ class Follower:
         return ReconnectingClient(self._session, self._screen.say, self._left)
 
     def run(self) -> int:
-        """Show the job until it is over; returns the exit code.
+        """Show the job until it ends; returns the exit code.
 
-        Raises PlatformError when the control plane stays away.
+        Raises PlatformError when the control plane does not come back.
         """
         for pump in (self._pump_events, self._pump_lines):
             threading.Thread(target=self._guarded, args=(pump,), daemon=True).start()
@@ -166,27 +166,25 @@ class Follower:
                 return INTERRUPTED if self._interrupted else code_of(self._job)
             except KeyboardInterrupt:
                 self._interrupted += 1
-                if not self._stays():
+                if not self._continues():
                     return INTERRUPTED
 
-    def _stays(self) -> bool:
-        """Whether to go on following after a Ctrl-C."""
+    def _continues(self) -> bool:
+        """Whether to continue following after Ctrl-C."""
         label = self._job.label
         if self._interrupts is CtrlC.NOTHING:
             return False
         if self._interrupted > 1:
-            self._screen.say(f"left alone; {label} goes on stopping: phalanx show {label}")
+            self._screen.say(f"detached; {label} is still stopping: phalanx show {label}")
             return False
-        self._screen.say(
-            f"cancelling {label}: its ranks save and leave (Ctrl-C again: do not wait)"
-        )
+        self._screen.say(f"cancelling {label}: its ranks save and exit (Ctrl-C again: do not wait)")
         try:
             self._link.call(lambda client: client.stop(self._num, goal="cancel"))
         except ServerError as error:
             self._screen.say(f"could not cancel: {error.message}")
             return False
         except PlatformError as error:
-            self._screen.say(error.message)  # it was over before
+            self._screen.say(error.message)  # it had ended before
         return True
 
     # -- what arrives -----------------------------------------------------------------------------
@@ -228,7 +226,7 @@ class Follower:
                 item = self._inbox.get(timeout=_REFRESH_S)
             except queue.Empty:
                 self._refresh()
-                # Output that never ends (a lost supervisor) must not keep us for ever.
+                # Output without an end (of a lost supervisor) must not block the exit.
                 waited_s += _REFRESH_S if "events" not in self._flowing else 0.0
                 if waited_s > _DRAIN_S:
                     return
@@ -250,7 +248,7 @@ class Follower:
         self._refreshed += 1
 
     def _tell_trouble(self) -> None:
-        """A control plane that cannot store anything: the job goes on, its reports wait on its node."""
+        """Report a control plane that cannot store: the job continues, its reports wait on its node."""
         trouble = self._link.call(lambda client: client.info()).trouble
         if trouble is not None and self._trouble is None:
             self._screen.say(f"{trouble}; the job goes on and nothing is lost")
@@ -293,7 +291,7 @@ class Follower:
             self._screen.say(f"  all its output: phalanx logs {job.label}{which}")
 
     def _show_failure(self, failure: FailureView) -> None:
-        """The traceback in one block, unless it was just shown in one."""
+        """Show the traceback in one block, unless it was just shown."""
         lines = failure.traceback.rstrip().splitlines()
         if not lines or (self._view.rank == failure.rank and lines[-1] in self._recent):
             return

@@ -8,7 +8,7 @@ import pytest
 from phalanx import errors
 from phalanx.errors import PlatformError, Problem, SpecInvalid, UserError
 from phalanx.schemas.api.jobs import SubmitRequest
-from phalanx.sdk.answers import _BY_CODE, raise_for, written
+from phalanx.sdk.transport import _BY_CODE, encode, raise_for
 from phalanx.server.gate import cookie_of, error_response, host_name
 
 pytestmark = pytest.mark.unit
@@ -69,5 +69,5 @@ def test_cookies(header: str, value: str) -> None:
 def test_a_text_that_is_not_utf8_is_named() -> None:
     spec = {"schema": 1, "run": ["echo", "b\udce4d"]}
     with pytest.raises(UserError, match=r"'b\\udce4d' is not UTF-8"):
-        written(SubmitRequest(spec=spec))
-    assert written(SubmitRequest(spec={"run": "größer"})).decode().count("größer") == 1
+        encode(SubmitRequest(spec=spec))
+    assert encode(SubmitRequest(spec={"run": "größer"})).decode().count("größer") == 1

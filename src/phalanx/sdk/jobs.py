@@ -1,0 +1,172 @@
+"""The routes about jobs: submission, state, events, output, metrics, checkpoints, stop and resume."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+from phalanx.schemas.api.jobs import (
+    CheckpointView,
+    EventPage,
+    EventView,
+    JobPage,
+    JobView,
+    StopRequest,
+    SubmitRequest,
+    SubmitResponse,
+)
+from phalanx.schemas.api.telemetry import (
+    LogPage,
+    MetricsView,
+    ProfileRequest,
+    ProfilesView,
+    RequestTicket,
+    StacksView,
+)
+from phalanx.sdk.transport import V1, Transport, raise_for
+
+_UPLOAD_S = 600.0
+
+
+class JobCalls(Transport):
+    """One method for each route about jobs and their code."""
+
+    # -- code --------------------------------------------------------------------------------------
+
+    def has_code(self, digest: str) -> bool:
+        """Whether an archive with that SHA-256 has been uploaded."""
+        response = self._send("HEAD", f"{V1}/code/{digest}")
+        return response.status_code == 200
+
+    def put_code(self, digest: str, archive: bytes | Iterable[bytes]) -> None:
+        """Upload a tar archive. Raises UserError when its digest differs or its paths are unsafe."""
+        raise_for(self._send("PUT", f"{V1}/code/{digest}", content=archive, timeout=_UPLOAD_S))
+
+    # -- jobs --------------------------------------------------------------------------------------
+
+    def submit(self, request: SubmitRequest, *, dry_run: bool = False) -> SubmitResponse:
+        """Submit a job, or only check its spec. Raises SpecInvalid with every problem."""
+        params = {"dry_run": "true"} if dry_run else {}
+        return self._post(f"{V1}/jobs", request, SubmitResponse, params)
+
+    def jobs(
+        self,
+        *,
+        states: Sequence[str] = (),
+        project: str | None = None,
+        owner: str | None = None,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        before: int | None = None,
+        limit: int = 100,
+    ) -> JobPage:
+        """One page of jobs, newest first."""
+        wanted = {
+            "state": list(states), "project": project, "owner": owner, "name": name,
+            "label": [f"{key}={value}" for key, value in (labels or {}).items()],
+            "before": before, "limit": limit,
+        }  # fmt: skip
+        return self._get(f"{V1}/jobs", JobPage, wanted)
+
+    def job(self, num: int) -> JobView:
+        """One job with ranks, progress and lineage. Raises NotFound."""
+        return self._get(f"{V1}/jobs/{num}", JobView)
+
+    def events(self, num: int, *, after: int = 0, wait_s: float = 0.0) -> EventPage:
+        """Events after sequence number `after`; waits up to `wait_s` seconds for the first one."""
+        params = {"after": after, "wait_s": wait_s}
+        return self._get(f"{V1}/jobs/{num}/events", EventPage, params, wait_s)
+
+    def history(self, num: int, *, after: int = 0) -> Iterator[EventView]:
+        """Every event that is stored now, over all pages."""
+        while True:
+            page = self.events(num, after=after)
+            yield from page.events
+            if not page.events:
+                return
+            after = page.cursor
+
+    def logs(
+        self,
+        num: int,
+        *,
+        ranks: Sequence[int] = (),
+        stream: Literal["out", "err"] | None = None,
+        tail: int | None = None,
+        cursor: str | None = None,
+        wait_s: float = 0.0,
+        role: str | None = None,
+    ) -> LogPage:
+        """Lines after `cursor` in the order of arrival; waits up to `wait_s` seconds for the first one.
+
+        With `role`, only lines of that role; `ranks` are then numbers within the role.
+        """
+        params = {
+            "rank": list(ranks), "stream": stream, "tail": tail, "cursor": cursor,
+            "wait_s": wait_s, "role": role,
+        }  # fmt: skip
+        return self._get(f"{V1}/jobs/{num}/logs", LogPage, params, wait_s)
+
+    def metrics(
+        self,
+        num: int,
+        *,
+        names: Sequence[str] = (),
+        ranks: Sequence[int] = (),
+        after_step: int = -1,
+        max_points: int = 1000,
+        role: str | None = None,
+    ) -> MetricsView:
+        """Series by name and rank, downsampled to `max_points` each.
+
+        With `role`, only series of that role; `ranks` are then numbers within the role.
+        """
+        params = {
+            "name": list(names), "rank": list(ranks), "after_step": after_step,
+            "max_points": max_points, "role": role,
+        }  # fmt: skip
+        return self._get(f"{V1}/jobs/{num}/metrics", MetricsView, params)
+
+    def checkpoints(self, num: int) -> list[CheckpointView]:
+        """The job's checkpoints, oldest first."""
+        content = self._bytes(f"{V1}/jobs/{num}/checkpoints")
+        return TypeAdapter(list[CheckpointView]).validate_json(content)
+
+    def ask_stacks(self, num: int) -> RequestTicket:
+        """Request the stacks of every rank. Raises Conflict when no rank runs."""
+        return self._post(f"{V1}/jobs/{num}/stacks", None, RequestTicket)
+
+    def stacks(
+        self, num: int, *, asked: RequestTicket | None = None, wait_s: float = 0.0
+    ) -> StacksView:
+        """Stored stacks; waits up to `wait_s` seconds for the complete result of the request `asked`."""
+        params: dict[str, Any] = {"wait_s": wait_s}
+        if asked is not None:
+            params |= asked.model_dump()
+        return self._get(f"{V1}/jobs/{num}/stacks", StacksView, params, wait_s)
+
+    def ask_profile(self, num: int, wish: ProfileRequest) -> RequestTicket:
+        """Request a profile of the next steps. Raises Conflict when no rank runs."""
+        return self._post(f"{V1}/jobs/{num}/profiles", wish, RequestTicket)
+
+    def profiles(
+        self, num: int, *, asked: RequestTicket | None = None, wait_s: float = 0.0
+    ) -> ProfilesView:
+        """Stored profiles; waits up to `wait_s` seconds for the result of the request `asked`."""
+        params: dict[str, Any] = {"wait_s": wait_s}
+        if asked is not None:
+            params |= asked.model_dump()
+        return self._get(f"{V1}/jobs/{num}/profiles", ProfilesView, params, wait_s)
+
+    def stop(
+        self, num: int, *, goal: Literal["cancel", "pause"] = "cancel", grace_s: float | None = None
+    ) -> JobView:
+        """Cancel or pause a job. Raises Conflict for a job that has ended."""
+        body = StopRequest(goal=goal, grace_s=grace_s)
+        return self._post(f"{V1}/jobs/{num}/stop", body, JobView)
+
+    def resume(self, num: int) -> JobView:
+        """Requeue a paused job. Raises Conflict for a job in another state."""
+        return self._post(f"{V1}/jobs/{num}/resume", None, JobView)

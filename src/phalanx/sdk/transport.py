@@ -1,0 +1,185 @@
+"""One HTTP connection to a server: requests, decoded responses, and errors of the error tree."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from phalanx.errors import (
+    PlatformError,
+    Problem,
+    ServerError,
+    ServerUnavailable,
+    SpecInvalid,
+    UserError,
+)
+from phalanx.kit.text import replace_unencodable
+
+M = TypeVar("M", bound=BaseModel)
+V1 = "/api/v1"
+_RESPONSE_S = 30.0
+
+
+def _subclasses(kind: type[PlatformError]) -> Iterator[type[PlatformError]]:
+    yield kind
+    for below in kind.__subclasses__():
+        yield from _subclasses(below)
+
+
+_BY_CODE: dict[str, type[PlatformError]] = {kind.code: kind for kind in _subclasses(PlatformError)}
+
+
+def raise_for(response: httpx.Response) -> None:
+    """Raise the error that a response carries, as an instance of its own class; nothing for a success."""
+    if response.is_success:
+        return
+    try:
+        body = response.json()
+        code, message = str(body["code"]), str(body["message"])
+    except (ValueError, KeyError, TypeError):
+        raise ServerError(
+            f"the server answered {response.status_code} to {response.request.url.path}",
+            "is that the address of a Phalanx server?",
+        ) from None
+    hint = body.get("hint")
+    kind = _BY_CODE.get(code, ServerError)
+    if kind is SpecInvalid:
+        problems = [
+            Problem(one.get("path", ""), one.get("message", ""), one.get("value"))
+            for one in body.get("problems") or [{"message": message}]
+        ]
+        raise SpecInvalid(problems, hint)
+    error = kind(message)  # not every class takes a hint
+    error.hint = None if hint is None else str(hint)
+    raise error
+
+
+def read(model: type[M], response: httpx.Response) -> M:
+    """Decode a response. Raises ServerError for a response that is not one of a Phalanx server."""
+    try:
+        return model.model_validate_json(response.content)
+    except ValidationError:
+        raise ServerError(
+            f"the response to {response.request.url.path} is not one of a Phalanx server",
+            "is that the address of a Phalanx server of this version?",
+        ) from None
+
+
+def encode(body: BaseModel) -> bytes:
+    """Encode a request body. Raises UserError naming a text that is not UTF-8."""
+    try:
+        return body.model_dump_json().encode()
+    except ValueError:
+        invalid = next(
+            (one for one in _texts(body.model_dump()) if replace_unencodable(one) != one), None
+        )
+        if invalid is None:
+            raise
+        raise UserError(f"{invalid!r} is not UTF-8 and cannot be sent", "rename it") from None
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from (text for item in value.items() for text in _texts(item))
+    elif isinstance(value, list | tuple):
+        yield from (text for item in value for text in _texts(item))
+
+
+def unreachable(url: str, error: httpx.HTTPError) -> ServerUnavailable:
+    """The error for a request without a complete response."""
+    if isinstance(error, httpx.TimeoutException):
+        return ServerUnavailable(f"the server at {url} does not answer in time", "try again")
+    return ServerUnavailable(f"no server answers at {url}: {error}", "start one with `phalanx up`")
+
+
+class Transport:
+    """The connection and the request methods that the parts of `PhalanxClient` share.
+
+    Every request raises ServerUnavailable when no server answers, and the error that a response carries.
+    """
+
+    def __init__(
+        self, url: str, token: str, *, transport: httpx.BaseTransport | None = None
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._http = httpx.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=_RESPONSE_S,
+            transport=transport,
+            trust_env=False,  # a proxy of the environment must not be used for loopback
+            verify=_certificates(self.url),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def _get(
+        self,
+        path: str,
+        model: type[M],
+        params: Mapping[str, Any] | None = None,
+        wait_s: float = 0.0,
+    ) -> M:
+        return read(model, self._request(path, params, wait_s))
+
+    def _bytes(
+        self, path: str, params: Mapping[str, Any] | None = None, wait_s: float = 0.0
+    ) -> bytes:
+        return self._request(path, params, wait_s).content
+
+    def _request(
+        self, path: str, params: Mapping[str, Any] | None, wait_s: float
+    ) -> httpx.Response:
+        given = {key: one for key, one in (params or {}).items() if one is not None}
+        response = self._send("GET", path, params=given, timeout=_RESPONSE_S + wait_s)
+        raise_for(response)
+        return response
+
+    def _post(
+        self,
+        path: str,
+        body: BaseModel | None,
+        model: type[M],
+        params: Mapping[str, str] | None = None,
+    ) -> M:
+        content = b"{}" if body is None else encode(body)
+        headers = {"Content-Type": "application/json"}
+        response = self._send("POST", path, content=content, headers=headers, params=params)
+        raise_for(response)
+        return read(model, response)
+
+    def _delete(self, path: str) -> None:
+        raise_for(self._send("DELETE", path))
+
+    def _send(self, method: str, path: str, **rest: Any) -> httpx.Response:
+        try:
+            return self._http.request(method, path, **rest)
+        except httpx.HTTPError as error:
+            raise unreachable(self.url, error) from error
+
+
+def _certificates(url: str) -> ssl.SSLContext | bool:
+    """The certificate check; an empty context for http, since loading the authorities is slow."""
+    if url.startswith("https:"):
+        return True
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
