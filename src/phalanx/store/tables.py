@@ -1,4 +1,4 @@
-"""Every table. Names are for ever: storage freezes them.
+"""All tables of the database. A release freezes their names; later changes need a migration.
 
 Times are integer microseconds UTC (`*_at`), durations seconds, sizes bytes. JSON columns hold plain
 data written by `core.codec` or pydantic; nothing is ever pickled.
@@ -262,7 +262,18 @@ metric_chunks = Table(
     Column("first_step", BigInteger, nullable=False),
     Column("last_step", BigInteger, nullable=False),
     Column("points", JSON, nullable=False),  # [[rank, step, at, {name: value}], …]
+    # The lowest and the highest rank in `points`: a query for some ranks skips other chunks.
+    Column("first_rank", Integer, nullable=False, server_default=text("0")),
+    Column("last_rank", Integer, nullable=False, server_default=text("2147483647")),
     Index(None, "job", "id"),
+    Index(None, "job", "first_rank", "last_rank"),
+)
+
+metric_names = Table(
+    "metric_names",
+    metadata,
+    _key("job"),
+    Column("name", String(512), primary_key=True),
 )
 
 log_segments = Table(

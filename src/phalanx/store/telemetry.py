@@ -1,4 +1,4 @@
-"""Metric chunks and log segments: bulk that is not events. Readers follow it by cursor."""
+"""Metric chunks and log segments: bulk data outside the event log, read by cursor."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Table, func, select
+from sqlalchemy import Select, Table, Text, cast, func, or_, select, text
 
-from phalanx.store.database import Tx, take_numbers
-from phalanx.store.tables import log_segments, metric_chunks
+from phalanx.store.database import Tx, take_numbers, to_json
+from phalanx.store.tables import log_segments, metric_chunks, metric_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Point:
 
 
 def logs_topic(job: int) -> str:
-    """Who follows a job's logs waits for this."""
+    """The notification topic of new log segments of a job."""
     return f"logs:{job}"
 
 
@@ -130,6 +130,7 @@ def add_points(tx: Tx, job: int, node_rank: int, points: Sequence[Point]) -> Non
     """Append one chunk of points of one generation."""
     if not points:
         return
+    ranks = [point.rank for point in points]
     row = {
         "id": take_numbers(tx, "metric"),
         "job": job,
@@ -139,25 +140,61 @@ def add_points(tx: Tx, job: int, node_rank: int, points: Sequence[Point]) -> Non
         "first_step": min(point.step for point in points),
         "last_step": max(point.step for point in points),
         "points": [[one.rank, one.step, one.at, _plain(one.values)] for one in points],
+        "first_rank": min(ranks),
+        "last_rank": max(ranks),
     }
     tx.conn.execute(metric_chunks.insert(), row)
+    _add_names(tx, job, {name for point in points for name in point.values})
 
 
-def points_of(tx: Tx, job: int, *, after_step: int = -1) -> Iterator[Point]:
-    """A job's points with a step behind `after_step`, in the order in which they arrived.
+def _add_names(tx: Tx, job: int, names: set[str]) -> None:
+    fresh = names.difference(names_of(tx, job))
+    if fresh:
+        # Supervisors of one job may add the same name at the same time.
+        insert = text(
+            "INSERT INTO metric_names (job, name) VALUES (:job, :name) ON CONFLICT DO NOTHING"
+        )
+        tx.conn.execute(insert, [{"job": job, "name": name} for name in sorted(fresh)])
 
-    Read on as they are taken, and only inside the transaction: those of a long job are many.
+
+def names_of(tx: Tx, job: int) -> list[str]:
+    """The names of all metrics that a job has reported."""
+    query = select(metric_names.c.name).where(metric_names.c.job == job)
+    return list(tx.conn.execute(query).scalars())
+
+
+def points_of(
+    tx: Tx, job: int, *, names: Sequence[str] = (), ranks: Sequence[int] = (), after_step: int = -1
+) -> Iterator[Point]:
+    """A job's points after step `after_step` in the order of arrival, optionally of some ranks only.
+
+    With `names`, points without any of these metrics may be left out. Rows are read as the iterator
+    advances, inside the transaction: a long job has many.
     """
-    query = (
-        select(metric_chunks)
-        .where(metric_chunks.c.job == job, metric_chunks.c.last_step > after_step)
-        .order_by(metric_chunks.c.id)
-    )
+    query = chunk_query(job, names=names, ranks=ranks, after_step=after_step)
+    wanted = frozenset(ranks)
     with tx.conn.execution_options(yield_per=32).execute(query) as rows:
         for row in rows.mappings():
             for rank, step, at, values in row["points"]:
-                if step > after_step:
+                if step > after_step and (not wanted or rank in wanted):
                     yield Point(row["attempt"], row["generation"], rank, step, at, _floats(values))
+
+
+def chunk_query(
+    job: int, *, names: Sequence[str] = (), ranks: Sequence[int] = (), after_step: int = -1
+) -> Select[Any]:
+    """The chunks that may hold points of these metrics and ranks after a step, in order of arrival."""
+    here = metric_chunks.c
+    query = select(here.attempt, here.generation, here.points).where(
+        here.job == job, here.last_step > after_step
+    )
+    if ranks:
+        query = query.where(here.first_rank <= max(ranks), here.last_rank >= min(ranks))
+    if names:
+        stored = cast(here.points, Text)
+        keys = [stored.contains(to_json(name), autoescape=True) for name in names]
+        query = query.where(or_(*keys))
+    return query.order_by(here.id)
 
 
 def last_points(tx: Tx, job: int, *, num_chunks: int = 4) -> list[Point]:
@@ -218,7 +255,10 @@ def drop_points(tx: Tx, nums: Sequence[int], *, limit: int) -> int:
         return 0
     here = metric_chunks.c
     query = select(here.id).where(here.job.in_(nums)).limit(limit)
-    return _drop(tx, metric_chunks, list(tx.conn.execute(query).scalars()))
+    gone = _drop(tx, metric_chunks, list(tx.conn.execute(query).scalars()))
+    if gone < limit:
+        tx.conn.execute(metric_names.delete().where(metric_names.c.job.in_(nums)))
+    return gone
 
 
 def _drop(tx: Tx, table: Table, ids: Sequence[int]) -> int:

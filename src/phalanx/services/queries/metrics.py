@@ -1,4 +1,4 @@
-"""Metrics as series: one value per step, thinned without losing what stands out."""
+"""Metrics as series: one value per step, thinned so that extreme values are kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from phalanx.store import jobs, telemetry
 from phalanx.store.database import Tx
 from phalanx.store.jobs import StoredJob
 
-# A series is thinned as it is read whenever it has become so many times longer than is shown.
+# A series is thinned while it is read, whenever it is this many times longer than requested.
 _MOST = 16
 Sample = tuple[int, float, int]
 """(step, value, at)."""
@@ -31,10 +31,10 @@ def read_metrics(
     max_points: int = 1000,
     role: str | None = None,
 ) -> MetricsView:
-    """Series by name and rank; with `role`, its own, by the rank in the gang.
+    """Series by name and rank; with `role`, of its ranks only, by the rank in the gang.
 
-    A step that was done again shows its newest value. Raises NotFound, and UserError for a role or a
-    rank in it that the job does not have.
+    Only chunks that hold the requested metrics and ranks are read. A repeated step shows its newest
+    value. Raises NotFound, and UserError for a role or a rank in it that the job does not have.
     """
 
     def work(tx: Tx) -> MetricsView:
@@ -55,20 +55,15 @@ def _read(
 ) -> MetricsView:
     num, parts = stored.job.num, parts_of(stored)
     series: dict[tuple[str, int], dict[int, Sample]] = {}
-    known: dict[str, None] = {}
-    for point in telemetry.points_of(tx, num, after_step=after_step):
+    for point in telemetry.points_of(tx, num, names=names, ranks=ranks, after_step=after_step):
         for name, value in point.values.items():
-            if is_part(name):
-                continue
-            known[name] = None
-            wanted = (not names or name in names) and (not ranks or point.rank in ranks)
-            if wanted:
+            if name in names if names else not is_part(name):
                 by_step = series.setdefault((name, point.rank), {})
                 by_step[point.step] = (point.step, value, point.at)
                 if len(by_step) > _MOST * max_points:
                     series[name, point.rank] = _thinner(by_step, max_points)
     return MetricsView(
-        names=sorted(known),
+        names=sorted(name for name in telemetry.names_of(tx, num) if not is_part(name)),
         series=[
             _series(
                 (name, rank, role_of(parts, rank)[0]),
@@ -80,13 +75,13 @@ def _read(
 
 
 def _thinner(by_step: dict[int, Sample], max_points: int) -> dict[int, Sample]:
-    """A long series on the way: four times what will be shown, so that what stands out stays."""
+    """Thin a long series while reading, to four times the requested points, so that extremes stay."""
     kept = thin([by_step[step] for step in sorted(by_step)], 4 * max_points)
     return {sample[0]: sample for sample in kept}
 
 
-def _series(whose: tuple[str, int, str], samples: Sequence[Sample]) -> MetricSeries:
-    name, rank, role = whose
+def _series(key: tuple[str, int, str], samples: Sequence[Sample]) -> MetricSeries:
+    name, rank, role = key
     return MetricSeries(
         name=name,
         rank=rank,
@@ -98,21 +93,21 @@ def _series(whose: tuple[str, int, str], samples: Sequence[Sample]) -> MetricSer
 
 
 def thin(samples: Sequence[Sample], max_points: int) -> list[Sample]:
-    """At most `max_points` samples: the first, the last, and of each stretch the lowest and highest.
+    """At most `max_points` samples: the first, the last, and the lowest and highest of each interval.
 
-    What is not finite counts as highest, so that it stays visible.
+    A value that is not finite counts as highest, so that it stays visible.
     """
     if len(samples) <= max_points or max_points < 4:
         return list(samples) if len(samples) <= max_points else list(samples[-max_points:])
-    num_stretches = (max_points - 2) // 2
+    num_intervals = (max_points - 2) // 2
     inner = samples[1:-1]
     kept = [samples[0]]
-    for index in range(num_stretches):
-        lo = index * len(inner) // num_stretches
-        hi = (index + 1) * len(inner) // num_stretches
-        stretch = inner[lo:hi]
-        if stretch:
-            low, high = min(stretch, key=_height), max(stretch, key=_height)
+    for index in range(num_intervals):
+        lo = index * len(inner) // num_intervals
+        hi = (index + 1) * len(inner) // num_intervals
+        interval = inner[lo:hi]
+        if interval:
+            low, high = min(interval, key=_height), max(interval, key=_height)
             kept.extend(sorted({low[0]: low, high[0]: high}.values()))
     return [*kept, samples[-1]]
 
