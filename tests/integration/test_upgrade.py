@@ -77,7 +77,7 @@ def test_lineage_checkpoints_and_restarts_are_readable(old: Rig) -> None:
 
 def test_events_decode_in_order(old: Rig) -> None:
     for num in range(1, 7):
-        kinds = [one.kind for one in old.client.story(num)]
+        kinds = [one.kind for one in old.client.history(num)]
         assert kinds[0] == "submitted"
         log = old.store.view(lambda tx, num=num: events.machine_log(tx, num))
         assert len(log) == len([kind for kind in kinds if kind not in events.NOTES])
@@ -121,5 +121,5 @@ def test_a_paused_job_is_resumed(old: Rig) -> None:
 
 
 def test_a_new_job_follows_the_old_ones(old: Rig) -> None:
-    assert old.submit() == 7
-    assert [one.seq for one in old.client.story(7)] == [1]
+    assert old.submit(resources={"nodes": 1, "slots_per_node": 2}) == 7
+    assert [one.seq for one in old.client.history(7)] == [1]

@@ -48,8 +48,8 @@ def _create(engine: Engine) -> None:
         conn.execute(text("INSERT INTO alembic_version VALUES (:head)"), {"head": HEAD})
 
 
-def upgrade(engine: Engine, stored: str | None) -> None:
-    """Run the migrations from `stored` (None: from nothing) to HEAD in one transaction."""
+def upgrade(engine: Engine, stored: str | None, target: str = HEAD) -> None:
+    """Run the migrations from `stored` (None: from nothing) to `target` in one transaction."""
     from alembic import command
     from alembic.config import Config
     from alembic.script import ScriptDirectory
@@ -62,7 +62,7 @@ def upgrade(engine: Engine, stored: str | None) -> None:
             ScriptDirectory.from_config(config).get_revision(stored)
         with engine.begin() as conn:
             config.attributes["connection"] = conn
-            command.upgrade(config, "head")
+            command.upgrade(config, target)
     except CommandError as error:
         raise StoreCorrupt(
             f"the database has schema {stored!r}, which this release does not know",
