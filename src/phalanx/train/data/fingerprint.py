@@ -1,4 +1,4 @@
-"""What a data set is known by, so that a resume on other data is noticed.
+"""The fingerprint of a data set, which detects a resume on other data.
 
 A data set may say it by itself: `fingerprint()`, or an attribute of that name, as the readers do.
 """
@@ -19,7 +19,7 @@ _ROWS = 256
 
 
 def fingerprint_of(dataset: Any) -> str | None:
-    """`kind:digest`, or None for data that only its length tells apart."""
+    """Return `kind:digest`, or None for data without a fingerprint."""
     said = getattr(dataset, "fingerprint", None)
     if said is not None:
         return str(said() if callable(said) else said)
@@ -38,7 +38,7 @@ def fingerprint_of(dataset: Any) -> str | None:
 
 
 def _of_tensors(tensors: tuple[torch.Tensor, ...]) -> str:
-    """Shapes, types, and some rows spread evenly over each tensor."""
+    """Return a digest of shapes, types, and evenly spaced rows of each tensor."""
     digest = Digest()
     for one in tensors:
         digest.update(f"{one.dtype}{tuple(one.shape)}".encode())
@@ -50,7 +50,7 @@ def _of_tensors(tensors: tuple[torch.Tensor, ...]) -> str:
 
 
 def changes(saved: Mapping[str, Any], live: Mapping[str, Any]) -> list[str]:
-    """How the data differ from what a checkpoint says of them; what one of them lacks is not compared.
+    """List how the data differ from a checkpoint's description; missing fields are not compared.
 
     A data set that was indexed in between has another kind of fingerprint: only its length counts.
     """
@@ -69,14 +69,14 @@ def _kind(fingerprint: str) -> str:
 
 
 def describe(dataset: Any, num_samples: int, agree: Callable[[str, str], None]) -> dict[str, Any]:
-    """What a checkpoint says of the data. `agree` compares a text over all ranks and may raise."""
+    """Return the description of the data for a checkpoint. `agree` compares a text over all ranks."""
     found = fingerprint_of(dataset)
     agree("the fingerprint of the data set", str(found))
     return {"num_samples": num_samples, "fingerprint": found}
 
 
 def require_same(saved: Mapping[str, Any], live: Mapping[str, Any], where: str) -> None:
-    """Raises RestoreMismatch when a checkpoint was written for other data."""
+    """Raise RestoreMismatch when a checkpoint was written for other data."""
     found = changes(saved, live)
     if found:
         raise RestoreMismatch(

@@ -1,4 +1,4 @@
-"""Loaders that know where they are: the same global batches in the same order at any world size.
+"""Loaders with a position: the same global batches in the same order at any world size.
 
 The user's DataLoader keeps its workers, its collation and everything else; only its sampler is replaced,
 and its data set is wrapped so that each sample's randomness depends on (seed, pass, index)
@@ -54,7 +54,7 @@ Skips = Callable[[int], Sequence[tuple[int, int]]]
 
 
 def no_skips(total_passes: int) -> Sequence[tuple[int, int]]:
-    """Every position counts."""
+    """Skip no position."""
     return ()
 
 
@@ -79,7 +79,7 @@ class SeededDataset(Dataset[Any]):
         return self.dataset[index] if self._many is None else self._many([index])[0]
 
     def __getitems__(self, keys: list[Key]) -> list[Any]:
-        """One batch. Samples are asked for one by one: their randomness must not depend on company."""
+        """Read one batch, sample by sample, because a sample's randomness must not depend on its batch."""
         items = [self[key] for key in keys]
         if keys:
             randomness.seed_sample(randomness.mix(self.seed, _BATCH, *keys[0]))
@@ -87,7 +87,7 @@ class SeededDataset(Dataset[Any]):
 
 
 class FixedDataset(Dataset[Any]):
-    """A data set that is known to draw nothing: no seeding, the same keys."""
+    """A data set that draws no random numbers: the same keys, without seeding."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -100,20 +100,20 @@ class FixedDataset(Dataset[Any]):
 
 
 class ShareSampler(Sampler[list[Key]]):
-    """This rank's part of each global batch, from where it was last pointed to."""
+    """A sampler of this rank's part of each global batch, from a given position on."""
 
     def __init__(
         self, order: SampleOrder, plan: BatchPlan, place: tuple[int, int], skips: Skips = no_skips,
         agree: Agree = agree_locally, parts: Callable[[], tuple[int, ...]] = tuple,
     ) -> None:  # fmt: skip
-        """`place` is (rank, world size)."""
+        """Create the sampler; `place` is (rank, world size)."""
         self.plan = plan
         self._order, self._skips, self._agree, self._parts = order, skips, agree, parts
         self._rank, self._world_size = place
         self._at = (0, 0)
 
     def point_to(self, total_passes: int, start: int) -> None:
-        """Where the next iteration begins. Collective; raises RankDesync and NotSupported."""
+        """Set where the next iteration begins. Collective; raises RankDesync and NotSupported."""
         self._at = (total_passes, start)
         bounds = self._order.bounds(total_passes)
         sizes = (hi - lo for lo, hi in pairwise((0, *bounds)))
@@ -124,7 +124,7 @@ class ShareSampler(Sampler[list[Key]]):
             self._agree("the order that the sampler gives", order_digest(values, bounds))
 
     def shares(self) -> Iterator[Share]:
-        """The shares of the next iteration, in step with its batches."""
+        """Return the shares of the next iteration, one per batch."""
         skip = self._skips(self._at[0])
         return self.plan.shares(self._at[1], self._rank, self._world_size, skip)
 
@@ -144,7 +144,7 @@ def _indices(order: Sequence[int] | torch.Tensor, lo: int, hi: int) -> list[int]
 
 
 class EvaluationSampler(Sampler[list[Key]]):
-    """A contiguous part of the data set per rank, in batches of the loader's size.
+    """A sampler of a contiguous part of the data set for each rank.
 
     Of a batch sampler's batches, a contiguous part of those.
     """
@@ -171,33 +171,33 @@ class EvaluationSampler(Sampler[list[Key]]):
 
 
 class PassController(Protocol):
-    """What a positioned loader tells the run: it is the only object called once per micro-batch."""
+    """The calls of a positioned loader on the training loop, around every micro-batch and pass."""
 
     keeps_batches: bool
 
     def start_pass(self) -> tuple[int, int] | None:
-        """(pass, position) to begin at, or None when an earlier generation already did this pass."""
+        """Return (pass, position) to begin at, or None when an earlier generation finished this pass."""
         ...
 
     def boundary(self) -> None:
-        """The previous micro-batch is finished; may save, may leave."""
+        """End the previous micro-batch; may save, may end the script."""
         ...
 
     def finish_pass(self) -> None:
-        """The data came to its end."""
+        """End the pass."""
         ...
 
     def begin(self, share: Share) -> None:
-        """A micro-batch is about to be given out."""
+        """Begin a micro-batch."""
         ...
 
     def again(self) -> bool:
-        """Whether the micro-batches of the last step are to be given out once more."""
+        """Return whether the micro-batches of the last step must be repeated."""
         ...
 
 
 class PositionedLoader:
-    """The training loader: iterating it moves the run through its data."""
+    """The training loader: iterating it advances the position of the run."""
 
     def __init__(
         self, loader: DataLoader[Any], dataset: Dataset[Any], sampler: ShareSampler,
@@ -214,11 +214,11 @@ class PositionedLoader:
 
     @property
     def stream_state(self) -> str | None:
-        """Where a data set that tells its state was at the last batch, for a checkpoint."""
+        """The position of a stateful iterable data set at the last batch, for a checkpoint."""
         return None if self._mark is None else self._mark.to_json()
 
     def take_up(self, stream_state: str | None) -> None:
-        """Have the first pass begin near what `stream_state` said in an earlier generation."""
+        """Begin the first pass near the position that an earlier generation saved."""
         if stream_state is not None and isinstance(self._dataset, StreamDataset):
             self._dataset.resume = StreamPosition.from_json(stream_state)
 
@@ -262,13 +262,13 @@ class PositionedLoader:
 
 
 class EvaluationLoader:
-    """A loader over this rank's part of the data; owns no position and disturbs no generator."""
+    """An evaluation loader over this rank's part of the data, without a position."""
 
     def __init__(
         self, loader: DataLoader[Any], place: tuple[int, int], seed: int, device: torch.device,
         on_begin: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """`place` is (rank, world size); `on_begin` is called whenever a pass over the data begins."""
+        """Create the loader; `place` is (rank, world size), `on_begin` runs before every pass."""
         self.original = loader
         self._device, self._on_begin = device, on_begin
         dataset = seeded(loader, seed)
@@ -301,7 +301,7 @@ def positioned(  # noqa: PLR0913 - all that a plan is made of, by keyword
     agree: Agree = agree_locally, parts: Callable[[], tuple[int, ...]] = tuple,
     num_samples: int | None = None,
 ) -> PositionedLoader:  # fmt: skip
-    """The user's training loader with a position. Collective; raises NotSupported, RankDesync.
+    """Wrap the user's training loader with a position. Collective; raises NotSupported, RankDesync.
 
     `pieces` says in how many a micro-batch is given out, from what the largest rank would get; `parts`
     are asked for at every pass. `num_samples` is an iterable's length where it is known already.
@@ -324,7 +324,7 @@ def positioned(  # noqa: PLR0913 - all that a plan is made of, by keyword
 
 
 def draws_nothing(dataset: Any) -> bool:
-    """Whether a data set is known to use no random numbers: then its samples need no seed.
+    """Return whether a data set declares that it uses no random numbers.
 
     One may say so of itself by an attribute `draws_nothing`.
     """
@@ -334,7 +334,7 @@ def draws_nothing(dataset: Any) -> bool:
 
 
 def seeded(loader: DataLoader[Any], seed: int, num_samples: int | None = None) -> Dataset[Any]:
-    """The loader's data set, asked for samples by (pass, position or index)."""
+    """Wrap the loader's data set so that samples are read by (pass, position or index)."""
     if isinstance(loader.dataset, IterableDataset):
         cuts_by_size(loader)
         length = length_of(loader.dataset) if num_samples is None else num_samples
@@ -369,7 +369,7 @@ def _rebuilt(
 
 
 def _fetcher(inner: DataLoader[Any]) -> Callable[[], Any]:
-    """A function that gets the next batch and leaves the global generators as they were."""
+    """Return a function that gets the next batch and preserves the global generators."""
     with randomness.undisturbed():
         batches = iter(inner)
     # Putting the generators back costs tenths of a millisecond: not where nobody draws.
@@ -385,7 +385,7 @@ def _fetcher(inner: DataLoader[Any]) -> Callable[[], Any]:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch with its tensors on the device; other things as they are."""
+    """Move a batch's tensors to the device; other objects stay."""
     if device.type == "cpu":
         return batch
     if isinstance(batch, torch.Tensor):

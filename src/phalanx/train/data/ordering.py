@@ -31,11 +31,11 @@ Agree = Callable[[str, str], None]
 
 
 def agree_locally(what: str, text: str) -> None:
-    """One rank agrees with itself."""
+    """The agreement of a run with one rank."""
 
 
 def agreement_over(channel: ControlChannel) -> Agree:
-    """Compare texts over the ranks of a channel."""
+    """Return a function that compares texts over the ranks of a channel."""
 
     def agree(what: str, text: str) -> None:
         rows = channel.gather(text.encode())
@@ -51,7 +51,7 @@ def agreement_over(channel: ControlChannel) -> Agree:
 
 
 class SampleOrder(Protocol):
-    """What one pass visits. `captured` orders are compared over the ranks before each pass."""
+    """The order of every pass. `captured` orders are compared over the ranks before each pass."""
 
     captured: bool
 
@@ -69,7 +69,7 @@ class SampleOrder(Protocol):
 
 
 class SamplerOrder:
-    """Every pass's order of the data set's indices, from the sampler of a loader."""
+    """The order of every pass from the sampler of a loader."""
 
     def __init__(self, sampler: Any, num_samples: int, seed: int) -> None:
         self._num_samples, self._seed = num_samples, seed
@@ -110,12 +110,12 @@ class SamplerOrder:
 
 
 class BatchSamplerOrder:
-    """Every pass's order from a user's batch sampler: each of its batches is one global micro-batch."""
+    """The order of every pass from a user's batch sampler: each of its batches is a global micro-batch."""
 
     captured = True
 
     def __init__(self, batch_sampler: Any, seed: int) -> None:
-        """Raises NotSupported."""
+        """Draw the first pass. Raises NotSupported."""
         self._capture = CapturedSampler(batch_sampler, seed)
         self._num_samples = sum(len(batch) for batch in self._capture(0))
 
@@ -134,7 +134,7 @@ class BatchSamplerOrder:
 
 
 class CapturedSampler:
-    """What a user's sampler gives in each pass; the last pass's is remembered."""
+    """The output of a user's sampler in each pass; the last pass is cached."""
 
     def __init__(self, sampler: Any, seed: int) -> None:
         self.name = type(sampler).__name__
@@ -188,14 +188,14 @@ def _plain(one: Any) -> int | list[int]:
 
 
 def order_digest(values: Sequence[int] | torch.Tensor, bounds: Sequence[int]) -> str:
-    """A digest of one pass's order and of its cutting."""
+    """Return a digest of one pass's order and of its batch boundaries."""
     flat = torch.as_tensor(values, dtype=torch.int64)
     cuts = torch.tensor(bounds, dtype=torch.int64)
     return digest_of(flat.numpy().tobytes() + b"|" + cuts.numpy().tobytes())
 
 
 def order_of(loader: DataLoader[Any], num_samples: int, seed: int) -> SampleOrder:
-    """The order of a loader, whose data set holds `num_samples`. Raises NotSupported."""
+    """Return the order of a loader over `num_samples` samples. Raises NotSupported."""
     if isinstance(loader.dataset, IterableDataset):
         return SamplerOrder(SequentialSampler(range(num_samples)), num_samples, seed)
     if cuts_by_size(loader):
@@ -204,7 +204,7 @@ def order_of(loader: DataLoader[Any], num_samples: int, seed: int) -> SampleOrde
 
 
 def cuts_by_size(loader: DataLoader[Any]) -> bool:
-    """Whether batches come from a size, not from a batch sampler of the user's own.
+    """Return whether batches are cut by size, not by a batch sampler of the user.
 
     Raises NotSupported for a loader without batches.
     """
@@ -247,7 +247,7 @@ def _same_length(name: str, found: int, expected: int) -> None:
 
 
 def require_seed(saved: int, live: int, where: str) -> None:
-    """Raises RestoreMismatch for another seed: it would be another order of the data."""
+    """Raise RestoreMismatch for another seed: it gives another order of the data."""
     if saved != live:
         raise RestoreMismatch(
             f"{where} was written with seed {saved}, this run has {live}",

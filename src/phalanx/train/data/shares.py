@@ -1,4 +1,4 @@
-"""Which part of every batch each rank gets: even, declared, or in proportion to measured speed.
+"""Each rank's share of every batch: even, declared, or in proportion to measured speed.
 
 Shares change between passes and between generations only, on all ranks at once. The global batches stay
 what they are, and so does the gradient, up to rounding.
@@ -20,44 +20,44 @@ MEASURED_STEPS = 20
 
 
 class Shares(Protocol):
-    """Decides at the start of a pass."""
+    """The shares of the ranks, decided at the start of a pass."""
 
     def parts(self) -> tuple[int, ...]:
-        """The ranks' relative shares, for `core.batches.Plan`; empty for even ones."""
+        """Return the ranks' relative shares; empty for even ones."""
         ...
 
     def observe(self, compute_s: Sequence[float]) -> None:
-        """Compute times of all ranks over some steps; the same values on every rank."""
+        """Take the compute times of all ranks over a window; the same values on every rank."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what an earlier generation knew."""
+        """Restore the state of an earlier generation."""
         ...
 
 
 class FixedShares:
-    """What was declared; nothing for even shares."""
+    """Even or declared shares."""
 
     def __init__(self, parts: tuple[int, ...] = ()) -> None:
         self._parts = parts
 
     def parts(self) -> tuple[int, ...]:
-        """What was declared."""
+        """Return the declared shares."""
         return self._parts
 
     def observe(self, compute_s: Sequence[float]) -> None:
-        """Nothing changes."""
+        """Do nothing: declared shares do not change."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
+        """Do nothing."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class MeasuredShares:
@@ -69,7 +69,7 @@ class MeasuredShares:
         self._windows: list[list[float]] = []
 
     def parts(self) -> tuple[int, ...]:
-        """Shares for the coming steps, from all times since they were last decided."""
+        """Return the shares for the coming pass, from all times since the last decision."""
         if self._windows:
             times = [statistics.median(column) for column in zip(*self._windows, strict=True)]
             fresh = rebalanced(self._parts, times)
@@ -84,15 +84,15 @@ class MeasuredShares:
         return self._parts
 
     def observe(self, compute_s: Sequence[float]) -> None:
-        """Remember one window's times."""
+        """Record one window's times."""
         self._windows.append(list(compute_s))
 
     def state_dict(self) -> dict[str, Any]:
-        """The shares in force and what was measured since."""
+        """Return the current shares and the times measured since."""
         return {"parts": list(self._parts), "windows": [list(one) for one in self._windows]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with them if there are as many ranks; else begin evenly."""
+        """Restore the shares for the same number of ranks; else start with even ones."""
         parts = tuple(int(one) for one in state.get("parts", ()))
         if len(parts) == len(self._parts):
             self._parts = parts
@@ -100,7 +100,7 @@ class MeasuredShares:
 
 
 def shares_for(wish: str | tuple[float, ...], world_size: int, report: Report) -> Shares:
-    """Raises SpecInvalid when the declared shares are not one per rank."""
+    """Return the shares for a setting. Raises SpecInvalid when there is not one share per rank."""
     if wish == EVEN or world_size == 1:
         return FixedShares()
     if wish == AUTO:

@@ -1,4 +1,4 @@
-"""Iterable data sets with positions: sample number n is the n-th that one undisturbed iteration yields.
+"""Iterable data sets with positions: sample number n is the n-th of one whole iteration.
 
 Every rank and worker reads the whole stream and keeps its own samples. The position in it is found again
 by reading, by the data set's own `skip(n)`, or from a state that it gave earlier; sharding by worker or
@@ -32,14 +32,14 @@ _MARK_EVERY_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """Where a stream was: `state` is the data set's after `cursor` samples of a pass."""
+    """A position in a stream: `state` is the data set's state after `cursor` samples of a pass."""
 
     total_passes: int
     cursor: int
     state: Any
 
     def to_json(self) -> str | None:
-        """Text for a checkpoint; None for a state that is more than plain values."""
+        """Return text for a checkpoint; None for a state that is more than plain values."""
         try:
             body, leaves = tree.collect(self.state)
         except TrainingError:
@@ -49,7 +49,7 @@ class StreamPosition:
 
     @classmethod
     def from_json(cls, text: str) -> StreamPosition:
-        """What `to_json` wrote. Raises CheckpointCorrupt, ValueError or KeyError."""
+        """Read what `to_json` wrote. Raises CheckpointCorrupt, ValueError or KeyError."""
         row = json.loads(text)
         state = tree.rebuild(row["state"], _no_tensors, "the position in the data")
         return cls(row["pass"], row["cursor"], state)
@@ -61,13 +61,13 @@ def _no_tensors(at: int) -> torch.Tensor:
 
 @dataclass(slots=True)
 class PositionedBatch:
-    """A batch that brings its stream's state along from a worker."""
+    """A batch with the position of its stream, sent by a worker."""
 
     batch: Any
     mark: StreamPosition
 
     def pin_memory(self, device: Any = None) -> PositionedBatch:
-        """What a DataLoader asks of batches of unknown kinds."""
+        """Pin the batch's memory; a DataLoader calls it for unknown types of batches."""
         pinned = loading.pin_memory.pin_memory(self.batch, device)  # type: ignore[no-untyped-call]
         return PositionedBatch(pinned, self.mark)
 
@@ -77,20 +77,20 @@ class _Items(list[Any]):
 
 
 class PositionCollate:
-    """The user's collation, with the mark kept beside its result."""
+    """The user's collation, which keeps the position beside the batch."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self.collate = collate
 
     def __call__(self, items: list[Any]) -> Any:
-        """Collate."""
+        """Collate the samples."""
         mark = getattr(items, "mark", None)
         batch = self.collate(list(items))
         return batch if mark is None else PositionedBatch(batch, mark)
 
 
 class StreamDataset(Dataset[Any]):
-    """An iterable data set, read by position. Asked for rising positions it only ever reads on."""
+    """An iterable data set, read by position; rising positions are read without a restart."""
 
     def __init__(self, dataset: Any, num_samples: int, seed: int, draws: bool = True) -> None:
         self.dataset = dataset
@@ -110,7 +110,7 @@ class StreamDataset(Dataset[Any]):
         return {**self.__dict__, "_iterator": None, "_pass": -1}
 
     def __getitems__(self, keys: list[tuple[int, int]]) -> list[Any]:
-        """The samples at consecutive positions of one pass. Raises DataCorrupt at an early end."""
+        """Read the samples at consecutive positions of one pass. Raises DataCorrupt at an early end."""
         total_passes, first = keys[0]
         if self._iterator is None or total_passes != self._pass or first < self._cursor:
             self._open(total_passes, first)
@@ -130,7 +130,7 @@ class StreamDataset(Dataset[Any]):
         return self.__getitems__([key])[0]
 
     def _open(self, total_passes: int, first: int) -> None:
-        """Begin a pass, as near before `first` as the data set can."""
+        """Open a pass as close before `first` as the data set allows."""
         dataset, mark = self.dataset, self.resume
         self._pass, self._cursor = total_passes, 0
         set_epoch = getattr(dataset, "set_epoch", None)
@@ -166,7 +166,7 @@ class StreamDataset(Dataset[Any]):
         return item
 
     def first_samples(self) -> str:
-        """A digest of the first few samples of pass 0; leaves the stream closed."""
+        """Return a digest of the first few samples of pass 0; leaves the stream closed."""
         digest = Digest()
         with randomness.undisturbed():
             self._open(0, 0)
@@ -180,7 +180,7 @@ class StreamDataset(Dataset[Any]):
 
 @contextmanager
 def _no_worker() -> Iterator[None]:
-    """Data sets that split themselves over workers see none: the loader splits."""
+    """Hide the worker's number from data sets that split themselves: the loader splits."""
     mine = loading.worker._worker_info
     loading.worker._worker_info = None
     try:
@@ -190,7 +190,7 @@ def _no_worker() -> Iterator[None]:
 
 
 def length_of(dataset: Any) -> int:
-    """Samples of one pass: `len`, or counted by reading it through. Raises NotSupported."""
+    """Return the samples of one pass: `len`, or counted by reading the data. Raises NotSupported."""
     try:
         return len(dataset)
     except TypeError:
@@ -204,7 +204,7 @@ def length_of(dataset: Any) -> int:
 
 
 def verified_digest(stream: StreamDataset) -> str:
-    """The digest of its first samples, equal each time. Raises NotSupported."""
+    """Return the digest of the first samples. Raises NotSupported when it differs between iterations."""
     first = stream.first_samples()
     if stream.first_samples() != first:
         raise NotSupported(
@@ -217,7 +217,7 @@ def verified_digest(stream: StreamDataset) -> str:
 
 
 def _add(digest: Digest, value: Any) -> None:
-    """Feed a sample's contents; of unknown objects only the type."""
+    """Add a sample's contents to a digest; of unknown objects only the type."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         if value.dtype == torch.bfloat16:

@@ -33,47 +33,47 @@ _LONG_US = 1 << 30
 
 
 class Agreement(Protocol):
-    """One question per step, asked of all ranks."""
+    """The ranks' agreement on requests, one per step."""
 
     def propose(self, step: int, requests: int) -> None:
-        """This rank's requests, before the reduction of `step`."""
+        """Record this rank's requests before the gradients of `step` are reduced."""
         ...
 
     def agree(self, step: int) -> int:
-        """All ranks' requests, after the reduction of `step`."""
+        """Return the requests of all ranks after the gradients of `step` are reduced."""
         ...
 
     def close(self) -> None:
-        """No more questions."""
+        """End the agreement."""
         ...
 
 
 class LocalAgreement:
-    """One rank agrees with itself."""
+    """The agreement of a run with one rank."""
 
     def __init__(self) -> None:
         self._requests = 0
 
     def propose(self, step: int, requests: int) -> None:
-        """Remember."""
+        """Record the requests."""
         self._requests = requests
 
     def agree(self, step: int) -> int:
-        """What was proposed last."""
+        """Return what was proposed last."""
         return self._requests
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class SharedPageAgreement:
-    """A page of memory that all ranks of one node map: no collective, no waiting.
+    """Agreement through a memory page shared by the ranks of one node: no collective, no waiting.
 
     Needs a reduction of gradients between `propose` and `agree`; that is the barrier.
     """
 
     def __init__(self, path: Path, local_rank: int, local_world_size: int) -> None:
-        """Map the page; whoever comes first makes it. Raises OSError."""
+        """Map the page; the first rank creates it. Raises OSError."""
         self._local_rank = local_rank
         size = control.page_bytes(local_world_size)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,11 +93,11 @@ class SharedPageAgreement:
         )
 
     def propose(self, step: int, requests: int) -> None:
-        """Write this rank's word for `step`."""
+        """Write this rank's control word for `step`."""
         self._words[self._slots[step & 1][self._local_rank]] = control.word(step, requests)
 
     def agree(self, step: int) -> int:
-        """Read every rank's word for `step`. Raises RankDesync when one is at another step."""
+        """Read the control words of all ranks for `step`. Raises RankDesync when one is at another step."""
         requests = 0
         for local_rank, slot in enumerate(self._slots[step & 1]):
             value = self._words[slot]
@@ -110,7 +110,7 @@ class SharedPageAgreement:
         return requests
 
     def close(self) -> None:
-        """Unmap."""
+        """Unmap the page."""
         self._words.release()
         with contextlib.suppress(BufferError):
             self._map.close()
@@ -131,41 +131,41 @@ def untraced() -> Iterator[None]:
 
 
 class AgreementInterval(Protocol):
-    """At which steps ranks ask one another. All ranks come to the same answers."""
+    """The steps at which ranks exchange requests; all ranks compute the same steps."""
 
     def due(self, step: int) -> bool:
-        """Whether they do after this one."""
+        """Return whether ranks exchange requests after this step."""
         ...
 
     def offer(self, step: int) -> int:
-        """What this rank says at a step that is due; the largest of all ranks' comes back."""
+        """Return this rank's measurement at a due step; the largest of all ranks goes to `update`."""
         ...
 
     def update(self, step: int, largest: int) -> None:
-        """At a step that is due: what came back of the offers at the one before."""
+        """Take the largest measurement of the previous due step."""
         ...
 
 
 class FixedInterval:
-    """Every so many steps."""
+    """Exchange requests every fixed number of steps."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
 
     def due(self, step: int) -> bool:
-        """At multiples."""
+        """Return whether the step is a multiple of the interval."""
         return step % self._steps == 0
 
     def offer(self, step: int) -> int:
-        """Nothing."""
+        """Do nothing."""
         return 0
 
     def update(self, step: int, largest: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class AdaptiveInterval:
-    """About once a second, by the steps of the slowest rank: at first after each step, then more rarely.
+    """Exchange requests about once a second, measured by the slowest rank; at first after each step.
 
     For links whose bytes or round trips count.
     """
@@ -176,11 +176,11 @@ class AdaptiveInterval:
         self._last: tuple[int, float] | None = None
 
     def due(self, step: int) -> bool:
-        """Whether the time has come."""
+        """Return whether the next exchange is due."""
         return step >= self._next
 
     def offer(self, step: int) -> int:
-        """Microseconds that a step takes here, as of late; 0 when that is not known yet."""
+        """Return the microseconds of a recent step on this rank; 0 before the second call."""
         now, last = self._monotonic(), self._last
         self._last = (step, now)
         if last is None:
@@ -188,14 +188,14 @@ class AdaptiveInterval:
         return max(1, min(int((now - last[1]) / (step - last[0]) * 1e6), _LONG_US))
 
     def update(self, step: int, largest: int) -> None:
-        """So many microseconds a step takes where it takes longest."""
+        """Choose the next due step from the slowest rank's microseconds per step."""
         steps = _PACE_US // largest if largest else 1
         self._between = max(1, min(steps, 2 * self._between, _MOST_STEPS))
         self._next = step + self._between
 
 
 class DelayedReductionAgreement:
-    """A small asynchronous reduction at each step that is due, on a group of its own.
+    """Agreement by a small asynchronous reduction at each due step, on a process group of its own.
 
     What was asked for counts when the next one is due. For gangs over several nodes, and for those that
     reduce no gradients. A save is due until it is made, which is a reduction after it was asked for: what
@@ -210,11 +210,11 @@ class DelayedReductionAgreement:
         self._work: Any = None
 
     def propose(self, step: int, requests: int) -> None:
-        """Remember; sent by the next `agree`."""
+        """Record the requests; the next `agree` sends them."""
         self._requests |= requests
 
     def agree(self, step: int) -> int:
-        """What all ranks proposed up to the last reduction; sends what was proposed since."""
+        """Return what all ranks proposed up to the last reduction, and send what was proposed since."""
         if not self._pace.due(step):
             return 0
         agreed = largest = 0
@@ -235,7 +235,7 @@ class DelayedReductionAgreement:
         return agreed
 
     def close(self) -> None:
-        """See the last one to its end, or wait for it in vain for some seconds.
+        """Wait up to five seconds for the last reduction.
 
         It holds a tensor of Python's. Were it to end while the interpreter is taken apart, gloo's thread
         would let go of that tensor without an interpreter to ask, and the process would abort.
@@ -250,7 +250,7 @@ def agreement_for(
     info: RankInfo, connection: Connection, report: Report, reduces: bool,
     otherwise: Callable[[Connection], Agreement],
 ) -> Agreement:  # fmt: skip
-    """The way that fits this gang: `reduces` says whether every step reduces gradients. Collective.
+    """Choose the agreement for this gang; `reduces`: every step reduces gradients. Collective.
 
     `otherwise` makes the one for gangs that share no page of memory.
     """

@@ -1,4 +1,4 @@
-"""What a rank leaves behind when its script raises: torchelastic's error file."""
+"""The error file of torchelastic that a rank writes when its script raises."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from phalanx.kit.clock import SystemClock
 
 
 def install(path: Path | None) -> None:
-    """Write the error file when an exception leaves the script, then do what was done before."""
+    """Write the error file on an uncaught exception, then call the previous hook."""
     if path is None:
         return
     before = sys.excepthook
@@ -28,7 +28,7 @@ def install(path: Path | None) -> None:
 
 
 def write(path: Path | None, error: BaseException) -> None:
-    """Write the file unless it is there already: the first failure is the cause. Never raises."""
+    """Write the file unless it exists: the first failure is the cause. Never raises."""
     if path is None:
         return
     stack = "".join(traceback.format_exception(error))

@@ -31,54 +31,54 @@ _LET_GO_S = 2.0
 
 
 class ControlChannel(Protocol):
-    """Small collectives outside the gradients' group. Every rank makes the same calls."""
+    """Small collectives outside the gradients' process group. Every rank makes the same calls."""
 
     def gather(self, mine: bytes) -> list[bytes]:
-        """Everybody's bytes in rank order on rank 0; nothing on the others."""
+        """Return every rank's bytes in rank order on rank 0, an empty list on the others."""
         ...
 
     def broadcast(self, text: str) -> str:
-        """Rank 0's text, at most 4 KB in UTF-8."""
+        """Return rank 0's text, at most 4 KB in UTF-8."""
         ...
 
     def spread(self, text: str) -> str:
-        """Rank 0's text of any length."""
+        """Return rank 0's text of any length."""
         ...
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """Sums over all ranks, in double precision."""
+        """Return the sums over all ranks, in double precision."""
         ...
 
     def settle(self) -> None:
-        """Leave nothing under way; called before the interpreter ends."""
+        """Wait for pending operations; called before the interpreter ends."""
         ...
 
 
 class LocalChannel:
-    """The channel of a run of one process."""
+    """The control channel of a run with one process."""
 
     def gather(self, mine: bytes) -> list[bytes]:
-        """One's own."""
+        """Return the rank's own value."""
         return [mine]
 
     def broadcast(self, text: str) -> str:
-        """One's own."""
+        """Return the rank's own value."""
         return text
 
     def spread(self, text: str) -> str:
-        """One's own."""
+        """Return the rank's own value."""
         return text
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """One's own."""
+        """Return the rank's own value."""
         return [float(value) for value in values]
 
     def settle(self) -> None:
-        """Nothing is ever under way."""
+        """Do nothing: no operation is ever pending."""
 
 
 class GroupChannel:
-    """A private gloo group."""
+    """A control channel over a private gloo group."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -90,7 +90,7 @@ class GroupChannel:
         self._lent.extend(weakref.ref(tensor) for tensor in tensors)
 
     def settle(self) -> None:
-        """Wait until the group's threads have let go of every tensor they were given.
+        """Wait until the group's threads have released every tensor they were given.
 
         They do so a moment after the caller has its answer, and need the interpreter's lock for it: a
         thread that asks for it while the interpreter shuts down aborts the whole process.
@@ -100,7 +100,7 @@ class GroupChannel:
             time.sleep(0.001)
 
     def gather(self, mine: bytes) -> list[bytes]:
-        """Everybody's bytes in rank order on rank 0; nothing on the others."""
+        """Return every rank's bytes in rank order on rank 0, an empty list on the others."""
         size = torch.tensor([len(mine)], dtype=torch.int64)
         self._lend(size)
         dist.all_reduce(size, op=dist.ReduceOp.MAX, group=self._group)
@@ -119,7 +119,7 @@ class GroupChannel:
         return [part[8 : 8 + int.from_bytes(part[:8], "little")] for part in parts]
 
     def broadcast(self, text: str) -> str:
-        """Rank 0's text, at most 4 KB in UTF-8."""
+        """Return rank 0's text, at most 4 KB in UTF-8."""
         data = text.encode()
         if len(data) > _TEXT_BYTES - 2:
             raise ValueError(f"{len(data)} bytes are too many to broadcast")
@@ -133,13 +133,13 @@ class GroupChannel:
         return got[2 : 2 + int.from_bytes(got[:2], "little")].decode()
 
     def spread(self, text: str) -> str:
-        """Rank 0's text of any length."""
+        """Return rank 0's text of any length."""
         num = int(self.broadcast(str(-(-len(text) // _PART_CHARS))))
         cuts = range(0, num * _PART_CHARS, _PART_CHARS)
         return "".join(self.broadcast(text[at : at + _PART_CHARS]) for at in cuts)
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """Sums over all ranks, in double precision."""
+        """Return the sums over all ranks, in double precision."""
         row = torch.tensor([float(value) for value in values], dtype=torch.float64)
         self._lend(row)
         dist.all_reduce(row, group=self._group)
@@ -147,7 +147,7 @@ class GroupChannel:
 
 
 def await_host(address: str, port: int) -> None:
-    """Wait until rank 0 listens, looking often.
+    """Wait until rank 0 listens, polling often.
 
     torch's own client backs off for most of a second when it comes a moment too early, as ranks that
     are forked together do. Whatever is wrong with the address, torch says it better.
@@ -165,10 +165,10 @@ def await_host(address: str, port: int) -> None:
 
 
 class Connection:
-    """The process groups of a gang, from start to end."""
+    """The process groups of one rank's gang."""
 
     def __init__(self, info: RankInfo, check: preflight.Check = preflight.skip_check) -> None:
-        """Meet the other ranks, and `check` them before the first collective.
+        """Connect to the other ranks and run `check` before the first collective.
 
         Raises PreflightFailed, and what torch raises when ranks do not come.
         """
@@ -196,24 +196,24 @@ class Connection:
         self.channel = self.private_channel()
 
     def private_channel(self) -> ControlChannel:
-        """A channel that no other part of the run uses. Collective."""
+        """Create a control channel for one part of the run. Collective."""
         return GroupChannel(self.private_group()) if self._info.world_size > 1 else LocalChannel()
 
     def private_group(self) -> dist.ProcessGroup:
-        """One more gloo group over all ranks. Collective."""
+        """Create a gloo group over all ranks. Collective."""
         group = dist.new_group(backend="gloo", timeout=START_TIMEOUT)
         assert isinstance(group, dist.ProcessGroup)
         return group
 
     def settle(self) -> None:
-        """The first step is done: from now on a silent peer is an error sooner."""
+        """Shorten the timeout of collectives once the first step is done."""
         if self._mine:
             shorten = getattr(dist.distributed_c10d, "_set_pg_timeout", None)
             if shorten is not None:
                 shorten(STEP_TIMEOUT)
 
     def close(self) -> None:
-        """Leave the groups; peers that are gone already do not matter."""
+        """Leave the process groups; peers that have ended already are ignored."""
         self.channel.settle()
         if self._mine and dist.is_initialized():
             with contextlib.suppress(RuntimeError):

@@ -38,11 +38,11 @@ Check = Callable[[RankInfo, Store, datetime.timedelta], None]
 
 
 def skip_check(info: RankInfo, store: Store, patience: datetime.timedelta) -> None:
-    """Begin without looking."""
+    """Skip the check."""
 
 
 def check(info: RankInfo, store: Store, patience: datetime.timedelta) -> None:
-    """Compare all ranks; collective. Raises PreflightFailed, with the same line on every rank.
+    """Compare all ranks. Collective. Raises PreflightFailed, with the same message on every rank.
 
     `patience` is how long ranks that do not come are waited for.
     """
@@ -67,7 +67,7 @@ def check(info: RankInfo, store: Store, patience: datetime.timedelta) -> None:
 
 
 def _hear_out(info: RankInfo, store: Store, is_only: bool) -> None:
-    """Rank 0 holds the store: it leaves when all others have read why."""
+    """Keep rank 0, which hosts the store, until all others have read the verdict."""
     store.set(f"{'heard' if is_only else 'heard twice'}/{info.rank}", "")
     if info.rank == 0 and is_only:
         present = [at for at in range(info.world_size) if store.check([f"facts/{at}"])]
@@ -78,7 +78,7 @@ def _hear_out(info: RankInfo, store: Store, is_only: bool) -> None:
 
 
 def facts_of(info: RankInfo, address: str, port: int) -> RankFacts:
-    """What this rank is, and has."""
+    """Collect this rank's place, versions and devices."""
     versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
     devices, device = 0, ""
     if torch.cuda.is_available():
@@ -107,7 +107,7 @@ def _driver() -> str:
 
 @contextlib.contextmanager
 def _listening(info: RankInfo) -> Iterator[tuple[str, int]]:
-    """An address of this node that others can try, where there are other nodes."""
+    """Listen on an address of this node for other nodes to try."""
     if info.one_node or info.local_rank != 0:
         yield "", 0
         return
@@ -134,14 +134,14 @@ def _answer(server: socket.socket, done: threading.Event) -> None:
 
 
 def _own_address(info: RankInfo) -> str:
-    """The address of the interface through which this node reaches rank 0."""
+    """Return the address of the interface through which this node reaches rank 0."""
     with contextlib.suppress(OSError), socket.create_connection(info.master, CONNECT_S) as link:
         return str(link.getsockname()[0])
     return socket.gethostname()
 
 
 def _judge(info: RankInfo, store: Store, patience: datetime.timedelta) -> None:
-    """Rank 0: compare what the ranks say, and tell the nodes of one another."""
+    """Compare the facts of all ranks on rank 0 and publish the nodes' addresses."""
     keys = [f"facts/{rank}" for rank in range(info.world_size)]
     until = time.monotonic() + patience.total_seconds()
     pause_s = _FIRST_LOOK_S
@@ -174,7 +174,7 @@ def _taken_twice(store: Store, facts: list[RankFacts]) -> list[str]:
 
 
 def check_reachability(info: RankInfo, store: Store, patience: datetime.timedelta) -> None:
-    """One rank of each node: connect to the nodes behind it, and say which do not answer."""
+    """Connect from one rank of each node to the other nodes; publish those that do not answer."""
     nodes = json.loads(_awaited(store, "nodes", patience))
     at = next((i for i, one in enumerate(nodes) if one[0] == info.node_rank), 0)
     peers = [*nodes[at + 1 :], *nodes[:at]][:MAX_PEERS]

@@ -1,4 +1,4 @@
-"""Randomness that can be taken up again: seeds by arithmetic, states as bytes.
+"""Random generators that can be saved and restored: seeds by arithmetic, states as bytes.
 
 Three generators are global in a training process: torch's, numpy's and Python's. Data loading must not
 disturb them, samples must not depend on them, and a resume must put them back exactly.
@@ -22,7 +22,7 @@ _PYTHON_WORDS = 625
 
 
 def mix(*parts: int) -> int:
-    """One 64-bit seed from several numbers; every bit of each counts (SplitMix64)."""
+    """Mix several numbers into one 64-bit seed (SplitMix64)."""
     state = 0x9E3779B97F4A7C15
     for part in parts:
         state = (state ^ (part & _MASK)) * 0xBF58476D1CE4E5B9 & _MASK
@@ -39,14 +39,14 @@ def seed_everything(seed: int) -> None:
 
 
 def seed_sample(seed: int) -> None:
-    """Seed the three global generators of the CPU: called once per sample, so made to be cheap."""
+    """Seed the three global generators of the CPU; cheap, because it is called once per sample."""
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     random.seed(seed)
 
 
 def capture() -> bytes:
-    """The state of the global generators; `restore` puts it back exactly."""
+    """Return the state of the global generators, for `restore`."""
     state = np.random.get_state(legacy=False)
     if not isinstance(state, dict) or state["bit_generator"] != "MT19937":
         raise RuntimeError("numpy's global generator has been replaced; it cannot be saved")
@@ -72,7 +72,7 @@ def capture() -> bytes:
 
 
 def restore(data: bytes) -> None:
-    """Put the global generators back. Raises ValueError when the bytes are not such a state."""
+    """Restore the global generators. Raises ValueError when the bytes are no generator state."""
     try:
         (length,) = _LEN.unpack_from(data)
         at = _LEN.size + length
@@ -103,7 +103,7 @@ def restore(data: bytes) -> None:
 
 
 def initial_state(seed: int, *place: int) -> bytes:
-    """Generators for a rank that a checkpoint does not know, from its place and the step."""
+    """Return generator states for a rank that a checkpoint does not hold."""
     with undisturbed():
         seed_sample(mix(seed, *place))
         return capture()
@@ -111,7 +111,7 @@ def initial_state(seed: int, *place: int) -> bytes:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Whatever happens inside, the global generators of the CPU come out as they went in."""
+    """Restore the CPU's global generators at the end of the block."""
     before = (torch.get_rng_state(), np.random.get_state(), random.getstate())
     try:
         yield

@@ -18,29 +18,29 @@ CHUNK_BYTES = 256 * 1024
 
 
 class Report(Protocol):
-    """Where a rank tells what happened to it. Never raises into training."""
+    """The report of a rank, a sequence of records. Never raises into training."""
 
     def write(self, record: Record) -> None:
         """Append one record."""
         ...
 
     def close(self) -> None:
-        """No more records."""
+        """Close the report."""
         ...
 
 
 class NoReport:
-    """Nobody listens."""
+    """The report of a rank without a report file: records are dropped."""
 
     def write(self, record: Record) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class ReportFile:
-    """Appends to a mapped file. On a full disk records are dropped and counted.
+    """A report in a mapped file. On a full disk records are dropped and counted.
 
     The blocks behind the mapping are allocated before they are touched: writing into a hole of a full
     disk would be a SIGBUS. Only the header and the chunk at the end are mapped, and only that chunk is
@@ -70,7 +70,7 @@ class ReportFile:
                 self._head[: records.HEADER_BYTES] = records.header(os.getpid())
 
     def _grow(self, start: int, need: int) -> bool:
-        """Map from the chunk that holds `start` to the one that ends behind `need`."""
+        """Map the chunks from the one that holds `start` to the one that holds the last byte."""
         begin, size = start // CHUNK_BYTES * CHUNK_BYTES, -(-need // CHUNK_BYTES) * CHUNK_BYTES
         try:
             os.posix_fallocate(self._fd, self._size, size - self._size)
@@ -129,7 +129,7 @@ class ReportFile:
 
 
 class Journal:
-    """Metrics on their way to the report: kept as they are, read a step later.
+    """A buffer of logged metrics, whose tensors are read one step later.
 
     Reading a tensor would wait for the device, so `log` only keeps it; the value is taken when the next
     step commits or logs. `latest` holds the newest value of each name that has been read.
@@ -144,7 +144,7 @@ class Journal:
         self._refused: set[str] = set()
 
     def log(self, step: int, values: dict[str, Any]) -> None:
-        """Keep values of `step`; cheap, whatever they are."""
+        """Keep values of `step` without reading tensors."""
         if self._pending and step != self._step:
             self.flush()
         self._step = step
@@ -153,7 +153,7 @@ class Journal:
             self._pending[name] = value if detach is None else detach()
 
     def flush(self) -> None:
-        """Read what is pending and report it."""
+        """Read the pending values and report them."""
         if not self._pending:
             return
         pending, self._pending = self._pending, {}

@@ -20,12 +20,12 @@ _open: list[IO[Any]] = []
 
 
 def stacks_file(report_file: Path) -> Path:
-    """Where the rank with this report file writes its stacks."""
+    """Return the path of the stacks file beside a report file."""
     return report_file.with_suffix(stacks.SUFFIX)
 
 
 def install_handler(report_file: Path | None) -> None:
-    """Answer the signal from now on. Without a report file, or a place to write, nothing happens."""
+    """Install the signal handler; does nothing without a writable report file."""
     if report_file is None:
         return
     try:
@@ -37,7 +37,7 @@ def install_handler(report_file: Path | None) -> None:
 
 
 def request_stacks(pids: Iterable[int]) -> None:
-    """Ask these ranks for their stacks; those that are gone do not answer."""
+    """Send the signal to these ranks; ranks that have ended are ignored."""
     for pid in pids:
         try:
             os.kill(pid, SIGNAL)

@@ -1,4 +1,4 @@
-"""A request to stop, as a rank notices it."""
+"""The request to stop a rank: SIGTERM as a flag."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from phalanx.kit.clock import Clock
 
 
 class StopSignal:
-    """SIGTERM as a flag: the handler does nothing else.
+    """A flag that SIGTERM sets; the handler does nothing else.
 
     A forked data worker inherits the handler; there the signal kills, as it should.
     """
@@ -22,12 +22,12 @@ class StopSignal:
         self._pid = os.getpid()
 
     def install(self) -> None:
-        """Take SIGTERM over; only possible in the main thread, elsewhere nothing happens."""
+        """Install the SIGTERM handler; does nothing outside the main thread."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._arrived)
 
     def remove(self) -> None:
-        """Give SIGTERM its usual meaning back."""
+        """Restore the default action of SIGTERM."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

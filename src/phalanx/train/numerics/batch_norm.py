@@ -1,4 +1,4 @@
-"""Batch norm over the whole gang, on CPU and GPU, with ranks' unequal shares counted as they are.
+"""Batch norm over the whole gang, on CPU and GPU, weighted by the ranks' shares.
 
 torch's own SyncBatchNorm refuses CPU tensors and takes every rank's gradient for equally important.
 Here ranks' means and squared deviations are merged in rank order (Welford, Chan), so all ranks compute
@@ -17,16 +17,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class GradientWeight(Protocol):
-    """How much this rank's gradient counts just now; 0 for a spare rank."""
+    """The weight of this rank's gradient in the current micro-batch; 0 for a spare rank."""
 
     @property
     def factor(self) -> float:
-        """The factor of the micro-batch in hand."""
+        """Return the factor of the current micro-batch."""
         ...
 
 
 class StatisticsGroup:
-    """The group that statistics travel over, and what this rank's share counts."""
+    """The process group of the statistics, with the weight of this rank's share."""
 
     def __init__(self, group: dist.ProcessGroup | None, weight: GradientWeight) -> None:
         self._group, self._weight = group, weight
@@ -34,18 +34,18 @@ class StatisticsGroup:
 
     @property
     def factor(self) -> float:
-        """How much this rank's gradient counts just now."""
+        """Return the factor of this rank's gradient in the current micro-batch."""
         return self._weight.factor
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
-        """Everybody's row of numbers, in rank order."""
+        """Gather the rows of all ranks, in rank order."""
         rows = row.new_empty(self.world_size * row.numel())
         dist.all_gather_into_tensor(rows, row, group=self._group)
         return rows.view(self.world_size, -1)
 
 
 def merged(rows: torch.Tensor, num_features: int) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Mean, biased variance and count from rows of (mean, squared deviations, count) by rank."""
+    """Merge the ranks' (mean, squared deviations, count) into mean, biased variance and count."""
     mean = torch.zeros_like(rows[0, :num_features])
     deviation = torch.zeros_like(mean)
     total = 0.0
@@ -70,7 +70,7 @@ def _shaped(row: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 class _Normalize(torch.autograd.Function):
-    """y = (x - mean) * invstd with statistics of the whole gang."""
+    """The normalization y = (x - mean) * invstd with statistics of the whole gang."""
 
     @staticmethod
     def forward(
@@ -108,12 +108,12 @@ class _Normalize(torch.autograd.Function):
 
 
 class SyncedBatchNorm:
-    """The forward pass of a converted batch norm; mixed into the class the user chose."""
+    """The forward pass of a converted batch norm, mixed into the user's class."""
 
     link: StatisticsGroup
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As the user's own batch norm, over all ranks while training."""
+        """Normalize over all ranks in training, as the user's own batch norm in evaluation."""
         assert isinstance(self, _BatchNorm)
         if not self.training:
             return super().forward(x)  # type: ignore[misc, no-any-return]
@@ -160,7 +160,7 @@ _CLASSES: dict[type, type] = {}
 
 
 def synchronize(model: nn.Module, link: StatisticsGroup) -> int:
-    """Turn every batch norm of the model into one over the whole gang, in place; returns how many.
+    """Convert every batch norm of the model in place to one over the whole gang; returns how many.
 
     The objects stay the same, and so do parameters, buffers, their names and everyone who holds them.
     """

@@ -1,4 +1,4 @@
-"""The norm of gradients that may lie on many ranks, and clipping by it."""
+"""Gradient norms over ranks, and clipping."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 
 def gradient_norm(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
-    """The norm of all gradients together, for `whole` and for clipping."""
+    """Return the norm of all gradients together, for `whole` and for clipping."""
     kinds: dict[Any, list[torch.Tensor]] = {}
     for one in parameters:
         if one.grad is not None:
@@ -28,7 +28,7 @@ def gradient_norm(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
 def norm_over(
     parameters: Iterable[torch.Tensor], group: dist.ProcessGroup, device: torch.device
 ) -> torch.Tensor:
-    """The norm of gradients of which each rank of `group` holds other ones. Collective.
+    """Return the norm of gradients that are distributed over the ranks of `group`. Collective.
 
     Every rank adds the same numbers in the same order, so all get the same bits.
     """
@@ -40,7 +40,7 @@ def norm_over(
 
 
 def whole(norm: torch.Tensor) -> float:
-    """The number; the norm of sharded gradients is put together from all ranks."""
+    """Return the norm as a number; that of sharded gradients is reduced over all ranks."""
     return float(_full(norm))
 
 
@@ -51,7 +51,7 @@ def _full(norm: torch.Tensor) -> torch.Tensor:
 
 
 def clip(parameters: Iterable[torch.Tensor], most: float, norm: torch.Tensor) -> None:
-    """Scale gradients of this norm so that it is at most `most`, as torch does."""
+    """Scale gradients of norm `norm` so that it is at most `most`, as torch does."""
     parameters = list(parameters)
     gradients = [one.grad for one in parameters if one.grad is not None]
     meshes = {getattr(one, "device_mesh", None) for one in gradients}
@@ -64,13 +64,13 @@ def clip(parameters: Iterable[torch.Tensor], most: float, norm: torch.Tensor) ->
 
 
 def own_part(gradient: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a gradient; changing it in place changes the gradient."""
+    """Return this rank's local part of a gradient, as a view."""
     found: torch.Tensor = getattr(gradient, "to_local", lambda: gradient)()
     return found
 
 
 def scale(models: Iterable[nn.Module], factor: float) -> None:
-    """Multiply every gradient."""
+    """Multiply every gradient by a factor."""
     for model in models:
         for parameter in model.parameters():
             if parameter.grad is not None:

@@ -1,4 +1,4 @@
-"""Mixed precision: the model's forward pass under autocast, and the scale of fp16 losses.
+"""Mixed precision: the model's forward pass under autocast, and the loss scale of fp16.
 
 Only the forward pass is wrapped, and its floating-point outputs come back in fp32, so the user's loss is
 computed in full precision and no line of the loop changes. bf16 needs nothing else. fp16 gradients
@@ -22,7 +22,7 @@ _HALVES = (torch.bfloat16, torch.float16)
 
 
 def cast_forward(model: nn.Module, precision: str, device: torch.device) -> None:
-    """Run the model's forward pass in `precision` from now on; fp32 leaves it alone."""
+    """Run the model's forward pass in `precision`; fp32 leaves it unchanged."""
     dtype = HALF.get(precision)
     if dtype is None:
         return
@@ -37,7 +37,7 @@ def cast_forward(model: nn.Module, precision: str, device: torch.device) -> None
 
 
 def full(value: Any) -> Any:
-    """The same value with its half-precision tensors in fp32."""
+    """Return the same value with its half-precision tensors in fp32."""
     if isinstance(value, torch.Tensor):
         return value.float() if value.dtype in _HALVES else value
     if isinstance(value, Mapping):
@@ -58,63 +58,63 @@ def _like(value: Mapping[Any, Any], made: dict[Any, Any]) -> Any:
 
 
 class Scale(Protocol):
-    """What multiplies a loss before the backward pass and divides its gradients after it."""
+    """The loss scale: multiplies a loss before the backward pass and divides its gradients after it."""
 
     @property
     def factor(self) -> float:
-        """What it multiplies by just now."""
+        """Return the current factor."""
         ...
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss to call `backward` on."""
+        """Return the loss to call `backward` on."""
         ...
 
     def unscale(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Divide gradients again, once per step and parameter."""
+        """Divide gradients by the scale, once per step and parameter."""
         ...
 
     def overflowed(self) -> bool:
-        """The gradients of this step were not finite; says whether a smaller scale may cure it."""
+        """Record an overflow; return whether a smaller scale can avoid it."""
         ...
 
     def settle(self) -> None:
-        """The step is over."""
+        """End the step."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put it back."""
+        """Restore the state."""
         ...
 
 
 class NoScale:
-    """fp32 and bf16 need none."""
+    """The loss scale of fp32 and bf16: none."""
 
     factor = 1.0
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss itself."""
+        """Return the loss itself."""
         return loss
 
     def unscale(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def overflowed(self) -> bool:
-        """There is nothing to make smaller."""
+        """Return False: there is no scale to reduce."""
         return False
 
     def settle(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
+        """Do nothing."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class LossScale:
@@ -132,16 +132,16 @@ class LossScale:
 
     @property
     def factor(self) -> float:
-        """The scale."""
+        """Return the scale."""
         return self.scale
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss times the scale."""
+        """Return the loss times the scale."""
         self._used = True
         return loss * self.scale
 
     def unscale(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Divide gradients. Raises TrainingError when no scaled backward pass came before."""
+        """Divide gradients. Raises TrainingError without a scaled backward pass before."""
         if not self._used:
             raise TrainingError(
                 "precision='fp16': an optimizer stepped without run.backward(loss)",
@@ -156,7 +156,7 @@ class LossScale:
             torch._foreach_mul_(gradients, 1.0 / self.scale)
 
     def overflowed(self) -> bool:
-        """Remember it; at a scale of 1 the fault is elsewhere."""
+        """Record an overflow; return False at a scale of 1, where the cause is another."""
         self._overflow = True
         return self.scale > 1.0
 
@@ -173,15 +173,15 @@ class LossScale:
         self._stepped = self._overflow = self._used = False
 
     def state_dict(self) -> dict[str, Any]:
-        """As GradScaler writes it."""
+        """Return the state in GradScaler's format."""
         return {"scale": self.scale, "_growth_tracker": self._tracker}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put it back; nothing leaves what is there."""
+        """Restore the state; an empty one changes nothing."""
         if state:
             self.scale, self._tracker = float(state["scale"]), int(state["_growth_tracker"])
 
 
 def scale_for(precision: str) -> Scale:
-    """The scale that goes with a precision."""
+    """Return the loss scale for a precision."""
     return LossScale() if precision == "fp16" else NoScale()

@@ -1,4 +1,4 @@
-"""Activation checkpointing: forward results of blocks are thrown away and computed again when needed.
+"""Activation checkpointing: outputs of blocks are discarded and recomputed in the backward pass.
 
 Trades about a third more computing for the memory of activations. Random numbers are drawn again as
 they were, and statistics of batch norms, which the second forward pass would count twice, are put back.
@@ -46,7 +46,7 @@ def _repeated(model: nn.Module) -> list[nn.Module]:
 
 
 def _named(model: nn.Module, names: set[str]) -> list[nn.Module]:
-    """Outermost modules of these classes: a block inside a block is recomputed with it."""
+    """Return the outermost modules of these classes: nested blocks are recomputed with them."""
     found: list[nn.Module] = []
     for module in model.children():
         found += [module] if type(module).__name__ in names else _named(module, names)
@@ -73,7 +73,7 @@ def _contexts(block: nn.Module) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def buffers_kept(module: nn.Module) -> Iterator[None]:
-    """Whatever happens inside, the module's buffers come out as they went in."""
+    """Restore the module's buffers at the end of the block."""
     held = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     try:
         yield

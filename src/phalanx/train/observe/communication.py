@@ -1,4 +1,4 @@
-"""How long gradients travel: what DDP's own reducer writes down, asked once per window.
+"""The time of gradient communication, from DDP's own reducer, read once per window.
 
 No communication hook and no synchronisation: the reducer reads a clock where it launches its first
 bucket and where it has the last one back. On a GPU it reads events, for one step of a hundred only,
@@ -19,7 +19,7 @@ _NS = 1e-9
 
 
 def reducer_probe(model: nn.Module, device: torch.device) -> Probe:
-    """A probe of this model's gradient reduction; says nothing where DDP does not reduce."""
+    """Return a probe of this model's gradient reduction; it is empty where DDP does not reduce."""
     read = getattr(model, "_get_ddp_logging_data", None)
     if not isinstance(model, DistributedDataParallel) or read is None:
         return dict
@@ -30,7 +30,7 @@ def reducer_probe(model: nn.Module, device: torch.device) -> Probe:
     seen = [0]
 
     def probe() -> Mapping[str, float]:
-        """The newest step that the reducer has measured, each one once."""
+        """Return the newest step that the reducer has measured, each one once."""
         data = read()
         began = data.get("forward_compute_time_start", 0)
         if not began or began == seen[0]:
@@ -42,7 +42,7 @@ def reducer_probe(model: nn.Module, device: torch.device) -> Probe:
 
 
 def times(data: Mapping[str, int]) -> dict[str, float]:
-    """The reducer's nanoseconds as our values.
+    """Convert the reducer's nanoseconds to metric values.
 
     Communication is what the backward pass did not hide: the rest of it ran meanwhile.
     """

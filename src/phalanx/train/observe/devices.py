@@ -23,7 +23,7 @@ _STATM = Path("/proc/self/statm")
 
 
 def process_probe(statm: Path = _STATM) -> Probe:
-    """The process's resident memory, where the system tells."""
+    """Return a probe of the process's resident memory."""
     page = os.sysconf("SC_PAGE_SIZE")
 
     def probe() -> Mapping[str, float]:
@@ -36,7 +36,7 @@ def process_probe(statm: Path = _STATM) -> Probe:
 
 
 def device_probes(device: torch.device) -> list[Probe]:
-    """What is known of a device; nothing for the CPU."""
+    """Return the probes of a device; none for the CPU."""
     if device.type != "cuda":
         return []
 
@@ -55,7 +55,7 @@ def device_probes(device: torch.device) -> list[Probe]:
 
 
 def open_nvml() -> Any | None:
-    """NVIDIA's management library, or None where it is not to be had."""
+    """Load NVIDIA's management library; None where it is not installed."""
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()
@@ -65,7 +65,7 @@ def open_nvml() -> Any | None:
 
 
 def nvml_probe(nvml: Any, uuid: str) -> Probe | None:
-    """Values of the device with this UUID: its number differs where only some devices are visible."""
+    """Return a probe of the device with this UUID; its index differs where some devices are hidden."""
     try:
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
     except nvml.NVMLError:
@@ -93,7 +93,7 @@ def nvml_probe(nvml: Any, uuid: str) -> Probe | None:
 
 
 def step_timing(info: RankInfo, report: Report, device: torch.device) -> StepTiming:
-    """The timing of a rank whose report somebody reads; one rank per node speaks of lost time."""
+    """Return the step timing of a rank with a report; one rank per node warns about waiting for data."""
 
     def speak(sentence: str) -> None:
         if info.local_rank == 0:

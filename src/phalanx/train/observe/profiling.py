@@ -1,4 +1,4 @@
-"""Profiles of a few steps: where they spend their time on every rank, with a merged trace.
+"""Profiles of a few steps: the time of each section on every rank, and a merged trace.
 
 Without a profile under way there is one look for a file per step on rank 0, and nothing on the others.
 A profile first reads clocks where a step turns from one section to the next, then has torch's profiler
@@ -61,7 +61,7 @@ MAX_RANKS = 64
 
 
 def profile_settings(steps: int, trace: int, extras: Sequence[str]) -> RequestedProfile:
-    """A script's own settings. Raises SpecInvalid."""
+    """Check the arguments of `run.profile`. Raises SpecInvalid."""
     problems = []
     for name, value, least in (("steps", steps, 1), ("trace", trace, 0)):
         if not isinstance(value, int) or not least <= value <= MAX_STEPS:
@@ -77,44 +77,44 @@ def profile_settings(steps: int, trace: int, extras: Sequence[str]) -> Requested
 
 
 class Profiling(Protocol):
-    """What the loop asks of it between steps. Every rank makes the same calls."""
+    """The profiling calls of the loop between steps. Every rank makes the same calls."""
 
     def asked(self) -> bool:
-        """Whether this rank has heard of a request that nobody follows yet."""
+        """Return whether a request for a profile waits on this rank."""
         ...
 
     def start(self, settings: RequestedProfile) -> None:
-        """Begin at the next boundary; called on every rank."""
+        """Start a profile at the next boundary; called on every rank."""
         ...
 
     def boundary(self, agreed: bool) -> None:
-        """A step is finished; `agreed`: the ranks begin the profile that rank 0 has heard of."""
+        """Handle the end of a step; `agreed`: all ranks start the profile that rank 0 has received."""
         ...
 
     def finish(self) -> None:
-        """No more steps come."""
+        """End a running profile with the run."""
         ...
 
 
 class NoProfiling:
-    """Nobody asks."""
+    """Profiling that never starts."""
 
     def asked(self) -> bool:
-        """Never."""
+        """Return False."""
         return False
 
     def start(self, settings: RequestedProfile) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def boundary(self, agreed: bool) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def finish(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class RecordingTiming:
-    """Stands in for the run's timing while a profile is under way, and passes everything on."""
+    """A timing that records sections for a profile and passes every call to the run's own timing."""
 
     def __init__(
         self, inner: Timing, settle: Callable[[], None], sync_s: Callable[[], Any]
@@ -140,34 +140,34 @@ class RecordingTiming:
         self._section, self._since = section, now
 
     def enter(self, section: int) -> int:
-        """A section begins; returns the one that ended, as the loop knows it."""
+        """Begin a section; return the run's own section that ended."""
         self._turn(section)
         return self.inner.enter(section)
 
     def backward(self) -> None:
-        """The gradient of a model's output is there: the forward pass is over."""
+        """Begin the backward section when the gradient of a model's output is computed."""
         if self._section == COMPUTE:
             self._turn(_BACKWARD)
 
     def took(self, num_samples: int) -> None:
-        """The loader gave samples."""
+        """Count samples from the loader."""
         self._taken += num_samples
         self.inner.took(num_samples)
 
     def stepped(self, step: int) -> None:
-        """A step is over, up to the loader's next call."""
+        """Pass the end of a step on."""
         self.inner.stepped(step)
 
     def flush(self) -> None:
-        """As it is."""
+        """Return or pass on without a change."""
         self.inner.flush()
 
     def watch(self, probe: Probe) -> None:
-        """As it is."""
+        """Return or pass on without a change."""
         self.inner.watch(probe)
 
     def close_step(self) -> None:
-        """The boundary behind a step: its sections are complete."""
+        """Close a step at the boundary after it."""
         self._turn(REST)
         self.steps.append(self._spent)
         self.samples += self._taken
@@ -178,7 +178,7 @@ class RecordingTiming:
         self._since = time.perf_counter_ns()
 
     def split(self, rank: int, seen: traces.TraceTotals | None, traced: int) -> StepBreakdown:
-        """Means over all steps; communication from the reducer, else from the trace."""
+        """Return the means over all steps; communication from the reducer, else from the trace."""
         num = max(1, len(self.steps))
 
         def mean(section: int) -> float:
@@ -208,7 +208,7 @@ class RecordingTiming:
 
 @dataclass(slots=True)
 class _ActiveProfile:
-    """A profile under way."""
+    """The state of a running profile."""
 
     settings: RequestedProfile
     first_step: int
@@ -218,7 +218,7 @@ class _ActiveProfile:
 
 
 class Profiler:
-    """The profiles of a run; `loop` holds the timing that they stand in for."""
+    """The profiles of a run; while one runs, it replaces the timing of `loop`."""
 
     def __init__(
         self, loop: Any, info: RankInfo, channel: ControlChannel, report: Report,
@@ -238,7 +238,7 @@ class Profiler:
     # -- being asked -----------------------------------------------------------------------------
 
     def asked(self) -> bool:
-        """Rank 0 looks for the file that its supervisor leaves."""
+        """Return whether rank 0's supervisor has written a new request file."""
         if self._active is not None or self._info.rank != 0 or self._file is None:
             return False
         try:
@@ -258,11 +258,11 @@ class Profiler:
         return self._heard is not None
 
     def start(self, settings: RequestedProfile) -> None:
-        """Begin at the next boundary."""
+        """Start a profile at the next boundary."""
         self._own = settings
 
     def boundary(self, agreed: bool) -> None:
-        """Begin, go on, or end."""
+        """Start, continue or end a profile."""
         if self._active is not None:
             self._go_on(self._active)
         elif self._own is not None:
@@ -277,7 +277,7 @@ class Profiler:
                 self._begin(settings)
 
     def finish(self) -> None:
-        """Report what there is of a profile that the end of the run cuts short."""
+        """Report a profile that the end of the run cuts short."""
         if self._active is not None:
             self._end(self._active)
 
@@ -298,7 +298,7 @@ class Profiler:
         )
 
     def _travel(self) -> tuple[float, float] | None:
-        """How long the newest gradients travelled, and how much of that was waited for."""
+        """Return the communication seconds of the newest step, and the exposed part of them."""
         if self._device.type != "cpu":
             return None
         for model in self._models:
@@ -326,7 +326,7 @@ class Profiler:
         self._end(active)
 
     def _end(self, active: _ActiveProfile) -> None:
-        """Gather what every rank saw; rank 0 puts it together. Every rank comes here."""
+        """Gather the measurements of all ranks and report them on rank 0. Collective."""
         recorder = active.recorder
         self._loop.timing = recorder.inner
         for hook in self._hooks:
@@ -448,4 +448,4 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _nothing() -> None:
-    """No device to wait for."""
+    """Do nothing: there is no device to wait for."""

@@ -1,4 +1,4 @@
-"""Time each rank spends on its own computing, compared every so many steps.
+"""Each rank's compute time, compared over all ranks once per window of steps.
 
 A rank's clock runs from the moment it has its micro-batch to the moment its backward pass reaches the
 first parameter it registered, which is the last one to get a gradient. Waiting for other ranks comes
@@ -22,36 +22,36 @@ from phalanx.train.gang.report import Report
 
 
 class Stragglers(Protocol):
-    """Who is told when computing begins and ends."""
+    """The events of computing that straggler detection needs."""
 
     def watch(self, model: nn.Module) -> None:
         """Time this model's backward passes."""
         ...
 
     def began(self) -> None:
-        """A micro-batch was given out."""
+        """Start the clock of a micro-batch."""
         ...
 
     def stepped(self) -> None:
-        """A step is finished."""
+        """End a step."""
         ...
 
 
 class NoStragglers:
-    """Nobody compares."""
+    """Straggler detection that is off."""
 
     def watch(self, model: nn.Module) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def began(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def stepped(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class ComputeTimes:
-    """Compares the medians of the last `window` steps over all ranks; rank 0 reports."""
+    """Compare the medians of the last `window` steps over all ranks; rank 0 reports."""
 
     def __init__(
         self, window: int, place: tuple[int, int], channel: ControlChannel, report: Report,
@@ -82,11 +82,11 @@ class ComputeTimes:
             self._since = None
 
     def began(self) -> None:
-        """A micro-batch was given out."""
+        """Start the clock of a micro-batch."""
         self._since = time.perf_counter_ns()
 
     def stepped(self) -> None:
-        """A step is finished; every rank comes here. At the end of a window, compare."""
+        """End a step; at the end of a window compare all ranks. Collective then."""
         self._steps_s.append(self._sum_ns * 1e-9)
         self._sum_ns = 0
         if len(self._steps_s) < self._window:

@@ -1,4 +1,4 @@
-"""Where a step's time goes, measured with clock readings alone: no device is ever waited for.
+"""The time of each section of a step, from clock readings alone: no device synchronization.
 
 Every moment belongs to one section; entering the next one ends the last. A step costs five readings of
 the clock and some additions (about 2 µs); once per window the means and the distribution are reported
@@ -33,7 +33,7 @@ Probe = Callable[[], Mapping[str, float]]
 
 
 class StepSection(IntEnum):
-    """What a rank is doing."""
+    """The section of a step that a rank is in."""
 
     REST = 0  # the script's own lines between steps, and this library's bookkeeping
     DATA = 1
@@ -52,51 +52,51 @@ _NAMED = (
 
 
 class Timing(Protocol):
-    """Who is told where training is."""
+    """The events of training that timing needs."""
 
     def enter(self, section: int) -> int:
-        """A section begins; returns the one that ended."""
+        """Begin a section; return the one that ended."""
         ...
 
     def took(self, num_samples: int) -> None:
-        """The loader gave this many samples of this rank."""
+        """Count samples that the loader gave this rank."""
         ...
 
     def stepped(self, step: int) -> None:
-        """An optimizer step has been made."""
+        """End an optimizer step."""
         ...
 
     def flush(self) -> None:
-        """Report what has not been reported: nothing more will come for a while."""
+        """Report the window before a pause."""
         ...
 
     def watch(self, probe: Probe) -> None:
-        """Ask this for values of its own at the end of every window."""
+        """Add a probe, read at the end of every window."""
         ...
 
 
 class NoTiming:
-    """Nobody wants to know."""
+    """Timing that is off."""
 
     def enter(self, section: int) -> int:
-        """Nothing."""
+        """Do nothing."""
         return OUTSIDE
 
     def took(self, num_samples: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def stepped(self, step: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def flush(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def watch(self, probe: Probe) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class DurationHistogram:
-    """One window's durations of one kind."""
+    """A histogram of the durations of one section in one window."""
 
     __slots__ = ("counts", "num", "total_ns")
 
@@ -106,13 +106,13 @@ class DurationHistogram:
         self.counts = [0] * (len(BOUNDS) + 1)
 
     def add(self, duration_ns: int) -> None:
-        """One more."""
+        """Add a duration."""
         self.total_ns += duration_ns
         self.num += 1
         self.counts[bucket_of(duration_ns * _NS)] += 1
 
     def values(self, name: str) -> dict[str, float]:
-        """Mean and distribution; nothing when nothing was added."""
+        """Return mean and distribution; empty when nothing was added."""
         if not self.num:
             return {}
         total_s = self.total_ns * _NS
@@ -124,7 +124,7 @@ class DurationHistogram:
 
 
 class StepTiming:
-    """Measures, and reports once per window."""
+    """Measure sections, and report once per window."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class StepTiming:
         speaks: Callable[[str], None],
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        """`speaks` is given one sentence when waiting for data costs more than a tenth of the time."""
+        """Create the timing; `speaks` gets a warning when more than a tenth of the time waits for data."""
         self._report, self._speaks, self._clock_ns = report, speaks, clock_ns
         self._probes: list[Probe] = []
         self._section = OUTSIDE
@@ -155,7 +155,7 @@ class StepTiming:
         self._window_samples = 0
 
     def enter(self, section: int) -> int:
-        """A section begins; returns the one that ended."""
+        """Begin a section; return the one that ended."""
         now, ended = self._clock_ns(), self._section
         lasted = now - self._since
         self._spent[ended] += lasted
@@ -165,11 +165,11 @@ class StepTiming:
         return ended
 
     def took(self, num_samples: int) -> None:
-        """The loader gave this many samples of this rank."""
+        """Count samples that the loader gave this rank."""
         self._samples += num_samples
 
     def stepped(self, step: int) -> None:
-        """A step has been made: its sections are known."""
+        """End a step and add its sections to the window."""
         spent = self._spent
         whole = spent[REST] + spent[DATA] + spent[COMPUTE] + spent[OPTIMIZER] + spent[STALL]
         self._steps.add(whole)
@@ -184,7 +184,7 @@ class StepTiming:
             self.flush()
 
     def flush(self) -> None:
-        """Report the window as it is."""
+        """Report the current window."""
         if not self._steps.num and not self._stalls.num:
             return
         values = self._steps.values("step_time_seconds")
@@ -206,7 +206,7 @@ class StepTiming:
         self._open_window()
 
     def watch(self, probe: Probe) -> None:
-        """Ask this for values of its own at the end of every window."""
+        """Add a probe, read at the end of every window."""
         self._probes.append(probe)
 
     def _say(self) -> None:
@@ -219,7 +219,7 @@ class StepTiming:
 
 
 def data_wait_message(share: float) -> str:
-    """What a share of time lost to the loader means, and what to do about it."""
+    """Return the warning for a share of time spent waiting for data."""
     return (
         f"{share:.0%} of the training time is spent waiting for data: more loader workers"
         " (num_workers), or data nearer to this node, would give it back"
@@ -227,12 +227,12 @@ def data_wait_message(share: float) -> str:
 
 
 def sample(name: str, seconds: float) -> dict[str, float]:
-    """A single measured duration as a window's values."""
+    """Return a single duration as the values of a window."""
     tally = DurationHistogram()
     tally.add(max(0, int(seconds / _NS)))
     return tally.values(name)
 
 
 def short(value: float) -> float:
-    """Six significant digits: reports are text."""
+    """Round to six significant digits, because reports are text."""
     return float(f"{value:.6g}")

@@ -1,4 +1,4 @@
-"""torch's profiler around a few steps, and what may be asked for besides: NVTX ranges, device memory."""
+"""torch's profiler around a few steps, with optional NVTX ranges and memory snapshots."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NO_GPU = {
 def wait_for_gloo_threads(
     threads: Callable[[], dict[str, tuple[str, str]]], patience_s: float = _PATIENCE_S
 ) -> None:
-    """Wait until every thread that runs gloo's collectives has been seen asleep.
+    """Wait until every gloo thread has been seen asleep.
 
     gloo says that a collective is finished, and only then writes its end into the trace. The trainer may
     stop the trace in between, which frees the memory that is about to be written: with more ranks than
@@ -46,7 +46,7 @@ def wait_for_gloo_threads(
 
 
 def thread_states() -> dict[str, tuple[str, str]]:
-    """(name, state) of each thread of this process; of none where the system does not tell."""
+    """Return (name, state) of each thread of this process; empty without `/proc`."""
     found = {}
     for task in _TASKS.iterdir() if _TASKS.is_dir() else ():
         with contextlib.suppress(OSError):  # it has ended meanwhile
@@ -56,7 +56,7 @@ def thread_states() -> dict[str, tuple[str, str]]:
 
 
 class Tracer:
-    """From `start` to `stop` everything is traced."""
+    """A trace of everything between `start` and `stop`."""
 
     def __init__(self, device: torch.device, extras: Sequence[str]) -> None:
         self.on_gpu = device.type == "cuda"
@@ -68,7 +68,7 @@ class Tracer:
         self._profiler = torch.profiler.profile(activities=activities)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the trace."""
         if self.on_gpu and "memory" in self.extras:
             torch.cuda.memory._record_memory_history(max_entries=_MEMORY_ENTRIES)
         if self.on_gpu and "nvtx" in self.extras:
@@ -78,7 +78,7 @@ class Tracer:
         self._profiler.start()
 
     def stop(self) -> tuple[int, list[dict[str, Any]]]:
-        """End; what the events' times count from (nanoseconds of this node's clock), and the events."""
+        """Stop; returns the origin of the events' times in nanoseconds, and the events."""
         self._open.close()
         if self.on_gpu and "nvtx" in self.extras:
             return 0, []
@@ -95,7 +95,7 @@ class Tracer:
 
 
 def write_extras(tracer: Tracer, stem: Path) -> list[str]:
-    """Write what was asked for besides, under names that begin with `stem`; one sentence for each."""
+    """Write the requested extras under names that begin with `stem`; returns one note for each."""
     if not tracer.on_gpu:
         return [_NO_GPU[one] for one in tracer.extras if one in _NO_GPU]
     said = []

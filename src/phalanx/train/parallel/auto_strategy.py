@@ -34,7 +34,7 @@ Make = Callable[[Layout], Strategy]
 
 
 def device_memory_bytes(local_world_size: int) -> int:
-    """Of this rank's device; of a CPU rank, its part of the machine's or the container's memory."""
+    """Return the memory of this rank's device, or a CPU rank's part of the node's or container's."""
     if torch.cuda.is_available():
         return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -47,7 +47,7 @@ def device_memory_bytes(local_world_size: int) -> int:
 
 
 def device_figures() -> estimates.Device:
-    """The table's row for this machine's devices; the slowest GPU for one it does not know."""
+    """Return the figures of this machine's devices; those of the slowest GPU for an unknown one."""
     if not torch.cuda.is_available():
         return estimates.DEVICES["cpu"]
     name = torch.cuda.get_device_name().replace("-", " ").split()
@@ -57,7 +57,7 @@ def device_figures() -> estimates.Device:
 
 
 def pick(model: nn.Module, world: DeviceSet) -> LayoutChoice:
-    """The layout for a model whose activations nobody has measured; optimizers keep two more copies."""
+    """Choose the layout for a model, assuming an optimizer with two tensors per parameter."""
     trained = bytes_of(one for one in model.parameters() if one.requires_grad)
     outline = ModelProfile(
         parameter_bytes=bytes_of(model.parameters()),
@@ -70,12 +70,12 @@ def pick(model: nn.Module, world: DeviceSet) -> LayoutChoice:
 
 
 class AutoStrategy(BaseStrategy):
-    """Decides at the first model, and is what it has decided on from then on."""
+    """A strategy chosen at the first model; delegates to the chosen one."""
 
     name = "auto"
 
     def __init__(self, info: RankInfo, channel: ControlChannel, report: Report, make: Make) -> None:
-        """`make` makes the strategy of a layout."""
+        """Create the strategy; `make` makes the strategy of a layout."""
         self._info, self._channel, self._report, self._make = info, channel, report, make
         self._made: Strategy = SingleRank()
         self._optimizers: list[Optimizer] = []
@@ -84,7 +84,7 @@ class AutoStrategy(BaseStrategy):
     def receive(
         self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
     ) -> None:
-        """Decide, if nothing is decided yet; then as that strategy does."""
+        """Choose a strategy at the first model, then delegate to it."""
         if isinstance(self._made, SingleRank):
             self._decide(model)
         self._made.receive(model, device, wishes)
@@ -92,7 +92,7 @@ class AutoStrategy(BaseStrategy):
     def wrap(
         self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
     ) -> nn.Module:
-        """As the strategy does."""
+        """Delegate to the chosen strategy."""
         return self._made.wrap(model, device, wishes)
 
     def _decide(self, model: nn.Module) -> None:
@@ -115,22 +115,22 @@ class AutoStrategy(BaseStrategy):
             print(f"phalanx: strategy auto: {choice.why}", flush=True)  # noqa: T201 - the rank's log
 
     def adopt(self, optimizer: Optimizer) -> None:
-        """As the strategy does, now or once there is one."""
+        """Delegate to the chosen strategy, now or once it is chosen."""
         self._optimizers.append(optimizer)
         self._made.adopt(optimizer)
 
     def watch(self, scale: replica.GradientScale, model: nn.Module) -> None:
-        """As the strategy does."""
+        """Delegate to the chosen strategy."""
         self._made.watch(scale, model)
 
     def start_share(self, models: Iterable[nn.Module], first: bool, last: bool) -> None:
-        """As the strategy does."""
+        """Delegate to the chosen strategy."""
         self._made.start_share(models, first, last)
 
     def send_buffers(self, models: Iterable[nn.Module]) -> None:
-        """As the strategy does."""
+        """Delegate to the chosen strategy."""
         self._made.send_buffers(models)
 
     def reduces(self, models: Iterable[nn.Module]) -> bool:
-        """As the strategy does."""
+        """Delegate to the chosen strategy."""
         return self._made.reduces(models)

@@ -1,4 +1,4 @@
-"""Layouts of more than one dimension: tensor parallel layers inside, shards or replicas outside.
+"""Layouts of several dimensions: tensor parallel layers inside, shards or replicas outside.
 
 All of it is torch's own: `parallelize_module` over the mesh's `tp` dimension, then `fully_shard` over the
 others. Parameters become DTensors, so checkpoints fit any other layout.
@@ -54,7 +54,7 @@ STYLES: Mapping[str, Any] = {
 
 
 class GridStrategy(ShardStrategy):
-    """Tensor parallel ranks inside, shards and replicas outside."""
+    """The strategy of tensor parallel ranks inside, shards and replicas outside."""
 
     def __init__(self, layout: Layout, plan: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         """`plan` says which modules are split and how: patterns of names to `STYLES` or torch's own;
@@ -69,7 +69,7 @@ class GridStrategy(ShardStrategy):
     def wrap(
         self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
     ) -> nn.Module:
-        """The same module, split and sharded in place; it begins with rank 0's weights.
+        """Return the same module, split and sharded in place, with rank 0's weights.
 
         Raises SpecInvalid where no plan says what to split.
         """
@@ -90,7 +90,7 @@ class GridStrategy(ShardStrategy):
         return model
 
     def _to_split(self, model: nn.Module) -> dict[nn.Module, ParallelStyle]:
-        """The modules that the plan names, and how. Raises SpecInvalid where there is none."""
+        """Return the style of each module that the plan names. Raises SpecInvalid without a plan."""
         if self._layout.tp == 1:
             return {}
         chosen = self._plan or getattr(model, "tp_plan", None) or {}
@@ -100,13 +100,13 @@ class GridStrategy(ShardStrategy):
     def _split_layers(
         self, part: nn.Module, left: dict[nn.Module, ParallelStyle], mesh: DeviceMesh
     ) -> None:
-        """Split those layers of a part that are `left` over the mesh's tensor parallel ranks."""
+        """Split the layers of a part that are still in `left` over the tensor parallel ranks."""
         for module in part.modules():
             if (style := left.pop(module, None)) is not None:
                 parallelize_module(module, mesh["tp"], style)
 
     def _outer(self, mesh: DeviceMesh) -> DeviceMesh:
-        """What parameters are sharded over, and replicated."""
+        """Return the mesh over which parameters are sharded and replicated."""
         return mesh["dp", "fsdp"] if self._layout.dp > 1 else mesh["fsdp"]
 
     def _the_mesh(self, device: torch.device) -> DeviceMesh:
@@ -117,12 +117,12 @@ class GridStrategy(ShardStrategy):
         return self._mesh
 
     def reduces(self, models: Iterable[nn.Module]) -> bool:
-        """Only where gradients of all ranks meet, which they do not with replicas of split layers."""
+        """Return whether gradients of all ranks are reduced; never with tensor parallel layers."""
         return self._layout.tp == 1 and super().reduces(models)
 
 
 def styles(model: nn.Module, plan: Mapping[str, Any]) -> dict[str, ParallelStyle]:
-    """The style of each module that a pattern names. Raises SpecInvalid naming what fits nothing."""
+    """Return the style of each module that a pattern matches. Raises SpecInvalid for unmatched patterns."""
     names = [name for name, _ in model.named_modules() if name]
     found: dict[str, ParallelStyle] = {}
     problems = []

@@ -1,4 +1,4 @@
-"""From a layout of the ranks to the strategy that makes it true."""
+"""The strategy of a layout of the ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def strategy_for(components: RunComponents) -> Strategy:
-    """What a run begins with: `auto` becomes another one at the first model."""
+    """Return the strategy of a run; `auto` is resolved at the first model."""
     info, options = components.info, components.options
 
     def make(layout: Layout) -> Strategy:
@@ -34,7 +34,7 @@ def strategy_for(components: RunComponents) -> Strategy:
 
 
 def chosen(layout: Layout, rank: int, options: RunOptions) -> Strategy:
-    """The strategy of a layout, for this rank; one rank alone needs none."""
+    """Return the strategy of a layout, for this rank."""
     if layout.world_size == 1:
         return SingleRank()
     if layout.dp == layout.world_size:

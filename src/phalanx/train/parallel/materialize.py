@@ -1,4 +1,4 @@
-"""Models that come without memory: made under `torch.device("meta")`, given their weights part by part.
+"""Materialization of models made under `torch.device("meta")`, part by part.
 
 What is sharded never has to lie whole on one rank then.
 """
@@ -23,13 +23,13 @@ _LARGE_BYTES = 4 << 20
 
 
 class Materializer:
-    """Gives a model's modules memory on a device, and their first weights where they have none.
+    """Allocates a model's modules on a device, and initializes weights that have no memory.
 
     A module's weights depend on the seed and on its name alone: they are the same under every strategy.
     """
 
     def __init__(self, model: nn.Module, device: torch.device, seed: int) -> None:
-        """Raises NotSupported where a module without memory does not say how it begins."""
+        """Raise NotSupported for a module without memory and without `reset_parameters`."""
         self._device, self._seed = device, seed
         self._names = {id(module): name for name, module in model.named_modules()}
         mute = [
@@ -45,7 +45,7 @@ class Materializer:
             )
 
     def make(self, part: nn.Module) -> None:
-        """Everything in this part of the model; parameters stay the same objects."""
+        """Materialize a part of the model; parameters stay the same objects."""
         # A parent's reset may set something of its children right, so children come first.
         for module in reversed(list(part.modules())):
             hollow = _hollow(module)
@@ -63,7 +63,7 @@ class Materializer:
             self._move(module)
 
     def _move(self, module: nn.Module) -> None:
-        """To the device, but for shards: where those are is a matter of their own options."""
+        """Move a module's own tensors to the device, except shards."""
         for parameter in module._parameters.values():
             if parameter is not None and not isinstance(parameter, DTensor):
                 parameter.data = parameter.data.to(self._device)
@@ -73,13 +73,13 @@ class Materializer:
 
 
 def materialize_model(model: nn.Module, device: torch.device, seed: int) -> None:
-    """The whole model at once. Raises NotSupported as `Materializer` does."""
+    """Materialize the whole model. Raises NotSupported as `Materializer` does."""
     Materializer(model, device, seed).make(model)
     model.to(device)
 
 
 def free_replaced(model: nn.Module, before: Iterator[nn.Parameter] | list[nn.Parameter]) -> None:
-    """Take the memory of those that are no longer the model's, whoever may still name them."""
+    """Free the memory of parameters that are no longer the model's, even if they are still referenced."""
     still = {id(one) for one in model.parameters()}
     for parameter in before:
         if id(parameter) not in still:
@@ -87,7 +87,7 @@ def free_replaced(model: nn.Module, before: Iterator[nn.Parameter] | list[nn.Par
 
 
 def split_state(state: Mapping[str, Any], owner: nn.Parameter, optimizer: str) -> dict[str, Any]:
-    """What an optimizer kept of a whole parameter, laid out over the ranks as `owner` now is.
+    """Shard an optimizer's state of a whole parameter as `owner` is sharded.
 
     Every rank cuts its part out of what it has itself. Raises NotSupported for a tensor of another shape,
     or without memory.
@@ -120,7 +120,7 @@ def _split(value: Any, owner: nn.Parameter, what: str) -> Any:
 
 
 def return_large_blocks(device: torch.device) -> None:
-    """Have the C library give large blocks back to the system as soon as they are free.
+    """Make the C library return large blocks to the system as soon as they are free.
 
     Shards gather, use and free a block's parameters all the time. The C library learns from that to keep
     freed memory for itself, in pieces that fit badly: three times what is in use. What this costs in page
@@ -135,7 +135,7 @@ def return_large_blocks(device: torch.device) -> None:
 
 
 def _hollow(module: nn.Module) -> list[torch.Tensor]:
-    """The module's own tensors that have no memory."""
+    """Return the module's own tensors that have no memory."""
     own = [*module._parameters.values(), *module._buffers.values()]
     return [one for one in own if one is not None and one.is_meta]
 

@@ -1,4 +1,4 @@
-"""Measure a model without memory: what one step keeps and computes, and how it may be divided."""
+"""Costs of a model, measured without memory: what a step keeps and computes, and how it divides."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SPLITTING = ("colwise", "rowwise", "embedding")
 
 @contextlib.contextmanager
 def meta_parameters() -> Iterator[None]:
-    """Modules that are made in here get parameters with shapes and no memory."""
+    """Give modules made inside the block parameters without memory."""
     register = nn.Module.register_parameter
 
     def hollow(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
@@ -38,7 +38,7 @@ def meta_parameters() -> Iterator[None]:
 
 
 def move_to_meta(model: nn.Module) -> None:
-    """Take the memory of what still has some, and leave every object where it is in the model."""
+    """Replace a model's tensors by ones without memory, in place."""
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None:
@@ -51,7 +51,7 @@ def move_to_meta(model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def flash_attention_costs() -> Iterator[None]:
-    """Attention keeps what the kernels of real devices keep: not the scores of all pairs.
+    """Count attention as flash kernels compute it, without storing the scores of all pairs.
 
     Without memory torch takes its plain formula, which would count them.
     """
@@ -76,7 +76,7 @@ def flash_attention_costs() -> Iterator[None]:
 
 
 class CostRecorder:
-    """Counts what forward passes keep for the backward pass, and what both compute."""
+    """Records the memory that forward passes keep for the backward pass, and the operations of both."""
 
     def __init__(self) -> None:
         self._kept: dict[int, torch.UntypedStorage] = {}
@@ -87,7 +87,7 @@ class CostRecorder:
         self._counts = self.went_back = False
 
     def start(self, models: list[nn.Module]) -> None:
-        """Count from now on, but not the models' own tensors."""
+        """Start recording; the models' own tensors do not count."""
         for model in models:
             for one in [*model.parameters(), *model.buffers()]:
                 self._own.add(one.untyped_storage()._cdata)
@@ -98,7 +98,7 @@ class CostRecorder:
             self._counting.enter_context(self._hooks)
 
     def stop(self) -> None:
-        """Count no more."""
+        """Stop recording."""
         self._counting.close()
 
     def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -110,50 +110,50 @@ class CostRecorder:
 
     @property
     def kept_bytes(self) -> int | None:
-        """Of one batch; None where no forward pass was seen."""
+        """Return the bytes kept for one batch; None without a forward pass."""
         return sum(one.nbytes() for one in self._kept.values()) or None
 
     @property
     def flops(self) -> float | None:
-        """Of one batch, forward and backward; None where nothing was seen."""
+        """Return the operations of one batch, forward and backward; None without a forward pass."""
         found = float(self._flops.get_total_flops())
         # A backward pass costs twice its forward pass.
         return (found if self.went_back else 3 * found) or None
 
     @property
     def convolved(self) -> float:
-        """The part of the operations that are convolutions'."""
+        """Return the share of convolutions in the operations."""
         counts = self._flops.get_flop_counts().get("Global", {})
         found = sum(num for kind, num in counts.items() if "convolution" in str(kind))
         return found / max(1, self._flops.get_total_flops())
 
 
 def bytes_of(tensors: Any) -> int:
-    """Of all of them together."""
+    """Return the bytes of all tensors."""
     return sum(one.numel() * one.element_size() for one in tensors)
 
 
 def cast_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Of the copies in half precision that autocast makes of matrices and leaves for the backward pass."""
+    """Return the bytes of the half-precision copies of matrices that autocast keeps."""
     wide = [one for one in tensors if one.dtype == torch.float32 and one.dim() > 1]
     return sum(2 * one.numel() for one in wide if one.requires_grad)
 
 
 def computes_in(model: nn.Module, precision: str) -> str:
-    """The precision of a model's arithmetic: that of its parameters, where autocast is off."""
+    """Return the precision of a model's arithmetic: its parameters', where autocast is off."""
     if precision == "fp32" and any(one.dtype in HALF.values() for one in model.parameters()):
         return "bf16"
     return precision
 
 
 def block_bytes(model: nn.Module) -> int:
-    """The largest part that shards are gathered for at once."""
+    """Return the bytes of the largest part that shards are gathered for at once."""
     sizes = [bytes_of(block.parameters()) for block in blocks(model)]
     return max([bytes_of(model.parameters()) - sum(sizes), *sizes, 0])
 
 
 def optimizer_bytes(optimizer: Optimizer) -> int:
-    """What it keeps, found by having it step without memory; two more copies where it cannot."""
+    """Return an optimizer's bytes, from a step without memory; two copies where that fails."""
     owned = [one for group in optimizer.param_groups for one in group["params"]]
     for one in owned:
         one.grad = torch.empty_like(one) if one.requires_grad else None
@@ -166,7 +166,7 @@ def optimizer_bytes(optimizer: Optimizer) -> int:
 
 
 def split_part(model: nn.Module, plan: Mapping[str, Any]) -> float:
-    """The part of the parameters that tensor parallel ranks divide among them; 0 without a plan."""
+    """Return the share of the parameters that tensor parallel ranks divide; 0 without a plan."""
     plan = plan or getattr(model, "tp_plan", None) or {}
     if not plan:
         return 0.0
@@ -180,7 +180,7 @@ def split_part(model: nn.Module, plan: Mapping[str, Any]) -> float:
 
 
 def layer_bytes(model: nn.Module) -> tuple[int, ...]:
-    """Of each layer that a pipeline stage may begin with; empty where the model cannot be cut."""
+    """Return the bytes of each layer; empty where the model cannot be cut into stages."""
     try:
         layers = stages.layers_of(model)
     except SpecInvalid:

@@ -44,7 +44,7 @@ Section = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOptions:
-    """How batches go through the stages."""
+    """The settings of a pipeline."""
 
     schedule: str = "1f1b"
     micro_batches: int | None = None
@@ -53,7 +53,7 @@ class PipelineOptions:
 
 
 class PipelineStrategy(GridStrategy):
-    """Pipeline stages outside, a grid of the other dimensions in each of them."""
+    """The strategy of pipeline stages, with a grid of the other dimensions in each."""
 
     def __init__(
         self, layout: Layout, rank: int, plan: Mapping[str, Any], options: Mapping[str, Any],
@@ -77,7 +77,7 @@ class PipelineStrategy(GridStrategy):
     def wrap(
         self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
     ) -> nn.Module:
-        """The same module with the memory of its own stages only; it begins with rank 0's weights.
+        """Return the same module with the memory of its own stages only, with rank 0's weights.
 
         Raises SpecInvalid where it cannot be cut, or no plan says what tp splits.
         """
@@ -136,22 +136,22 @@ class PipelineStrategy(GridStrategy):
         self, model: nn.Module, inputs: Sequence[torch.Tensor], target: Any, loss_fn: LossFn,
         backward: Callable[[torch.Tensor], None], factor: Callable[[], float],
     ) -> torch.Tensor:  # fmt: skip
-        """One batch through all stages, forward and backward; the mean loss, on every rank."""
+        """Run one batch through all stages, forward and backward; returns the mean loss on every rank."""
         pipeline = self._pipelines[model]
         if not torch.is_grad_enabled():
             return pipeline.evaluate(inputs, target, loss_fn)
         return pipeline.train(inputs, target, loss_fn, factor())
 
     def watch(self, scale: replica.GradientScale, model: nn.Module) -> None:
-        """Not at all: `compute` scales the loss."""
+        """Do nothing: `compute` scales the loss."""
 
     def start_share(self, models: Iterable[nn.Module], first: bool, last: bool) -> None:
-        """Each step begins with equal buffers on the ranks of a stage."""
+        """Send buffers to the ranks of a stage at the start of a step."""
         if first:
             self.send_buffers(models)
 
     def send_buffers(self, models: Iterable[nn.Module]) -> None:
-        """Give the ranks of each stage the buffers of its first."""
+        """Send the buffers of each stage's first rank to its other ranks."""
         if self._stage_group is None:
             return
         with torch.no_grad():
@@ -162,18 +162,18 @@ class PipelineStrategy(GridStrategy):
                         dist.broadcast(buffer, src=source, group=self._stage_group)
 
     def reduces(self, models: Iterable[nn.Module]) -> bool:
-        """Never gradients of all ranks."""
+        """Return False: gradients are never reduced over all ranks."""
         return False
 
     def norm(self, parameters: Iterable[torch.Tensor]) -> torch.Tensor:
-        """The norm of all stages' gradients together. Collective."""
+        """Return the norm of all stages' gradients together. Collective."""
         assert self._group is not None
         return gradients.norm_over(parameters, self._group, self._device)
 
     # -- state -----------------------------------------------------------------------------------
 
     def completed(self, state: dict[str, Any], channel: ControlChannel) -> dict[str, Any]:
-        """The state as every rank would number its tensors: those of other stages without memory.
+        """Complete the state with other stages' tensors, without memory, so that all ranks number alike.
 
         Collective. Only what rank 0 says beside models and optimizers is kept.
         """
@@ -189,7 +189,7 @@ class PipelineStrategy(GridStrategy):
         return {**state, "optimizers": optimizers}
 
     def _learn(self, held: Sequence[Section], channel: ControlChannel) -> None:
-        """Have every rank know what optimizers keep on other stages. Talks only where it is new."""
+        """Exchange the outlines of the optimizers' states over stages, when one has changed."""
         text = json.dumps([_outline(one) for one in held])
         digest = digest_of(canonical({"text": text}))
         if not channel.total([float(digest != self._told)])[0]:
@@ -205,7 +205,7 @@ class PipelineStrategy(GridStrategy):
 
 
 def _outline(state: Section) -> dict[str, Any]:
-    """What an optimizer keeps, without its numbers."""
+    """Return the outline of an optimizer's state: shapes and types without values."""
     body, leaves = tree.collect(state)
     return {"body": body, "leaves": [[list(one.shape), dtype_name(one.dtype)] for one in leaves]}
 
@@ -227,7 +227,7 @@ def _hollowed(value: Any) -> Any:
 
 
 class Pipeline:
-    """One model's stages on this rank, and a schedule for every shape of batch that has come."""
+    """One model's stages on this rank, and a schedule for every batch shape."""
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ class Pipeline:
         group: dist.ProcessGroup,
         device: torch.device,
     ) -> None:
-        """`mine` are this rank's stages by number; `group` has one rank of each stage."""
+        """Create the pipeline; `mine` are this rank's stages, `group` has one rank of each stage."""
         self._mine, self._num_stages, self._shapes = mine, num_stages, shapes
         self._pipeline_options, self._group, self._device = options, group, device
         self._num_ranks = dist.get_world_size(group)
@@ -258,7 +258,7 @@ class Pipeline:
     def train(
         self, inputs: Sequence[torch.Tensor], target: Any, loss_fn: LossFn, factor: float
     ) -> torch.Tensor:
-        """Gradients of the mean loss times `factor`; returns the mean loss, on every rank."""
+        """Compute gradients of the mean loss times `factor`; returns the mean loss on every rank."""
         num = self._pieces(inputs)
         self._loss_fn, self._factor = loss_fn, factor / num
         self._losses.clear()
@@ -272,13 +272,13 @@ class Pipeline:
     def evaluate(
         self, inputs: Sequence[torch.Tensor], target: Any, loss_fn: LossFn
     ) -> torch.Tensor:
-        """The loss of one batch, on every rank."""
+        """Return the loss of one batch on every rank."""
         found = self._forward(inputs)
         loss = loss_fn(found, target).detach() if self._last else None
         return self._spread(loss)
 
     def outputs(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """What the model puts out, on every rank: the forward pass of a model in stages.
+        """Return the model's output on every rank: the forward pass of a model in stages.
 
         Raises TrainingError where gradients are wanted.
         """
@@ -318,7 +318,7 @@ class Pipeline:
         return torch.stack(self._losses).mean() if self._losses else None
 
     def _spread(self, loss: torch.Tensor | None) -> torch.Tensor:
-        """The last stage's loss, on every rank. It is there before earlier stages have finished."""
+        """Broadcast the last stage's loss; it may be ready before earlier stages have finished."""
         value = torch.zeros((), dtype=torch.float32, device=self._device)
         if loss is not None:
             value.copy_(loss)
@@ -330,7 +330,7 @@ class Pipeline:
         dist.broadcast(value, group=self._group, group_src=source)
 
     def _schedule(self, inputs: Sequence[torch.Tensor], num: int, loss: LossFn | None) -> Any:
-        """torch's schedule for batches of this shape. All ranks of a pipeline see the same batch."""
+        """Return torch's schedule for batches of this shape, cached."""
         shapes = tuple((tuple(one.shape), one.dtype) for one in inputs)
         key = (shapes, num, loss is not None)
         if key not in self._schedules:

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 
 class Replica(DistributedDataParallel):
-    """DDP that never sends buffers while evaluating.
+    """DistributedDataParallel without buffer broadcasts in evaluation.
 
     Ranks evaluate shares of different length, or only rank 0 does; a broadcast per forward pass would
     pair the wrong calls or wait for ever. Buffers are sent at the end of each pass instead.
@@ -28,39 +28,39 @@ class Replica(DistributedDataParallel):
         return self.training and bool(super()._check_sync_bufs_pre_fwd())  # type: ignore[no-untyped-call]
 
     def start_step(self) -> None:
-        """Have the next training pass take over rank 0's buffers, whatever ran before it.
+        """Make the next training pass take rank 0's buffers.
 
         An evaluation leaves DDP believing that buffers are equal; a restarted run would not.
         """
         self.require_forward_param_sync = True
 
     def send_buffers(self) -> None:
-        """Give every rank the buffers of rank 0. Collective."""
+        """Send rank 0's buffers to every rank. Collective."""
         if len(self.modules_buffers) > 0:
             self._sync_buffers()  # type: ignore[no-untyped-call]
 
 
 class ReplicationOptions(Protocol):
-    """What replication asks of the run's options."""
+    """The options of a run that strategies read."""
 
     @property
     def seed(self) -> int:
-        """What the first weights of models without memory depend on."""
+        """Return the seed of initial weights."""
         ...
 
     @property
     def exact(self) -> bool:
-        """Whether a restart must reduce in the same order."""
+        """Return whether a restart must reduce in the same order."""
         ...
 
     @property
     def ddp(self) -> Mapping[str, Any]:
-        """Further arguments of DistributedDataParallel."""
+        """Return further arguments of DistributedDataParallel."""
         ...
 
 
 def replicate(model: nn.Module, device: torch.device, wishes: ReplicationOptions) -> nn.Module:
-    """The model as one of several replicas; unchanged when it has nothing to train."""
+    """Wrap the model as one of several replicas; a model without trainable parameters is unchanged."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         return model
     ids = [device.index] if device.type == "cuda" else None
@@ -72,7 +72,7 @@ def replicate(model: nn.Module, device: torch.device, wishes: ReplicationOptions
 
 
 def freeze_buckets(replica: DistributedDataParallel) -> None:
-    """Do DDP's one regrouping of buckets now, the same in every generation. Collective."""
+    """Do DDP's only regrouping of buckets now, the same in every generation. Collective."""
     push = getattr(replica.reducer, "_push_all_rebuilt_params", None)
     if push is None:
         regroup_by_backward(replica)
@@ -82,7 +82,7 @@ def freeze_buckets(replica: DistributedDataParallel) -> None:
 
 
 def regroup_by_backward(replica: DistributedDataParallel) -> None:
-    """The same through DDP's public behaviour: one backward pass that leaves no gradient."""
+    """Regroup the buckets by one backward pass that leaves no gradient."""
     replica.reducer.prepare_for_forward()
     replica.reducer.prepare_for_backward([])
     wanted = [parameter for parameter in replica.parameters() if parameter.requires_grad]
@@ -92,7 +92,7 @@ def regroup_by_backward(replica: DistributedDataParallel) -> None:
 
 
 class GradientScale:
-    """Multiplies every gradient of some parameters as it is computed, before it is accumulated.
+    """A factor on gradients, applied as they are computed, before they are accumulated.
 
     A factor of 1 costs nothing: the hooks are only there while it is something else.
     """
@@ -103,11 +103,11 @@ class GradientScale:
         self._handles: list[Callable[[], None]] = []
 
     def watch(self, model: nn.Module) -> None:
-        """Scale the gradients of this model's parameters from now on."""
+        """Scale the gradients of this model's parameters."""
         self._models.append(model)
 
     def watch_outputs(self, model: nn.Module) -> None:
-        """Scale the gradients of what this model puts out: the same, where parameters have no hooks."""
+        """Scale the gradients of this model's outputs, where parameters have no hooks."""
 
         def hook(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.requires_grad:
@@ -123,7 +123,7 @@ class GradientScale:
         return None if self.factor == 1.0 else self._scaled(gradient)
 
     def set(self, factor: float) -> None:
-        """The factor of the backward passes that follow."""
+        """Set the factor of the following backward passes."""
         self.factor = factor
         if factor == 1.0:
             for remove in self._handles:
@@ -142,5 +142,5 @@ class GradientScale:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The user's own module."""
+    """Return the user's own module."""
     return model.module if isinstance(model, DistributedDataParallel) else model

@@ -27,14 +27,14 @@ _ATTRIBUTE = "pipeline_layers"
 
 @dataclass(frozen=True, slots=True)
 class PipelineLayer:
-    """One call of the sequence."""
+    """One layer of the sequence."""
 
     name: str
     module: nn.Module
 
 
 def layers_of(model: nn.Module) -> list[PipelineLayer]:
-    """The model's layers in the order of their calls. Raises SpecInvalid where that is not known."""
+    """Return the model's layers in call order. Raises SpecInvalid where that is not known."""
     names = getattr(model, _ATTRIBUTE, None)
     if names is None:
         if isinstance(model, nn.Sequential):
@@ -67,7 +67,7 @@ def layers_of(model: nn.Module) -> list[PipelineLayer]:
 
 
 def _check_whole(model: nn.Module, layers: Sequence[PipelineLayer]) -> None:
-    """Every parameter and buffer lies in a layer."""
+    """Check that every parameter and buffer lies in a layer."""
     inside = {id(one) for layer in layers for one in _tensors(layer.module)}
     named = [*model.named_parameters(), *model.named_buffers()]
     outside = [name for name, one in named if id(one) not in inside]
@@ -78,7 +78,7 @@ def _check_whole(model: nn.Module, layers: Sequence[PipelineLayer]) -> None:
 def cut(
     layers: Sequence[PipelineLayer], num_stages: int, begins: Sequence[str]
 ) -> list[list[PipelineLayer]]:
-    """The layers of each stage: cut before those named in `begins`, or into equally heavy parts.
+    """Cut the layers into stages: before those named in `begins`, or into equally heavy parts.
 
     Raises SpecInvalid for cuts that make no sense, and for parameters that two stages would share.
     """
@@ -130,7 +130,7 @@ def _wrong(what: str, text: str) -> SpecInvalid:
 
 
 def free_memory(module: nn.Module) -> None:
-    """Take the memory of a module's tensors away; shapes, names and places stay."""
+    """Free the memory of a module's tensors; shapes and names stay."""
     for one in module.modules():
         for name, parameter in one._parameters.items():
             if parameter is not None:
@@ -142,14 +142,14 @@ def free_memory(module: nn.Module) -> None:
 
 
 class StageShapes:
-    """What passes between stages: the model's outline, run without memory and without computing."""
+    """The shapes of tensors between stages, from a forward pass without memory."""
 
     def __init__(self, stages: Sequence[Sequence[PipelineLayer]]) -> None:
-        """Remember the stages' modules before anything is changed about them."""
+        """Copy the stages' modules before they are changed."""
         self._stages = [meta_copy(stage_module(stage)) for stage in stages]
 
     def between(self, micro_batch: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
-        """Inputs of the first stage, then the outputs of each, as tensors without memory.
+        """Return the inputs of the first stage, then the outputs of each, as tensors without memory.
 
         Raises NotSupported where the model needs values to know its shapes.
         """
@@ -170,10 +170,10 @@ class StageShapes:
 
 
 class StageModule(nn.Sequential):
-    """Layers called one after another; several outputs are the next one's several inputs."""
+    """A stage: layers called in sequence; several outputs are the next layer's inputs."""
 
     def forward(self, *args: Any) -> Any:
-        """What the last layer puts out."""
+        """Return the output of the last layer."""
         for module in self:
             found = module(*args)
             args = found if isinstance(found, tuple) else (found,)
@@ -181,18 +181,18 @@ class StageModule(nn.Sequential):
 
 
 def stage_module(layers: Sequence[PipelineLayer]) -> StageModule:
-    """A stage as one module, which shares the layers with the model they come from."""
+    """Make a stage from layers, which stay shared with their model."""
     return StageModule(*(layer.module for layer in layers))
 
 
 def to_meta(tensor: torch.Tensor) -> torch.Tensor:
-    """The same tensor without memory."""
+    """Return a tensor of the same shape without memory."""
     found = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
     return found.requires_grad_(tensor.requires_grad)
 
 
 def meta_copy(module: nn.Module) -> nn.Module:
-    """A copy of a module whose tensors have no memory."""
+    """Copy a module with tensors without memory."""
     memo: dict[int, Any] = {}
     for parameter in module.parameters():
         memo[id(parameter)] = nn.Parameter(to_meta(parameter.detach()), parameter.requires_grad)

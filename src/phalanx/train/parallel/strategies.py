@@ -1,4 +1,4 @@
-"""How the ranks of a gang share a model: replicas (DDP), or shards of every parameter (FSDP2).
+"""Strategies of one dimension: a single rank, replicas (DDP), shards of every parameter (FSDP2).
 
 `parallel` and `pipeline` have the others.
 
@@ -28,142 +28,142 @@ LossFn = Callable[[Any, Any], torch.Tensor]
 
 
 class Strategy(Protocol):
-    """What the run asks of it. Every rank makes the same calls."""
+    """How the ranks of a gang hold a model. Every rank makes the same calls."""
 
     name: str
 
     def receive(
         self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
     ) -> None:
-        """A new model: give it memory, if the whole of it is going to have some."""
+        """Allocate a new model, where the strategy holds it whole."""
         ...
 
     def wrap(
         self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
     ) -> nn.Module:
-        """The model to train with, and to give back to the script."""
+        """Return the model to train with, which the script gets."""
         ...
 
     def adopt(self, optimizer: Optimizer) -> None:
-        """Point an optimizer to the parameters that `wrap` put in place of those it was made for."""
+        """Replace an optimizer's parameters by those that `wrap` made."""
         ...
 
     def watch(self, scale: replica.GradientScale, model: nn.Module) -> None:
-        """Have the gradients of a model that `wrap` returned be scaled."""
+        """Scale the gradients of a model that `wrap` returned."""
         ...
 
     def start_share(self, models: Iterable[nn.Module], first: bool, last: bool) -> None:
-        """A micro-batch begins: the first or the last of its step."""
+        """Start a micro-batch, which may be the first or the last of its step."""
         ...
 
     def send_buffers(self, models: Iterable[nn.Module]) -> None:
-        """Give every rank the buffers of rank 0."""
+        """Send rank 0's buffers to every rank."""
         ...
 
     def reduces(self, models: Iterable[nn.Module]) -> bool:
-        """Whether every step reduces gradients over all ranks."""
+        """Return whether every step reduces gradients over all ranks."""
         ...
 
     @property
     def place(self) -> tuple[int, int] | None:
-        """(rank, number) among the ranks that hold the same layers; None: all ranks do."""
+        """Return (rank, number) among the ranks that hold the same layers; None: all ranks do."""
         ...
 
     def compute(
         self, model: nn.Module, inputs: Sequence[torch.Tensor], target: Any, loss_fn: LossFn,
         backward: Callable[[torch.Tensor], None], factor: Callable[[], float],
     ) -> torch.Tensor:  # fmt: skip
-        """Loss and gradients of one batch: `backward` takes a loss, or losses count `factor` times."""
+        """Compute loss and gradients of one batch, by `backward(loss)` or with losses times `factor`."""
         ...
 
     def norm(self, parameters: Iterable[torch.Tensor]) -> torch.Tensor:
-        """The norm of all ranks' gradients together."""
+        """Return the norm of all ranks' gradients together."""
         ...
 
     def completed(self, state: dict[str, Any], channel: ControlChannel) -> dict[str, Any]:
-        """The state with everything that other ranks hold, so that all number its tensors alike."""
+        """Complete the state with what other ranks hold, so that all ranks number its tensors alike."""
         ...
 
 
 class BaseStrategy:
-    """What is the same wherever every rank holds all layers."""
+    """The common part of strategies in which every rank holds all layers."""
 
     place: tuple[int, int] | None = None
 
     def receive(
         self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
     ) -> None:
-        """All of it has memory. Raises NotSupported for one that does not know how to begin."""
+        """Allocate the whole model. Raises NotSupported for a module without `reset_parameters`."""
         materialize.materialize_model(model, device, wishes.seed)
 
     def compute(
         self, model: nn.Module, inputs: Sequence[torch.Tensor], target: Any, loss_fn: LossFn,
         backward: Callable[[torch.Tensor], None], factor: Callable[[], float],
     ) -> torch.Tensor:  # fmt: skip
-        """A forward pass, and a backward pass where gradients are computed."""
+        """Make a forward pass, and a backward pass where gradients are enabled."""
         loss = loss_fn(model(*inputs), target)
         if torch.is_grad_enabled():
             backward(loss)
         return loss.detach()
 
     def norm(self, parameters: Iterable[torch.Tensor]) -> torch.Tensor:
-        """Of the reduced gradients."""
+        """Return the norm of the reduced gradients."""
         return gradients.gradient_norm(parameters)
 
     def completed(self, state: dict[str, Any], channel: ControlChannel) -> dict[str, Any]:
-        """As it is."""
+        """Return or pass on without a change."""
         return state
 
 
 class SingleRank(BaseStrategy):
-    """One rank: nothing to share."""
+    """The strategy of one rank."""
 
     name = "single"
 
     def wrap(
         self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
     ) -> nn.Module:
-        """As it is."""
+        """Return or pass on without a change."""
         return model
 
     def adopt(self, optimizer: Optimizer) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def watch(self, scale: replica.GradientScale, model: nn.Module) -> None:
-        """By its parameters."""
+        """Scale the gradients of its parameters."""
         scale.watch(model)
 
     def start_share(self, models: Iterable[nn.Module], first: bool, last: bool) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def send_buffers(self, models: Iterable[nn.Module]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def reduces(self, models: Iterable[nn.Module]) -> bool:
-        """Never."""
+        """Return False."""
         return False
 
 
 class ReplicaStrategy(BaseStrategy):
-    """Every rank holds the whole model."""
+    """The strategy of replicas: every rank holds the whole model."""
 
     name = "ddp"
 
     def wrap(
         self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
     ) -> nn.Module:
-        """One of several replicas."""
+        """Return the model as one of several replicas."""
         return replica.replicate(model, device, wishes)
 
     def adopt(self, optimizer: Optimizer) -> None:
-        """Nothing: the parameters are the same."""
+        """Do nothing: the parameters are the same."""
 
     def watch(self, scale: replica.GradientScale, model: nn.Module) -> None:
-        """By its parameters."""
+        """Scale the gradients of its parameters."""
         scale.watch(replica.unwrapped(model))
 
     def start_share(self, models: Iterable[nn.Module], first: bool, last: bool) -> None:
-        """Only the last micro-batch of a step reduces."""
+        """Reduce gradients in the last micro-batch of a step only."""
         for model in models:
             if isinstance(model, replica.Replica):
                 model.require_backward_grad_sync = last
@@ -171,18 +171,18 @@ class ReplicaStrategy(BaseStrategy):
                     model.start_step()
 
     def send_buffers(self, models: Iterable[nn.Module]) -> None:
-        """Give every rank the buffers of rank 0."""
+        """Send rank 0's buffers to every rank."""
         for model in models:
             if isinstance(model, replica.Replica):
                 model.send_buffers()
 
     def reduces(self, models: Iterable[nn.Module]) -> bool:
-        """Whether there is a replica with something to train."""
+        """Return whether a replica has trainable parameters."""
         return any(isinstance(model, replica.Replica) for model in models)
 
 
 class ShardStrategy(BaseStrategy):
-    """Every rank holds a share of each parameter, and gathers a block's when it computes with it.
+    """The strategy of shards: every rank holds a part of each parameter, gathered block by block.
 
     Blocks are the members of every `nn.ModuleList`, and the model itself.
     """
@@ -190,7 +190,7 @@ class ShardStrategy(BaseStrategy):
     name: str = "fsdp"
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        """`options` are further arguments of `fully_shard`."""
+        """Create the strategy; `options` are further arguments of `fully_shard`."""
         self._options = options
         # Weak: what an optimizer no longer names may give its memory back.
         self._moved: MutableMapping[Any, nn.Parameter] = WeakIdKeyDictionary()
@@ -199,14 +199,14 @@ class ShardStrategy(BaseStrategy):
     def receive(
         self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
     ) -> None:
-        """Only a model that is not going to be sharded has memory as a whole."""
+        """Allocate a whole model only when it is not sharded."""
         if not _learns(model):
             materialize.materialize_model(model, device, wishes.seed)
 
     def wrap(
         self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
     ) -> nn.Module:
-        """The same module, sharded in place block by block; it begins with rank 0's weights.
+        """Return the same module, sharded in place block by block, with rank 0's weights.
 
         Parameters that the script still holds from before are empty afterwards.
         """
@@ -224,7 +224,7 @@ class ShardStrategy(BaseStrategy):
         return model
 
     def _begin_equal(self, part: nn.Module, maker: materialize.Materializer) -> list[nn.Parameter]:
-        """Give every rank rank 0's weights of a part of the model; returns those nobody has split yet."""
+        """Broadcast rank 0's weights of a part of the model; returns those that are not split yet."""
         maker.make(part)
         whole = [one for one in part.parameters() if not isinstance(one, DTensor)]
         with torch.no_grad():
@@ -238,7 +238,7 @@ class ShardStrategy(BaseStrategy):
             self._repoint(optimizer)
 
     def adopt(self, optimizer: Optimizer) -> None:
-        """Point an optimizer to the parameters that `wrap` put in place of those it was made for.
+        """Replace an optimizer's parameters by those that `wrap` made.
 
         What it kept of those goes along. Raises NotSupported where that cannot be split as they were.
         """
@@ -255,11 +255,11 @@ class ShardStrategy(BaseStrategy):
                 optimizer.state[new] = materialize.split_state(kept, new, type(optimizer).__name__)
 
     def watch(self, scale: replica.GradientScale, model: nn.Module) -> None:
-        """By its outputs: the gradients of gathered parameters pass no hook of the shards."""
+        """Scale the gradients of its outputs: those of gathered parameters pass no hook of the shards."""
         scale.watch_outputs(model)
 
     def start_share(self, models: Iterable[nn.Module], first: bool, last: bool) -> None:
-        """Only the last micro-batch of a step reduces; each step begins with rank 0's buffers."""
+        """Reduce in the last micro-batch only; each step starts with rank 0's buffers."""
         for model in models:
             if isinstance(model, FSDPModule):
                 model.set_requires_gradient_sync(last)
@@ -267,13 +267,13 @@ class ShardStrategy(BaseStrategy):
                     _broadcast_buffers(model)
 
     def send_buffers(self, models: Iterable[nn.Module]) -> None:
-        """Give every rank the buffers of rank 0."""
+        """Send rank 0's buffers to every rank."""
         for model in models:
             if isinstance(model, FSDPModule):
                 _broadcast_buffers(model)
 
     def reduces(self, models: Iterable[nn.Module]) -> bool:
-        """Whether there is a sharded model."""
+        """Return whether a model is sharded."""
         return any(isinstance(model, FSDPModule) for model in models)
 
 
@@ -282,7 +282,7 @@ def _learns(model: nn.Module) -> bool:
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """What is gathered at once: the members of every `nn.ModuleList`."""
+    """Return the blocks that are gathered at once: the members of every `nn.ModuleList`."""
     found = []
     for module in model.modules():
         if isinstance(module, nn.ModuleList):

@@ -1,4 +1,4 @@
-"""Objects kept on the node's disk, shared by all ranks and workers of the node, within a bound.
+"""A bounded cache of objects on the node's disk, shared by all ranks and workers of the node.
 
 Everything is decided by `flock`, which the kernel gives back when a process dies, however it dies:
 
@@ -29,7 +29,7 @@ _DATA, _PART = ".data", ".part"
 
 
 class OpenFile:
-    """A file held open for reading. `verified`: its digest was checked when it came to this node."""
+    """A file open for reading. `verified`: its digest was checked when it was fetched."""
 
     __slots__ = ("fd", "path", "size", "verified")
 
@@ -40,7 +40,7 @@ class OpenFile:
         self.verified = verified
 
     def read_at(self, at: int, num_bytes: int) -> bytes:
-        """Exactly these bytes, or fewer at the end of the file. Does not move a file position."""
+        """Read these bytes, or fewer at the end of the file, without moving a file position."""
         data = os.pread(self.fd, num_bytes, at)
         while len(data) < num_bytes and (
             more := os.pread(self.fd, num_bytes - len(data), at + len(data))
@@ -49,14 +49,14 @@ class OpenFile:
         return data
 
     def chunks(self, chunk_bytes: int = 1 << 22) -> Iterator[bytes]:
-        """The whole file in pieces."""
+        """Read the whole file in pieces."""
         at = 0
         while data := os.pread(self.fd, chunk_bytes, at):
             yield data
             at += len(data)
 
     def close(self) -> None:
-        """Let go of the file; a cache may evict it from now on. A second call does nothing."""
+        """Close the file; the cache may evict it from then on. A second call does nothing."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
@@ -94,7 +94,7 @@ class NodeCache:
         fill: Callable[[Path], None],
         make_room: Callable[[], None] = lambda: None,
     ) -> OpenFile:
-        """The object `key`, fetched by `fill` unless it is here.
+        """Open the object `key`; `fill` fetches it unless it is cached.
 
         `fill` writes over the `num_bytes` bytes of the file it is given, without making it shorter (its
         length is what keeps the room), checks them, and raises when they are not right: then nothing is
@@ -118,7 +118,7 @@ class NodeCache:
         return found
 
     def used_bytes(self) -> int:
-        """What objects and parts take, as the bound counts it."""
+        """Return the bytes of objects and parts, as the bound counts them."""
         with self._locked():
             return sum(entry.num_bytes for entry in self._entries(_DATA, _PART))
 
@@ -207,13 +207,13 @@ class NodeCache:
 
 
 def _let_go(fd: int) -> None:
-    """Unlock, then close: a process forked meanwhile has the file open too, and must not keep the lock."""
+    """Unlock, then close: a forked process has the file open too, and must not keep the lock."""
     fcntl.flock(fd, fcntl.LOCK_UN)
     os.close(fd)
 
 
 def _take_turn(fd: int, make_room: Callable[[], None]) -> bool:
-    """Whether this part is ours to fetch. If not, waits until who fetches it is done, or is gone.
+    """Return whether this process must fetch the part; if not, wait for the process that does.
 
     The wait is for a shared lock: once fetched, the same file is locked so by all who read it. While
     waiting the caller keeps no files open, since the other may need their room.
@@ -228,7 +228,7 @@ def _take_turn(fd: int, make_room: Callable[[], None]) -> bool:
 
 
 def _is_at(fd: int, path: Path) -> bool:
-    """Whether this open file still is the one with that name."""
+    """Return whether this open file still has that name."""
     try:
         return os.path.samestat(os.fstat(fd), path.stat())
     except FileNotFoundError:
@@ -236,7 +236,7 @@ def _is_at(fd: int, path: Path) -> bool:
 
 
 def _open_shared(path: Path) -> OpenFile | None:
-    """The object with a shared lock on it, or None when it is not here."""
+    """Open the object with a shared lock; None when it is not cached."""
     while True:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

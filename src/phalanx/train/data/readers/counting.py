@@ -1,4 +1,4 @@
-"""How evenly samples fall on classes and ranks."""
+"""The distribution of samples over classes and ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from phalanx.core.training.batches import cut
 
 @dataclass(frozen=True, slots=True)
 class Skew:
-    """How uneven counts are. `largest_to_mean` is 1.0 when all are equal."""
+    """The spread of counts. `largest_to_mean` is 1.0 when all are equal."""
 
     smallest: int
     largest: int
@@ -19,7 +19,7 @@ class Skew:
 
 
 def skew(counts: Mapping[object, int] | Iterable[int]) -> Skew:
-    """The spread of some counts, by class or by rank. Raises ValueError when there are none."""
+    """Return the spread of counts, by class or by rank. Raises ValueError when there are none."""
     numbers = list(counts.values() if isinstance(counts, Mapping) else counts)
     if not numbers:
         raise ValueError("there are no counts")
@@ -28,7 +28,7 @@ def skew(counts: Mapping[object, int] | Iterable[int]) -> Skew:
 
 
 def rank_counts(num_samples: int, micro_batch: int, world_size: int) -> list[int]:
-    """Samples per rank in one epoch, as the library's loader cuts each micro-batch over the ranks.
+    """Return the samples per rank in one epoch, as the loader cuts each micro-batch over the ranks.
 
     Raises ValueError for numbers below 1.
     """

@@ -1,4 +1,4 @@
-"""What a data set consists of: files with sizes and digests, samples with places.
+"""The index of a data set: files with sizes and digests, samples with offsets.
 
 On disk: `INDEX.json` (a header one can read) names `INDEX-<8 hex>.bin` (columns, see `tables`). Each is
 covered by a digest. Nothing in either is a pickle, and no name may point outside the data set.
@@ -34,7 +34,7 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """One data set. Built from a listing alone, it has no digests (`algorithm` is empty).
+    """The index of one data set. Built from a listing alone, it has no digests.
 
     `sample_starts` has one more entry than there are files: the samples of file i are numbered from
     entry i up to entry i+1. For text a sample is a byte, since blocks are chosen later. `tables` holds
@@ -53,32 +53,32 @@ class Index:
 
     @property
     def num_files(self) -> int:
-        """How many files hold the data."""
+        """Return the number of files."""
         return len(self.sizes)
 
     @property
     def num_samples(self) -> int:
-        """How many samples there are; bytes for text."""
+        """Return the number of samples; bytes for text."""
         return int(self.sample_starts[-1])
 
     @property
     def total_bytes(self) -> int:
-        """Sum of the sizes of all files."""
+        """Return the sum of the sizes of all files."""
         return int(self.sizes.sum())
 
     @property
     def has_digests(self) -> bool:
-        """Whether the contents are covered, not only names and sizes."""
+        """Return whether digests cover the contents, not only names and sizes."""
         return bool(self.algorithm)
 
     def digest(self, file: int) -> str | None:
-        """`algorithm:hex` of a file's contents, or None when the index has none."""
+        """Return `algorithm:hex` of a file's contents, or None when the index has no digests."""
         if not self.algorithm:
             return None
         return f"{self.algorithm}:{self.digests[file].tobytes().hex()}"
 
     def fingerprint(self) -> str:
-        """A digest of everything that decides which sample has which number.
+        """Return a digest of everything that decides which sample has which number.
 
         Starts with `content:` when file contents are part of it and with `listing:` when only names,
         sizes and places are. The place of the data set itself is not: a copy has the same fingerprint.
@@ -87,7 +87,7 @@ class Index:
         return f"{'content' if self.has_digests else 'listing'}:{body['digest']}"
 
     def restrict(self, files: Sequence[int]) -> Index:
-        """The same data set with these files only, in this order."""
+        """Return the index of the same data set with these files only, in this order."""
         rows = np.asarray(files, np.int64)
         samples, starts = ragged(self.sample_starts, rows)
         tables = {name: self.tables[name][rows] for name in _FILE_TABLES if name in self.tables}
@@ -117,7 +117,7 @@ class Index:
 
 
 def encode(index: Index) -> tuple[bytes, str, bytes]:
-    """The header, the name of the file of columns, and that file's bytes."""
+    """Encode an index: the header, the name of the columns' file, and that file's bytes."""
     header, columns = _encode(index)
     return json.dumps(header, indent=1).encode() + b"\n", header["columns"]["file"], columns
 
@@ -152,7 +152,7 @@ def _encode(index: Index) -> tuple[dict[str, Any], bytes]:
 
 
 def parse_header(data: bytes, where: str) -> dict[str, Any]:
-    """The header as read. Raises DataCorrupt when it is damaged, NotSupported when it is newer."""
+    """Parse a header. Raises DataCorrupt when it is damaged, NotSupported when it is newer."""
     try:
         header = json.loads(data)
         claimed = header.pop("digest")
@@ -171,7 +171,7 @@ def parse_header(data: bytes, where: str) -> dict[str, Any]:
 
 
 def decode(header: Mapping[str, Any], columns: Any, where: str) -> Index:
-    """The index from its two parts. Raises DataCorrupt when they do not fit each other."""
+    """Decode an index from its two parts. Raises DataCorrupt when they do not fit each other."""
     try:
         about = header["columns"]
         if len(columns) != about["bytes"]:

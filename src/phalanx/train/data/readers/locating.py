@@ -1,4 +1,4 @@
-"""From what a user writes (a directory, a file, a pattern, a list, a URL) to a source and an index."""
+"""Resolution of a user's path, pattern, list or URL to a source and an index."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FILE_SUFFIX = re.compile(r"\.(tar|parquet|pq|txt|text|bin|jsonl|md|csv)$", re.I
 
 @dataclass(frozen=True, slots=True)
 class DataLocation:
-    """A source, the files of it that are meant (all when None), and the name of its index."""
+    """A source, the selected files of it (None: all), and the name of its index."""
 
     source: DataSource
     names: tuple[str, ...] | None
@@ -34,7 +34,7 @@ class DataLocation:
 
 
 def locate(root: Root, cache: NodeCache | None = None) -> DataLocation:
-    """Understand where data is. Raises NotFound, UserError, NotSupported."""
+    """Resolve the location of data. Raises NotFound, UserError, NotSupported."""
     if not isinstance(root, str | Path | Sequence):
         return DataLocation(root, None, HEADER_NAME)
     texts = [str(root)] if isinstance(root, str | Path) else [str(one) for one in root]
@@ -49,7 +49,7 @@ def locate(root: Root, cache: NodeCache | None = None) -> DataLocation:
 
 
 def expand(pattern: str) -> list[str]:
-    """`train-{000..003}.tar` as four names; the width of the first number is kept."""
+    """Expand `train-{000..003}.tar` to four names, with the width of the first number."""
     match = _RANGE.search(pattern)
     if match is None:
         return [pattern]
@@ -100,7 +100,7 @@ def _remote(texts: Sequence[str], cache: NodeCache | None) -> DataLocation:
 
 
 def load_index(place: DataLocation, at: str | Path | None = None) -> Index | None:
-    """The stored index: the one `at` names, else the one beside the data, else None.
+    """Load the stored index: the one at `at`, else the one beside the data, else None.
 
     Raises NotFound when `at` names none, DataCorrupt for a damaged one.
     """
@@ -158,7 +158,7 @@ def save_index(index: Index, place: DataLocation, at: str | Path | None = None) 
 def open_index(
     root: Root, kind: str, cache: NodeCache | None, at: str | Path | None
 ) -> tuple[DataSource, Index]:
-    """The source and the index of a data set; without a stored index, one from the listing.
+    """Return the source and the index of a data set; without a stored index, one from the listing.
 
     Raises UserError when the stored index is for another kind of data.
     """

@@ -1,4 +1,4 @@
-"""The few shards a process holds open, each verified when it is first opened."""
+"""The shards that a process holds open, each verified when it is first opened."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Verify = Literal["first_open", "never", "full"]
 
 
 def check_verify(verify: str, index: Index) -> None:
-    """Raises UserError for an unknown word, or when there is nothing to check against."""
+    """Raise UserError for an unknown value, or for `full` without digests."""
     if verify not in ("first_open", "never", "full"):
         raise UserError(f"verify is {verify!r}", "use 'first_open', 'never' or 'full'")
     if verify == "full" and not index.has_digests:
@@ -24,7 +24,7 @@ def check_verify(verify: str, index: Index) -> None:
 
 
 def check_digest(file: OpenFile, index: Index, number: int, where: str) -> None:
-    """Raises DataCorrupt, naming the file, when its contents are not those indexed."""
+    """Raise DataCorrupt, naming the file, when its contents do not match the index."""
     expected = index.digest(number)
     if expected is None:
         return
@@ -39,7 +39,7 @@ def check_digest(file: OpenFile, index: Index, number: int, where: str) -> None:
 
 
 class OpenShards:
-    """At most `max_open` files of a data set, held open, least recently used closed first.
+    """At most `max_open` open files of a data set; the least recently used is closed first.
 
     One per process: a fork may use the files it inherits, since nothing here moves a file position; a
     pickle carries none.
@@ -63,7 +63,7 @@ class OpenShards:
         return self.__dict__ | {"_open": OrderedDict()}
 
     def get(self, number: int) -> OpenFile:
-        """A file, open and verified. It may be closed at the next call for another one.
+        """Return a file, open and verified. The next call for another file may close it.
 
         Raises DataCorrupt, DataUnavailable, NotFound.
         """
@@ -88,6 +88,6 @@ class OpenShards:
         return file
 
     def clear(self) -> None:
-        """Close everything."""
+        """Close all files."""
         while self._open:
             self._open.popitem()[1].close()

@@ -1,4 +1,4 @@
-"""The process that talks to the object store, on behalf of one rank or worker.
+"""The child process that accesses the object store for one rank or worker.
 
 The store's client runs threads of its own, which a fork leaves behind: a forked data worker that used
 it would wait for ever. So nobody uses it in process. `RemoteStore` starts this module as a child on
@@ -53,7 +53,7 @@ class RemoteStore:
         self.__init__(state["url"], state["options"])  # type: ignore[misc]
 
     def list(self) -> list[tuple[str, int, str]]:
-        """(name, size, version) of all objects below the prefix."""
+        """List (name, size, version) of all objects below the prefix."""
         return [tuple(row) for row in self._ask({"op": "list"})["objects"]]
 
     def fetch(self, name: str, path: Path, algorithm: str | None = None) -> tuple[int, str]:
@@ -62,11 +62,11 @@ class RemoteStore:
         return reply["size"], reply["digest"]
 
     def store(self, name: str, path: Path) -> None:
-        """Make a file an object, replacing what was there."""
+        """Upload a file as an object, replacing an existing one."""
         self._ask({"op": "store", "name": name, "path": str(path)})
 
     def close(self) -> None:
-        """End the child."""
+        """End the child process."""
         child, owner = self._child, self._owner
         self._forget()
         if child is not None and owner == os.getpid():
@@ -77,7 +77,7 @@ class RemoteStore:
             self.close()
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Raises NotFound, PermissionDenied, NotSupported or DataUnavailable."""
+        """Send a request. Raises NotFound, PermissionDenied, NotSupported or DataUnavailable."""
         if self._owner != os.getpid():
             self._forget()
         with self._lock:
@@ -127,7 +127,7 @@ def _stdout(child: subprocess.Popen[bytes]) -> IO[bytes]:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Never waits for long: the child has nothing to lose."""
+    """Kill the child and close its pipes."""
     child.kill()
     child.wait()
     for pipe in (child.stdin, child.stdout):
@@ -187,7 +187,7 @@ def _refusal(error: Exception) -> dict[str, Any]:
 
 
 def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
-    """Answer requests until there are no more."""
+    """Answer requests until the input ends."""
     opening = json.loads(requests.readline() or b"null")
     if opening is None:
         return

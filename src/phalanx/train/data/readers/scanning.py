@@ -1,4 +1,4 @@
-"""From files to an index: which kind of data this is, and what each file holds."""
+"""Scanning of files into an index: the kind of data, and the contents of each file."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ ALGORITHM = digest_of(b"").partition(":")[0]
 
 
 def quiet(num_bytes: int) -> None:
-    """Progress that nobody looks at."""
+    """Ignore progress."""
 
 
 def belongs(name: str, kind: str) -> bool:
-    """Whether a file is part of a data set of this kind."""
+    """Return whether a file is part of a data set of this kind."""
     lower = name.lower()
     if "INDEX" in name and lower.endswith(("index.json", ".bin")):
         return False
@@ -50,7 +50,7 @@ def belongs(name: str, kind: str) -> bool:
 
 
 def detect_kind(rows: Sequence[Row], where: str) -> str:
-    """What kind of data these files are. Raises NotFound, UserError or NotSupported."""
+    """Detect the kind of data. Raises NotFound, UserError or NotSupported."""
     found = [k for k in ("tar", "parquet", "images") if any(belongs(name, k) for name, _ in rows)]
     if len(found) > 1:
         raise UserError(f"{where} holds {' and '.join(found)}", "say which with --kind")
@@ -66,14 +66,14 @@ def detect_kind(rows: Sequence[Row], where: str) -> str:
 
 
 def list_index(source: DataSource, kind: str, names: Sequence[str] | None = None) -> Index:
-    """The index that names, sizes and headers give: no contents are covered. Cheap but for tar shards."""
+    """Build an index from names, sizes and headers, without digests. Cheap but for tar shards."""
     return _index(_rows(source, kind, names), kind, source, _Inspector(source, kind))
 
 
 def full_index(
     source: DataSource, kind: str, names: Sequence[str] | None = None, progress: Progress = quiet
 ) -> Index:
-    """The index with digests: reads every byte once."""
+    """Build an index with digests; reads every byte once."""
     inspector = _FullInspector(source, kind, progress)
     index = _index(_rows(source, kind, names), kind, source, inspector)
     return replace(index, algorithm=ALGORITHM)
@@ -104,7 +104,7 @@ def _image_order(name: str) -> tuple[str, str, str]:
 
 @dataclass(slots=True)
 class _Found:
-    """What one file, or a run of image files, holds."""
+    """The contents of one file, or of a run of image files."""
 
     digests: bytes = b""
     shard: ShardLayout = field(default_factory=ShardLayout)
@@ -113,7 +113,7 @@ class _Found:
 
 
 class _Inspector:
-    """Looks at headers only."""
+    """An inspection of headers only."""
 
     def __init__(self, source: DataSource, kind: str) -> None:
         self.source = source
@@ -139,7 +139,7 @@ class _Inspector:
 
 
 class _FullInspector(_Inspector):
-    """Reads contents too."""
+    """An inspection of headers and contents."""
 
     def __init__(self, source: DataSource, kind: str, progress: Progress) -> None:
         super().__init__(source, kind)

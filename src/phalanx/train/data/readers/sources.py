@@ -1,4 +1,4 @@
-"""Where files come from: a directory, or an object store seen through a node's cache."""
+"""Sources of files: a directory, or an object store behind a node's cache."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ _TRIES = 3
 
 
 class DataSource(Protocol):
-    """Files by name. Names are relative, with `/` between their parts."""
+    """A source of files by name. Names are relative, with `/` between their parts."""
 
     @property
     def where(self) -> str:
-        """What people call this place."""
+        """Return the name of this location for messages."""
         ...
 
     def listing(self) -> list[tuple[str, int]]:
-        """(name, size) of every file, sorted by name; hidden files are left out."""
+        """List (name, size) of every file, sorted by name, without hidden files."""
         ...
 
     def may_hold(self, max_open: int, largest_bytes: int) -> int:
-        """How many files one process may hold open, of those it would like to."""
+        """Return how many files one process may hold open, at most `max_open`."""
         ...
 
     def open(
         self, name: str, size: int, digest: str | None, make_room: Callable[[], None]
     ) -> OpenFile:
-        """The file, held open. Raises DataCorrupt when it is not `size` long or does not match."""
+        """Open the file. Raises DataCorrupt when it is not `size` long or does not match."""
         ...
 
     def read(self, name: str, size: int | None = None, digest: str | None = None) -> Any:
-        """The whole file, as something with the buffer protocol. Raises NotFound, DataCorrupt."""
+        """Read the whole file as a buffer. Raises NotFound, DataCorrupt."""
         ...
 
     def write(self, name: str, data: bytes) -> None:
-        """Replace a file at once."""
+        """Replace a file atomically."""
         ...
 
 
 class LocalSource:
-    """A directory of this machine."""
+    """A source in a directory of this machine."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(os.path.abspath(root))
@@ -65,21 +65,21 @@ class LocalSource:
 
     @property
     def where(self) -> str:
-        """The directory."""
+        """Return the directory."""
         return str(self.root)
 
     def listing(self) -> list[tuple[str, int]]:
-        """(name, size) of every file, sorted by name; hidden files are left out."""
+        """List (name, size) of every file, sorted by name, without hidden files."""
         return sorted(_walk(str(self.root), ""))
 
     def may_hold(self, max_open: int, largest_bytes: int) -> int:
-        """All it would like to."""
+        """Return `max_open`."""
         return max_open
 
     def open(
         self, name: str, size: int, digest: str | None, make_room: Callable[[], None]
     ) -> OpenFile:
-        """The file, held open; its digest is the caller's business."""
+        """Open the file; the caller checks its digest."""
         path = self.root / name
         with self._explained(name):
             file = OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC), path, verified=False)
@@ -90,7 +90,7 @@ class LocalSource:
         return file
 
     def read(self, name: str, size: int | None = None, digest: str | None = None) -> Any:
-        """The file's bytes, mapped when it is large."""
+        """Read the file's bytes; large files are mapped."""
         with self._explained(name), open(self.root / name, "rb", buffering=0) as file:
             length = os.fstat(file.fileno()).st_size
             if length > 1 << 16:
@@ -98,7 +98,7 @@ class LocalSource:
             return file.read()
 
     def write(self, name: str, data: bytes) -> None:
-        """Write beside, sync and rename."""
+        """Write a temporary file, sync it and rename it."""
         try:
             fd, temporary = tempfile.mkstemp(dir=self.root, prefix=f".{name}.")
             try:
@@ -145,30 +145,30 @@ class ObjectSource:
 
     @property
     def where(self) -> str:
-        """The URL."""
+        """Return the URL."""
         return self.store.url
 
     def listing(self) -> list[tuple[str, int]]:
-        """(name, size) of every object below the prefix, sorted by name."""
+        """List (name, size) of every object below the prefix, sorted by name."""
         rows = self.store.list()
         self._versions = {name: version for name, _, version in rows}
         return [(name, size) for name, size, _ in rows if not _hidden(name)]
 
     def may_hold(self, max_open: int, largest_bytes: int) -> int:
-        """At least one, and no more than an eighth of the cache: others need room too."""
+        """Return at least one file, and at most an eighth of the cache."""
         return max(1, min(max_open, self.cache.max_bytes // (8 * max(1, largest_bytes))))
 
     def open(
         self, name: str, size: int, digest: str | None, make_room: Callable[[], None]
     ) -> OpenFile:
-        """The object from the cache, fetched first when it is not there. Checked on the way in."""
+        """Open the object in the cache, fetched and checked first when it is missing."""
         key = f"{self.where}\n{name}\n{size}\n{digest or self._versions.get(name, '')}"
         return self.cache.open(
             key, size, lambda path: self._fill(name, size, digest, path), make_room
         )
 
     def read(self, name: str, size: int | None = None, digest: str | None = None) -> Any:
-        """The object's bytes; through the cache when its size is known."""
+        """Read the object's bytes; through the cache when its size is given."""
         if size is not None:
             file = self.open(name, size, digest, lambda: None)
             try:
@@ -180,14 +180,14 @@ class ObjectSource:
             return temporary.read()
 
     def write(self, name: str, data: bytes) -> None:
-        """Put an object."""
+        """Upload an object."""
         with tempfile.NamedTemporaryFile() as file:
             file.write(data)
             file.flush()
             self.store.store(name, Path(file.name))
 
     def _fill(self, name: str, size: int, digest: str | None, path: Path) -> None:
-        """Fetch into the cache. What arrives damaged is fetched again before it is called corrupt."""
+        """Fetch an object into the cache; damaged data are fetched again before an error is raised."""
         algorithm = digest.partition(":")[0] if digest else None
         problem: DataCorrupt | DataUnavailable | None = None
         for _ in range(_TRIES):
@@ -211,7 +211,7 @@ class ObjectSource:
 
 
 def open_source(root: str | Path | DataSource, cache: NodeCache | None = None) -> DataSource:
-    """The source for a path, a URL, or one that is given.
+    """Return the source for a path or a URL; a source is returned unchanged.
 
     Raises NotFound for a directory that is not there, UserError for a URL without a cache.
     """

@@ -1,4 +1,4 @@
-"""Checking a data set against its index: nothing missing, nothing changed, nothing more."""
+"""Verification of a data set against its index: missing, changed and unlisted files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FILES_PER_TASK = 256
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One file that is not as indexed: `missing`, `size`, `digest`, `unreadable` or `unlisted`."""
+    """A file that differs from the index: `missing`, `size`, `digest`, `unreadable` or `unlisted`."""
 
     file: str
     what: str
@@ -33,7 +33,7 @@ def verify(
     names: Sequence[str] | None = None,
     progress: Progress = quiet,
 ) -> list[Fault]:
-    """Every fault, in the order of the index. Reads all contents when the index has digests.
+    """Return every fault, in the order of the index. Reads all contents when the index has digests.
 
     With `names` the data set is these files only, and others beside them are no fault.
     """

@@ -1,4 +1,4 @@
-"""Methods that see all gradients of a step together, and replace them by (nearly) their mean.
+"""Compression methods that replace all gradients of a step together by an approximate mean.
 
 Each rank leaves with the very same bits: what is computed after a collective is computed from what the
 collective gave to everybody.
@@ -25,42 +25,42 @@ _FIRST, _CHOICE = 11, 12
 
 
 class Codec(Protocol):
-    """A method. All ranks make the same calls with the same names in the same order."""
+    """A compression method. All ranks make the same calls with the same names in the same order."""
 
     def reduce(self, gradients: Sequence[Named], scale: float, step: int) -> None:
         """Replace the gradients, which a loss scale has multiplied by `scale`."""
         ...
 
     def settle(self, applied: bool) -> None:
-        """The step is over; `applied` says whether it changed the parameters."""
+        """End the step; `applied` says whether it changed the parameters."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next steps depend on."""
+        """Return the state that the next steps depend on."""
         ...
 
     def load_state_dict(
         self, state: Mapping[str, Any], parameters: Mapping[str, torch.Tensor]
     ) -> None:
-        """Put it back."""
+        """Restore the state."""
         ...
 
 
 class NoErrorFeedback(Residuals):
-    """No error feedback: what is not sent is lost. For comparisons."""
+    """Residuals without error feedback: what is not sent is lost. For comparisons."""
 
     def settle(self, applied: bool) -> None:
-        """Nothing is kept."""
+        """Keep nothing."""
         super().settle(applied=False)
 
 
 def residuals_for(wishes: CompressionSettings) -> Residuals:
-    """The memory that goes with these wishes."""
+    """Return the residuals for these settings."""
     return Residuals() if wishes.error_feedback else NoErrorFeedback()
 
 
 def mean_together(tensors: Sequence[torch.Tensor]) -> None:
-    """Replace tensors by their means over all ranks, in one collective."""
+    """Replace tensors by their means over all ranks in one collective."""
     if not tensors:
         return
     flat = torch.cat([one.reshape(-1) for one in tensors])
@@ -123,20 +123,20 @@ class PowerSGD:
         return found
 
     def settle(self, applied: bool) -> None:
-        """Take over what the step left behind, or forget it."""
+        """Keep the step's residuals and factors, or discard them."""
         self._owed.settle(applied)
         if applied:
             self._q.update(self._next_q)
         self._next_q.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Every rank's residuals, and the factors that the next step begins with."""
+        """Return every rank's residuals, and the factors that the next step starts from."""
         return {"owed": self._owed.state_dict(), "q": dict(sorted(self._q.items()))}
 
     def load_state_dict(
         self, state: Mapping[str, Any], parameters: Mapping[str, torch.Tensor]
     ) -> None:
-        """Put it back; factors of another rank are begun anew."""
+        """Restore the state; factors of another rank start anew."""
         self._owed.load_state_dict(state["owed"], parameters)
         for name, saved in state["q"].items():
             factor = _whole(saved).to(parameters[name])
@@ -163,7 +163,7 @@ def _put_product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> 
 
 
 class TopK:
-    """The largest elements of each tensor: every rank's own, as pairs of place and value."""
+    """Sparsification to each rank's largest elements of each tensor, sent as (index, value) pairs."""
 
     def __init__(self, wishes: CompressionSettings, seed: int) -> None:
         self._fraction = wishes.fraction
@@ -196,22 +196,22 @@ class TopK:
             grad.copy_(mean.div_(len(rows)).mul_(scale).view_as(grad))
 
     def settle(self, applied: bool) -> None:
-        """Take over what was not sent, or forget the step."""
+        """Keep what was not sent, or discard the step."""
         self._owed.settle(applied)
 
     def state_dict(self) -> dict[str, Any]:
-        """Every rank's residuals."""
+        """Return every rank's residuals."""
         return {"owed": self._owed.state_dict()}
 
     def load_state_dict(
         self, state: Mapping[str, Any], parameters: Mapping[str, torch.Tensor]
     ) -> None:
-        """Put it back."""
+        """Restore the state."""
         self._owed.load_state_dict(state["owed"], parameters)
 
 
 class RandomK:
-    """Elements at random places, the same on all ranks, so that only values travel."""
+    """Sparsification to random elements, the same on all ranks, so that only values are sent."""
 
     def __init__(self, wishes: CompressionSettings, seed: int) -> None:
         self._fraction, self._seed = wishes.fraction, seed
@@ -238,17 +238,17 @@ class RandomK:
             grad.copy_(dense.view_as(grad))
 
     def settle(self, applied: bool) -> None:
-        """Take over what was not sent, or forget the step."""
+        """Keep what was not sent, or discard the step."""
         self._owed.settle(applied)
 
     def state_dict(self) -> dict[str, Any]:
-        """Every rank's residuals."""
+        """Return every rank's residuals."""
         return {"owed": self._owed.state_dict()}
 
     def load_state_dict(
         self, state: Mapping[str, Any], parameters: Mapping[str, torch.Tensor]
     ) -> None:
-        """Put it back."""
+        """Restore the state."""
         self._owed.load_state_dict(state["owed"], parameters)
 
 

@@ -1,4 +1,4 @@
-"""What error feedback remembers: for each parameter, what this rank has not sent yet.
+"""The residuals of error feedback: for each parameter, what this rank has not sent yet.
 
 Kept in the units of true gradients, whatever a loss scale multiplies them by, and taken over only when
 the step that used it was applied: a step that is skipped or computed again leaves no trace.
@@ -15,7 +15,7 @@ from phalanx.train.state import per_rank
 
 
 class Residuals:
-    """One tensor per parameter and rank."""
+    """The residuals of a rank, one tensor per parameter."""
 
     def __init__(self) -> None:
         self._kept: dict[str, torch.Tensor] = {}
@@ -23,7 +23,7 @@ class Residuals:
         self._spare: dict[str, torch.Tensor] = {}
 
     def add(self, name: str, gradient: torch.Tensor, scale: float) -> torch.Tensor:
-        """Gradient / scale + what is owed, in a buffer that is from now on what will be owed.
+        """Return gradient / scale + residual in a buffer that holds the new residual.
 
         The caller takes away from it what it sends.
         """
@@ -43,7 +43,7 @@ class Residuals:
         return held
 
     def settle(self, applied: bool) -> None:
-        """The step is over: keep what it left behind, or forget that it was."""
+        """Keep the step's residuals when it was applied, else discard them."""
         for name, tensor in self._pending.items():
             other = self._kept.get(name)
             if applied:
@@ -53,7 +53,7 @@ class Residuals:
         self._pending.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """One tensor per parameter with a row for every rank, laid out over the ranks."""
+        """Return one tensor per parameter with a row for every rank, laid out over the ranks."""
         return {name: per_rank.row(tensor) for name, tensor in sorted(self._kept.items())}
 
     def load_state_dict(

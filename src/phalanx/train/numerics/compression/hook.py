@@ -29,21 +29,21 @@ _CASTS = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class CompressionContext:
-    """What a hook asks of the run: steps done so far, what losses are multiplied by, and its report."""
+    """The run's values for a hook: steps done so far, the loss scale, and the report."""
 
     step: Callable[[], int]
     scale: Callable[[], float]
     report: Report
 
     def tell(self, method: str, medians: Mapping[str, float]) -> None:
-        """What auto has decided: a method, and the median seconds of a step with each."""
+        """Report the chosen method, and the median seconds of a step with each."""
         self.report.write(
             CompressionRecord(step=self.step(), method=method, median_s=dict(medians))
         )
 
 
 class Compressor:
-    """Compresses one replica's gradients."""
+    """The gradient compression of one replica."""
 
     def __init__(
         self,
@@ -69,11 +69,11 @@ class Compressor:
 
     @property
     def method(self) -> str:
-        """How the gradients of the step in hand travel."""
+        """Return the method of the current step."""
         return "none" if self._now.step() < self._start else self._schedule.method
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """The bucket's mean over all ranks, now or later."""
+        """Return a future of the bucket's mean over all ranks."""
         method = self.method
         codec = self._codecs.get(method)
         if codec is None:
@@ -99,7 +99,7 @@ class Compressor:
             future.set_result(buffer)
 
     def settle(self, applied: bool) -> None:
-        """The step is over."""
+        """End the step."""
         self._held.clear()
         self._gradients.clear()
         for codec in self._codecs.values():
@@ -109,18 +109,18 @@ class Compressor:
             self._drop_the_rest()
 
     def _drop_the_rest(self) -> None:
-        """Codecs that nobody will ask for remember as much as the model is large."""
+        """Drop unused codecs: each holds as much memory as the model."""
         racing = self._schedule.racing
         if any(name not in racing for name in self._codecs):
             self._codecs = {name: one for name, one in self._codecs.items() if name in racing}
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next steps depend on."""
+        """Return the state that the next steps depend on."""
         codecs = {name: codec.state_dict() for name, codec in self._codecs.items()}
         return {"codecs": codecs, "schedule": self._schedule.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put it back; what other methods remembered is left aside."""
+        """Restore the state; the state of unused methods is ignored."""
         self._schedule.load_state_dict(state["schedule"])
         self._drop_the_rest()
         for name, codec in self._codecs.items():
@@ -129,30 +129,30 @@ class Compressor:
 
 
 class NoCompressor:
-    """Gradients travel as they are."""
+    """Compression that is off."""
 
     method = "none"
 
     def settle(self, applied: bool) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
+        """Do nothing."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class Compressors:
-    """Those of all models of a run."""
+    """The compressors of all models of a run."""
 
     def __init__(self, wishes: CompressionSettings, seed: int, now: CompressionContext) -> None:
         self._wishes, self._seed, self._now = wishes, seed, now
         self._all: list[Compressor | NoCompressor] = []
 
     def watch(self, model: nn.Module) -> Compressor | NoCompressor:
-        """Have the gradients of a replica compressed; a model that is none needs nothing."""
+        """Compress the gradients of a replica; other models are left unchanged."""
         made: Compressor | NoCompressor = NoCompressor()
         if self._wishes.compresses and isinstance(model, DistributedDataParallel):
             made = Compressor(model, self._wishes, self._seed, self._now)
@@ -161,16 +161,16 @@ class Compressors:
 
     @property
     def methods(self) -> list[str]:
-        """How each model's gradients travel in the step in hand."""
+        """Return the method of each model in the current step."""
         return [one.method for one in self._all]
 
     def settle(self, applied: bool) -> None:
-        """A step is over; `applied` says whether it changed the parameters."""
+        """End a step; `applied` says whether it changed the parameters."""
         for one in self._all:
             one.settle(applied)
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """What the next steps depend on, model by model."""
+        """Return the state that the next steps depend on, model by model."""
         return [one.state_dict() for one in self._all]
 
 
@@ -183,7 +183,7 @@ def _reduce_bucket(
 def _cast_and_reduce(
     buffer: torch.Tensor, dtype: torch.dtype | None
 ) -> torch.futures.Future[torch.Tensor]:
-    """The mean of one bucket, on its way in `dtype` while the backward pass goes on."""
+    """Reduce one bucket to its mean in `dtype` during the backward pass."""
     sent = buffer.div_(dist.get_world_size())
     if dtype is not None:
         sent = sent.to(dtype)

@@ -1,4 +1,4 @@
-"""Which method when: one for the whole run, or the fastest of several as the first steps show it."""
+"""The choice of a compression method: a fixed one, or the fastest measured in the first steps."""
 
 from __future__ import annotations
 
@@ -21,51 +21,51 @@ WORTH = 0.02
 
 
 class MethodSchedule(Protocol):
-    """Says how gradients travel. All ranks make the same calls."""
+    """A schedule of compression methods. All ranks make the same calls."""
 
     @property
     def method(self) -> str:
-        """The method of the step in hand."""
+        """Return the method of the current step."""
         ...
 
     @property
     def racing(self) -> Sequence[str]:
-        """The methods that may still be asked for."""
+        """Return the methods that may still be used."""
         ...
 
     def settle(self) -> None:
-        """A step is done."""
+        """End a step."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What was decided."""
+        """Return the decision."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put it back."""
+        """Restore the state."""
         ...
 
 
 class FixedMethod:
-    """Always the same."""
+    """A schedule with one method."""
 
     def __init__(self, method: str) -> None:
         self.method = method
         self.racing: Sequence[str] = (method,)
 
     def settle(self) -> None:
-        """Nothing to learn."""
+        """Do nothing: the method is fixed."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
+        """Do nothing."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class FastestMethod:
-    """Takes candidates in turn, step by step, drops those that are clearly slower, and ends with one.
+    """A schedule that measures candidates in turn, drops slower ones, and ends with the fastest.
 
     Whole steps are compared, because a method costs computing as well as waiting, and because what a
     backward pass hides costs nothing. The decision is saved with the run: a resumed run goes on as the
@@ -85,16 +85,16 @@ class FastestMethod:
 
     @property
     def choice(self) -> str | None:
-        """What was decided, once it was."""
+        """Return the decision, or None before it."""
         return self.racing[0] if len(self.racing) == 1 else None
 
     @property
     def method(self) -> str:
-        """The choice, or the candidate whose turn it is."""
+        """Return the chosen method, or the next candidate to measure."""
         return self.racing[self._turn]
 
     def settle(self) -> None:
-        """A step is done: count its time, and compare after each round. Collective then."""
+        """Record the step's time; after each round compare the candidates. Collective then."""
         if self.choice is not None:
             return
         now = self._clock()
@@ -120,18 +120,18 @@ class FastestMethod:
             self._tell(self.choice, self.medians)
 
     def state_dict(self) -> dict[str, Any]:
-        """What was decided, if anything."""
+        """Return the decision, if there is one."""
         return {"choice": self.choice, "medians": self.medians}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put it back, if it is still a candidate."""
+        """Restore the decision, if it is still a candidate."""
         if state.get("choice") in self.racing:
             self.racing, self._turn = (state["choice"],), 0
             self.medians = dict(state["medians"])
 
 
 def remaining_candidates(medians: Mapping[str, float], rounds: int) -> tuple[str, ...]:
-    """The candidates that may yet turn out to be the best; one, once it is time to decide."""
+    """Return the candidates that may still be the fastest; one, once it is time to decide."""
     took_s = rounds * sum(medians.values())
     if rounds >= (MOST_OF_SHORT if took_s < SHORT_S else MOST):
         return (choose(medians),)
@@ -141,6 +141,6 @@ def remaining_candidates(medians: Mapping[str, float], rounds: int) -> tuple[str
 
 
 def choose(medians: Mapping[str, float]) -> str:
-    """The first candidate that is not clearly slower than the fastest; they come most faithful first."""
+    """Return the first candidate, in order of accuracy, that is not clearly slower than the fastest."""
     fastest = min(medians.values())
     return next(name for name, took in medians.items() if took * (1 - WORTH) <= fastest)

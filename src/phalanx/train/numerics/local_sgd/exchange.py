@@ -1,4 +1,4 @@
-"""The mean of one flat tensor over all ranks: as it is, or in 8 or 4 bits a value.
+"""The mean of one flat tensor over all ranks, in float32 or in 8 or 4 bits a value.
 
 Quantised values travel in blocks with a scale of their own: each rank sends every other one that one's
 part, adds up what it gets, and sends the mean of its part to all. What quantising lost is owed, and added
@@ -20,22 +20,22 @@ _SCALE_BYTES = 4
 
 
 class Exchange(Protocol):
-    """A way to exchange. All ranks make the same calls."""
+    """A method of averaging tensors. All ranks make the same calls."""
 
     def mean(self, mine: torch.Tensor, owed: torch.Tensor) -> torch.Tensor:
-        """The mean of a flat float32 tensor over all ranks; `owed` is as long, and brought up to date."""
+        """Return the mean of a flat float32 tensor over all ranks; updates the residual `owed` in place."""
         ...
 
     def sent_bytes(self, num: int) -> int:
-        """What this rank sends for a tensor of `num` values, without the transport's own."""
+        """Return the bytes that this rank sends for a tensor of `num` values, without headers."""
         ...
 
 
 class FullPrecisionExchange:
-    """All bits of float32."""
+    """Averaging in float32."""
 
     def mean(self, mine: torch.Tensor, owed: torch.Tensor) -> torch.Tensor:
-        """The mean; nothing is ever owed."""
+        """Return the mean; there is no residual."""
         found = mine.clone()
         if num_ranks() > 1:
             dist.all_reduce(found)
@@ -43,18 +43,18 @@ class FullPrecisionExchange:
         return found
 
     def sent_bytes(self, num: int) -> int:
-        """What a ring sends."""
+        """Return the bytes that a ring all-reduce sends."""
         return 2 * 4 * num * (num_ranks() - 1) // num_ranks()
 
 
 class QuantizedExchange:
-    """`bits` a value, 8 or 4."""
+    """Averaging of values quantized to 8 or 4 bits."""
 
     def __init__(self, bits: int) -> None:
         self._bits = bits
 
     def mean(self, mine: torch.Tensor, owed: torch.Tensor) -> torch.Tensor:
-        """The mean of what the ranks could say; what each could not is in `owed`."""
+        """Return the mean of the quantized tensors; the quantization error goes to `owed`."""
         world, bits = num_ranks(), self._bits
         if world == 1:
             return mine.clone()
@@ -79,18 +79,18 @@ class QuantizedExchange:
         return torch.cat([unpack(one, bits) for one in everybody.view(world, -1)])[: mine.numel()]
 
     def sent_bytes(self, num: int) -> int:
-        """Two parts to every other rank."""
+        """Return the bytes of two parts to every other rank."""
         part = part_length(num, num_ranks())
         return 2 * (num_ranks() - 1) * (part * self._bits // 8 + part // BLOCK * _SCALE_BYTES)
 
 
 def part_length(num: int, world: int) -> int:
-    """Values in one rank's part of `num`: whole blocks."""
+    """Return the values in one rank's part of `num`, in whole blocks."""
     return -(-num // (world * BLOCK)) * BLOCK
 
 
 def pack(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """Bytes of a flat float32 tensor whose length is a multiple of BLOCK."""
+    """Quantize a flat float32 tensor with a multiple of BLOCK values to bytes."""
     blocks = values.view(-1, BLOCK)
     scale = blocks.abs().amax(1, keepdim=True) / _TOP[bits]
     steps = (blocks / scale.where(scale > 0, torch.ones_like(scale))).round_()
@@ -104,7 +104,7 @@ def pack(values: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def unpack(data: torch.Tensor, bits: int) -> torch.Tensor:
-    """The values again, as float32."""
+    """Dequantize bytes to float32."""
     num = data.numel() // (BLOCK * bits // 8 + _SCALE_BYTES)
     head = num * _SCALE_BYTES
     # A clone, because a slice may begin anywhere and floats may not.

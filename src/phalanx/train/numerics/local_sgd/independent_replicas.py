@@ -1,4 +1,4 @@
-"""A strategy for ranks that train on their own: every one holds the whole model and reduces nothing."""
+"""The strategy of local SGD: every rank holds the whole model and reduces no gradients."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from phalanx.train.state.per_rank import num_ranks
 
 
 class IndependentReplicas(SingleRank):
-    """Ranks begin with rank 0's weights; what keeps them together later is `rounds`."""
+    """Independent replicas that start from rank 0's weights; `rounds` averages them later."""
 
     def __init__(self, name: str) -> None:
-        """`name` is what checkpoints call it."""
+        """Create the strategy; checkpoints record `name`."""
         self.name = name
 
     def wrap(
         self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
     ) -> nn.Module:
-        """The same module, with rank 0's weights."""
+        """Return the same module, with rank 0's weights."""
         if num_ranks() > 1:
             with torch.no_grad():
                 for tensor in [*model.parameters(), *model.buffers()]:

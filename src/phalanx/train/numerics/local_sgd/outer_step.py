@@ -1,4 +1,4 @@
-"""Who makes new outer weights at the end of a round: all ranks together, or servers (`worker`)."""
+"""The outer step at the end of a round: by all ranks together; `worker` has that of servers."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ Named = Mapping[str, torch.Tensor]
 
 
 class OuterStep(Protocol):
-    """Who makes new outer weights of what the ranks did with the old ones."""
+    """A step from the outer weights along the mean change of the ranks."""
 
     averages_buffers: bool
     lags: bool
     """Whether ranks may go on from different outer weights."""
 
     def step(self, at: str, done: Named, outer: Named) -> int:
-        """Change `outer` in place; `done` is how far this rank has gone from it. Returns bytes sent.
+        """Update `outer` in place; `done` is outer minus this rank's weights. Returns bytes sent.
 
         `at` names the fragment. Every rank calls it.
         """
         ...
 
     def shared(self, outer: Named) -> Named:
-        """The weights that a checkpoint shows to others; `outer` is this rank's. Every rank calls it."""
+        """Return the outer weights for a checkpoint; `outer` is this rank's copy. Collective."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next steps depend on, beside the weights that `shared` has just given."""
+        """Return the state that the next steps depend on, beside the weights of the last `shared`."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any], outer: Named) -> None:
-        """Begin with these outer weights, and this state if there is one."""
+        """Start from these outer weights, and from this state if it is not empty."""
         ...
 
 
 class AllReducedOuterStep:
-    """All ranks take the mean together, and each makes the same outer step."""
+    """The outer step by all ranks: each applies the same mean."""
 
     averages_buffers = True
     lags = False
@@ -55,7 +55,7 @@ class AllReducedOuterStep:
         self._keeps = quantize != "none"
 
     def step(self, at: str, done: Named, outer: Named) -> int:
-        """One step of SGD along the mean."""
+        """Make one step of SGD along the mean."""
         names = list(done)
         flat = torch.cat([done[name].reshape(-1).float() for name in names])
         zeros = (torch.zeros_like(done[name], dtype=torch.float32) for name in names)
@@ -74,15 +74,15 @@ class AllReducedOuterStep:
         return self._exchange.sent_bytes(flat.numel())
 
     def shared(self, outer: Named) -> Named:
-        """They are equal on all ranks."""
+        """Return `outer`: it is equal on all ranks."""
         return outer
 
     def state_dict(self) -> dict[str, Any]:
-        """Momentum, the same on all ranks, and what each still owes."""
+        """Return the momentum, equal on all ranks, and each rank's residuals."""
         return {"momentum": dict(self._momentum), "owed": per_rank.spread(self._owed)}
 
     def load_state_dict(self, state: Mapping[str, Any], outer: Named) -> None:
-        """Put it back; of parameters that are no longer there, nothing."""
+        """Restore the state of parameters that still exist."""
         self._momentum, self._owed = {}, {}
         for name, saved in state.get("momentum", {}).items():
             if name in outer:
@@ -95,7 +95,7 @@ class AllReducedOuterStep:
 def outer_step(
     wishes: OuterSettings, outer: Named, gradients: Named, momentum: dict[str, torch.Tensor]
 ) -> None:
-    """Torch's own SGD on `outer`, in place; `momentum` is kept by name."""
+    """Apply torch's SGD to `outer` in place; `momentum` is updated by name."""
     names = list(gradients)
     kept = [momentum.get(name) for name in names]
     with torch.no_grad():
@@ -115,7 +115,7 @@ def outer_step(
 
 
 def split(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The parts of a flat tensor, shaped as these are."""
+    """Split a flat tensor into parts shaped as `like`."""
     parts = torch.split(flat, [one.numel() for one in like])
     return [part.view(one.shape) for part, one in zip(parts, like, strict=True)]
 

@@ -1,4 +1,4 @@
-"""Ranks that take optimizer steps on their own, and what they exchange at the end of a round.
+"""Rounds of local SGD: ranks take optimizer steps on their own and exchange weights after each round.
 
 Each rank's model holds weights of its own. Beside them lie the *outer* weights, equal on all ranks: what
 the last exchange of each fragment has made of them. An exchange takes how far the ranks have gone from
@@ -35,7 +35,7 @@ from phalanx.train.state import per_rank, restoring
 
 
 class ModelRounds:
-    """One model's share in the rounds."""
+    """The outer weights and exchanges of one model."""
 
     def __init__(self, model: nn.Module, wishes: SyncSettings, outside: OuterStep) -> None:
         self.model, self._outside = model, outside
@@ -60,19 +60,19 @@ class ModelRounds:
     # -- exchanging ------------------------------------------------------------------------------
 
     def step_over(self, step: int) -> Iterator[tuple[int, int]]:
-        """Exchange what is due; yields (fragment, bytes sent)."""
+        """Exchange the fragments due at this step; yields (fragment, bytes sent)."""
         for fragment in schedule.due(step, self._every, len(self._fragments)):
             yield fragment, self._exchange(fragment, step)
             if fragment == 0 and self._outside.averages_buffers:
                 self._average_buffers()
 
     def unfinished(self, step: int) -> bool:
-        """Whether ranks may have different weights."""
+        """Return whether ranks may have different weights."""
         lags = self._outside.lags and self._settled != step
         return lags or any(exchanged < step for exchanged in self._exchanged)
 
     def finish(self, step: int) -> Iterator[tuple[int, int]]:
-        """Exchange every fragment that ranks have changed since they last did."""
+        """Exchange every fragment that changed since its last exchange."""
         late = [at for at, exchanged in enumerate(self._exchanged) if exchanged < step]
         for fragment in late:
             yield fragment, self._exchange(fragment, step)
@@ -82,7 +82,7 @@ class ModelRounds:
 
     @torch.no_grad()
     def _settle(self, step: int) -> None:
-        """Go on from the very same outer weights as all other ranks."""
+        """Set the model to the outer weights that all ranks share."""
         for name, one in self._outside.shared(self._outer).items():
             self._outer[name].copy_(one)
             self._inner[name].copy_(one)
@@ -112,7 +112,7 @@ class ModelRounds:
 
     @contextmanager
     def outer_weights(self) -> Iterator[None]:
-        """The model with the outer weights in it."""
+        """Put the outer weights into the model for the duration of the block."""
         own = {name: one.detach().clone() for name, one in self._inner.items()}
         with torch.no_grad():
             for name, one in self._inner.items():
@@ -127,13 +127,13 @@ class ModelRounds:
     # -- state -----------------------------------------------------------------------------------
 
     def model_state(self) -> dict[str, Any]:
-        """The model as a checkpoint shows it to others: with the outer weights."""
+        """Return the model's state for a checkpoint: with the outer weights."""
         shared = self._outside.shared(self._outer)
         outer = {name: shared[first] for name, first in self._aliases.items()}
         return {**self.model.state_dict(), **outer}
 
     def state_dict(self) -> dict[str, Any]:
-        """Every rank's own weights, and what the next exchanges depend on."""
+        """Return every rank's own weights, and the state that the next exchanges depend on."""
         state = self.model.state_dict()
         own = {name: one for name, one in state.items() if isinstance(one, torch.Tensor)}
         shared = {name for name, one in self.model.named_parameters() if not one.requires_grad}
@@ -146,7 +146,7 @@ class ModelRounds:
         }
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Take it up; the outer weights are in the model already.
+        """Restore the state; the model holds the outer weights already.
 
         Where the number of ranks is another one, all go on from the mean of what they had, so that no work
         is lost.
@@ -172,86 +172,86 @@ class ModelRounds:
 
 
 class Rounds(Protocol):
-    """All models of a run. Every rank makes the same calls."""
+    """The exchange of weights for all models of a run. Every rank makes the same calls."""
 
     is_local: bool
     inexact: str | None
     """Why a resumed run is not bit-identical, if it is not."""
 
     def watch(self, model: nn.Module) -> None:
-        """A model begins; its weights are equal on all ranks."""
+        """Add a model whose weights are equal on all ranks."""
         ...
 
     def restore(self, at: int, state: Mapping[str, Any] | None) -> None:
-        """The `at`-th model's weights have come from a checkpoint that has this beside them, if any."""
+        """Restore the state of the `at`-th model, whose weights are loaded; None: there is no state."""
         ...
 
     def step_over(self, step: int) -> None:
-        """An optimizer step is over."""
+        """End an optimizer step."""
         ...
 
     def finish(self, step: int) -> bool:
-        """Training ends: all ranks get equal weights. Says whether that changed any."""
+        """Make the weights of all ranks equal at the end; returns whether any changed."""
         ...
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
-        """What a checkpoint holds as the model."""
+        """Return the model's state for a checkpoint."""
         ...
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """What a checkpoint holds as an optimizer."""
+        """Return an optimizer's state for a checkpoint."""
         ...
 
     def saved_optimizer(self, saved: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
-        """What of a saved optimizer is for this rank. Raises RestoreMismatch."""
+        """Return this rank's part of a saved optimizer. Raises RestoreMismatch."""
         ...
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """What a checkpoint holds beside them, model by model."""
+        """Return the further state for a checkpoint, model by model."""
         ...
 
     def agreement(self, connection: Connection) -> Agreement:
-        """How ranks hear of one another's requests where no reduction of gradients tells. Collective."""
+        """Create the agreement for gangs without a shared page. Collective."""
         ...
 
     def close(self) -> None:
-        """No more exchanges."""
+        """End the exchanges."""
         ...
 
     def outer_weights(self) -> Any:
-        """A context in which all models have the weights of the last exchange."""
+        """Return a context in which all models have the weights of the last exchange."""
         ...
 
 
 class NoRounds:
-    """Ranks reduce gradients in every step: their weights are always equal."""
+    """No rounds: gradients are reduced in every step, so weights are always equal."""
 
     is_local = False
     inexact: str | None = None
 
     def watch(self, model: nn.Module) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def restore(self, at: int, state: Mapping[str, Any] | None) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def step_over(self, step: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def finish(self, step: int) -> bool:
-        """Nothing to do."""
+        """Return False: weights are equal already."""
         return False
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
-        """As it is."""
+        """Return or pass on without a change."""
         return dict(model.state_dict())
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """As it is."""
+        """Return or pass on without a change."""
         return restoring.optimizer_state(optimizer)
 
     def saved_optimizer(self, saved: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
-        """The mean, where every rank had one of its own: from now on all have the same."""
+        """Return the mean of the ranks' optimizer states, where each rank had its own."""
         if not saved.get("rows"):
             return saved
         if any(isinstance(one, DTensor) for one in restoring.parameters_of(optimizer)):
@@ -262,50 +262,50 @@ class NoRounds:
         return {**saved, "state": _rowwise(saved["state"], per_rank.mean)}
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """Nothing."""
+        """Do nothing."""
         return []
 
     def agreement(self, connection: Connection) -> Agreement:
-        """By a small reduction in every step."""
+        """Create an agreement by a small reduction in every step."""
         return DelayedReductionAgreement(connection.private_group())
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     @contextmanager
     def outer_weights(self) -> Iterator[None]:
-        """They are in the models."""
+        """Do nothing: the models hold the outer weights."""
         yield
 
 
 class LocalRounds:
-    """Ranks train on their own between exchanges."""
+    """Rounds in which ranks train on their own between exchanges."""
 
     is_local = True
 
     def __init__(
         self, wishes: SyncSettings, outside: Callable[[int], OuterStep], tell: Callable[..., None]
     ) -> None:
-        """`outside` makes the partner of the model with this number; `tell` gets what was exchanged."""
+        """Create the rounds; `outside` makes a model's outer step, `tell` gets each exchange."""
         self._wishes, self._outside, self._tell = wishes, outside, tell
         self.inexact = "ranks may lag (staleness)" if wishes.staleness else None
         self._members: list[ModelRounds] = []
 
     def watch(self, model: nn.Module) -> None:
-        """A model begins; its weights are equal on all ranks."""
+        """Add a model whose weights are equal on all ranks."""
         self._members.append(ModelRounds(model, self._wishes, self._outside(len(self._members))))
 
     def restore(self, at: int, state: Mapping[str, Any] | None) -> None:
-        """The `at`-th model's weights have come from a checkpoint that has this beside them, if any."""
+        """Restore the state of the `at`-th model, whose weights are loaded; None: there is no state."""
         self._members[at].load_state_dict(state)
 
     def step_over(self, step: int) -> None:
-        """Exchange what is due after this step."""
+        """Exchange the fragments that are due after this step."""
         for member in self._members:
             self._do(member.step_over(step), step)
 
     def finish(self, step: int) -> bool:
-        """Exchange whatever has changed since it last was."""
+        """Exchange everything that changed since its last exchange."""
         unfinished = [member for member in self._members if member.unfinished(step)]
         for member in unfinished:
             self._do(member.finish(step), step)
@@ -320,36 +320,36 @@ class LocalRounds:
             began = now
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
-        """With the outer weights: equal on all ranks, and what others get to see."""
+        """Return the model's state with the outer weights, equal on all ranks."""
         return next(one for one in self._members if one.model is model).model_state()
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """One row for each rank."""
+        """Return the optimizer's state with one row for each rank."""
         saved = restoring.optimizer_state(optimizer)
         return {**saved, "state": _only_state(saved["state"], per_rank.spread), "rows": True}
 
     def saved_optimizer(self, saved: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
-        """This rank's own; what was the same on all ranks is each one's own from now on."""
+        """Return this rank's row, or the common state of a checkpoint without rows."""
         if not saved.get("rows"):
             return saved
         return {**saved, "state": _rowwise(saved["state"], per_rank.mine)}
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """Every rank's own weights, and what the next exchanges depend on."""
+        """Return every rank's own weights, and the state that the next exchanges depend on."""
         return [member.state_dict() for member in self._members]
 
     def agreement(self, connection: Connection) -> Agreement:
-        """By a small reduction, as often as was wished, or about once a second."""
+        """Create an agreement by a small reduction every `control_every` steps, or about once a second."""
         every = self._wishes.control_every
         pace = AdaptiveInterval() if every is None else FixedInterval(every)
         return DelayedReductionAgreement(connection.private_group(), pace)
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     @contextmanager
     def outer_weights(self) -> Iterator[None]:
-        """All models with the weights of the last exchange; each rank's own come back at the end."""
+        """Put the weights of the last exchange into all models for the duration of the block."""
         with _all(self._members):
             yield
 
@@ -364,7 +364,7 @@ def _all(members: Sequence[ModelRounds]) -> Iterator[None]:
 
 
 def _only_state(saved: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """An optimizer's state dictionary with its tensors changed, its groups as they are."""
+    """Return an optimizer's state dictionary with its tensors changed and the same groups."""
     return {**saved, "state": change(saved["state"])}
 
 

@@ -1,4 +1,4 @@
-"""A parameter server: one rank's part of the weights, and the workers that push to it and pull from it.
+"""A parameter server: a rank that holds a part of the weights for the workers.
 
 A server knows no model, only tensors by name. It belongs to one generation of one attempt: whoever shows
 another one is refused, and so nothing of a gang that was fenced off reaches the weights. What it holds
@@ -27,7 +27,7 @@ _LOOK_S = 0.05
 
 
 class ParameterShard:
-    """One model's tensors on one server."""
+    """The tensors of one model on one server."""
 
     def __init__(self, wishes: SyncSettings, num_workers: int) -> None:
         self._outer, self._num = wishes.outer, num_workers
@@ -43,13 +43,13 @@ class ParameterShard:
 
     def load(self, weights: Mapping[str, torch.Tensor], momentum: Mapping[str, torch.Tensor],
              clock: int) -> None:  # fmt: skip
-        """Begin with these, after this many exchanges."""
+        """Load weights and momentum after `clock` exchanges."""
         self._weights, self._momentum = dict(weights), dict(momentum)
         self.clocks.start(clock)
         self.loaded = True
 
     def push(self, worker: int, clock: int, done: Mapping[str, torch.Tensor]) -> None:
-        """How far a worker has gone: taken at once, or when all have come, in the order of ranks."""
+        """Apply a worker's change at once, or the mean of all workers' changes in rank order."""
         self.clocks.advance(worker, clock)
         if not self._together:
             self._step({name: one / self._num for name, one in done.items()})
@@ -65,7 +65,7 @@ class ParameterShard:
             outer_step(self._outer, self._weights, gradients, self._momentum)
 
     def look(self, worker: int) -> int:
-        """A worker wants to see everything; returns the number of the look that will show it.
+        """Request a snapshot for a worker; returns the number of the snapshot that will answer it.
 
         There is one look once all have asked: nobody has pushed anything that others do not see. What it
         shows is in `shown`, whatever those push that have seen it first.
@@ -84,12 +84,12 @@ class ParameterShard:
         }
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The weights, copied."""
+        """Return a copy of the weights."""
         return {name: one.clone() for name, one in self._weights.items()}
 
 
 class ParameterServer:
-    """Answers workers, each on a thread of its own."""
+    """The server's answers to workers, each on its own thread."""
 
     def __init__(self, wishes: SyncSettings, num_workers: int, place: Place) -> None:
         self._wishes, self._num, self._place = wishes, num_workers, place
@@ -99,7 +99,7 @@ class ParameterServer:
         self._changed = threading.Condition()
 
     def answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to one message; waits where it has to."""
+        """Return the answer to one message; waits for other workers where needed."""
         place = tuple(message.get("place", ()))
         if place != self._place:
             return self._refusal(f"{place} is not the generation of this server, {self._place}")
@@ -155,18 +155,18 @@ class ParameterServer:
         return {}
 
     def request(self, bits: int) -> None:
-        """This server itself was asked for something."""
+        """Record requests that this server received itself."""
         with self._changed:
             self._decisions.request(bits)
 
     @property
     def deserted(self) -> bool:
-        """Whether all workers have said good-bye."""
+        """Return whether all workers have left."""
         return len(self._left) == self._num
 
 
 def listen() -> socket.socket:
-    """A socket on every interface, at a free port."""
+    """Listen on every interface, at a free port."""
     room = socket.create_server(("", 0), backlog=256)
     room.settimeout(_LOOK_S)
     return room
@@ -175,7 +175,7 @@ def listen() -> socket.socket:
 def serve(
     room: socket.socket, server: ParameterServer, token: str, look: Callable[[], None]
 ) -> None:
-    """Answer until all workers have left; `look` is called all the while, every 50 ms or more often."""
+    """Answer until all workers have left; calls `look` at least every 50 ms."""
     with room:
         while not server.deserted:
             look()
@@ -187,7 +187,7 @@ def serve(
 
 
 def _talk(peer: socket.socket, server: ParameterServer, token: str) -> None:
-    """One worker's connection: the token first, then questions and answers."""
+    """Serve one worker's connection: the token first, then messages and answers."""
     # A worker that goes away without good-bye ends the generation; that is for others to say.
     with peer, contextlib.suppress(OSError, TrainingError):
         peer.settimeout(wire.TOKEN_S)

@@ -1,4 +1,4 @@
-"""Which ranks of a gang are servers, and how they and the workers find one another.
+"""The ranks of a gang that are parameter servers, and their addresses in the rendezvous store.
 
 The last ranks serve. They take no part in the workers' process groups, so that to everything else the gang
 is the workers alone; what they and the workers know of one another is in the rendezvous store.
@@ -30,12 +30,12 @@ _KEY = "phalanx/server"
 
 
 def num_servers(sync: SyncSettings) -> int:
-    """How many ranks of the gang serve."""
+    """Return the number of server ranks."""
     return sync.servers if sync.method == "server" else 0
 
 
 def is_server(sync: SyncSettings, info: RankInfo) -> bool:
-    """Whether this rank serves. Raises SpecInvalid where nobody would be left to work."""
+    """Return whether this rank is a server. Raises SpecInvalid where a node would have no worker."""
     num = num_servers(sync)
     if num and num >= info.local_world_size:
         said = f"{num} of the {info.local_world_size} ranks of a node leave nobody there to work"
@@ -46,7 +46,7 @@ def is_server(sync: SyncSettings, info: RankInfo) -> bool:
 
 
 def as_worker(sync: SyncSettings, info: RankInfo) -> RankInfo:
-    """The rank's place among the workers alone."""
+    """Return the rank's place among the workers."""
     num = num_servers(sync)
     local = info.local_world_size - num if info.one_node else info.local_world_size
     return replace(
@@ -60,7 +60,7 @@ def as_worker(sync: SyncSettings, info: RankInfo) -> RankInfo:
 def run_server(
     sync: SyncSettings, info: RankInfo, stopped: Callable[[], bool], report: Report
 ) -> NoReturn:
-    """Serve until all workers have left, and end the script: raises SystemExit."""
+    """Serve until all workers have left, then raise SystemExit."""
     num_workers = info.world_size - num_servers(sync)
     store = _store(info)
     room, token = listen(), secrets.token_hex(16)
@@ -84,7 +84,7 @@ def run_server(
 
 
 def find_servers(sync: SyncSettings, info: RankInfo) -> ServerConnections:
-    """A worker's connections to all servers; `info` is its place among the workers."""
+    """Connect a worker to all servers; `info` is its place among the workers."""
     store = _store(info)
     found = [json.loads(store.get(f"{_KEY}/{at}")) for at in range(sync.servers)]
     return ServerConnections(
@@ -102,7 +102,7 @@ def _store(info: RankInfo) -> TCPStore:
 
 
 def _own_address(master: str) -> str:
-    """The address by which this machine reaches the master, and so the workers reach this machine."""
+    """Return the address of the interface through which this node reaches rank 0."""
     family, kind, proto, _, where = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, proto) as probe:
         probe.connect(where)

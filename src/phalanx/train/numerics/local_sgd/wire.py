@@ -1,4 +1,4 @@
-"""Messages between workers and servers: a state as in a checkpoint's file, behind its length. No pickle."""
+"""Messages between workers and servers: a length, then a state in the format of checkpoint files."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def send(peer: socket.socket, message: Any) -> None:
 
 
 class MessageTooLarge(ConnectionError):
-    """A message is larger than any that is expected."""
+    """A message is larger than the limit."""
 
 
 def receive(peer: socket.socket, most: int = LARGEST_BYTES) -> Any:
-    """The next message. Raises ConnectionError when the peer is gone, TooLarge, CheckpointCorrupt."""
+    """Receive a message. Raises ConnectionError for a closed peer, MessageTooLarge, CheckpointCorrupt."""
     (length,) = _LENGTH.unpack(_exactly(peer, _LENGTH.size))
     if length > most:
         raise MessageTooLarge(f"a message of {length} bytes, at most {most} were expected")
@@ -38,7 +38,7 @@ def receive(peer: socket.socket, most: int = LARGEST_BYTES) -> Any:
 
 
 def refuse(peer: socket.socket, why: str) -> None:
-    """Say no, and hear the peer out: a connection that ends under what it sends loses the answer.
+    """Refuse, then read until the peer closes: a connection closed earlier would lose the answer.
 
     Raises OSError.
     """
@@ -52,13 +52,13 @@ def refuse(peer: socket.socket, why: str) -> None:
 
 
 def encode(message: Any) -> bytes:
-    """A message as bytes. Raises TrainingError for what only a pickle could hold."""
+    """Encode a message. Raises TrainingError for values that would need a pickle."""
     body, blobs = tree.flatten(message)
     return b"".join(bytes(piece) for piece in tensorfile.lay_out(body, blobs))
 
 
 def decode(data: bytearray) -> Any:
-    """A message again; every tensor has its own memory. Raises CheckpointCorrupt."""
+    """Decode a message; every tensor has its own memory. Raises CheckpointCorrupt."""
     body, blobs = tensorfile.parse(data, "a message")
     return tree.unflatten(body, blobs, "a message")
 

@@ -1,4 +1,4 @@
-"""A worker's side of the parameter servers: which of them holds what, and what is said to each."""
+"""The workers' side of parameter servers: connections, the outer step and the agreement."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Address = tuple[str, int, str]
 
 
 def shard_of(name: str, num_servers: int) -> int:
-    """Which server holds a parameter: by its name alone, so that nobody has to be asked."""
+    """Return the server of a parameter, from its name alone."""
     return zlib.crc32(name.encode()) % num_servers
 
 
 class ServerConnections:
-    """Connections to all servers. Used by one thread."""
+    """A worker's connections to all servers. Used by one thread."""
 
     def __init__(self, addresses: Sequence[Address], worker: int, place: tuple[int, int]) -> None:
-        """`addresses` are (host, port, token). Raises OSError when one cannot be reached."""
+        """Connect to `addresses` of (host, port, token). Raises OSError when one cannot be reached."""
         self._worker, self._place = worker, place
         self._peers = []
         for host, port, token in addresses:
@@ -40,11 +40,11 @@ class ServerConnections:
             self._peers.append(peer)
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of servers."""
         return len(self._peers)
 
     def ask(self, do: str, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Say something to the first servers, one message each, at the same time; their answers.
+        """Send one message to each of the first servers at the same time; returns their answers.
 
         Raises TrainingError when one refuses, ConnectionError when one is gone.
         """
@@ -61,14 +61,14 @@ class ServerConnections:
         return answers
 
     def parts(self, tensors: Named) -> list[dict[str, torch.Tensor]]:
-        """The tensors, by the server that holds them."""
+        """Group tensors by the server that holds them."""
         found: list[dict[str, torch.Tensor]] = [{} for _ in self._peers]
         for name, one in tensors.items():
             found[shard_of(name, len(self._peers))][name] = one.detach()
         return found
 
     def close(self) -> None:
-        """Say good-bye; servers that are gone already do not matter."""
+        """Leave the servers; those that have ended are ignored."""
         try:
             self.ask("bye", [{} for _ in self._peers])
         except (OSError, TrainingError):
@@ -80,10 +80,10 @@ class ServerConnections:
 
 
 class ServerOuterStep:
-    """One model's weights on the servers."""
+    """The outer step of one model on the servers."""
 
     def __init__(self, servers: ServerConnections, model: int, loads: bool, lags: bool) -> None:
-        """`loads`: this worker gives the servers what they begin with. `lags`: none waits for all."""
+        """Create the step. `loads`: this worker loads the first weights. `lags`: workers do not wait."""
         self._servers, self._model, self._loads = servers, model, loads
         self.averages_buffers, self.lags = not lags, lags
         self._clock = 0
@@ -92,7 +92,7 @@ class ServerOuterStep:
         self._ready = False
 
     def step(self, at: str, done: Named, outer: Named) -> int:
-        """Push how far this worker has gone, and pull what all have made of it."""
+        """Push this worker's change, and pull the new weights."""
         self._load()
         self._clock += 1
         messages = [
@@ -117,7 +117,7 @@ class ServerOuterStep:
         self._start = {}
 
     def shared(self, outer: Named) -> Named:
-        """What the servers hold, with everything in it that any worker has pushed. Collective."""
+        """Return the servers' weights after all pushes. Collective."""
         self._load()
         answers = self._servers.ask("look", [{"model": self._model}] * len(self._servers))
         found = {name: one.clone() for name, one in outer.items()}
@@ -135,11 +135,11 @@ class ServerOuterStep:
                     outer[name].copy_(one)
 
     def state_dict(self) -> dict[str, Any]:
-        """What belongs to the weights that `shared` has shown last."""
+        """Return the state that belongs to the weights of the last `shared`."""
         return {"momentum": dict(sorted(self._momentum.items())), "clock": self._clock}
 
     def load_state_dict(self, state: Mapping[str, Any], outer: Named) -> None:
-        """Begin with these weights, and this state if there is one."""
+        """Start from these weights, and from this state if it is not empty."""
         self._clock, self._ready = int(state.get("clock", 0)), False
         if self._loads:
             saved = state.get("momentum", {}).items()
@@ -150,18 +150,18 @@ class ServerOuterStep:
 
 
 class ServerAgreement:
-    """Requests by way of the first server: no worker waits for another one."""
+    """Agreement through the first server: no worker waits for another."""
 
     def __init__(self, servers: ServerConnections, every: int) -> None:
         self._servers, self._every = servers, every
         self._requests = 0
 
     def propose(self, step: int, requests: int) -> None:
-        """Remember; sent by the next `agree` that is due."""
+        """Record the requests; the next due `agree` sends them."""
         self._requests |= requests
 
     def agree(self, step: int) -> int:
-        """What is due at this step for all workers alike."""
+        """Return the requests that all workers follow at this step."""
         if step % self._every:
             return 0
         mine, self._requests = self._requests, 0
@@ -169,11 +169,11 @@ class ServerAgreement:
         return int(self._servers.ask("ask", [message])[0]["agreed"])
 
     def close(self) -> None:
-        """Nothing: the connection is the rounds'."""
+        """Do nothing: the rounds own the connection."""
 
 
 class ServerRounds(LocalRounds):
-    """Workers that exchange with servers, and hear of requests through them."""
+    """Rounds of workers with parameter servers."""
 
     def __init__(
         self, wishes: SyncSettings, servers: ServerConnections, rank: int, tell: Callable[..., None]
@@ -185,9 +185,9 @@ class ServerRounds(LocalRounds):
         self._servers = servers
 
     def agreement(self, connection: Connection) -> Agreement:
-        """By way of the first server."""
+        """Create an agreement through the first server."""
         return ServerAgreement(self._servers, self._wishes.control_every or 1)
 
     def close(self) -> None:
-        """Say good-bye to the servers."""
+        """Leave the servers."""
         self._servers.close()

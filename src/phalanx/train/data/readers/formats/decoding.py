@@ -1,4 +1,4 @@
-"""JPEG and PNG bytes to pixels: the values Pillow gives, without its search for them.
+"""Decoding of JPEG and PNG bytes, equal to Pillow's, without its slow header parser.
 
 `Image.open` reads a JPEG's header in Python, which takes longer than decoding a small image. Here the
 size comes from the frame header and the bytes go to Pillow's decoder at once. Whatever is not a plain
@@ -27,7 +27,7 @@ _SCAN = 0xDA
 
 
 def frame_of(data: bytes) -> tuple[int, int, int] | None:
-    """(width, height, number of components) of a JPEG that can go to the decoder at once, else None."""
+    """Return (width, height, components) of a JPEG that can go to the decoder directly, else None."""
     at, end = 2, len(data) - 10
     while at < end and data[at] == 0xFF:
         marker = data[at + 1]
@@ -48,7 +48,7 @@ def _max_pixels() -> int:
 def decode_pil(
     data: bytes, mode: str = "RGB", draft: tuple[int, int] | None = None, name: object = "an image"
 ) -> Image.Image:
-    """The image in `mode`, equal to `Image.open(…).convert(mode)`.
+    """Decode an image in `mode`, equal to `Image.open(…).convert(mode)`.
 
     `draft` (width, height) lets a JPEG be decoded at a half, a quarter or an eighth of its size, as
     long as it stays at least that large: faster, and not the same pixels. Raises DataCorrupt.
@@ -78,23 +78,23 @@ def decode_pil(
 
 
 def to_tensor(image: Image.Image) -> torch.Tensor:
-    """Channels first, uint8."""
+    """Convert an image to a uint8 tensor, channels first."""
     channels = 1 if image.mode == "L" else 3
     pixels = np.frombuffer(image.tobytes(), np.uint8).reshape(image.height, image.width, channels)
     return torch.from_numpy(pixels.transpose(2, 0, 1).copy())
 
 
 def decode_image(data: bytes) -> torch.Tensor:
-    """A JPEG or PNG as RGB, channels first, uint8. Raises DataCorrupt."""
+    """Decode a JPEG or PNG as RGB, channels first, uint8. Raises DataCorrupt."""
     return to_tensor(decode_pil(data))
 
 
 def check_mode(mode: str) -> None:
-    """Raises UserError for a mode that images are not decoded to."""
+    """Raise UserError for a mode that images are not decoded to."""
     if mode not in MODES:
         raise UserError(f"mode is {mode!r}", f"use one of {', '.join(MODES)}")
 
 
 def as_bytes(data: Any) -> bytes:
-    """The bytes themselves, copied only when they are a map."""
+    """Return the bytes, copied only from a memory map."""
     return data if isinstance(data, bytes) else bytes(data)

@@ -1,4 +1,4 @@
-"""A folder of classes, each a folder of images."""
+"""A data set of images in one folder per class."""
 
 from __future__ import annotations
 
@@ -65,22 +65,22 @@ class ImageFolder(Dataset[tuple[Any, int]]):
 
     @property
     def draws_nothing(self) -> bool:
-        """Whether samples use no random numbers: only a `transform` might."""
+        """Return whether samples use no random numbers: only a `transform` can."""
         return self.transform is None
 
     def fingerprint(self) -> str:
-        """A digest of the index: two data sets with the same one give the same samples."""
+        """Return a digest of the index: data sets with the same digest give the same samples."""
         return self.index.fingerprint()
 
     def class_counts(self) -> dict[str, int]:
-        """How many samples each class has."""
+        """Count the samples of each class."""
         counts = torch.bincount(
             torch.from_numpy(self.labels.astype("int64")), minlength=len(self.classes)
         )
         return dict(zip(self.classes, counts.tolist(), strict=True))
 
     def path(self, number: int) -> str:
-        """Where a sample's file is."""
+        """Return the path of a sample's file."""
         return f"{self.source.where}/{self.index.files[number]}"
 
     def _bytes(self, number: int) -> bytes:
@@ -99,13 +99,13 @@ class ImageFolder(Dataset[tuple[Any, int]]):
         return data
 
     def _mismatch(self, name: str, size: int) -> bytes:
-        """The slow way, for its exact message."""
+        """Raise the exact error for a file that could not be read."""
         self.source.open(name, size, None, lambda: None).close()
         raise DataCorrupt(f"{self.source.where}/{name} could not be read whole")
 
 
 class _Named:
-    """A file's name, put together only when a message needs it."""
+    """A file's name, formatted only when a message needs it."""
 
     def __init__(self, folder: ImageFolder, number: int) -> None:
         self.folder = folder
@@ -116,7 +116,7 @@ class _Named:
 
 
 def _read(path: str, size: int) -> bytes | None:
-    """Exactly `size` bytes with one call to the system, or None when it is not so easy."""
+    """Read a file of `size` bytes with one system call; None when that fails."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""Rows of Parquet files, read at random by row group."""
+"""A data set of the rows of Parquet files, read at random by row group."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_OPEN = 16
 
 
 class Parquet(Dataset[dict[str, Any]]):
-    """Rows as dicts of `columns`: numbers as numpy scalars, lists of numbers as arrays, else Python.
+    """Rows of Parquet files as dicts: numbers as numpy scalars, lists of numbers as arrays, else Python.
 
     A row group is decoded as a whole and kept, with others, up to `group_bytes` per process: data
     written in small row groups (some 1,000 rows) suits shuffled reading.
@@ -72,7 +72,7 @@ class Parquet(Dataset[dict[str, Any]]):
         return sample if self.transform is None else self.transform(sample)
 
     def fingerprint(self) -> str:
-        """A digest of the index: two data sets with the same one give the same samples."""
+        """Return a digest of the index: data sets with the same digest give the same samples."""
         return self.index.fingerprint()
 
     def _group(self, group: int) -> dict[str, Any]:

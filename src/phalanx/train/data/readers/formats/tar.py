@@ -1,4 +1,4 @@
-"""Tar shards in WebDataset's layout, read at random."""
+"""A data set of tar shards in WebDataset's layout, read at random."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DECODERS: Mapping[str, Decoder] = {
 
 
 class TarShards(Dataset[dict[str, Any]]):
-    """Samples as dicts: `__key__`, and the decoded contents of each member under its suffix.
+    """Samples of tar shards as dicts: `__key__`, and each member's decoded contents by suffix.
 
     `shards` is a directory, a pattern such as `train-{000..127}.tar`, or a list. Any sample can be
     read: its members are found through the index, without unpacking. Shards must be uncompressed.
@@ -82,7 +82,7 @@ class TarShards(Dataset[dict[str, Any]]):
         return sample if self.transform is None else self.transform(sample)
 
     def fingerprint(self) -> str:
-        """A digest of the index: two data sets with the same one give the same samples."""
+        """Return a digest of the index: data sets with the same digest give the same samples."""
         return self.index.fingerprint()
 
     def _decoded(self, suffix: str, data: bytes, shard: int, key: str) -> Any:

@@ -1,4 +1,4 @@
-"""Blocks of a text or of token ids, read through memory maps."""
+"""A data set of blocks of text or token ids, read through memory maps."""
 
 from __future__ import annotations
 
@@ -94,11 +94,11 @@ class TextFile(Dataset[Block]):
 
     @property
     def alphabet(self) -> str:
-        """The characters, in the order of their ids; empty for other units."""
+        """Return the characters, in the order of their ids; empty for other units."""
         return "".join(map(chr, self._codes.tolist()))
 
     def encode(self, text: str) -> torch.Tensor:
-        """The ids of some characters. Raises UserError for one that the data does not have."""
+        """Return the ids of characters. Raises UserError for one that the data does not have."""
         codes = np.frombuffer(text.encode("utf-32-le"), "<u4").astype(np.int32)
         ids = np.searchsorted(self._codes, codes)
         unknown = (ids >= len(self._codes)) | (
@@ -109,16 +109,16 @@ class TextFile(Dataset[Block]):
         return torch.from_numpy(ids.astype(np.int64))
 
     def decode(self, ids: torch.Tensor) -> str:
-        """The characters of some ids."""
+        """Return the characters of ids."""
         codes = self._codes[ids.cpu().numpy()].astype("<u4")
         return bytes(codes.tobytes()).decode("utf-32-le")
 
     def fingerprint(self) -> str:
-        """A digest of the index and of how blocks are cut."""
+        """Return a digest of the index and of how blocks are cut."""
         return f"{self.index.fingerprint()}/{self.unit}:{self.block}:{self.stride}"
 
     def _units(self) -> tuple[list[Int64s], Array, Int64s]:
-        """Marks, alphabet and number of units per file."""
+        """Return marks, alphabet and number of units per file."""
         if self.unit != "characters":
             lengths = self.index.sizes // self._dtype.itemsize
             if (self.index.sizes % self._dtype.itemsize).any():
@@ -161,7 +161,7 @@ def _check(block: int, stride: int, unit: str) -> None:
 
 
 def _with_characters(index: Index, shelf: OpenShards) -> dict[str, Array]:
-    """Marks and alphabet from the index; without one, from reading the files once."""
+    """Return marks and alphabet from the index; without digests, from reading the files once."""
     if index.has_digests:
         return dict(index.tables)
     layouts = [scan_text(shelf.get(number).chunks()) for number in range(index.num_files)]

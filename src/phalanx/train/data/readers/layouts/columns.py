@@ -1,4 +1,4 @@
-"""Columns of numbers and names in one file, read by memory map.
+"""Columns of numbers and names in one file, read through a memory map.
 
 A data set may have millions of files. Python objects for each would cost every worker process its own
 copy; these columns are shared pages. `Names` is one blob of UTF-8 names, each ended by a NUL.
@@ -22,7 +22,7 @@ _ESCAPES = re.compile(rb"(?:\A|\0)/|(?:\A|[/\0])\.\.?(?=[/\0])|\\")
 
 
 class Names(Sequence[str]):
-    """Many short texts without an object for each."""
+    """A sequence of many short texts without an object for each."""
 
     def __init__(self, blob: Array, ends: Array) -> None:
         self.blob = blob
@@ -55,15 +55,15 @@ class Names(Sequence[str]):
         return iter(self.blob.tobytes().decode().split("\0")[:-1])
 
     def take(self, rows: Sequence[int] | Int64s) -> Names:
-        """The names at these rows, in this order."""
+        """Return the names at these rows, in this order."""
         return Names.of(self[int(row)] for row in rows)
 
     def escape(self) -> bool:
-        """Whether any name is absolute, or holds `.`, `..` or a backslash as a way out."""
+        """Return whether any name is absolute or holds `.`, `..` or a backslash."""
         return _ESCAPES.search(self.blob.tobytes()) is not None
 
     def consistent(self) -> bool:
-        """Whether the ends point behind the NULs of the blob, all of them, in order."""
+        """Return whether the ends are exactly the offsets after the NULs of the blob."""
         nuls = np.flatnonzero(np.asarray(self.blob) == 0) + 1
         return np.array_equal(nuls, self.ends) and (
             len(self.blob) == (int(self.ends[-1]) if len(self.ends) else 0)
@@ -71,7 +71,7 @@ class Names(Sequence[str]):
 
 
 def pack(tables: Mapping[str, Array]) -> tuple[bytes, dict[str, dict[str, Any]]]:
-    """All tables in one run of bytes, and what is needed to find each again."""
+    """Pack all tables into one byte string; returns it with the layout of each."""
     parts: list[bytes] = []
     layout: dict[str, dict[str, Any]] = {}
     at = 0
@@ -88,7 +88,7 @@ def pack(tables: Mapping[str, Array]) -> tuple[bytes, dict[str, dict[str, Any]]]
 
 
 def unpack(data: Any, layout: Mapping[str, Mapping[str, Any]]) -> dict[str, Array]:
-    """Views into `data`. Raises ValueError, KeyError or TypeError when the layout does not fit it."""
+    """Return views into `data`. Raises ValueError, KeyError or TypeError when the layout does not fit."""
     tables: dict[str, Array] = {}
     for name, row in layout.items():
         dtype = np.dtype(_DTYPES[row["dtype"]])
@@ -104,7 +104,7 @@ def unpack(data: Any, layout: Mapping[str, Mapping[str, Any]]) -> dict[str, Arra
 
 
 def ragged(starts: Int64s, rows: Int64s) -> tuple[Int64s, Int64s]:
-    """For groups `rows` of a ragged table, the rows they own, and their new starts.
+    """Return the rows that the groups `rows` of a ragged table own, and their new starts.
 
     `starts` has one entry more than there are groups.
     """

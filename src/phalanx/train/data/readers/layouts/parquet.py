@@ -1,4 +1,4 @@
-"""The only module that imports pyarrow; it does so when a Parquet file is opened."""
+"""Access to Parquet files: the only module that imports pyarrow, when a file is opened."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from phalanx.kit.text import nearest
 
 
 def open_parquet(path: Path) -> Any:
-    """A ParquetFile over a memory map: safe to use after a fork, and holding no file position."""
+    """Open a ParquetFile over a memory map: safe after a fork, without a file position."""
     try:
         import pyarrow  # type: ignore[import-untyped, unused-ignore]
         import pyarrow.parquet  # type: ignore[import-untyped, unused-ignore]
@@ -26,14 +26,14 @@ def open_parquet(path: Path) -> Any:
 
 
 def group_rows(path: Path) -> list[int]:
-    """How many rows each row group has."""
+    """Return the number of rows of each row group."""
     with open_parquet(path) as file:
         about = file.metadata
         return [about.row_group(i).num_rows for i in range(about.num_row_groups)]
 
 
 def check_columns(file: Any, columns: Sequence[str], path: Path) -> None:
-    """Raises UserError when the file lacks one of the columns."""
+    """Raise UserError when the file lacks one of the columns."""
     names = file.schema_arrow.names
     for column in columns:
         if column not in names:
@@ -43,7 +43,7 @@ def check_columns(file: Any, columns: Sequence[str], path: Path) -> None:
 
 
 def read_group(file: Any, group: int, columns: Sequence[str], path: Path) -> Any:
-    """One row group as an Arrow table. Raises DataCorrupt."""
+    """Read one row group as an Arrow table. Raises DataCorrupt."""
     import pyarrow
 
     try:
@@ -53,7 +53,7 @@ def read_group(file: Any, group: int, columns: Sequence[str], path: Path) -> Any
 
 
 def column_getter(chunked: Any) -> Any:
-    """Something that gives the value of a row when indexed: an array where the type allows it."""
+    """Return an object that gives a row's value when indexed: an array where the type allows it."""
     import pyarrow
 
     array = chunked.combine_chunks()

@@ -1,4 +1,4 @@
-"""Where the samples of a tar shard are: WebDataset's grouping, from the headers alone.
+"""The layout of a tar shard: WebDataset's grouping of samples, from the headers alone.
 
 A file `train/0001.seg.png` belongs to the sample with the key `train/0001` and has the suffix
 `seg.png`: everything behind the first dot of the last part. Files of one key stand together.
@@ -16,7 +16,7 @@ from phalanx.errors import DataCorrupt
 
 @dataclass(slots=True)
 class ShardLayout:
-    """One entry per sample in `keys` and `num_members`; one per member in the others."""
+    """The samples of a shard: one entry per sample in `keys` and `num_members`, else one per member."""
 
     keys: list[str] = field(default_factory=list)
     num_members: list[int] = field(default_factory=list)
@@ -26,7 +26,7 @@ class ShardLayout:
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """(key, suffix) of a member, or None when it is no part of a sample."""
+    """Split a member's name into (key, suffix); None when it is no part of a sample."""
     path = PurePosixPath(name)
     stem, dot, suffix = path.name.partition(".")
     if not dot or not stem or path.name.startswith("__"):
@@ -35,13 +35,13 @@ def split_name(name: str) -> tuple[str, str] | None:
 
 
 def safe_name(name: str) -> bool:
-    """Whether a member's name stays inside the archive."""
+    """Return whether a member's name stays inside the archive."""
     parts = name.split("/")
     return bool(name) and not name.startswith("/") and ".." not in parts and "\0" not in name
 
 
 def read_layout(file: BinaryIO, shard: str) -> ShardLayout:
-    """The samples of an uncompressed tar file.
+    """Read the samples of an uncompressed tar file.
 
     Raises DataCorrupt, naming the shard, for archives that are damaged, compressed, truncated, hold
     links or devices, or names that point outside.
@@ -63,7 +63,7 @@ def read_layout(file: BinaryIO, shard: str) -> ShardLayout:
 
 
 def _check_end(file: BinaryIO, at: int) -> None:
-    """After the last member stands a block of zeros. tarfile takes a file without it for whole."""
+    """Check for the block of zeros after the last member; tarfile accepts a file without it."""
     file.seek(at)
     if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
         raise tarfile.ReadError("it has no end mark, so it was cut off")

@@ -1,4 +1,4 @@
-"""Where the characters of a UTF-8 file are.
+"""The offsets of characters in a UTF-8 file.
 
 Random access by character needs to know where the 1024th, 2048th, … character starts: those byte
 offsets are the file's marks. The alphabet is every character that occurs.
@@ -19,7 +19,7 @@ MARK_EVERY = 1024
 
 @dataclass(frozen=True)
 class TextLayout:
-    """`num_characters` is -1 for a file that is not UTF-8; it has no marks then."""
+    """The marks of a text file. `num_characters` is -1, without marks, for a file that is not UTF-8."""
 
     num_characters: int
     marks: Int64s
@@ -30,7 +30,7 @@ NOT_TEXT = TextLayout(-1, np.zeros(0, np.int64), np.zeros(0, np.int32))
 
 
 def scan_text(chunks: Iterable[bytes]) -> TextLayout:
-    """Read a file once, in pieces."""
+    """Scan a file once, in pieces."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     alphabet: set[int] = set()
     marks: list[Int64s] = []
