@@ -21,10 +21,10 @@ from phalanx.core.scheduling import (
 )
 from phalanx.core.scheduling.index.slots import mask_of
 from phalanx.core.scheduling.model.durations import EDGES, History, KindKey, bin_of, size_class
-from phalanx.core.scheduling.stages.entitlement import rolled_up
+from phalanx.core.scheduling.model.entitlement import rolled_up
 from phalanx.errors import InvariantBroken
 from phalanx.sim.audit import promises
-from phalanx.sim.audit.auditor import Watch
+from phalanx.sim.audit.auditor import Auditor
 
 pytestmark = pytest.mark.unit
 
@@ -86,7 +86,7 @@ class Stream:
     def __init__(self, seed: int, projects: tuple[Project, ...]) -> None:
         self.rng = random.Random(seed)
         self.cluster = ClusterIndex(make_nodes(), projects, config=PlannerConfig(min_run_s=60.0))
-        self.watch = Watch()
+        self.auditor = Auditor()
         self.now = 0
         self.submitted: list[QueuedJob] = []
 
@@ -119,8 +119,8 @@ class Stream:
     def step(self) -> None:
         cluster = self.cluster
         decided = plan_pass(cluster, self.now)
-        self.watch.check_plan(cluster, decided, self.now)
-        self.watch.check_deeply(
+        self.auditor.check_plan(cluster, decided, self.now)
+        self.auditor.check_deeply(
             cluster, decided, self.now, lambda again: plan_pass(again, self.now)
         )
         assert plan(cluster.snapshot(), self.now) == decided

@@ -10,7 +10,7 @@ from phalanx.core.gang.placement import Placement
 from phalanx.core.jobs.model import Attempt, JobPolicy, JobState
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import PlannerConfig, QueuedJob, RunningJob
-from phalanx.core.scheduling.stages.order import is_guarded
+from phalanx.core.scheduling.model.urgency import is_guarded
 from phalanx.errors import InvariantBroken
 from phalanx.schemas.pools.project_file import ProjectSpec, lineage
 from phalanx.store.jobs import JobFacts, StoredJob

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.core.scheduling.stages.entitlement import entitlements, rolled_up
+from phalanx.core.scheduling.model.entitlement import entitlements, rolled_up
 from phalanx.errors import Conflict, NotFound, SpecInvalid
 from phalanx.schemas.api.body import at_or_none
 from phalanx.schemas.api.pools import ApplyResponse

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from phalanx.core.scheduling import ClusterIndex, Plan, QueuedJob
 from phalanx.core.scheduling.index.topology import place, request_of
+from phalanx.core.scheduling.model.entitlement import lineage, rolled_up
 from phalanx.core.scheduling.model.planning_input import US
-from phalanx.core.scheduling.stages.entitlement import lineage, rolled_up
 from phalanx.sim.audit import promises as audit
 from phalanx.sim.audit.promises import require
 

@@ -14,9 +14,9 @@ from phalanx.core.gang.placement import GangShape, Node
 from phalanx.core.scheduling import ClusterIndex, Plan, QueuedJob, Reservation, fits_ever
 from phalanx.core.scheduling.index.slots import Allocation, SlotIndex, mask_of, pick, wants_of
 from phalanx.core.scheduling.index.topology import place, request_of, suitable
+from phalanx.core.scheduling.model.entitlement import lineage, project_shares, rolled_up
 from phalanx.core.scheduling.model.planning_input import US
-from phalanx.core.scheduling.stages.entitlement import lineage, project_shares, rolled_up
-from phalanx.core.scheduling.stages.order import expected_s, kind_key
+from phalanx.core.scheduling.model.urgency import expected_s, kind_key
 from phalanx.errors import InvariantBroken
 
 if TYPE_CHECKING:

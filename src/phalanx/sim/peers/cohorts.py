@@ -14,7 +14,7 @@ import heapq
 from collections.abc import Callable
 
 from phalanx.core.scheduling import ClusterIndex, Plan, QueuedJob, RunningJob
-from phalanx.core.scheduling.planner import honour_reservations
+from phalanx.core.scheduling.stages.reservations import honour
 from phalanx.core.scheduling.stages.scheduling_pass import Pass
 from phalanx.sim.cluster.engine import Oracle
 from phalanx.sim.peers.queues import best_fit, finish, new_draft
@@ -40,7 +40,7 @@ class Quotas:
 
     def used(self, project: str) -> int:
         """Slots it holds or has been promised."""
-        return self._state.used.get(project, 0)
+        return self._state.ledger.used.get(project, 0)
 
     def is_within(self, job: QueuedJob) -> bool:
         """Whether the queue owns what it would then hold."""
@@ -86,7 +86,7 @@ class CohortQueues:
     def plan(self, cluster: ClusterIndex, now: int, oracle: Oracle) -> Plan:
         """Admit, then take back what was lent, then preempt inside the queues."""
         state = new_draft(cluster, now)
-        honour_reservations(state)
+        honour(state)
         quotas = Quotas(state)
         blocked = self._admit(state, quotas)
         self._after(state, quotas, blocked)
@@ -144,7 +144,9 @@ class CohortQueues:
 
 def _queues(state: Pass) -> dict[str, list[QueuedJob]]:
     """The waiting jobs of each project, the first of them last."""
-    owners = {reservation.job for reservation in state.reservations} | state.started
+    owners = {
+        reservation.job for reservation in state.decisions.reservations
+    } | state.decisions.started
     queues: dict[str, list[QueuedJob]] = {}
     for job in state.cluster.waiting.values():
         if job.num not in owners and job.num not in state.cluster.deferred:
@@ -160,7 +162,7 @@ def _victims(state: Pass, quotas: Quotas, job: QueuedJob, within: bool) -> list[
     own: list[RunningJob] = []
     left: dict[str, int] = {}
     for held in sorted(state.cluster.held.values(), key=_newest_first):
-        if held.stopping or held.job in state.leaving or not held.preemptible:
+        if held.stopping or held.job in state.decisions.leaving or not held.preemptible:
             continue
         if held.project == job.project:
             if held.priority < job.priority:
@@ -201,7 +203,7 @@ def _movable(state: Pass, job: QueuedJob) -> list[RunningJob]:
         for held in state.cluster.held.values()
         if held.preemptible
         and not held.stopping
-        and held.job not in state.leaving
+        and held.job not in state.decisions.leaving
         and len(held.placement.shares) == 1
         and 2 * held.num_slots <= job.num_slots
         and held.save_s is not None

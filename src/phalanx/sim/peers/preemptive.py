@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from phalanx.core.scheduling import ClusterIndex, Plan, QueuedJob, RunningJob
 from phalanx.core.scheduling.model.durations import bin_of
 from phalanx.core.scheduling.model.planning_input import US
-from phalanx.core.scheduling.planner import honour_reservations
-from phalanx.core.scheduling.stages.order import kind_key
+from phalanx.core.scheduling.model.urgency import kind_key
+from phalanx.core.scheduling.stages.reservations import honour
 from phalanx.core.scheduling.stages.scheduling_pass import Pass
 from phalanx.sim.cluster.engine import Oracle
 from phalanx.sim.peers.queues import best_fit, finish, new_draft
@@ -132,7 +132,7 @@ class Preemptive:
     def plan(self, cluster: ClusterIndex, now: int, oracle: Oracle) -> Plan:
         """Order everybody, choose, evict the others as far as the chosen need it, fill the rest."""
         state = new_draft(cluster, now)
-        honour_reservations(state)
+        honour(state)
         ranked = self._order(Scene(cluster, now, oracle, self._everyone(cluster, now)))
         left = sum(node.num_slots for node in cluster.index.nodes if not node.closed)
         chosen: set[int] = set()
@@ -188,8 +188,8 @@ class Preemptive:
 
 
 def _is_served(state: Pass, job: QueuedJob) -> bool:
-    return job.num in state.started or any(
-        reservation.job == job.num for reservation in state.reservations
+    return job.num in state.decisions.started or any(
+        reservation.job == job.num for reservation in state.decisions.reservations
     )
 
 

@@ -88,15 +88,13 @@ EVERYBODY = 1 << 30
 def new_draft(cluster: ClusterIndex, now: int) -> Pass:
     """A pass without quotas."""
     cluster.activate_deferred(now)
-    state = Pass(cluster, now, {}, dict(cluster.used))
-    state.mark = cluster.index.mark()
-    return state
+    return Pass(cluster, now)
 
 
 def finish(state: Pass) -> Plan:
     """Close the pass."""
-    state.index.rollback(state.mark)
-    return Plan(tuple(state.starts), (), None, tuple(state.preemptions), tuple(state.reservations))
+    state.index.rollback(0)
+    return state.decisions.plan(None)
 
 
 def fill(state: Pass, order: list[QueuedJob], placer: Placer, skip: int) -> None:
@@ -104,7 +102,7 @@ def fill(state: Pass, order: list[QueuedJob], placer: Placer, skip: int) -> None
     failed: set[object] = set()
     for job in order:
         key = job.shape
-        if key in failed or job.num in state.started:
+        if key in failed or job.num in state.decisions.started:
             continue
         allocations = placer(state.cluster, job)
         if allocations is None:

@@ -68,14 +68,14 @@ def _cut(
     names = tuple(state.index.nodes[allocation.node].id for allocation in allocations)
     victims = tuple(held.job for held in leave)
     reservation = Reservation(job.num, names, ready_at, ready_at + RESERVATION_TTL_S * US, victims)
-    state.reservations.append(reservation)
+    state.decisions.reservations.append(reservation)
     state.hold_back(reservation, job.shape.slots_per_node)
-    state.used[job.project] = state.used.get(job.project, 0) + job.num_slots
+    state.ledger.used[job.project] = state.ledger.used.get(job.project, 0) + job.num_slots
     reason = Reason(ReasonCode.PREEMPTED, f"j-{job.num} goes first")
     for held in leave:
-        state.leaving.add(held.job)
-        state.used[held.project] = state.used.get(held.project, 0) - held.num_slots
-        state.preemptions.append(Preemption(held.job, job.num, 0.0, reason))
+        state.decisions.leaving.add(held.job)
+        state.ledger.used[held.project] = state.ledger.used.get(held.project, 0) - held.num_slots
+        state.decisions.preemptions.append(Preemption(held.job, job.num, 0.0, reason))
 
 
 def who_is_in_the_way(

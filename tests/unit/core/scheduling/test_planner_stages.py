@@ -20,7 +20,7 @@ from phalanx.core.scheduling import (
 from phalanx.core.scheduling.explain.why import why
 from phalanx.core.scheduling.index.slots import pick
 from phalanx.core.scheduling.model.durations import History, KindKey, bin_of
-from phalanx.core.scheduling.stages.entitlement import entitlements
+from phalanx.core.scheduling.model.entitlement import entitlements
 
 pytestmark = pytest.mark.unit
 

@@ -19,7 +19,7 @@ from phalanx.core.scheduling import (
     plan,
 )
 from phalanx.core.scheduling.explain.why import why
-from phalanx.core.scheduling.stages.entitlement import (
+from phalanx.core.scheduling.model.entitlement import (
     EntitlementTier,
     lineage,
     project_shares,
@@ -149,8 +149,8 @@ class TestArithmetic:
             self.TREE, {"vision": 12, "other": 6}, {"text": 4, "other": 4}, 24
         )
         used = rolled_up(self.TREE, {"vision": 12, "other": 6})
-        assert share_of["text"].level(used) == (4, 0)
-        assert share_of["other"].level(used) == (6,)
+        assert share_of["text"].over_guarantee(used) == (4, 0)
+        assert share_of["other"].over_guarantee(used) == (6,)
         assert share_of["text"].tier(used, 4) is not EntitlementTier.GUARANTEED
 
     def test_a_circle_of_parents_ends(self) -> None:

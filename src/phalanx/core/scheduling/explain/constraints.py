@@ -14,10 +14,10 @@ from phalanx.core.gang.placement import Node, Role
 from phalanx.core.scheduling.index.cluster_index import ClusterIndex
 from phalanx.core.scheduling.index.slots import Allocation, NodeGroup, SlotIndex, pick
 from phalanx.core.scheduling.index.topology import hosts, part_request, place, request_of
+from phalanx.core.scheduling.model.entitlement import project_shares, rolled_up
 from phalanx.core.scheduling.model.outcome import Plan
 from phalanx.core.scheduling.model.planning_input import US, QueuedJob
 from phalanx.core.scheduling.model.reservation import Reservation
-from phalanx.core.scheduling.stages.entitlement import project_shares, rolled_up
 
 _MANY = 4
 

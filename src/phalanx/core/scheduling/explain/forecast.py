@@ -15,8 +15,8 @@ from phalanx.core.scheduling.index.cluster_index import ClusterIndex
 from phalanx.core.scheduling.model.durations import KindKey, size_class
 from phalanx.core.scheduling.model.outcome import Plan
 from phalanx.core.scheduling.model.planning_input import US, PlanningInput, QueuedJob, RunningJob
+from phalanx.core.scheduling.model.urgency import expected_end, expected_s
 from phalanx.core.scheduling.planner import plan_pass
-from phalanx.core.scheduling.stages.order import expected_end, expected_s
 
 NUM_SCENARIOS = 9
 _MAX_PASSES = 150

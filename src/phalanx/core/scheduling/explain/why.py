@@ -16,11 +16,12 @@ from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling.explain.constraints import Constraint, constraints
 from phalanx.core.scheduling.explain.forecast import NUM_SCENARIOS, Eta, eta
 from phalanx.core.scheduling.index.cluster_index import ClusterIndex
-from phalanx.core.scheduling.model.eviction_cost import lost_work, price
+from phalanx.core.scheduling.model.entitlement import lineage, rolled_up
+from phalanx.core.scheduling.model.eviction_cost import eviction_cost, lost_work
 from phalanx.core.scheduling.model.outcome import Plan
 from phalanx.core.scheduling.model.planning_input import PlanningInput, QueuedJob, RunningJob
 from phalanx.core.scheduling.planner import plan_pass
-from phalanx.core.scheduling.stages.entitlement import lineage, project_shares, rolled_up
+from phalanx.core.scheduling.stages.entitlement import entitle
 from phalanx.core.scheduling.stages.scheduling_pass import Pass
 
 
@@ -136,8 +137,7 @@ def _victims_for(cluster: ClusterIndex, decided: Plan, num: int, now: int) -> tu
 
 
 def _victim(cluster: ClusterIndex, held: RunningJob, beneficiary: int, now: int) -> Victim:
-    state = Pass(cluster, now, {}, dict(cluster.used))
-    cost, lost = price(state, held), lost_work(state, held)
+    cost, lost = eviction_cost(held, now), lost_work(held, now)
     owner = cluster.waiting.get(beneficiary)
     wants = f" ({owner.num_slots} slots, priority {owner.priority})" if owner is not None else ""
     saves = (
@@ -156,11 +156,10 @@ def position(snapshot: PlanningInput, num: int, now: int) -> int:
     """How many jobs the planner looks at up to and including this one."""
     cluster = ClusterIndex.of(snapshot)
     cluster.activate_deferred(now)
-    capacity = sum(group.num_nodes * group.size for group in cluster.index.groups)
-    share_of = project_shares(cluster.projects, cluster.used, cluster.demand, capacity)
-    state = Pass(cluster, now, share_of, rolled_up(cluster.projects, cluster.used))
+    state = Pass(cluster, now)
+    entitle(state)
     ranked = [
-        (state.rank(eq_class, place), job)
+        (state.ledger.rank(eq_class, place), job)
         for eq_class in cluster.classes.values()
         for place, (_, job) in enumerate(eq_class.jobs)
     ]

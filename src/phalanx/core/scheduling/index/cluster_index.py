@@ -23,7 +23,7 @@ from phalanx.core.scheduling.model.planning_input import (
     RunningJob,
 )
 from phalanx.core.scheduling.model.reservation import Reservation
-from phalanx.core.scheduling.stages.order import kind_key
+from phalanx.core.scheduling.model.urgency import kind_key
 from phalanx.errors import InvariantBroken
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from phalanx.core.scheduling.model.durations import EDGES, History, KindKey, bin_of, size_class
 from phalanx.core.scheduling.model.planning_input import US, PlannerConfig, RunningJob
-from phalanx.core.scheduling.stages.order import (
+from phalanx.core.scheduling.model.urgency import (
     aged,
     base_of,
     bin_ends_at,

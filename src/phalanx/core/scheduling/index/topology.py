@@ -432,3 +432,21 @@ def _across_groups(
 def num_leaves(index: SlotIndex, nodes: list[int]) -> int:
     """How many leaf domains these nodes touch."""
     return len({(id(index.group_of[n]), index.leaf_of[n]) for n in nodes})
+
+
+def place_on(
+    index: SlotIndex, request: NodeRequest, job: QueuedJob, nodes: list[int]
+) -> list[Allocation] | None:
+    """Return allocations for the gang on exactly these nodes, or None while one of them lacks room."""
+    left: dict[int, int] = {}
+    allocations = []
+    others = [role for role in job.roles for _ in range(role.nodes)]
+    shapes = [job.shape] * (len(nodes) - len(others)) + others
+    for node, shape in zip(nodes, shapes, strict=True):
+        free, own = left.get(node, index.free[node]), part_request(request, shape)
+        if free.bit_count() < shape.slots_per_node or index.cpus[node] < own.cpus:
+            return None
+        mask = pick(free, shape.slots_per_node)
+        left[node] = free & ~mask
+        allocations.append(Allocation(node, mask, own.cpus, own.memory_bytes))
+    return allocations

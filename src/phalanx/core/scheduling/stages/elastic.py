@@ -27,7 +27,7 @@ _SCALING = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class _Claim:
+class _ElasticJob:
     """One elastic job, running or waiting."""
 
     num: int
@@ -49,8 +49,8 @@ def speed(speeds: tuple[float, ...], nodes: int) -> float:
     return float(nodes**_SCALING)
 
 
-def sizes(state: Pass) -> dict[int, int]:
-    """How many nodes each elastic job should have, of what is free and what they hold together."""
+def size(state: Pass) -> None:
+    """Set how many nodes each elastic job should have, of the free slots and those they hold."""
     cluster = state.cluster
     classes = [
         eq_class for eq_class in cluster.classes.values() if eq_class.sample.min_nodes is not None
@@ -58,39 +58,39 @@ def sizes(state: Pass) -> dict[int, int]:
     running = [
         cluster.held[num] for num in sorted(cluster.elastic) if not cluster.held[num].stopping
     ]
-    claims = [_claim_of_held(held) for held in running]
+    jobs = [_of_running(held) for held in running]
     waiting = [entry for eq_class in classes for entry in eq_class.jobs]
-    claims += [_claim_of(cluster.waiting[num]) for _, num in sorted(waiting)]
+    jobs += [_of_queued(cluster.waiting[num]) for _, num in sorted(waiting)]
     left = sum(group.num_free for group in state.index.groups)
     left += sum(held.num_slots for held in running)
     found: dict[int, int] = {}
-    heap: list[tuple[float, int, _Claim]] = []
-    for gang in claims:
-        need = gang.least * gang.per_node
+    heap: list[tuple[float, int, _ElasticJob]] = []
+    for job in jobs:
+        need = job.least * job.per_node
         if need <= left:
             left -= need
-            found[gang.num] = gang.least
-            heapq.heappush(heap, (-gang.gain(gang.least), gang.num, gang))
+            found[job.num] = job.least
+            heapq.heappush(heap, (-job.gain(job.least), job.num, job))
     while heap:
-        gain, num, gang = heapq.heappop(heap)
-        if gain >= 0 or found[num] >= gang.most or gang.per_node > left:
+        gain, num, job = heapq.heappop(heap)
+        if gain >= 0 or found[num] >= job.most or job.per_node > left:
             continue
-        left -= gang.per_node
+        left -= job.per_node
         found[num] += 1
-        heapq.heappush(heap, (-gang.gain(found[num]), num, gang))
-    return found
+        heapq.heappush(heap, (-job.gain(found[num]), num, job))
+    state.sizes = found
 
 
-def _claim_of_held(held: RunningJob) -> _Claim:
+def _of_running(held: RunningJob) -> _ElasticJob:
     per_node = len(held.placement.shares[0].slots) if held.placement.shares else 1
     most = held.max_nodes or len(held.placement.shares)
-    return _Claim(held.job, held.min_nodes or most, most, per_node, held.speeds)
+    return _ElasticJob(held.job, held.min_nodes or most, most, per_node, held.speeds)
 
 
-def _claim_of(job: QueuedJob) -> _Claim:
+def _of_queued(job: QueuedJob) -> _ElasticJob:
     shape = job.shape
     least = job.min_nodes or shape.nodes
-    return _Claim(job.num, least, shape.nodes, shape.slots_per_node, job.speeds)
+    return _ElasticJob(job.num, least, shape.nodes, shape.slots_per_node, job.speeds)
 
 
 # -- giving --------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def shrink_for(state: Pass, eq_class: EquivalenceClass, num: int) -> bool:
         for share in reversed(spare):
             state.index.give(share)
             given.setdefault(held.job, []).append(share)
-            state.steps += 1
+            state.decisions.num_steps += 1
             allocations = place(state.index, eq_class.request, eq_class.groups, wanted)
             if allocations is not None:
                 break
@@ -161,17 +161,15 @@ def _commit(
         keep = len(held.placement.shares) - len(shares)
         smaller = Placement(held.placement.pool, held.placement.shares[:keep])
         text = f"gives {len(shares)} nodes to j-{job.num}"
-        state.resizes.append(Resize(num, smaller, Reason(ReasonCode.PREEMPTED, text)))
-        state.leaving.add(num)
+        state.decisions.resize(held, Resize(num, smaller, Reason(ReasonCode.PREEMPTED, text)))
         wait_s = max(wait_s, held.save_s or 0.0)
     names = tuple(state.index.nodes[allocation.node].id for allocation in allocations)
     ready_at = state.now + int(wait_s * US)
     expires_at = ready_at + int(state.config.reservation_ttl_s * US)
     reservation = Reservation(job.num, names, ready_at, expires_at, tuple(given))
-    state.reservations.append(reservation)
+    state.reserve(reservation, job)
     # What the smaller ones give counts for their projects until they have given it.
-    state.use(job.project, job.num_slots)
-    state.hold_back(reservation, *job.widths(len(reservation.nodes)))
+    state.ledger.use(job.project, job.num_slots)
 
 
 def _elastic(state: Pass) -> list[RunningJob]:
@@ -180,7 +178,7 @@ def _elastic(state: Pass) -> list[RunningJob]:
 
 
 def _may_resize(state: Pass, held: RunningJob) -> bool:
-    if held.started_at is None or held.stopping or held.job in state.leaving:
+    if held.started_at is None or held.stopping or held.job in state.decisions.leaving:
         return False
     if held.max_nodes is None or held.min_nodes is None:
         return False
@@ -222,10 +220,9 @@ def _grow(state: Pass, held: RunningJob, wanted: int) -> None:
         allocations.append(allocation)
     larger = Placement(held.placement.pool, shares + index.placement(allocations).shares)
     more = sum(allocation.mask.bit_count() for allocation in allocations)
-    state.use(held.project, more)
+    state.ledger.use(held.project, more)
     text = f"grows from {len(shares)} to {len(larger.shares)} nodes that nobody else can use"
-    state.resizes.append(Resize(held.job, larger, Reason(ReasonCode.PLACED, text)))
-    state.leaving.add(held.job)
+    state.decisions.resize(held, Resize(held.job, larger, Reason(ReasonCode.PLACED, text)))
 
 
 def _room_near(state: Pass, held: RunningJob, per_node: int) -> list[int]:
@@ -251,6 +248,6 @@ def _room_near(state: Pass, held: RunningJob, per_node: int) -> list[int]:
 
 def _allowed(state: Pass, held: RunningJob) -> int:
     """Slots that its project may still take."""
-    share_of = state.project_shares.get(held.project)
-    left = None if share_of is None else share_of.left(state.used)
+    share_of = state.ledger.shares.get(held.project)
+    left = None if share_of is None else share_of.left(state.ledger.used)
     return 1 << 30 if left is None else left

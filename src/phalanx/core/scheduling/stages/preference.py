@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from phalanx.core.gang.placement import Node
 from phalanx.core.scheduling.model.durations import History
 from phalanx.core.scheduling.model.planning_input import QueuedJob
-from phalanx.core.scheduling.stages.order import expected_s, kind_key
+from phalanx.core.scheduling.model.urgency import expected_s, kind_key
 
 NOTHING = "none"
 """What a spec says that prefers no level."""

@@ -1,4 +1,4 @@
-"""A reach that is kept from claim to claim is the one that would be built anew for each."""
+"""An incremental candidate set always equals the one that would be built anew for each gang."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import pytest
 from phalanx.core.gang.placement import GangShape, Node
 from phalanx.core.scheduling import ClusterIndex, PlannerConfig, QueuedJob, RunningJob
 from phalanx.core.scheduling.index.slots import Allocation
-from phalanx.core.scheduling.search.candidates import (
+from phalanx.core.scheduling.model.entitlement import EntitlementTier
+from phalanx.core.scheduling.search.candidate_set import (
     CandidateSet,
     IncrementalCandidateSet,
-    candidate_set,
-    ordered_candidate_set,
+    PendingGang,
 )
-from phalanx.core.scheduling.stages.entitlement import EntitlementTier
-from phalanx.core.scheduling.stages.scheduling_pass import Pass, PendingGang
+from phalanx.core.scheduling.search.candidates import candidate_set, ordered_candidate_set
+from phalanx.core.scheduling.search.victim_search import VictimSearch
+from phalanx.core.scheduling.stages.scheduling_pass import Pass
 
 pytestmark = pytest.mark.unit
 
@@ -56,13 +57,13 @@ def crowded(rng: random.Random) -> ClusterIndex:
     return cluster
 
 
-def claims(rng: random.Random) -> list[PendingGang]:
+def gangs(rng: random.Random) -> list[PendingGang]:
     asked = QueuedJob(1000, GangShape(2, 4, 1), 50, NOW)
     urgencies = [rng.uniform(0.0, 0.02) for _ in range(6)] + [1e-9, 1.0]
     return [PendingGang(asked, EntitlementTier.SHARED, urgency, False) for urgency in urgencies]
 
 
-def same_reach(cluster: ClusterIndex, kept: CandidateSet, anew: CandidateSet) -> bool:
+def same_candidates(cluster: ClusterIndex, kept: CandidateSet, anew: CandidateSet) -> bool:
     """Prices, slots and costs to the last digit, and the nodes in the same order, turn by turn."""
     in_turn = dict.fromkeys(node for node in kept.in_turn(cluster) if node in kept.slots)
     return (
@@ -74,32 +75,32 @@ def same_reach(cluster: ClusterIndex, kept: CandidateSet, anew: CandidateSet) ->
     )
 
 
-def walk(seed: int, leave: Callable[[Pass, int], None]) -> list[bool]:
-    """Claim after claim, of whose victims one leaves each time; whether the reach was right each time."""
+def walk(seed: int, leave: Callable[[VictimSearch, int], None]) -> list[bool]:
+    """Search for gang after gang, with a victim leaving each time; whether the set was right each time."""
     rng = random.Random(seed)
     cluster = crowded(rng)
-    state = Pass(cluster, NOW, {}, {})
+    search = Pass(cluster, NOW).victims
     right = []
-    for gang in claims(rng):
-        kept = candidate_set(state, gang)
+    for gang in gangs(rng):
+        kept = candidate_set(search, gang)
         assert isinstance(kept, IncrementalCandidateSet)
-        right.append(same_reach(cluster, kept, ordered_candidate_set(state, gang)))
+        right.append(same_candidates(cluster, kept, ordered_candidate_set(search, gang)))
         if kept.prices:
-            leave(state, rng.choice(sorted(kept.prices)))
+            leave(search, rng.choice(sorted(kept.prices)))
     return right
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_a_reach_kept_from_claim_to_claim_is_the_one_built_anew(seed: int) -> None:
-    assert all(walk(seed, Pass.leaves))
+def test_an_incremental_set_equals_one_built_anew(seed: int) -> None:
+    assert all(walk(seed, VictimSearch.leave))
 
 
-def test_without_word_of_who_leaves_it_would_be_another() -> None:
-    def unnoticed(state: Pass, num: int) -> None:
-        stretches, state.stretches = state.stretches, {}
-        state.leaves(num)
-        state.stretches = stretches
-        for stretch in stretches.values():
-            stretch.num_left += 1
+def test_a_set_that_misses_a_departure_differs() -> None:
+    def unnoticed(search: VictimSearch, num: int) -> None:
+        kept, search.incremental = search.incremental, {}
+        search.leave(num)
+        search.incremental = kept
+        for one in kept.values():
+            one.num_left += 1
 
     assert not all(walk(1, unnoticed))

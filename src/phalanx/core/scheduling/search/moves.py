@@ -12,56 +12,57 @@ from math import isinf
 
 from phalanx.core.scheduling.index.cluster_index import EquivalenceClass
 from phalanx.core.scheduling.index.slots import Allocation, pick
-from phalanx.core.scheduling.model.eviction_cost import price
 from phalanx.core.scheduling.model.planning_input import US, QueuedJob, RunningJob
-from phalanx.core.scheduling.stages.scheduling_pass import Pass
+from phalanx.core.scheduling.search.victim_search import VictimSearch
 
 _SMALLER = 2
 """Who moves is at most the n-th part of who gains."""
 
 
-def may_help(state: Pass, eq_class: EquivalenceClass, job: QueuedJob) -> bool:
+def may_help(search: VictimSearch, eq_class: EquivalenceClass, job: QueuedJob) -> bool:
     """Whether the gang is kept out by the scatter of free slots, not by their number."""
-    if isinf(state.config.hysteresis) or job.num_slots < _SMALLER:
+    if isinf(search.config.hysteresis) or job.num_slots < _SMALLER:
         return False
     return any(group.num_free >= job.num_slots for group in eq_class.groups)
 
 
-def candidates(state: Pass, job: QueuedJob) -> dict[int, float]:
+def candidates(search: VictimSearch, job: QueuedJob) -> dict[int, float]:
     """Running jobs that could move aside for this one, with the price of each."""
     found: dict[int, float] = {}
-    for priority, ranked in sorted(state.cluster.preemptible(state.now).items()):
+    for priority, ranked in sorted(search.cluster.preemptible(search.now).items()):
         if priority <= job.priority:
             for _, num in ranked:
-                held = state.cluster.held[num]
-                state.steps += 1
-                if num not in state.leaving and _may_move(state, job, held):
-                    found[num] = price(state, held)
+                held = search.cluster.held[num]
+                search.decisions.num_steps += 1
+                if num not in search.decisions.leaving and _may_move(search, job, held):
+                    found[num] = search.price(held)
     return found
 
 
-def _may_move(state: Pass, job: QueuedJob, held: RunningJob) -> bool:
-    if held.started_at is None or held.save_s is None or held.protected_until > state.now:
+def _may_move(search: VictimSearch, job: QueuedJob, held: RunningJob) -> bool:
+    if held.started_at is None or held.save_s is None or held.protected_until > search.now:
         return False
-    if state.project_shares and held.project != job.project:
+    if search.shares and held.project != job.project:
         return False
-    if (state.now - held.started_at) / US < state.config.move_after_s:
+    if (search.now - held.started_at) / US < search.config.move_after_s:
         return False
     return held.num_slots * _SMALLER <= job.num_slots and len(held.placement.shares) == 1
 
 
-def pays(state: Pass, job: QueuedJob, cost: float, nodes: list[int], victims: list[int]) -> bool:
+def pays(
+    search: VictimSearch, job: QueuedJob, cost: float, nodes: list[int], victims: list[int]
+) -> bool:
     """Whether all who leave find room elsewhere at once, and the gain is worth their pauses."""
-    if cost > job.num_slots * state.config.move_gain_s:
+    if cost > job.num_slots * search.config.move_gain_s:
         return False
-    index, mark = state.index, state.index.mark()
-    cluster = state.cluster
+    index, mark = search.index, search.index.mark()
+    cluster = search.cluster
     try:
         for node in dict.fromkeys(nodes):
             index.take(Allocation(node, index.free[node], 0, 0))
         for victim in victims:
             held = cluster.held[victim]
-            allocations = _elsewhere(state, held)
+            allocations = _elsewhere(search, held)
             if allocations is None:
                 return False
             for allocation in allocations:
@@ -71,9 +72,9 @@ def pays(state: Pass, job: QueuedJob, cost: float, nodes: list[int], victims: li
         index.rollback(mark)
 
 
-def _elsewhere(state: Pass, held: RunningJob) -> list[Allocation] | None:
+def _elsewhere(search: VictimSearch, held: RunningJob) -> list[Allocation] | None:
     """Room for it on the same kind of nodes, of which it holds one share."""
-    index = state.index
+    index = search.index
     home = index.num_of.get(held.placement.shares[0].node)
     if home is None:
         return None

@@ -5,31 +5,32 @@ from __future__ import annotations
 from phalanx.core.gang.placement import GangShape, Role
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling.index.cluster_index import EquivalenceClass
-from phalanx.core.scheduling.index.slots import Allocation, SlotIndex, pick
-from phalanx.core.scheduling.index.topology import NodeRequest, part_request
 from phalanx.core.scheduling.model.outcome import PendingReasons
 from phalanx.core.scheduling.model.planning_input import US, Project, QueuedJob
 from phalanx.core.scheduling.stages.scheduling_pass import Pass
 
 
-def pending_reasons(state: Pass) -> PendingReasons:
-    """A reason for every job that waits and was not started."""
-    cluster, reasons = state.cluster, state.reasons
+def explain(state: Pass) -> None:
+    """Give every queued job that does not start the reason that binds it."""
+    cluster, decisions = state.cluster, state.decisions
+    reasons = decisions.reasons
     for num, at in cluster.deferred.items():
         left_s = (at - state.now) / US
         text = f"waits {left_s:.0f} s before its next attempt"
         reasons[num] = Reason(ReasonCode.WAITING_FOR_SLOTS, text)
-    classes = [(reason, tuple(eq_class.jobs)) for eq_class, reason in state.limited]
-    classes += [(_blocked(state, eq_class), tuple(eq_class.jobs)) for eq_class, _ in state.blocked]
-    for reservation in state.reservations:
+    classes = [(reason, tuple(eq_class.jobs)) for eq_class, reason in decisions.limited]
+    classes += [
+        (_blocked(state, eq_class), tuple(eq_class.jobs)) for eq_class, _ in decisions.blocked
+    ]
+    for reservation in decisions.reservations:
         if reservation.victims:
             reasons[reservation.job] = coming(state, reservation.job)
-    return PendingReasons(reasons, classes, frozenset(state.started))
+    state.decisions.pending = PendingReasons(reasons, classes, frozenset(decisions.started))
 
 
 def coming(state: Pass, num: int) -> Reason:
     """The job has been promised a hole."""
-    reservation = next((h for h in state.reservations if h.job == num), None)
+    reservation = next((h for h in state.decisions.reservations if h.job == num), None)
     if reservation is None:
         return Reason(ReasonCode.WAITING_FOR_VICTIMS, "waits for an elastic job to give nodes back")
     names = ", ".join(f"j-{victim}" for victim in reservation.victims[:4])
@@ -67,7 +68,7 @@ def _blocked(state: Pass, eq_class: EquivalenceClass) -> Reason:
     job = eq_class.sample
     if not eq_class.groups:
         return Reason(ReasonCode.UNPLACEABLE, f"{need(job)}; {_nowhere(state, job)}")
-    owner = state.owner_of(eq_class)
+    owner = _owner_in_front(state, eq_class)
     if owner is not None and state.cluster.class_of.get(owner) is not eq_class:
         text = f"j-{owner} is first in line for these slots; {need(job)}"
         return Reason(ReasonCode.WAITING_BEHIND, text)
@@ -82,8 +83,21 @@ def _blocked(state: Pass, eq_class: EquivalenceClass) -> Reason:
     return Reason(code, f"{need(job)}; {have}")
 
 
+def _owner_in_front(state: Pass, eq_class: EquivalenceClass) -> int | None:
+    """Return the owner of the reservation that keeps this class out, if slots are free but kept."""
+    kept = [one for one in state.kept if one.allocations]
+    free = sum(group.num_free for group in eq_class.groups) + sum(one.num_slots for one in kept)
+    if not kept or free < eq_class.sample.num_slots:
+        return None
+    pools = eq_class.request.pools or state.index.pools
+    nodes = state.index.nodes
+    return next(
+        (one.reservation.job for one in kept if nodes[one.allocations[0].node].pool in pools), None
+    )
+
+
 def _kept(state: Pass) -> bool:
-    return any(hold_back.allocations for hold_back in state.blocks)
+    return any(kept.allocations for kept in state.kept)
 
 
 def _nowhere(state: Pass, job: QueuedJob) -> str:
@@ -109,9 +123,9 @@ def _kept_for(state: Pass, eq_class: EquivalenceClass, pool: str) -> int:
     nodes, owner_of = state.index.nodes, state.cluster.class_of
     return sum(
         allocation.mask.bit_count()
-        for hold_back in state.blocks
-        if owner_of.get(hold_back.reservation.job) is eq_class
-        for allocation in hold_back.allocations
+        for kept in state.kept
+        if owner_of.get(kept.reservation.job) is eq_class
+        for allocation in kept.allocations
         if nodes[allocation.node].pool == pool
     )
 
@@ -119,21 +133,3 @@ def _kept_for(state: Pass, eq_class: EquivalenceClass, pool: str) -> int:
 def _short(names: tuple[str, ...]) -> str:
     known = list(dict.fromkeys(names))
     return ", ".join(known[:3]) + (f" and {len(known) - 3} more" if len(known) > 3 else "")
-
-
-def exactly(
-    index: SlotIndex, request: NodeRequest, job: QueuedJob, nodes: list[int]
-) -> list[Allocation] | None:
-    """The gang's shares on just these nodes, or None while one of them lacks room."""
-    left: dict[int, int] = {}
-    allocations = []
-    others = [role for role in job.roles for _ in range(role.nodes)]
-    shapes = [job.shape] * (len(nodes) - len(others)) + others
-    for node, shape in zip(nodes, shapes, strict=True):
-        free, own = left.get(node, index.free[node]), part_request(request, shape)
-        if free.bit_count() < shape.slots_per_node or index.cpus[node] < own.cpus:
-            return None
-        mask = pick(free, shape.slots_per_node)
-        left[node] = free & ~mask
-        allocations.append(Allocation(node, mask, own.cpus, own.memory_bytes))
-    return allocations

@@ -1,9 +1,9 @@
-"""Preemption: the cheapest set of victims in one domain that lets the whole gang start.
+"""The cheapest set of victims in one domain that lets a whole gang start.
 
-Nothing is evicted unless the gang then fits. Victims are priced by the slot-seconds that stopping them
-throws away: work since the last checkpoint (or the time to save on request) and the restart.
-Superfluous victims are dropped again, dearest first. A gang of several roles is made room for part by
-part, each on what the parts before it have left.
+Nothing is preempted unless the gang then fits. Victims are priced by the slot-seconds that stopping them
+loses: work since the last checkpoint (or the time of a requested save) and the restart. Victims that turn
+out to be superfluous are dropped again, the dearest first. A gang of several roles gets room part by part,
+each on what the parts before it have left.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from phalanx.core.gang.placement import GangShape
-from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling.index.cluster_index import EquivalenceClass
 from phalanx.core.scheduling.index.slots import Allocation, NodeGroup, pick, wants_of
 from phalanx.core.scheduling.index.topology import NodeRequest, areas, hosts, lands, levels, parts
-from phalanx.core.scheduling.model.outcome import Preemption
-from phalanx.core.scheduling.model.planning_input import US, QueuedJob
-from phalanx.core.scheduling.model.reservation import Reservation
-from phalanx.core.scheduling.search.candidates import (
+from phalanx.core.scheduling.model.planning_input import QueuedJob
+from phalanx.core.scheduling.model.urgency import is_guarded
+from phalanx.core.scheduling.search import large_jobs, moves
+from phalanx.core.scheduling.search.candidate_set import (
     CandidateSet,
     IncrementalCandidateSet,
+    PendingGang,
+)
+from phalanx.core.scheduling.search.candidates import (
     candidate_set,
     could_suffice,
-    large_jobs,
+    large_peers,
     ordered_candidate_set,
 )
-from phalanx.core.scheduling.stages import large_job_preemption, moves
-from phalanx.core.scheduling.stages.order import is_guarded
-from phalanx.core.scheduling.stages.scheduling_pass import Pass, PendingGang
+from phalanx.core.scheduling.search.victim_search import VictimSearch
 
 _Offer = tuple[float, int, int]
 """What freeing a share costs, on which node, and which of the shares that the node could have it is."""
@@ -60,58 +60,64 @@ class _Offers:
 
 @dataclass(frozen=True, slots=True)
 class VictimPlan:
-    """Nodes for every share of a gang, who has to leave for it, and what that costs."""
+    """Nodes for every share of a gang, the jobs that leave for it with their prices, and the sum."""
 
     cost: float
     nodes: list[int]
     victims: list[int]
+    prices: list[float]
 
 
-def make_room(state: Pass, eq_class: EquivalenceClass, since: int, num: int) -> bool:
-    """Plan victims and a hole for the first job of a line. True if the plan commits."""
-    job = state.cluster.waiting[num]
+def find_victims(
+    search: VictimSearch, eq_class: EquivalenceClass, since: int, num: int
+) -> VictimPlan | None:
+    """Return the cheapest victims for the first job of a class, or None if there are none."""
+    job, ledger = search.cluster.waiting[num], search.ledger
     key = (job.project, job.priority, eq_class.request_num)
-    if key in state.no_victims:
-        return False
-    urgency, guarded = state.urgency(eq_class, since), is_guarded(since, state.now, state.config)
-    gang = PendingGang(job, state.tier(job), urgency, guarded, eq_class.base)
+    if key in search.fruitless:
+        return None
+    urgency, guarded = ledger.urgency(eq_class, since), is_guarded(since, search.now, search.config)
+    gang = PendingGang(job, ledger.tier(job), urgency, guarded, eq_class.base)
     num_free = sum(group.num_free for group in eq_class.groups)
-    if not could_suffice(state, gang, num_free):
-        state.no_victims.add(key)
-        return False
-    plain = ordered_candidate_set(state, gang) if job.roles else candidate_set(state, gang)
-    best, candidates = _best(state, eq_class, job, plain), plain
-    if best is None and moves.may_help(state, eq_class, job):
-        candidates = ordered_candidate_set(state, gang).with_more(
-            state.cluster, moves.candidates(state, job)
-        )
-        best = _best(state, eq_class, job, candidates)
-        if best is not None and not moves.pays(state, job, best.cost, best.nodes, best.victims):
-            best = None
+    best: VictimPlan | None = None
+    if could_suffice(search, gang, num_free):
+        plain = ordered_candidate_set(search, gang) if job.roles else candidate_set(search, gang)
+        best = _best(search, eq_class, job, plain)
+        if best is None and moves.may_help(search, eq_class, job):
+            best = _with_moves(search, eq_class, gang)
+        if best is None:
+            best = _with_large_jobs(search, eq_class, gang, plain)
     if best is None:
-        best, candidates = _with_large_jobs(state, eq_class, gang, plain)
-    if best is None:
-        state.no_victims.add(key)
-        return False
-    _commit(state, job, best, candidates)
-    return True
+        search.fruitless.add(key)
+    return best
+
+
+def _with_moves(
+    search: VictimSearch, eq_class: EquivalenceClass, gang: PendingGang
+) -> VictimPlan | None:
+    """Return victims among which small jobs may move elsewhere, if that pays."""
+    candidates = ordered_candidate_set(search, gang)
+    candidates = candidates.with_more(search.cluster, moves.candidates(search, gang.job))
+    best = _best(search, eq_class, gang.job, candidates)
+    if best is None or not moves.pays(search, gang.job, best.cost, best.nodes, best.victims):
+        return None
+    return best
 
 
 def _with_large_jobs(
-    state: Pass, eq_class: EquivalenceClass, gang: PendingGang, candidates: CandidateSet
-) -> tuple[VictimPlan | None, CandidateSet]:
-    """Room that a hero makes, if those who wait have paid for it."""
-    more = large_job_preemption.candidates(state, gang, large_jobs(state, gang.job.priority))
+    search: VictimSearch, eq_class: EquivalenceClass, gang: PendingGang, candidates: CandidateSet
+) -> VictimPlan | None:
+    """Return victims with a large job among them, if the waits of small jobs have paid for its loss."""
+    more = large_jobs.candidates(search, gang, large_peers(search, gang.job.priority))
     if not more:
-        return None, candidates
+        return None
     if isinstance(candidates, IncrementalCandidateSet):
-        candidates = ordered_candidate_set(state, gang)
-    wider = candidates.with_more(state.cluster, more)
-    return _best(state, eq_class, gang.job, wider), wider
+        candidates = ordered_candidate_set(search, gang)
+    return _best(search, eq_class, gang.job, candidates.with_more(search.cluster, more))
 
 
 def _best(
-    state: Pass, eq_class: EquivalenceClass, job: QueuedJob, candidates: CandidateSet
+    search: VictimSearch, eq_class: EquivalenceClass, job: QueuedJob, candidates: CandidateSet
 ) -> VictimPlan | None:
     best: VictimPlan | None = None
     if job.roles:
@@ -119,34 +125,35 @@ def _best(
             # Nodes of several kinds come last, and only where no kind alone will do.
             if best is not None and len(land) > 1:
                 break
-            found = _all_roles(state, land, eq_class.request, job, candidates)
+            found = _all_roles(search, land, eq_class.request, job, candidates)
             if found is not None and (best is None or found.cost < best.cost):
                 best = found
         return best
     for group in eq_class.groups:
-        found = _in_group(state, group, job, candidates)
+        found = _in_group(search, group, job, candidates)
         if found is not None and (best is None or found.cost < best.cost):
             best = found
     return best
 
 
 def _in_group(
-    state: Pass, group: NodeGroup, job: QueuedJob, candidates: CandidateSet
+    search: VictimSearch, group: NodeGroup, job: QueuedJob, candidates: CandidateSet
 ) -> VictimPlan | None:
-    nodes = _cheapest(state, group, job, job.shape, candidates)
+    nodes = _cheapest(search, group, job, job.shape, candidates)
     if nodes is None:
         return None
     victims = _needed(
-        state, job, nodes, _victims(state, job, job.shape, nodes, candidates), candidates
+        search, job, nodes, _victims(search, job, job.shape, nodes, candidates), candidates
     )
-    return VictimPlan(sum(candidates.prices[v] for v in victims), nodes, victims)
+    prices = [candidates.prices[v] for v in victims]
+    return VictimPlan(sum(prices), nodes, victims, prices)
 
 
 # -- several roles -------------------------------------------------------------------------------
 
 
 def _all_roles(
-    state: Pass,
+    search: VictimSearch,
     land: list[NodeGroup],
     request: NodeRequest,
     job: QueuedJob,
@@ -155,8 +162,8 @@ def _all_roles(
     """The cheapest domain of the narrowest level in which all parts of the gang find room."""
     for level in levels(land[0], job.required):
         best: VictimPlan | None = None
-        for inside in areas(state.index, land, level):
-            found = _roles_inside(state, (land, request), job, candidates.copy(), inside)
+        for inside in areas(search.index, land, level):
+            found = _roles_inside(search, (land, request), job, candidates.copy(), inside)
             if found is not None and (best is None or found.cost < best.cost):
                 best = found
         if best is not None:
@@ -171,7 +178,7 @@ def _part(job: QueuedJob, shape: GangShape) -> QueuedJob:
 
 
 def _cheapest_kind(
-    state: Pass,
+    search: VictimSearch,
     where: tuple[list[NodeGroup], NodeRequest],
     part: tuple[QueuedJob, GangShape],
     candidates: CandidateSet,
@@ -182,12 +189,12 @@ def _cheapest_kind(
     best: tuple[float, list[int], list[int]] | None = None
     for group in sorted(land, key=lambda group: group.size):
         nodes = (
-            _cheapest(state, group, job, shape, candidates, inside)
+            _cheapest(search, group, job, shape, candidates, inside)
             if hosts(group, request, shape)
             else None
         )
         if nodes is not None:
-            victims = _victims(state, job, shape, nodes, candidates)
+            victims = _victims(search, job, shape, nodes, candidates)
             cost = sum(candidates.prices[victim] for victim in victims)
             if best is None or cost < best[0]:
                 best = (cost, nodes, victims)
@@ -195,20 +202,20 @@ def _cheapest_kind(
 
 
 def _roles_inside(
-    state: Pass,
+    search: VictimSearch,
     where: tuple[list[NodeGroup], NodeRequest],
     job: QueuedJob,
     candidates: CandidateSet,
     inside: frozenset[int],
 ) -> VictimPlan | None:
-    index, cluster, mark = state.index, state.cluster, state.index.mark()
+    index, cluster, mark = search.index, search.cluster, search.index.mark()
     prices = dict(candidates.prices)
     placed: dict[int, list[int]] = {}
     victims: list[int] = []
     try:
         for at, shape in parts(job.shape, job.roles):
             part = _part(job, shape)
-            found = _cheapest_kind(state, where, (part, shape), candidates, inside)
+            found = _cheapest_kind(search, where, (part, shape), candidates, inside)
             if found is None:
                 return None
             nodes, leaving = found
@@ -227,15 +234,16 @@ def _roles_inside(
     finally:
         index.rollback(mark)
     every = [node for at in sorted(placed) for node in placed[at]]
-    needed = _needed(state, job, every, victims, CandidateSet(prices))
-    return VictimPlan(sum(prices[v] for v in needed), every, needed)
+    needed = _needed(search, job, every, victims, CandidateSet(prices))
+    costs = [prices[v] for v in needed]
+    return VictimPlan(sum(costs), every, needed, costs)
 
 
 # -- one shape -----------------------------------------------------------------------------------
 
 
 def _cheapest(
-    state: Pass,
+    search: VictimSearch,
     group: NodeGroup,
     job: QueuedJob,
     shape: GangShape,
@@ -243,14 +251,14 @@ def _cheapest(
     inside: Collection[int] | None = None,
 ) -> list[int] | None:
     """Nodes for all shares in the domain where victims cost least, of the narrowest level that can."""
-    need, leaf_of = shape.nodes, state.index.leaf_of
-    offers = _offers(state, group, job, shape, candidates)
+    need, leaf_of = shape.nodes, search.index.leaf_of
+    offers = _offers(search, group, job, shape, candidates)
     if inside is not None:
         offers = offers.inside(inside)
     if len(offers.free) + len(offers.paid) < need:
         return None
     if job.required == "node":
-        return _one_host(state, offers, need, candidates)
+        return _one_host(search, offers, need, candidates)
     if inside is not None:
         every = [(0.0, node, 0) for node in offers.free] + offers.paid
         return [node for _, node, _ in sorted(every)[:need]]
@@ -269,7 +277,7 @@ def _cheapest(
     for level in levels(group, job.required):
         equal = _cheapest_domains(_domains(group, costs, level), num_free, costs, need)
         if equal:
-            chosen = equal[0] if len(equal) == 1 else _earliest(state, equal, offers, candidates)
+            chosen = equal[0] if len(equal) == 1 else _earliest(search, equal, offers, candidates)
             return [node for _, node, _ in offers.on(set(chosen), leaf_of)[:need]]
     return None
 
@@ -307,17 +315,17 @@ def _cheapest_domains(
 
 
 def _earliest(
-    state: Pass, equal: list[list[int]], offers: _Offers, candidates: CandidateSet
+    search: VictimSearch, equal: list[list[int]], offers: _Offers, candidates: CandidateSet
 ) -> list[int]:
     """Of domains that cost the same the one that was found first."""
-    leaf_of = state.index.leaf_of
+    leaf_of = search.index.leaf_of
     domain_of = {leaf: leaves for leaves in equal for leaf in leaves}
     for node in offers.first:
         found = domain_of.get(leaf_of[node])
         if found is not None:
             return found
     there = {node for _, node, _ in offers.paid}
-    for node in candidates.in_turn(state.cluster):
+    for node in candidates.in_turn(search.cluster):
         found = domain_of.get(leaf_of[node])
         if found is not None and node in there:
             return found
@@ -325,7 +333,7 @@ def _earliest(
 
 
 def _one_host(
-    state: Pass, offers: _Offers, need: int, candidates: CandidateSet
+    search: VictimSearch, offers: _Offers, need: int, candidates: CandidateSet
 ) -> list[int] | None:
     """The cheapest node that can have all shares, so many times."""
     by_node: dict[int, list[float]] = {}
@@ -340,26 +348,30 @@ def _one_host(
         return None
     best = min(sums.values())
     equal = {node for node, cost in sums.items() if cost == best}
-    for node in chain(offers.first, candidates.in_turn(state.cluster)):
+    for node in chain(offers.first, candidates.in_turn(search.cluster)):
         if node in equal:
             return [node] * need
     return [min(equal)] * need
 
 
 def _offers(
-    state: Pass, group: NodeGroup, job: QueuedJob, shape: GangShape, candidates: CandidateSet
+    search: VictimSearch,
+    group: NodeGroup,
+    job: QueuedJob,
+    shape: GangShape,
+    candidates: CandidateSet,
 ) -> _Offers:
     """What a share costs on each node that has room already, and on each that could have it."""
-    index, need = state.index, shape.slots_per_node
+    index, need = search.index, shape.slots_per_node
     if group.splittable:
-        paid = _split_offers(state, group, job, shape, candidates)
+        paid = _split_offers(search, group, job, shape, candidates)
         return _Offers([], paid, [node for _, node, _ in paid])
     free, group_of, nodes, size = index.num_free, index.group_of, index.nodes, group.size
     plain = not (job.cpus_per_node or job.memory_per_node_bytes)
     ready: list[int] = []
     for bucket in group.by_free[need:]:
-        ready += bucket if plain else [n for n in bucket if _has_rest(state, job, n, 0, 0)]
-    state.steps += len(ready) + len(candidates.slots)
+        ready += bucket if plain else [n for n in bucket if _has_rest(search, job, n, 0, 0)]
+    search.decisions.num_steps += len(ready) + len(candidates.slots)
     costs, others = candidates.costs, list[_Offer]()
     for node, slots in candidates.slots.items():
         had = free[node]
@@ -370,15 +382,17 @@ def _offers(
         if plain and had + slots == need == size:
             others.append((costs[node], node, 0))
             continue
-        victims = _leave_for(state, job, shape, node, 1, candidates)
+        victims = _leave_for(search, job, shape, node, 1, candidates)
         if victims:
             others.append((sum([candidates.prices[v] for v in victims]), node, 0))
     return _Offers(ready, others, ready)
 
 
-def _has_rest(state: Pass, job: QueuedJob, node: int, cpus: int, memory_bytes: int) -> bool:
+def _has_rest(
+    search: VictimSearch, job: QueuedJob, node: int, cpus: int, memory_bytes: int
+) -> bool:
     """Whether the CPUs and the memory of a node are enough, with so much more of each."""
-    index = state.index
+    index = search.index
     if index.nodes[node].splittable:
         return job.cpus_per_node <= index.nodes[node].num_cpus
     return (
@@ -388,16 +402,21 @@ def _has_rest(state: Pass, job: QueuedJob, node: int, cpus: int, memory_bytes: i
 
 
 def _leave_for(
-    state: Pass, job: QueuedJob, shape: GangShape, node: int, shares: int, candidates: CandidateSet
+    search: VictimSearch,
+    job: QueuedJob,
+    shape: GangShape,
+    node: int,
+    shares: int,
+    candidates: CandidateSet,
 ) -> list[int] | None:
     """Who leaves this node so that it has room for so many shares; None if not all could help."""
-    index, cluster = state.index, state.cluster
+    index, cluster = search.index, search.cluster
     on_node, prices = cluster.on_node[node], candidates.prices
     slots, need = index.num_free[node], shape.slots_per_node * shares
     if not (job.cpus_per_node or job.memory_per_node_bytes):
         return _leave_for_slots(on_node, prices, need - slots)
     cpus = memory = 0
-    if slots >= need and _has_rest(state, job, node, cpus, memory):
+    if slots >= need and _has_rest(search, job, node, cpus, memory):
         return []
     holders = sorted([(prices[j] / on_node[j].bit_count(), j) for j in on_node if j in prices])
     victims: list[int] = []
@@ -407,7 +426,7 @@ def _leave_for(
         slots += on_node[victim].bit_count()
         cpus += held.cpus_per_node
         memory += held.memory_per_node_bytes
-        if slots >= need and _has_rest(state, job, node, cpus, memory):
+        if slots >= need and _has_rest(search, job, node, cpus, memory):
             return victims
     return None
 
@@ -434,18 +453,22 @@ def _leave_for_slots(
 
 
 def _split_offers(
-    state: Pass, group: NodeGroup, job: QueuedJob, shape: GangShape, candidates: CandidateSet
+    search: VictimSearch,
+    group: NodeGroup,
+    job: QueuedJob,
+    shape: GangShape,
+    candidates: CandidateSet,
 ) -> list[_Offer]:
     """On a node that may host several shares: what each further one costs, never less than the last."""
     found = []
     for bucket in group.by_free:
         for node in bucket:
             most = group.size // max(shape.slots_per_node, 1)
-            most = most if state.index.nodes[node].splittable else 1
+            most = most if search.index.nodes[node].splittable else 1
             before = dearest = 0.0
             for turn in range(min(most, shape.nodes)):
-                state.steps += 1
-                victims = _leave_for(state, job, shape, node, turn + 1, candidates)
+                search.decisions.num_steps += 1
+                victims = _leave_for(search, job, shape, node, turn + 1, candidates)
                 if victims is None:
                     break
                 cost = sum(candidates.prices[v] for v in victims)
@@ -456,21 +479,29 @@ def _split_offers(
 
 
 def _victims(
-    state: Pass, job: QueuedJob, shape: GangShape, nodes: list[int], candidates: CandidateSet
+    search: VictimSearch,
+    job: QueuedJob,
+    shape: GangShape,
+    nodes: list[int],
+    candidates: CandidateSet,
 ) -> list[int]:
     """Everybody who leaves so that these nodes have room for the shares chosen on them."""
     found: dict[int, None] = {}
     for node in dict.fromkeys(nodes):
-        leaving = _leave_for(state, job, shape, node, nodes.count(node), candidates)
+        leaving = _leave_for(search, job, shape, node, nodes.count(node), candidates)
         found.update(dict.fromkeys(leaving or ()))
     return list(found)
 
 
 def _needed(
-    state: Pass, job: QueuedJob, nodes: list[int], victims: list[int], candidates: CandidateSet
+    search: VictimSearch,
+    job: QueuedJob,
+    nodes: list[int],
+    victims: list[int],
+    candidates: CandidateSet,
 ) -> list[int]:
     """The victims without the superfluous ones: the dearest are spared first."""
-    index, cluster, shapes = state.index, state.cluster, (job.shape, *job.roles)
+    index, cluster, shapes = search.index, search.cluster, (job.shape, *job.roles)
     if any(any(wants_of(one, job.cpus_per_node, job.memory_per_node_bytes)) for one in shapes):
         return victims
     room = {node: index.free[node].bit_count() for node in nodes}
@@ -492,29 +523,3 @@ def _needed(
             for node, slots in gone.items():
                 room[node] -= slots
     return [victim for victim in victims if victim in kept]
-
-
-def _commit(state: Pass, job: QueuedJob, chosen: VictimPlan, candidates: CandidateSet) -> None:
-    held, nodes, victims = state.cluster.held, chosen.nodes, chosen.victims
-    save_s = max((held[v].save_s or 0.0 for v in victims), default=0.0)
-    reservation = Reservation(
-        job.num,
-        tuple(state.index.nodes[node].id for node in nodes),
-        state.now + int(save_s * US),
-        state.now + int((save_s + state.config.reservation_ttl_s) * US),
-        tuple(victims),
-    )
-    state.reservations.append(reservation)
-    state.hold_back(reservation, *job.widths(len(nodes)))
-    # Who leaves is out of reach from then on.
-    costs = [candidates.prices[victim] for victim in victims]
-    for victim, cost in zip(victims, costs, strict=True):
-        state.leaves(victim)
-        text = (
-            f"makes room for j-{job.num} ({job.num_slots} slots, priority {job.priority}); "
-            f"costs about {cost / 3600:.2f} slot-hours"
-        )
-        state.preemptions.append(
-            Preemption(victim, job.num, cost, Reason(ReasonCode.PREEMPTED, text))
-        )
-    state.use(job.project, job.num_slots)

@@ -1,0 +1,76 @@
+"""The search for victims: what it has computed for one gang and keeps for the next.
+
+`VictimSearch` owns its memo for one pass: prices, candidate sets by priority, and requests for which no
+victims were found. The functions of this room read it; `leave` keeps the memo right when a job leaves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from phalanx.core.scheduling.index.cluster_index import ClusterIndex
+from phalanx.core.scheduling.index.slots import SlotIndex
+from phalanx.core.scheduling.model.entitlement import ProjectShare
+from phalanx.core.scheduling.model.eviction_cost import eviction_cost
+from phalanx.core.scheduling.model.planning_input import PlannerConfig, RunningJob
+from phalanx.core.scheduling.search.candidate_set import (
+    CandidateSet,
+    IncrementalCandidateSet,
+    PeerCandidates,
+)
+from phalanx.core.scheduling.search.decisions import Decisions
+from phalanx.core.scheduling.search.ledger import Ledger
+
+
+@dataclass(slots=True)
+class VictimSearch:
+    """The memo of all searches for victims of one pass."""
+
+    cluster: ClusterIndex
+    now: int
+    ledger: Ledger
+    decisions: Decisions
+    #: Price of stopping each running job that was looked at.
+    prices: dict[int, float] = field(default_factory=dict)
+    #: By priority: all preemptible jobs of lower priorities.
+    below: dict[int, CandidateSet] = field(default_factory=dict)
+    #: By priority: preemptible jobs of the same priority.
+    peers: dict[int, PeerCandidates] = field(default_factory=dict)
+    #: By priority: the candidate set of the gang that was searched for last.
+    incremental: dict[int, IncrementalCandidateSet] = field(default_factory=dict)
+    #: By project and priority: slot-seconds that small queued jobs have waited.
+    waited: dict[tuple[str, int], float] = field(default_factory=dict)
+    #: By project: jobs that make up its use beyond its guarantee, as of a version of the ledger.
+    excess: dict[str, frozenset[int]] = field(default_factory=dict)
+    excess_version: int = -1
+    #: (project, priority, request) for which no victims were found.
+    fruitless: set[tuple[str, int, int]] = field(default_factory=set)
+    config: PlannerConfig = field(init=False)
+    index: SlotIndex = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.config = self.cluster.config
+        self.index = self.cluster.index
+
+    @property
+    def shares(self) -> dict[str, ProjectShare]:
+        """The shares of the projects; empty where there are no projects."""
+        return self.ledger.shares
+
+    def price(self, held: RunningJob) -> float:
+        """Return the slot-seconds that stopping this job is expected to cost."""
+        known = self.prices.get(held.job)
+        if known is None:
+            known = self.prices[held.job] = eviction_cost(held, self.now)
+        return known
+
+    def leave(self, num: int) -> None:
+        """Decide that a running job leaves: its slots no longer count, and no other gang may take it."""
+        held = self.cluster.held[num]
+        self.decisions.leaving.add(num)
+        self.ledger.use(held.project, -held.num_slots)
+        for candidates in self.below.values():
+            candidates.remove(self.cluster, num)
+        for kept in self.incremental.values():
+            kept.leave(self.cluster, num)
+            kept.num_left += 1
