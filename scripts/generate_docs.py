@@ -8,6 +8,11 @@ docs/reference/project-file.md         with pool-file.schema.json and project-fi
 docs/reference/states.md               from the transition table
 docs/reference/errors.md               from the exception tree and the exit codes
 docs/reference/settings.md             from the model of the control plane's settings
+docs/reference/python-library.md       from the signatures and docstrings of `phalanx.train`
+docs/reference/sdk.md                  from those of `phalanx.sdk`
+docs/reference/rest.md                 from the OpenAPI document of the control plane
+docs/reference/metrics.md              its tables, from the instruments and the exposition
+docs/reference/environment.md          its table of a rank's variables, from `core/contract`
 """
 
 from __future__ import annotations
@@ -18,7 +23,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import api_reference
 import typer.main
+from fastapi import FastAPI
 from pydantic import BaseModel
 
 from phalanx import errors
@@ -29,11 +36,13 @@ from phalanx.core.jobs.machine import TRANSITIONS
 from phalanx.core.jobs.model import HOLDING, TERMINAL, JobState, StopGoal
 from phalanx.core.jobs.recovery import DEFAULT_BUDGETS
 from phalanx.core.reasons import Cause, ReasonCode
+from phalanx.core.telemetry.instruments import INSTRUMENTS, Kind
 from phalanx.kit.units import format_duration
 from phalanx.schemas.pools.pool_file import PoolFile, pool_json_schema
 from phalanx.schemas.pools.project_file import ProjectFile, project_json_schema
 from phalanx.schemas.pools.ray_pools import RayPool
 from phalanx.schemas.spec.document import JobSpec, check_supported, json_schema, validate_spec
+from phalanx.server.routers import jobs, platform, resources, telemetry
 from phalanx.server.settings import Settings
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
@@ -326,6 +335,58 @@ def settings_page() -> str:
     )
 
 
+# -- Python, REST, metrics, environment ----------------------------------------------------------
+
+
+def library_page() -> str:
+    intro = (
+        "The public interface of `phalanx.train`. Options are keywords of `init`; the spec's section "
+        "`training` overrides them. How-to pages show each option in use."
+    )
+    return page("Python library", intro, *api_reference.library_page(table))
+
+
+def sdk_page() -> str:
+    intro = (
+        "`phalanx.sdk.PhalanxClient` calls the [REST API](rest.md), which describes the bodies; errors are "
+        "those of [errors and exit codes](errors.md)."
+    )
+    return page("Python SDK", intro, *api_reference.sdk_page())
+
+
+def rest_page() -> str:
+    app = FastAPI(title="Phalanx")
+    for module in (jobs, telemetry, resources, platform):
+        app.include_router(module.router)
+    intro = (
+        "Every route of the control plane. Requests carry `Authorization: Bearer TOKEN`, `/healthz` "
+        "excepted. Times are RFC 3339, durations seconds, sizes bytes. Unknown keys of a request are "
+        "errors; clients ignore unknown keys of a response. The running server publishes this document at "
+        "`/openapi.json`. Errors have the body [ErrorView](errors.md)."
+    )
+    return page("REST API", intro, *api_reference.rest_page(app.openapi(), table))
+
+
+def metrics_page() -> str:
+    ranks = []
+    for one in INSTRUMENTS.values():
+        labels = ", ".join(f'{key}="{value}"' for key, value in one.labels)
+        name = f"{one.name}_total" if one.kind is Kind.COUNTER else one.name
+        ranks.append([f"`{name}{{{labels}}}`" if labels else f"`{name}`", one.kind.value, one.help])
+    heads = ["name", "type", "meaning"]
+    tables = {
+        "ranks": table(heads, ranks),
+        "platform": table(heads, api_reference.platform_metrics()),
+    }
+    return api_reference.with_tables(REFERENCE / "metrics.md", tables)
+
+
+def environment_page() -> str:
+    rows = api_reference.contract_variables()
+    tables = {"contract": table(["variable", "meaning"], rows)} if rows else {}
+    return api_reference.with_tables(REFERENCE / "environment.md", tables)
+
+
 def as_text(schema: dict[str, Any]) -> str:
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
@@ -341,6 +402,11 @@ PAGES: dict[str, Callable[[], str]] = {
     "states.md": states_page,
     "errors.md": errors_page,
     "settings.md": settings_page,
+    "python-library.md": library_page,
+    "sdk.md": sdk_page,
+    "rest.md": rest_page,
+    "metrics.md": metrics_page,
+    "environment.md": environment_page,
 }
 
 
