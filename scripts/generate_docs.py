@@ -32,9 +32,9 @@ from phalanx import errors
 from phalanx.cli.app import app
 from phalanx.cli.exits import MEANINGS
 from phalanx.core.jobs import events
-from phalanx.core.jobs.machine import TRANSITIONS
+from phalanx.core.jobs.budgets import DEFAULT_BUDGETS
+from phalanx.core.jobs.machine import TRANSITIONS, Ignore, Refuse
 from phalanx.core.jobs.model import HOLDING, TERMINAL, JobState, StopGoal
-from phalanx.core.jobs.recovery import DEFAULT_BUDGETS
 from phalanx.core.reasons import Cause, ReasonCode
 from phalanx.core.telemetry.instruments import INSTRUMENTS, Kind
 from phalanx.kit.units import format_duration
@@ -236,10 +236,10 @@ def project_page() -> str:
 
 
 def _verdict(state: JobState, kind: type) -> str:
-    name = TRANSITIONS[state, kind].__qualname__
-    if name.startswith("_refuse"):
+    cell = TRANSITIONS[state, kind]
+    if isinstance(cell, Refuse):
         return ""
-    return "ignored" if name.startswith("_ignore") else "handled"
+    return "ignored" if isinstance(cell, Ignore) else "handled"
 
 
 def states_page() -> str:

@@ -14,6 +14,7 @@ from phalanx.core.gang.placement import GangShape, NodeShare, Placement, Role
 from phalanx.core.gang.roles import part_at
 from phalanx.core.jobs import Job, JobState, create, decide, rebuild
 from phalanx.core.jobs import events as e
+from phalanx.core.jobs.budgets import Budget, RecoveryPolicy
 from phalanx.core.jobs.commands import LaunchAttempt
 from phalanx.core.jobs.desired import Action, desired
 from phalanx.core.jobs.machine import TRANSITIONS
@@ -25,7 +26,6 @@ from phalanx.core.jobs.model import (
     NodePhase,
     StopGoal,
 )
-from phalanx.core.jobs.recovery import Budget, RecoveryPolicy
 from phalanx.core.jobs.timers import due, wake_at
 from phalanx.core.reasons import Cause
 from phalanx.errors import InvalidTransition

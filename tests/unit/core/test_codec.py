@@ -18,8 +18,8 @@ from phalanx.core.codec import decode, earlier_names, encode
 from phalanx.core.gang.placement import Demand, GangShape, NodeShare, Placement
 from phalanx.core.jobs import create, decide
 from phalanx.core.jobs import events as e
+from phalanx.core.jobs.budgets import Budget
 from phalanx.core.jobs.model import Attempt, Job, JobPolicy
-from phalanx.core.jobs.recovery import Budget
 from phalanx.core.reasons import Reason
 from phalanx.core.scheduling import Reservation
 from phalanx.store.events import KINDS

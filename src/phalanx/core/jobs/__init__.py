@@ -1,9 +1,14 @@
-"""The job machine: `decide(job, event, now) -> Decision` over one transition table.
+"""The job machine: an event and a job give the new job and the commands to execute.
 
-Knows nothing of the scheduler, of search, of databases or of processes.
+Reading order: `model` (the job and its live attempt), `events`, `machine` (the table: one row an event,
+one column a group of states), `handlers` (one module for each group of events), `recovery` (restart or
+fail, over `budgets`), `desired` (what each supervisor must bring about now), `timers` (events due by the
+clock). Nothing here reads a clock, a database or the scheduler; what has to happen outside is returned
+as a command of `commands`. How to extend it: docs/dev/job-machine.md.
 """
 
-from phalanx.core.jobs.machine import Decision, create, decide, rebuild
+from phalanx.core.jobs.commands import Decision
+from phalanx.core.jobs.machine import create, decide, rebuild
 from phalanx.core.jobs.model import Job, JobState
 
 __all__ = ["Decision", "Job", "JobState", "create", "decide", "rebuild"]

@@ -1,11 +1,14 @@
-"""What the edge must do after a decision. Imperative, idempotent, fenced by the attempt's number.
+"""What a decision consists of: the new job, and the commands to execute outside the core.
 
-What supervisors must do is not a command but a state they follow: see `desired`.
+Commands are imperative, idempotent, and fenced by the attempt's number. What supervisors must do is no
+command: they follow the state that `desired` derives from the job.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from phalanx.core.jobs.model import Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +27,12 @@ class KillAttempt:
 
 JobCommand = LaunchAttempt | KillAttempt
 COMMAND_TYPES: tuple[type[JobCommand], ...] = (LaunchAttempt, KillAttempt)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The new job, the commands, and the reason why the event was ignored, where it was."""
+
+    job: Job
+    commands: tuple[JobCommand, ...] = ()
+    ignored: str | None = None

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from phalanx.core.gang.roles import Part, part_at
-from phalanx.core.jobs import gangs
 from phalanx.core.jobs.model import Attempt, Job, JobState, NodePhase
 from phalanx.core.telemetry.profiles import RequestedProfile
 
@@ -60,9 +59,9 @@ def desired(job: Job, attempt_num: int, node_rank: int) -> Desired:
         return Desired(Action.END, attempt.generation)
     if not attempt.ranks_may_start or phase is NodePhase.ENDED:
         return Desired(Action.WAIT, attempt.generation)
-    parts = gangs.parts_now(job, attempt)
+    parts = job.parts_now()
     part = part_at(parts, node_rank)
-    if not part.required and phase is NodePhase.UP and gangs.has_failed(attempt, part):
+    if not part.required and phase is NodePhase.UP and attempt.has_failed(part):
         return Desired(Action.END, attempt.generation)
     master = _master(attempt, part)
     return Desired(

@@ -8,8 +8,8 @@ from enum import StrEnum
 from phalanx.core.codec import earlier_names, written_once
 from phalanx.core.gang.failures import Failure, first_failure
 from phalanx.core.gang.placement import GangShape, Placement, Role
-from phalanx.core.gang.roles import WORKER, Part, parts_of
-from phalanx.core.jobs.recovery import RecoveryPolicy, RestartsUsed
+from phalanx.core.gang.roles import WORKER, Part, part_at, parts_of
+from phalanx.core.jobs.budgets import RecoveryPolicy, RestartsUsed
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.telemetry.profiles import RequestedProfile
 
@@ -105,6 +105,10 @@ class Attempt:
         nodes[node_rank] = replace(nodes[node_rank], **changes)  # type: ignore[arg-type]
         return replace(self, nodes=tuple(nodes))
 
+    def has_failed(self, part: Part) -> bool:
+        """Whether ranks of this role have failed in the current generation."""
+        return any(self.nodes[rank].outcome is NodeOutcome.FAILED for rank in part.nodes)
+
     def all_in(self, *phases: NodePhase) -> bool:
         """Whether every node is in one of `phases`."""
         return all(node.phase in phases for node in self.nodes)
@@ -192,6 +196,25 @@ class Job:
     queued_at: int | None = None
     attained_slot_s: float = 0.0
     waited_s: float = 0.0
+
+    def parts_now(self) -> tuple[Part, ...]:
+        """Where each role lies in the live attempt; at full size without one."""
+        return self.policy.parts(None if self.attempt is None else len(self.attempt.nodes))
+
+    def needs_node(self, node_rank: int) -> bool:
+        """Whether the job cannot go on when the ranks of this node fail."""
+        return not self.policy.roles or part_at(self.parts_now(), node_rank).required
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every rank that the job needs has finished in the live attempt."""
+        nodes = () if self.attempt is None else self.attempt.nodes
+        return self.attempt is not None and all(
+            nodes[rank].phase is NodePhase.ENDED and nodes[rank].outcome is NodeOutcome.SUCCEEDED
+            for part in self.parts_now()
+            if part.required
+            for rank in part.nodes
+        )
 
     @property
     def is_terminal(self) -> bool:

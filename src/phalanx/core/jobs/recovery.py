@@ -1,74 +1,87 @@
-"""Restart budgets: how often a job may come back, per cause."""
+"""What follows from a failure: another generation, after which wait, or the end of the job."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
-from phalanx.core.codec import earlier_names
-from phalanx.core.reasons import Cause
-
-_US = 1_000_000
+from phalanx.core.gang.failures import Failure, is_final
+from phalanx.core.jobs.budgets import RestartsUsed
+from phalanx.core.jobs.model import Job
+from phalanx.core.reasons import Cause, Reason, ReasonCode, reason_of
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """At most `count` restarts within any `per_s` seconds; `count` None is unlimited.
+class Retry:
+    """Come back after `wait_s` seconds."""
 
-    The wait before a restart grows from `first_wait_s` only while no progress is made.
+    wait_s: float
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The job has failed."""
+
+    reason: Reason
+
+
+Verdict = Retry | GiveUp
+
+
+def advance(job: Job, step: int | None) -> Job:
+    """Account for one ended generation: real progress refills every budget.
+
+    Progress is a step beyond all earlier ones. A generation that only repeats known steps, or
+    completes none, is no_progress. A job whose framework reports no steps keeps plain counts.
     """
-
-    count: int | None = None
-    per_s: float | None = None
-    first_wait_s: float = 1.0
-    max_wait_s: float = 300.0
-
-
-DEFAULT_BUDGETS: Mapping[Cause, Budget] = {
-    Cause.RANK_CRASH: Budget(count=3, per_s=3600.0),
-    Cause.NODE_LOST: Budget(),
-    Cause.PREEMPTED: Budget(first_wait_s=0.0),
-    Cause.STALLED: Budget(count=3, per_s=3600.0),
-    Cause.START_FAILED: Budget(count=3, per_s=3600.0, first_wait_s=5.0),
-    # Down to a sixteenth of the micro-batch.
-    Cause.OOM: Budget(count=4),
-    Cause.USER_ERROR: Budget(count=0),
-    # One bad batch may cost two: the second time tells data from hardware.
-    Cause.DIVERGED: Budget(count=4),
-}
+    progress = job.progress
+    known = progress.high_water_step
+    if step is not None and (known is None or step > known):
+        fresh = replace(progress, high_water_step=step, no_progress=0)
+        return replace(job, progress=fresh, spending=RestartsUsed())
+    return replace(job, progress=replace(progress, no_progress=progress.no_progress + 1))
 
 
-@earlier_names(max_no_progress="max_barren")
-@dataclass(frozen=True, slots=True)
-class RecoveryPolicy:
-    """Budgets by cause, what exit codes mean, and when a job that never steps is a crash loop.
+def judge(job: Job, failure: Failure, now: int) -> Verdict:
+    """Whether `job`, already advanced by the ended generation, may run again."""
+    policy, message = job.policy.recovery, failure.message
+    if failure.exit_code is not None and failure.exit_code in policy.fail_codes:
+        return GiveUp(Reason(ReasonCode.EXIT_CODE, f"{message}; the spec says that code is final"))
+    cause = failure.cause
+    if is_final(failure):
+        return GiveUp(reason_of(cause, message))
+    if failure.exit_code is not None and failure.exit_code in policy.retry_codes:
+        cause = Cause.RANK_CRASH
+    budget = policy.budget(cause)
+    used = job.spending.within(cause, budget, now)
+    if budget.count is not None and used >= budget.count:
+        if budget.count == 0:
+            return GiveUp(reason_of(cause, message))
+        spent = f"{message}; {used} restarts without progress used up the {cause} budget"
+        return GiveUp(Reason(ReasonCode.BUDGET_SPENT, spent))
+    no_progress = job.progress.no_progress
+    # A count is bound enough; an unlimited budget ends where nothing is ever achieved.
+    if (
+        budget.count is None
+        and cause is not Cause.PREEMPTED
+        and no_progress > policy.max_no_progress
+    ):
+        loop = f"{message}; {no_progress} generations in a row completed no new step"
+        return GiveUp(Reason(ReasonCode.CRASH_LOOP, loop))
+    # The first restart is free of waiting: most faults are not the job's own, and waiting costs slots.
+    wait_s = 0.0
+    if no_progress > 1 and budget.first_wait_s > 0:
+        wait_s = min(budget.max_wait_s, budget.first_wait_s * 2.0 ** (no_progress - 2))
+    return Retry(wait_s, reason_of(cause, message))
 
-    `retry_codes` restart under the rank_crash budget even where the cause would forbid it;
-    `fail_codes` end the job at once. `max_no_progress` bounds, where a budget is unlimited, the
-    generations in a row without progress.
-    """
 
-    budgets: tuple[tuple[Cause, Budget], ...] = tuple(DEFAULT_BUDGETS.items())
-    retry_codes: tuple[int, ...] = ()
-    fail_codes: tuple[int, ...] = ()
-    max_no_progress: int = 5
-
-    def budget(self, cause: Cause) -> Budget:
-        """The budget of one cause; the default where the policy names none."""
-        return dict(self.budgets).get(cause, DEFAULT_BUDGETS[cause])
-
-
-@dataclass(frozen=True, slots=True)
-class RestartsUsed:
-    """Restarts already used, as times per cause, since progress was last made."""
-
-    restarts: tuple[tuple[Cause, int], ...] = field(default=())
-
-    def within(self, cause: Cause, budget: Budget, now: int) -> int:
-        """Restarts of `cause` that still count against `budget`."""
-        floor = -1 if budget.per_s is None else now - round(budget.per_s * _US)
-        return sum(1 for kind, at in self.restarts if kind is cause and at > floor)
-
-    def spend(self, cause: Cause, now: int) -> RestartsUsed:
-        """One more restart of `cause`."""
-        return RestartsUsed((*self.restarts, (cause, now)))
+def charge(job: Job, failure: Failure, now: int) -> Job:
+    """Spend one restart for `failure`."""
+    codes = job.policy.recovery.retry_codes
+    cause = Cause.RANK_CRASH if failure.exit_code in codes else failure.cause
+    return replace(
+        job,
+        spending=job.spending.spend(cause, now),
+        restarts=job.restarts + 1,
+        last_failure=failure,
+    )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from phalanx.core.jobs import events as e
-from phalanx.core.jobs.machine import STOP_SLACK_S
 from phalanx.core.jobs.model import Job, JobState
 
 _US = 1_000_000
+STOP_SLACK_S = 15.0
+"""How long after the grace period supervisors may take to report before the executor kills them."""
 _SLACK = round(STOP_SLACK_S * _US)
 _ACTIVE = (JobState.STARTING, JobState.RUNNING, JobState.RECOVERING)
 

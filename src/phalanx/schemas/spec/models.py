@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from phalanx.core.gang.placement import Demand, GangShape
+from phalanx.core.jobs.budgets import DEFAULT_BUDGETS, Budget, RecoveryPolicy
 from phalanx.core.jobs.model import JobPolicy
-from phalanx.core.jobs.recovery import DEFAULT_BUDGETS, Budget, RecoveryPolicy
 from phalanx.core.reasons import Cause
 from phalanx.core.training.checkpoints import far_prefix
 from phalanx.kit.units import parse_duration

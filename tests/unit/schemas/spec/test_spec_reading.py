@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.core.gang.placement import Demand
-from phalanx.core.jobs.recovery import DEFAULT_BUDGETS, Budget
+from phalanx.core.jobs.budgets import DEFAULT_BUDGETS, Budget
 from phalanx.core.reasons import Cause
 from phalanx.errors import SpecInvalid
 from phalanx.schemas.spec.document import (

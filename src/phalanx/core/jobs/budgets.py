@@ -1,0 +1,74 @@
+"""Restart budgets: how often a job may come back, per cause."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from phalanx.core.codec import earlier_names
+from phalanx.core.reasons import Cause
+
+_US = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """At most `count` restarts within any `per_s` seconds; `count` None is unlimited.
+
+    The wait before a restart grows from `first_wait_s` only while no progress is made.
+    """
+
+    count: int | None = None
+    per_s: float | None = None
+    first_wait_s: float = 1.0
+    max_wait_s: float = 300.0
+
+
+DEFAULT_BUDGETS: Mapping[Cause, Budget] = {
+    Cause.RANK_CRASH: Budget(count=3, per_s=3600.0),
+    Cause.NODE_LOST: Budget(),
+    Cause.PREEMPTED: Budget(first_wait_s=0.0),
+    Cause.STALLED: Budget(count=3, per_s=3600.0),
+    Cause.START_FAILED: Budget(count=3, per_s=3600.0, first_wait_s=5.0),
+    # Down to a sixteenth of the micro-batch.
+    Cause.OOM: Budget(count=4),
+    Cause.USER_ERROR: Budget(count=0),
+    # One bad batch may cost two: the second time tells data from hardware.
+    Cause.DIVERGED: Budget(count=4),
+}
+
+
+@earlier_names(max_no_progress="max_barren")
+@dataclass(frozen=True, slots=True)
+class RecoveryPolicy:
+    """Budgets by cause, what exit codes mean, and when a job that never steps is a crash loop.
+
+    `retry_codes` restart under the rank_crash budget even where the cause would forbid it;
+    `fail_codes` end the job at once. `max_no_progress` bounds, where a budget is unlimited, the
+    generations in a row without progress.
+    """
+
+    budgets: tuple[tuple[Cause, Budget], ...] = tuple(DEFAULT_BUDGETS.items())
+    retry_codes: tuple[int, ...] = ()
+    fail_codes: tuple[int, ...] = ()
+    max_no_progress: int = 5
+
+    def budget(self, cause: Cause) -> Budget:
+        """The budget of one cause; the default where the policy names none."""
+        return dict(self.budgets).get(cause, DEFAULT_BUDGETS[cause])
+
+
+@dataclass(frozen=True, slots=True)
+class RestartsUsed:
+    """Restarts already used, as times per cause, since progress was last made."""
+
+    restarts: tuple[tuple[Cause, int], ...] = field(default=())
+
+    def within(self, cause: Cause, budget: Budget, now: int) -> int:
+        """Restarts of `cause` that still count against `budget`."""
+        floor = -1 if budget.per_s is None else now - round(budget.per_s * _US)
+        return sum(1 for kind, at in self.restarts if kind is cause and at > floor)
+
+    def spend(self, cause: Cause, now: int) -> RestartsUsed:
+        """One more restart of `cause`."""
+        return RestartsUsed((*self.restarts, (cause, now)))

@@ -1,0 +1,107 @@
+"""A generation ends and the next one begins: RankFailed, RanksEnded, BackoffElapsed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from phalanx.core.gang.failures import Failure
+from phalanx.core.jobs import events as e
+from phalanx.core.jobs.commands import Decision
+from phalanx.core.jobs.handlers.steps import US, live, record_failure, stop
+from phalanx.core.jobs.model import Job, JobState, NodeOutcome, NodePhase, NodeStatus, StopGoal
+from phalanx.core.jobs.recovery import GiveUp, advance, charge, judge
+from phalanx.core.reasons import Cause
+
+_RANKS_EXIST = (NodePhase.UP, NodePhase.READY)
+
+
+def rank_failed(job: Job, event: e.RankFailed, now: int) -> Decision:
+    """Record the first failing rank of a node; `desired` then ends the other nodes' ranks."""
+    attempt = live(job)
+    if attempt.nodes[event.node_rank].phase not in _RANKS_EXIST:
+        return Decision(job, ignored="the ranks of that node were known to be gone")
+    if event.failure in attempt.failures:
+        return Decision(job, ignored="that failure is known")
+    if not job.needs_node(event.node_rank):
+        return Decision(job, ignored="the job goes on without that role")
+    return Decision(record_failure(job, event.failure))
+
+
+def ranks_ended(job: Job, event: e.RanksEnded, now: int) -> Decision:
+    """Record that one node's ranks are gone; the last node decides what follows."""
+    if live(job).nodes[event.node_rank].phase not in _RANKS_EXIST:
+        return Decision(job, ignored="the ranks of that node were known to be gone")
+    attempt = live(job).with_node(
+        event.node_rank,
+        phase=NodePhase.ENDED,
+        port=event.port,
+        outcome=event.outcome,
+        step=event.step,
+    )
+    job = replace(job, attempt=attempt)
+    failure = _failure_of(job, event, now)
+    if failure is not None and failure not in attempt.failures:
+        job = record_failure(job, failure)
+    attempt = live(job)
+    if not attempt.finished and (attempt.all_in(NodePhase.ENDED) or job.is_done):
+        return Decision(_generation_over(job, now))
+    return Decision(job)
+
+
+def _failure_of(job: Job, event: e.RanksEnded, now: int) -> Failure | None:
+    """The failure that a node's end means to the job; None for an end that was expected."""
+    if not job.needs_node(event.node_rank):
+        return None
+    stopped = event.outcome is NodeOutcome.STOPPED and job.state is not JobState.STOPPING
+    if event.failure is None and stopped:
+        message = f"node {event.node_rank} was asked to stop from outside"
+        return Failure(Cause.PREEMPTED, None, event.node_rank, now, message)
+    return event.failure
+
+
+def _generation_over(job: Job, now: int) -> Job:
+    """Every rank that the job needs is gone: finish, stop, or go on with the next generation."""
+    attempt = live(job)
+    step = max((node.step for node in attempt.nodes if node.step is not None), default=None)
+    if job.is_done:
+        leave_by = None if attempt.all_in(NodePhase.ENDED) else now + round(job.policy.grace_s * US)
+        attempt = replace(attempt, finished=True, leave_by=leave_by)
+        job = advance(replace(job, attempt=attempt), step)
+        return replace(job, state=JobState.RUNNING) if job.state is JobState.RECOVERING else job
+    if job.state is JobState.STOPPING:
+        return advance(job, step)
+    # A supervisor that lost its own report of the failure must not stop the job for ever.
+    message = "the ranks ended without a report of the cause"
+    failure = attempt.failure or Failure(Cause.RANK_CRASH, None, 0, now, message)
+    job = replace(advance(job, step), last_failure=failure)
+    verdict = judge(job, failure, now)
+    if isinstance(verdict, GiveUp):
+        return stop(job, StopGoal.FAIL, verdict.reason, deadline_at=now)
+    job = replace(charge(job, failure, now), reason=verdict.reason)
+    if verdict.wait_s > 0:
+        return replace(job, not_before=now + round(verdict.wait_s * US))
+    return _next_generation(job)
+
+
+def _next_generation(job: Job) -> Job:
+    attempt = live(job)
+    attempt = replace(
+        attempt,
+        generation=attempt.generation + 1,
+        nodes=tuple(NodeStatus(NodePhase.READY, node.port) for node in attempt.nodes),
+        ranks_may_start=True,
+        failures=(),
+        stacks=0,
+        stall=None,
+        stall_until=None,
+        stacks_of=(),
+        profile=None,
+    )
+    return replace(job, attempt=attempt, not_before=None)
+
+
+def backoff_elapsed(job: Job, event: e.BackoffElapsed, now: int) -> Decision:
+    """Begin the next generation once its wait is over."""
+    if job.not_before is None or now < job.not_before:
+        return Decision(job, ignored="no wait is over")
+    return Decision(_next_generation(job))

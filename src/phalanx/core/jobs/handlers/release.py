@@ -1,0 +1,68 @@
+"""A supervisor is gone: LaunchFailed, NodeReleased, NodeLost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from phalanx.core.gang.failures import Failure
+from phalanx.core.jobs import events as e
+from phalanx.core.jobs.commands import Decision
+from phalanx.core.jobs.handlers.steps import US, live, stop
+from phalanx.core.jobs.model import Job, JobState, NodePhase, StopGoal
+from phalanx.core.jobs.recovery import GiveUp, advance, charge, judge
+from phalanx.core.reasons import Cause, Reason, ReasonCode
+
+NodeGone = e.NodeReleased | e.NodeLost | e.LaunchFailed
+
+
+def node_gone(job: Job, event: NodeGone, now: int) -> Decision:
+    """Record that nothing is left on one node; the last node frees the slots."""
+    if live(job).nodes[event.node_rank].phase is NodePhase.RELEASED:
+        return Decision(job, ignored="the node was known to be gone")
+    attempt = live(job).with_node(event.node_rank, phase=NodePhase.RELEASED)
+    job = replace(job, attempt=attempt)
+    if not attempt.finished and job.state is not JobState.STOPPING:
+        job = _lose_attempt(job, event, now)
+    if live(job).all_in(NodePhase.RELEASED):
+        job = _free_slots(job, now)
+    return Decision(job)
+
+
+def _lose_attempt(job: Job, event: NodeGone, now: int) -> Job:
+    """A node is gone that was still needed: give the whole placement back and queue again."""
+    attempt = live(job)
+    failure = _failure_of(event, now)
+    job = advance(job, event.step if isinstance(event, e.NodeLost) else None)
+    verdict = judge(job, failure, now)
+    attempt = replace(attempt, failures=(*attempt.failures, failure))
+    job = replace(job, last_failure=failure, attempt=attempt)
+    if isinstance(verdict, GiveUp):
+        return stop(job, StopGoal.FAIL, verdict.reason, deadline_at=now)
+    job = stop(charge(job, failure, now), StopGoal.REQUEUE, verdict.reason, deadline_at=now)
+    return replace(job, not_before=now + round(verdict.wait_s * US) if verdict.wait_s > 0 else None)
+
+
+def _failure_of(event: NodeGone, now: int) -> Failure:
+    if isinstance(event, e.LaunchFailed):
+        return Failure(Cause.START_FAILED, None, event.node_rank, now, event.message)
+    message = f"the supervisor of node {event.node_rank} left"
+    if isinstance(event, e.NodeLost):
+        message = event.message
+    return Failure(Cause.NODE_LOST, None, event.node_rank, now, message)
+
+
+def _free_slots(job: Job, now: int) -> Job:
+    """Nothing of the attempt is left: the slots are free and the job takes its next state."""
+    attempt, goal = live(job), job.goal
+    held_s = 0.0 if attempt.placed_at is None else (now - attempt.placed_at) / US
+    attained = job.attained_slot_s + attempt.num_slots * held_s
+    job = replace(job, attempt=None, goal=None, stop_deadline_at=now, attained_slot_s=attained)
+    if attempt.finished:
+        done = Reason(ReasonCode.COMPLETED, "every rank finished")
+        return replace(job, state=JobState.SUCCEEDED, reason=done, ended_at=now)
+    if goal is StopGoal.REQUEUE:
+        return replace(job, state=JobState.QUEUED, queued_at=now)
+    if goal is StopGoal.PAUSE:
+        return replace(job, state=JobState.PAUSED, not_before=None)
+    state = JobState.CANCELLED if goal is StopGoal.CANCEL else JobState.FAILED
+    return replace(job, state=state, not_before=None, ended_at=now)

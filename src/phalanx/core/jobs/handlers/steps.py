@@ -1,0 +1,43 @@
+"""State changes that several handlers make."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from phalanx.core.gang.failures import Failure
+from phalanx.core.jobs.model import Attempt, Job, JobState, StopGoal
+from phalanx.core.reasons import Reason, ReasonCode
+from phalanx.errors import InvariantBroken
+
+US = 1_000_000
+
+
+def live(job: Job) -> Attempt:
+    """The job's attempt. Raises InvariantBroken when it has none."""
+    if job.attempt is None:
+        raise InvariantBroken(f"job {job.num} is {job.state} without an attempt")
+    return job.attempt
+
+
+def record_failure(job: Job, failure: Failure) -> Job:
+    """Add a failure to the live generation; a running job begins to recover."""
+    attempt = live(job)
+    attempt = replace(attempt, failures=(*attempt.failures, failure))
+    if job.state is JobState.STOPPING:
+        return replace(job, attempt=attempt)
+    first = attempt.failure or failure
+    reason = Reason(ReasonCode(first.cause.value), first.message)
+    state = JobState.RECOVERING if job.state is JobState.RUNNING else job.state
+    return replace(job, attempt=attempt, reason=reason, state=state)
+
+
+def stop(job: Job, goal: StopGoal, reason: Reason, *, deadline_at: int) -> Job:
+    """Begin to stop: supervisors have until `deadline_at` (microseconds) to save and leave."""
+    return replace(
+        job,
+        state=JobState.STOPPING,
+        goal=goal,
+        reason=reason,
+        stop_deadline_at=deadline_at,
+        not_before=None,
+    )
