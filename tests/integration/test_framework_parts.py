@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from phalanx.launch.command import ready
+from phalanx.launch.files import scratch
 from phalanx.launch.ports import interface_towards
-from phalanx.launch.scratch import scratch
 from phalanx.schemas.spec.document import validate_spec
 from phalanx.services.lifecycle.assignments import _command
 from phalanx.supervise.ranks.rendezvous import KeyValueStore, serve

@@ -131,8 +131,8 @@ def test_the_supervisor_trims_also_while_nobody_takes_its_bulk(tmp_path):
         records = SimpleNamespace(tails={})
 
     outbox = Away()
-    carrier = BulkShipper(outbox, SystemClock())
-    carrier.add(Generation())
-    assert carrier.load() is False
-    assert carrier.load() is False
+    shipper = BulkShipper(outbox, SystemClock())
+    shipper.add(Generation())
+    assert shipper.ship() is False
+    assert shipper.ship() is False
     assert [(one.rank, "left out" in one.message) for one in outbox.said] == [(3, True)]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.launch import linux
-from phalanx.launch.durable import write_file
+from phalanx.launch.files import write_file
 
 ASSIGNMENT_NAME = "assignment.json"
 RECORD_NAME = "supervisor.json"

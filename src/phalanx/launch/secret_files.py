@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from phalanx.errors import NotFound, PlatformError, UserError
-from phalanx.launch.durable import write_file
+from phalanx.launch.files import write_file
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

@@ -17,7 +17,7 @@ from phalanx.errors import ServerError
 from phalanx.executors import local
 from phalanx.executors.routing import RoutedExecutor
 from phalanx.kit.clock import Clock, SystemClock
-from phalanx.launch.durable import write_file
+from phalanx.launch.files import write_file
 from phalanx.launch.identity import this_process
 from phalanx.schemas.home import HomeLayout, ServerFile
 from phalanx.schemas.pools.pool_file import PoolFile, read_pool_file

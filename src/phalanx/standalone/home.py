@@ -14,7 +14,7 @@ from typing import IO
 from phalanx.errors import Conflict, ServerError
 from phalanx.kit.clock import Clock
 from phalanx.kit.text import random_hex
-from phalanx.launch.durable import write_file
+from phalanx.launch.files import write_file
 from phalanx.schemas.home import HOME_VERSION, HomeLayout
 
 _FOLDERS = ("db", "jobs", "code", "checkpoints")

@@ -13,7 +13,7 @@ from phalanx.executors import local
 from phalanx.executors.protocol import Executor
 from phalanx.executors.routing import RoutedExecutor
 from phalanx.kit.text import random_hex
-from phalanx.launch.durable import write_file
+from phalanx.launch.files import write_file
 from phalanx.schemas.api.pools import ChangeView
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.pools.pool_file import POOL_SCHEMA, read_pool_file

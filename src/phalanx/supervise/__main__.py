@@ -1,9 +1,9 @@
 """Run one supervisor: `python -m phalanx.supervise --assignment FILE`, or `--standby [module …]`.
 
-A standby is a supervisor without a node: it warms up with its own environment and reads the path of an
-assignment from its standard input, one line; end-of-file before that line makes it leave.
+A standby is a supervisor without a node: it imports its modules and reads the path of an assignment
+from its standard input, one line. It ends when the input ends before that line.
 
-The order of things is for speed: the warm process imports torch while this one imports the rest.
+Imports are ordered for speed: the warm process imports torch while this process imports the rest.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from phalanx.supervise.boot import BootContext, prepare, stand_by
+from phalanx.supervise.boot import BootContext, boot, stand_by
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code: 0 after a release, 1 when another supervisor holds the folder."""
+    """Run a supervisor; the exit code is 0 after a release, 1 when another one holds the folder."""
     parser = argparse.ArgumentParser(prog="phalanx.supervise")
     parser.add_argument("--assignment", type=Path)
     parser.add_argument("--standby", action="store_true")
@@ -29,16 +29,20 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     env = dict(os.environ)  # noqa: TID251 - a program's entry point
     if options.standby:
-        ground = stand_by(env, options.imports, sys.stdin.buffer)
+        context = stand_by(env, options.imports, sys.stdin.buffer, _load_program)
     else:
         data: dict[str, Any] = json.loads(options.assignment.read_bytes())
-        ground = prepare(data)
-    if ground is None:
+        context = boot(data)
+    if context is None:
         return 1
-    return _supervise(ground)
+    return _supervise(context)
 
 
-def _supervise(ground: BootContext) -> int:
+def _load_program() -> None:
+    import phalanx.supervise.program  # noqa: F401
+
+
+def _supervise(context: BootContext) -> int:
     import logging
     import random
 
@@ -51,10 +55,12 @@ def _supervise(ground: BootContext) -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     clock = SystemClock()
     loop = EventLoop(clock)
-    processes = ProcessTree(loop, ground.reaper, ground.warm, ground.tag_env, ground.warm_up)
-    assignment = Assignment.model_validate(ground.data)
+    processes = ProcessTree(
+        loop, context.reaper, context.warm, context.tag_env, context.start_warm_process
+    )
+    assignment = Assignment.model_validate(context.data)
     parts = SupervisorParts(
-        assignment, ground.command, processes, loop, clock, random.Random(), ground.packages
+        assignment, context.command, processes, loop, clock, random.Random(), context.environment
     )
     supervisor = Supervisor(parts)
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -31,52 +31,55 @@ from phalanx.supervise.packages.plan import EnvironmentPlan, environment_plan
 
 @dataclass(slots=True)
 class BootContext:
-    """What stands before the program proper is loaded. `data` is the assignment as JSON."""
+    """What a supervisor has before its program is loaded. `data` is the assignment as JSON."""
 
     data: dict[str, Any]
     command: PythonCommand | None
     reaper: ReaperProcess
     warm: WarmProcess | None
     tag_env: Mapping[str, str]
-    warm_up: Callable[[ReaperProcess], WarmProcess | None]
-    packages: EnvironmentPlan
+    start_warm_process: Callable[[ReaperProcess], WarmProcess | None]
+    environment: EnvironmentPlan
 
 
-def prepare(data: dict[str, Any]) -> BootContext | None:
-    """Take the node's folder and start reaper and warm process; None when somebody else holds it."""
-    if not _hold(Path(data["node_dir"])):
+def boot(data: dict[str, Any]) -> BootContext | None:
+    """Lock the node's folder and start the reaper and the warm process; None when it is locked already."""
+    if not _lock_folder(Path(data["node_dir"])):
         return None
     linux.become_subreaper()
     tag = secrets.token_hex(8)
     reaper = ReaperProcess.start({TAG_VARIABLE: tag})
-    return _settle(data, reaper, None, tag)
+    return _boot(data, reaper, None, tag)
 
 
-def stand_by(env: Mapping[str, str], imports: Sequence[str], stdin: BinaryIO) -> BootContext | None:
-    """Warm up, then wait for an assignment; None when none comes."""
+def stand_by(
+    env: Mapping[str, str],
+    imports: Sequence[str],
+    stdin: BinaryIO,
+    load_program: Callable[[], None],
+) -> BootContext | None:
+    """Start a warm process and load the program, then wait for an assignment; None when none comes."""
     linux.become_subreaper()
     tag = secrets.token_hex(8)
     reaper = ReaperProcess.start({TAG_VARIABLE: tag})
     warm = _start_warm(reaper, tag, sys.executable, env, imports, cwd="/")
-    # The rest of the program is loaded while there is time.
-    import phalanx.supervise.program  # noqa: F401
-
+    load_program()
     line = stdin.readline()
     if not line.endswith(b"\n"):
         return None
     data: dict[str, Any] = json.loads(Path(os.fsdecode(line[:-1])).read_bytes())
     node_dir = Path(data["node_dir"])
-    if not _hold(node_dir):
+    if not _lock_folder(node_dir):
         return None
     _log_to(node_dir / LOG_NAME)
-    return _settle(data, reaper, warm, tag)
+    return _boot(data, reaper, warm, tag)
 
 
-def _settle(
-    data: dict[str, Any], reaper: ReaperProcess, spare: WarmProcess | None, tag: str
+def _boot(
+    data: dict[str, Any], reaper: ReaperProcess, standby: WarmProcess | None, tag: str
 ) -> BootContext:
     if data.get("secrets"):
-        # In memory alone: the assignment on disk holds their names.
+        # Values stay in memory; the assignment on disk holds only their names.
         data["env"] = {**data["env"], **_secrets(data)}
     record = SupervisorRecord(this_process(), ProcessIdentity.of(reaper.process.pid), tag)
     record.write(Path(data["node_dir"]))
@@ -85,29 +88,29 @@ def _settle(
     if threads is not None:
         env.setdefault("OMP_NUM_THREADS", str(threads))
     command = parse_python(data["command"], workdir=data["workdir"], env=env)
-    packages = environment_plan(data, command, env)
-    command, env = packages.python(command), packages.variables(env)
-    data["env"] = packages.variables(data["env"])
+    plan = environment_plan(data, command, env)
+    command, env = plan.python(command), plan.variables(env)
+    data["env"] = plan.variables(data["env"])
     wanted = data.get("warm") or {}
 
-    def warm_up(reaper: ReaperProcess) -> WarmProcess | None:
+    def start_warm_process(reaper: ReaperProcess) -> WarmProcess | None:
         if command is None or not _wants_warm(data):
             return None
         imports = list(wanted.get("imports") or [])
         folder, unbuffered = data["node_dir"], command.unbuffered
         return _start_warm(reaper, tag, command.python, env, imports, folder, unbuffered)
 
-    if spare is not None and not _suits(spare, data, command, env):
-        spare.channel.close()
-        spare = None
-    warm = spare
+    if standby is not None and not _matches(standby, data, command, env):
+        standby.channel.close()
+        standby = None
+    warm = standby
     if warm is not None and wanted.get("imports"):
         with contextlib.suppress(OSError):
             warm.preload(wanted["imports"])
-    if warm is None and not data.get("setup") and packages.ready and not packages.problem:
-        # What a build or a set-up installs must not be imported before it has run.
-        warm = warm_up(reaper)
-    return BootContext(data, command, reaper, warm, {TAG_VARIABLE: tag}, warm_up, packages)
+    if warm is None and not data.get("setup") and plan.ready and not plan.problem:
+        # Modules that a build or a setup command installs must not be imported before it has run.
+        warm = start_warm_process(reaper)
+    return BootContext(data, command, reaper, warm, {TAG_VARIABLE: tag}, start_warm_process, plan)
 
 
 def _secrets(data: dict[str, Any]) -> dict[str, str]:
@@ -121,21 +124,24 @@ def _secrets(data: dict[str, Any]) -> dict[str, str]:
 
 
 def _wants_warm(data: dict[str, Any]) -> bool:
-    """Only who needs torch gains by having it imported."""
+    """Whether the ranks import torch, so that forking from a process that has it saves time."""
     enabled: bool = (data.get("warm") or {}).get("enabled", True)
     return enabled and data["gang"]["framework"] in ("torch", "horovod")
 
 
-def _suits(
-    spare: WarmProcess, data: dict[str, Any], command: PythonCommand | None, env: Mapping[str, str]
+def _matches(
+    standby: WarmProcess,
+    data: dict[str, Any],
+    command: PythonCommand | None,
+    env: Mapping[str, str],
 ) -> bool:
-    """Whether a spare warm process is as good as a new one."""
+    """Whether the warm process of a standby equals the one that this job would start."""
     return (
         command is not None
         and not data.get("setup")
         and _wants_warm(data)
-        and same_python(spare.python, command.python)
-        and dict(spare.sensitive_env) == sensitive(env)
+        and same_python(standby.python, command.python)
+        and dict(standby.sensitive_env) == sensitive(env)
     )
 
 
@@ -159,8 +165,8 @@ def _start_warm(
         os.close(stdin)
 
 
-def _hold(node_dir: Path) -> bool:
-    """Lock the node's folder for the life of this process."""
+def _lock_folder(node_dir: Path) -> bool:
+    """Lock the node's folder for the life of this process; False when it is locked already."""
     descriptor = os.open(node_dir / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

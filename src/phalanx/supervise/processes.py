@@ -1,4 +1,4 @@
-"""Everything the supervisor starts: through the reaper, or by a fork of the warm process."""
+"""The processes below a supervisor, started by the reaper or forked by the warm process."""
 
 from __future__ import annotations
 
@@ -21,59 +21,66 @@ WARM_WITHIN_S = 300.0
 
 
 class ProcessObserver(Protocol):
-    """Who wants to know what becomes of one process."""
+    """Receives what happens to one process."""
 
     def started(self, pid: int, *, warm: bool) -> None:
-        """It runs."""
+        """The process runs."""
         ...
 
     def refused(self, message: str, *, missing: bool) -> None:
-        """It could not be started. `missing`: the program or its folder does not exist."""
+        """The process could not be started. `missing`: its program or folder does not exist."""
         ...
 
     def exited(self, status: int, at: int) -> None:
-        """It is gone, with a wait status, at a wall-clock time in microseconds."""
+        """The process has ended with a wait status, at a time in microseconds UTC."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """One process to start: its environment, folder and descriptors 0, 1, 2."""
+    """A process to start: its environment, folder and descriptors 0, 1, 2."""
 
     env: Mapping[str, str]
     cwd: str
     stdio: tuple[int, int, int]
 
     def close(self) -> None:
-        """Give back the copies of the descriptors that the child was given."""
+        """Close the descriptors that were passed to the child."""
         for descriptor in set(self.stdio):
             os.close(descriptor)
 
 
 @dataclass(slots=True)
 class ProcessTree:
-    """The tree below the supervisor. All calls happen on the main thread.
-
-    `lost` is called when the reaper or the warm process died on its own, with a sentence saying so.
-    """
+    """Starts and kills the processes below a supervisor. All calls happen on the main thread."""
 
     loop: EventLoop
     reaper: ReaperProcess
+    #: None: ranks start as fresh interpreters
     warm: WarmProcess | None
+    #: the variable that marks every process of this supervisor
     tag_env: Mapping[str, str]
-    warm_up: Callable[[ReaperProcess], WarmProcess | None] = lambda _reaper: None
-    lost: Callable[[str], None] = lambda _said: None
-    warned: Callable[[str], None] = lambda _said: None
+    #: starts a warm process, or returns None where the job's command cannot use one
+    make_warm_process: Callable[[ReaperProcess], WarmProcess | None] = lambda _reaper: None
+    #: called with a message when the reaper or the warm process died with ranks below it
+    on_lost: Callable[[str], None] = lambda _message: None
+    #: called with a message for the user when ranks start in another way than expected
+    on_warning: Callable[[str], None] = lambda _message: None
+    #: requests to the reaper that it has not answered
     _asked: dict[int, tuple[ProcessObserver, LaunchRequest]] = field(default_factory=dict)
+    #: forks that the warm process has not confirmed, in order
     _forking: deque[tuple[ProcessObserver, LaunchRequest, PythonCommand]] = field(
         default_factory=deque
     )
-    _watchers: dict[int, ProcessObserver] = field(default_factory=dict)
+    #: running processes
+    _observers: dict[int, ProcessObserver] = field(default_factory=dict)
+    #: running processes that the warm process has forked
     _forked: set[int] = field(default_factory=set)
+    #: what to call when the reaper has killed everything, by request
     _kills: dict[int, Callable[[], None]] = field(default_factory=dict)
 
-    def attend(self) -> None:
-        """Begin to listen."""
+    def listen(self) -> None:
+        """Begin to receive the messages of the reaper and the warm process."""
         self.loop.watch(self.reaper.channel.fileno(), self._on_reaper)
         if self.warm is not None:
             self.loop.watch(self.warm.channel.fileno(), self._on_warm)
@@ -81,48 +88,48 @@ class ProcessTree:
     # -- starting ----------------------------------------------------------------------------------
 
     def start_python(
-        self, command: PythonCommand, launch: LaunchRequest, watcher: ProcessObserver
+        self, command: PythonCommand, launch: LaunchRequest, observer: ProcessObserver
     ) -> None:
-        """Fork it from the warm process where that can give what a fresh one would."""
+        """Start a Python program: forked from the warm process where that equals a fresh interpreter."""
         if self.warm is not None and sensitive(launch.env) == self.warm.sensitive_env:
-            self._fork(self.warm, command, launch, watcher)
+            self._fork(self.warm, command, launch, observer)
         else:
-            self._start_cold(command, launch, watcher)
+            self._start_cold(command, launch, observer)
 
-    def start_command(self, command: list[str] | str, launch: LaunchRequest, watcher: ProcessObserver,
+    def start_command(self, command: list[str] | str, launch: LaunchRequest, observer: ProcessObserver,
                       workdir: str) -> None:  # fmt: skip
-        """Start any other command."""
+        """Start any other command through the reaper."""
         try:
             argv = cold_argv(command, workdir=workdir, env=launch.env)
         except FileNotFoundError as error:
             launch.close()
-            watcher.refused(f"{error.strerror}: {error.filename}", missing=True)
+            observer.refused(f"{error.strerror}: {error.filename}", missing=True)
             return
-        self._spawn(argv, launch, watcher)
+        self._spawn(argv, launch, observer)
 
     def _start_cold(
-        self, command: PythonCommand, launch: LaunchRequest, watcher: ProcessObserver
+        self, command: PythonCommand, launch: LaunchRequest, observer: ProcessObserver
     ) -> None:
         cold = LaunchRequest(command.cold_env(launch.env), launch.cwd, launch.stdio)
-        self._spawn(command.argv(), cold, watcher)
+        self._spawn(command.argv(), cold, observer)
 
-    def _spawn(self, argv: list[str], launch: LaunchRequest, watcher: ProcessObserver) -> None:
+    def _spawn(self, argv: list[str], launch: LaunchRequest, observer: ProcessObserver) -> None:
         try:
             request = self.reaper.spawn(
                 argv, {**launch.env, **self.tag_env}, launch.cwd, launch.stdio
             )
         except OSError as error:
             launch.close()
-            watcher.refused(f"the reaper is gone: {error.strerror}", missing=False)
+            observer.refused(f"the reaper is gone: {error.strerror}", missing=False)
             return
-        self._asked[request] = (watcher, launch)
+        self._asked[request] = (observer, launch)
 
     def _fork(
         self,
         warm: WarmProcess,
         command: PythonCommand,
         launch: LaunchRequest,
-        watcher: ProcessObserver,
+        observer: ProcessObserver,
     ) -> None:
         body: dict[str, Any] = {
             "env": {**launch.env, **self.tag_env},
@@ -136,27 +143,27 @@ class ProcessTree:
         try:
             warm.fork(body, launch.stdio)
         except OSError:
-            self._start_cold(command, launch, watcher)
+            self._start_cold(command, launch, observer)
             return
-        self._forking.append((watcher, launch, command))
-        self.loop.call_later(WARM_WITHIN_S, lambda: self._check_warm(warm, watcher))
+        self._forking.append((observer, launch, command))
+        self.loop.call_later(WARM_WITHIN_S, lambda: self._check_warm(warm, observer))
 
-    def _check_warm(self, warm: WarmProcess, watcher: ProcessObserver) -> None:
-        """An import that never ends must not keep the ranks waiting for ever."""
-        if warm is self.warm and any(one is watcher for one, _, _ in self._forking) and warm.pid:
-            # Killed, not retired: it would still fork what it was asked for. The reaper tells its end.
-            self.warned(f"the warm process was not ready within {WARM_WITHIN_S:g} s")
+    def _check_warm(self, warm: WarmProcess, observer: ProcessObserver) -> None:
+        """Kill a warm process that is not ready in time: an import may never end."""
+        if warm is self.warm and any(one is observer for one, _, _ in self._forking) and warm.pid:
+            # Killed, not closed: it would still fork what it was asked for. The reaper reports its end.
+            self.on_warning(f"the warm process was not ready within {WARM_WITHIN_S:g} s")
             os.kill(warm.pid, signal.SIGKILL)
 
-    def start_warm(self) -> None:
-        """Have a warm process, where the job's command allows one and there is none yet."""
+    def start_warm_process(self) -> None:
+        """Start the warm process, where the job's command can use one and none runs."""
         if self.warm is None:
-            self.warm = self.warm_up(self.reaper)
+            self.warm = self.make_warm_process(self.reaper)
             if self.warm is not None:
                 self.loop.watch(self.warm.channel.fileno(), self._on_warm)
 
-    def retire_warm(self) -> None:
-        """Do without the warm process from now on."""
+    def stop_warm_process(self) -> None:
+        """End the warm process; later ranks start as fresh interpreters."""
         warm, self.warm = self.warm, None
         if warm is not None:
             self.loop.forget(warm.channel.fileno())
@@ -165,7 +172,7 @@ class ProcessTree:
     # -- killing -----------------------------------------------------------------------------------
 
     def kill_all(self, then: Callable[[], None]) -> None:
-        """SIGKILL everything but the warm process; `then` is called when nothing of it is left."""
+        """Kill everything except the warm process; `then` is called when all have ended."""
         try:
             self._kills[self.reaper.kill()] = then
         except OSError:
@@ -175,7 +182,7 @@ class ProcessTree:
     def _kill_directly(self) -> None:
         linux.kill_below(os.getpid(), frozenset(), _reap)
 
-    # -- what reaper and warm process say -----------------------------------------------------------
+    # -- messages of reaper and warm process --------------------------------------------------------
 
     def _on_reaper(self) -> None:
         message = self.reaper.channel.receive()
@@ -198,10 +205,10 @@ class ProcessTree:
             return
         found = self._asked.pop(body["id"], None)
         if found is not None:
-            watcher, launch = found
+            observer, launch = found
             launch.close()
-            self._watchers[body["pid"]] = watcher
-            watcher.started(body["pid"], warm=False)
+            self._observers[body["pid"]] = observer
+            observer.started(body["pid"], warm=False)
 
     def _refused(self, body: dict[str, Any]) -> None:
         if self.warm is not None and body["id"] == self.warm.request:
@@ -209,21 +216,21 @@ class ProcessTree:
             return
         found = self._asked.pop(body["id"], None)
         if found is not None:
-            watcher, launch = found
+            observer, launch = found
             launch.close()
             missing = body["errno"] in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC)
-            watcher.refused(body["message"], missing=missing)
+            observer.refused(body["message"], missing=missing)
 
     def _exited(self, pid: int, status: int, at: int) -> None:
         if self.warm is not None and (pid == self.warm.pid or pid in self._forked):
-            # A forked rank becomes the reaper's only when the warm process is dead. What it said
-            # before comes first: nobody would say it again.
+            # The reaper inherits a forked rank when the warm process is dead. Messages that the warm
+            # process sent before are read first: they are not repeated.
             while self.warm is not None:
                 self._on_warm()
         self._forked.discard(pid)
-        watcher = self._watchers.pop(pid, None)
-        if watcher is not None:
-            watcher.exited(status, at)
+        observer = self._observers.pop(pid, None)
+        if observer is not None:
+            observer.exited(status, at)
 
     def _on_warm(self) -> None:
         warm = self.warm
@@ -237,39 +244,39 @@ class ProcessTree:
         if body["event"] == "ready":
             warm.ready = True
             for name, why in body["failed"].items():
-                self.warned(f"the warm process could not import {name}: {why}")
+                self.on_warning(f"the warm process could not import {name}: {why}")
         elif body["event"] == "forked":
-            watcher, launch, _ = self._forking.popleft()
+            observer, launch, _ = self._forking.popleft()
             launch.close()
-            self._watchers[body["pid"]] = watcher
+            self._observers[body["pid"]] = observer
             self._forked.add(body["pid"])
-            watcher.started(body["pid"], warm=True)
+            observer.started(body["pid"], warm=True)
         elif body["event"] == "refused":
-            watcher, launch, command = self._forking.popleft()
-            self.warned(f"a rank starts cold: {body['why']}")
-            self._start_cold(command, launch, watcher)
+            observer, launch, command = self._forking.popleft()
+            self.on_warning(f"a rank starts cold: {body['why']}")
+            self._start_cold(command, launch, observer)
         elif body["event"] == "exited":
             self._forked.discard(body["pid"])
-            watcher_of = self._watchers.pop(body["pid"], None)
-            if watcher_of is not None:
-                watcher_of.exited(body["status"], body["at"])
+            forked = self._observers.pop(body["pid"], None)
+            if forked is not None:
+                forked.exited(body["status"], body["at"])
 
     def _warm_lost(self, said: str) -> None:
         had_ranks = bool(self._forked)
-        self.retire_warm()
+        self.stop_warm_process()
         waiting, self._forking = list(self._forking), deque()
         if had_ranks:
-            self.lost(said)
+            self.on_lost(said)
         else:
-            self.warned(f"{said}: ranks start cold")
-        for watcher, launch, command in waiting:
-            self._start_cold(command, launch, watcher)
+            self.on_warning(f"{said}: ranks start cold")
+        for observer, launch, command in waiting:
+            self._start_cold(command, launch, observer)
 
     def _reaper_lost(self) -> None:
         self.loop.forget(self.reaper.channel.fileno())
         self.reaper.channel.close()
-        self.retire_warm()
-        self.lost("the reaper process died")
+        self.stop_warm_process()
+        self.on_lost("the reaper process died")
         # Being a subreaper too, the supervisor has inherited what the reaper left.
         self._kill_directly()
         self.reaper = ReaperProcess.start(self.tag_env)
@@ -277,19 +284,19 @@ class ProcessTree:
         self._end_everything()
 
     def _end_everything(self) -> None:
-        """Nothing lives any more, and nobody will say so."""
+        """Report the end of every process: all were killed, and the reaper that would report it is dead."""
         asked = [*self._asked.values(), *((one, launch) for one, launch, _ in self._forking)]
         self._asked.clear()
         self._forking.clear()
-        watchers, self._watchers = self._watchers, {}
+        observers, self._observers = self._observers, {}
         kills, self._kills = self._kills, {}
         self._forked.clear()
-        for watcher, launch in asked:
+        for observer, launch in asked:
             launch.close()
-            watcher.refused("the reaper process died", missing=False)
+            observer.refused("the reaper process died", missing=False)
         at = time.time_ns() // 1000
-        for watcher in watchers.values():
-            watcher.exited(signal.SIGKILL, at)
+        for observer in observers.values():
+            observer.exited(signal.SIGKILL, at)
         for then in kills.values():
             then()
 

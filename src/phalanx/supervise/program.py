@@ -1,7 +1,10 @@
-"""The supervisor: follows orders, reports what happens, and leaves nothing behind.
+"""The supervisor of one node: follows orders, reports what happens, and leaves nothing running.
 
-Orders say what should be, not what to do: each may come twice, late or out of turn, and names the
-generation it is for. A generation runs at most once.
+Reading order: `run` starts the loop; `_apply` compares an order with what runs; `_start` starts a
+generation of ranks; `_ended` reports its end; `_leave` ends the supervisor.
+
+An order describes the desired state, so it may arrive twice, late or out of turn, and it names its
+generation. A generation runs at most once.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from phalanx.core.reasons import Cause
 from phalanx.kit.clock import Clock
 from phalanx.launch.capture import open_append
 from phalanx.launch.command import PythonCommand
-from phalanx.launch.durable import write_file
+from phalanx.launch.files import write_file
 from phalanx.launch.identity import EXIT_NAME
 from phalanx.launch.ports import free_port
 from phalanx.schemas.wire.assignments import Assignment
@@ -35,26 +38,24 @@ from phalanx.schemas.wire.supervision import (
 )
 from phalanx.supervise.eventloop import EventLoop
 from phalanx.supervise.packages.plan import EnvironmentPlan
-from phalanx.supervise.packages.step import EnvironmentBuild
+from phalanx.supervise.preparation import Preparation
 from phalanx.supervise.processes import ProcessTree
-from phalanx.supervise.ranks import profiles
 from phalanx.supervise.ranks.generation import Generation, GenerationContext
-from phalanx.supervise.ranks.setup import SetupCommand
 from phalanx.supervise.uplink.bulk_shipper import BulkShipper
 from phalanx.supervise.uplink.link import ControlPlaneLink
-from phalanx.supervise.uplink.orphan_reports import OrphanReports, mark_told
+from phalanx.supervise.uplink.orphan_reports import OrphanReports, mark_reported
 from phalanx.supervise.uplink.outbox import Outbox
 
 _LOG = logging.getLogger(__name__)
-# How often report files and log backlogs are looked at while ranks run.
-LOOK_S = 0.15
+# Interval at which report files and log backlogs are read while ranks run.
+TICK_S = 0.15
 HEARTBEAT_S = 1.0
-_LAST_WORDS_S = 10.0
+_FINAL_REPORTS_S = 10.0
 
 
 @dataclass(slots=True)
 class SupervisorParts:
-    """What the program is made of; built by `__main__`."""
+    """What a supervisor is made of; built by `__main__`."""
 
     assignment: Assignment
     command: PythonCommand | None
@@ -62,7 +63,7 @@ class SupervisorParts:
     loop: EventLoop
     clock: Clock
     rng: random.Random
-    packages: EnvironmentPlan = field(default_factory=EnvironmentPlan)
+    environment: EnvironmentPlan = field(default_factory=EnvironmentPlan)
     opener: Callable[[Path], tuple[int, Callable[[bytes], int]]] = open_append
 
 
@@ -76,33 +77,30 @@ class Supervisor:
         self._node_dir = Path(parts.assignment.node_dir)
         self._outbox = Outbox(self._node_dir / "spool")
         self._link = ControlPlaneLink(self._assignment, self._outbox, self._clock, self._deliver)
-        self._carrier = BulkShipper(self._outbox, self._clock)
-        self._earlier = OrphanReports(self._assignment, self._clock)
+        self._shipper = BulkShipper(self._outbox, self._clock)
+        self._orphans = OrphanReports(self._assignment, self._clock)
+        self._preparation = Preparation(parts.assignment, parts.processes, parts.environment)
         self._current: Generation | None = None
         self._next: Orders | None = None
-        self._ended = -1
+        self._last_ended = -1
         self._leaving = False
-        self._last: RanksEndedReport | None = None
+        self._last_report: RanksEndedReport | None = None
         self._beat_at = 0.0
-        setup = SetupCommand(parts.assignment, parts.processes)
-        self._packages = EnvironmentBuild(
-            parts.assignment, parts.processes, parts.packages, then=setup.before
-        )
-        parts.processes.lost = self._lost
-        parts.processes.warned = self._warn
+        parts.processes.on_lost = self._lost
+        parts.processes.on_warning = self._warn
 
     def run(self) -> None:
-        """Check in, then follow orders until released, drained, or alone for too long."""
-        self._parts.processes.attend()
+        """Check in, then follow orders until released, drained, or out of contact for too long."""
+        self._parts.processes.listen()
         port, host = free_port(self._parts.rng), socket.gethostname()
         self._put(lambda seq: NodeReadyReport(seq=seq, port=port, pid=os.getpid(), host=host))
         self._link.start()
-        self._earlier.start()
-        self._look()
+        self._orphans.start()
+        self._tick()
         self._loop.run()
 
     def drain(self) -> None:
-        """The node is going away (SIGTERM): let the ranks save, then leave."""
+        """Stop the ranks with the job's grace period, then leave: the node is going away (SIGTERM)."""
         if self._leaving:
             return
         self._leaving = True
@@ -114,21 +112,21 @@ class Supervisor:
     # -- orders ------------------------------------------------------------------------------------
 
     def _deliver(self, orders: Orders) -> None:
-        """Called by the link's threads."""
-        self._loop.call_from_outside(lambda: self._follow(orders))
+        """Hand an order from a thread of the link to the main thread."""
+        self._loop.call_from_outside(lambda: self._apply(orders))
 
-    def _follow(self, orders: Orders) -> None:
-        self._load()
+    def _apply(self, orders: Orders) -> None:
+        self._ship_bulk()
         action, number = orders.action, orders.generation
         if self._leaving and self._current is None:
             return
         if action is Action.RELEASE:
-            self._released(orders)
+            self._release(orders)
         elif action is Action.RUN:
             if not self._leaving:
-                self._run(orders)
+                self._start_if_new(orders)
                 self._show_stacks(orders)
-                self._profile(orders)
+                self._request_profile(orders)
         elif action is Action.END and self._is_due(number):
             if self._current is None:
                 self._report_ended(number, NodeOutcome.FAILED, None)
@@ -141,7 +139,37 @@ class Supervisor:
                 self._show_stacks(orders)
                 self._current.stop(orders.grace_left_s)
 
-    def _released(self, orders: Orders) -> None:
+    def _start_if_new(self, orders: Orders) -> None:
+        if orders.generation <= self._last_ended:
+            return
+        if self._current is None:
+            self._start(orders)
+        elif orders.generation > self._current.number:
+            self._next = orders
+            self._current.end()
+
+    def _start(self, orders: Orders) -> None:
+        """Start a generation of ranks, after the preparation of the node where that is still due."""
+        generation = Generation(self._context(), orders)
+        self._current = generation
+        self._shipper.add(generation)
+        self._preparation.run(generation, generation.start)
+
+    def _context(self) -> GenerationContext:
+        parts = self._parts
+        return GenerationContext(
+            assignment=self._assignment,
+            command=parts.command,
+            processes=parts.processes,
+            loop=self._loop,
+            clock=self._clock,
+            put=self._put,
+            ended=self._ended,
+            opener=parts.opener,
+            acked=lambda: self._outbox.acked,
+        )
+
+    def _release(self, orders: Orders) -> None:
         """Leave; ranks that the job does not need any more may save within the grace."""
         self._leaving = True
         if self._current is None:
@@ -151,48 +179,21 @@ class Supervisor:
         else:
             self._current.end()
 
+    def _is_due(self, number: int) -> bool:
+        """Whether an order to end generation `number` still applies."""
+        self._next = None
+        current = self._current
+        return number > self._last_ended and (current is None or current.number == number)
+
     def _show_stacks(self, orders: Orders) -> None:
         current = self._current
         if current is not None and current.number == orders.generation:
-            current.vigil.asked(orders.stacks)
+            current.stalls.request_stacks(orders.stacks)
 
-    def _profile(self, orders: Orders) -> None:
+    def _request_profile(self, orders: Orders) -> None:
         current = self._current
         if current is not None and current.number == orders.generation and current.leads:
-            profiles.ask(current.ranks, orders.profile)
-
-    def _is_due(self, number: int) -> bool:
-        """Whether an order to end `number` still means anything here."""
-        self._next = None
-        current = self._current
-        return number > self._ended and (current is None or current.number == number)
-
-    def _run(self, orders: Orders) -> None:
-        if orders.generation <= self._ended:
-            return
-        if self._current is None:
-            self._begin(orders)
-        elif orders.generation > self._current.number:
-            self._next = orders
-            self._current.end()
-
-    def _begin(self, orders: Orders) -> None:
-        parts = self._parts
-        around = GenerationContext(
-            assignment=self._assignment,
-            command=parts.command,
-            processes=parts.processes,
-            loop=self._loop,
-            clock=self._clock,
-            put=self._put,
-            over=self._over,
-            opener=parts.opener,
-            acked=lambda: self._outbox.acked,
-        )
-        generation = Generation(around, orders)
-        self._current = generation
-        self._carrier.add(generation)
-        self._packages.before(generation)
+            current.request_profile(orders.profile)
 
     # -- what happens ------------------------------------------------------------------------------
 
@@ -201,33 +202,35 @@ class Supervisor:
         self._link.push()
         return report
 
-    def _warn(self, said: str) -> None:
-        number = self._current.number if self._current else max(0, self._ended)
+    def _warn(self, message: str) -> None:
+        number = self._current.number if self._current else max(0, self._last_ended)
         at = self._clock.now()
-        self._put(lambda seq: WarningReport(seq=seq, generation=number, message=said, at=at))
+        self._put(lambda seq: WarningReport(seq=seq, generation=number, message=message, at=at))
 
-    def _lost(self, said: str) -> None:
-        _LOG.warning("%s", said)
+    def _lost(self, message: str) -> None:
+        """Fail the current generation: the reaper or the warm process died with ranks below it."""
+        _LOG.warning("%s", message)
         if self._current is not None:
-            self._current.fail(said, Cause.RANK_CRASH)
+            self._current.fail(message, Cause.RANK_CRASH)
         else:
-            self._warn(said)
+            self._warn(message)
 
-    def _over(self, generation: Generation) -> None:
-        """Every rank is gone: say so, first on disk."""
+    def _ended(self, generation: Generation) -> None:
+        """Report the end of a generation, then leave or start the next one that was ordered."""
         self._current = None
-        self._carrier.load_last()
+        self._shipper.ship_last()
         self._report_ended(generation.number, generation.outcome, generation)
         upcoming, self._next = self._next, None
         if self._leaving:
             self._leave()
         elif upcoming is not None:
-            self._begin(upcoming)
+            self._start(upcoming)
 
     def _report_ended(
         self, number: int, outcome: NodeOutcome, generation: Generation | None
     ) -> None:
-        self._ended = max(self._ended, number)
+        """Write the end to the exit record first, then queue its report."""
+        self._last_ended = max(self._last_ended, number)
         port = free_port(self._parts.rng)
         ended: list[RanksEndedReport] = []
 
@@ -245,7 +248,7 @@ class Supervisor:
             return report
 
         self._put(make)
-        self._last = ended[0]
+        self._last_report = ended[0]
 
     def _write_exit(self, report: RanksEndedReport | None) -> None:
         gang = self._assignment.gang
@@ -262,13 +265,13 @@ class Supervisor:
 
     # -- regular work ------------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _tick(self) -> None:
         current = self._current
         if current is not None:
             current.records.read()
-            current.vigil.look()
+            current.stalls.check()
             self._link.heartbeat = current.records.heartbeat()
-        self._load()
+        self._ship_bulk()
         now = self._clock.monotonic()
         if now - self._beat_at >= HEARTBEAT_S and current is not None:
             self._beat_at = now
@@ -276,42 +279,42 @@ class Supervisor:
         if self._link.silent_s > self._assignment.contact_lost_after_s and not self._leaving:
             _LOG.warning("no contact for %.0f s: stopping the ranks", self._link.silent_s)
             self.drain()
-        self._loop.call_later(LOOK_S, self._look)
+        self._loop.call_later(TICK_S, self._tick)
 
-    def _load(self) -> None:
-        if self._carrier.load():
+    def _ship_bulk(self) -> None:
+        if self._shipper.ship():
             self._link.push()
 
     # -- leaving -----------------------------------------------------------------------------------
 
     def _leave(self) -> None:
-        """Nothing runs any more: make sure, say the last words, and go."""
-        self._parts.processes.retire_warm()
-        self._parts.processes.kill_all(self._say_goodbye)
+        """Kill what is left of the process tree, send the final reports, and end the loop."""
+        self._parts.processes.stop_warm_process()
+        self._parts.processes.kill_all(self._begin_final_reports)
 
-    def _say_goodbye(self) -> None:
-        self._write_exit(self._last)
+    def _begin_final_reports(self) -> None:
+        self._write_exit(self._last_report)
         alone = self._link.silent_s > self._assignment.contact_lost_after_s
-        deadline = self._clock.monotonic() + (0.0 if alone else _LAST_WORDS_S)
-        self._unload(deadline)
+        deadline = self._clock.monotonic() + (0.0 if alone else _FINAL_REPORTS_S)
+        self._send_final_reports(deadline)
 
-    def _unload(self, deadline: float) -> None:
-        """Carry the rest of the logs and metrics, as long as somebody listens."""
-        self._load()
+    def _send_final_reports(self, deadline: float) -> None:
+        """Ship the rest of the logs and metrics until all is acknowledged or the deadline has passed."""
+        self._ship_bulk()
         if self._clock.monotonic() > deadline:
             self._loop.stop()
-        elif self._outbox.empty and self._earlier.over:
+        elif self._outbox.empty and self._orphans.over:
             self._put(lambda seq: LeavingReport(seq=seq))
-            self._part(deadline)
+            self._send_leaving(deadline)
         else:
-            self._loop.call_later(0.01, lambda: self._unload(deadline))
+            self._loop.call_later(0.01, lambda: self._send_final_reports(deadline))
 
-    def _part(self, deadline: float) -> None:
+    def _send_leaving(self, deadline: float) -> None:
         if self._outbox.empty or self._clock.monotonic() > deadline:
             if self._outbox.empty:
-                mark_told(self._node_dir)
+                mark_reported(self._node_dir)
             self._link.close()
-            self._earlier.close()
+            self._orphans.close()
             self._loop.stop()
         else:
-            self._loop.call_later(0.005, lambda: self._part(deadline))
+            self._loop.call_later(0.005, lambda: self._send_leaving(deadline))

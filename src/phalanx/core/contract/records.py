@@ -27,7 +27,7 @@ import json
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 PROTOCOL = 2
 MAGIC = b"PHXRPT\0\0"
@@ -38,6 +38,7 @@ _LEN = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 # Made once: a training step writes three records.
 _JSON = json.JSONEncoder(separators=(",", ":"))
+_METRIC_HEAD = b'{"k":"metric",'
 
 
 class Record:
@@ -273,6 +274,19 @@ class WarningRecord(Record):
     message: str
 
 
+class MetricPoint(NamedTuple):
+    """The metrics of one rank at one step, as they travel from its supervisor into the store.
+
+    As JSON, on the wire and in the database, it is the list `[rank, step, at, values]`.
+    """
+
+    rank: int
+    step: int
+    #: microseconds UTC; the supervisor's clock on the wire, the control plane's in the store
+    at: int
+    values: dict[str, float]
+
+
 def _items(data: Any) -> list[Any]:
     if not isinstance(data, list | tuple):
         raise TypeError(f"{data!r} is not a list")
@@ -369,16 +383,34 @@ def framed(body: Mapping[str, Any]) -> bytes:
     return _LEN.pack(len(text)) + text
 
 
-def decode(chunk: bytes) -> Iterator[tuple[int, Any]]:
-    """Pairs of (offset just after the record, its JSON object) for every whole record in `chunk`."""
+def frames(chunk: bytes) -> Iterator[tuple[int, bytes]]:
+    """Pairs of (offset just after the record, its JSON text) for every whole record in `chunk`."""
     at = 0
     while at + _LEN.size <= len(chunk):
         (size,) = _LEN.unpack_from(chunk, at)
         end = at + _LEN.size + size
         if end > len(chunk):
             return
-        yield end, json.loads(chunk[at + _LEN.size : end])
+        yield end, chunk[at + _LEN.size : end]
         at = end
+
+
+def is_metric(frame: bytes) -> bool:
+    """Whether the text is that of a `MetricRecord`, by its first bytes: `encode` writes the kind first."""
+    return frame.startswith(_METRIC_HEAD)
+
+
+def parse(frame: bytes) -> tuple[int, Record] | None:
+    """The time and the record of one text of `frames`; None for a kind of a later release.
+
+    Raises ValueError where it is not a record.
+    """
+    return from_json(json.loads(frame))
+
+
+def decode(chunk: bytes) -> Iterator[tuple[int, Any]]:
+    """Pairs of (offset just after the record, its JSON object) for every whole record in `chunk`."""
+    return ((end, json.loads(frame)) for end, frame in frames(chunk))
 
 
 def header(pid: int) -> bytes:

@@ -18,7 +18,7 @@ from phalanx.executors.local.standby import NoStandby, StandbySlot, StandbySuper
 from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
 from phalanx.kit.clock import Clock
 from phalanx.launch import linux
-from phalanx.launch.durable import write_file
+from phalanx.launch.files import write_file
 from phalanx.launch.identity import ASSIGNMENT_NAME, EXIT_NAME, LOG_NAME, SupervisorRecord, is_held
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.wire.assignments import Assignment

@@ -22,7 +22,7 @@ from typing import Any
 from phalanx import __version__
 from phalanx.executors.ray.node_files import CodeSource, CodeUnavailable, NodeFiles
 from phalanx.launch import linux
-from phalanx.launch.durable import write_file
+from phalanx.launch.files import write_file
 from phalanx.launch.identity import ASSIGNMENT_NAME, EXIT_NAME, LOG_NAME, SupervisorRecord
 
 _STARTED_WITHIN_S = 30.0

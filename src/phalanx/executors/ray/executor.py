@@ -18,7 +18,7 @@ from phalanx.errors import ExecutorUnavailable, LaunchError
 from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
 from phalanx.executors.ray.driver_client import DriverClient
 from phalanx.executors.ray.inventory import RayInventory
-from phalanx.launch.durable import write_file
+from phalanx.launch.files import write_file
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.pools.ray_pools import RayPool
 from phalanx.schemas.wire.assignments import Assignment

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from phalanx.core.contract.records import MetricPoint
 from phalanx.core.gang.failures import Failure
 from phalanx.core.jobs.desired import Action, Desired
 from phalanx.core.jobs.model import NodeOutcome
@@ -235,15 +236,6 @@ class LedgerReport(Message):
     num_samples: int | None = None
     rows: list[LedgerRow]
     added: bool = False
-
-
-class MetricPoint(Message):
-    """Values of one rank at one step."""
-
-    rank: int
-    step: int
-    at: int
-    values: dict[str, float]
 
 
 class MetricsReport(Message):

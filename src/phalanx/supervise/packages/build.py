@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.core.reasons import Cause
-from phalanx.launch.durable import write_file
+from phalanx.launch.files import write_file
 from phalanx.supervise.packages import interpreter, requirements
 from phalanx.supervise.packages.environments import EnvironmentLimits, EnvironmentStore
 from phalanx.supervise.packages.plan import VERDICT

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.launch import linux
-from phalanx.launch.durable import write_file
+from phalanx.launch.files import write_file
 
 RECORD = "phalanx.json"
 IN_USE = "phalanx.in-use"

@@ -1,8 +1,8 @@
-"""The folder that a script keeps its state in (`checkpoint.directory`), as the job's checkpoints.
+"""Checkpoints of the folder that a script saves its state in (`checkpoint.directory`).
 
-A thread of its own does the work: it copies, and reads every byte. What it has to say are records as ranks
-write them, handed over to the main thread. A folder is committed when it is quiet: nothing of it has
-changed for a moment, and no process of the job has a file of it open for writing.
+A thread watches the folder, copies it and reads every byte; its records go to the main thread. The folder
+is committed when it is quiet: no file has changed for a moment, and no process of the job has one open
+for writing.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from phalanx import checkpoint
 from phalanx.checkpoint import folders
 from phalanx.checkpoint.folders import FolderOrigin, PreviousCommit, Stat
 from phalanx.checkpoint.remote_tier import CheckpointTier, LocalTier, RemoteTier, known
+from phalanx.core.contract import records
+from phalanx.core.contract.records import Record
 from phalanx.core.training.checkpoints import Keep, checkpoint_name, lineages
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, PlatformError
 from phalanx.kit.clock import Clock
@@ -37,70 +39,70 @@ SHORT_UPLOAD_S = 0.5
 _JOURNALS = (".log", ".txt", ".csv", ".jsonl", ".out", ".err")
 _JOURNAL_STEM = "events.out.tfevents"
 
-Record = dict[str, Any]
-Say = Callable[[Record], None]
+Report = Callable[[int, Record], None]
+"""Takes the time in microseconds UTC, and a record."""
 Call = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptProgress:
-    """How far the script is, as far as it says: the newest step, and the newest metrics."""
+    """The newest step and metrics that the script has printed."""
 
     step: int | None
     metrics: Mapping[str, float | str]
 
 
 class CheckpointFolder(Protocol):
-    """One generation's. Every call comes from the main thread and returns at once."""
+    """The folder during one generation. Every call comes from the main thread and returns at once."""
 
     def open(self, then: Call, failed: Callable[[str], None]) -> None:
-        """Put back what was committed last, then call `then`, and begin to watch.
+        """Restore the last commit, then call `then`, and begin to watch.
 
-        Where that cannot be done, `failed` is told why, instead.
+        Where that fails, `failed` is called with the reason instead.
         """
         ...
 
     def finish(self, then: Call, upload_s: float) -> None:
-        """The ranks have ended well: commit what is there, have it copied, then call `then`.
+        """Commit the folder and copy it to the object store, then call `then`: the ranks succeeded.
 
-        Copying may take `upload_s`.
+        The copy may take `upload_s`.
         """
         ...
 
     def abandon(self, then: Call) -> None:
-        """The ranks were ended: leave what is not committed alone, then call `then`."""
+        """Leave what is not committed alone, then call `then`: the ranks were killed."""
         ...
 
     def hurry(self) -> None:
-        """Wait for no copies any more."""
+        """Do not wait for copies any more."""
         ...
 
 
 class NoCheckpointFolder:
-    """The script has none."""
+    """The null object of a script without such a folder."""
 
     def open(self, then: Call, failed: Callable[[str], None]) -> None:
-        """Go on."""
+        """Call `then`."""
         then()
 
     def finish(self, then: Call, upload_s: float) -> None:
-        """Go on."""
+        """Call `then`."""
         then()
 
     def abandon(self, then: Call) -> None:
-        """Go on."""
+        """Call `then`."""
         then()
 
     def hurry(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 @dataclass(slots=True)
 class CheckpointFolderConfig:
-    """Where it is and whose it is. Only one node of a gang `commits`.
+    """Path, job and store of a folder. Only one node of a gang `commits`.
 
-    `far` is an object store for copies, reached with what `env` says; `meeting` is where the ranks of this
-    generation meet: the same on all nodes, and hardly ever another generation's.
+    `far` is an object store for copies, with its credentials in `env`; `meeting` is the rendezvous address
+    of this generation, the same on all nodes.
     """
 
     folder: Path
@@ -115,15 +117,15 @@ class CheckpointFolderConfig:
 
 @dataclass(slots=True)
 class WatchedCheckpointFolder:
-    """A folder of checkpoints. `outside` hands calls to the main thread, `say` takes records there.
+    """A folder of checkpoints. `outside` passes calls to the main thread, `report` takes records there.
 
-    `intact` says whether every rank still lives: what one that died was writing is closed, and half.
+    `intact` returns whether every rank still lives: a rank that died may have left half a file.
     """
 
     facts: CheckpointFolderConfig
     clock: Clock
     outside: Callable[[Call], None]
-    say: Say
+    report: Report
     progress: Callable[[], ScriptProgress]
     intact: Callable[[], bool]
     _over: threading.Event = field(default_factory=threading.Event)
@@ -142,9 +144,8 @@ class WatchedCheckpointFolder:
         facts = self.facts
         if facts.far is not None:
             self._tier = RemoteTier(
-                facts.far, facts.store, facts.keep, lambda kind, said: self._tell(kind, **said),
-                facts.env,
-            )  # fmt: skip
+                facts.far, facts.store, facts.keep, self._report_tier, facts.env
+            )
 
     def open(self, then: Call, failed: Callable[[str], None]) -> None:
         """See `CheckpointFolder`."""
@@ -173,28 +174,28 @@ class WatchedCheckpointFolder:
 
     def _run(self, then: Call, failed: Callable[[str], None]) -> None:
         try:
-            self._put_back()
+            self._restore()
             self.outside(then)
         except Exception as error:
             why = error if isinstance(error, OSError | PlatformError) else repr(error)
-            message = f"{self.facts.folder} could not be put back: {why}"
+            message = f"{self.facts.folder} could not be restored: {why}"
             self.outside(lambda: failed(message))
-        self._guarded(self._watch)
+        self._run_safely(self._watch)
         self._over.wait()
         if self._trusted:
-            self._guarded(self._commit_if_changed)
+            self._run_safely(self._commit_if_changed)
         if self.facts.commits:
-            self._guarded(lambda: self._tier.finish(self._upload_s))
+            self._run_safely(lambda: self._tier.finish(self._upload_s))
         if self._finished is not None:
             self.outside(self._finished)
 
-    def _guarded(self, work: Call) -> None:
-        """The generation waits for this thread: whatever goes wrong in it must not end it."""
+    def _run_safely(self, work: Call) -> None:
+        """Run `work`, and turn an error into a warning: the generation waits for this thread."""
         try:
             work()
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
-            self._complain(f"{self.facts.folder} is not looked after any more: {said}")
+            self._complain(f"{self.facts.folder} is not watched any more: {said}")
 
     def _watch(self) -> None:
         before, quiet_since = self._known, self.clock.monotonic()
@@ -209,7 +210,7 @@ class WatchedCheckpointFolder:
                 before, waiting_since = found, None
                 continue
             if waiting_since is None or not self._all_there():
-                # Who has died may have left half a file: what then follows decides.
+                # A rank that died may have left half a file: wait for what follows.
                 before, quiet_since, waiting_since = found, now, now
                 self._long_lived_pids = _long_lived_pids()
             elif found != before:
@@ -259,29 +260,38 @@ class WatchedCheckpointFolder:
             raise
         self._step = step
         self._shared.take(made, stats, manifest.files)
-        self._tell(
-            "checkpoint", path=str(made), name=made.name, step=step, epoch=0, position=0,
-            commit=manifest.commit, bytes=manifest.size_bytes, why=folders.WHY,
-            metrics=dict(told.metrics), save_s=round(self.clock.monotonic() - began, 6),
-        )  # fmt: skip
+        self._report(
+            records.CheckpointRecord(
+                path=str(made),
+                name=made.name,
+                step=step,
+                epoch=0,
+                position=0,
+                commit=manifest.commit,
+                bytes=manifest.size_bytes,
+                why=folders.WHY,
+                metrics=dict(told.metrics),
+                save_s=round(self.clock.monotonic() - began, 6),
+            )
+        )
         self._tier.committed()
         for gone in checkpoint.retain(
             facts.store, facts.keep, check=checkpoint.read_manifest, now=now
         ):
-            self._tell("removed", path=str(facts.store / gone.name))
+            self._report(records.RemovedRecord(str(facts.store / gone.name)))
         return True
 
-    def _put_back(self) -> None:
-        """Once for a folder in each generation: another node may have it too, and its ranks may write."""
+    def _restore(self) -> None:
+        """Restore the folder, once in each generation: nodes may share it, and ranks may write already."""
         facts, began, origin = self.facts, self.clock.monotonic(), self.facts.origin
         facts.folder.mkdir(parents=True, exist_ok=True)
         if facts.commits:
             checkpoint.clean_debris(facts.store)
-        whose = (origin.job, origin.attempt, origin.generation, facts.meeting)
-        with restore_lock.turn(facts.folder, whose, self._over.wait) as mine:
+        generation = (origin.job, origin.attempt, origin.generation, facts.meeting)
+        with restore_lock.turn(facts.folder, generation, self._over.wait) as mine:
             if mine is None:
                 return  # the generation is over
-            told = mine.told or mine.tell(self._put_back_newest())
+            told = mine.told or mine.tell(self._restore_newest())
         self._known, self._step = told.stats, told.step
         if facts.commits:
             self._tier.committed()  # what the last start did not get to copy
@@ -290,14 +300,21 @@ class WatchedCheckpointFolder:
         for path, why in told.bad:
             self._set_aside(Path(path), why)
         if told.path is not None and facts.commits:
-            self._tell(
-                "restored", path=told.path, name=Path(told.path).name, step=told.step, epoch=0,
-                position=0, exact=False, why="what the script restores is its own business",
-                restore_s=round(self.clock.monotonic() - began, 6),
-            )  # fmt: skip
+            self._report(
+                records.RestoredRecord(
+                    path=told.path,
+                    name=Path(told.path).name,
+                    step=told.step,
+                    epoch=0,
+                    position=0,
+                    exact=False,
+                    why="the script itself restores its state",
+                    restore_s=round(self.clock.monotonic() - began, 6),
+                )
+            )
 
-    def _put_back_newest(self) -> RestoreResult:
-        """The newest that verifies, here or in the object store, if there is one."""
+    def _restore_newest(self) -> RestoreResult:
+        """Restore the newest checkpoint that verifies, here or in the object store, if there is one."""
         facts, bad = self.facts, []
         near = [one.manifest for one in checkpoint.scan(facts.store).good]
         order = lineages(known(self._tier, near, self._complain))
@@ -324,20 +341,29 @@ class WatchedCheckpointFolder:
     def _set_aside(self, path: Path, why: str) -> None:
         if self.facts.commits and path.is_dir():
             moved = checkpoint.quarantine(path, random_hex(8))
-            self._tell("quarantined", path=str(path), moved_to=str(moved), why=why)
+            self._report(
+                records.QuarantinedRecord(
+                    path=str(path),
+                    moved_to=str(moved),
+                    why=why,
+                )
+            )
 
-    def _tell(self, kind: str, **fields: Any) -> None:
-        record: Record = {"k": kind, **fields, "t": self.clock.now()}
-        self.outside(lambda: self.say(record))
+    def _report_tier(self, kind: str, fields: Mapping[str, Any]) -> None:
+        self._report(records.make(kind, fields))
+
+    def _report(self, record: Record) -> None:
+        at = self.clock.now()
+        self.outside(lambda: self.report(at, record))
 
     def _complain(self, message: str) -> None:
         if message not in self._complained:
             self._complained.add(message)
-            self._tell("warn", message=message)
+            self._report(records.WarningRecord(message))
 
 
 def _long_lived_pids() -> tuple[int, ...]:
-    """What runs below this process and is no passing helper; MPI's processes are among them."""
+    """Processes below this one that have run for a while; those of MPI are among them."""
     now_s = float(Path("/proc/uptime").read_text().split()[0])
     ticks = os.sysconf("SC_CLK_TCK")
     return tuple(

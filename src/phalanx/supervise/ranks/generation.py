@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from phalanx.checkpoint.folders import FolderOrigin
-from phalanx.core.gang.failures import Failure, RankExit, classify, describe, is_collateral
+from phalanx.core.gang.failures import Failure, RankExit, is_collateral
 from phalanx.core.gang.ranks import GangEnvironment, RankFiles, RoleEnvironment, rank_environment
 from phalanx.core.gang.stalls import StallWatch
 from phalanx.core.jobs.model import NodeOutcome
@@ -25,6 +25,7 @@ from phalanx.schemas.wire.assignments import Assignment
 from phalanx.schemas.wire.supervision import (
     FailureReport,
     Orders,
+    ProfileOrder,
     RankFailedReport,
     RanksStartedReport,
     WarningReport,
@@ -40,14 +41,14 @@ from phalanx.supervise.ranks.checkpoint_folder import (
 )
 from phalanx.supervise.ranks.ledger_watermarks import WatermarkFile
 from phalanx.supervise.ranks.line_metrics import LineMetrics
-from phalanx.supervise.ranks.postmortem import signal_name
+from phalanx.supervise.ranks.postmortem import first_failure
 from phalanx.supervise.ranks.rank import LocalRank
 from phalanx.supervise.ranks.records import GenerationRecords, MetricTail, Put, SideRecords
 from phalanx.supervise.ranks.stall_monitor import StallMonitor, patience_of
 
-# How long to look for the death that caused a collateral one.
+# How long to wait for the death that caused a collateral one.
 SETTLE_S = 0.15
-_SIGKILL, _SIGTERM = 9, 15
+_SIGTERM = 15
 # How long a folder's copies may take once the ranks have ended well.
 _UPLOAD_S = 600.0
 _SHARE_OF_GRACE = 0.4
@@ -55,7 +56,7 @@ _SHARE_OF_GRACE = 0.4
 
 @dataclass(frozen=True, slots=True)
 class GenerationContext:
-    """What a generation is given by its supervisor."""
+    """What a generation uses of its supervisor."""
 
     assignment: Assignment
     command: PythonCommand | None
@@ -63,39 +64,46 @@ class GenerationContext:
     loop: EventLoop
     clock: Clock
     put: Put
-    over: Callable[[Generation], None]
+    ended: Callable[[Generation], None]
     opener: Callable[[Path], tuple[int, Callable[[bytes], int]]]
     acked: Callable[[], int]
 
 
 class Generation:
-    """Starts the ranks, watches them, ends them together. `over` is called once, at the very end."""
+    """Starts the ranks, watches them and ends them together; calls `context.ended` once, when all are gone.
 
-    def __init__(self, around: GenerationContext, orders: Orders) -> None:
-        self._around = around
+    Reading order: `start`, `rank_exited`, `_conclude` (the first failure ends all), `_check_over`.
+    """
+
+    def __init__(self, context: GenerationContext, orders: Orders) -> None:
+        self._context = context
         self._orders = orders
         self.number = orders.generation
-        self.leads = around.assignment.leads
-        self.folder = Path(around.assignment.node_dir) / f"g{self.number:03d}"
-        gang, node = around.assignment.gang, around.assignment.node_rank
-        first = around.assignment.first_rank
+        self.leads = context.assignment.leads
+        self.folder = Path(context.assignment.node_dir) / f"g{self.number:03d}"
+        gang, node = context.assignment.gang, context.assignment.node_rank
+        first = context.assignment.first_rank
         self.ranks = [
-            LocalRank(first + local, self.folder, around.loop, self, around.opener)
+            LocalRank(first + local, self.folder, context.loop, self, context.opener)
             for local in range(gang.ranks_per_node)
         ]
         files = {one.rank: one.report_file for one in self.ranks}
-        patience = patience_of(around.assignment.gang.stall_after)
-        watch = StallWatch(patience, around.clock.monotonic())
+        patience = patience_of(context.assignment.gang.stall_after)
+        watch = StallWatch(patience, context.clock.monotonic())
         kind = GenerationRecords if self.leads else SideRecords
-        watermarks = WatermarkFile(self.folder, around.acked)
-        self.records = kind(self.number, files, around.put, watch, watermarks)
-        self.vigil = StallMonitor(
-            (node, self.number), self.ranks, watch, around.loop, around.clock, around.put,
+        watermarks = WatermarkFile(self.folder, context.acked)
+        self.records = kind(self.number, files, context.put, watch, watermarks)
+        self.stalls = StallMonitor(
+            (node, self.number), self.ranks, watch, context.loop, context.clock, context.put,
             lambda: self.ending or self.failure is not None,
         )  # fmt: skip
-        self.metrics = MetricTail(files)
-        self._ear = LineMetrics(gang.metric_lines, around.clock, self.records, self.metrics)
-        self._kept = kept_folder(around, orders, self._ear, self.ranks)
+        self.metrics = MetricTail(files, self.records.warn_not_finite)
+        self._line_metrics = LineMetrics(
+            gang.metric_lines, context.clock, self.records, self.metrics
+        )
+        self._checkpoint_folder = open_checkpoint_folder(
+            context, orders, self._line_metrics, self.ranks
+        )
         self.failure: FailureReport | None = None
         self.stop_delivered = False
         self._ended_from_above = False
@@ -109,10 +117,10 @@ class Generation:
         self._deadline_at = math.inf
         self._signalled: set[int] = set()
 
-    # -- beginning ---------------------------------------------------------------------------------
+    # -- starting ----------------------------------------------------------------------------------
 
     def open_prelude(self) -> tuple[int, int, int]:
-        """Descriptors of a program that comes before the ranks; the first one's output holds its own.
+        """Open the descriptors of a program that runs before the ranks; its output joins that of the first.
 
         Raises OSError.
         """
@@ -120,14 +128,16 @@ class Generation:
         return self.ranks[0].open_prelude()
 
     def close_prelude(self) -> None:
-        """It is gone."""
+        """Close those descriptors: the program has ended."""
         self.ranks[0].close_prelude()
 
-    def begin(self) -> None:
-        """Put back the folder that the script keeps, where there is one, then start every rank."""
-        self._kept.open(self._start, lambda said: self.fail(said, Cause.START_FAILED))
+    def start(self) -> None:
+        """Restore the script's checkpoint folder, where there is one, then start every rank."""
+        self._checkpoint_folder.open(
+            self._start_ranks, lambda said: self.fail(said, Cause.START_FAILED)
+        )
 
-    def _start(self) -> None:
+    def _start_ranks(self) -> None:
         if self.ending or self._finished:
             return
         try:
@@ -138,16 +148,16 @@ class Generation:
         except OSError as error:
             self.fail(f"the node cannot start ranks: {error}", Cause.START_FAILED)
             return
-        around = self._around
+        context = self._context
         for rank, launch in launches:
-            if around.command is not None:
-                around.processes.start_python(around.command, launch, rank)
+            if context.command is not None:
+                context.processes.start_python(context.command, launch, rank)
             else:
-                workdir = around.assignment.workdir
-                around.processes.start_command(around.assignment.command, launch, rank, workdir)
+                workdir = context.assignment.workdir
+                context.processes.start_command(context.assignment.command, launch, rank, workdir)
 
     def _launch(self, rank: LocalRank) -> LaunchRequest:
-        assignment = self._around.assignment
+        assignment = self._context.assignment
         files = RankFiles(
             report_file=str(rank.report_file),
             control_file=str(self.folder / "control"),
@@ -159,18 +169,18 @@ class Generation:
             gang = replace(gang, interface=interface_towards(gang.master_address))
         env = rank_environment(gang, assignment.node_in_role, local, files)
         launch = LaunchRequest(env, assignment.cwd, rank.open_pipes())
-        self._ear.attend(rank)
+        self._line_metrics.attach(rank)
         return launch
 
     def _start_rendezvous(self) -> None:
-        """Horovod's ranks meet at a store that is no rank. Raises OSError."""
-        assignment = self._around.assignment
+        """Start the key-value store of Horovod's rendezvous. Raises OSError."""
+        assignment = self._context.assignment
         if assignment.gang.framework == "horovod" and assignment.node_in_role == 0:
-            rendezvous.start(self._around.processes, self._orders.master_port, assignment.node_dir)
+            rendezvous.start(self._context.processes, self._orders.master_port, assignment.node_dir)
 
     @property
     def ending(self) -> bool:
-        """Whether nothing may be started any more."""
+        """Whether the generation is being ended, so that nothing more may be started."""
         return self._killing or self.stop_delivered
 
     # -- what ranks do -----------------------------------------------------------------------------
@@ -190,7 +200,7 @@ class Generation:
         self._announced = True
         pids = [one.pid or 0 for one in self.ranks]
         warm = all(one.warm for one in self.ranks)
-        self._around.put(
+        self._context.put(
             lambda seq: RanksStartedReport(seq=seq, generation=self.number, pids=pids, warm=warm)
         )
 
@@ -207,7 +217,7 @@ class Generation:
         if not self._killing and self._is_failure(exit):
             if is_collateral(exit):
                 if self._settle is None:
-                    self._settle = self._around.loop.call_later(SETTLE_S, self._conclude)
+                    self._settle = self._context.loop.call_later(SETTLE_S, self._conclude)
             else:
                 self._conclude()
         self._check_over()
@@ -220,44 +230,34 @@ class Generation:
         return True
 
     def _conclude(self) -> None:
-        """Name the first failing rank and end the rest."""
+        """Report the first rank that failed and end the others."""
         if self.failure is not None or self._killing:
             return
         self.records.read()
         exits = [one.exit for one in self.ranks if one.exit and self._is_failure(one.exit)]
         if not exits:
             return
-        first = min(exits, key=lambda exit: (is_collateral(exit), exit.at, exit.rank))
-        first = replace(first, out_of_memory=self._was_oom_killed(first))
-        stepped = self.records.step is not None or self._orders.restarts > 0
         self._report_failure(
-            Failure(
-                cause=classify(first, stepped=stepped),
-                rank=first.rank,
-                node_rank=self._around.assignment.node_rank,
-                at=first.at,
-                message=describe(first, signal_name(first)),
-                collateral=is_collateral(first),
-                exit_code=first.exit_code,
-                signal=first.signal,
-                exception=first.exception,
-                traceback=first.traceback,
+            first_failure(
+                exits,
+                node_rank=self._context.assignment.node_rank,
+                stepped=self.records.step is not None or self._orders.restarts > 0,
+                oom_killed=self._has_oom_kills(),
             )
         )
 
-    def _was_oom_killed(self, exit: RankExit) -> bool:
+    def _has_oom_kills(self) -> bool:
+        """Whether the kernel has killed in this memory group since the generation was created."""
         now = oom_kills()
-        if exit.signal != _SIGKILL or now is None or self._oom_kills is None:
-            return False
-        return now > self._oom_kills
+        return now is not None and self._oom_kills is not None and now > self._oom_kills
 
     def fail(
         self, message: str, cause: Cause, rank: int | None = None, traceback: str = ""
     ) -> None:
-        """End the generation for a reason of our own."""
+        """End the generation because of a failure outside its ranks."""
         if self.failure is None and not self._killing and not self._finished:
-            now = self._around.clock.now()
-            node = self._around.assignment.node_rank
+            now = self._context.clock.now()
+            node = self._context.assignment.node_rank
             self._report_failure(Failure(cause, rank, node, now, message, traceback=traceback))
             self._check_over()
 
@@ -266,53 +266,53 @@ class Generation:
         self.failure = report
         self._kill()
         if self.fault is None:
-            role = self._around.assignment.role
+            role = self._context.assignment.role
             assert role is not None
-            # No failure of the job; nobody would hear of it otherwise.
+            # The role is not required: its failure does not fail the job, but the user must see it.
             said = f"role {role.name}: {report.message}; the job goes on without it"
-            self._around.put(lambda seq: WarningReport(
+            self._context.put(lambda seq: WarningReport(
                 seq=seq, generation=self.number, rank=report.rank, message=said, at=report.at))  # fmt: skip
             return
-        self._around.put(
+        self._context.put(
             lambda seq: RankFailedReport(seq=seq, generation=self.number, failure=report)
         )
 
     # -- ending ------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Kill everything at once: another node's rank has failed, or the attempt is over."""
-        self._kept.hurry()
+        """Kill every rank at once: another node's rank has failed, or the attempt is over."""
+        self._checkpoint_folder.hurry()
         if not self._killing:
             self._ended_from_above = True
             self._kill()
 
     def stop(self, grace_s: float) -> None:
-        """Ask the ranks to leave, and kill what is left when the grace is over."""
-        around = self._around
-        at = around.clock.monotonic() + grace_s
+        """Ask the ranks to leave with SIGTERM, and kill the rest when the grace period is over."""
+        context = self._context
+        at = context.clock.monotonic() + grace_s
         if at < self._deadline_at:
-            # Said again, a grace may become shorter and never longer.
+            # A repeated order may shorten the grace period, never extend it.
             self._deadline_at = at
             if self._deadline is not None:
                 self._deadline.cancel()
-            self._deadline = around.loop.call_later(grace_s, self._kill)
+            self._deadline = context.loop.call_later(grace_s, self._kill)
         if self._finished or not self._announced:
-            self._kept.hurry()
+            self._checkpoint_folder.hurry()
         if self.stop_delivered:
             return
         self.stop_delivered = True
         for rank in self.ranks:
             self._follow(rank.terminate())
-        # What comes before the ranks has nothing to save.
+        # A program that runs before the ranks has nothing to save.
         self._check_over()
 
     def _follow(self, handles: list[int]) -> None:
         for handle in handles:
             self._signalled.add(handle)
-            self._around.loop.watch(handle, lambda handle=handle: self._left(handle))  # type: ignore[misc]
+            self._context.loop.watch(handle, lambda handle=handle: self._left(handle))  # type: ignore[misc]
 
     def _left(self, handle: int) -> None:
-        self._around.loop.forget(handle)
+        self._context.loop.forget(handle)
         self._signalled.discard(handle)
         os.close(handle)
         self._check_over()
@@ -324,7 +324,7 @@ class Generation:
 
     def _kill_again(self) -> None:
         self._killed = False
-        self._around.processes.kill_all(self._all_killed)
+        self._context.processes.kill_all(self._all_killed)
 
     def _all_killed(self) -> None:
         self._killed = True
@@ -335,21 +335,32 @@ class Generation:
             return
         if not self._killing:
             if self._settle is not None and self.failure is None:
-                # Every rank has ended; no better cause will come.
+                # Every rank has ended: the cause of a collateral death will not appear any more.
                 self._conclude()
             elif not self._signalled:
-                # All have left. What they left behind (daemons, data workers) goes now.
+                # All ranks have ended. Kill what they left behind: daemons, data workers.
                 self._kill()
         if self._killed and not self._finished:
             self._finished = True
             if self.failure is None and all(_is_clean(one) for one in self.ranks):
-                left_s = max(0.0, self._deadline_at - self._around.clock.monotonic())
-                self._kept.finish(self._finish, min(_UPLOAD_S, _SHARE_OF_GRACE * left_s))
+                left_s = max(0.0, self._deadline_at - self._context.clock.monotonic())
+                self._checkpoint_folder.finish(
+                    self._finish, min(_UPLOAD_S, _SHARE_OF_GRACE * left_s)
+                )
             else:
-                self._kept.abandon(self._finish)
+                self._checkpoint_folder.abandon(self._finish)
+
+    def request_profile(self, order: ProfileOrder | None) -> None:
+        """Pass a request for a profile to rank 0, where it runs on this node; may be repeated.
+
+        The gang's ranks agree on the step among themselves, so the other nodes have nothing to do.
+        """
+        first = next((one for one in self.ranks if one.rank == 0), None)
+        if order is not None and first is not None and first.running:
+            first.request_profile(order)
 
     def close(self) -> None:
-        """Nothing of it will be read again."""
+        """Close its report files: everything in them was read."""
         self.records.close()
         self.metrics.close()
 
@@ -358,18 +369,18 @@ class Generation:
             if timer is not None:
                 timer.cancel()
         for handle in list(self._signalled):
-            self._around.loop.forget(handle)
+            self._context.loop.forget(handle)
             os.close(handle)
         self._signalled.clear()
         for rank in self.ranks:
             rank.close()
         self.records.read()
-        self._around.over(self)
+        self._context.ended(self)
 
     @property
     def fault(self) -> FailureReport | None:
-        """Its failure, where that is one of the job: not that of a role which is not required."""
-        role = self._around.assignment.role
+        """The failure to report for the job; None for that of a role which is not required."""
+        role = self._context.assignment.role
         return self.failure if role is None or role.required else None
 
     @property
@@ -390,7 +401,7 @@ class Generation:
 
 
 def gang_environment(assignment: Assignment, orders: Orders) -> GangEnvironment:
-    """What all ranks of one generation find in their environment."""
+    """The environment that all ranks of one generation share."""
     gang = assignment.gang
     env = {"PYTHONUNBUFFERED": "1", **assignment.env}
     return GangEnvironment(
@@ -435,11 +446,11 @@ def _role_environment(assignment: Assignment, orders: Orders) -> RoleEnvironment
     return RoleEnvironment(role.name, role.first_rank, role.gang_size, role.lead_dir, masters)
 
 
-def kept_folder(
-    around: GenerationContext, orders: Orders, ear: LineMetrics, ranks: list[LocalRank]
+def open_checkpoint_folder(
+    context: GenerationContext, orders: Orders, line_metrics: LineMetrics, ranks: list[LocalRank]
 ) -> CheckpointFolder:
-    """The folder that the job's script keeps its state in; node rank 0 commits it."""
-    assignment = around.assignment
+    """The folder that the job's script saves its state in; node rank 0 commits it."""
+    assignment = context.assignment
     gang = assignment.gang
     if gang.checkpoint_directory is None:
         return NoCheckpointFolder()
@@ -459,12 +470,14 @@ def kept_folder(
         env=assignment.env,
         meeting=f"{orders.master_address}:{orders.master_port}",
     )
-    outside = around.loop.call_from_outside
+    outside = context.loop.call_from_outside
 
     def intact() -> bool:
         return all(one.pid is not None and linux.holds_files(one.pid) for one in ranks)
 
-    return WatchedCheckpointFolder(facts, around.clock, outside, ear.found, ear.progress, intact)
+    return WatchedCheckpointFolder(
+        facts, context.clock, outside, line_metrics.add_folder_record, line_metrics.progress, intact
+    )
 
 
 def _is_clean(rank: LocalRank) -> bool:

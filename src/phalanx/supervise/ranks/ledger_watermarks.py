@@ -1,8 +1,8 @@
-"""How much of the ranks' ledgers was handed over: written down before it is sent.
+"""Watermarks: up to which place of the ranks' files each ledger report goes, written before it is sent.
 
-A supervisor may be killed at any moment, and nobody else knows then which rows it had sent. The control
-plane knows the number of the last report that it stored; with these watermarks that gives the
-place in the ranks' files where the unreported part begins.
+A supervisor may be killed at any moment. The control plane has the number of the last report that it
+stored; with the watermarks that number gives the place in the ranks' files where the unreported part
+begins, so that a later supervisor can report the rest.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
+from phalanx.core.contract import records
+from phalanx.core.contract.records import Record
 from phalanx.core.training.ledger import Consumed
-from phalanx.launch.durable import write_file
+from phalanx.launch.files import write_file
 
 NAME = "ledger.watermarks"
 # The same file, as older supervisors name it.
@@ -29,41 +31,41 @@ _MOST_LEFT = 20_000
 
 @dataclass(frozen=True, slots=True)
 class LedgerWatermark:
-    """Report `seq` and those before it hold every row before `ends`, but for those in `left`.
+    """Report `seq` and those before it hold every row before `ends`, except those in `left`.
 
-    `ends` are places in the report files, by rank. `saves` are records of checkpoints before `ends` whose
-    reports come after `seq`.
+    `ends` are places in the report files, by rank. `saves` are times and records of checkpoints before
+    `ends` that are reported after `seq`.
     """
 
     seq: int = 0
     ends: Mapping[int, int] = field(default_factory=dict)
     left: tuple[Consumed, ...] = ()
-    saves: tuple[dict[str, Any], ...] = ()
+    saves: tuple[tuple[int, Record], ...] = ()
 
 
 class WatermarkLog(Protocol):
-    """Where deliveries of one generation are written down."""
+    """Where the watermarks of one generation are written."""
 
     def begin(self) -> None:
-        """The generation's folder is there: nothing was handed over yet."""
+        """Create the file: the generation's folder exists, and nothing was reported yet."""
         ...
 
-    def write(self, delivery: LedgerWatermark) -> None:
-        """It is about to be sent."""
+    def write(self, mark: LedgerWatermark) -> None:
+        """Write a watermark before its report is sent."""
         ...
 
     def close(self) -> None:
-        """Nothing more will be handed over."""
+        """Close the file: nothing more will be reported."""
         ...
 
 
 class NoWatermarkLog:
-    """Nobody will ask."""
+    """Writes nothing, for reports that no later supervisor continues."""
 
     def begin(self) -> None:
         """Nothing."""
 
-    def write(self, delivery: LedgerWatermark) -> None:
+    def write(self, mark: LedgerWatermark) -> None:
         """Nothing."""
 
     def close(self) -> None:
@@ -71,11 +73,11 @@ class NoWatermarkLog:
 
 
 class WatermarkFile:
-    """One line for each delivery, in the generation's `folder`.
+    """One line for each watermark, in the generation's `folder`.
 
-    `acked` tells the number of the last report that was stored; `last` is the delivery to go on from. A
-    file that cannot be written is taken away: without it nothing is ever handed over again, which is
-    better than to hand it over twice.
+    `acked` returns the number of the last report that was stored; `last` is the watermark to continue
+    from. A file that cannot be written is removed: then nothing is reported later, which is better than
+    to report rows twice.
     """
 
     def __init__(
@@ -96,31 +98,31 @@ class WatermarkFile:
 
     @property
     def opened(self) -> bool:
-        """Whether what is written will be found."""
+        """Whether the file could be created."""
         return self._descriptor is not None
 
-    def write(self, delivery: LedgerWatermark) -> None:
+    def write(self, mark: LedgerWatermark) -> None:
         """See `WatermarkLog`."""
         if self._descriptor is None:
             return
-        line = _line(delivery)
-        self._kept.append((delivery.seq, line))
+        line = _line(mark)
+        self._kept.append((mark.seq, line))
         acked = self._acked()
         while len(self._kept) > 1 and self._kept[1][0] <= acked:
             self._kept.popleft()
         try:
-            if len(delivery.left) > _MOST_LEFT:
+            if len(mark.left) > _MOST_LEFT:
                 raise OSError("too much is left over")
             if self._size > self._rewrite_at:
                 self._rewrite()
             elif os.write(self._descriptor, line) != len(line):
                 raise OSError("a full disk")
         except OSError:
-            self._take_away()
+            self._remove()
         self._size += len(line)
 
     def _rewrite(self) -> None:
-        """Nobody goes on from before the last delivery that was stored. Raises OSError."""
+        """Drop the watermarks before the last one that was stored. Raises OSError."""
         data = b"".join(line for _, line in self._kept)
         write_file(self._path, data)
         self.close()
@@ -128,7 +130,7 @@ class WatermarkFile:
         self._size = len(data)
         self._rewrite_at = max(_REWRITE_BYTES, 2 * self._size)
 
-    def _take_away(self) -> None:
+    def _remove(self) -> None:
         self.close()
         with contextlib.suppress(OSError):
             self._path.unlink()
@@ -140,34 +142,38 @@ class WatermarkFile:
             self._descriptor = None
 
 
-def _line(delivery: LedgerWatermark) -> bytes:
-    cells = [[row.epoch, row.lo, row.hi, row.times] for row in delivery.left]
-    said = {
-        "seq": delivery.seq, "ends": delivery.ends, "left": cells, "saves": delivery.saves,
-    }  # fmt: skip
-    return json.dumps(said, separators=(",", ":")).encode() + b"\n"
+def _line(mark: LedgerWatermark) -> bytes:
+    cells = [[row.epoch, row.lo, row.hi, row.times] for row in mark.left]
+    saves = [records.to_json(record, at) for at, record in mark.saves]
+    body = {"seq": mark.seq, "ends": mark.ends, "left": cells, "saves": saves}
+    return json.dumps(body, separators=(",", ":")).encode() + b"\n"
 
 
 def read_watermarks(folder: Path) -> list[LedgerWatermark] | None:
-    """The deliveries of a generation, oldest first; None where they are not known."""
+    """The watermarks of a generation, oldest first; None where they cannot be read."""
     path = folder / NAME
     try:
         with open(path if path.exists() else folder / _OLD_NAME, "rb") as file:
             data = file.read(_MOST_BYTES)
-        return [_delivery(line) for line in data.splitlines()]
+        return [_mark(line) for line in data.splitlines()]
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
-def _delivery(line: bytes) -> LedgerWatermark:
-    said = json.loads(line)
-    ends = {int(rank): int(end) for rank, end in said["ends"].items()}
-    left = tuple(Consumed(*(int(cell) for cell in cells)) for cells in said["left"])
-    return LedgerWatermark(int(said["seq"]), ends, left, tuple(dict(one) for one in said["saves"]))
+def _mark(line: bytes) -> LedgerWatermark:
+    body = json.loads(line)
+    ends = {int(rank): int(end) for rank, end in body["ends"].items()}
+    left = tuple(Consumed(*(int(cell) for cell in cells)) for cells in body["left"])
+    return LedgerWatermark(
+        int(body["seq"]),
+        ends,
+        left,
+        tuple(one for one in map(records.from_json, body["saves"]) if one is not None),
+    )
 
 
 def last_stored(watermarks: list[LedgerWatermark], acked: int) -> LedgerWatermark:
-    """The newest of them that the control plane has stored."""
+    """The newest watermark with a report that the control plane has stored."""
     return max(
         (one for one in watermarks if one.seq <= acked),
         key=lambda one: one.seq,

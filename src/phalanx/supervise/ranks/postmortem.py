@@ -1,4 +1,4 @@
-"""How a rank ended, from its wait status, the error file it left and the last words on its stderr."""
+"""How ranks ended, from the wait status, the error file and the last lines of stderr."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 import os
 import re
 import signal
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from phalanx.core.gang.failures import RankExit
+from phalanx.core.gang.failures import Failure, RankExit, classify, describe, is_collateral
 
 _MAX_TRACEBACK = 16_000
 _MAX_MESSAGE = 2_000
@@ -27,7 +28,7 @@ _FATAL = "Fatal Python error"
 
 @dataclass(frozen=True, slots=True)
 class ErrorText:
-    """What a dying rank said: exception name (or None), its message, the traceback."""
+    """The exception that ended a rank: its name (or None), its message, the traceback."""
 
     exception: str | None
     message: str
@@ -50,6 +51,30 @@ def rank_exit(rank: int, status: int, at: int, error_file: str | None, stderr: b
         exception=words.exception,
         message=words.message[:_MAX_MESSAGE],
         traceback=words.traceback[-_MAX_TRACEBACK:],
+    )
+
+
+def first_failure(
+    exits: Sequence[RankExit], *, node_rank: int, stepped: bool, oom_killed: bool
+) -> Failure:
+    """The failure of a node from its failed ranks: the first one whose death was not collateral.
+
+    `stepped`: the job has made a step, so its code can work. `oom_killed`: the kernel has killed a
+    process here for want of memory, which explains a SIGKILL.
+    """
+    first = min(exits, key=lambda exit: (is_collateral(exit), exit.at, exit.rank))
+    first = replace(first, out_of_memory=oom_killed and first.signal == signal.SIGKILL)
+    return Failure(
+        cause=classify(first, stepped=stepped),
+        rank=first.rank,
+        node_rank=node_rank,
+        at=first.at,
+        message=describe(first, signal_name(first)),
+        collateral=is_collateral(first),
+        exit_code=first.exit_code,
+        signal=first.signal,
+        exception=first.exception,
+        traceback=first.traceback,
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
 import os
 import signal
 from collections.abc import Callable
@@ -16,9 +18,11 @@ from phalanx.core.telemetry import profiles
 from phalanx.launch import linux
 from phalanx.launch.capture import Capture, open_append, read_available
 from phalanx.launch.space import TrimmedFile
+from phalanx.schemas.wire.supervision import ProfileOrder
 from phalanx.supervise.eventloop import EventLoop
 from phalanx.supervise.ranks.postmortem import rank_exit
 
+_LOG = logging.getLogger(__name__)
 _MAX_READS = 64
 LOG_KEPT_BYTES = 64 << 20
 STREAMS = ("out", "err")
@@ -244,8 +248,20 @@ class LocalRank:
                 signal.pidfd_send_signal(handle, signal.SIGTERM)
         return handles
 
+    def request_profile(self, order: ProfileOrder) -> None:
+        """Write the newest request for a profile where the rank looks for it; may be repeated."""
+        fresh = self.profile_file.with_name(self.profile_file.name + ".new")
+        text = json.dumps(order.model_dump())
+        try:
+            if self.profile_file.exists() and self.profile_file.read_text() == text:
+                return
+            fresh.write_text(text)
+            os.replace(fresh, self.profile_file)
+        except OSError as error:
+            _LOG.warning("a profile cannot be requested: %s", error)
+
     def close(self) -> None:
-        """Read what is there and give everything back; nobody waits for end-of-file."""
+        """Read what the pipes hold and close everything, without waiting for end-of-file."""
         for stream in self.streams:
             stream.drain(self.loop)
             stream.close_pipe(self.loop)

@@ -1,15 +1,22 @@
-"""What ranks report through their mapped files, read while they run and once more when they are gone."""
+"""Records of ranks, read from their mapped report files while they run and once more when they are gone.
+
+`RecordTail` reads one file. `GenerationRecords` turns the records of a node's ranks into reports at once;
+`MetricTail` reads metrics from the same files, and only as fast as they are shipped, so that a backlog
+lies on disk. Each record is decoded once, by one of the two.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from phalanx.core.contract import records as reports
+from phalanx.core.contract import records as contract
+from phalanx.core.contract.records import MetricPoint, MetricRecord, Record
 from phalanx.core.gang.stalls import StallWatch
 from phalanx.core.training.ledger import Consumed, merge
 from phalanx.kit.text import replace_unencodable
@@ -21,7 +28,6 @@ from phalanx.schemas.wire.supervision import (
     Heartbeat,
     LedgerReport,
     LedgerRow,
-    MetricPoint,
     ProfileReport,
     QuarantinedReport,
     Report,
@@ -38,17 +44,29 @@ _MOST_WAITING = 200_000
 _REMEMBERED = 10_000
 _MOST_WARNINGS = 1000
 _MOST_ROWS = 5000
-# What a record raises that a user's process has written as it likes.
-_NONSENSE = (KeyError, TypeError, ValueError, ArithmeticError, AttributeError)
-Record = dict[str, Any]
+# Errors that the values of a record raise: it was written by a user's process.
+_INVALID = (KeyError, TypeError, ValueError, ArithmeticError, AttributeError)
 Put = Callable[[Callable[[int], Report]], object]
+
+# Records that stay on the node, in the rank's report file, and why.
+NOT_FORWARDED: Mapping[type[Record], str] = {
+    contract.UploadedRecord: "no view shows remote copies: a restore lists the object store",
+    contract.StragglersRecord: "a straggler is also reported as a warning",
+    contract.SharesRecord: "uneven batches are also reported as a warning",
+    contract.WeightSyncRecord: "one for each exchange of weights: too many for events",
+    contract.CompressionRecord: "no view of the control plane shows the method that was chosen",
+}
 
 
 class RecordTail:
-    """A reader's own position in one rank's report file."""
+    """A reader's own position in one rank's report file.
 
-    def __init__(self, path: Path) -> None:
+    `wanted` selects records by their encoded text: those it refuses are passed over without decoding.
+    """
+
+    def __init__(self, path: Path, wanted: Callable[[bytes], bool] = lambda _frame: True) -> None:
         self._path = path
+        self._wanted = wanted
         self._descriptor: int | None = None
         self._position = 0
         self._broken = False
@@ -56,7 +74,7 @@ class RecordTail:
     @property
     def end(self) -> int:
         """Where in the file the first record begins that was not read."""
-        return reports.HEADER_BYTES + self._position
+        return contract.HEADER_BYTES + self._position
 
     @property
     def broken(self) -> bool:
@@ -65,34 +83,36 @@ class RecordTail:
 
     def skip_to(self, end: int) -> None:
         """Pass over everything before `end`, as another reader of the same file gives it."""
-        self._position = max(self._position, end - reports.HEADER_BYTES)
+        self._position = max(self._position, end - contract.HEADER_BYTES)
 
-    def read(self) -> list[Record]:
-        """Records that were committed since the last call, about a megabyte of them at most.
+    def read(self) -> list[tuple[int, Record]] | None:
+        """Times and records committed since the last call, from about a megabyte; None: nothing is new.
 
-        A file that is no report file is left alone from then on: a rank's mistake is not ours.
+        Records that cannot be decoded are passed over. A file that is no report file is not read again.
         """
         if self._broken or not self._open():
-            return []
+            return None
         assert self._descriptor is not None
         try:
-            length = reports.committed_length(os.pread(self._descriptor, reports.HEADER_BYTES, 0))
-            size = min(length - self._position, _READ_BYTES)
+            head = os.pread(self._descriptor, contract.HEADER_BYTES, 0)
+            size = min(contract.committed_length(head) - self._position, _READ_BYTES)
             if size <= 0:
-                return []
-            chunk = os.pread(self._descriptor, size, reports.HEADER_BYTES + self._position)
-            found: list[Record] = []
+                return None
+            chunk = os.pread(self._descriptor, size, contract.HEADER_BYTES + self._position)
+            found: list[tuple[int, Record]] = []
             end = 0
-            for end, record in reports.decode(chunk):  # noqa: B007 - the last one counts
-                if isinstance(record, dict):
-                    found.append(record)
+            for end, frame in contract.frames(chunk):  # noqa: B007 - the last one counts
+                if self._wanted(frame):
+                    with contextlib.suppress(ValueError):
+                        record = contract.parse(frame)
+                        found += [] if record is None else [record]
             if end == 0 and size == _READ_BYTES:
                 raise ValueError("a record larger than a megabyte")
             self._position += end
-            return found
+            return found if end else None
         except (OSError, ValueError):
             self._broken = True
-            return []
+            return None
 
     def _open(self) -> bool:
         if self._descriptor is None:
@@ -111,13 +131,17 @@ class GenerationRecords:
     """All ranks of this node in one generation, read for everything but metrics."""
 
     def __init__(
-        self, generation: int, files: dict[int, Path], put: Put, watch: StallWatch,
+        self,
+        generation: int,
+        files: dict[int, Path],
+        put: Put,
+        watch: StallWatch,
         watermarks: WatermarkLog | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._generation = generation
         self._watch = watch
         self.watermarks: WatermarkLog = NoWatermarkLog() if watermarks is None else watermarks
-        self._tails = {rank: RecordTail(path) for rank, path in files.items()}
+        self._tails = {rank: RecordTail(path, _is_no_metric) for rank, path in files.items()}
         self._put = put
         self.step: int | None = None
         self.epoch: int | None = None
@@ -127,43 +151,44 @@ class GenerationRecords:
         self._began = False
         self._fresh_rows: list[Consumed] = []
         self._merge_at = _MOST_ROWS
-        self._commits: list[Record] = []
+        # Records of checkpoints, with their times, that are reported after the ledger before them.
+        self._checkpoints: list[tuple[int, Record]] = []
         self._num_samples: int | None = None
         self._num_epochs: int | None = None
-        self._said: dict[tuple[str, str], None] = {}
+        self._reported: dict[tuple[str, str], None] = {}
         self._num_warned = 0
 
     def read(self) -> None:
-        """Take in what is new; reports worth sending are put at once."""
+        """Read what is new in the ranks' files; reports are queued at once."""
         for rank, tail in self._tails.items():
-            while records := tail.read():
-                for record in records:
-                    # Written by a user's process: what cannot be understood is passed over.
-                    with contextlib.suppress(*_NONSENSE):
-                        self._take(rank, record)
-        self._put_commits()
+            while (found := tail.read()) is not None:
+                for at, record in found:
+                    # Written by a user's process: a record with invalid values is passed over.
+                    with contextlib.suppress(*_INVALID):
+                        self._handle(rank, at, record)
+        self._put_checkpoints()
 
     def resume_from(self, last: LedgerWatermark) -> None:
-        """Begin behind what was handed over in `last`, and with what that left over."""
+        """Begin behind what was reported up to `last`, and with what that left over."""
         for rank, tail in self._tails.items():
             tail.skip_to(last.ends.get(rank, 0))
         self._fresh_rows.extend(last.left)
-        for record in last.saves:
-            with contextlib.suppress(*_NONSENSE):
-                self._take(min(self._tails), record)
+        for at, record in last.saves:
+            with contextlib.suppress(*_INVALID):
+                self._handle(min(self._tails), at, record)
 
-    def said(self, rank: int, record: Record) -> None:
-        """Take in a record that the supervisor made itself, of what a rank printed or left in a folder."""
-        self._take(rank, record)
-        self._put_commits()
+    def add(self, rank: int, at: int, record: Record) -> None:
+        """Add a record that the supervisor made itself, from a rank's output or checkpoint folder."""
+        self._handle(rank, at, record)
+        self._put_checkpoints()
 
     @property
     def tails(self) -> dict[int, RecordTail]:
-        """Its readers, by rank."""
+        """The readers of the report files, by rank."""
         return self._tails
 
     def close(self) -> None:
-        """Give descriptors back."""
+        """Close the files."""
         for tail in self._tails.values():
             tail.close()
         self.watermarks.close()
@@ -184,7 +209,7 @@ class GenerationRecords:
         )
 
     def put_ledger(self, put: Put) -> bool:
-        """Queue what was consumed since the last time, in parts; says whether there was anything."""
+        """Queue the rows consumed since the last call, in parts; returns whether there were any."""
         if not self._fresh_rows:
             return False
         merged = merge(self._fresh_rows)
@@ -193,228 +218,252 @@ class GenerationRecords:
             LedgerRow(epoch=r.epoch, lo=r.lo, hi=r.hi, times=r.times) for r in merged[:_MOST_ROWS]
         ]
         ends = {rank: tail.end for rank, tail in self._tails.items()}
-        left, saves = tuple(self._fresh_rows), tuple(self._commits)
+        left, saves = tuple(self._fresh_rows), tuple(self._checkpoints)
 
         def make(seq: int) -> Report:
             self.watermarks.write(LedgerWatermark(seq, ends, left, saves))
             return LedgerReport(
-                seq=seq, generation=self._generation, num_samples=self._num_samples, rows=rows,
+                seq=seq,
+                generation=self._generation,
+                num_samples=self._num_samples,
+                rows=rows,
                 added=True,
-            )  # fmt: skip
+            )
 
         put(make)
         return True
 
-    def _put_commits(self) -> None:
-        """What was consumed before a checkpoint goes along with its report, not some time later.
+    def warn_not_finite(self, rank: int, at: int, record: MetricRecord) -> None:
+        """Warn of values that cannot be drawn, once for each metric."""
+        for name, value in record.values.items():
+            if isinstance(value, str):
+                message = f"metric {name} is not finite: {value} at step {record.step}"
+                self._warn("metric", name, rank, message, at)
 
-        Ranks are read one after another: when the first tells of a checkpoint, the others' last steps
+    def _put_checkpoints(self) -> None:
+        """Report checkpoints behind the ledger rows that were consumed before them.
+
+        Ranks are read one after another: when the first reports a checkpoint, the others' last steps
         before it are read in the same turn.
         """
-        if self._commits:
+        if self._checkpoints:
             while self.put_ledger(self._put):
                 pass
-            commits, self._commits = self._commits, []
-            for record in commits:
-                self._put(self._about(record))
+            waiting, self._checkpoints = self._checkpoints, []
+            for at, record in waiting:
+                self._put(self._checkpoint_report(at, record))
 
-    def _consumed(self, row: Consumed) -> None:
-        self._fresh_rows.append(row)
+    # -- one kind of record each, see `_HANDLERS` -----------------------------------------------------
+
+    def _handle(self, rank: int, at: int, record: Record) -> None:
+        handler = _HANDLERS.get(type(record))
+        if handler is not None:
+            handler(self, rank, at, record)
+
+    def _step(self, _rank: int, at: int, record: contract.StepRecord) -> None:
+        self.step = max(self.step or 0, record.step)
+        self.epoch = record.epoch
+        self.phase = "ready"
+        self._watch.stepped(at)
+
+    def _ledger(self, _rank: int, _at: int, record: contract.LedgerRecord) -> None:
+        self._fresh_rows.append(Consumed(record.epoch, record.lo, record.hi))
         if len(self._fresh_rows) > self._merge_at:
-            # Nobody fetches them: slices of this node's ranks lie side by side.
+            # The control plane is away: slices of this node's ranks lie side by side.
             self._fresh_rows = list(merge(self._fresh_rows))
             self._merge_at = max(_MOST_ROWS, 2 * len(self._fresh_rows))
 
-    def _take(self, rank: int, record: Record) -> None:
-        kind = record["k"]
-        if kind == "step":
-            self.step = max(self.step or 0, int(record["step"]))
-            self.epoch = int(record["epoch"])
-            self.phase = "ready"
-            self._watch.stepped(int(record["t"]))
-        elif kind == "ledger":
-            row = Consumed(int(record["epoch"]), int(record["lo"]), int(record["hi"]))
-            self._consumed(row)
-        elif kind == "metric":
-            self._look_for_divergence(rank, record)
-        elif kind == "phase":
-            self.phase = str(record["name"])
-            self._watch.turned()
-        elif kind == "done":
-            self.done.add(rank)
-            self._watch.ended()
-        elif kind == "stopped":
-            self.stopped.add(rank)
-            self._watch.ended()
-        else:
-            self._announce(rank, kind, record)
+    def _phase(self, _rank: int, _at: int, record: contract.PhaseRecord) -> None:
+        self.phase = record.name
+        self._watch.turned()
 
-    def _announce(self, rank: int, kind: str, record: Record) -> None:
-        if kind == "checkpoint":
-            self._checkpoint(record)  # what makes no sense is refused here, not later
-            if self._is_new(kind, record["path"]):
-                self._commits.append(record)
-        elif kind == "restored" and not self._began:
+    def _done(self, rank: int, _at: int, _record: contract.DoneRecord) -> None:
+        self.done.add(rank)
+        self._watch.ended()
+
+    def _stopped(self, rank: int, _at: int, _record: contract.StoppedRecord) -> None:
+        self.stopped.add(rank)
+        self._watch.ended()
+
+    def _metric(self, rank: int, at: int, record: MetricRecord) -> None:
+        """Only metrics from output lines pass here; those of report files are read by `MetricTail`."""
+        self.warn_not_finite(rank, at, record)
+
+    def _checkpoint(self, _rank: int, at: int, record: contract.CheckpointRecord) -> None:
+        self._checkpoint_report(at, record)  # raises for invalid values here, not when it is sent
+        if self._is_new("checkpoint", record.path):
+            self._checkpoints.append((at, record))
+
+    def _gone(
+        self, _rank: int, at: int, record: contract.RemovedRecord | contract.QuarantinedRecord
+    ) -> None:
+        # Behind the report of its commit: before it, the checkpoint would count as one that exists.
+        if self._is_new(record.kind, record.path):
+            self._checkpoints.append((at, record))
+
+    def _restored(self, _rank: int, _at: int, record: contract.RestoredRecord) -> None:
+        if not self._began:
             self._began = True
-            self._put(self._restored(record))
-        elif kind == "data":
-            self._num_samples = int(record["num_samples"])
-            self._num_epochs = record.get("epochs")
-            if not self._began:
-                self._began = True
-                self._put(self._restored({**record, "path": None}))
-        elif kind in ("quarantined", "removed"):
-            # Behind the news that it was made: told first, it would count as one that is still there.
-            if self._is_new(kind, str(record["path"])):
-                self._commits.append(record)
-        elif kind == "guard":
-            self._put(self._guard(record))
-        elif kind == "profile":
-            self._put(self._profile(record))
-        elif kind == "warn":
-            said = str(record["message"])
-            self._warn_once(kind, said, rank, said, int(record["t"]))
+            self._put(self._restored_report(record))
 
-    def _look_for_divergence(self, rank: int, record: Record) -> None:
-        """What is not finite cannot be drawn; that it came about must be seen."""
-        for name, value in record["values"].items():
-            if isinstance(value, str):
-                said = f"metric {name} is not finite: {value} at step {record['step']}"
-                self._warn_once("metric", name, rank, said, int(record["t"]))
+    def _data(self, rank: int, at: int, record: contract.DataRecord) -> None:
+        self._num_samples, self._num_epochs = record.num_samples, record.epochs
+        start = contract.RestoredRecord(path=None, epoch=record.epoch, position=record.position)
+        self._restored(rank, at, start)
 
-    def _warn_once(self, kind: str, what: str, rank: int, said: str, at: int) -> None:
-        # A script that warns at every step must not fill the job's story.
-        if (kind, what) in self._said or self._num_warned >= _MOST_WARNINGS:
+    def _guard(self, _rank: int, _at: int, record: contract.GuardRecord) -> None:
+        fields = {**_fields(record), "ranks": list(record.ranks)}
+        self._put(lambda seq: GuardReport(seq=seq, generation=self._generation, **fields))
+
+    def _profile(self, _rank: int, at: int, record: contract.ProfileRecord) -> None:
+        fields = {**_fields(record), "at": at, "generation": self._generation}
+        ProfileReport(seq=0, **fields)  # raises for invalid values here, not when it is sent
+        self._put(lambda seq: ProfileReport(seq=seq, **fields))
+
+    def _warning(self, rank: int, at: int, record: contract.WarningRecord) -> None:
+        self._warn("warn", record.message, rank, record.message, at)
+
+    # -- reports -------------------------------------------------------------------------------------
+
+    def _warn(self, kind: str, what: str, rank: int, message: str, at: int) -> None:
+        # A script that warns at every step must not fill the job's event history.
+        if (kind, what) in self._reported or self._num_warned >= _MOST_WARNINGS:
             return
         self._num_warned += 1
-        self._once(kind, what, lambda seq: WarningReport(
-            seq=seq, generation=self._generation, rank=rank, message=said, at=at))  # fmt: skip
-
-    def _once(self, kind: str, what: str, make: Callable[[int], Report]) -> None:
-        """Ranks agree on what they say; it is passed on once per generation."""
-        if self._is_new(kind, what):
-            self._put(make)
+        self._is_new(kind, what)
+        generation = self._generation
+        self._put(
+            lambda seq: WarningReport(
+                seq=seq, generation=generation, rank=rank, message=message, at=at
+            )
+        )
 
     def _is_new(self, kind: str, what: str) -> bool:
-        """Whether this was not said before.
+        """Remember that this is reported; False when it was before.
 
-        Ranks say it at about the same time, so only the newest has to be remembered.
+        All ranks write it at about the same time, so only the newest have to be remembered.
         """
-        if (kind, what) in self._said:
+        if (kind, what) in self._reported:
             return False
-        self._said[kind, what] = None
-        if len(self._said) > _REMEMBERED:
-            del self._said[next(iter(self._said))]
+        self._reported[kind, what] = None
+        if len(self._reported) > _REMEMBERED:
+            del self._reported[next(iter(self._reported))]
         return True
 
-    def _guard(self, record: Record) -> Callable[[int], Report]:
-        fields: dict[str, Any] = {
-            "generation": self._generation,
-            "step": int(record["step"]),
-            "what": str(record["what"]),
-            "origin": str(record["origin"]),
-            "action": str(record["action"]),
-            "ranks": [int(rank) for rank in record.get("ranks", [])],
-        }
-        return lambda seq: GuardReport(seq=seq, **fields)
-
-    def _profile(self, record: Record) -> Callable[[int], Report]:
-        fields: dict[str, Any] = {
-            "generation": self._generation,
-            "request": int(record["request"]),
-            "at": int(record["t"]),
-            "first_step": int(record["first_step"]),
-            "splits": [dict(one) for one in record["splits"]],
-            "notes": [str(one) for one in record["notes"]],
-            **{name: str(record[name]) for name in ("finding", "said", "advice", "trace")},
-        }
-        ProfileReport(seq=0, **fields)  # a user's process wrote it: refuse it here, not later
-        return lambda seq: ProfileReport(seq=seq, **fields)
-
-    def _about(self, record: Record) -> Callable[[int], Report]:
-        """A checkpoint was made, found to be broken, or is gone."""
-        generation, path = self._generation, str(record["path"])
-        if record["k"] == "removed":
+    def _checkpoint_report(self, at: int, record: Record) -> Callable[[int], Report]:
+        generation = self._generation
+        if isinstance(record, contract.RemovedRecord):
+            path = record.path
             return lambda seq: CheckpointRemovedReport(seq=seq, generation=generation, path=path)
-        if record["k"] == "quarantined":
-            why = str(record.get("why", ""))
+        if isinstance(record, contract.QuarantinedRecord):
+            path, why = record.path, record.why
             return lambda seq: QuarantinedReport(
                 seq=seq, generation=generation, path=path, message=why
             )
-        return self._checkpoint(record)
-
-    def _checkpoint(self, record: Record) -> Callable[[int], Report]:
+        assert isinstance(record, contract.CheckpointRecord)
         fields: dict[str, Any] = {
-            "generation": self._generation,
-            "step": int(record["step"]),
-            "epoch": record.get("epoch"),
-            "path": str(record["path"]),
-            "size_bytes": int(record.get("bytes") or 0),
-            "took_s": record.get("save_s"),
-            "metrics": finite(record.get("metrics") or {}),
-            "at": int(record["t"]),
+            "generation": generation,
+            "step": record.step,
+            "epoch": record.epoch,
+            "path": record.path,
+            "size_bytes": record.bytes,
+            "took_s": record.save_s,
+            "metrics": finite(record.metrics),
+            "at": at,
         }
         return lambda seq: CheckpointReport(seq=seq, **fields)
 
-    def _restored(self, record: Record) -> Callable[[int], Report]:
-        fields: dict[str, Any] = {
-            "generation": self._generation,
-            "path": record.get("path"),
-            "step": int(record.get("step") or 0),
-            "epoch": int(record.get("epoch") or 0),
-            "position": int(record.get("position") or 0),
-            "exact": bool(record.get("exact", True)),
-            "took_s": record.get("restore_s"),
-        }
-        return lambda seq: RestoredReport(seq=seq, **fields)
+    def _restored_report(self, record: contract.RestoredRecord) -> Callable[[int], Report]:
+        return lambda seq: RestoredReport(
+            seq=seq,
+            generation=self._generation,
+            path=record.path,
+            step=record.step,
+            epoch=record.epoch,
+            position=record.position,
+            exact=record.exact,
+            took_s=record.restore_s,
+        )
+
+
+_HANDLERS: Mapping[type[Record], Callable[[GenerationRecords, int, int, Any], None]] = {
+    contract.StepRecord: GenerationRecords._step,
+    contract.LedgerRecord: GenerationRecords._ledger,
+    contract.PhaseRecord: GenerationRecords._phase,
+    contract.DoneRecord: GenerationRecords._done,
+    contract.StoppedRecord: GenerationRecords._stopped,
+    contract.MetricRecord: GenerationRecords._metric,
+    contract.CheckpointRecord: GenerationRecords._checkpoint,
+    contract.RemovedRecord: GenerationRecords._gone,
+    contract.QuarantinedRecord: GenerationRecords._gone,
+    contract.RestoredRecord: GenerationRecords._restored,
+    contract.DataRecord: GenerationRecords._data,
+    contract.GuardRecord: GenerationRecords._guard,
+    contract.ProfileRecord: GenerationRecords._profile,
+    contract.WarningRecord: GenerationRecords._warning,
+}
 
 
 class SideRecords(GenerationRecords):
-    """Those of a role that is not the job's first: its steps and checkpoints are not the job's."""
+    """Records of a role that is not the job's first: its steps and checkpoints are not the job's."""
 
-    _OWN_BUSINESS = frozenset({"checkpoint", "restored", "data", "quarantined", "removed"})
+    _NOT_THE_JOBS = (
+        contract.CheckpointRecord,
+        contract.RestoredRecord,
+        contract.DataRecord,
+        contract.QuarantinedRecord,
+        contract.RemovedRecord,
+    )
 
     @property
     def reached(self) -> int | None:
-        """Nothing that counts for the job."""
+        """No step of this role counts for the job."""
         return None
 
     def heartbeat(self) -> Heartbeat:
-        """That it is there."""
+        """A sign of life without a step."""
         return Heartbeat(generation=self._generation, phase=self.phase)
 
     def put_ledger(self, put: Put) -> bool:
-        """What it reads is not the job's data."""
+        """Queue nothing: what this role reads is not the job's data."""
         self._fresh_rows = []
         return False
 
-    def _announce(self, rank: int, kind: str, record: Record) -> None:
-        if kind == "guard":
-            # It counts ranks in its role; the story counts them in the gang.
-            record = {**record, "ranks": []}
-        if kind not in self._OWN_BUSINESS:
-            super()._announce(rank, kind, record)
+    def _handle(self, rank: int, at: int, record: Record) -> None:
+        if isinstance(record, contract.GuardRecord):
+            # Its ranks are numbered in the role, those of the job's events in the gang.
+            record = dataclasses.replace(record, ranks=())
+        if not isinstance(record, self._NOT_THE_JOBS):
+            super()._handle(rank, at, record)
 
 
 class MetricTail:
-    """The same files, read for metrics alone, and only as fast as they are carried away."""
+    """The same files, read for metrics alone, and only as fast as they are shipped.
 
-    def __init__(self, files: dict[int, Path]) -> None:
+    `check` receives each record with its rank and time before it is shipped.
+    """
+
+    def __init__(
+        self,
+        files: dict[int, Path],
+        check: Callable[[int, int, MetricRecord], None] = lambda _rank, _at, _record: None,
+    ) -> None:
         self._files = files
-        self._tails = {rank: RecordTail(path) for rank, path in files.items()}
+        self._check = check
+        self._tails = {rank: RecordTail(path, contract.is_metric) for rank, path in files.items()}
         self._waiting: list[MetricPoint] = []
-        self._trimmed = {rank: TrimmedFile(reports.HEADER_BYTES) for rank in files}
+        self._trimmed = {rank: TrimmedFile(contract.HEADER_BYTES) for rank in files}
 
-    def said(self, rank: int, record: Record) -> None:
-        """Take in a point that the supervisor made itself; some are left out where too many wait."""
+    def add(self, rank: int, at: int, record: MetricRecord) -> None:
+        """Add a point that the supervisor made itself; dropped where too many wait."""
         if len(self._waiting) < _MOST_WAITING:
-            self._waiting.append(_point(rank, record))
+            self._waiting.append(_point(rank, at, record))
 
     def trim(self, read: dict[int, RecordTail]) -> list[int]:
-        """Let go of what this and the readers in `read` have behind them; a file stays bounded.
+        """Free the disk blocks that this and the readers in `read` have behind them.
 
-        Metrics that nobody fetches for so long that `BACKLOG_BYTES` wait are passed over. Returns the
-        ranks to which that happened.
+        Metrics are passed over when `BACKLOG_BYTES` of them wait to be shipped. Returns the ranks that
+        lost some.
         """
         lost: list[int] = []
         for rank, tail in self._tails.items():
@@ -431,25 +480,33 @@ class MetricTail:
         """Up to `limit` points that were not taken before."""
         if len(self._waiting) < limit:
             for rank, tail in self._tails.items():
-                for record in tail.read():
-                    if record.get("k") == "metric":
-                        with contextlib.suppress(*_NONSENSE):
-                            self._waiting.append(_point(rank, record))
+                for at, record in tail.read() or ():
+                    with contextlib.suppress(*_INVALID):
+                        assert isinstance(record, MetricRecord)
+                        self._waiting.append(_point(rank, at, record))
+                        self._check(rank, at, record)
         taken, self._waiting = self._waiting[:limit], self._waiting[limit:]
         return taken
 
     def close(self) -> None:
-        """Give descriptors back."""
+        """Close the files."""
         for tail in self._tails.values():
             tail.close()
 
 
-def _point(rank: int, record: Record) -> MetricPoint:
-    values = finite(record["values"])
-    return MetricPoint(rank=rank, step=int(record["step"]), at=int(record["t"]), values=values)
+def _is_no_metric(frame: bytes) -> bool:
+    return not contract.is_metric(frame)
 
 
-def finite(values: dict[str, Any]) -> dict[str, float]:
-    """Values that JSON can carry, by names that it can: what is not finite is left out."""
+def _fields(record: Any) -> dict[str, Any]:
+    return {one.name: getattr(record, one.name) for one in dataclasses.fields(record)}
+
+
+def _point(rank: int, at: int, record: MetricRecord) -> MetricPoint:
+    return MetricPoint(rank, record.step, at, finite(record.values))
+
+
+def finite(values: Mapping[str, float | str]) -> dict[str, float]:
+    """Values that JSON can carry, under names that it can: what is not finite is left out."""
     found = {replace_unencodable(name): float(value) for name, value in values.items()}
     return {name: value for name, value in found.items() if math.isfinite(value)}

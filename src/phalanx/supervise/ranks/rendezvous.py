@@ -1,4 +1,4 @@
-"""Where the ranks of Horovod find one another: a store of keys behind HTTP, beside the ranks of node 0.
+"""The rendezvous of Horovod's ranks: a key-value store behind HTTP, beside the ranks of node 0.
 
 `python -m phalanx.supervise.ranks.rendezvous` serves on the listening socket on its standard input, and
 ends with its generation.
@@ -22,9 +22,9 @@ _MODULE = "phalanx.supervise.ranks.rendezvous"
 
 
 class KeyValueStore:
-    """Values by scope and key. A scope is emptied when all who put something there have left it.
+    """Values by scope and key. A scope is deleted when every key that was put there has left it.
 
-    A rank leaves when it has met the others; they may not have read its key yet.
+    A rank leaves a scope after it has read the other keys; other ranks may not have read its key yet.
     """
 
     def __init__(self) -> None:
@@ -38,12 +38,12 @@ class KeyValueStore:
             self._scopes.setdefault(scope, {})[key] = value
 
     def get(self, scope: str, key: str) -> bytes | None:
-        """A value; None while nobody has set it."""
+        """A value; None while it is not set."""
         with self._lock:
             return self._scopes.get(scope, {}).get(key)
 
     def leave(self, scope: str, key: str) -> None:
-        """Who has put `key` needs the scope no more."""
+        """Record that the owner of `key` needs the scope no more."""
         with self._lock:
             left = self._left.setdefault(scope, set())
             left.add(key)
@@ -53,7 +53,7 @@ class KeyValueStore:
 
 
 def start(processes: ProcessTree, port: int, folder: str) -> None:
-    """Begin to serve on `port`: from now on whoever connects is answered. Raises OSError."""
+    """Start the store in a process of its own that listens on `port`. Raises OSError."""
     listening = socket.create_server(("", port), backlog=1024)
     log = Path(folder, "rendezvous.log")
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -63,7 +63,7 @@ def start(processes: ProcessTree, port: int, folder: str) -> None:
 
 
 class IgnoredExit:
-    """Nobody waits for the store: without it the ranks fail by themselves, and say why."""
+    """Ignores the end of the store: without it the ranks fail by themselves, with their own message."""
 
     def started(self, pid: int, *, warm: bool) -> None:
         """See `ProcessObserver`."""
@@ -76,7 +76,7 @@ class IgnoredExit:
 
 
 class RendezvousRequest(BaseHTTPRequestHandler):
-    """GET, PUT and DELETE of `/scope/key`."""
+    """Serves GET, PUT and DELETE of `/scope/key`."""
 
     keys: KeyValueStore
     timeout = 60.0  # of a request that does not come to its end
@@ -111,11 +111,11 @@ class RendezvousRequest(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: ranks ask a hundred times a second until all are there."""
+        """Log nothing: ranks poll a hundred times a second until all are there."""
 
 
 def serve(listening: socket.socket) -> None:
-    """Answer for ever."""
+    """Serve until the process is killed."""
     handler = type("Served", (RendezvousRequest,), {"keys": KeyValueStore()})
     server = ThreadingHTTPServer(listening.getsockname()[:2], handler, bind_and_activate=False)
     server.socket.close()

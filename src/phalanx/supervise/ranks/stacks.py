@@ -1,7 +1,7 @@
-"""Asks the ranks of this node where they are, and waits a moment for their answers.
+"""Collection of the Python stacks of ranks: a signal to each, and a few seconds for the answers.
 
-The signal is only sent to a process that has said, by opening its file for stacks, that it answers:
-any other would die of it.
+The signal is only sent to a process that has installed a handler and opened its file for stacks: any
+other would die of it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STATES = {"T": "it is stopped by a signal", "D": "it waits for a device", "Z": 
 
 @dataclass(slots=True)
 class _Asked:
-    """One rank that the signal was sent to."""
+    """A rank that received the signal."""
 
     rank: LocalRank
     pid: int
@@ -36,13 +36,13 @@ class _Asked:
     whole: bool = False
 
     def look(self) -> None:
-        """An answer is whole when it no longer grows."""
+        """Look at the file: an answer is complete when it no longer grows."""
         size = _size(self.rank.stacks_file)
         self.whole = size == self.size and size > self.start
         self.size = size
 
     def answer(self) -> RankStacks:
-        """What it wrote."""
+        """The stacks, or the reason why there are none."""
         text = ""
         with contextlib.suppress(OSError), open(self.rank.stacks_file, "rb") as file:
             file.seek(self.start)
@@ -54,7 +54,7 @@ class _Asked:
 
 
 class StackCollection:
-    """One question to several ranks; `done` gets the answers, by rank, once."""
+    """One request to several ranks; calls `done` once, with the answers by rank."""
 
     def __init__(
         self, ranks: Iterable[LocalRank], loop: EventLoop, done: Callable[[list[RankStacks]], None]
@@ -93,7 +93,7 @@ class StackCollection:
 
 
 def _listener(rank: LocalRank) -> int | None:
-    """The process that answers for a rank: the writer of its report, which a shell may have started."""
+    """The process that answers for a rank: the writer of its report file; None where it would not."""
     if not rank.stacks_file.exists():
         return None
     try:

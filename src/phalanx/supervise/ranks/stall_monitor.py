@@ -1,4 +1,4 @@
-"""Watches one generation for steps, and has stacks taken: when it hangs, and on demand."""
+"""Detection of hung ranks in one generation, and their stacks: at a stall and on request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def patience_of(stall_after: str) -> StallLimit:
 
 
 class StallMonitor:
-    """One generation's. `ending` says whether its ranks are being ended already."""
+    """Compares the time since the last step with the stall limit of the job.
+
+    `ending` returns whether the ranks are being ended already.
+    """
 
     def __init__(
         self, place: tuple[int, int], ranks: list[LocalRank], watch: StallWatch, loop: EventLoop,
@@ -43,8 +46,8 @@ class StallMonitor:
         self._loop, self._clock, self._put, self._ending = loop, clock, put, ending
         self._answered = 0
 
-    def look(self) -> None:
-        """Called regularly, after the ranks' records were read."""
+    def check(self) -> None:
+        """Check for a stall; called regularly, after the ranks' records were read."""
         if any(one.report_file.exists() for one in self._ranks):
             self._watch.began()
         limit_s = self._watch.limit_s
@@ -55,13 +58,15 @@ class StallMonitor:
             )
             StackCollection(self._ranks, self._loop, lambda found: self._stalled(said, found))
 
-    def asked(self, request: int) -> None:
-        """Answer a request for stacks; one that was answered before is left alone."""
+    def request_stacks(self, request: int) -> None:
+        """Report the stacks of all ranks, once for each request number."""
         if request > self._answered:
             self._answered = request
-            StackCollection(self._ranks, self._loop, lambda found: self._keep(request, found))
+            StackCollection(
+                self._ranks, self._loop, lambda found: self._report_stacks(request, found)
+            )
 
-    def _keep(self, request: int, found: list[RankStacks]) -> None:
+    def _report_stacks(self, request: int, found: list[RankStacks]) -> None:
         at = self._clock.now()
         self._put(lambda seq: StacksReport(
             seq=seq, generation=self._generation, request=request, at=at, ranks=found))  # fmt: skip
@@ -69,7 +74,7 @@ class StallMonitor:
     def _stalled(self, said: str, found: list[RankStacks]) -> None:
         if self._ending() or self._watch.is_on:
             return  # a step was made in the meantime, or the ranks have come to an end
-        self._keep(0, found)
+        self._report_stacks(0, found)
         texts = {one.rank: one.text for one in found}
         odd = elsewhere(texts)
         rank = odd[0] if odd else None
@@ -79,7 +84,7 @@ class StallMonitor:
                 rank=rank,
                 node_rank=self._node_rank,
                 at=self._clock.now(),
-                message=f"{said}; {_whereabouts(found, odd)}",
+                message=f"{said}; {_differences(found, odd)}",
                 traceback="" if rank is None else texts[rank],
             )
         )
@@ -87,7 +92,7 @@ class StallMonitor:
             seq=seq, generation=self._generation, failure=failure))  # fmt: skip
 
 
-def _whereabouts(found: list[RankStacks], odd: tuple[int, ...]) -> str:
+def _differences(found: list[RankStacks], odd: tuple[int, ...]) -> str:
     """Which ranks are elsewhere than most, and where; else where the first one is."""
     by_rank = {one.rank: one for one in found}
     where = {rank: str(place(one.text) or one.why) for rank, one in by_rank.items()}

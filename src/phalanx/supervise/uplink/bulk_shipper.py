@@ -1,6 +1,6 @@
-"""Bulk on its way up: log bytes, metric points and ledgers, read again from where they lie.
+"""Shipping of bulk data: log bytes, metric points and ledger rows, read from the files of the ranks.
 
-At most one batch is in flight, so that a slow control plane slows nothing but the carriage.
+At most one batch is in flight, so that a slow control plane delays bulk data and nothing else.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, cast
 
 from phalanx.kit.clock import Clock
-from phalanx.schemas.wire.supervision import LogReport, MetricPoint, MetricsReport, WarningReport
+from phalanx.schemas.wire.supervision import LogReport, MetricsReport, WarningReport
 from phalanx.supervise.ranks.generation import Generation
 from phalanx.supervise.ranks.rank import Stream
 from phalanx.supervise.uplink.outbox import Outbox
@@ -21,7 +21,7 @@ NUM_POINTS = 2000
 
 @dataclass(slots=True)
 class Backlog:
-    """What one generation still has to carry."""
+    """The bulk data of one generation that was not shipped yet."""
 
     generation: Generation
     warned: set[tuple[int, str]] = field(default_factory=set)
@@ -33,54 +33,54 @@ class Backlog:
 
 
 class BulkShipper:
-    """Feeds the outbox with bulk, oldest generation first."""
+    """Fills the outbox with bulk data, the oldest generation first."""
 
     def __init__(self, outbox: Outbox, clock: Clock) -> None:
         self._outbox = outbox
         self._clock = clock
-        self._cargos: list[Backlog] = []
+        self._backlogs: list[Backlog] = []
 
     def add(self, generation: Generation) -> None:
-        """Carry this generation's bulk too."""
-        self._cargos.append(Backlog(generation))
+        """Ship this generation's bulk data, too."""
+        self._backlogs.append(Backlog(generation))
 
-    def load(self) -> bool:
-        """Queue the next batch unless one is in flight; says whether anything was queued."""
-        for cargo in self._cargos:
-            self._trim(cargo)
+    def ship(self) -> bool:
+        """Queue the next batch unless one is in flight; returns whether anything was queued."""
+        for backlog in self._backlogs:
+            self._trim(backlog)
         return False if self._outbox.bulk_in_flight else self._queue()
 
-    def load_last(self) -> None:
-        """A generation has ended: queue the next batch although one may be in flight.
+    def ship_last(self) -> None:
+        """Queue the next batch at the end of a generation, although one may be in flight.
 
-        Whoever hears of the end finds what the ranks said last: not all of a long backlog, but all of an
-        ordinary one.
+        The last output of the ranks then arrives before the report of their end: not all of a long
+        backlog, but all of an ordinary one.
         """
         self._queue()
 
     def _queue(self) -> bool:
-        left, loaded = LOG_BYTES, False
-        for cargo in self._cargos:
-            for stream in self._fair(cargo):
-                taken = self._load_log(cargo, stream, left)
-                left, loaded = left - taken, loaded or taken > 0
-            loaded = cargo.generation.records.put_ledger(self._outbox.put_bulk) or loaded
-            loaded = self._load_metrics(cargo) or loaded
-        while len(self._cargos) > 1 and not loaded:
-            # An older generation with nothing left to say will say nothing more.
-            self._cargos.pop(0).generation.close()
-        return loaded
+        left, queued = LOG_BYTES, False
+        for backlog in self._backlogs:
+            for stream in self._fair(backlog):
+                taken = self._ship_log(backlog, stream, left)
+                left, queued = left - taken, queued or taken > 0
+            queued = backlog.generation.records.put_ledger(self._outbox.put_bulk) or queued
+            queued = self._ship_metrics(backlog) or queued
+        while len(self._backlogs) > 1 and not queued:
+            # An older generation without a backlog produces nothing more.
+            self._backlogs.pop(0).generation.close()
+        return queued
 
-    def _fair(self, cargo: Backlog) -> list[Stream]:
-        """Streams with the least carried first, so that a chatty rank does not hide the others."""
-        return sorted(cargo.streams, key=lambda stream: stream.num_sent)
+    def _fair(self, backlog: Backlog) -> list[Stream]:
+        """Streams with the least shipped first, so that one that prints much does not delay the others."""
+        return sorted(backlog.streams, key=lambda stream: stream.num_sent)
 
-    def _load_log(self, cargo: Backlog, stream: Stream, left: int) -> int:
-        number = cargo.generation.number
+    def _ship_log(self, backlog: Backlog, stream: Stream, left: int) -> int:
+        number = backlog.generation.number
         lost = stream.capture.num_dropped
         key = (stream.rank, stream.name)
-        if lost and key not in cargo.warned:
-            cargo.warned.add(key)
+        if lost and key not in backlog.warned:
+            backlog.warned.add(key)
             said = f"output of rank {stream.rank} could not be stored: {stream.capture.error}"
             at = self._clock.now()
             self._outbox.put(lambda seq: WarningReport(
@@ -98,27 +98,29 @@ class BulkShipper:
         stream.num_dropped_sent = lost
         return len(data)
 
-    def _trim(self, cargo: Backlog) -> None:
-        """Files that were carried away do not fill the disk, however long a generation lasts."""
-        for stream in cargo.streams:
+    def _trim(self, backlog: Backlog) -> None:
+        """Free the disk space of what was shipped, however long a generation lasts."""
+        for stream in backlog.streams:
             stream.trim()
-        generation = cargo.generation
+        generation = backlog.generation
         for rank in generation.metrics.trim(generation.records.tails):
-            self._warn_left_out(cargo, rank)
+            self._warn_left_out(backlog, rank)
 
-    def _warn_left_out(self, cargo: Backlog, rank: int) -> None:
-        number, at = cargo.generation.number, self._clock.now()
-        if (rank, "metrics") not in cargo.warned:
-            cargo.warned.add((rank, "metrics"))
-            said = f"metrics of rank {rank} were left out: nobody has fetched them for too long"
+    def _warn_left_out(self, backlog: Backlog, rank: int) -> None:
+        number, at = backlog.generation.number, self._clock.now()
+        if (rank, "metrics") not in backlog.warned:
+            backlog.warned.add((rank, "metrics"))
+            said = (
+                f"metrics of rank {rank} were left out: they waited too long for the control plane"
+            )
             self._outbox.put(lambda seq: WarningReport(
                 seq=seq, generation=number, rank=rank, message=said, at=at))  # fmt: skip
 
-    def _load_metrics(self, cargo: Backlog) -> bool:
-        points: list[MetricPoint] = cargo.generation.metrics.take(NUM_POINTS)
+    def _ship_metrics(self, backlog: Backlog) -> bool:
+        points = backlog.generation.metrics.take(NUM_POINTS)
         if not points:
             return False
-        number, leads = cargo.generation.number, cargo.generation.leads
+        number, leads = backlog.generation.number, backlog.generation.leads
         self._outbox.put_bulk(lambda seq: MetricsReport(
             seq=seq, generation=number, points=points, leads=leads))  # fmt: skip
         return True

@@ -1,4 +1,4 @@
-"""The line to the control plane: one thread waits for orders, another one carries reports up."""
+"""The connection to the control plane: one thread waits for orders, another one sends reports."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _MAX_WAIT_S = 2.0
 
 @dataclass(slots=True)
 class ControlPlaneAddress:
-    """Where the control plane answers, as last known; read again from `server_file`."""
+    """The URL of the control plane; `server_file` holds the current one."""
 
     url: str
     server_file: str | None
 
     def refresh(self) -> None:
-        """Take the newest address from the file, where there is one and it can be read."""
+        """Read the URL again, where there is a file that can be read."""
         if self.server_file is None:
             return
         try:
@@ -46,7 +46,7 @@ class ControlPlaneAddress:
 
 
 class StoreUnwritable(OSError):
-    """A control plane answers that cannot store for now: nor can it give this node's slots to others."""
+    """The control plane cannot store for now, so it cannot give this node's slots to others either."""
 
 
 class SyncConnection:
@@ -95,14 +95,14 @@ class SyncConnection:
         return kind(parts.hostname or "127.0.0.1", parts.port)
 
     def close(self) -> None:
-        """Drop the connection; the next call makes a new one."""
+        """Close the connection; the next call opens a new one."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
 
 def _cannot_store(status: int, data: bytes) -> bool:
-    """Whether it is the control plane itself that says so, and no proxy that has lost it."""
+    """Whether an error is the control plane's own, and not that of a proxy before it."""
     if status != StoreUnavailable.http_status:
         return False
     try:
@@ -112,7 +112,7 @@ def _cannot_store(status: int, data: bytes) -> bool:
 
 
 class ControlPlaneLink:
-    """Both threads. Orders arrive through `deliver`, which is called on either of them."""
+    """Runs both threads. Orders are passed to `deliver`, on either of them."""
 
     def __init__(
         self,
@@ -141,19 +141,19 @@ class ControlPlaneLink:
     def start(self) -> None:
         """Start both threads; they end with the process."""
         threading.Thread(target=self._wait_for_orders, name="orders", daemon=True).start()
-        threading.Thread(target=self._carry_reports, name="reports", daemon=True).start()
+        threading.Thread(target=self._send_reports, name="reports", daemon=True).start()
 
     def push(self) -> None:
-        """Send what waits, now."""
+        """Send the waiting reports now."""
         self._due.set()
 
     def beat(self) -> None:
-        """Send the heartbeat, with whatever waits."""
+        """Send the heartbeat with the waiting reports."""
         self._beat = True
         self._due.set()
 
     def close(self) -> None:
-        """No further call is begun."""
+        """Begin no further call."""
         self._over.set()
         self._due.set()
 
@@ -167,9 +167,9 @@ class ControlPlaneLink:
         failures = 0
         while not self._over.is_set():
             wait_s = self._poll_s if self._seen else 0.0
-            failures = self._exchange(line, failures, wait_s=wait_s, carry=list)
+            failures = self._exchange(line, failures, wait_s=wait_s, reports=list)
 
-    def _carry_reports(self) -> None:
+    def _send_reports(self) -> None:
         line = SyncConnection(self._address, self._token)
         failures = 0
         while not self._over.is_set():
@@ -178,7 +178,7 @@ class ControlPlaneLink:
             self._due.clear()
             self._beat = False
             if not self._over.is_set():
-                failures = self._exchange(line, failures, wait_s=0.0, carry=self._outbox.pending)
+                failures = self._exchange(line, failures, wait_s=0.0, reports=self._outbox.pending)
 
     def _exchange(
         self,
@@ -186,13 +186,13 @@ class ControlPlaneLink:
         failures: int,
         *,
         wait_s: float,
-        carry: Callable[[], list[Report]],
+        reports: Callable[[], list[Report]],
     ) -> int:
-        """One call and what follows from it; returns how many have failed in a row."""
+        """Make one call and apply its answer; returns the number of failures in a row."""
         request = self._request.model_copy(
             update={
                 "sent_at": self._clock.now(),
-                "reports": carry(),
+                "reports": reports(),
                 "heartbeat": self.heartbeat,
                 "seen": self._seen if wait_s else "",
                 "wait_s": wait_s,
@@ -202,7 +202,7 @@ class ControlPlaneLink:
             response = line.sync(request)
         except OSError as error:
             if isinstance(error, StoreUnwritable):
-                # Ranks go on however long that lasts; what they report waits here.
+                # The ranks continue however long that lasts; their reports wait here.
                 self._contact = self._clock.monotonic()
             if failures == 0:
                 _LOG.warning("no contact with the control plane: %s", error)
@@ -214,7 +214,7 @@ class ControlPlaneLink:
         self._seen = response.orders.version
         self._deliver(response.orders)
         if request.reports and not news and response.acked < request.reports[0].seq:
-            # It answers and stores nothing: to insist at once would only burden it.
+            # It answers without storing: an immediate retry would only add load.
             return self._pause(failures)
         return 0
 

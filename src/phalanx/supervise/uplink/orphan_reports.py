@@ -1,9 +1,9 @@
-"""What supervisors of the job's earlier attempts did not get to say, said in their name.
+"""Reports that supervisors of earlier attempts did not send, sent in their name.
 
 A supervisor that is killed leaves its ranks' report files behind. The first supervisor of a later attempt
-that finds them on its node reads on where the dead one stopped, and hands over what is missing of the
-account: rows of the ledger, and where checkpoints were committed and taken up. It speaks with the dead
-one's token and goes on with its numbers, so that what was stored once is not stored again.
+that finds them on its node continues reading where the dead one stopped, and sends what is missing in the
+job's accounts: ledger rows, and commits, removals and restores of checkpoints. It uses the dead one's
+token and continues its report numbers, so that nothing is stored twice.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from phalanx.supervise.ranks.records import BACKLOG_BYTES, GenerationRecords
 from phalanx.supervise.uplink.link import ControlPlaneAddress, SyncConnection
 
 _LOG = logging.getLogger(__name__)
-TOLD_NAME = "told"
-"""Stands in the folder of a supervisor whose every word was stored."""
+REPORTED_NAME = "reported"
+"""A file in the folder of a supervisor with no unsent reports."""
 _MOST_FOLDERS = 64
 _BATCH = 500
 _MOST_ASSIGNMENT_BYTES = 16 << 20
@@ -53,16 +53,16 @@ _TRIES, _FIRST_WAIT_S, _MAX_WAIT_S = 30, 0.02, 2.0
 _ACCOUNT = (LedgerReport, CheckpointReport, CheckpointRemovedReport, RestoredReport)
 
 
-def mark_told(node_dir: Path) -> None:
-    """Nobody needs to look into this folder again."""
+def mark_reported(node_dir: Path) -> None:
+    """Mark a folder as one that has no unsent reports."""
     with contextlib.suppress(OSError):
-        (node_dir / TOLD_NAME).touch(mode=0o600)
+        (node_dir / REPORTED_NAME).touch(mode=0o600)
 
 
-def unsaid(node_dir: Path) -> list[Path]:
-    """Folders of supervisors of earlier attempts, within reach, that may have more to say.
+def unreported_folders(node_dir: Path) -> list[Path]:
+    """Folders of supervisors of earlier attempts on this node that may have unsent reports.
 
-    The newest come first, and only so many.
+    The newest come first, at most `_MOST_FOLDERS`.
     """
     own = _attempt_of(node_dir.parent)
     if own is None:
@@ -74,7 +74,7 @@ def unsaid(node_dir: Path) -> list[Path]:
             if number is not None and number < own:
                 found.extend((number, one) for one in attempt_dir.glob("n*"))
     found.sort(key=lambda one: (-one[0], one[1].name))
-    return [path for _, path in found[:_MOST_FOLDERS] if not (path / TOLD_NAME).exists()]
+    return [path for _, path in found[:_MOST_FOLDERS] if not (path / REPORTED_NAME).exists()]
 
 
 def _attempt_of(folder: Path) -> int | None:
@@ -84,27 +84,27 @@ def _attempt_of(folder: Path) -> int | None:
 
 @dataclass(slots=True)
 class _Impersonation:
-    """A dead supervisor's, lent: its number in the job's books and the line it would use."""
+    """Sends reports under the number and token of a supervisor that is dead."""
 
     assignment: Assignment
     line: SyncConnection
     clock: Clock
 
-    def say(self, reports: list[Report]) -> int:
-        """The number of the last of its reports that is stored now. Raises OSError."""
+    def send(self, reports: list[Report]) -> int:
+        """Send reports; the number of the last one that is stored now. Raises OSError."""
         request = SyncRequest(
             job=self.assignment.gang.job,
             attempt=self.assignment.gang.attempt,
             node_rank=self.assignment.node_rank,
             sent_at=self.clock.now(),
             reports=reports,
-            heartbeat=Heartbeat(generation=-1),  # how far it is, it said itself
+            heartbeat=Heartbeat(generation=-1),  # its own heartbeats hold its progress
         )
         return self.line.sync(request).acked
 
 
 class OrphanReports:
-    """Works in a thread of its own, which ends with the process; `over` once nothing is left to say."""
+    """Sends orphan reports in a thread that ends with the process; `over` once nothing is left to send."""
 
     def __init__(self, assignment: Assignment, clock: Clock) -> None:
         self._assignment = assignment
@@ -113,80 +113,82 @@ class OrphanReports:
         self._over = threading.Event()
 
     def start(self) -> None:
-        """Begin, where there is anything."""
-        folders = unsaid(Path(self._assignment.node_dir))
+        """Start the thread, where there are folders to look at."""
+        folders = unreported_folders(Path(self._assignment.node_dir))
         if not folders:
             self._over.set()
             return
-        work = threading.Thread(target=self._work, args=(folders,), name="earlier", daemon=True)
+        work = threading.Thread(
+            target=self._work, args=(folders,), name="orphan-reports", daemon=True
+        )
         work.start()
 
     @property
     def over(self) -> bool:
-        """Whether it has done what it can."""
+        """Whether all that can be sent was sent."""
         return self._over.is_set()
 
     def close(self) -> None:
-        """No further call is begun."""
+        """Send nothing more after the call under way."""
         self._leave.set()
 
     def _work(self, folders: list[Path]) -> None:
         try:
             for folder in folders:
-                self._guarded(folder)
+                self._send_safely(folder)
         finally:
             self._over.set()
 
-    def _guarded(self, folder: Path) -> None:
+    def _send_safely(self, folder: Path) -> None:
         try:
-            self._until_told(folder)
+            self._send_with_retries(folder)
         except Exception:
             # Files of a user's process: whatever they hold must not touch the job that runs.
             _LOG.exception("the records in %s could not be read", folder)
 
-    def _until_told(self, folder: Path) -> None:
-        # Another node's supervisor may be at work there, or somebody looks whether anyone is.
+    def _send_with_retries(self, folder: Path) -> None:
+        # Another supervisor may hold the folder's lock, or `is_held` may be testing it.
         for failures in range(1, _TRIES):
             with _held(folder) as held:
-                if (folder / TOLD_NAME).exists():
+                if (folder / REPORTED_NAME).exists():
                     return
                 try:
                     if held:
-                        self._tell(folder)
+                        self._send(folder)
                         return
                 except OSError as error:
-                    _LOG.warning("what is left in %s has to wait: %s", folder, error)
+                    _LOG.warning("the unsent reports in %s have to wait: %s", folder, error)
             if self._leave.wait(backoff_s(failures, first_s=_FIRST_WAIT_S, max_s=_MAX_WAIT_S)):
                 return
 
-    def _tell(self, folder: Path) -> None:
-        """Everything that one supervisor left unsaid. Raises OSError; said again, nothing counts twice."""
+    def _send(self, folder: Path) -> None:
+        """Send all reports that one supervisor did not. Raises OSError; repeated, nothing counts twice."""
         own = self._assignment
         theirs = _left_behind(folder)
         if theirs is None or (theirs.gang.job, theirs.node_dir) != (own.gang.job, str(folder)):
             return
         line = SyncConnection(ControlPlaneAddress(own.server_url, own.server_file), theirs.token)
         try:
-            _hand_over(folder, _Impersonation(theirs, line, self._clock))
+            _send_rest(folder, _Impersonation(theirs, line, self._clock))
         finally:
             line.close()
-        mark_told(folder)
+        mark_reported(folder)
 
 
-def _hand_over(folder: Path, voice: _Impersonation) -> None:
-    acked = voice.say([])
+def _send_rest(folder: Path, sender: _Impersonation) -> None:
+    acked = sender.send([])
     # What ranks of another role than the first read is not the job's data.
-    folders = sorted(folder.glob("g*")) if voice.assignment.leads else []
+    folders = sorted(folder.glob("g*")) if sender.assignment.leads else []
     known = {one: read_watermarks(one) for one in folders if one.is_dir()}
     noted = [note.seq for watermarks in known.values() for note in watermarks or ()]
-    # Behind everything that may have had a number: what was never stored is said anew.
+    # Above every number that may have been used: what was never stored gets a new number.
     seq, waiting = max([acked, *noted]), list[Report]()
-    whole = bool(known) or not voice.assignment.leads
+    whole = bool(known) or not sender.assignment.leads
     for generation, watermarks in known.items():
         rest = (
             None
             if watermarks is None
-            else _rest(generation, last_stored(watermarks, acked), voice, acked)
+            else _rest(generation, last_stored(watermarks, acked), sender, acked)
         )
         whole = whole and rest is not None
         for make in rest or ():
@@ -194,26 +196,26 @@ def _hand_over(folder: Path, voice: _Impersonation) -> None:
             if isinstance(report, _ACCOUNT):
                 seq, waiting = seq + 1, [*waiting, report]
             if len(waiting) >= _BATCH:
-                voice.say(waiting)
+                sender.send(waiting)
                 waiting = []
-    # Where something could not be read nobody says goodbye: the account shows that more was done.
-    voice.say([*waiting, LeavingReport(seq=seq + 1)] if whole else waiting)
+    # No LeavingReport where something could not be read: the accounts then show a gap.
+    sender.send([*waiting, LeavingReport(seq=seq + 1)] if whole else waiting)
 
 
 def _rest(
-    folder: Path, last: LedgerWatermark, voice: _Impersonation, acked: int
+    folder: Path, last: LedgerWatermark, sender: _Impersonation, acked: int
 ) -> list[Callable[[int], Report]] | None:
-    """What one generation's ranks wrote behind `last`; None where not all of it can be read.
+    """What one generation's ranks wrote after `last`; None where not all of it can be read.
 
-    Raises OSError where its watermarks cannot be written.
+    Raises OSError where the watermarks cannot be written.
     """
     number = re.fullmatch(r"g(\d{3,9})", folder.name)
-    first, count = voice.assignment.first_rank, voice.assignment.gang.ranks_per_node
+    first, count = sender.assignment.first_rank, sender.assignment.gang.ranks_per_node
     files = {rank: folder / f"r{rank:05d}.report" for rank in range(first, first + count)}
     if number is None or not all(_is_readable(one) for one in files.values()):
         return None
     made: list[Callable[[int], Report]] = []
-    watch = StallWatch(StallLimit(), voice.clock.monotonic())
+    watch = StallWatch(StallLimit(), sender.clock.monotonic())
     watermarks = WatermarkFile(folder, lambda: acked, last)
     records = GenerationRecords(int(number[1]), files, made.append, watch, watermarks)
     watermarks.begin()
@@ -230,14 +232,14 @@ def _rest(
 
 
 def _is_readable(file: Path) -> bool:
-    """Whether it is a file that supervisors read, or not there: its rank never used the library."""
+    """Whether a report file can be read; one that does not exist is one of a rank without the library."""
     return not file.exists() or (file.is_file() and file.stat().st_blocks * 512 <= _MOST_BYTES)
 
 
 def _left_behind(folder: Path) -> Assignment | None:
-    """The assignment of who worked in a folder; None where its watermarks cannot be trusted.
+    """The assignment of the supervisor of a folder; None where the files cannot be trusted.
 
-    After a crash of the whole machine some of what was written is there and some is not.
+    After a crash of the machine, some of what was written may be missing.
     """
     try:
         record = SupervisorRecord.read(folder)
@@ -251,7 +253,7 @@ def _left_behind(folder: Path) -> Assignment | None:
 
 @contextlib.contextmanager
 def _held(folder: Path) -> Iterator[bool]:
-    """The lock of a supervisor's folder; not held where somebody works there, or nobody ever did."""
+    """Take the lock of a supervisor's folder; False where a supervisor holds it, or none ever did."""
     try:
         descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
     except OSError:

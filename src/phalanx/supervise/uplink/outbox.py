@@ -18,9 +18,9 @@ _BATCH_BYTES = 1 << 20
 class Outbox:
     """Reports in order, each with a number, until they are acknowledged. Safe for several threads.
 
-    Bulk (logs, metrics, ledgers) is not kept here while the control plane is away: it lies in files of
-    its own and is read again. What does wait is written to `spool`, so that a reader of the node's
-    folder finds what the control plane never heard.
+    Bulk data (logs, metrics, ledgers) does not pile up here while the control plane is away: it stays in
+    files of its own. Other reports that wait are written to `spool`, so that a reader of the node's
+    folder finds what the control plane did not receive.
     """
 
     def __init__(self, spool: Path) -> None:
@@ -46,7 +46,7 @@ class Outbox:
             return report
 
     def put_bulk(self, make: Callable[[int], Report]) -> None:
-        """The same for a part of a bulk batch: `bulk_in_flight` until it is acknowledged."""
+        """Queue a part of a bulk batch: `bulk_in_flight` until it is acknowledged."""
         self._bulk_until = self.put(make).seq
 
     @property
@@ -61,7 +61,7 @@ class Outbox:
         return self._acked
 
     def pending(self) -> list[Report]:
-        """What to send now, in order, about a megabyte at most."""
+        """The reports to send now, in order, about a megabyte at most."""
         with self._lock:
             batch: list[Report] = []
             size = 0
@@ -73,7 +73,7 @@ class Outbox:
             return batch
 
     def acknowledge(self, seq: int) -> bool:
-        """Everything up to `seq` is stored; says whether that is news. Late calls do no harm."""
+        """Drop the reports up to `seq`, which are stored; returns whether there were any."""
         with self._lock:
             self._acked = max(self._acked, seq)
             news = bool(self._waiting) and self._waiting[0].seq <= seq

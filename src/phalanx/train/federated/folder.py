@@ -12,7 +12,7 @@ from torch import nn
 
 from phalanx.checkpoint.digest import digest_of
 from phalanx.errors import CheckpointCorrupt, RestoreMismatch
-from phalanx.launch.durable import write_file
+from phalanx.launch.files import write_file
 from phalanx.train.numerics.local_sgd import wire
 
 Tensors = Mapping[str, torch.Tensor]

@@ -34,18 +34,23 @@ def saved(number):
     return {"k": "checkpoint", "step": number, "path": f"/c/{number}", "t": 1}
 
 
+def add(here, rank, body):
+    """Add a record as it stands in a file."""
+    here.add(rank, *reports.from_json(body))
+
+
 def test_every_checkpoint_of_a_generation_that_lasts_for_months_is_reported(monkeypatch):
     monkeypatch.setattr(records, "_REMEMBERED", 500)
     here, sent = opened()
     num = 3 * records._REMEMBERED
     for number in range(num):
         for rank in (0, 1):  # all ranks say it
-            here.said(rank, saved(number))
-        here.said(0, {"k": "removed", "path": f"/c/{number}", "t": 1})
+            add(here, rank, saved(number))
+        add(here, 0, {"k": "removed", "path": f"/c/{number}", "t": 1})
     kinds = [one.kind for one in sent]
     assert kinds.count("checkpoint") == num == len({one.path for one in sent})
     assert len(kinds) == 2 * num
-    assert len(here._said) <= records._REMEMBERED
+    assert len(here._reported) <= records._REMEMBERED
 
 
 def test_what_was_consumed_before_a_save_is_said_before_it(tmp_path):
@@ -82,8 +87,8 @@ def test_a_checkpoint_that_is_gone_again_was_there_first(tmp_path):
 def test_warnings_of_a_script_come_to_an_end_and_checkpoints_do_not():
     here, sent = opened()
     for number in range(3 * records._MOST_WARNINGS):
-        here.said(0, {"k": "warn", "message": f"step {number} was slow", "t": 1})
-    here.said(0, saved(1))
+        add(here, 0, {"k": "warn", "message": f"step {number} was slow", "t": 1})
+    add(here, 0, saved(1))
     assert [one.kind for one in sent].count("warning") == records._MOST_WARNINGS
     assert sent[-1].kind == "checkpoint"
 
@@ -97,7 +102,7 @@ def test_what_was_consumed_is_said_once_and_in_parts():
         for step in steps:
             for rank in (0, 1):  # this node has the first half of every batch of 96
                 lo = step * 96 + rank * 24
-                here.said(rank, {"k": "ledger", "epoch": 0, "lo": lo, "hi": lo + 24, "t": 1})
+                add(here, rank, {"k": "ledger", "epoch": 0, "lo": lo, "hi": lo + 24, "t": 1})
 
     def put(make):
         said.append(make(len(said) + 1))
@@ -145,17 +150,47 @@ def test_what_was_said_last_is_queued_before_the_end_although_a_batch_is_in_flig
     metrics = records.MetricTail({})
     generation = SimpleNamespace(number=0, ranks=(), leads=True, records=here, metrics=metrics)
     outbox = Outbox(tmp_path)
-    carrier = BulkShipper(outbox, SystemClock())
-    carrier.add(generation)
+    shipper = BulkShipper(outbox, SystemClock())
+    shipper.add(generation)
 
     def speak(step):
-        here.said(0, {"k": "ledger", "epoch": 0, "lo": step, "hi": step + 1, "t": 1})
-        metrics.said(0, {"k": "metric", "step": step, "values": {"loss": 0.5}, "t": 1})
+        add(here, 0, {"k": "ledger", "epoch": 0, "lo": step, "hi": step + 1, "t": 1})
+        add(metrics, 0, {"k": "metric", "step": step, "values": {"loss": 0.5}, "t": 1})
 
     speak(0)
-    assert carrier.load()
+    assert shipper.ship()
     speak(1)
-    assert not carrier.load()
+    assert not shipper.ship()
     assert [one.kind for one in outbox.pending()] == ["ledger", "metrics"]
-    carrier.load_last()
+    shipper.ship_last()
     assert [one.kind for one in outbox.pending()] == ["ledger", "metrics"] * 2
+
+
+def test_every_kind_of_record_is_handled_or_stays_on_the_node_for_a_reason():
+    handled, kept = set(records._HANDLERS), set(records.NOT_FORWARDED)
+    assert not handled & kept
+    assert handled | kept == set(reports._KINDS.values())
+    assert all(records.NOT_FORWARDED.values())
+
+
+def test_each_record_is_decoded_by_one_of_the_two_readers(tmp_path, monkeypatch):
+    file = tmp_path / "r0.report"
+    metric = {"k": "metric", "step": 3, "values": {"loss": "nan", "ok": 0.5}, "t": 7}
+    written(file, [{"k": "step", "step": 3, "t": 6}, metric])
+    decoded, usual = [], reports.parse
+
+    def parse(frame):
+        decoded.append(frame)
+        return usual(frame)
+
+    monkeypatch.setattr(reports, "parse", parse)
+    sent = []
+    watch = StallWatch(StallLimit(math.inf), 0.0)
+    here = GenerationRecords(0, {0: file}, lambda make: sent.append(make(1)), watch)
+    metrics = records.MetricTail({0: file}, here.warn_not_finite)
+    here.read()
+    assert metrics.take(10) == [reports.MetricPoint(0, 3, 7, {"ok": 0.5})]
+    assert len(decoded) == 2
+    assert [one.message for one in sent] == ["metric loss is not finite: nan at step 3"]
+    here.close()
+    metrics.close()

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from phalanx.core.contract.records import from_json
 from phalanx.core.gang.failures import Failure
 from phalanx.core.gang.stalls import StallLimit, StallWatch
 from phalanx.core.reasons import Cause
@@ -59,7 +60,7 @@ def test_what_ranks_write_into_their_reports_is_sent():
         {"k": "restored", "path": ODD, "t": 1},
         {"k": "guard", "step": 1, "what": ODD, "origin": ODD, "action": ODD, "t": 1},
     ):
-        here.said(0, record)
+        here.add(0, *from_json(record))
     stacks = StacksReport(
         seq=9, generation=0, request=1, at=1, ranks=[RankStacks(rank=0, text=ODD)]
     )

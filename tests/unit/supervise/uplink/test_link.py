@@ -66,6 +66,6 @@ def test_only_a_control_plane_that_cannot_store_is_contact_all_the_same(
     line = SyncConnection(link._address, "t")
     for failures in range(2):
         clock.advance(300)
-        assert link._exchange(line, failures, wait_s=0.0, carry=list) == failures + 1
+        assert link._exchange(line, failures, wait_s=0.0, reports=list) == failures + 1
     assert (link.silent_s < 1) is contact
     line.close()

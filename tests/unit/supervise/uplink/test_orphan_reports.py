@@ -23,7 +23,7 @@ from phalanx.supervise.ranks.ledger_watermarks import (
 )
 from phalanx.supervise.ranks.records import GenerationRecords
 from phalanx.supervise.uplink import orphan_reports
-from phalanx.supervise.uplink.orphan_reports import OrphanReports, unsaid
+from phalanx.supervise.uplink.orphan_reports import OrphanReports, unreported_folders
 
 pytestmark = pytest.mark.unit
 BATCH, RANKS = 8, 2
@@ -111,7 +111,7 @@ def go_on(monkeypatch, root, plane, attempt=2):
         assignment = Assignment.model_validate_json((node_dir / "assignment.json").read_bytes())
     monkeypatch.setattr(orphan_reports, "SyncConnection", lambda *_: plane)
     here = OrphanReports(assignment, SystemClock())
-    here._work(unsaid(node_dir))
+    here._work(unreported_folders(node_dir))
     assert here.over
     return here
 
@@ -181,7 +181,7 @@ def test_every_sample_is_told_once_wherever_supervisors_are_killed(
     told = [one.path for one in plane.stored if one.kind == "checkpoint"]
     assert sorted(set(told)) == sorted(saves)
     assert plane.stored[-1].kind == "leaving"
-    assert not [one for one in unsaid(root / "a009" / "n0") if one.parts[-2] == "a001"]
+    assert not [one for one in unreported_folders(root / "a009" / "n0") if one.parts[-2] == "a001"]
 
 
 def read_all(path):
@@ -202,7 +202,7 @@ def test_without_its_notes_nothing_is_told_twice_and_nobody_says_goodbye(monkeyp
     plane = Plane(acked=5)
     go_on(monkeypatch, tmp_path, plane)
     assert plane.stored == []
-    assert (folder.parent / "told").exists()
+    assert (folder.parent / "reported").exists()
 
 
 @pytest.mark.parametrize(
@@ -249,10 +249,13 @@ def test_a_living_supervisor_is_not_spoken_for(monkeypatch, tmp_path):
 def test_only_earlier_attempts_are_asked_and_the_newest_come_first(tmp_path):
     for attempt in (1, 2, 3, 12):
         folders(tmp_path, attempt)
-    (tmp_path / "a002" / "n0" / "told").touch()
+    (tmp_path / "a002" / "n0" / "reported").touch()
     (tmp_path / "code").mkdir()
-    assert [one.parent.name for one in unsaid(tmp_path / "a012" / "n0")] == ["a003", "a001"]
-    assert unsaid(tmp_path / "elsewhere" / "n0") == []
+    assert [one.parent.name for one in unreported_folders(tmp_path / "a012" / "n0")] == [
+        "a003",
+        "a001",
+    ]
+    assert unreported_folders(tmp_path / "elsewhere" / "n0") == []
 
 
 def test_notes_stay_few_and_keep_the_place_to_go_on_from(tmp_path, monkeypatch):

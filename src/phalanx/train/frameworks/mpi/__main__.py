@@ -20,8 +20,8 @@ from types import FrameType
 from typing import Any
 
 from phalanx.errors import TrainingError
+from phalanx.launch.files import scratch
 from phalanx.launch.ports import free_port
-from phalanx.launch.scratch import scratch
 from phalanx.train.frameworks.mpi.rank import FOLDER_VARIABLE, PID_STEM, TMPDIR_VARIABLE
 from phalanx.train.gang.gathering import RankConnection, accept_ranks
 

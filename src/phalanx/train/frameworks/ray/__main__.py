@@ -21,7 +21,7 @@ from typing import Any
 from phalanx.core.contract.records import MetricRecord, StepRecord
 from phalanx.errors import TrainingError
 from phalanx.kit.clock import SystemClock
-from phalanx.launch.scratch import scratch
+from phalanx.launch.files import scratch
 from phalanx.train.frameworks.ray.hooks import SOCKET_VARIABLE, STORE_VARIABLE
 from phalanx.train.gang.gathering import RankConnection, RankServer
 from phalanx.train.gang.report import Report, ReportFile
