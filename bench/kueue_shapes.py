@@ -354,7 +354,7 @@ class Bench:
 
     def _gone(self, due: dict[int, int]) -> None:
         found = self.platform.store.view(
-            lambda tx: self.platform.scheduler_cache.some(tx, list(due))
+            lambda tx: self.platform.scheduler_cache.rows.some(tx, list(due))
         )
         told: list[tuple[int, list[e.JobEvent]]] = []
         gone: list[SupervisorRef] = []
@@ -378,7 +378,7 @@ class Bench:
         """Reports of many supervisors in one commit, as a busy server would store them."""
 
         def work(tx) -> None:
-            known = self.platform.scheduler_cache.some(tx, [num for num, _ in told])
+            known = self.platform.scheduler_cache.rows.some(tx, [num for num, _ in told])
             commit_many(tx, told, self.context.clock.now(), "supervisor", known=known)
             # Before the commit, which wakes who looks whether they are gone.
             self.executor.alive.difference_update(gone)

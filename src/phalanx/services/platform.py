@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from phalanx.core.gang.placement import Node
 from phalanx.executors.protocol import Executor
 from phalanx.schemas.home import HomeLayout
-from phalanx.services.planning.scheduler_cache import PlanningPolicy, SchedulerCache
+from phalanx.services.planning.row_cache import PlanningPolicy
+from phalanx.services.planning.scheduler_cache import SchedulerCache
 from phalanx.services.resources.clusters import Clusters, NoClusters
 from phalanx.store.database import Store
 
@@ -37,12 +38,12 @@ class Platform:
 
     def __post_init__(self) -> None:
         """What this process stores need not be read back for the next plan."""
-        self.store.on_commit(self.scheduler_cache.remember)
+        self.store.on_commit(self.scheduler_cache.rows.remember)
 
     def cluster(self) -> tuple[Node, ...]:
         """The nodes as jobs see them now. Raises ExecutorUnavailable."""
         real = tuple(self.executor.inventory())
-        return self.store.view(lambda tx: self.scheduler_cache.nodes(tx, real))
+        return self.store.view(lambda tx: self.scheduler_cache.rows.nodes(tx, real))
 
     def supervisor_token(self, job: int, attempt: int) -> str:
         """The secret by which the supervisors of one attempt are known."""

@@ -50,7 +50,7 @@ def dispatch_step(platform: Platform, owner: LeaseOwner, now: int, limit: int = 
             limit=limit,
         )
         nums = list(dict.fromkeys(command.job for command in commands))
-        stored = platform.scheduler_cache.some(tx, nums)
+        stored = platform.scheduler_cache.rows.some(tx, nums)
         _expect(tx, platform, [c for c in commands if _is_launch(c, stored[c.job])], stored)
         return commands, stored
 

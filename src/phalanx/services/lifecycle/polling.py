@@ -82,10 +82,10 @@ def supervisors_to_poll(
     """Every supervisor of the wanted jobs that was launched and is not confirmed gone."""
     announced = supervisors.released(tx)
     leaving_jobs = {job for job, _, _ in announced}
-    live_jobs = [one.job for one in scheduler_cache.holding(tx)]
+    live_jobs = [one.job for one in scheduler_cache.rows.holding(tx)]
     live = [(job.num, job.attempt.num) for job in live_jobs if job.attempt is not None]
     holding = [job for job in live_jobs if wanted(job, leaving_jobs)]
-    launched = scheduler_cache.launched(tx, live)
+    launched = scheduler_cache.rows.launched(tx, live)
     refs = [
         SupervisorRef(job.num, job.attempt.num, rank, job.attempt.placement.pool)
         for job in holding
@@ -103,7 +103,7 @@ def _apply_gone(
     """Apply the exit records of dead supervisors, then their deaths."""
     refs = [status.ref for status in gone]
     # Read before anything is written: a later read would cache uncommitted state.
-    known = {one.job.num: one for one in scheduler_cache.holding(tx)}
+    known = {one.job.num: one for one in scheduler_cache.rows.holding(tx)}
     found = supervisors.of_attempts(tx, [(ref.job, ref.attempt) for ref in refs])
     rows = {(row.job, row.attempt, row.node_rank): row for row in found}
     ended: dict[int, list[JobEvent]] = {}

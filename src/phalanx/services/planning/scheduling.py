@@ -18,7 +18,7 @@ from phalanx.core.scheduling import Migration, Plan, Preemption, Reservation, Re
 from phalanx.errors import PlatformError
 from phalanx.kit.text import job_label
 from phalanx.services.lifecycle.commit import Note, commit_events, commit_many
-from phalanx.services.planning.scheduler_cache import SchedulerView
+from phalanx.services.planning.row_cache import SchedulerView
 from phalanx.services.platform import Platform
 from phalanx.store import jobs, planning
 from phalanx.store.database import Tx
@@ -64,10 +64,10 @@ def scheduling_step(platform: Platform, now: int, spare_until: int = 0) -> Step:
     real = tuple(platform.executor.inventory())
     with platform.store.turn():
         view = _view(platform, real, now)
-        if now < spare_until and platform.scheduler_cache.only_longer_classes(view.snapshot):
+        if now < spare_until and platform.scheduler_cache.only_longer_classes(view):
             return Step((), (), spare_until, planned=False)
         busy = _worth_a_plan(view)
-        decided = platform.scheduler_cache.plan(view.snapshot, now) if busy else Plan((), ())
+        decided = platform.scheduler_cache.plan(view, now) if busy else Plan((), ())
         return apply(platform, decided, view, now)
 
 
@@ -97,11 +97,11 @@ class _Work:
 def apply(platform: Platform, decided: Plan, view: SchedulerView, now: int) -> Step:
     """Apply a plan part by part; a part that no longer fits the live state is refused whole."""
     pending = [*decided.pending_reasons, *view.deferred.items()]
-    unwritten = platform.scheduler_cache.unwritten(pending, view.versions)
+    unwritten = platform.scheduler_cache.reasons.unwritten(pending, view.versions)
 
     def work(tx: Tx) -> _Work:
-        holding = platform.scheduler_cache.holding(tx)
-        starting = platform.scheduler_cache.some(tx, [start.job for start in decided.starts])
+        holding = platform.scheduler_cache.rows.holding(tx)
+        starting = platform.scheduler_cache.rows.some(tx, [start.job for start in decided.starts])
         here = _Work(
             tx=tx,
             now=now,
@@ -122,10 +122,12 @@ def apply(platform: Platform, decided: Plan, view: SchedulerView, now: int) -> S
     if not (unwritten or view.usage or view.reservations or _decides(decided)):
         return Step((), (), decided.wake_at)
     done = platform.store.transact(work)
-    platform.scheduler_cache.mark_written(unwritten, view.versions)
+    platform.scheduler_cache.reasons.mark_written(unwritten, view.versions)
     for num, why in done.struck.items():
         _LOG.error("%s cannot be started: %s", job_label(num), why)
-        platform.scheduler_cache.keep_back(num, Reason(ReasonCode.BLOCKED, why), now + BLOCKED_US)
+        platform.scheduler_cache.rows.keep_back(
+            num, Reason(ReasonCode.BLOCKED, why), now + BLOCKED_US
+        )
     return Step(
         tuple(done.started),
         tuple(done.refused),

@@ -21,7 +21,7 @@ from phalanx.schemas.api.why import (
     WhyView,
 )
 from phalanx.services.planning.planner_input import waiting
-from phalanx.services.planning.scheduler_cache import SchedulerView
+from phalanx.services.planning.row_cache import SchedulerView
 from phalanx.services.planning.scheduling import view_of
 from phalanx.services.platform import Platform
 from phalanx.services.queries.lineage import lineage_view

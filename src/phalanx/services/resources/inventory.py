@@ -36,13 +36,13 @@ def _read(platform: Platform) -> _Inventory:
     real = tuple(platform.executor.inventory())
 
     def work(tx: Tx) -> _Inventory:
-        waiting, holding = platform.scheduler_cache.jobs(tx)
+        waiting, holding = platform.scheduler_cache.rows.jobs(tx)
         reserved: dict[str, list[int]] = {}
         for owner, one in planning.reservations_now(tx).items():
             for name in dict.fromkeys(one.reservation.nodes):
                 reserved.setdefault(name, []).append(owner)
         return _Inventory(
-            nodes=platform.scheduler_cache.nodes(tx, real),
+            nodes=platform.scheduler_cache.rows.nodes(tx, real),
             waiting=waiting,
             holding=holding,
             pools={one.name: one for one in resources.pools_now(tx)},

@@ -51,7 +51,7 @@ def _apply_local(platform: Platform, found: PoolFile, now: int, actor: str) -> A
 
     def work(tx: Tx) -> ApplyResponse:
         before = {one.name: PoolSpec(**one.body) for one in resources.pools_now(tx)}
-        _, holding = platform.scheduler_cache.jobs(tx)
+        _, holding = platform.scheduler_cache.rows.jobs(tx)
         fresh = {pool.name: pool for pool in found.pools}
         _refuse_shared_nodes(fresh, before)
         _refuse_cutting_off(fresh, before, holding)
@@ -80,7 +80,7 @@ def remove_pool(platform: Platform, name: str) -> None:
         before = {one.name: PoolSpec(**one.body) for one in resources.pools_now(tx)}
         if name not in before:
             raise NotFound(f"there is no pool {name} from a pool file", suggestion(name, before))
-        _, holding = platform.scheduler_cache.jobs(tx)
+        _, holding = platform.scheduler_cache.rows.jobs(tx)
         _refuse_used(name, holding)
         resources.remove_pool(tx, name)
         _remove_stale_marks(tx, {key: pool for key, pool in before.items() if key != name})
@@ -90,7 +90,7 @@ def remove_pool(platform: Platform, name: str) -> None:
 
 
 def _refuse_while_used(platform: Platform, name: str) -> None:
-    _refuse_used(name, platform.store.view(platform.scheduler_cache.jobs)[1])
+    _refuse_used(name, platform.store.view(platform.scheduler_cache.rows.jobs)[1])
 
 
 def _refuse_used(name: str, holding: Iterable[StoredJob]) -> None:
@@ -172,7 +172,7 @@ def drain(
 
     def work(tx: Tx) -> DrainResponse:
         resources.mark_node(tx, NodeMark(node, request.state, reason, now, actor))
-        _, holding = platform.scheduler_cache.jobs(tx)
+        _, holding = platform.scheduler_cache.rows.jobs(tx)
         here = [one for one in holding if node in _nodes_of(one)]
         moving = []
         if request.jobs == "move":

@@ -83,7 +83,7 @@ def list_projects(platform: Platform, now: int) -> list[ProjectView]:
     def work(tx: Tx) -> list[ProjectView]:
         applied = {one.name: one for one in resources.projects_now(tx)}
         usage = planning.usage_now(tx)
-        waiting, holding = platform.scheduler_cache.jobs(tx)
+        waiting, holding = platform.scheduler_cache.rows.jobs(tx)
         counted = _count(waiting, holding)
         specs = {name: ProjectSpec(**one.body) for name, one in applied.items()}
         half_life_s = platform.policy.half_life_s

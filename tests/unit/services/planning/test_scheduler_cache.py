@@ -12,7 +12,8 @@ from phalanx.core.jobs.model import JobPolicy, JobState, StopGoal
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.errors import InvariantBroken
 from phalanx.services.lifecycle.commit import commit_events, commit_new
-from phalanx.services.planning.scheduler_cache import REWORDED_AT_ONCE, SchedulerCache
+from phalanx.services.planning.row_cache import REWORDED_AT_ONCE
+from phalanx.services.planning.scheduler_cache import SchedulerCache
 from phalanx.store import jobs, open_store
 from phalanx.store.database import Store, Touched, Tx
 from phalanx.store.jobs import JobFacts, StoredJob
@@ -41,7 +42,7 @@ class Told:
         self.store.transact(lambda tx: commit_events(tx, num, [placed], NOW, "scheduler"))
 
     def seen(self) -> dict[int, JobState]:
-        waiting, holding = self.store.view(self.scheduler_cache.jobs)
+        waiting, holding = self.store.view(self.scheduler_cache.rows.jobs)
         return {one.job.num: one.job.state for one in (*waiting, *holding)}
 
 
@@ -60,7 +61,7 @@ def test_what_this_process_stored_is_not_read_back(
         real = getattr(jobs, name)
         monkeypatch.setattr(jobs, name, lambda *a, r=real: (reads.append(a), r(*a))[1])
     told.place(1)
-    told.scheduler_cache.remember(told.heard[-1])
+    told.scheduler_cache.rows.remember(told.heard[-1])
     assert told.seen() == {1: JobState.STARTING} and not reads
     told.submit(2)  # nobody tells of this one, as if another process had stored it
     assert told.seen() == {1: JobState.STARTING, 2: JobState.QUEUED} and reads
@@ -71,7 +72,7 @@ def test_a_commit_that_is_told_late_replaces_nothing_newer(told: Told) -> None:
     told.seen()
     told.place(1)
     assert told.seen() == {1: JobState.STARTING}
-    told.scheduler_cache.remember(
+    told.scheduler_cache.rows.remember(
         told.heard[0]
     )  # the thread that stored the submission comes only now
     assert told.seen() == {1: JobState.STARTING}
@@ -83,8 +84,8 @@ def test_commits_told_in_the_wrong_order_end_in_the_newest_state(told: Told) -> 
     told.submit(2)
     told.place(2)
     late, early = told.heard[-1], told.heard[-2]
-    told.scheduler_cache.remember(late)
-    told.scheduler_cache.remember(early)
+    told.scheduler_cache.rows.remember(late)
+    told.scheduler_cache.rows.remember(early)
     assert told.seen() == {1: JobState.QUEUED, 2: JobState.STARTING}
 
 
@@ -92,7 +93,7 @@ def test_a_picture_of_what_may_never_be_committed_is_refused(told: Told) -> None
     def work(tx: Tx) -> None:
         config = JobPolicy(GangShape(1, 1, 1))
         commit_new(tx, e.Submitted(1, config), FACTS, NOW, "user")
-        told.scheduler_cache.jobs(tx)
+        told.scheduler_cache.rows.jobs(tx)
 
     with pytest.raises(InvariantBroken):
         told.store.transact(work)
@@ -105,7 +106,7 @@ def test_some_jobs_are_found_whether_they_are_over_or_not(told: Told) -> None:
     told.submit(2)
     cancel = e.StopRequested(StopGoal.CANCEL)
     told.store.transact(lambda tx: commit_events(tx, 1, [cancel], NOW, "user"))
-    found = told.store.view(lambda tx: told.scheduler_cache.some(tx, [1, 2, 3]))
+    found = told.store.view(lambda tx: told.scheduler_cache.rows.some(tx, [1, 2, 3]))
     assert {num: one.job.state for num, one in found.items()} == {
         1: JobState.CANCELLED,
         2: JobState.QUEUED,
@@ -121,8 +122,8 @@ class TestReasons:
         return [(num, Reason(ReasonCode.WAITING_FOR_QUOTA, text)) for num in range(self.COUNT)]
 
     def step(self, scheduler_cache: SchedulerCache, pending: list[tuple[int, Reason]]) -> set[int]:
-        unwritten = scheduler_cache.unwritten(pending, self.VERSIONS)
-        scheduler_cache.mark_written(unwritten, self.VERSIONS)
+        unwritten = scheduler_cache.reasons.unwritten(pending, self.VERSIONS)
+        scheduler_cache.reasons.mark_written(unwritten, self.VERSIONS)
         return {num for num, _ in unwritten}
 
     def test_new_words_are_written_in_turns_until_all_are(self) -> None:
@@ -133,7 +134,7 @@ class TestReasons:
         assert set().union(*turns) == set(range(self.COUNT))
         while self.step(scheduler_cache, self.pending("d")):
             pass
-        assert not scheduler_cache.unwritten(self.pending("d"), self.VERSIONS)
+        assert not scheduler_cache.reasons.unwritten(self.pending("d"), self.VERSIONS)
 
     def test_another_reason_is_written_at_once(self) -> None:
         scheduler_cache = SchedulerCache()

@@ -1,0 +1,445 @@
+"""Rows of the store as the planner reads them, decoded only where they changed.
+
+Nothing here is authoritative: a control plane that starts builds the same rows from the store.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from phalanx.core.gang.placement import Node
+from phalanx.core.jobs.model import HOLDING, JobState
+from phalanx.core.reasons import Reason
+from phalanx.core.scheduling import (
+    PlannerConfig,
+    PlanningInput,
+    QueuedJob,
+    plan,
+)
+from phalanx.core.scheduling.index.topology import NodeRequest, request_of
+from phalanx.core.scheduling.model.durations import History
+from phalanx.core.scheduling.stages.preference import narrowest_levels, preferred_level
+from phalanx.core.scheduling.stages.preference import patience_s as expected_patience_s
+from phalanx.errors import InvariantBroken
+from phalanx.schemas.pools.pool_file import HostDefaults, PoolSpec
+from phalanx.schemas.pools.project_file import ProjectSpec
+from phalanx.services.planning import planner_input
+from phalanx.store import events, jobs, lineage, outbox, planning, resources, supervisors
+from phalanx.store.database import Touched, Tx
+from phalanx.store.jobs import Finished, StoredJob
+from phalanx.store.planning import StoredReservation, Usage
+
+_US = 1_000_000
+_PAGE = 5000
+# How many finished jobs a control plane that starts learns from.
+LEARNED_AT_START = 20_000
+# How many reasons a pass may write down of which only the words have changed.
+REWORDED_AT_ONCE = 200
+_NEVER: tuple[None, None, int] = (None, None, 0)
+# The executor's own name for this machine, whose slots the stored pools share out.
+LOCAL = "local"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningPolicy:
+    """How this platform plans. `half_life_s`: what a project used counts half after so long."""
+
+    config: PlannerConfig = PlannerConfig()
+    half_life_s: float = 7 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerView:
+    """What the planner sees at one moment, and what the services know beside it.
+
+    `deferred` are queued jobs that the planner is not shown, with the reason why; `usage` is what
+    has to be written down because projects hold other numbers of slots than before.
+    """
+
+    nodes: tuple[Node, ...]
+    snapshot: PlanningInput
+    deferred: Mapping[int, Reason]
+    reservations: Mapping[int, StoredReservation]
+    attempts: Mapping[int, int]
+    versions: Mapping[int, int]
+    usage: Mapping[str, Usage]
+    #: The projects as they were read: another object once they have changed.
+    projects_stamp: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a queued job asks for, as of a version; `patient` insists on what it only prefers.
+
+    `ask` is the number of what the patient one asks of nodes, None where it prefers nothing.
+    """
+
+    version: int
+    reservation: StoredReservation | None
+    plain: QueuedJob
+    patient: QueuedJob
+    ask: int | None
+    patience_s: float
+
+
+@dataclass
+class WrittenReasons:
+    """Which pending reason of each queued job has been written to the store last."""
+
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _written: dict[int, tuple[int | None, Reason, int]] = field(default_factory=dict)
+    _turn: int = 0
+
+    def unwritten(
+        self, pending: Sequence[tuple[int, Reason]], versions: Mapping[int, int]
+    ) -> list[tuple[int, Reason]]:
+        """Reasons to write down: new ones, and a share of those that only say it in other words.
+
+        In a long queue every start changes a number in the reason of every job, and to write them all
+        at every pass would be most of the work; so those go first that were written longest ago.
+        """
+        fresh: list[tuple[int, Reason]] = []
+        reworded: list[tuple[int, int, Reason]] = []
+        with self._lock:
+            for num, reason in pending:
+                version, said, turn = self._written.get(num, _NEVER)
+                if said is None or said.code is not reason.code or version != versions.get(num):
+                    fresh.append((num, reason))
+                elif said.message != reason.message:
+                    reworded.append((turn, num, reason))
+        few = heapq.nsmallest(REWORDED_AT_ONCE, reworded, key=lambda one: one[:2])
+        return fresh + [(num, reason) for _, num, reason in few]
+
+    def mark_written(
+        self, pending: Sequence[tuple[int, Reason]], versions: Mapping[int, int]
+    ) -> None:
+        """These reasons have been written down."""
+        with self._lock:
+            self._turn += 1
+            for num, reason in pending:
+                self._written[num] = (versions.get(num), reason, self._turn)
+            for num in self._written.keys() - versions.keys():
+                del self._written[num]
+
+
+@dataclass
+class RowCache:
+    """Rows by what was stored when (versions of jobs, stamps of pools), under one lock."""
+
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _jobs: dict[int, StoredJob] = field(default_factory=dict)
+    # The same jobs, those that wait and those that hold slots, and both by number once asked for.
+    _queued: dict[int, StoredJob] = field(default_factory=dict)
+    _held: dict[int, StoredJob] = field(default_factory=dict)
+    _queue: list[StoredJob] | None = None
+    _holding: list[StoredJob] | None = None
+    _launched: set[tuple[int, int]] = field(default_factory=set)
+    _feed_seq: int | None = None
+    _learned: tuple[int, int] | None = None
+    _pools: tuple[object, tuple[PoolSpec, ...]] = ((), ())
+    _projects: tuple[object, dict[str, ProjectSpec]] = field(default_factory=lambda: ((), {}))
+    _nodes: tuple[object, tuple[Node, ...]] = ((), ())
+    _asks: dict[NodeRequest, int] = field(default_factory=dict)
+    _fits: dict[int, bool] = field(default_factory=dict)
+    _narrowest: dict[str, str | None] = field(default_factory=dict)
+    _asked: dict[int, _Asked] = field(default_factory=dict)
+    _blocked: dict[int, tuple[int, Reason]] = field(default_factory=dict)
+
+    def view(
+        self,
+        tx: Tx,
+        real: Sequence[Node],
+        policy: PlanningPolicy,
+        history: History,
+        now: int,
+    ) -> SchedulerView:
+        """Return everything a plan may depend on. `real` are the executor's own nodes."""
+        with self._lock:
+            nodes = self.nodes(tx, real)
+            waiting, holding = self.jobs(tx)
+            reservations = planning.reservations_now(tx)
+            projects = self._projects_now(tx)
+            known = planning.usage_now(tx)
+            facts = planner_input.RunningFacts(
+                lineage.last_saves(tx), lineage.restoring(tx), supervisors.epochs_now(tx)
+            )
+            deferred = self._blocked_now(waiting, now)
+            willing = waiting
+            if deferred:
+                willing = [one for one in waiting if one.job.num not in deferred]
+            deferred |= planner_input.over_running(willing, holding, projects, set(reservations))
+            shown = waiting
+            if deferred:
+                shown = [one for one in waiting if one.job.num not in deferred]
+            snapshot = PlanningInput(
+                nodes=_with_selected_labels(nodes, shown),
+                held=tuple(
+                    planner_input.held(
+                        one, facts, reservations.get(one.job.num), policy.config, now
+                    )
+                    for one in holding
+                ),
+                waiting=tuple(
+                    self._waiting(one, reservations.get(one.job.num), nodes, history, now)
+                    for one in shown
+                ),
+                projects=tuple(
+                    one.to_core(planner_input.past_slots(known.get(name), policy.half_life_s, now))
+                    for name, one in projects.items()
+                ),
+                reservations=tuple(
+                    reservation.reservation for reservation in reservations.values()
+                ),
+                history=history,
+                config=policy.config,
+            )
+            attempts = {
+                one.job.num: one.job.attempt.num for one in holding if one.job.attempt is not None
+            }
+            versions = {one.job.num: one.version for one in waiting}
+            usage = planner_input.changed_usage(known, holding, policy.half_life_s, now)
+            return SchedulerView(
+                nodes,
+                snapshot,
+                deferred,
+                reservations,
+                attempts,
+                versions,
+                usage,
+                self._projects,
+            )
+
+    def jobs(self, tx: Tx) -> tuple[list[StoredJob], list[StoredJob]]:
+        """Queued jobs and those that hold slots, by number; only those that changed are decoded."""
+        with self._lock:
+            holding = self.holding(tx)
+            if self._queue is None:
+                self._queue = [self._queued[num] for num in sorted(self._queued)]
+            return list(self._queue), holding
+
+    def holding(self, tx: Tx) -> list[StoredJob]:
+        """Jobs that hold slots, by number; however long the queue is."""
+        with self._lock:
+            self._look(tx)
+            if self._holding is None:
+                self._holding = [self._held[num] for num in sorted(self._held)]
+            return list(self._holding)
+
+    def some(self, tx: Tx, nums: Sequence[int]) -> dict[int, StoredJob]:
+        """These jobs by number, as far as they are there; those that are over are read."""
+        with self._lock:
+            self._look(tx)
+            found = {num: self._jobs[num] for num in nums if num in self._jobs}
+        over = jobs.load_many(tx, [num for num in nums if num not in found])
+        return found | {one.job.num: one for one in over}
+
+    def launched(self, tx: Tx, live: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+        """Which of these (job, attempt), all that are live, have been launched; a read only.
+
+        Whoever has been launched stays so, and is not asked for again.
+        """
+        with self._lock:
+            known = self._launched.intersection(live)
+            known |= outbox.launched(tx, [one for one in live if one not in known])
+            self._launched = known
+            return known
+
+    def _look(self, tx: Tx) -> None:
+        """Be as new as the transaction's own view of the store."""
+        if tx.touched.feed is not None:
+            raise InvariantBroken("the picture would show what may never be committed")
+        feed = events.last_feed(tx)
+        if self._feed_seq is None or feed > self._feed_seq:
+            self._catch_up(tx, self._feed_seq)
+            self._feed_seq = feed
+
+    def _catch_up(self, tx: Tx, since: int | None) -> None:
+        """Read the jobs that events behind `since` were about, unless they are known as they are."""
+        if since is None:
+            live = jobs.versions(tx, (JobState.QUEUED, *HOLDING))
+            told = live.keys() | self._jobs.keys()
+        else:
+            told = set(events.jobs_behind(tx, since))
+            live = jobs.versions(tx, (JobState.QUEUED, *HOLDING), sorted(told))
+        for num in told - live.keys():
+            self._forget(num)
+        stale = [
+            num
+            for num, version in live.items()
+            if num not in self._jobs or self._jobs[num].version != version
+        ]
+        for one in jobs.load_many(tx, stale):
+            self._keep(one)
+
+    def _keep(self, one: StoredJob) -> None:
+        num = one.job.num
+        self._part(num)
+        self._jobs[num] = one
+        if one.job.state is JobState.QUEUED:
+            self._queued[num], self._queue = one, None
+        else:
+            self._held[num], self._holding = one, None
+
+    def _forget(self, num: int) -> None:
+        self._part(num)
+        self._jobs.pop(num, None)
+        self._asked.pop(num, None)
+
+    def _part(self, num: int) -> None:
+        if self._queued.pop(num, None) is not None:
+            self._queue = None
+        if self._held.pop(num, None) is not None:
+            self._holding = None
+
+    def remember(self, touched: Touched) -> None:
+        """Jobs as this process has just stored them. A row of another version is read again.
+
+        Commits of several threads may be told in another order than they were made in: what the
+        picture has caught up with already is older than what it knows, and what comes behind a gap
+        is looked at once more.
+        """
+        with self._lock:
+            if self._feed_seq is None or touched.feed is None or touched.feed[1] <= self._feed_seq:
+                return
+            if touched.feed[0] == self._feed_seq + 1:
+                self._feed_seq = touched.feed[1]
+            for num, row in touched.rows.items():
+                if not isinstance(row, StoredJob):
+                    continue
+                if row.job.state is JobState.QUEUED or row.job.holds_slots:
+                    self._keep(row)
+                else:
+                    self._forget(num)
+
+    def nodes(self, tx: Tx, real: Sequence[Node]) -> tuple[Node, ...]:
+        """The executor's nodes, or those of the pool file that they play; with marks as `closed`."""
+        with self._lock:
+            stamps = resources.pool_stamps(tx)
+            if self._pools[0] != stamps:
+                found = tuple(PoolSpec(**one.body) for one in resources.pools_now(tx))
+                self._pools = (stamps, found)
+            marks = resources.marks(tx)
+            key = (stamps, tuple(real), tuple(marks.items()))
+            if self._nodes[0] != key:
+                self._nodes = (key, _laid_out(self._pools[1], real, marks))
+                self._fits.clear()
+                levels = narrowest_levels(self._nodes[1])
+                if levels != self._narrowest:
+                    self._narrowest = levels
+                    self._asked.clear()
+            return self._nodes[1]
+
+    def newly_finished(self, tx: Tx) -> list[Finished]:
+        """Return the jobs that ended since the last call, the oldest first."""
+        with self._lock:
+            found: list[Finished] = []
+            if self._learned is None:
+                self._learned = (0, 0)
+                found += jobs.last_finished(tx, limit=LEARNED_AT_START)
+            while True:
+                if found:
+                    self._learned = (found[-1].ended_at, found[-1].num)
+                page = jobs.finished_after(tx, *self._learned, limit=_PAGE)
+                if not page:
+                    return found
+                found += page
+
+    def keep_back(self, num: int, reason: Reason, until: int) -> None:
+        """Do not show a queued job to the planner for a while; the reason is what is said of it."""
+        with self._lock:
+            self._blocked[num] = (until, reason)
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _blocked_now(self, waiting: Sequence[StoredJob], now: int) -> dict[int, Reason]:
+        if not self._blocked:
+            return {}
+        nums = {one.job.num for one in waiting}
+        self._blocked = {
+            num: (until, reason)
+            for num, (until, reason) in self._blocked.items()
+            if num in nums and now < until
+        }
+        return {num: reason for num, (_, reason) in self._blocked.items()}
+
+    def _projects_now(self, tx: Tx) -> dict[str, ProjectSpec]:
+        stamps = resources.project_stamps(tx)
+        if self._projects[0] != stamps:
+            found = {one.name: ProjectSpec(**one.body) for one in resources.projects_now(tx)}
+            self._projects = (stamps, found)
+        return self._projects[1]
+
+    def _waiting(
+        self,
+        stored: StoredJob,
+        reservation: StoredReservation | None,
+        nodes: tuple[Node, ...],
+        history: History,
+        now: int,
+    ) -> QueuedJob:
+        known = self._asked.get(stored.job.num)
+        if known is None or known.version != stored.version or known.reservation != reservation:
+            demand = stored.facts.demand
+            plain = planner_input.waiting(stored, reservation)
+            patient, ask = plain, None
+            patience_s = demand.patience_s
+            level = preferred_level(demand.preferred, plain, self._narrowest)
+            # Whoever has nodes kept for it takes those.
+            if level is not None and reservation is None:
+                patient = replace(plain, required=level)
+                ask = self._asks.setdefault(request_of(patient), len(self._asks))
+                if patience_s is None:
+                    patience_s = expected_patience_s(plain, history)
+            known = _Asked(stored.version, reservation, plain, patient, ask, patience_s or 0.0)
+            self._asked[stored.job.num] = known
+        if known.ask is None or now - known.plain.since >= known.patience_s * _US:
+            return known.plain
+        # The same object at every pass: the planner's indexes then see that nothing has changed.
+        return known.patient if self._ever(known.patient, known.ask, nodes) else known.plain
+
+    def _ever(self, job: QueuedJob, ask: int, nodes: tuple[Node, ...]) -> bool:
+        known = self._fits.get(ask)
+        if known is None:
+            known = self._fits[ask] = fits_ever(job, nodes)
+        return known
+
+
+def fits_ever(job: QueuedJob, nodes: Sequence[Node]) -> bool:
+    """Whether the gang could start if nothing else ran and no node were closed."""
+    empty = tuple(replace(node, closed="") for node in nodes)
+    least = job.shape.nodes if job.min_nodes is None else job.min_nodes
+    alone = replace(job, shape=replace(job.shape, nodes=least), min_nodes=None, not_before=None)
+    return bool(plan(PlanningInput(empty, (), (alone,)), job.submitted_at).starts)
+
+
+def _with_selected_labels(nodes: tuple[Node, ...], shown: Sequence[StoredJob]) -> tuple[Node, ...]:
+    """Return the nodes without labels that no job selects by: they would divide kinds of nodes."""
+    if not any(node.labels for node in nodes):
+        return nodes
+    wanted = {key for one in shown for key, _ in one.facts.demand.selector}
+    return tuple(
+        replace(node, labels=tuple(label for label in node.labels if label[0] in wanted))
+        if node.labels
+        else node
+        for node in nodes
+    )
+
+
+def _laid_out(
+    pools: Sequence[PoolSpec], real: Sequence[Node], marks: Mapping[str, resources.NodeMark]
+) -> tuple[Node, ...]:
+    nodes = tuple(real)
+    here = [node for node in real if node.pool == LOCAL]
+    if pools and here:
+        machine = HostDefaults(here[0].address, here[0].num_cpus, here[0].memory_bytes)
+        elsewhere = (node for node in real if node.pool != LOCAL)
+        nodes = (*(node for pool in pools for node in pool.to_core(machine)), *elsewhere)
+    return tuple(
+        replace(node, closed=f"{marks[node.id].state}: {marks[node.id].reason}")
+        if node.id in marks
+        else node
+        for node in nodes
+    )
