@@ -9,7 +9,7 @@ from torch import nn
 
 from phalanx.core.training import estimates
 from phalanx.errors import NotSupported, SpecInvalid, UserError
-from phalanx.train.parallel import auto_strategy, model_costs, stages
+from phalanx.train.parallel import model_costs, stages, strategy_choice
 from phalanx.train.programs.planning.__main__ import main, survey_script
 from phalanx.train.programs.planning.planning_run import PlanningRun
 from phalanx.train.run import Run
@@ -189,7 +189,7 @@ def test_auto_takes_the_first_that_fits(memory, best):
     device = estimates.with_memory(estimates.DEVICES["H100"], memory)
     with torch.device("meta"):
         model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(6)))
-    choice = auto_strategy.pick(model, estimates.DeviceSet(1, 8, device))
+    choice = strategy_choice.pick(model, estimates.DeviceSet(1, 8, device))
     assert choice.best.name == best
     assert choice.best.fits == (memory > 1 << 20)
 

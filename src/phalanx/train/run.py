@@ -24,7 +24,7 @@ from phalanx.train.numerics import gradients, local_sgd
 from phalanx.train.numerics.compression import CompressionContext, Compressors
 from phalanx.train.observe import communication
 from phalanx.train.observe.profiling import Profiler, profile_settings
-from phalanx.train.parallel import replica
+from phalanx.train.parallel import replica, strategy_choice
 from phalanx.train.state import restoring
 from phalanx.train.state.checkpoint_reader import Restored, section
 from phalanx.train.state.resuming import Resumption
@@ -66,7 +66,14 @@ class Run:
         self._where = "the checkpoint"
         self._stream: data.PositionedLoader | None = None
         self._place = components.layout.place(self.rank)
-        self._strategy = local_sgd.strategy_for(components)
+        self._strategy = strategy_choice.strategy_for(
+            components.options,
+            components.layout,
+            components.info,
+            channel=components.connection.channel,
+            report=components.report,
+            on_choice=components.saver.share_as,
+        )
         components.saver.watch(
             self._models, self._optimizers, self._strategy.name, self._strategy.place
         )
@@ -87,7 +94,9 @@ class Run:
         self._compressors = Compressors(
             components.options.compression, components.options.seed, now
         )
-        self._rounds = local_sgd.rounds_for(components)
+        self._rounds = local_sgd.rounds_for(
+            components.options.sync, components.info, components.report
+        )
         loop.profiling = Profiler(
             loop,
             components.info,

@@ -212,6 +212,27 @@ def with_spec(options: RunOptions, training: Mapping[str, Any]) -> RunOptions:
     return parse({**own, **training})
 
 
+def sync_conflicts(options: RunOptions, layout: meshes.Layout) -> list[Problem]:
+    """Return the options that exclude local SGD, where `sync` asks for it."""
+    if not options.sync.is_local:
+        return []
+    method, problems = options.sync.method, []
+    if layout.dp != layout.world_size:
+        problems.append(Problem("sync", "works between whole replicas: strategy ddp", method))
+    if options.compression.method != "none":
+        text = "compresses gradients, which sync does not send; use sync's quantize"
+        problems.append(Problem("compression", text, options.compression.method))
+    guarded = options.on_non_finite is not GuardPolicy.OFF or options.precision == "fp16"
+    if method == "server" and options.sync.staleness and guarded:
+        text = "asks all ranks in every step, which staleness is there to avoid"
+        which = "precision" if options.precision == "fp16" else "on_non_finite"
+        problems.append(Problem(which, text))
+    if options.sync_batchnorm:
+        text = "needs all ranks in every step, which sync does without"
+        problems.append(Problem("sync_batchnorm", text, "true"))
+    return problems
+
+
 def _one_of(*allowed: str) -> Any:
     def check(value: Any) -> str:
         if value not in allowed:

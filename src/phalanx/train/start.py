@@ -21,7 +21,6 @@ from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import Connection
 from phalanx.train.gang.report import NoReport, Report, ReportFile
 from phalanx.train.gang.stopping import StopSignal
-from phalanx.train.numerics import local_sgd
 from phalanx.train.numerics.local_sgd.server_ranks import as_worker, is_server, run_server
 from phalanx.train.observe.devices import step_timing
 from phalanx.train.run import Run
@@ -129,7 +128,7 @@ def _laid_out(options: RunOptions, world_size: int) -> Layout:
         problems.append(
             Problem("compression", "works between whole replicas: strategy ddp", method)
         )
-    problems += local_sgd.conflicts(options, layout)
+    problems += settings.sync_conflicts(options, layout)
     for name, size in (("tp", layout.tp), ("pp", layout.pp)):
         if options.sync_batchnorm and size > 1:
             problems.append(Problem("sync_batchnorm", f"does not go together with {name}"))

@@ -23,6 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.numerics import gradients
 from phalanx.train.parallel import materialize, replica
+from phalanx.train.state.per_rank import num_ranks
 
 LossFn = Callable[[Any, Any], torch.Tensor]
 
@@ -142,6 +143,24 @@ class SingleRank(BaseStrategy):
     def reduces(self, models: Iterable[nn.Module]) -> bool:
         """Return False."""
         return False
+
+
+class IndependentReplicas(SingleRank):
+    """Independent replicas that start from rank 0's weights; `rounds` averages them later."""
+
+    def __init__(self, name: str) -> None:
+        """Create the strategy; checkpoints record `name`."""
+        self.name = name
+
+    def wrap(
+        self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
+    ) -> nn.Module:
+        """Return the same module, with rank 0's weights."""
+        if num_ranks() > 1:
+            with torch.no_grad():
+                for tensor in [*model.parameters(), *model.buffers()]:
+                    dist.broadcast(tensor, src=0)
+        return model
 
 
 class ReplicaStrategy(BaseStrategy):

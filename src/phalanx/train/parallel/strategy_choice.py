@@ -1,9 +1,8 @@
-"""`strategy="auto"`: replicas, shards, or shards inside nodes and replicas over them, whichever suits.
+"""The strategy of a layout of the ranks, and the choice of `strategy="auto"`.
 
-Decided when the model is known, by rank 0, from its size, the devices' memory, the number of ranks
-and how many share a node; the same at every start with as many ranks. Layouts that ask something of
-the script (tensor parallel layers, pipeline stages) are never taken by themselves: `phalanx plan`
-says where they would pay.
+`auto` is decided at the first model by rank 0, from the model's size, the devices' memory, the number of
+ranks and of those that share a node; the same at every start with as many ranks. Layouts that need changes
+of the script (tensor parallel layers, pipeline stages) are never chosen: `phalanx plan` recommends them.
 """
 
 from __future__ import annotations
@@ -19,15 +18,24 @@ from torch import nn
 from torch.optim import Optimizer
 
 from phalanx.core.contract.records import WarningRecord
-from phalanx.core.gang.meshes import Layout
+from phalanx.core.gang.meshes import AUTO, Layout
 from phalanx.core.training import estimates
 from phalanx.core.training.estimates import DeviceSet, LayoutChoice, ModelProfile
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.gang.report import Report
 from phalanx.train.parallel import replica
+from phalanx.train.parallel.grid import GridStrategy
 from phalanx.train.parallel.model_costs import block_bytes, bytes_of
-from phalanx.train.parallel.strategies import BaseStrategy, SingleRank, Strategy
+from phalanx.train.parallel.strategies import (
+    BaseStrategy,
+    IndependentReplicas,
+    ReplicaStrategy,
+    ShardStrategy,
+    SingleRank,
+    Strategy,
+)
+from phalanx.train.settings import RunOptions
 
 _LIMIT_FILE = Path("/sys/fs/cgroup/memory.max")
 Make = Callable[[Layout], Strategy]
@@ -74,12 +82,19 @@ class AutoStrategy(BaseStrategy):
 
     name = "auto"
 
-    def __init__(self, info: RankInfo, channel: ControlChannel, report: Report, make: Make) -> None:
-        """Create the strategy; `make` makes the strategy of a layout."""
+    def __init__(
+        self,
+        info: RankInfo,
+        channel: ControlChannel,
+        report: Report,
+        make: Make,
+        on_choice: Callable[[str], None],
+    ) -> None:
+        """Create the strategy; `make` makes that of a layout, `on_choice` gets the name of the choice."""
         self._info, self._channel, self._report, self._make = info, channel, report, make
         self._made: Strategy = SingleRank()
         self._optimizers: list[Optimizer] = []
-        self.on_choice: Callable[[str], None] = lambda name: None
+        self._on_choice = on_choice
 
     def receive(
         self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
@@ -107,7 +122,7 @@ class AutoStrategy(BaseStrategy):
         told: dict[str, Any] = json.loads(self._channel.broadcast(json.dumps(mine)))
         self._made = self._make(Layout(**told))
         self.name = self._made.name
-        self.on_choice(self.name)
+        self._on_choice(self.name)
         for optimizer in self._optimizers:
             self._made.adopt(optimizer)
         if info.is_main:
@@ -134,3 +149,48 @@ class AutoStrategy(BaseStrategy):
     def reduces(self, models: Iterable[nn.Module]) -> bool:
         """Delegate to the chosen strategy."""
         return self._made.reduces(models)
+
+
+def strategy_for(
+    options: RunOptions,
+    layout: Layout,
+    info: RankInfo,
+    *,
+    channel: ControlChannel,
+    report: Report,
+    on_choice: Callable[[str], None],
+) -> Strategy:
+    """Return the strategy of a run; `auto` is resolved at the first model, and named to `on_choice`."""
+    if options.sync.is_local:
+        return IndependentReplicas(options.sync.method)
+
+    def make(layout: Layout) -> Strategy:
+        return chosen(layout, info.rank, options)
+
+    compresses = options.compression.method != "none"
+    if options.strategy != AUTO or info.world_size == 1 or compresses:
+        return make(layout)
+    return AutoStrategy(info, channel, report, make, on_choice)
+
+
+def chosen(layout: Layout, rank: int, options: RunOptions) -> Strategy:
+    """Return the strategy of a layout, for this rank."""
+    if layout.world_size == 1:
+        return SingleRank()
+    if layout.dp == layout.world_size:
+        # Also what `auto` takes where gradients are compressed.
+        return ReplicaStrategy()
+    if layout.fsdp == layout.world_size:
+        return ShardStrategy(options.fsdp)
+    if layout.pp == 1:
+        return GridStrategy(layout, options.tp_plan, options.fsdp)
+    # torch's pipelines import its compiler, which takes most of a second.
+    from phalanx.train.parallel.pipeline import PipelineOptions, PipelineStrategy
+
+    pipeline = PipelineOptions(
+        schedule=options.pipeline_schedule,
+        micro_batches=options.micro_batches,
+        split=options.pipeline_split,
+        precision=options.precision,
+    )
+    return PipelineStrategy(layout, rank, options.tp_plan, options.fsdp, pipeline)
