@@ -250,9 +250,11 @@ def test_what_a_peer_sends_is_bounded_and_its_mistakes_are_answered(tmp_path):
     one = Federated(tmp_path, num_rounds=1, min_sites=1)
     large = (1 << 33).to_bytes(8, "little")
     assert "at most" in answered(one.port, "secret", raw=large)["refused"]
-    row = {"dtype": "float32", "shape": [8], "at": 0, "bytes": 0}
-    header = json.dumps({"tree": {"$tensor": 0}, "tensors": [row]}).encode()
-    body = b"PHXTENS1" + len(header).to_bytes(8, "little") + header
+    row = {"name": "w", "dtype": "float32", "shape": [8]}
+    own = json.dumps({"tree": {"$tensor": 0}, "tensors": [row]})
+    entry = {"dtype": "F32", "shape": [8], "data_offsets": [0, 0]}
+    header = json.dumps({"__metadata__": {"phalanx": own}, "w": entry}).encode()
+    body = len(header).to_bytes(8, "little") + header
     empty = len(body).to_bytes(8, "little") + body
     assert "without its bytes" in answered(one.port, "secret", raw=empty)["refused"]
     # A large answer is under way while the token is refused: the refusal arrives all the same.

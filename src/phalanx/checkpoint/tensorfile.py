@@ -1,18 +1,22 @@
-"""One shard's file: a JSON header, then the raw bytes of its tensors. Never a pickle.
+"""One shard's file, in the safetensors format: a JSON header, then the bytes of its tensors.
 
 Layout, little endian::
 
-    0    8 bytes  magic  b"PHXTENS1"
-    8    u64      length of the header in bytes
-    16   …        header: UTF-8 JSON, {"tree": …, "tensors": [{"dtype", "shape", "at", "bytes"}, …]}
-    …             zeros up to a multiple of 64
-    …             tensors, each at `at` bytes after that point, each at a multiple of 64, C order
+    0    u64      length of the header in bytes
+    8    …        header: UTF-8 JSON, {name: {"dtype", "shape", "data_offsets"}, …, "__metadata__"}
+    …             tensors in C order, without gaps, at their offsets after the header
 
-A tensor may be a part of a greater one: then its row also has `id`, `of` (the whole shape) and `from`
-(where in it the part begins), and the parts of one `id` may lie in several files.
+The header ends in blanks, so that tensors begin at a multiple of 64 bytes; where a tensor's size is no
+multiple of 64, a tensor `__padding__.N` of bytes follows it. `__metadata__` has one entry, `phalanx`: JSON
+`{"tree": …, "tensors": [row, …]}`, a row for each tensor in order with `name`, `dtype` and `shape`. A
+tensor may be a region of a greater one: then its row also has `id`, `of` (the whole shape) and `from`
+(where in it the region begins), and the regions of one `id` may lie in several files.
 
-`tree` is any JSON value; what its parts mean is the business of the framework's side (`train/state/tree.py`
-writes `{"$tensor": 3}` for the fourth tensor). `dtype` is the framework's name, for example `float32`.
+`tree` is any JSON value; what its parts mean is defined by the framework's side (`train/state/tree.py`
+writes `{"$tensor": 3}` for the fourth tensor). A row's `dtype` is the framework's name, for example
+`float32`; tensors of a dtype that safetensors lacks are bytes (`U8`) to other tools.
+
+Files of manifest schemas 1 and 2 begin with `PHXTENS1` and are still read.
 """
 
 from __future__ import annotations
@@ -30,10 +34,29 @@ from phalanx.checkpoint.disk import PAGE_BYTES, Disk
 from phalanx.core.training.checkpoints import FileEntry
 from phalanx.errors import CheckpointCorrupt
 
-MAGIC = b"PHXTENS1"
 ALIGN = 64
-_HEAD = struct.Struct("<8sQ")
-_LARGEST_HEADER = 1 << 30
+METADATA = "phalanx"
+_LENGTH = struct.Struct("<Q")
+_LARGEST_HEADER = 100_000_000  # what the safetensors library reads
+_EARLIER_MAGIC = b"PHXTENS1"
+_EARLIER_LARGEST_HEADER = 1 << 30
+_DTYPES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "uint32": "U32",
+    "int32": "I32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,25 +95,70 @@ def _padding(size: int) -> int:
 
 
 def lay_out(tree: Any, blobs: Sequence[TensorBytes]) -> Iterator[Any]:
-    """The bytes of a tensor file, in pieces; tensors are not copied."""
-    at, rows = 0, []
-    for blob in blobs:
-        row = {"dtype": blob.dtype, "shape": blob.shape, "at": at, "bytes": blob.size_bytes}
-        if (part := blob.part) is not None:
-            row |= {"id": part.id, "of": part.of, "from": part.start}
-        rows.append(row)
-        at += blob.size_bytes + _padding(blob.size_bytes)
-    header = json.dumps({"tree": tree, "tensors": rows}, separators=(",", ":")).encode()
-    if at >= BLOCK_BYTES:
-        # Blanks, so that tensors staged in one room begin a page in the file where they do in memory.
-        header += b" " * (-(_HEAD.size + len(header)) % PAGE_BYTES)
-    lead = _HEAD.pack(MAGIC, len(header)) + header
-    yield lead + b"\0" * _padding(len(lead))
+    """The bytes of a tensor file, in pieces; tensors are not copied. Raises ValueError."""
+    header = _header(tree, blobs)
+    if sum(blob.size_bytes for blob in blobs) >= BLOCK_BYTES:
+        # Tensors staged in one buffer then begin a page in the file where they do in memory.
+        header += b" " * (-(_LENGTH.size + len(header)) % PAGE_BYTES)
+    header += b" " * _padding(_LENGTH.size + len(header))
+    if len(header) > _LARGEST_HEADER:
+        raise ValueError(f"the header of {len(blobs)} tensors is too large: {len(header)} bytes")
+    yield _LENGTH.pack(len(header)) + header
     for blob in blobs:
         if blob.size_bytes:
             yield blob.data
         if pad := _padding(blob.size_bytes):
             yield b"\0" * pad
+
+
+def _header(tree: Any, blobs: Sequence[TensorBytes]) -> bytes:
+    at, rows, entries = 0, [], {}
+    for number, (name, blob) in enumerate(zip(_names(tree, blobs), blobs, strict=True)):
+        row: dict[str, Any] = {"name": name, "dtype": blob.dtype, "shape": blob.shape}
+        if (part := blob.part) is not None:
+            row |= {"id": part.id, "of": part.of, "from": part.start}
+        rows.append(row)
+        dtype = _DTYPES.get(blob.dtype)
+        shape = (blob.size_bytes,) if dtype is None else blob.shape
+        entries[name] = _entry(dtype or "U8", shape, at, blob.size_bytes)
+        at += blob.size_bytes
+        if pad := _padding(blob.size_bytes):
+            entries[f"__padding__.{number}"] = _entry("U8", (pad,), at, pad)
+            at += pad
+    own = json.dumps({"tree": tree, "tensors": rows}, separators=(",", ":"))
+    return json.dumps({"__metadata__": {METADATA: own}, **entries}, separators=(",", ":")).encode()
+
+
+def _entry(dtype: str, shape: Sequence[int], at: int, size: int) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": (at, at + size)}
+
+
+def _names(tree: Any, blobs: Sequence[TensorBytes]) -> list[str]:
+    """A name for every tensor: its path in the tree where that refers to it, else its number."""
+    paths: dict[int, str] = {}
+    _collect_paths(tree, "", paths)
+    names: dict[str, None] = {}
+    for number, blob in enumerate(blobs):
+        part = blob.part or TensorRegion(number, blob.shape, (0,) * len(blob.shape))
+        name = paths.get(part.id, f"tensor.{part.id}")
+        if part.of != blob.shape:
+            sides = zip(part.start, blob.shape, strict=True)
+            name += "[" + ",".join(f"{start}:{start + size}" for start, size in sides) + "]"
+        taken = name in names or name.startswith("__")  # the names of the format and of padding
+        names[f"{name}#{number}" if taken else name] = None
+    return list(names)
+
+
+def _collect_paths(tree: Any, path: str, paths: dict[int, str]) -> None:
+    if isinstance(tree, dict):
+        if isinstance(number := tree.get("$tensor"), int):
+            paths.setdefault(number, path)
+            return
+        for key, value in tree.items():
+            _collect_paths(value, f"{path}.{key}" if path else str(key), paths)
+    elif isinstance(tree, list):
+        for at, value in enumerate(tree):
+            _collect_paths(value, f"{path}.{at}" if path else str(at), paths)
 
 
 def write_pieces(disk: Disk, root: Path, path: str, pieces: Iterable[Any]) -> FileEntry:
@@ -132,23 +200,12 @@ def parse(data: bytearray, where: str) -> tuple[Any, list[TensorBytes]]:
 
     Raises CheckpointCorrupt when it is not such a file.
     """
-    try:
-        magic, length = _HEAD.unpack_from(data)
-        if magic != MAGIC:
-            raise ValueError("not a tensor file")
-        start = _HEAD.size + length
-        header = json.loads(bytes(data[_HEAD.size : start]))
-        base = start + _padding(start)
-        view = memoryview(data)
-        blobs = []
-        for row in header["tensors"]:
-            part = view[base + row["at"] : base + row["at"] + row["bytes"]]
-            if part.nbytes != row["bytes"]:
-                raise ValueError("a tensor reaches beyond the file")
-            blobs.append(TensorBytes(row["dtype"], tuple(row["shape"]), part, row["bytes"]))
-        return header["tree"], blobs
-    except (ValueError, KeyError, TypeError, RecursionError, struct.error) as error:
-        raise CheckpointCorrupt(f"{where}: {error}") from error
+    tree, entries = read_header(_InMemory(data), where)
+    view = memoryview(data)
+    return tree, [
+        TensorBytes(one.dtype, one.shape, view[one.at : one.at + one.size_bytes], one.size_bytes)
+        for one in entries
+    ]
 
 
 class ByteSource(Protocol):
@@ -164,33 +221,72 @@ class ByteSource(Protocol):
         ...
 
 
+class _InMemory:
+    """The bytes of a file that have been read and checked."""
+
+    def __init__(self, data: bytearray) -> None:
+        self._data = memoryview(data)
+        self.size_bytes = len(data)
+
+    def read_into(self, at: int, into: memoryview) -> None:
+        """Fill `into` with what begins at byte `at`. Raises ValueError beyond the end."""
+        into[:] = self._data[at : at + into.nbytes]
+
+
 def read_header(source: ByteSource, where: str) -> tuple[Any, list[TensorEntry]]:
-    """The tree, and where every tensor lies. Raises CheckpointCorrupt when it is not such a file."""
+    """The tree, and the place of every tensor. Raises CheckpointCorrupt when it is no tensor file."""
     try:
-        head = bytearray(_HEAD.size)
-        source.read_into(0, memoryview(head))
-        magic, length = _HEAD.unpack(head)
-        if magic != MAGIC or length > min(_LARGEST_HEADER, source.size_bytes):
-            raise ValueError("not a tensor file")
-        text = bytearray(length)
-        source.read_into(_HEAD.size, memoryview(text))
-        header = json.loads(bytes(text))
-        start = _HEAD.size + length
-        base = start + _padding(start)
-        rows = [_row(at, row, base) for at, row in enumerate(header["tensors"])]
-        for row in rows:
-            if row.at < base or row.at + row.size_bytes > source.size_bytes:
+        head = _read(source, 0, _LENGTH.size)
+        read = _read_earlier if head == _EARLIER_MAGIC else _read_safetensors
+        tree, entries = read(source)
+        for entry in entries:
+            if entry.at < 0 or entry.at + entry.size_bytes > source.size_bytes:
                 raise ValueError("a tensor reaches beyond the file")
-        return header["tree"], rows
-    except (ValueError, KeyError, TypeError, struct.error) as error:
+        return tree, entries
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
         raise CheckpointCorrupt(f"{where}: {error}") from error
 
 
-def _row(at: int, row: Mapping[str, Any], base: int) -> TensorEntry:
+def _read(source: ByteSource, at: int, size: int) -> bytes:
+    data = bytearray(size)
+    source.read_into(at, memoryview(data))
+    return bytes(data)
+
+
+def _read_safetensors(source: ByteSource) -> tuple[Any, list[TensorEntry]]:
+    (length,) = _LENGTH.unpack(_read(source, 0, _LENGTH.size))
+    if length > min(_LARGEST_HEADER, source.size_bytes):
+        raise ValueError("not a tensor file")
+    header = json.loads(_read(source, _LENGTH.size, length))
+    own = json.loads(header["__metadata__"][METADATA])
+    base = _LENGTH.size + length
+    entries = []
+    for number, row in enumerate(own["tensors"]):
+        begin, end = header[row["name"]]["data_offsets"]
+        if not 0 <= begin <= end:
+            raise ValueError("a tensor ends before it begins")
+        entries.append(_tensor_entry(number, row, base + begin, end - begin))
+    return own["tree"], entries
+
+
+def _read_earlier(source: ByteSource) -> tuple[Any, list[TensorEntry]]:
+    """The header of manifest schemas 1 and 2: magic, length, JSON, zeros up to a multiple of 64."""
+    start = len(_EARLIER_MAGIC) + _LENGTH.size
+    (length,) = _LENGTH.unpack(_read(source, len(_EARLIER_MAGIC), _LENGTH.size))
+    if length > min(_EARLIER_LARGEST_HEADER, source.size_bytes):
+        raise ValueError("not a tensor file")
+    header = json.loads(_read(source, start, length))
+    base = start + length + _padding(start + length)
+    entries = [
+        _tensor_entry(number, row, base + row["at"], row["bytes"])
+        for number, row in enumerate(header["tensors"])
+    ]
+    return header["tree"], entries
+
+
+def _tensor_entry(number: int, row: Mapping[str, Any], at: int, size: int) -> TensorEntry:
     shape = tuple(row["shape"])
-    part = TensorRegion(
-        at, shape, (0,) * len(shape)
-    )  # files of the first schema hold whole tensors only
+    part = TensorRegion(number, shape, (0,) * len(shape))  # schema 1 has whole tensors only
     if "id" in row:
         part = TensorRegion(row["id"], tuple(row["of"]), tuple(row["from"]))
-    return TensorEntry(row["dtype"], shape, base + row["at"], row["bytes"], part)
+    return TensorEntry(row["dtype"], shape, at, size, part)

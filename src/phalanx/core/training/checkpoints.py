@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-SCHEMA = 2
+SCHEMA = 3
 _OBJECT_STORES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "file")
 _NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{8})")
 
@@ -145,9 +145,10 @@ def migrated(body: Mapping[str, Any]) -> dict[str, Any]:
     """A manifest of any schema so far, as one of the newest. Raises ValueError for others.
 
     1: one state file, written by rank 0, with one digest over all of it. 2: a file for each rank that
-    holds parts of tensors, with digests of chunks; an entry without them stays readable as it is.
+    holds parts of tensors, with digests of chunks; an entry without them stays readable as it is. 3: tensor
+    files are in the safetensors format; nothing else differs.
     """
-    if body.get("schema") not in (1, SCHEMA):
+    if body.get("schema") not in range(1, SCHEMA + 1):
         raise ValueError(f"manifest schema {body.get('schema')!r}, expected 1 to {SCHEMA}")
     return {**body, "schema": SCHEMA}
 

@@ -50,8 +50,8 @@ def test_json_and_back_is_the_same_manifest():
 def test_fields_of_a_later_release_are_ignored_but_another_schema_is_refused():
     body = manifest(1).to_json()
     assert Manifest.from_json({**body, "colour": "blue"}) == manifest(1)
-    with pytest.raises(ValueError, match="schema 3"):
-        Manifest.from_json({**body, "schema": 3})
+    with pytest.raises(ValueError, match="schema 4"):
+        Manifest.from_json({**body, "schema": 4})
 
 
 @pytest.mark.parametrize("key", ["step", "files", "position", "commit"])
