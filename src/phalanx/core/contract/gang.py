@@ -1,0 +1,263 @@
+"""One attempt's gang and the place of one rank in it.
+
+`GangContract` is what all nodes of one role of an attempt have in common; it travels in the assignment.
+`GangContract.rank` makes the `RankContract` of one rank in one generation, which travels to it in
+environment variables (`environment`) and is read there by `phalanx.train`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+from phalanx.core.contract.checkpointing import CheckpointPolicy, Variable, as_variable
+from phalanx.core.contract.job import JobIdentity, RoleContract
+from phalanx.core.gang import meshes
+from phalanx.kit.units import parse_duration
+
+DEFAULT_GRACE_S = 30.0
+P = TypeVar("P")
+
+
+@dataclass(frozen=True, slots=True)
+class WorldShape:
+    """Nodes of a role in this attempt, and the ranks on each."""
+
+    num_nodes: int
+    ranks_per_node: int
+
+    @property
+    def size(self) -> int:
+        """Ranks of the role."""
+        return self.num_nodes * self.ranks_per_node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolePlace:
+    """The role that a node serves in a gang with several. `node_rank` counts within the role."""
+
+    name: str
+    node_rank: int
+    #: the number in the gang of the role's rank 0
+    first_rank: int
+    #: ranks of the gang, all roles
+    gang_size: int
+    #: where the first role keeps its checkpoints
+    lead_dir: str
+    leads: bool = True
+    required: bool = True
+
+
+class RoleAddress(Protocol):
+    """Where rank 0 of a role is, and a port there that is free for it."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def address(self) -> str: ...  # noqa: D102
+    @property
+    def port(self) -> int: ...  # noqa: D102
+
+
+class GenerationOrders(Protocol):
+    """What the control plane decides for each generation; `schemas.wire.supervision.Orders` has it."""
+
+    @property
+    def generation(self) -> int: ...  # noqa: D102
+    @property
+    def master_address(self) -> str: ...  # noqa: D102
+    @property
+    def master_port(self) -> int: ...  # noqa: D102
+    @property
+    def resume_path(self) -> str | None: ...  # noqa: D102
+    @property
+    def restarts(self) -> int: ...  # noqa: D102
+    @property
+    def after(self) -> str:
+        """The cause that ended the generation before; empty: none."""
+
+    @property
+    def masters(self) -> Sequence[RoleAddress]:
+        """One for each role, in gangs with several."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankFiles:
+    """Paths of one rank's own files on its node."""
+
+    report_file: str
+    control_file: str
+    error_file: str
+    #: the attempt's own copy of the code
+    code_dir: str | None = None
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("must be a whole number") from None
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        return dict(json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"must be a JSON object: {error}") from None
+
+
+def _write_sizes(sizes: str | Mapping[str, int]) -> str:
+    if isinstance(sizes, str):
+        return sizes
+    return ",".join(f"{name}={size}" for name, size in sizes.items())
+
+
+def _write_object(body: Mapping[str, Any]) -> str:
+    return json.dumps(body, sort_keys=True)
+
+
+def as_path(text: str) -> str:
+    """A path as it stands in a variable; `environment.from_environment` may read it as another type."""
+    return text
+
+
+def _number(name: str) -> dict[str, Variable]:
+    return as_variable(name, _whole)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankContract(Generic[P]):
+    """One rank of one generation: its place, its files and its policies. `P` is the type of paths.
+
+    Ranks count within their role. The variable of a field stands beside it; without a launcher none of
+    them exist, and the defaults are those of a run of one process.
+    """
+
+    #: a launcher, ours or torchrun, gave a rendezvous
+    launched: bool = False
+    #: address of rank 0, and a port there that is free for the rendezvous
+    master_address: str = field(default="", metadata=as_variable("MASTER_ADDR"))
+    master_port: int = field(default=0, metadata=_number("MASTER_PORT"))
+    rank: int = field(default=0, metadata=_number("RANK"))
+    world_size: int = field(default=1, metadata=_number("WORLD_SIZE"))
+    local_rank: int = field(default=0, metadata=_number("LOCAL_RANK"))
+    local_world_size: int = field(default=1, metadata=_number("LOCAL_WORLD_SIZE"))
+    node_rank: int = field(default=0, metadata=_number("NODE_RANK"))
+    #: the world size to which the script's batch size refers
+    reference_world: int = field(default=1, metadata=_number("PHALANX_REFERENCE_WORLD"))
+    #: `j-12`; None outside the platform
+    job: str | None = field(default=None, metadata=as_variable("PHALANX_JOB"))
+    job_name: str | None = field(default=None, metadata=as_variable("PHALANX_JOB_NAME"))
+    project: str | None = field(default=None, metadata=as_variable("PHALANX_PROJECT"))
+    attempt: int = field(default=1, metadata=_number("PHALANX_ATTEMPT"))
+    generation: int = field(default=0, metadata=_number("PHALANX_GENERATION"))
+    #: generations of the job before this one
+    restarts: int = field(default=0, metadata=_number("TORCHELASTIC_RESTART_COUNT"))
+    #: the cause that ended the generation before, within the attempt
+    restart_cause: str | None = field(default=None, metadata=as_variable("PHALANX_RESTART_CAUSE"))
+    #: microseconds UTC of the start of the job's first attempt
+    job_started_at: int | None = field(default=None, metadata=_number("PHALANX_JOB_STARTED_AT"))
+    #: seconds to save and leave when asked to stop
+    grace_s: float = field(
+        default=DEFAULT_GRACE_S,
+        metadata=as_variable("PHALANX_GRACE_S", parse_duration, lambda value: f"{value:.15g}"),
+    )
+    #: the job's own folder of checkpoints, or that of a role which is not the first
+    checkpoint_dir: P | None = field(
+        default=None, metadata=as_variable("PHALANX_CHECKPOINT_DIR", as_path)
+    )
+    #: the newest committed checkpoint
+    resume_path: P | None = field(
+        default=None, metadata=as_variable("PHALANX_RESUME_PATH", as_path)
+    )
+    #: the attempt's own copy of the code
+    code_dir: P | None = field(default=None, metadata=as_variable("PHALANX_CODE_DIR", as_path))
+    report_file: P | None = field(
+        default=None, metadata=as_variable("PHALANX_REPORT_FILE", as_path)
+    )
+    control_file: P | None = field(
+        default=None, metadata=as_variable("PHALANX_CONTROL_FILE", as_path)
+    )
+    error_file: P | None = field(
+        default=None, metadata=as_variable("TORCHELASTIC_ERROR_FILE", as_path)
+    )
+    checkpoint: CheckpointPolicy = CheckpointPolicy()
+    #: layout of the ranks, over the argument of the script
+    strategy: str | Mapping[str, int] | None = field(
+        default=None, metadata=as_variable("PHALANX_STRATEGY", meshes.parse_sizes, _write_sizes)
+    )
+    #: the spec's section `training`, over the arguments of the script
+    training: Mapping[str, Any] = field(
+        default_factory=dict, metadata=as_variable("PHALANX_TRAINING", _object, _write_object)
+    )
+
+    @property
+    def master(self) -> tuple[str, int]:
+        """Address and port of the rendezvous."""
+        return self.master_address, self.master_port
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    @property
+    def one_node(self) -> bool:
+        """Whether all ranks share this machine."""
+        return self.world_size == self.local_world_size
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the role."""
+        return self.world_size // self.local_world_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangContract:
+    """What all nodes of one role of an attempt have in common."""
+
+    job: JobIdentity
+    attempt: int
+    world: WorldShape
+    role: RoleContract
+    #: the job's own folder of checkpoints, or that of a role which is not the first
+    checkpoint_dir: str
+    #: microseconds UTC of the start of the job's first attempt
+    job_started_at: int | None = None
+
+    def rank(
+        self, orders: GenerationOrders, node_rank: int, local_rank: int, files: RankFiles
+    ) -> RankContract[str]:
+        """One rank of the generation that `orders` names; `node_rank` counts within the role."""
+        training = dict(self.role.training or {})
+        training.pop("network", None)  # variables of the node, not of the library
+        return RankContract(
+            launched=True,
+            master_address=orders.master_address,
+            master_port=orders.master_port,
+            rank=node_rank * self.world.ranks_per_node + local_rank,
+            world_size=self.world.size,
+            local_rank=local_rank,
+            local_world_size=self.world.ranks_per_node,
+            node_rank=node_rank,
+            reference_world=self.role.reference_world,
+            job=self.job.label,
+            job_name=self.job.name,
+            project=self.job.project,
+            attempt=self.attempt,
+            generation=orders.generation,
+            restarts=orders.restarts,
+            restart_cause=orders.after or None,
+            job_started_at=self.job_started_at,
+            grace_s=self.role.grace_s,
+            checkpoint_dir=self.checkpoint_dir,
+            resume_path=orders.resume_path,
+            report_file=files.report_file,
+            control_file=files.control_file,
+            error_file=files.error_file,
+            code_dir=files.code_dir,
+            checkpoint=self.role.checkpoint,
+            training=training,
+        )

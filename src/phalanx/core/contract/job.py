@@ -1,0 +1,128 @@
+"""What a spec says of a job's ranks, made once at submit and stored with the job.
+
+`schemas/spec` makes a `JobContract` of a validated spec (`JobSpec.to_contract`). Nothing after that
+reads the spec again: every attempt takes its command, environment and policies from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from phalanx.core.contract.checkpointing import CheckpointPolicy
+from phalanx.kit.ids import job_label
+
+
+@dataclass(frozen=True, slots=True)
+class JobIdentity:
+    """The number, name and project of a job."""
+
+    num: int
+    name: str
+    project: str
+
+    @property
+    def label(self) -> str:
+        """How people and paths name it: `j-12`."""
+        return job_label(self.num)
+
+
+@dataclass(frozen=True, slots=True)
+class RankCommand:
+    """A command: words, or with `shell` one line for the shell."""
+
+    words: tuple[str, ...]
+    shell: bool = False
+
+    @classmethod
+    def of(cls, command: str | list[str]) -> RankCommand:
+        """From a line for the shell, or a list of words."""
+        return cls((command,), True) if isinstance(command, str) else cls(tuple(command))
+
+    @property
+    def argv(self) -> list[str] | str:
+        """A list of words, or one line for the shell."""
+        return self.words[0] if self.shell else list(self.words)
+
+    def under(self, program: list[str]) -> RankCommand:
+        """The command of a program that prepares a rank and then runs this one."""
+        how = ["--shell", "--"] if self.shell else ["--"]
+        return RankCommand((*program, *how, *self.words))
+
+
+@dataclass(frozen=True, slots=True)
+class StallPolicy:
+    """When a gang that makes no step counts as stalled; `after_s` None: learned from its steps."""
+
+    watch: bool = True
+    after_s: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> StallPolicy:
+        """From `auto`, `never`, or seconds as text."""
+        if text in ("auto", "never"):
+            return cls(watch=text == "auto")
+        return cls(after_s=float(text))
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStart:
+    """Whether ranks are forked from a process that has imported torch, and what else it imports."""
+
+    enabled: bool = True
+    imports: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonRequirements:
+    """The Python packages that a job brings along: the spec's section `python`."""
+
+    requirements: str | None = None
+    packages: tuple[str, ...] = ()
+    installer: str = "auto"
+    index_url: str | None = None
+    extra_index_urls: tuple[str, ...] = ()
+    find_links: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleContract:
+    """What the ranks of one role run, and under which policies."""
+
+    name: str
+    command: RankCommand
+    #: name of an adapter in `core.frameworks`
+    framework: str = "torch"
+    slots_per_node: int = 1
+    slots_per_rank: int = 1
+    #: CPUs that each node has to have; 0: the spec does not say
+    cpus_per_node: int = 0
+    #: the world size to which the script's batch size refers
+    reference_world: int = 1
+    #: variables of its ranks, over those of the job
+    env: Mapping[str, str] = field(default_factory=dict)
+    #: the spec's section `training`, as given
+    training: Mapping[str, Any] | None = None
+    checkpoint: CheckpointPolicy = CheckpointPolicy()
+    stall: StallPolicy = StallPolicy()
+    #: patterns of `core.telemetry.line_patterns`
+    metric_lines: tuple[str, ...] = ()
+    #: seconds to save and leave when asked to stop
+    grace_s: float = 30.0
+    #: its steps and checkpoints are those of the job
+    leads: bool = True
+    #: its failure ends the job
+    required: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobContract:
+    """What all attempts of a job have in common; `roles` in the order of their node ranks."""
+
+    roles: tuple[RoleContract, ...]
+    setup: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
+    warm: WarmStart = WarmStart()
+    python: PythonRequirements | None = None

@@ -1,0 +1,69 @@
+"""What a framework decides about its ranks, and the registry of all frameworks.
+
+How to add one: `docs/dev/frameworks.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.core.contract.gang import RankContract
+from phalanx.core.contract.job import RankCommand, RoleContract
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameworkAdapter:
+    """A framework as the platform sees it. Subclasses override the methods that differ."""
+
+    name: str
+    #: ranks receive the variables of a torch rendezvous
+    rendezvous: bool = True
+    #: one rank on each node, which starts the framework's own processes
+    one_rank_per_node: bool = False
+    #: ranks gain by being forked from a process that has imported torch
+    forkable: bool = False
+    #: the supervisor of node rank 0 serves a key-value store at which the ranks meet
+    needs_store: bool = False
+    #: ranks are told the network interface that leads to rank 0
+    needs_interface: bool = False
+    #: may be used in gangs with several roles
+    in_roles: bool = False
+    #: `training.strategy` lays out the ranks that the platform starts
+    lays_out_ranks: bool = True
+    #: checkpoints may be compressed, encrypted and copied to an object store
+    stores_checkpoints: bool = True
+
+    def ranks_per_node(self, slots_per_node: int, slots_per_rank: int) -> int:
+        """Processes that the platform starts on each node."""
+        if self.one_rank_per_node:
+            return 1
+        return max(1, slots_per_node // slots_per_rank)
+
+    def command(self, role: RoleContract, cpus: int) -> RankCommand:
+        """What each rank runs: the role's command, or a program that prepares the rank for it.
+
+        `cpus` are the CPUs of the node for its ranks.
+        """
+        return role.command
+
+    def defaults(
+        self, rank: RankContract[Any], role: RoleContract, interface: str | None
+    ) -> Mapping[str, str]:
+        """Variables that the user's `env` may set otherwise."""
+        return {}
+
+    def environment(self, rank: RankContract[Any], role: RoleContract) -> Mapping[str, str]:
+        """Variables of the framework that the user cannot change."""
+        return {}
+
+
+REGISTRY: dict[str, FrameworkAdapter] = {}
+"""Every framework by name; `register` adds to it."""
+
+
+def register(adapter: FrameworkAdapter) -> None:
+    """Add a framework. Raises ValueError where another one has its name."""
+    if REGISTRY.setdefault(adapter.name, adapter) is not adapter:
+        raise ValueError(f"there is a framework {adapter.name} already")

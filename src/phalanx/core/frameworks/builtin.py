@@ -1,0 +1,114 @@
+"""The frameworks that come with Phalanx; importing this module registers them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.core.contract.gang import RankContract
+from phalanx.core.contract.job import RankCommand, RoleContract
+from phalanx.core.frameworks.adapter import FrameworkAdapter, register
+
+
+def _program(name: str, *options: str) -> list[str]:
+    return ["python", "-m", f"phalanx.train.frameworks.{name}", *options]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JaxFramework(FrameworkAdapter):
+    """JAX: `jax.distributed.initialize()` without arguments finds the gang in Open MPI's variables.
+
+    It reads no others for the number of processes and the place among them.
+    """
+
+    def defaults(
+        self, rank: RankContract[Any], role: RoleContract, interface: str | None
+    ) -> Mapping[str, str]:
+        """The devices of the rank."""
+        first = rank.local_rank * role.slots_per_rank
+        devices = range(first, first + role.slots_per_rank)
+        return {"JAX_LOCAL_DEVICE_IDS": ",".join(map(str, devices))}
+
+    def environment(self, rank: RankContract[Any], role: RoleContract) -> Mapping[str, str]:
+        """The coordinator, and the place of the rank."""
+        address = f"{rank.master_address}:{rank.master_port}"
+        return {
+            "JAX_COORDINATOR_ADDRESS": address,
+            "JAX_COORDINATOR_PORT": str(rank.master_port),
+            "OMPI_MCA_orte_hnp_uri": f"0.0;tcp://{address}",
+            "OMPI_COMM_WORLD_SIZE": str(rank.world_size),
+            "OMPI_COMM_WORLD_RANK": str(rank.rank),
+            "OMPI_COMM_WORLD_LOCAL_RANK": str(rank.local_rank),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HorovodFramework(FrameworkAdapter):
+    """Horovod, as `horovodrun --gloo` starts it; the rendezvous listens on the port of rank 0."""
+
+    def defaults(
+        self, rank: RankContract[Any], role: RoleContract, interface: str | None
+    ) -> Mapping[str, str]:
+        """A long timeout: the platform notices deaths, and a slow rank must not end the others."""
+        patient = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "600"}
+        return patient | ({} if interface is None else {"HOROVOD_GLOO_IFACE": interface})
+
+    def environment(self, rank: RankContract[Any], role: RoleContract) -> Mapping[str, str]:
+        """The store, and the place of the rank."""
+        return {
+            "HOROVOD_RANK": str(rank.rank),
+            "HOROVOD_SIZE": str(rank.world_size),
+            "HOROVOD_LOCAL_RANK": str(rank.local_rank),
+            "HOROVOD_LOCAL_SIZE": str(rank.local_world_size),
+            "HOROVOD_CROSS_RANK": str(rank.node_rank),
+            "HOROVOD_CROSS_SIZE": str(rank.num_nodes),
+            "HOROVOD_HOSTNAME": f"node{rank.node_rank}",
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": rank.master_address,
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(rank.master_port),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorFlowFramework(FrameworkAdapter):
+    """TensorFlow: a program gathers the addresses of all workers for `TF_CONFIG`."""
+
+    def command(self, role: RoleContract, cpus: int) -> RankCommand:
+        """The script under the program that sets `TF_CONFIG`."""
+        slots = str(role.slots_per_rank)
+        return role.command.under(_program("tensorflow", "--slots-per-rank", slots))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MpiFramework(FrameworkAdapter):
+    """MPI: one process on each node starts this node's part of `mpirun`."""
+
+    def command(self, role: RoleContract, cpus: int) -> RankCommand:
+        """The script under the program that starts `mpirun`."""
+        slots = str(role.slots_per_node // role.slots_per_rank)
+        return role.command.under(_program("mpi", "--slots", slots))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayFramework(FrameworkAdapter):
+    """Ray: one process on each node starts the raylet; the script runs on the first."""
+
+    def command(self, role: RoleContract, cpus: int) -> RankCommand:
+        """The script under the program that starts a Ray cluster of the gang."""
+        return role.command.under(_program("ray", "--cpus", str(max(cpus, role.slots_per_node))))
+
+
+for _adapter in (
+    FrameworkAdapter(name="torch", forkable=True, in_roles=True),
+    JaxFramework(name="jax", in_roles=True, stores_checkpoints=False),
+    TensorFlowFramework(name="tensorflow"),
+    HorovodFramework(
+        name="horovod", forkable=True, in_roles=True, needs_store=True, needs_interface=True
+    ),
+    MpiFramework(name="mpi", one_rank_per_node=True),
+    RayFramework(name="ray", one_rank_per_node=True, lays_out_ranks=False),
+    FrameworkAdapter(name="none", in_roles=True, rendezvous=False),
+):
+    register(_adapter)

@@ -1,0 +1,112 @@
+"""The variables of one rank: the user's, the contract's, and those of its framework."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.core.contract.environment import to_environment
+from phalanx.core.contract.gang import GangContract, GenerationOrders, RankContract, RolePlace
+from phalanx.core.contract.job import RoleContract
+from phalanx.core.frameworks.adapter import FrameworkAdapter
+from phalanx.core.gang import networks
+from phalanx.core.gang.roles import WORKER
+
+# What a rank without a rendezvous receives besides the variables of Phalanx.
+_PLACE = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"})
+
+
+def omp_num_threads(ranks_per_node: int, cpus_per_node: int) -> int | None:
+    """Threads a rank may use: an equal share of the node's CPUs; None leaves a lone rank alone.
+
+    A lone rank keeps the library's default, as under torchrun.
+    """
+    if ranks_per_node == 1:
+        return None
+    return max(1, cpus_per_node // ranks_per_node)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSetting:
+    """What a node adds to the variables of its ranks."""
+
+    #: the environment below that of the ranks: the user's, and the job's `env`
+    env: Mapping[str, str]
+    #: CPUs that the ranks share
+    cpus: int
+    #: the network interface towards rank 0, where the framework needs it
+    interface: str | None = None
+    #: the role that the node serves, in a gang with several
+    place: RolePlace | None = None
+
+
+def rank_environment(
+    adapter: FrameworkAdapter,
+    gang: GangContract,
+    orders: GenerationOrders,
+    rank: RankContract[Any],
+    node: NodeSetting,
+) -> dict[str, str]:
+    """The whole environment of one rank.
+
+    The user's variables lie below ours: a spec cannot break the rendezvous, but may set OMP_NUM_THREADS.
+    """
+    env = {**_network(gang.role), **node.env}
+    threads = omp_num_threads(rank.local_world_size, node.cpus)
+    if threads is not None:
+        env.setdefault("OMP_NUM_THREADS", str(threads))
+    own = to_environment(rank)
+    if adapter.rendezvous:
+        own |= _torch(gang, rank, node.place)
+    else:
+        own = {k: v for k, v in own.items() if k.startswith("PHALANX_") or k in _PLACE}
+    env.update(own)
+    if node.place is not None:
+        env.update(_role(node.place, rank, orders))
+    for name, value in adapter.defaults(rank, gang.role, node.interface).items():
+        env.setdefault(name, value)
+    env.update(adapter.environment(rank, gang.role))
+    return env
+
+
+def _network(role: RoleContract) -> dict[str, str]:
+    """Variables for the interconnect that a spec names."""
+    wish = (role.training or {}).get("network")
+    if not isinstance(wish, Mapping):
+        return {}
+    return networks.variables(wish.get("preset"), wish.get("interface"), wish.get("debug"))
+
+
+def _torch(gang: GangContract, rank: RankContract[Any], place: RolePlace | None) -> dict[str, str]:
+    """What torchrun sets besides the variables of the contract."""
+    nodes = str(gang.world.num_nodes)
+    return {
+        "GROUP_RANK": str(rank.node_rank),
+        "GROUP_WORLD_SIZE": nodes,
+        "ROLE_NAME": WORKER if place is None else place.name,
+        "ROLE_RANK": str(rank.rank),
+        "ROLE_WORLD_SIZE": str(rank.world_size),
+        "PET_NNODES": nodes,
+        "PET_NPROC_PER_NODE": str(rank.local_world_size),
+        "PET_NODE_RANK": str(rank.node_rank),
+        "PET_MASTER_ADDR": rank.master_address,
+        "PET_MASTER_PORT": str(rank.master_port),
+        "TORCHELASTIC_RUN_ID": f"{rank.job}-a{rank.attempt:03d}-g{rank.generation:03d}",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        # torch would look for its own store in an agent that is not there; and a store that
+        # outlives a generation deadlocks the next one.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+
+
+def _role(place: RolePlace, rank: RankContract[Any], orders: GenerationOrders) -> dict[str, str]:
+    masters = {one.name: f"{one.address}:{one.port}" for one in orders.masters}
+    return {
+        "PHALANX_ROLE": place.name,
+        "PHALANX_GANG_RANK": str(place.first_rank + rank.rank),
+        "PHALANX_GANG_SIZE": str(place.gang_size),
+        "PHALANX_ROLES": json.dumps(masters),
+        "PHALANX_LEAD_CHECKPOINT_DIR": place.lead_dir,
+    }
