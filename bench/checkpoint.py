@@ -26,6 +26,7 @@ from torch import nn
 from phalanx import checkpoint
 from phalanx.checkpoint import verified_reads
 from phalanx.checkpoint.digest import CHUNK_BYTES, Digest
+from phalanx.core.contract.checkpointing import CheckpointPolicy
 from phalanx.core.training.checkpoints import Keep, Position
 from phalanx.kit.clock import SystemClock
 from phalanx.train.gang.context import RankInfo
@@ -70,8 +71,8 @@ def build(gib):
 
 def saver_for(folder, staging, model, opt):
     saver = CheckpointDirectory(
-        folder, RankInfo(keep=Keep(2)), LocalChannel(), NoReport(), SystemClock(), checkpoint.LocalDisk(),
-        staging,
+        folder, RankInfo(checkpoint=CheckpointPolicy(keep=Keep(2))), LocalChannel(), NoReport(),
+        SystemClock(), checkpoint.LocalDisk(), staging,
     )  # fmt: skip
     saver.watch([model], [opt], "single")
     return saver

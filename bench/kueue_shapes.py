@@ -153,7 +153,7 @@ class NoOp:
         return self.nodes
 
     def start(self, node: Node, assignment: Assignment) -> None:
-        ref = SupervisorRef(assignment.gang.job, assignment.gang.attempt, assignment.node_rank)
+        ref = SupervisorRef(assignment.gang.job.num, assignment.gang.attempt, assignment.node_rank)
         if ref not in self.alive:
             self.alive.add(ref)
             self.fresh.append(ref)

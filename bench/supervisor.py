@@ -16,14 +16,16 @@ import tempfile
 import time
 from pathlib import Path
 
+from phalanx.core.contract.job import WarmStart
 from phalanx.core.jobs.desired import Action
-from phalanx.schemas.wire.assignments import Assignment, GangFacts, WarmStart
+from phalanx.schemas.wire.assignments import Assignment
 from phalanx.schemas.wire.supervision import (
     NodeReadyReport,
     Orders,
     RanksEndedReport,
     RanksStartedReport,
 )
+from phalanx.testing.contracts import gang_contract
 from phalanx.testing.control_plane import FakeControlPlane
 
 SCRIPT = """
@@ -47,10 +49,7 @@ def measure(folder, ranks, kills, warm):
     node.mkdir()
     (node / "train.py").write_text(SCRIPT)
     plane = FakeControlPlane()
-    gang = GangFacts(
-        job=1, job_name="bench", project="bench", attempt=1, framework="torch", num_nodes=1,
-        ranks_per_node=ranks, reference_world=ranks, grace_s=5.0, checkpoint_dir=str(folder),
-    )  # fmt: skip
+    gang = gang_contract(1, ranks_per_node=ranks, grace_s=5.0, checkpoint_dir=str(folder))
     assignment = Assignment(
         gang=gang, node_rank=0, node_dir=str(node), workdir=str(node), cwd=str(node),
         command=[sys.executable, "train.py"], env=dict(os.environ), cpus=os.cpu_count() or 1,

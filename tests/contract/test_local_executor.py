@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.core.contract.job import WarmStart
 from phalanx.core.jobs.desired import Action
 from phalanx.errors import ExecutorUnavailable, LaunchError
 from phalanx.executors.local import LocalExecutor
@@ -14,8 +15,9 @@ from phalanx.kit.clock import SystemClock
 from phalanx.launch import linux
 from phalanx.launch.identity import SupervisorRecord
 from phalanx.schemas.home import HomeLayout
-from phalanx.schemas.wire.assignments import Assignment, GangFacts, WarmStart
+from phalanx.schemas.wire.assignments import Assignment
 from phalanx.schemas.wire.supervision import NodeReadyReport, Orders, RanksStartedReport
+from phalanx.testing.contracts import gang_contract
 from phalanx.testing.control_plane import FakeControlPlane
 from phalanx.testing.executors import ExecutorContract, FakeExecutor, ref_of
 from support.waiting import wait_until
@@ -38,10 +40,7 @@ class LocalRig:
         self.refs = []
 
     def assignment(self, job, **changes):
-        gang = GangFacts(
-            job=job, job_name="probe", project="tests", attempt=1, framework="torch", num_nodes=1,
-            ranks_per_node=1, reference_world=1, grace_s=5.0, checkpoint_dir="/nowhere",
-        )  # fmt: skip
+        gang = gang_contract(job, grace_s=5.0)
         fields = {
             "gang": gang, "node_rank": 0, "node_dir": str(self.home.node_dir(job, 1, 0)),
             "workdir": str(self.code), "cwd": str(self.code), "command": ["python", "train.py"],
@@ -84,10 +83,7 @@ class FakeRig:
         self.local = None
 
     def assignment(self, job):
-        gang = GangFacts(
-            job=job, job_name="x", project="p", attempt=1, framework="none", num_nodes=1,
-            ranks_per_node=1, reference_world=1, grace_s=5.0, checkpoint_dir="/nowhere",
-        )  # fmt: skip
+        gang = gang_contract(job, framework="none", grace_s=5.0)
         return Assignment(
             gang=gang, node_rank=0, node_dir="/nowhere", workdir="/", cwd="/", command="true", env={},
             cpus=1, server_url="", token="",
@@ -215,7 +211,7 @@ class TestSpare:
     def test_a_job_that_suits_gets_the_spare(self, rig):
         spare = self.first_job(rig)
         (Path(rig.env["PYTHONPATH"]) / "more.py").write_text("open(__file__ + '.seen', 'x')\n")
-        assignment = rig.assignment(2, env=rig.env, warm=WarmStart(imports=["more"]))
+        assignment = rig.assignment(2, env=rig.env, warm=WarmStart(imports=("more",)))
         rig.start(assignment)
         assert rig.record(ref_of(assignment)).supervisor.pid == spare.pid
         port = rig.plane.wait_for(lambda: rig.plane.reports(NodeReadyReport))[0].port

@@ -41,7 +41,7 @@ def test_a_launch_that_runs_into_a_bug_holds_up_no_other(rig: Rig) -> None:
     real = rig.executor.start
 
     def start(node, assignment):
-        if assignment.gang.job == 1:
+        if assignment.gang.job.num == 1:
             raise RuntimeError("a bug")
         real(node, assignment)
 

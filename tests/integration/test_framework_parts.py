@@ -11,8 +11,8 @@ import pytest
 from phalanx.launch.command import ready
 from phalanx.launch.files import scratch
 from phalanx.launch.ports import interface_towards
+from phalanx.schemas.frameworks import framework as adapter
 from phalanx.schemas.spec.document import validate_spec
-from phalanx.services.lifecycle.assignments import _command
 from phalanx.supervise.ranks.rendezvous import KeyValueStore, serve
 from phalanx.train.frameworks.mpi.__main__ import settings
 from phalanx.train.frameworks.mpi.rank import variables as mpi_variables
@@ -183,7 +183,8 @@ def test_a_script_comes_from_the_copy_of_the_code(tmp_path):
 def test_what_a_rank_of_each_framework_runs():
     def command(framework, **resources):
         spec = {"schema": 1, "run": "python x.py", "framework": framework, "resources": resources}
-        return _command(validate_spec(spec).plans[0], 4)
+        (role,) = validate_spec(spec).to_contract().roles
+        return adapter(framework).command(role, 4).argv
 
     assert command("jax") == command("horovod") == "python x.py"
     assert command("mpi", slots_per_node=4, slots_per_rank=2)[2:5] == [

@@ -27,7 +27,7 @@ def gang():
             def one(rank):
                 info = RankInfo(
                     launched=True, rank=rank, world_size=2, node_rank=rank, local_world_size=1,
-                    master=master.getsockname()[:2],
+                    master_address=master.getsockname()[0], master_port=master.getsockname()[1],
                 )  # fmt: skip
                 try:
                     preflight.check(info, store, patience)

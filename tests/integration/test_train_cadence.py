@@ -4,15 +4,22 @@ from dataclasses import replace
 
 import pytest
 
+from phalanx.core.contract.checkpointing import CheckpointPolicy, SaveInterval
 from phalanx.core.training import cadence
 from phalanx.train.gang import context
-from phalanx.train.gang.context import Every, RankInfo
+from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.report import NoReport
 from phalanx.train.gang.stopping import StopSignal
 from phalanx.train.state.saving import NoCheckpoints
 from phalanx.train.step.loop import Loop
 
 pytestmark = pytest.mark.integration
+
+
+def every(text):
+    return CheckpointPolicy(every=SaveInterval.parse(text))
+
+
 HOUR_US = 3600 * 10**6
 
 
@@ -53,7 +60,7 @@ def interval(info: RankInfo, stall_s: float) -> tuple[float, float]:
 
 
 def test_dear_saves_are_rare_and_failures_make_them_frequent():
-    auto = RankInfo(every=Every.parse("auto"), job_started_at=-HOUR_US)
+    auto = RankInfo(checkpoint=every("auto"), job_started_at=-HOUR_US)
     first, cheap = interval(auto, 0.01)
     assert first == cadence.FIRST_S
     _, dear = interval(auto, 5.0)
@@ -63,7 +70,7 @@ def test_dear_saves_are_rare_and_failures_make_them_frequent():
 
 
 def test_a_given_interval_stands_whatever_saves_cost():
-    assert interval(RankInfo(every=Every.parse("2m")), 5.0) == (120.0, 120.0)
+    assert interval(RankInfo(checkpoint=every("2m")), 5.0) == (120.0, 120.0)
 
 
 def test_the_launcher_tells_both():
@@ -71,4 +78,4 @@ def test_the_launcher_tells_both():
         {"PHALANX_CHECKPOINT_EVERY": "auto", "TORCHELASTIC_RESTART_COUNT": "3",
          "PHALANX_JOB_STARTED_AT": "17"}
     )  # fmt: skip
-    assert (info.every.auto, info.restarts, info.job_started_at) == (True, 3, 17)
+    assert (info.checkpoint.every.auto, info.restarts, info.job_started_at) == (True, 3, 17)

@@ -22,11 +22,11 @@ def test_arguments_count_where_no_launcher_names_a_folder(tmp_path):
         store="s3://bucket/run-7/", key_env="K",
     )  # fmt: skip
     assert info.checkpoint_dir == tmp_path
-    assert (info.every.auto, info.keep) == (True, Keep(last=2))
-    assert (info.checkpoint_store, len(info.keys)) == ("s3://bucket/run-7", 1)
+    assert (info.checkpoint.every.auto, info.checkpoint.keep) == (True, Keep(last=2))
+    assert (info.checkpoint.store, len(info.keys)) == ("s3://bucket/run-7", 1)
     theirs = {"PHALANX_CHECKPOINT_DIR": "/launcher"}
     told = with_arguments(theirs, dir=tmp_path, store="s3://bucket/x")
-    assert (str(told.checkpoint_dir), told.checkpoint_store) == ("/launcher", None)
+    assert (str(told.checkpoint_dir), told.checkpoint.store) == ("/launcher", None)
 
 
 @pytest.mark.parametrize(

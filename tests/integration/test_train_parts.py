@@ -21,6 +21,7 @@ from torch.utils.data import (
 
 from phalanx.checkpoint import tensorfile
 from phalanx.core.contract import records as reports
+from phalanx.core.contract.checkpointing import SaveInterval
 from phalanx.core.contract.records import StepRecord, WarningRecord
 from phalanx.core.training.batches import BatchPlan
 from phalanx.errors import (
@@ -391,16 +392,16 @@ def test_plain_torchrun_gives_ranks_and_no_platform():
 @pytest.mark.parametrize(
     ("text", "every"),
     [
-        ("10s", context.Every(seconds=10)),
-        ("1h30m", context.Every(seconds=5400)),
-        ("500 steps", context.Every(steps=500)),
-        ("1 epoch", context.Every(epochs=1)),
-        ("", context.Every(seconds=600)),
-        ("auto", context.Every(seconds=60, auto=True)),
+        ("10s", SaveInterval(seconds=10)),
+        ("1h30m", SaveInterval(seconds=5400)),
+        ("500 steps", SaveInterval(steps=500)),
+        ("1 epoch", SaveInterval(epochs=1)),
+        ("", SaveInterval(seconds=600)),
+        ("auto", SaveInterval(seconds=60, auto=True)),
     ],
 )
 def test_how_often_to_save(text, every):
-    assert context.Every.parse(text) == every
+    assert SaveInterval.parse(text) == every
 
 
 def test_every_variable_that_makes_no_sense_is_named_at_once():
@@ -410,7 +411,7 @@ def test_every_variable_that_makes_no_sense_is_named_at_once():
              "PHALANX_CHECKPOINT_KEEP": '{"last": 0}', "PHALANX_GRACE_S": "-1"}
         )  # fmt: skip
     assert [problem.path for problem in caught.value.problems] == [
-        "PHALANX_ATTEMPT", "PHALANX_CHECKPOINT_EVERY", "PHALANX_CHECKPOINT_KEEP", "PHALANX_GRACE_S",
+        "PHALANX_ATTEMPT", "PHALANX_GRACE_S", "PHALANX_CHECKPOINT_EVERY", "PHALANX_CHECKPOINT_KEEP",
     ]  # fmt: skip
 
 

@@ -5,6 +5,7 @@ import threading
 import torch
 from torch import nn
 
+from phalanx.core.contract.checkpointing import CheckpointPolicy
 from phalanx.core.contract.records import to_json
 from phalanx.core.training.checkpoints import Position
 from phalanx.kit.clock import SystemClock
@@ -92,7 +93,7 @@ class ThreadGang:
         self.pairs = [trained(0, width) for _ in range(world)]
         self.savers = []
         for rank in range(world):
-            options = {"keep": keep} if keep else {}
+            options = {"checkpoint": CheckpointPolicy(keep=keep)} if keep else {}
             info = RankInfo(rank=rank, world_size=world, local_world_size=world, **options)
             saver = CheckpointDirectory(
                 store, info, ThreadChannel(meeting, rank), self.reports[rank], SystemClock(),

@@ -42,6 +42,7 @@ class JobFacts:
     caller_cwd: str | None
     caller_env: Mapping[str, str] | None
     demand: Demand = Demand()
+    contract: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ def _fresh_row(job: Job, facts: JobFacts, wake_at: int | None) -> dict[str, Any]
         "caller_cwd": facts.caller_cwd,
         "caller_env": None if facts.caller_env is None else dict(facts.caller_env),
         "demand": encode(facts.demand),
+        "contract": None if facts.contract is None else dict(facts.contract),
         "num_slots": job.policy.num_slots,
         "submitted_at": job.submitted_at,
         **_changing(job, wake_at),
@@ -348,6 +350,7 @@ def _stored(row: Mapping[Any, Any]) -> StoredJob:
         code_digest=row["code_digest"],
         caller_cwd=row["caller_cwd"],
         caller_env=row["caller_env"],
+        contract=row["contract"],
         demand=Demand() if row["demand"] is None else decode(Demand, row["demand"]),
     )
     pending_reason = None

@@ -58,6 +58,8 @@ jobs = Table(
     Column("pools", JSON, nullable=False),  # order of preference; empty: any
     Column("cpus_per_node", Integer, nullable=False),
     Column("spec", JSON, nullable=False),  # resolved: every default written out
+    # core.contract.job.JobContract; NULL: submitted to a release that had none
+    Column("contract", JSON),
     Column("code_digest", String(64)),  # SHA-256 of the archive; NULL: the job brings no code
     Column("caller_cwd", Text),
     Column("caller_env", JSON),  # of `run` jobs, without what looks like a secret

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from phalanx.core.gang.ranks import omp_num_threads
+from phalanx.core.frameworks.rank_environment import omp_num_threads
 from phalanx.launch import linux
 from phalanx.launch.command import PythonCommand, parse_python, same_python, sensitive
 from phalanx.launch.identity import (
@@ -26,6 +26,8 @@ from phalanx.launch.identity import (
     this_process,
 )
 from phalanx.launch.tree import ReaperProcess, WarmProcess
+from phalanx.schemas.frameworks import framework
+from phalanx.schemas.wire import ASSIGNMENT_PROTOCOL
 from phalanx.supervise.packages.plan import EnvironmentPlan, environment_plan
 
 
@@ -46,6 +48,7 @@ def boot(data: dict[str, Any]) -> BootContext | None:
     """Lock the node's folder and start the reaper and the warm process; None when it is locked already."""
     if not _lock_folder(Path(data["node_dir"])):
         return None
+    _check_protocol(data)
     linux.become_subreaper()
     tag = secrets.token_hex(8)
     reaper = ReaperProcess.start({TAG_VARIABLE: tag})
@@ -71,6 +74,7 @@ def stand_by(
     node_dir = Path(data["node_dir"])
     if not _lock_folder(node_dir):
         return None
+    _check_protocol(data)
     _log_to(node_dir / LOG_NAME)
     return _boot(data, reaper, warm, tag)
 
@@ -84,7 +88,7 @@ def _boot(
     record = SupervisorRecord(this_process(), ProcessIdentity.of(reaper.process.pid), tag)
     record.write(Path(data["node_dir"]))
     env: dict[str, str] = {"PYTHONUNBUFFERED": "1", **data["env"]}
-    threads = omp_num_threads(data["gang"]["ranks_per_node"], data["cpus"])
+    threads = omp_num_threads(data["gang"]["world"]["ranks_per_node"], data["cpus"])
     if threads is not None:
         env.setdefault("OMP_NUM_THREADS", str(threads))
     command = parse_python(data["command"], workdir=data["workdir"], env=env)
@@ -113,6 +117,15 @@ def _boot(
     return BootContext(data, command, reaper, warm, {TAG_VARIABLE: tag}, start_warm_process, plan)
 
 
+def _check_protocol(data: Mapping[str, Any]) -> None:
+    """Leave with a message where the control plane is of a release that this one cannot read."""
+    if data.get("protocol") != ASSIGNMENT_PROTOCOL:
+        sys.exit(
+            f"the control plane writes assignment protocol {data.get('protocol')}, this supervisor reads "
+            f"{ASSIGNMENT_PROTOCOL}: install the same release of Phalanx for both"
+        )
+
+
 def _secrets(data: dict[str, Any]) -> dict[str, str]:
     from phalanx.errors import NotFound
     from phalanx.launch import secret_files
@@ -126,7 +139,7 @@ def _secrets(data: dict[str, Any]) -> dict[str, str]:
 def _wants_warm(data: dict[str, Any]) -> bool:
     """Whether the ranks import torch, so that forking from a process that has it saves time."""
     enabled: bool = (data.get("warm") or {}).get("enabled", True)
-    return enabled and data["gang"]["framework"] in ("torch", "horovod")
+    return enabled and framework(data["gang"]["role"]["framework"]).forkable
 
 
 def _matches(

@@ -107,7 +107,7 @@ class Supervisor:
         if self._current is None:
             self._leave()
         else:
-            self._current.stop(self._assignment.gang.grace_s)
+            self._current.stop(self._assignment.gang.role.grace_s)
 
     # -- orders ------------------------------------------------------------------------------------
 

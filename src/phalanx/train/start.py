@@ -86,7 +86,7 @@ def start(
     connection = Connection(info, look)
     saver: Saver = NoCheckpoints()
     if info.checkpoint_dir is not None:
-        staging = Staging() if info.save_async else NoStaging()
+        staging = Staging() if info.checkpoint.background else NoStaging()
         saver = CheckpointDirectory(
             info.checkpoint_dir,
             info,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from e2e.ray.raylets import Raylets
+from phalanx.core.contract.job import WarmStart
 from phalanx.core.gang.placement import NodeShare, Placement
 from phalanx.errors import LaunchError
 from phalanx.executors.protocol import SupervisorRef
@@ -16,8 +17,9 @@ from phalanx.launch import linux
 from phalanx.launch.identity import SupervisorRecord
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.pools.ray_pools import RayPool
-from phalanx.schemas.wire.assignments import Assignment, GangFacts, WarmStart
+from phalanx.schemas.wire.assignments import Assignment
 from phalanx.schemas.wire.supervision import NodeReadyReport
+from phalanx.testing.contracts import gang_contract
 from phalanx.testing.control_plane import FakeControlPlane
 from phalanx.testing.executors import ExecutorContract, ref_of
 from support.waiting import wait_until
@@ -63,11 +65,7 @@ class RayRig:
 
     def assignment(self, job, **changes):
         fields = dict(changes)
-        gang = GangFacts(
-            job=job, job_name="probe", project="tests", attempt=1, framework="torch",
-            num_nodes=fields.pop("num_nodes", 1), ranks_per_node=1, reference_world=1, grace_s=5.0,
-            checkpoint_dir="/nowhere",
-        )  # fmt: skip
+        gang = gang_contract(job, num_nodes=fields.pop("num_nodes", 1), grace_s=5.0)
         rank = fields.pop("node_rank", 0)
         made = Assignment(
             gang=gang, node_rank=rank, node_dir=str(self.home.node_dir(job, 1, rank)),

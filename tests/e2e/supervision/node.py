@@ -9,9 +9,10 @@ import textwrap
 import uuid
 from pathlib import Path
 
+from phalanx.core.contract.job import WarmStart
 from phalanx.core.jobs.desired import Action
 from phalanx.launch import linux
-from phalanx.schemas.wire.assignments import Assignment, GangFacts, WarmStart
+from phalanx.schemas.wire.assignments import Assignment
 from phalanx.schemas.wire.supervision import (
     LogReport,
     NodeReadyReport,
@@ -20,6 +21,7 @@ from phalanx.schemas.wire.supervision import (
     RanksEndedReport,
     RanksStartedReport,
 )
+from phalanx.testing.contracts import gang_contract
 from phalanx.testing.control_plane import FakeControlPlane
 from support.waiting import wait_until
 
@@ -42,17 +44,16 @@ class Node:
         self.plane = FakeControlPlane()
         self.port = 0
         name, value = self.marker.split("=")
-        gang = GangFacts(
-            job=7, job_name="probe", project="tests", attempt=2, framework=framework, num_nodes=1,
-            ranks_per_node=ranks, reference_world=ranks, grace_s=assignment.pop("grace_s", 10.0),
-            checkpoint_dir=str(folder / "checkpoints"),
+        gang = gang_contract(
+            7, attempt=2, framework=framework, ranks_per_node=ranks,
+            grace_s=assignment.pop("grace_s", 10.0), checkpoint_dir=str(folder / "checkpoints"),
         )  # fmt: skip
         fields = {
             "gang": gang, "node_rank": 0, "node_dir": str(self.dir), "workdir": str(self.code),
             "cwd": str(self.code), "command": command or [sys.executable, "train.py"],
             "env": {"PATH": PATH, "HOME": str(folder), name: value, **(env or {})},
             "cpus": 2, "server_url": self.plane.url, "token": self.plane.token, "setup": setup,
-            "warm": WarmStart(enabled=warm, imports=list(imports)),
+            "warm": WarmStart(enabled=warm, imports=tuple(imports)),
         }  # fmt: skip
         self.assignment = Assignment(**{**fields, **assignment})
         self.process = None

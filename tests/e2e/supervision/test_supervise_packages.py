@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from e2e.supervision.node import Node
+from phalanx.core.contract.job import PythonRequirements
 from phalanx.core.jobs.desired import Action
 from phalanx.core.jobs.model import NodeOutcome
 from phalanx.schemas.wire.assignments import PythonPackages
@@ -32,7 +33,9 @@ def packages(tmp_path, *wanted, **fields):
         "index_url": "none",
         "find_links": [str(tmp_path / "wheels")],
     } | fields
-    return PythonPackages(root=str(tmp_path / "python"), packages=list(wanted), **fields)
+    return PythonPackages(
+        root=str(tmp_path / "python"), wanted=PythonRequirements(packages=tuple(wanted), **fields)
+    )
 
 
 def said(node, generation=0):

@@ -173,7 +173,7 @@ def add_old_job(path: Path) -> None:
     made = open_store(fresh)
     made.transact(add_job)
     made.close()
-    new = {"demand", "attained_slot_s", "pending_code", "pending_message"}
+    new = {"demand", "contract", "attained_slot_s", "pending_code", "pending_message"}
     with sqlite3.connect(fresh) as source, sqlite3.connect(path) as target:
         source.row_factory = sqlite3.Row
         row = dict(source.execute("SELECT * FROM jobs").fetchone())

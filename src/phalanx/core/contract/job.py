@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.core.contract.checkpointing import CheckpointPolicy
-from phalanx.kit.ids import job_label
+from phalanx.kit.text import job_label
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,7 +197,7 @@ def _kill(pids: Sequence[int]) -> None:
 def ref_of(assignment: Assignment) -> SupervisorRef:
     """Which supervisor an assignment is for."""
     gang = assignment.gang
-    return SupervisorRef(gang.job, gang.attempt, assignment.node_rank)
+    return SupervisorRef(gang.job.num, gang.attempt, assignment.node_rank)
 
 
 def _spawn(assignment: Path, node_dir: Path) -> subprocess.Popen[bytes]:

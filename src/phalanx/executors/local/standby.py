@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from phalanx.core.gang.ranks import omp_num_threads
+from phalanx.core.frameworks.rank_environment import omp_num_threads
 from phalanx.launch.command import parse_python, same_python, sensitive
+from phalanx.schemas.frameworks import framework
 from phalanx.schemas.wire.assignments import Assignment
 
 
@@ -118,12 +119,12 @@ class StandbySupervisor:
     def _remember(self, assignment: Assignment) -> bool:
         """Note what the next spare should be like; says whether the present one was that already."""
         env = {"PYTHONUNBUFFERED": "1", **assignment.env}
-        threads = omp_num_threads(assignment.gang.ranks_per_node, assignment.cpus)
+        threads = omp_num_threads(assignment.gang.world.ranks_per_node, assignment.cpus)
         if threads is not None:
             env.setdefault("OMP_NUM_THREADS", str(threads))
         command = parse_python(assignment.command, workdir=assignment.workdir, env=env)
-        torch = assignment.gang.framework in ("torch", "horovod")
-        if command is None or not assignment.warm.enabled or not torch:
+        forkable = framework(assignment.gang.role.framework).forkable
+        if command is None or not assignment.warm.enabled or not forkable:
             return False
         imports = tuple(assignment.warm.imports)
         # Imports that it lacks it makes up for: `suits` is about what it could never change.

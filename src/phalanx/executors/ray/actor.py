@@ -87,7 +87,7 @@ class SupervisorActor:
             return {"error": f"{said}: use one image for both"}
         assignment: dict[str, Any] = told["assignment"]
         files = NodeFiles(Path(told["root"]))
-        job, attempt = assignment["gang"]["job"], assignment["gang"]["attempt"]
+        job, attempt = assignment["gang"]["job"]["num"], assignment["gang"]["attempt"]
         node_rank = assignment["node_rank"]
         self._node_dir = files.node_dir(job, attempt, node_rank)
         try:
@@ -207,7 +207,7 @@ def _source(assignment: dict[str, Any]) -> CodeSource | None:
         url=assignment["server_url"],
         digest=digest,
         token=assignment["token"],
-        job=gang["job"],
+        job=gang["job"]["num"],
         attempt=gang["attempt"],
         node_rank=assignment["node_rank"],
     )

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +78,14 @@ class RayExecutor:
         self._driver.ask(
             "reserve",
             answer_s=wait_s + 15.0,
-            job=facts.job,
+            job=facts.job.num,
             attempt=facts.attempt,
             bundles=bundles,
             nodes=nodes,
             wait_s=wait_s,
         )
         with self._lock:
-            self._reserved.add((facts.job, facts.attempt))
+            self._reserved.add((facts.job.num, facts.attempt))
             # Side by side: `start` comes for one after the other, and each takes a second or more.
             for one in gang:
                 self._beginning[ref_of(one)] = self._threads.submit(self._begin, one)
@@ -94,9 +95,9 @@ class RayExecutor:
         ref = ref_of(assignment)
         if self._note(ref) is not None:
             return
-        alone = assignment.gang.num_nodes == 1 and assignment.role is None
+        alone = assignment.gang.world.num_nodes == 1 and assignment.role is None
         if (ref.job, ref.attempt) not in self._reserved and alone:
-            slots = tuple(range(assignment.gang.ranks_per_node))
+            slots = tuple(range(assignment.gang.world.ranks_per_node))
             share = _share(node, slots)
             self.reserve(Placement(node.pool, (share,)), [assignment])
         with self._lock:
@@ -144,8 +145,7 @@ class RayExecutor:
         if self._pool.checkpoints is not None:
             own = str(self._home.checkpoints_dir)
             theirs = assignment.gang.checkpoint_dir.replace(own, self._pool.checkpoints, 1)
-            gang = assignment.gang.model_copy(update={"checkpoint_dir": theirs})
-            changes["gang"] = gang
+            changes["gang"] = replace(assignment.gang, checkpoint_dir=theirs)
         return assignment.model_copy(update=changes)
 
     # -- ending ------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ class RayExecutor:
 def ref_of(assignment: Assignment) -> SupervisorRef:
     """Which supervisor an assignment is for."""
     gang = assignment.gang
-    return SupervisorRef(gang.job, gang.attempt, assignment.node_rank)
+    return SupervisorRef(gang.job.num, gang.attempt, assignment.node_rank)
 
 
 def _share(node: Node, slots: tuple[int, ...]) -> Any:

@@ -22,7 +22,10 @@ from pydantic import (
 )
 from pydantic import WithJsonSchema as Shown
 
+from phalanx.core.frameworks.adapter import REGISTRY
 from phalanx.kit.units import parse_duration, parse_size
+from phalanx.schemas.frameworks import framework
+from phalanx.schemas.frameworks import names as known_frameworks
 
 _RANGE = re.compile(r"(?P<low>[^.+]+|\d+\.\d+\s*\w*)(?:(?P<open>\+|\.\.)|\.\.(?P<high>[^.+]+))?")
 _UNITS_S = (("w", 604800), ("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
@@ -186,6 +189,23 @@ def _variable(value: str) -> str:
     return value
 
 
+def _framework(name: str) -> str:
+    if name not in known_frameworks():
+        raise ValueError(f"must be {_either([repr(one) for one in known_frameworks()])}")
+    return name
+
+
+def _role_framework(name: str) -> str:
+    names = [one for one in known_frameworks() if framework(one).in_roles]
+    if name not in names:
+        raise ValueError(f"must be {_either([repr(one) for one in names])}")
+    return name
+
+
+def _either(names: list[str]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
 def _one_or_more(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
@@ -267,6 +287,18 @@ Text = Annotated[
 ]  # numbers are kept as they were written
 Name = Annotated[str, Field(strict=True), AfterValidator(_name)]
 Variable = Annotated[str, Field(strict=True), AfterValidator(_variable)]
+FrameworkName = Annotated[
+    str,
+    Field(strict=True),
+    AfterValidator(_framework),
+    Shown({"type": "string", "enum": list(REGISTRY)}),
+]
+RoleFrameworkName = Annotated[
+    str,
+    Field(strict=True),
+    AfterValidator(_role_framework),
+    Shown({"type": "string", "enum": [one.name for one in REGISTRY.values() if one.in_roles]}),
+]
 Names = Annotated[
     list[Name],
     BeforeValidator(_one_or_more),

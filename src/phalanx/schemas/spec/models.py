@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator
 
+from phalanx.core.contract.job import (
+    JobContract,
+    RankCommand,
+    RoleContract,
+    StallPolicy,
+    WarmStart,
+)
 from phalanx.core.gang.placement import Demand, GangShape
 from phalanx.core.jobs.budgets import DEFAULT_BUDGETS, Budget, RecoveryPolicy
 from phalanx.core.jobs.model import JobPolicy
 from phalanx.core.reasons import Cause
-from phalanx.core.training.checkpoints import far_prefix
+from phalanx.errors import InvariantBroken
 from phalanx.kit.units import parse_duration
+from phalanx.schemas.spec.checkpointing import Checkpointing, MetricLines
 from phalanx.schemas.spec.fields import (
     Command,
     Cron,
     Duration,
+    FrameworkName,
     Indices,
-    Interval,
     Jobs,
     Name,
     Names,
@@ -29,7 +38,6 @@ from phalanx.schemas.spec.fields import (
     WholeFromOne,
     WholeFromZero,
 )
-from phalanx.schemas.spec.plain_scripts import KeptDirectory, MetricLines
 from phalanx.schemas.spec.python import PythonSection, short_form
 from phalanx.schemas.spec.roles import (
     OUR_PREFIXES,
@@ -67,72 +75,6 @@ class PlacementWish(Section):
     )
     tolerate: Names = Field(
         default_factory=list, description="Taints of nodes that the job may run on all the same."
-    )
-
-
-class BestCheckpoints(Section):
-    """Which checkpoints are the best ones."""
-
-    metric: Annotated[str, Field(strict=True, min_length=1)] = Field(
-        description="A metric that the script logs."
-    )
-    mode: Literal["min", "max"] = Field(default="max", description="Whether low or high is good.")
-    count: WholeFromOne = Field(default=1, description="How many of them to keep.")
-
-
-class KeepCheckpoints(Section):
-    """Which checkpoints stay. The only valid one is never deleted."""
-
-    last: WholeFromOne | None = Field(default=3, description="The newest ones; null keeps all.")
-    best: BestCheckpoints | None = Field(default=None, description="And the best ones by a metric.")
-    every: WholeFromOne | None = Field(
-        default=None, description="And those whose step is a multiple of this."
-    )
-    age: Duration | None = Field(default=None, description="And those younger than this.")
-
-
-class CheckpointKey(Section):
-    """Where the ranks find the key that encrypts checkpoints; the key itself never stands in a spec."""
-
-    key_env: Variable | None = Field(
-        default=None, description="A variable of the ranks that holds it."
-    )
-    key_file: Annotated[str, Field(strict=True, min_length=1)] | None = Field(
-        default=None, description="A file on the ranks' nodes that holds it."
-    )
-
-    @model_validator(mode="after")
-    def _one(self) -> CheckpointKey:
-        if (self.key_env is None) == (self.key_file is None):
-            raise ValueError("give either key_env or key_file")
-        return self
-
-
-class Checkpointing(Section):
-    """When checkpoints are made, which of them stay, and where."""
-
-    every: Interval = Field(
-        default="10m", description="A duration, `500 steps`, `1 epoch` or auto."
-    )
-    keep: KeepCheckpoints = Field(default_factory=KeepCheckpoints, description="Retention.")
-    in_background: Annotated[bool, Field(strict=True)] = Field(
-        default=True,
-        alias="async",
-        description="Training goes on while a checkpoint is written from a copy of the state.",
-    )
-    compress: Literal["none", "zstd"] = Field(
-        default="none", description="Makes the files smaller, at the cost of processor time."
-    )
-    store: Annotated[str, Field(strict=True), AfterValidator(far_prefix)] | None = Field(
-        default=None,
-        description="An object store that gets copies, `s3://bucket/prefix`; absent: none.",
-    )
-    encryption: CheckpointKey | None = Field(
-        default=None, description="Encrypts checkpoints, here and in the object store."
-    )
-    directory: KeptDirectory | None = Field(
-        default=None,
-        description="The script's own folder: committed as it changes, put back before every start.",
     )
 
 
@@ -218,14 +160,11 @@ class Stall(Section):
         description="A duration; auto: 20 usual steps and at least 5m; never.",
     )
 
-    @property
-    def after_s(self) -> str:
-        """`auto`, `never`, or seconds, as supervisors read it."""
-        return (
-            self.after
-            if self.after in ("auto", "never")
-            else format(parse_duration(self.after), "g")
-        )
+    def to_core(self) -> StallPolicy:
+        """The core value."""
+        if self.after in ("auto", "never"):
+            return StallPolicy(watch=self.after == "auto")
+        return StallPolicy(after_s=parse_duration(self.after))
 
 
 class Warm(Section):
@@ -314,7 +253,7 @@ class JobSpec(Section):
         default=None,
         description="Python packages that the ranks can import beside those of the node.",
     )
-    framework: Literal["torch", "jax", "tensorflow", "horovod", "mpi", "ray", "none"] = Field(
+    framework: FrameworkName = Field(
         default="torch", description="What the ranks find in their environment to meet one another."
     )
     env_compat: list[Name] = Field(
@@ -428,6 +367,39 @@ class JobSpec(Section):
             roles=tuple(one.to_core() for one in others),
         )
 
+    def to_contract(self) -> JobContract:
+        """What its ranks run; fixed at submit. Only for specs that `check_supported` has accepted."""
+        return JobContract(
+            roles=tuple(self._role_contract(plan) for plan in self.plans),
+            setup=self.setup,
+            env=dict(self.env),
+            secrets=tuple(self.secrets),
+            warm=WarmStart(self.warm.enabled, tuple(self.warm.imports)),
+            python=None if self.python is None else self.python.to_core(),
+        )
+
+    def _role_contract(self, plan: RolePlan) -> RoleContract:
+        if plan.run is None:
+            raise InvariantBroken("a job was accepted without a command")
+        policy = self.checkpoint.to_core()
+        return RoleContract(
+            name=plan.name,
+            command=RankCommand.of(plan.run),
+            framework=plan.framework,
+            slots_per_node=plan.need.slots_per_node,
+            slots_per_rank=plan.need.slots_per_rank,
+            cpus_per_node=plan.cpus_per_node,
+            reference_world=plan.shape.world_size,
+            env=plan.env,
+            training=plan.training,
+            checkpoint=policy if plan.leads else replace(policy, directory=None),
+            stall=self.stall.to_core() if plan.required else StallPolicy(watch=False),
+            metric_lines=tuple(self.metrics),
+            grace_s=self.grace,
+            leads=plan.leads,
+            required=plan.required,
+        )
+
     def to_demand(self) -> Demand:
         """What the planner must know of it beyond the gang's shape."""
         need, wish = self.plans[0].need, self.placement
@@ -444,10 +416,3 @@ class JobSpec(Section):
             tolerates=tuple(sorted(wish.tolerate)),
             preemptible=self.preemptible,
         )
-
-    def keep_json(self) -> dict[str, object]:
-        """Retention as the ranks read it (`core.checkpoints.Keep.from_json`)."""
-        body: dict[str, object] = self.checkpoint.keep.model_dump(exclude_none=True)
-        if body.pop("age", None) is not None:
-            body["age_s"] = self.checkpoint.keep.age
-        return body

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from phalanx.core.contract.job import PythonRequirements
 from phalanx.schemas.spec.fields import Section
 
 # `https://user:password@host/…`: what stands there would be in every copy of the spec.
@@ -84,6 +85,17 @@ class PythonSection(Section):
         if self.requirements is None and not self.packages:
             raise ValueError("give `requirements`, `packages` or both")
         return self
+
+    def to_core(self) -> PythonRequirements:
+        """The core value."""
+        return PythonRequirements(
+            requirements=self.requirements,
+            packages=tuple(self.packages),
+            installer=self.installer,
+            index_url=self.index_url,
+            extra_index_urls=tuple(self.extra_index_urls),
+            find_links=tuple(self.find_links),
+        )
 
 
 def short_form(value: Any) -> Any:

@@ -8,19 +8,22 @@ role is what the job is about: its steps are the job's steps, its checkpoints th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
+from phalanx.core.frameworks.adapter import REGISTRY
 from phalanx.core.gang.placement import GangShape
 from phalanx.core.gang.placement import Role as RoleShape
 from phalanx.core.gang.roles import WORKER
 from phalanx.errors import Problem
+from phalanx.schemas.frameworks import framework
 from phalanx.schemas.spec.fields import (
     Command,
     CountRange,
     Name,
     Range,
+    RoleFrameworkName,
     Section,
     SizeRange,
     Text,
@@ -42,8 +45,6 @@ OURS = frozenset(
     }
 )  # fmt: skip
 OUR_PREFIXES = ("PHALANX_", "TORCHELASTIC_", "PET_")
-# Frameworks whose ranks meet among themselves, whatever else is in the gang.
-_FRAMEWORKS = ("torch", "jax", "horovod", "none")
 _SHORT = ("nodes", "slots_per_node", "slots_per_rank", "cpus", "memory", "accelerator")
 
 
@@ -111,7 +112,7 @@ class Role(Section):
     resources: RoleResources = Field(
         default_factory=RoleResources, description="What its nodes need, and how many they are."
     )
-    framework: Literal["torch", "jax", "horovod", "none"] | None = Field(
+    framework: RoleFrameworkName | None = Field(
         default=None, description="How its ranks meet one another; absent: as the job's."
     )
     env: Environment = Field(
@@ -176,10 +177,8 @@ class RolePlan:
         """Its part of the gang, with the top of the range where the number of nodes is one."""
         need = self.need
         nodes = need.nodes.high or need.nodes.low
-        if self.framework in ("ray", "mpi"):
-            # One process on each node: the raylet's, or the one that starts this node's part of mpirun.
-            return GangShape(nodes, need.slots_per_node, 1)
-        ranks = max(1, need.slots_per_node // need.slots_per_rank)
+        adapter = framework(self.framework)
+        ranks = adapter.ranks_per_node(need.slots_per_node, need.slots_per_rank)
         return GangShape(nodes, need.slots_per_node, ranks)
 
     def to_core(self) -> RoleShape:
@@ -247,8 +246,9 @@ def _faults(plan: RolePlan, at: str) -> list[Problem]:
     if not plan.need.nodes.is_number:
         said = "a gang with several roles has a fixed size; write one number"
         found.append(Problem(f"{at}resources.nodes", said))
-    if plan.framework not in _FRAMEWORKS:
-        said = f"gangs with several roles are of {', '.join(_FRAMEWORKS)}"
+    if not framework(plan.framework).in_roles:
+        able = ", ".join(one.name for one in REGISTRY.values() if one.in_roles)
+        said = f"gangs with several roles are of {able}"
         found.append(Problem(f"{at}framework", said, plan.framework))
     if plan.leads and not plan.required:
         said = "the first role is what the job is about; name another role first"

@@ -7,6 +7,7 @@ from typing import Any
 
 from phalanx.core.gang import meshes
 from phalanx.errors import Problem
+from phalanx.schemas.frameworks import framework
 from phalanx.schemas.spec.models import JobSpec
 from phalanx.schemas.spec.roles import role_problems
 
@@ -40,7 +41,7 @@ def _kept_in_disguise(spec: JobSpec) -> bool:
 
 
 def _trees_elsewhere(spec: JobSpec) -> bool:
-    return spec.framework == "jax" and _elsewhere(spec)
+    return not framework(spec.framework).stores_checkpoints and _elsewhere(spec)
 
 
 def _given(*path: str) -> Callable[[JobSpec], Any]:
@@ -101,7 +102,7 @@ def _strategy(spec: JobSpec) -> list[Problem]:
     problems = []
     for plan in spec.plans:
         sizes, nodes = (plan.training or {}).get("strategy"), plan.need.nodes
-        if sizes is None or plan.framework == "ray" or nodes.high is None:
+        if sizes is None or not framework(plan.framework).lays_out_ranks or nodes.high is None:
             continue
         ranks = plan.shape.ranks_per_node
         found = meshes.problem(sizes, [num * ranks for num in range(nodes.low, nodes.high + 1)])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-PROTOCOL = 1
+from phalanx.core.contract.gang import GangContract, RolePlace
+from phalanx.core.contract.job import PythonRequirements, WarmStart
+from phalanx.schemas.wire import ASSIGNMENT_PROTOCOL
 
 
 class Message(BaseModel):
@@ -14,70 +16,11 @@ class Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="strings")
 
 
-class WarmStart(Message):
-    """How ranks are started. `imports` are preloaded by name beside torch."""
-
-    enabled: bool = True
-    imports: list[str] = Field(default_factory=list)
-
-
 class PythonPackages(Message):
-    """The spec's section `python`, and the folder of this node in which environments are kept."""
+    """The job's Python packages, and the folder of the node in which environments are kept."""
 
     root: str
-    requirements: str | None = None
-    packages: list[str] = Field(default_factory=list)
-    installer: str = "auto"
-    index_url: str | None = None
-    extra_index_urls: list[str] = Field(default_factory=list)
-    find_links: list[str] = Field(default_factory=list)
-
-
-class RoleFacts(Message):
-    """The role that a node serves in a gang with several. `node_rank` counts within the role.
-
-    Its ranks are numbered from `first_rank` on in the gang of `gang_size` ranks; `lead_dir` is where
-    the first role keeps its checkpoints.
-    """
-
-    name: str
-    node_rank: int
-    first_rank: int
-    gang_size: int
-    lead_dir: str
-    leads: bool = True
-    required: bool = True
-
-
-class GangFacts(Message):
-    """What all nodes of a role have in common; see `core.ranks.GangEnvironment`.
-
-    A gang with one role is all of an attempt; `num_nodes` and `ranks_per_node` are the role's.
-    """
-
-    job: int
-    job_name: str
-    project: str
-    attempt: int
-    framework: str
-    num_nodes: int
-    ranks_per_node: int
-    reference_world: int
-    slots_per_rank: int = 1
-    grace_s: float
-    checkpoint_dir: str
-    checkpoint_every: str | None = None
-    checkpoint_keep: dict[str, object] | None = None
-    checkpoint_async: bool = True
-    checkpoint_compress: str | None = None
-    checkpoint_store: str | None = None
-    checkpoint_key_env: str | None = None
-    checkpoint_key_file: str | None = None
-    checkpoint_directory: str | None = None  # a folder of the script's own, relative to its cwd
-    metric_lines: list[str] = Field(default_factory=list)  # `core.lines` patterns
-    training: dict[str, object] | None = None
-    job_started_at: int | None = None  # its first attempt; microseconds UTC
-    stall_after: str = "never"  # never, auto, or seconds without a step
+    wanted: PythonRequirements
 
 
 class Assignment(Message):
@@ -91,10 +34,10 @@ class Assignment(Message):
     only the names travel; the supervisor reads the values from `secrets_dir` when it starts.
     """
 
-    protocol: int = PROTOCOL
-    gang: GangFacts
+    protocol: int = ASSIGNMENT_PROTOCOL
+    gang: GangContract
     node_rank: int  # in the gang, all roles
-    role: RoleFacts | None = None  # None: the gang has one
+    role: RolePlace | None = None  # None: the gang has one
     node_dir: str  # <home>/jobs/j-12/a001/n0: spool, logs, exit record
     workdir: str
     cwd: str
@@ -121,7 +64,7 @@ class Assignment(Message):
     def first_rank(self) -> int:
         """The number in the gang of this node's first rank."""
         before = 0 if self.role is None else self.role.first_rank
-        return before + self.node_in_role * self.gang.ranks_per_node
+        return before + self.node_in_role * self.gang.world.ranks_per_node
 
     @property
     def leads(self) -> bool:

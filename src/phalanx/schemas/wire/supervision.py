@@ -15,7 +15,8 @@ from phalanx.core.gang.failures import Failure
 from phalanx.core.jobs.desired import Action, Desired
 from phalanx.core.jobs.model import NodeOutcome
 from phalanx.kit.text import replace_unencodable
-from phalanx.schemas.wire.assignments import PROTOCOL, Message
+from phalanx.schemas.wire import PROTOCOL
+from phalanx.schemas.wire.assignments import Message
 
 # A report with text that cannot be encoded would be refused and repeated without end.
 EncodableText = Annotated[str, AfterValidator(replace_unencodable)]

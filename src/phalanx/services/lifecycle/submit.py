@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from phalanx.core.codec import encode
 from phalanx.core.jobs.events import Submitted
 from phalanx.errors import NotFound, Problem, SpecInvalid, UserError
 from phalanx.launch import secret_files
@@ -60,6 +61,7 @@ def submit(platform: Platform, request: SubmitRequest, now: int) -> tuple[int, A
         owner=request.owner,
         kind=request.kind,
         spec=accepted.resolved,
+        contract=encode(spec.to_contract()),
         code_digest=request.code,
         caller_cwd=request.caller_cwd if runs else None,
         caller_env=request.caller_env if runs else None,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from phalanx.core.jobs.desired import desired
 from phalanx.errors import PermissionDenied, UserError
-from phalanx.schemas.wire.assignments import PROTOCOL
+from phalanx.schemas.wire import PROTOCOL
 from phalanx.schemas.wire.supervision import Orders, SyncRequest, SyncResponse
 from phalanx.services.lifecycle import code
 from phalanx.services.lifecycle.commit import commit_events, job_topic

@@ -71,9 +71,10 @@ def environment_plan(
     data: Mapping[str, Any], command: PythonCommand | None, env: Mapping[str, str]
 ) -> EnvironmentPlan:
     """The plan of an assignment. The environment is laid over the interpreter that the job would use."""
-    want: Mapping[str, Any] | None = data.get("python")
-    if want is None:
+    packages: Mapping[str, Any] | None = data.get("python")
+    if packages is None:
         return EnvironmentPlan()
+    want, root = packages["wanted"], packages["root"]
     # Only now: a job that asks for nothing shall not wait for these imports.
     from phalanx.supervise.packages import interpreter, requirements
 
@@ -86,7 +87,7 @@ def environment_plan(
         digest = requirements.digest(workdir, want, data.get("code"), base, python)
     except (requirements.InvalidRequirements, interpreter.InterpreterUnusable) as error:
         return EnvironmentPlan(problem=str(error))
-    request = {"wanted": dict(want), "root": want["root"], "digest": digest, "python": python}
+    request = {"wanted": dict(want), "root": root, "digest": digest, "python": python}
     plan = EnvironmentPlan({**request, "base": base, "workdir": str(workdir)})
     plan.hold()
     return plan

@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from phalanx.checkpoint.folders import FolderOrigin
+from phalanx.core.contract.gang import RankFiles
+from phalanx.core.frameworks.rank_environment import NodeSetting, rank_environment
 from phalanx.core.gang.failures import Failure, RankExit, is_collateral
-from phalanx.core.gang.ranks import GangEnvironment, RankFiles, RoleEnvironment, rank_environment
 from phalanx.core.gang.stalls import StallWatch
 from phalanx.core.jobs.model import NodeOutcome
 from phalanx.core.reasons import Cause
-from phalanx.core.training.checkpoints import Keep
 from phalanx.kit.clock import Clock
-from phalanx.kit.text import job_label
 from phalanx.launch import linux
 from phalanx.launch.cgroup import oom_kills
 from phalanx.launch.command import PythonCommand
 from phalanx.launch.ports import interface_towards
+from phalanx.schemas.frameworks import framework
 from phalanx.schemas.wire.assignments import Assignment
 from phalanx.schemas.wire.supervision import (
     FailureReport,
@@ -82,13 +82,14 @@ class Generation:
         self.leads = context.assignment.leads
         self.folder = Path(context.assignment.node_dir) / f"g{self.number:03d}"
         gang, node = context.assignment.gang, context.assignment.node_rank
+        self._framework = framework(gang.role.framework)
         first = context.assignment.first_rank
         self.ranks = [
             LocalRank(first + local, self.folder, context.loop, self, context.opener)
-            for local in range(gang.ranks_per_node)
+            for local in range(gang.world.ranks_per_node)
         ]
         files = {one.rank: one.report_file for one in self.ranks}
-        patience = patience_of(context.assignment.gang.stall_after)
+        patience = patience_of(gang.role.stall)
         watch = StallWatch(patience, context.clock.monotonic())
         kind = GenerationRecords if self.leads else SideRecords
         watermarks = WatermarkFile(self.folder, context.acked)
@@ -99,7 +100,7 @@ class Generation:
         )  # fmt: skip
         self.metrics = MetricTail(files, self.records.warn_not_finite)
         self._line_metrics = LineMetrics(
-            gang.metric_lines, context.clock, self.records, self.metrics
+            gang.role.metric_lines, context.clock, self.records, self.metrics
         )
         self._checkpoint_folder = open_checkpoint_folder(
             context, orders, self._line_metrics, self.ranks
@@ -162,20 +163,26 @@ class Generation:
             report_file=str(rank.report_file),
             control_file=str(self.folder / "control"),
             error_file=str(rank.error_file),
+            code_dir=assignment.workdir,
         )
-        gang = gang_environment(assignment, self._orders)
+        gang, orders, adapter = assignment.gang, self._orders, self._framework
         local = rank.rank - assignment.first_rank
-        if gang.framework == "horovod":
-            gang = replace(gang, interface=interface_towards(gang.master_address))
-        env = rank_environment(gang, assignment.node_in_role, local, files)
+        contract = gang.rank(orders, assignment.node_in_role, local, files)
+        node = NodeSetting(
+            env={"PYTHONUNBUFFERED": "1", **assignment.env},
+            cpus=assignment.cpus,
+            interface=interface_towards(orders.master_address) if adapter.needs_interface else None,
+            place=assignment.role,
+        )
+        env = rank_environment(adapter, gang, orders, contract, node)
         launch = LaunchRequest(env, assignment.cwd, rank.open_pipes())
         self._line_metrics.attach(rank)
         return launch
 
     def _start_rendezvous(self) -> None:
-        """Start the key-value store of Horovod's rendezvous. Raises OSError."""
+        """Start the key-value store at which ranks of some frameworks meet. Raises OSError."""
         assignment = self._context.assignment
-        if assignment.gang.framework == "horovod" and assignment.node_in_role == 0:
+        if self._framework.needs_store and assignment.node_in_role == 0:
             rendezvous.start(self._context.processes, self._orders.master_port, assignment.node_dir)
 
     @property
@@ -400,73 +407,27 @@ class Generation:
         return NodeOutcome.STOPPED if self.stop_delivered else NodeOutcome.FAILED
 
 
-def gang_environment(assignment: Assignment, orders: Orders) -> GangEnvironment:
-    """The environment that all ranks of one generation share."""
-    gang = assignment.gang
-    env = {"PYTHONUNBUFFERED": "1", **assignment.env}
-    return GangEnvironment(
-        job=gang.job,
-        job_name=gang.job_name,
-        project=gang.project,
-        attempt=gang.attempt,
-        generation=orders.generation,
-        restarts=orders.restarts,
-        restart_cause=orders.after,
-        framework=gang.framework,
-        num_nodes=gang.num_nodes,
-        ranks_per_node=gang.ranks_per_node,
-        reference_world=gang.reference_world,
-        slots_per_rank=gang.slots_per_rank,
-        cpus_per_node=assignment.cpus,
-        master_address=orders.master_address,
-        master_port=orders.master_port,
-        grace_s=gang.grace_s,
-        checkpoint_dir=gang.checkpoint_dir,
-        checkpoint_every=gang.checkpoint_every,
-        checkpoint_keep=gang.checkpoint_keep,
-        checkpoint_async=gang.checkpoint_async,
-        checkpoint_compress=gang.checkpoint_compress,
-        checkpoint_store=gang.checkpoint_store,
-        checkpoint_key_env=gang.checkpoint_key_env,
-        checkpoint_key_file=gang.checkpoint_key_file,
-        training=gang.training,
-        job_started_at=gang.job_started_at,
-        resume_path=orders.resume_path,
-        code_dir=assignment.workdir,
-        user_env=env,
-        role=_role_environment(assignment, orders),
-    )
-
-
-def _role_environment(assignment: Assignment, orders: Orders) -> RoleEnvironment | None:
-    role = assignment.role
-    if role is None:
-        return None
-    masters = {one.name: f"{one.address}:{one.port}" for one in orders.masters}
-    return RoleEnvironment(role.name, role.first_rank, role.gang_size, role.lead_dir, masters)
-
-
 def open_checkpoint_folder(
     context: GenerationContext, orders: Orders, line_metrics: LineMetrics, ranks: list[LocalRank]
 ) -> CheckpointFolder:
     """The folder that the job's script saves its state in; node rank 0 commits it."""
     assignment = context.assignment
-    gang = assignment.gang
-    if gang.checkpoint_directory is None:
+    gang, policy = assignment.gang, assignment.gang.role.checkpoint
+    if policy.directory is None:
         return NoCheckpointFolder()
     facts = CheckpointFolderConfig(
-        folder=Path(assignment.cwd, gang.checkpoint_directory),
+        folder=Path(assignment.cwd, policy.directory),
         store=Path(gang.checkpoint_dir),
         origin=FolderOrigin(
-            job=job_label(gang.job),
+            job=gang.job.label,
             attempt=gang.attempt,
             generation=orders.generation,
-            world_size=gang.num_nodes * gang.ranks_per_node,
-            reference_world=gang.reference_world,
+            world_size=gang.world.size,
+            reference_world=gang.role.reference_world,
         ),
-        keep=Keep.from_json(gang.checkpoint_keep or {}),
+        keep=policy.keep,
         commits=assignment.node_rank == 0,
-        far=gang.checkpoint_store,
+        far=policy.store,
         env=assignment.env,
         meeting=f"{orders.master_address}:{orders.master_port}",
     )

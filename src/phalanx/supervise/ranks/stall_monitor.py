@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from phalanx.core.contract.job import StallPolicy
 from phalanx.core.gang.failures import Failure
 from phalanx.core.gang.stacks import elsewhere, place
 from phalanx.core.gang.stalls import StallLimit, StallWatch
@@ -23,11 +24,9 @@ from phalanx.supervise.ranks.records import Put
 from phalanx.supervise.ranks.stacks import StackCollection
 
 
-def patience_of(stall_after: str) -> StallLimit:
-    """From an assignment's `never`, `auto` or seconds."""
-    if stall_after == "auto":
-        return StallLimit()
-    return StallLimit(math.inf if stall_after == "never" else float(stall_after))
+def patience_of(policy: StallPolicy) -> StallLimit:
+    """How long a generation may make no step under this policy."""
+    return StallLimit(policy.after_s if policy.watch else math.inf)
 
 
 class StallMonitor:

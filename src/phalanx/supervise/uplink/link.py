@@ -126,7 +126,7 @@ class ControlPlaneLink:
         self._clock = clock
         self._deliver = deliver
         self._request = SyncRequest(
-            job=gang.job, attempt=gang.attempt, node_rank=assignment.node_rank, sent_at=0
+            job=gang.job.num, attempt=gang.attempt, node_rank=assignment.node_rank, sent_at=0
         )
         self._address = ControlPlaneAddress(assignment.server_url, assignment.server_file)
         self._token = assignment.token

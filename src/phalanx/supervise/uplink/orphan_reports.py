@@ -93,7 +93,7 @@ class _Impersonation:
     def send(self, reports: list[Report]) -> int:
         """Send reports; the number of the last one that is stored now. Raises OSError."""
         request = SyncRequest(
-            job=self.assignment.gang.job,
+            job=self.assignment.gang.job.num,
             attempt=self.assignment.gang.attempt,
             node_rank=self.assignment.node_rank,
             sent_at=self.clock.now(),
@@ -165,7 +165,10 @@ class OrphanReports:
         """Send all reports that one supervisor did not. Raises OSError; repeated, nothing counts twice."""
         own = self._assignment
         theirs = _left_behind(folder)
-        if theirs is None or (theirs.gang.job, theirs.node_dir) != (own.gang.job, str(folder)):
+        if theirs is None or (theirs.gang.job.num, theirs.node_dir) != (
+            own.gang.job.num,
+            str(folder),
+        ):
             return
         line = SyncConnection(ControlPlaneAddress(own.server_url, own.server_file), theirs.token)
         try:
@@ -210,7 +213,7 @@ def _rest(
     Raises OSError where the watermarks cannot be written.
     """
     number = re.fullmatch(r"g(\d{3,9})", folder.name)
-    first, count = sender.assignment.first_rank, sender.assignment.gang.ranks_per_node
+    first, count = sender.assignment.first_rank, sender.assignment.gang.world.ranks_per_node
     files = {rank: folder / f"r{rank:05d}.report" for rank in range(first, first + count)}
     if number is None or not all(_is_readable(one) for one in files.values()):
         return None

@@ -68,7 +68,7 @@ def save(
         draft.abandon()
         raise
     report = _report(info.report_file)
-    if info.checkpoint_store is not None:
+    if info.checkpoint.store is not None:
         _say_once(info.report_file, _NO_COPIES)
     report.write(StepRecord(step=step, epoch=0, consumed=0))
     report.write(
@@ -86,7 +86,7 @@ def save(
         )
     )
     for gone in checkpoint.retain(
-        info.checkpoint_dir, info.keep, check=checkpoint.read_manifest, now=clock.now()
+        info.checkpoint_dir, info.checkpoint.keep, check=checkpoint.read_manifest, now=clock.now()
     ):
         report.write(RemovedRecord(str(info.checkpoint_dir / gone.name)))
     return made

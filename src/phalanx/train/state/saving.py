@@ -244,7 +244,7 @@ class CheckpointDirectory:
 
     def best_known(self) -> float | None:
         """The best value of the kept metric among the checkpoints that lie here."""
-        best = self._info.keep.best
+        best = self._info.checkpoint.keep.best
         if best is None:
             return None
         found = best_of([one.manifest for one in checkpoint.list_checkpoints(self._store)], best)
@@ -446,7 +446,7 @@ class CheckpointDirectory:
         )
         self._last_why = manifest.why
         self.storage.tier.committed()
-        self._let_go(self._info.keep)
+        self._let_go(self._info.checkpoint.keep)
 
     def _manifest(
         self, name: str, draft: checkpoint.CheckpointWriter, image: RankSnapshot

@@ -45,11 +45,11 @@ def storage_for(info: RankInfo, report: Report) -> CheckpointStorage:
     """What this rank needs: every rank the keys, rank 0 the store. Raises NotSupported."""
     encryption: Encryption = AesGcmEncryption(info.keys) if info.keys else NoEncryption()
     tier: CheckpointTier = LocalTier()
-    if info.is_main and info.checkpoint_store is not None and info.checkpoint_dir is not None:
+    if info.is_main and info.checkpoint.store is not None and info.checkpoint_dir is not None:
         tier = RemoteTier(
-            info.checkpoint_store,
+            info.checkpoint.store,
             info.checkpoint_dir,
-            info.keep,
+            info.checkpoint.keep,
             lambda kind, said: report.write(make(kind, said)),
         )
-    return CheckpointStorage(tier, encryption, compression_for(info.compress))
+    return CheckpointStorage(tier, encryption, compression_for(info.checkpoint.compress))

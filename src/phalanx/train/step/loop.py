@@ -90,7 +90,7 @@ class Loop:
         self._saved_step = -1
         self._best: float | None = None
         self._improved = False
-        self._next_save_at = clock.monotonic() + (info.every.seconds or 0.0)
+        self._next_save_at = clock.monotonic() + (info.checkpoint.every.seconds or 0.0)
 
     # -- the loader's side -----------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class Loop:
             self.on_roll_back()
         if self.agreed & control.STOP:
             self._leave()
-        every = self._info.every.steps
+        every = self._info.checkpoint.every.steps
         if self._asked:
             self.save("asked")
         elif self.agreed & control.SAVE or (every and self.step % every == 0):
@@ -174,7 +174,7 @@ class Loop:
         self.on_pass_end()
         if self._saver.saves:
             self._rng_at_end = randomness.capture()
-        every = self._info.every.epochs
+        every = self._info.checkpoint.every.epochs
         due = every and (self.position.total_passes + 1) % every == 0
         if due and self._saved_step != self.step:
             self.save("every")
@@ -276,7 +276,7 @@ class Loop:
         self._report.write(StepRecord(step=self.step, epoch=epoch, consumed=self.position.consumed))
 
     def _watch_best(self) -> None:
-        best = self._info.keep.best
+        best = self._info.checkpoint.keep.best
         if best is None or not self._info.is_main:
             return
         value = self.journal.latest.get(best.metric)
@@ -291,7 +291,7 @@ class Loop:
         if self.profiling.asked():
             requests |= control.PROFILE
         if self._info.is_main and self._saver.saves:
-            every = self._info.every.seconds
+            every = self._info.checkpoint.every.seconds
             if self._improved or (
                 every is not None and self._clock.monotonic() >= self._next_save_at
             ):
@@ -334,7 +334,7 @@ class Loop:
 
     def _interval_s(self, stall_s: float) -> float:
         """Until the next save that time asks for, after one for which training stood for `stall_s`."""
-        every, info = self._info.every, self._info
+        every, info = self._info.checkpoint.every, self._info
         if not every.auto:
             return every.seconds or 0.0
         began_at = info.job_started_at

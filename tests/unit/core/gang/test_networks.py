@@ -4,20 +4,24 @@ import json
 
 import pytest
 
+from phalanx.core.contract.gang import RankFiles
+from phalanx.core.frameworks.rank_environment import NodeSetting, rank_environment
 from phalanx.core.gang import networks
-from phalanx.core.gang.ranks import GangEnvironment, RankFiles, rank_environment
+from phalanx.core.jobs.desired import Action
+from phalanx.schemas.frameworks import framework
 from phalanx.schemas.spec.document import validate_spec
+from phalanx.schemas.wire.supervision import Orders
+from phalanx.testing.contracts import gang_contract
 
 pytestmark = pytest.mark.unit
 
 
 def environment(training, **user):
-    gang = GangEnvironment(
-        job=1, job_name="a", project="p", attempt=1, generation=0, restarts=0, framework="torch",
-        num_nodes=1, ranks_per_node=2, reference_world=2, cpus_per_node=4, master_address="h",
-        master_port=1, grace_s=1.0, checkpoint_dir="/c", training=training, user_env=user,
-    )  # fmt: skip
-    return rank_environment(gang, 0, 0, RankFiles("r", "c", "e"))
+    gang = gang_contract(1, ranks_per_node=2, training=training)
+    orders = Orders(version="1", action=Action.RUN, master_address="h", master_port=1)
+    rank = gang.rank(orders, 0, 0, RankFiles("r", "c", "e"))
+    node = NodeSetting(env=user, cpus=4)
+    return rank_environment(framework("torch"), gang, orders, rank, node)
 
 
 def test_a_preset_reaches_the_ranks_and_the_users_own_value_stands_over_it():

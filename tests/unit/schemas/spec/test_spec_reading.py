@@ -9,6 +9,7 @@ import pytest
 from phalanx.core.gang.placement import Demand
 from phalanx.core.jobs.budgets import DEFAULT_BUDGETS, Budget
 from phalanx.core.reasons import Cause
+from phalanx.core.training.checkpoints import Best, Keep
 from phalanx.errors import SpecInvalid
 from phalanx.schemas.spec.document import (
     JobSpec,
@@ -84,10 +85,7 @@ def test_every_live_field_is_read_and_supported():
     assert (terms.grace_s, terms.max_duration_s) == (45.0, 43200.0)
     assert (spec.cpus_per_node, spec.pool, spec.priority) == (16, ["local"], 70)
     assert spec.checkpoint.every == "500 steps"
-    assert spec.keep_json() == {
-        "last": 2,
-        "best": {"metric": "val_acc", "mode": "max", "count": 1},
-    }
+    assert spec.checkpoint.keep.to_core() == Keep(last=2, best=Best("val_acc", "max", 1))
     assert spec.env == {"EPOCHS": "3", "NAME": "x"}
     assert spec.labels["cost-center"] == "42"
 

@@ -6,24 +6,23 @@ import threading
 
 import pytest
 
+from phalanx.core.contract.job import WarmStart
 from phalanx.errors import StoreUnavailable
 from phalanx.kit.clock import ManualClock
-from phalanx.schemas.wire.assignments import Assignment, GangFacts, WarmStart
+from phalanx.schemas.wire.assignments import Assignment
 from phalanx.supervise.uplink.link import ControlPlaneLink, SyncConnection
 from phalanx.supervise.uplink.outbox import Outbox
+from phalanx.testing.contracts import gang_contract
 
 pytestmark = pytest.mark.unit
 FULL = {"code": StoreUnavailable.code, "message": "the disk is full"}
 
 
 def assignment(url):
-    gang = GangFacts(
-        job=1, job_name="x", project="p", attempt=1, framework="torch", num_nodes=1,
-        ranks_per_node=1, reference_world=1, grace_s=5.0, checkpoint_dir="/nowhere",
-    )  # fmt: skip
+    gang = gang_contract(1, grace_s=5.0)
     return Assignment(
         gang=gang, node_rank=0, node_dir="/n", workdir="/w", cwd="/w", command=["x"], env={},
-        warm=WarmStart(enabled=False, imports=[]), cpus=1, server_url=url, token="t",
+        warm=WarmStart(enabled=False, imports=()), cpus=1, server_url=url, token="t",
     )  # fmt: skip
 
 

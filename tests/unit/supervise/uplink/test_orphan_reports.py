@@ -12,7 +12,7 @@ from phalanx.core.gang.stalls import StallLimit, StallWatch
 from phalanx.core.training.ledger import Consumed, merge
 from phalanx.kit.clock import SystemClock
 from phalanx.launch.identity import SupervisorRecord, this_process
-from phalanx.schemas.wire.assignments import Assignment, GangFacts
+from phalanx.schemas.wire.assignments import Assignment
 from phalanx.schemas.wire.supervision import SyncResponse
 from phalanx.supervise.ranks import ledger_watermarks, records
 from phalanx.supervise.ranks.ledger_watermarks import (
@@ -24,6 +24,7 @@ from phalanx.supervise.ranks.ledger_watermarks import (
 from phalanx.supervise.ranks.records import GenerationRecords
 from phalanx.supervise.uplink import orphan_reports
 from phalanx.supervise.uplink.orphan_reports import OrphanReports, unreported_folders
+from phalanx.testing.contracts import gang_contract
 
 pytestmark = pytest.mark.unit
 BATCH, RANKS = 8, 2
@@ -89,10 +90,7 @@ def folders(root, attempt):
     """The folder of one supervisor, as its executor and itself leave it."""
     node_dir = root / f"a{attempt:03d}" / "n0"
     (node_dir / "g000").mkdir(parents=True)
-    gang = GangFacts(
-        job=7, job_name="probe", project="tests", attempt=attempt, framework="torch", num_nodes=1,
-        ranks_per_node=RANKS, reference_world=RANKS, grace_s=1.0, checkpoint_dir="/c",
-    )  # fmt: skip
+    gang = gang_contract(7, attempt=attempt, ranks_per_node=RANKS, grace_s=1.0)
     assignment = Assignment(
         gang=gang, node_rank=0, node_dir=str(node_dir), workdir="/", cwd="/", command="true",
         env={}, cpus=1, server_url="http://127.0.0.1:1", token="t",

@@ -31,7 +31,7 @@ _MOST_STEPS = 100_000
 def start(given: Mapping[str, Any]) -> JaxRun:
     """Meet the others and put the run together; see `phalanx.train.frameworks.jax.init`."""
     info = context.with_checkpoints(context.read(), given)
-    if info.keys or info.checkpoint_store is not None or info.compress != "none":
+    if info.keys or info.checkpoint.store is not None or info.checkpoint.compress != "none":
         raise NotSupported(
             "trees of JAX are neither encrypted, nor compressed, nor copied to an object store",
             "remove encryption, compress and store from the spec's checkpoint section",
@@ -79,7 +79,7 @@ class JaxRun:
         self._saved_step = -1
         self._agree_at = 1
         self._agreed_s, self._agreed_step = clock.monotonic(), 0
-        self._next_save_at = clock.monotonic() + (info.every.seconds or 0.0)
+        self._next_save_at = clock.monotonic() + (info.checkpoint.every.seconds or 0.0)
         atexit.register(self._close)
 
     def restore(self, like: Any) -> Any:
@@ -125,7 +125,7 @@ class JaxRun:
         self.step += 1
         self._report.write(StepRecord(step=self.step, epoch=0, consumed=0))
         self._journal.flush()
-        every = self._info.every.steps
+        every = self._info.checkpoint.every.steps
         if every and self.step % every == 0:
             self._save("every")
         if self.step >= self._agree_at:
@@ -151,7 +151,7 @@ class JaxRun:
         now = self._clock.monotonic()
         took_s = max(1e-6, (now - self._agreed_s) / max(1, self.step - self._agreed_step))
         ahead = min(_MOST_STEPS, max(1, int(_AGREE_EVERY_S / took_s)))
-        due = self._info.every.seconds is not None and now >= self._next_save_at
+        due = self._info.checkpoint.every.seconds is not None and now >= self._next_save_at
         stopping, written = self._stop.at is not None, self._saver.written
         rows = self._processes.numbers([int(stopping), int(due), int(written), ahead])
         self._agreed_s, self._agreed_step = now, self.step
@@ -168,14 +168,14 @@ class JaxRun:
         self._journal.flush()
         began = self._clock.monotonic()
         self._saver.begin(self._tree, self.step, why, self._journal.latest)
-        if not self._info.save_async or why in ("final", "asked"):
+        if not self._info.checkpoint.background or why in ("final", "asked"):
             self._saver.commit()
         self._saved_step = self.step
         now = self._clock.monotonic()
         self._next_save_at = now + self._interval_s(now - began)
 
     def _interval_s(self, stall_s: float) -> float:
-        every, info = self._info.every, self._info
+        every, info = self._info.checkpoint.every, self._info
         if not every.auto:
             return every.seconds or 0.0
         began_at = info.job_started_at

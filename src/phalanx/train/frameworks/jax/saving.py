@@ -229,7 +229,7 @@ class JaxCheckpoints:
     def _let_go(self) -> None:
         try:
             for gone in checkpoint.retain(
-                self._store, self._info.keep, self._disk, check=checkpoint.read_manifest,
+                self._store, self._info.checkpoint.keep, self._disk, check=checkpoint.read_manifest,
                 now=self._clock.now(),
             ):  # fmt: skip
                 self._report.write(RemovedRecord(str(self._store / gone.name)))

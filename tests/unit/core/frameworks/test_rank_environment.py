@@ -1,34 +1,54 @@
-"""Placement to environment: the whole contract of a torch rank, and nothing foreign."""
+"""The whole environment of a rank: the variables of torch and of Phalanx, and nothing foreign."""
 
 import json
 
 import pytest
 
-from phalanx.core.gang.ranks import (
-    GangEnvironment,
-    RankFiles,
-    RoleEnvironment,
+from phalanx.core.contract.checkpointing import CheckpointPolicy, SaveInterval
+from phalanx.core.contract.gang import RankFiles, RolePlace
+from phalanx.core.frameworks.rank_environment import (
+    NodeSetting,
     omp_num_threads,
     rank_environment,
 )
+from phalanx.core.jobs.desired import Action
+from phalanx.core.training.checkpoints import Keep
+from phalanx.schemas.frameworks import framework
+from phalanx.schemas.wire.supervision import Orders, RoleMaster
+from phalanx.testing.contracts import gang_contract
 
 pytestmark = pytest.mark.unit
 
 FILES = RankFiles("/n/r.report", "/n/control", "/n/r.error.json")
 
 
-def gang(**changes) -> GangEnvironment:
-    values = {
-        "job": 12, "job_name": "digits", "project": "default", "attempt": 2, "generation": 3,
-        "restarts": 4, "framework": "torch", "num_nodes": 2, "ranks_per_node": 3,
-        "reference_world": 6, "cpus_per_node": 8, "master_address": "10.0.0.1",
-        "master_port": 23456, "grace_s": 30.0, "checkpoint_dir": "/c/default/j-12",
-    }  # fmt: skip
-    return GangEnvironment(**{**values, **changes})
+class Gang:
+    """Two nodes of three ranks each; `changes` are of the role, the orders or the node."""
+
+    def __init__(self, *, generation=3, resume_path=None, masters=(), env=None, interface=None,
+                 place=None, **role):  # fmt: skip
+        self.contract = gang_contract(
+            12, attempt=2, num_nodes=2, ranks_per_node=3, checkpoint_dir="/c/default/j-12", **role
+        )
+        self.orders = Orders(
+            version="1", action=Action.RUN, generation=generation, master_address="10.0.0.1",
+            master_port=23456, restarts=4, resume_path=resume_path, masters=list(masters),
+        )  # fmt: skip
+        self.node = NodeSetting(env=env or {}, cpus=8, interface=interface, place=place)
+
+
+def gang(**changes):
+    return Gang(**changes)
+
+
+def environment(gang, node_rank, local_rank, files=FILES):
+    rank = gang.contract.rank(gang.orders, node_rank, local_rank, files)
+    adapter = framework(gang.contract.role.framework)
+    return rank_environment(adapter, gang.contract, gang.orders, rank, gang.node)
 
 
 def test_numbers_of_a_rank_on_the_second_node():
-    env = rank_environment(gang(), node_rank=1, local_rank=2, files=FILES)
+    env = environment(gang(), 1, 2, FILES)
     assert {k: env[k] for k in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")} == {
         "RANK": "5", "WORLD_SIZE": "6", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "3",
     }  # fmt: skip
@@ -39,7 +59,7 @@ def test_numbers_of_a_rank_on_the_second_node():
 
 def test_ranks_of_all_nodes_are_numbered_once():
     ranks = [
-        int(rank_environment(gang(), node, local, FILES)["RANK"])
+        int(environment(gang(), node, local, FILES)["RANK"])
         for node in range(2)
         for local in range(3)
     ]
@@ -47,7 +67,7 @@ def test_ranks_of_all_nodes_are_numbered_once():
 
 
 def test_no_agent_store_and_an_error_file_per_rank():
-    env = rank_environment(gang(), 0, 0, FILES)
+    env = environment(gang(), 0, 0, FILES)
     assert env["TORCHELASTIC_USE_AGENT_STORE"] == "False"
     assert env["TORCHELASTIC_ERROR_FILE"] == FILES.error_file
     assert env["TORCHELASTIC_RUN_ID"] == "j-12-a002-g003"
@@ -55,13 +75,13 @@ def test_no_agent_store_and_an_error_file_per_rank():
 
 
 def test_the_run_id_differs_between_generations():
-    ids = {rank_environment(gang(generation=g), 0, 0, FILES)["TORCHELASTIC_RUN_ID"] for g in (0, 1)}
+    ids = {environment(gang(generation=g), 0, 0, FILES)["TORCHELASTIC_RUN_ID"] for g in (0, 1)}
     assert len(ids) == 2
 
 
 def test_the_spec_cannot_break_the_rendezvous_but_may_choose_threads():
     user = {"RANK": "99", "MASTER_PORT": "1", "OMP_NUM_THREADS": "5", "LR": "0.1"}
-    env = rank_environment(gang(user_env=user), 0, 1, FILES)
+    env = environment(gang(env=user), 0, 1, FILES)
     assert (env["RANK"], env["MASTER_PORT"]) == ("1", "23456")
     assert (env["OMP_NUM_THREADS"], env["LR"]) == ("5", "0.1")
 
@@ -72,41 +92,45 @@ def test_ranks_share_the_cpus(ranks, cpus, threads):
 
 
 def test_phalanx_variables():
-    keep = {"last": 3}
-    env = rank_environment(
-        gang(checkpoint_every="10s", checkpoint_keep=keep, resume_path="/c/x"), 0, 0, FILES
-    )
+    policy = CheckpointPolicy(every=SaveInterval(10.0), keep=Keep(last=3))
+    env = environment(gang(checkpoint=policy, resume_path="/c/x"), 0, 0, FILES)
     assert env["PHALANX_JOB"] == "j-12"
     assert (env["PHALANX_ATTEMPT"], env["PHALANX_GENERATION"]) == ("2", "3")
     assert env["PHALANX_CHECKPOINT_DIR"] == "/c/default/j-12"
     assert env["PHALANX_CHECKPOINT_EVERY"] == "10s"
-    assert json.loads(env["PHALANX_CHECKPOINT_KEEP"]) == keep
+    assert json.loads(env["PHALANX_CHECKPOINT_KEEP"]) == {"last": 3}
     assert env["PHALANX_RESUME_PATH"] == "/c/x"
 
 
 def test_absent_means_absent():
-    env = rank_environment(gang(), 0, 0, FILES)
-    assert not {"PHALANX_RESUME_PATH", "PHALANX_CHECKPOINT_EVERY"} & env.keys()
+    env = environment(gang(), 0, 0, FILES)
+    absent = {
+        "PHALANX_RESUME_PATH",
+        "PHALANX_CHECKPOINT_STORE",
+        "PHALANX_TRAINING",
+        "PHALANX_STRATEGY",
+    }
+    assert not absent & env.keys()
 
 
 def test_framework_none_gets_numbers_but_no_torch_contract():
-    env = rank_environment(gang(framework="none"), 1, 0, FILES)
+    env = environment(gang(framework="none"), 1, 0, FILES)
     assert env["RANK"] == "3"
     assert not [k for k in env if k.startswith(("MASTER_", "PET_", "TORCHELASTIC_"))]
 
 
 def test_jax_finds_its_gang_where_it_looks():
-    env = rank_environment(gang(framework="jax", slots_per_rank=2), 1, 2, FILES)
+    env = environment(gang(framework="jax", slots_per_rank=2), 1, 2, FILES)
     assert env["JAX_COORDINATOR_ADDRESS"] == "10.0.0.1:23456"
     assert (env["OMPI_COMM_WORLD_RANK"], env["OMPI_COMM_WORLD_SIZE"]) == ("5", "6")
     assert (env["OMPI_COMM_WORLD_LOCAL_RANK"], env["JAX_LOCAL_DEVICE_IDS"]) == ("2", "4,5")
     assert "tcp://10.0.0.1:" in env["OMPI_MCA_orte_hnp_uri"]
-    own = gang(framework="jax", user_env={"JAX_LOCAL_DEVICE_IDS": "0"})
-    assert rank_environment(own, 1, 2, FILES)["JAX_LOCAL_DEVICE_IDS"] == "0"
+    own = gang(framework="jax", env={"JAX_LOCAL_DEVICE_IDS": "0"})
+    assert environment(own, 1, 2, FILES)["JAX_LOCAL_DEVICE_IDS"] == "0"
 
 
 def test_horovod_finds_what_its_own_launcher_would_say():
-    env = rank_environment(gang(framework="horovod", interface="eth1"), 1, 2, FILES)
+    env = environment(gang(framework="horovod", interface="eth1"), 1, 2, FILES)
     shown = {key: value for key, value in env.items() if key.startswith("HOROVOD_")}
     assert shown == {
         "HOROVOD_RANK": "5", "HOROVOD_SIZE": "6", "HOROVOD_LOCAL_RANK": "2",
@@ -119,21 +143,25 @@ def test_horovod_finds_what_its_own_launcher_would_say():
 
 
 def test_other_frameworks_leave_torch_alone():
-    for framework in ("torch", "mpi", "tensorflow", "ray"):
-        env = rank_environment(gang(framework=framework), 0, 0, FILES)
+    for name in ("torch", "mpi", "tensorflow", "ray"):
+        env = environment(gang(framework=name), 0, 0, FILES)
         assert not [key for key in env if key.startswith(("JAX_", "OMPI_", "HOROVOD_", "TF_"))]
 
 
 def test_ranks_of_a_role_are_a_world_of_their_own_and_know_the_others():
     masters = {"learner": "10.0.0.1:4000", "actor": "10.0.0.2:4001"}
-    role = RoleEnvironment("actor", 4, 10, "/c/default/j-12", masters)
-    env = rank_environment(gang(role=role, framework="none"), 1, 0, FILES)
+    place = RolePlace(
+        name="actor", node_rank=1, first_rank=4, gang_size=10, lead_dir="/c/default/j-12"
+    )
+    told = [
+        RoleMaster(name="learner", address="10.0.0.1", port=4000),
+        RoleMaster(name="actor", address="10.0.0.2", port=4001),
+    ]
+    env = environment(gang(place=place, masters=told, framework="none"), 1, 0, FILES)
     assert (env["RANK"], env["WORLD_SIZE"], env["NODE_RANK"]) == ("3", "6", "1")
     assert (env["PHALANX_ROLE"], env["PHALANX_GANG_RANK"]) == ("actor", "7")
     assert (env["PHALANX_GANG_SIZE"], json.loads(env["PHALANX_ROLES"])) == ("10", masters)
     assert env["PHALANX_LEAD_CHECKPOINT_DIR"] == "/c/default/j-12"
-    torch = rank_environment(gang(role=role), 1, 0, FILES)
+    torch = environment(gang(place=place), 1, 0, FILES)
     assert (torch["ROLE_NAME"], torch["ROLE_RANK"], torch["ROLE_WORLD_SIZE"]) == ("actor", "3", "6")
-    assert not any(
-        name.startswith("PHALANX_ROLE") for name in rank_environment(gang(), 0, 0, FILES)
-    )
+    assert not any(name.startswith("PHALANX_ROLE") for name in environment(gang(), 0, 0, FILES))
