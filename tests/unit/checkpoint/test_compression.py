@@ -143,6 +143,6 @@ def test_the_option_is_one_of_two_words():
     with pytest.raises(SpecInvalid, match="COMPRESS"):
         context.read({"PHALANX_CHECKPOINT_COMPRESS": "gzip"})
     given = context.with_checkpoints(context.read({}), {"dir": "x", "compress": "zstd"})
-    assert given.compress == "zstd"
+    assert given.checkpoint.compress == "zstd"
     with pytest.raises(SpecInvalid, match="checkpoint_compress"):
         context.with_checkpoints(context.read({}), {"dir": "x", "compress": "gzip"})
