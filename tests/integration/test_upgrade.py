@@ -51,7 +51,7 @@ def test_the_fixture_is_of_the_schema_before(tmp_path: Path) -> None:
     with sqlite3.connect(old_home(tmp_path)) as conn:
         (stored,) = conn.execute("SELECT version_num FROM alembic_version").fetchone()
     conn.close()
-    assert (stored, migrate.HEAD) == ("0003", "0004")
+    assert stored == "0003" < migrate.HEAD
 
 
 def test_every_job_is_shown_and_rebuilt_by_its_events(old: Rig) -> None:
