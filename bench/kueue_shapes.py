@@ -50,8 +50,8 @@ from phalanx.server.context import Context, in_thread
 from phalanx.server.loops.runner import Loop, run_loop
 from phalanx.server.loops.steps import all_loops
 from phalanx.server.settings import Settings
+from phalanx.services.lifecycle.admission import facts_of
 from phalanx.services.lifecycle.commit import commit_many, commit_new_many
-from phalanx.services.planning.admission import facts_of
 from phalanx.services.platform import Platform
 from phalanx.services.resources import projects
 from phalanx.store import jobs, open_store

@@ -42,7 +42,10 @@ def test_a_cluster_is_connected_at_once_and_known_at_the_next_start(
     assert {one.outcome for one in again.changes} == {"unchanged"}
     moved = {"schema": 1, "pools": [{"name": "far", "executor": "ray", "address": "h:6379"}]}
     done = apply_pools(rig.platform, moved, 3, "me")
-    assert (done.changes[0].outcome, "from the next start" in done.warnings[0]) == ("changed", True)
+    assert (done.changes[0].outcome, "until the next start" in done.warnings[0]) == (
+        "changed",
+        True,
+    )
     remove_pool(rig.platform, "far")
     assert known_clusters(rig.platform.home) == {}
     with pytest.raises(NotFound):

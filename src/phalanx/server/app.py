@@ -68,9 +68,8 @@ from phalanx.server.settings import (
     read_settings,
 )
 from phalanx.server.web import pages
-from phalanx.services.planning.row_cache import PlanningPolicy
-from phalanx.services.platform import Platform
-from phalanx.services.resources.clusters import Clusters, NoClusters
+from phalanx.services.caches.row_cache import PlanningPolicy
+from phalanx.services.platform import Clusters, NoClusters, Platform
 from phalanx.services.resources.pools import apply_pools
 from phalanx.store import Store, open_store, outbox
 

@@ -4,16 +4,58 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from phalanx.core.gang.placement import Node
+from phalanx.errors import ServerError
 from phalanx.executors.protocol import Executor
+from phalanx.schemas.api.pools import ChangeView
 from phalanx.schemas.home import HomeLayout
-from phalanx.services.planning.row_cache import PlanningPolicy
-from phalanx.services.planning.scheduler_cache import SchedulerCache
-from phalanx.services.resources.clusters import Clusters, NoClusters
+from phalanx.schemas.pools.ray_pools import RayPool
+from phalanx.services.caches.row_cache import PlanningPolicy
+from phalanx.services.caches.scheduler_cache import SchedulerCache
 from phalanx.store.database import Store
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterChange:
+    """The outcome of one cluster entry of a pool file; an empty `warning` means none."""
+
+    change: ChangeView
+    warning: str = ""
+
+
+class Clusters(Protocol):
+    """Pools that are clusters of their own; the program that runs the control plane connects them."""
+
+    def names(self) -> Sequence[str]:
+        """The names of the known clusters."""
+        ...
+
+    def connect(self, pool: RayPool) -> ClusterChange:
+        """Connect to a cluster, now and at every later start. Raises ServerError, Conflict."""
+        ...
+
+    def forget(self, name: str) -> None:
+        """Disconnect from a cluster for good. Raises NotFound."""
+        ...
+
+
+class NoClusters:
+    """The clusters of a control plane that connects to none."""
+
+    def names(self) -> Sequence[str]:
+        """Return no names."""
+        return ()
+
+    def connect(self, pool: RayPool) -> ClusterChange:
+        """Raise ServerError: no cluster can be connected."""
+        raise ServerError(f"this control plane connects to no clusters, pool {pool.name} is one")
+
+    def forget(self, name: str) -> None:
+        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Clusters as pools: their entries in the home, and the executors behind them."""
+"""Clusters as pools: their entries in the home directory, and their executors."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from phalanx.schemas.api.pools import ChangeView
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.pools.pool_file import POOL_SCHEMA, read_pool_file
 from phalanx.schemas.pools.ray_pools import RayPool
-from phalanx.services.resources.clusters import Kept
+from phalanx.services.platform import ClusterChange
 
 _FOLDER = "pools"
 _OWNER = "owner"
-# A cluster that does not answer within this time is waited for in the background.
+# A cluster that does not answer within this time is connected in the background.
 _READY_S = 20.0
 
 
 class HomeClusters:
-    """The clusters that a home knows; `connect_all` makes each of them a pool of the executor."""
+    """The clusters of a home; `connect_all` makes each of them a pool of the executor."""
 
     def __init__(self, home: HomeLayout, routed: RoutedExecutor) -> None:
         self._home, self._routed = home, routed
@@ -40,15 +40,15 @@ class HomeClusters:
         return list(self._known)
 
     def connect_all(self) -> None:
-        """At the start. Raises ServerError when Ray is not installed."""
+        """Connect to every known cluster. Raises ServerError when Ray is not installed."""
         for pool in self._known.values():
             self._connect(pool)
 
-    def keep(self, pool: RayPool) -> Kept:
-        """See `Clusters`. A new entry for one that is connected counts from the next start on."""
+    def connect(self, pool: RayPool) -> ClusterChange:
+        """See `Clusters`. A changed entry of a connected cluster takes effect at the next start."""
         before = self._known.get(pool.name)
         if before == pool:
-            return Kept(ChangeView(name=pool.name, outcome="unchanged"))
+            return ClusterChange(ChangeView(name=pool.name, outcome="unchanged"))
         if pool.name == local.POOL:
             raise Conflict(f"the name {local.POOL} is taken by this machine's own pool")
         if before is None:
@@ -57,14 +57,14 @@ class HomeClusters:
         write_file(self._path(pool.name), yaml.safe_dump(body, sort_keys=False).encode())
         self._known[pool.name] = pool
         if before is None:
-            return Kept(ChangeView(name=pool.name, outcome="created"))
-        said = f"pool {pool.name} is connected as it was; the new entry counts from the next start"
-        return Kept(ChangeView(name=pool.name, outcome="changed"), said)
+            return ClusterChange(ChangeView(name=pool.name, outcome="created"))
+        warning = f"pool {pool.name} stays as it is until the next start of the control plane"
+        return ClusterChange(ChangeView(name=pool.name, outcome="changed"), warning)
 
     def forget(self, name: str) -> None:
         """See `Clusters`."""
         if self._known.pop(name, None) is None:
-            raise NotFound(f"no pool file gave a pool {name}")
+            raise NotFound(f"there is no pool {name} from a pool file")
         self._path(name).unlink(missing_ok=True)
         self._routed.drop(name)
 
@@ -82,7 +82,7 @@ def known_clusters(home: HomeLayout) -> dict[str, RayPool]:
 
 
 def _owner(folder: Path) -> str:
-    """By which name this home is known in the clusters; kept, so that attempts are found again."""
+    """The name of this home in the clusters; stored, so that running attempts are found again."""
     path = folder / _OWNER
     if not path.exists():
         write_file(path, f"{random_hex(8)}\n".encode())

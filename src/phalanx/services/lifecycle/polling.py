@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from phalanx.core.jobs.events import JobEvent, NodeLost, NodeReleased
 from phalanx.core.jobs.model import Job, JobState, NodePhase
 from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
+from phalanx.services.caches.scheduler_cache import SchedulerCache
 from phalanx.services.lifecycle.commit import commit_many, isolate_bugs
 from phalanx.services.lifecycle.reports import ended_event
-from phalanx.services.planning.scheduler_cache import SchedulerCache
 from phalanx.services.platform import Platform
 from phalanx.store import jobs, supervisors
 from phalanx.store.database import Tx

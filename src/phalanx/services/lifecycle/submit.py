@@ -13,8 +13,8 @@ from phalanx.schemas.api.jobs import SubmitRequest
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.spec.document import JobSpec, check_supported, resolved, validate_spec
 from phalanx.services.lifecycle import code
+from phalanx.services.lifecycle.admission import facts_of, misfits, over_project
 from phalanx.services.lifecycle.commit import commit_new
-from phalanx.services.planning.admission import facts_of, misfits, over_project
 from phalanx.services.platform import Platform
 from phalanx.store import jobs, resources
 from phalanx.store.database import Tx

@@ -17,8 +17,8 @@ from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import Migration, Plan, Preemption, Reservation, Resize
 from phalanx.errors import PlatformError
 from phalanx.kit.text import job_label
+from phalanx.services.caches.row_cache import SchedulerView
 from phalanx.services.lifecycle.commit import Note, commit_events, commit_many
-from phalanx.services.planning.row_cache import SchedulerView
 from phalanx.services.platform import Platform
 from phalanx.store import jobs, planning
 from phalanx.store.database import Tx

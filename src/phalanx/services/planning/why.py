@@ -20,8 +20,8 @@ from phalanx.schemas.api.why import (
     VictimView,
     WhyView,
 )
-from phalanx.services.planning.planner_input import waiting
-from phalanx.services.planning.row_cache import SchedulerView
+from phalanx.services.caches.planner_input import waiting
+from phalanx.services.caches.row_cache import SchedulerView
 from phalanx.services.planning.scheduling import view_of
 from phalanx.services.platform import Platform
 from phalanx.services.queries.lineage import lineage_view

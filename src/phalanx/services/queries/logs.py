@@ -11,8 +11,7 @@ from phalanx.errors import UserError
 from phalanx.schemas.api.body import at_of
 from phalanx.schemas.api.telemetry import LogLine, LogPage
 from phalanx.services.platform import Platform
-from phalanx.services.queries.roles import ranks_of, role_of
-from phalanx.services.queries.views import parts_of
+from phalanx.services.queries.views import parts_of, ranks_of, role_of
 from phalanx.store import jobs, telemetry
 from phalanx.store.database import Tx
 from phalanx.store.jobs import StoredJob

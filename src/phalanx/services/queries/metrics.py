@@ -9,8 +9,7 @@ from phalanx.core.telemetry.instruments import is_part
 from phalanx.schemas.api.body import at_of
 from phalanx.schemas.api.telemetry import MetricSeries, MetricsView
 from phalanx.services.platform import Platform
-from phalanx.services.queries.roles import ranks_of, role_of
-from phalanx.services.queries.views import parts_of
+from phalanx.services.queries.views import parts_of, ranks_of, role_of
 from phalanx.store import jobs, telemetry
 from phalanx.store.database import Tx
 from phalanx.store.jobs import StoredJob

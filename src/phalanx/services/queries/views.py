@@ -11,6 +11,7 @@ from phalanx.core.gang.roles import Part, part_of_rank
 from phalanx.core.jobs.model import TERMINAL, Attempt, JobState
 from phalanx.core.reasons import Reason
 from phalanx.core.telemetry.instruments import INSTRUMENTS, is_part
+from phalanx.errors import UserError
 from phalanx.kit.text import job_label
 from phalanx.schemas.api.body import at_of, at_or_none
 from phalanx.schemas.api.jobs import (
@@ -168,6 +169,34 @@ def parts_of(stored: StoredJob) -> tuple[Part, ...]:
     """Where the roles of the live attempt lie; else those of the whole gang."""
     attempt = stored.job.attempt
     return stored.job.policy.parts(None if attempt is None else len(attempt.placement.shares))
+
+
+def ranks_of(stored: StoredJob, role: str | None, ranks: Sequence[int]) -> tuple[int, ...]:
+    """Ranks of the gang for a role and ranks within it; an empty result means every rank.
+
+    Raises UserError for a role or a rank that the job does not have.
+    """
+    if role is None:
+        return tuple(ranks)
+    parts = parts_of(stored)
+    label = job_label(stored.job.num)
+    part = next((one for one in parts if one.name == role), None)
+    if part is None:
+        known = ", ".join(one.name for one in parts)
+        raise UserError(f"{label} has no role {role}", f"it has {known}")
+    beyond = [rank for rank in ranks if not 0 <= rank < part.world_size]
+    if beyond:
+        raise UserError(
+            f"role {role} of {label} has no rank {beyond[0]}",
+            f"it has {part.world_size}, counted from 0",
+        )
+    return tuple(part.first_rank + rank for rank in ranks) if ranks else tuple(part.ranks)
+
+
+def role_of(parts: Sequence[Part], rank: int) -> tuple[str, int | None]:
+    """The role of a rank of the gang and the rank within it; empty for a gang with one role."""
+    part = part_of_rank(parts, rank) if len(parts) > 1 else None
+    return ("", None) if part is None else (part.name, rank - part.first_rank)
 
 
 def _roles(stored: StoredJob) -> list[RoleView]:

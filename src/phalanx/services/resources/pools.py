@@ -39,11 +39,11 @@ def apply_pools(platform: Platform, file: Mapping[str, Any], now: int, actor: st
     """
     current, notices = current_form(file)
     found = read_pools(current, EXECUTORS)
-    kept = [platform.clusters.keep(pool) for pool in found.clusters]
+    connected = [platform.clusters.connect(pool) for pool in found.clusters]
     done = _apply_local(platform, found, now, actor) if found.pools else ApplyResponse(changes=[])
     return ApplyResponse(
-        changes=[*(one.change for one in kept), *done.changes],
-        warnings=[*notices, *(one.warning for one in kept if one.warning), *done.warnings],
+        changes=[*(one.change for one in connected), *done.changes],
+        warnings=[*notices, *(one.warning for one in connected if one.warning), *done.warnings],
     )
 
 

@@ -12,8 +12,8 @@ from phalanx.schemas.api.body import at_or_none
 from phalanx.schemas.api.pools import ApplyResponse
 from phalanx.schemas.api.projects import ProjectView
 from phalanx.schemas.pools.project_file import ProjectSpec, check_tree, read_projects
+from phalanx.services.caches.planner_input import past_slots
 from phalanx.services.lifecycle.commit import QUEUE
-from phalanx.services.planning.planner_input import past_slots
 from phalanx.services.platform import Platform
 from phalanx.services.resources.inventory import change_views, suggestion
 from phalanx.store import planning, resources

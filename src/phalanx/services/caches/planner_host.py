@@ -14,8 +14,8 @@ from phalanx.core.jobs.model import JobState
 from phalanx.core.scheduling import ClusterIndex, Plan, PlanningInput, plan_pass
 from phalanx.core.scheduling.model.durations import History, KindKey, size_class
 from phalanx.kit import garbage
-from phalanx.services.planning.index_sync import only_longer_classes, sync
-from phalanx.services.planning.planner_input import kind_of
+from phalanx.services.caches.index_sync import only_longer_classes, sync
+from phalanx.services.caches.planner_input import kind_of
 from phalanx.store.jobs import Finished
 
 _US = 1_000_000

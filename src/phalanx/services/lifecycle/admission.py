@@ -11,8 +11,8 @@ from phalanx.kit.units import format_size
 from phalanx.schemas.pools.project_file import ProjectSpec, lineage
 from phalanx.schemas.spec.document import JobSpec
 from phalanx.schemas.spec.roles import RolePlan
-from phalanx.services.planning.planner_input import asked
-from phalanx.services.planning.row_cache import fits_ever
+from phalanx.services.caches.planner_input import asked
+from phalanx.services.caches.row_cache import fits_ever
 from phalanx.store.jobs import JobFacts
 from phalanx.store.resources import Applied
 

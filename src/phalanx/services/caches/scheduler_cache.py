@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from phalanx.core.gang.placement import Node
 from phalanx.core.scheduling import Plan
-from phalanx.services.planning.planner_host import PlannerHost
-from phalanx.services.planning.row_cache import (
+from phalanx.services.caches.planner_host import PlannerHost
+from phalanx.services.caches.row_cache import (
     PlanningPolicy,
     RowCache,
     SchedulerView,

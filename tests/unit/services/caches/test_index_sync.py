@@ -19,7 +19,7 @@ from phalanx.core.scheduling import (
     RunningJob,
     plan_pass,
 )
-from phalanx.services.planning.index_sync import only_longer_classes, sync
+from phalanx.services.caches.index_sync import only_longer_classes, sync
 
 pytestmark = pytest.mark.unit
 

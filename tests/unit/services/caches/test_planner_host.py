@@ -12,10 +12,10 @@ from phalanx.core.gang.placement import GangShape
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.model import JobPolicy, StopGoal
 from phalanx.core.scheduling import ClusterIndex, Plan
+from phalanx.services.caches import planner_host
+from phalanx.services.caches.row_cache import PlanningPolicy
+from phalanx.services.caches.scheduler_cache import SchedulerCache
 from phalanx.services.lifecycle.commit import commit_events, commit_new
-from phalanx.services.planning import planner_host
-from phalanx.services.planning.row_cache import PlanningPolicy
-from phalanx.services.planning.scheduler_cache import SchedulerCache
 from phalanx.store import open_store
 from phalanx.store.database import Store
 from phalanx.store.jobs import Finished, JobFacts

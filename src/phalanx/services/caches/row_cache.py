@@ -26,7 +26,7 @@ from phalanx.core.scheduling.stages.preference import patience_s as expected_pat
 from phalanx.errors import InvariantBroken
 from phalanx.schemas.pools.pool_file import HostDefaults, PoolSpec
 from phalanx.schemas.pools.project_file import ProjectSpec
-from phalanx.services.planning import planner_input
+from phalanx.services.caches import planner_input
 from phalanx.store import events, jobs, lineage, outbox, planning, resources, supervisors
 from phalanx.store.database import Touched, Tx
 from phalanx.store.jobs import Finished, StoredJob

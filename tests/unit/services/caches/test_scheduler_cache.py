@@ -11,9 +11,9 @@ from phalanx.core.jobs import events as e
 from phalanx.core.jobs.model import JobPolicy, JobState, StopGoal
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.errors import InvariantBroken
+from phalanx.services.caches.row_cache import REWORDED_AT_ONCE
+from phalanx.services.caches.scheduler_cache import SchedulerCache
 from phalanx.services.lifecycle.commit import commit_events, commit_new
-from phalanx.services.planning.row_cache import REWORDED_AT_ONCE
-from phalanx.services.planning.scheduler_cache import SchedulerCache
 from phalanx.store import jobs, open_store
 from phalanx.store.database import Store, Touched, Tx
 from phalanx.store.jobs import JobFacts, StoredJob
