@@ -1,4 +1,4 @@
-"""The batch size where more samples at once no longer mean more samples per second.
+"""The batch size above which throughput no longer grows.
 
     size = phalanx.train.batch_size.find(step, state=[model, opt], largest=4096)
 
@@ -28,7 +28,7 @@ _WARM, _TIMED = 1, 3
 
 
 def knee(throughput: Mapping[int, float], share: float = KNEE) -> int:
-    """The smallest size whose samples per second come to `share` of the best. Raises ValueError."""
+    """Return the smallest size with `share` of the best throughput. Raises ValueError."""
     if not throughput:
         raise ValueError("nothing was measured")
     best = max(throughput.values())
@@ -42,7 +42,7 @@ def find(
     largest: int = 65536,
     clock: Callable[[], float] = time.perf_counter,
 ) -> int:
-    """The best number of samples for `step(size)`, which makes one whole step of that size.
+    """Return the best number of samples for `step(size)`, which makes one whole step of that size.
 
     `state` are objects with `state_dict` that a step changes. Raises TrainingError when not even one
     sample fits into memory; other errors of a step are passed on.
@@ -70,7 +70,7 @@ def find(
 
 
 def _measure(step: Callable[[int], Any], size: int, clock: Callable[[], float]) -> float | None:
-    """Samples per second, from the median of a few steps; None where memory was too small."""
+    """Return samples per second, from the median of a few steps; None when out of memory."""
     took = []
     try:
         for _ in range(_WARM + _TIMED):
@@ -96,7 +96,7 @@ def _measure(step: Callable[[int], Any], size: int, clock: Callable[[], float]) 
 
 @contextmanager
 def restored(state: Sequence[Any]) -> Iterator[None]:
-    """Whatever happens inside: weights, optimizers, modes, gradients and generators come out as before."""
+    """Restore weights, optimizers, modes, gradients and generators at the end of the block."""
     saved = [cloned(one.state_dict()) for one in state]
     modules = [one for one in state if isinstance(one, torch.nn.Module)]
     modes = [(part, part.training) for one in modules for part in one.modules()]

@@ -61,7 +61,7 @@ def no_skips(total_passes: int) -> Sequence[tuple[int, int]]:
 class SeededDataset(Dataset[Any]):
     """The user's data set, with the global generators seeded before each sample.
 
-    They are left seeded for the batch's collation; whoever asks puts them back.
+    They are left seeded for the batch's collation; the caller restores them.
     """
 
     def __init__(self, dataset: Any, seed: int) -> None:
@@ -220,7 +220,7 @@ class PositionedLoader:
     def take_up(self, stream_state: str | None) -> None:
         """Begin the first pass near the position that an earlier generation saved."""
         if stream_state is not None and isinstance(self._dataset, StreamDataset):
-            self._dataset.resume = StreamPosition.from_json(stream_state)
+            self._dataset.resume_from(StreamPosition.from_json(stream_state))
 
     def __len__(self) -> int:
         """Micro-batches of a whole pass."""
@@ -372,7 +372,7 @@ def _fetcher(inner: DataLoader[Any]) -> Callable[[], Any]:
     """Return a function that gets the next batch and preserves the global generators."""
     with randomness.undisturbed():
         batches = iter(inner)
-    # Putting the generators back costs tenths of a millisecond: not where nobody draws.
+    # Putting the generators back costs tenths of a millisecond: not where no random number is drawn.
     draws_nothing = type(inner.dataset) is FixedDataset and inner.collate_fn is default_collate
     if inner.num_workers > 0 or draws_nothing:
         return batches.__next__

@@ -233,7 +233,7 @@ def _length_of(sampler: Any) -> int:
         return len(sampler)
     except TypeError as error:
         raise NotSupported(
-            f"{type(sampler).__name__} has no length, so nobody knows where an epoch ends",
+            f"{type(sampler).__name__} has no length, so the end of an epoch is not known",
             "give the sampler a __len__ that holds for every epoch",
         ) from error
 

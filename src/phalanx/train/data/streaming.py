@@ -94,7 +94,7 @@ class StreamDataset(Dataset[Any]):
 
     def __init__(self, dataset: Any, num_samples: int, seed: int, draws: bool = True) -> None:
         self.dataset = dataset
-        self.resume: StreamPosition | None = None
+        self._resume: StreamPosition | None = None
         self._num_samples, self._seed, self._draws = num_samples, seed, draws
         state, load = (getattr(dataset, name, None) for name in ("state_dict", "load_state_dict"))
         self._stateful = callable(state) and callable(load)
@@ -105,6 +105,10 @@ class StreamDataset(Dataset[Any]):
 
     def __len__(self) -> int:
         return self._num_samples
+
+    def resume_from(self, position: StreamPosition) -> None:
+        """Start the position's pass from there, not from its beginning."""
+        self._resume = position
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_iterator": None, "_pass": -1}
@@ -131,7 +135,7 @@ class StreamDataset(Dataset[Any]):
 
     def _open(self, total_passes: int, first: int) -> None:
         """Open a pass as close before `first` as the data set allows."""
-        dataset, mark = self.dataset, self.resume
+        dataset, mark = self.dataset, self._resume
         self._pass, self._cursor = total_passes, 0
         set_epoch = getattr(dataset, "set_epoch", None)
         if callable(set_epoch) and total_passes < 1 << 62:  # an evaluation is no epoch

@@ -1,4 +1,4 @@
-"""The coordinator: holds the model, gives it to sites, and makes the next one of what they send back."""
+"""The coordinator: sends the model to sites and computes the next one from their answers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LOOK_S = 0.05
 _TALK_S = 600.0
 # Sites ask twice a second: one that has not for so long does not come for the final weights.
 _LINGER_S = 15.0
-# Conversations at once; whoever comes on top is sent away, and asks again.
+# Conversations at once; further ones are closed, and the site asks again.
 _MOST_TALKS = 256
 _MOST_SAMPLES = 1 << 53
 # Names, metrics and the space between tensors, beside what the weights themselves need.
@@ -43,7 +43,7 @@ _AROUND_BYTES = 64 << 20
 
 
 class Coordinator:
-    """One federation. `serve` runs it to its end.
+    """The coordinator of one federation. `serve` runs it to its end.
 
     `directory` is where it keeps what it needs to go on after a kill; under a launcher the job's checkpoint
     directory serves. A round begins with at least `min_sites` sites and counts when as many have answered
@@ -66,8 +66,10 @@ class Coordinator:
         on_round: Callable[[int, dict[str, float]], None] = lambda number, metrics: None,
         clock: Clock | None = None,
     ) -> None:
-        """`on_round` gets each round's number and the sites' metrics, weighted by samples, once the new
-        model is kept; a kill in between leaves that round untold.
+        """Create the coordinator, or resume it from its directory.
+
+        `on_round` gets each round's number and metrics once the new model is written; after a kill in
+        between it is not called for that round.
 
         Raises SpecInvalid, CheckpointCorrupt when what was kept is damaged, and RestoreMismatch when it is
         of another model.
@@ -124,13 +126,13 @@ class Coordinator:
 
     @property
     def rounds_done(self) -> int:
-        """Rounds that have changed the model."""
+        """Return the number of closed rounds."""
         return self._federation.closed
 
     # -- serving ---------------------------------------------------------------------------------
 
     def serve(self, host: str = "", port: int = 0, *, ready: Callable[[int], None] = print) -> None:
-        """Answer sites at this address until all rounds are done and the sites have heard of it.
+        """Answer sites at this address until all rounds are done and the sites have the final weights.
 
         `ready` gets the port. Raises OSError when the address cannot be had.
         """
@@ -150,7 +152,7 @@ class Coordinator:
         self._report.close()
 
     def _over(self) -> bool:
-        """Whether all rounds are done, and whoever still asks has got the final weights."""
+        """Return whether all rounds are done and every connected site has the final weights."""
         if self._federation.phase is not Phase.DONE:
             return False
         since_s = self._clock.monotonic() - _LINGER_S
@@ -158,7 +160,7 @@ class Coordinator:
             return all(site in self._told for site, at in self._seen_s.items() if at > since_s)
 
     def _look(self) -> None:
-        """Begin or end a round where it is time."""
+        """Begin or end a round that is due."""
         with self._lock:
             now_s, federation = self._clock.monotonic(), self._federation
             if federation.begins(now_s):
@@ -173,7 +175,7 @@ class Coordinator:
                     self._warn(f"round {federation.closed + 1}: too few sites answered in time")
 
     def _close(self) -> None:
-        """Make the new model of the answers, in the order of the sites' names."""
+        """Compute the new model from the answers, in the order of the sites' names."""
         rows = [self._answers[site] for site in sorted(self._federation.answered)]
         metrics = weighted_metrics(rows)
         state = dict(self.model.state_dict())
@@ -199,7 +201,7 @@ class Coordinator:
     # -- one site --------------------------------------------------------------------------------
 
     def _talk(self, peer: socket.socket) -> None:
-        """One question and its answer. A site that goes away in between asks again."""
+        """Handle one request. A site that disconnects repeats it."""
         with peer, self._counted(), contextlib.suppress(OSError, TrainingError):
             peer.settimeout(wire.TOKEN_S)
             token = wire.receive(peer, wire.SMALL_BYTES)
@@ -224,7 +226,7 @@ class Coordinator:
             self._talks.release()
 
     def answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to one message of a site."""
+        """Return the answer to one message of a site."""
         try:
             site = str(message["site"])
             if message["do"] == "work":
@@ -270,7 +272,7 @@ class Coordinator:
 
 
 def unusable(answer: Mapping[str, Any], like: Tensors) -> str:
-    """Why a site's answer cannot be used; empty where it can."""
+    """Return why a site's answer cannot be used; empty where it can."""
     weights = answer["weights"]
     if not 1 <= answer["count"] <= _MOST_SAMPLES:
         return f"it is of {answer['count']} samples"
@@ -287,7 +289,7 @@ def unusable(answer: Mapping[str, Any], like: Tensors) -> str:
 
 
 def weighted_mean(rows: list[dict[str, Any]], like: Tensors) -> dict[str, torch.Tensor]:
-    """The mean of the sites' weights, each counting its number of samples; of integers, the largest."""
+    """Return the mean of the sites' weights, weighted by samples; of integers, the largest."""
     total = sum(row["count"] for row in rows)
     found = {}
     for name, one in like.items():
@@ -300,7 +302,7 @@ def weighted_mean(rows: list[dict[str, Any]], like: Tensors) -> dict[str, torch.
 
 
 def weighted_metrics(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The mean of each metric over the sites that have it, each counting its number of samples."""
+    """Return the mean of each metric over the sites that report it, weighted by samples."""
     found = {"sites": float(len(rows)), "samples": float(sum(row["count"] for row in rows))}
     for name in sorted({name for row in rows for name in row["metrics"]}):
         having = [row for row in rows if math.isfinite(row["metrics"].get(name, math.nan))]

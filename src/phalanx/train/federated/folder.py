@@ -1,4 +1,4 @@
-"""What a coordinator has to remember to survive its own end: model, round, and the answers to it."""
+"""The files of a coordinator: models, the current round, and its answers."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _KEPT = 2
 
 
 class FederationFolder:
-    """One federation's files: `round-…` for each model, `answers/…` and `cohort.json` for the round."""
+    """The files of a federation: `round-…` for each model, `answers/…` and `cohort.json` for the round."""
 
     def __init__(self, root: Path) -> None:
-        """Made if it is not there. Raises OSError."""
+        """Create the directories. Raises OSError."""
         self._root = root
         (root / "answers").mkdir(parents=True, exist_ok=True)
 
     def write_model(self, number: int, model: Mapping[str, Any]) -> None:
-        """Keep the model after round `number`, and let older ones go. Raises OSError."""
+        """Write the model after round `number`, and delete older ones. Raises OSError."""
         self._write(self._model(number), model)
         self.clear_answers()
         for path in sorted(self._root.glob("round-*.tensors"))[:-_KEPT]:
             path.unlink(missing_ok=True)
 
     def newest_model(self) -> tuple[int, dict[str, Any]] | None:
-        """The newest that is whole, and its round; one that rotted is passed over.
+        """Return the newest intact model and its round; damaged ones are skipped.
 
         Raises CheckpointCorrupt when there are some and all of them are.
         """
@@ -51,13 +51,13 @@ class FederationFolder:
         return None
 
     def write_cohort(self, number: int, sites: set[str]) -> None:
-        """The round `number` is under way with these. Raises OSError."""
+        """Write the sites of round `number`. Raises OSError."""
         self.clear_answers()
         body = {"round": number, "sites": sorted(sites)}
         write_file(self._root / "cohort.json", json.dumps(body).encode())
 
     def cohort(self, number: int) -> set[str]:
-        """The sites of this round, if it was under way."""
+        """Return the sites of this round; empty if it had not begun."""
         try:
             body = json.loads((self._root / "cohort.json").read_bytes())
             return set(body["sites"]) if body["round"] == number else set()
@@ -65,11 +65,11 @@ class FederationFolder:
             return set()
 
     def write_answer(self, number: int, site: str, answer: Mapping[str, Any]) -> None:
-        """Keep a site's answer; on disk when this returns. Raises OSError."""
+        """Write a site's answer durably. Raises OSError."""
         self._write(self._answer(number, site), answer)
 
     def answers(self, number: int, sites: set[str]) -> dict[str, dict[str, Any]]:
-        """Those of this round that are whole."""
+        """Return the intact answers of this round."""
         found = {}
         for site in sorted(sites):
             path = self._answer(number, site)
@@ -81,7 +81,7 @@ class FederationFolder:
         return found
 
     def clear_answers(self) -> None:
-        """No round is under way. Raises OSError."""
+        """Delete the round's sites and answers. Raises OSError."""
         (self._root / "cohort.json").unlink(missing_ok=True)
         for path in (self._root / "answers").iterdir():
             path.unlink(missing_ok=True)
@@ -116,12 +116,12 @@ class FederationFolder:
         return found
 
 
-def load_weights(model: nn.Module, weights: Tensors, whose: str) -> None:
-    """Load them. Raises RestoreMismatch where they are of another model."""
+def load_weights(model: nn.Module, weights: Tensors, what: str) -> None:
+    """Load weights. Raises RestoreMismatch when they are of another model."""
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
         raise RestoreMismatch(
-            f"{whose} is of another model: {' '.join(str(error).split())}",
+            f"{what} is of another model: {' '.join(str(error).split())}",
             "the coordinator and all sites need the same model; another one needs another directory",
         ) from None

@@ -1,4 +1,4 @@
-"""A site: trains the federation's model on data that stay where they are."""
+"""A site: trains the federation's model on local data."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Site:
         self, address: str, *, name: str, token: str, prox: float = 0.0, patience_s: float = 3600.0,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:  # fmt: skip
-        """`address` is `host:port`. Raises ValueError when it is not."""
+        """Create the site; `address` is `host:port`. Raises ValueError."""
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit():
             raise ValueError(f"address must be host:port, not {address!r}")
@@ -48,7 +48,7 @@ class Site:
         self._submitted = False
 
     def rounds(self, model: nn.Module) -> Iterator[int]:
-        """The numbers of the rounds this site takes part in; `model` has the federation's weights.
+        """Yield the numbers of this site's rounds; `model` has the federation's weights.
 
         At the end it has the final ones. Raises TrainingError when the coordinator refuses, is gone,
         or has another model.
@@ -76,7 +76,7 @@ class Site:
                 )
 
     def proximal(self) -> torch.Tensor:
-        """prox / 2 × the squared distance from the weights the round began with (Li et al. 2020)."""
+        """Return prox / 2 × the squared distance from the round's first weights (Li et al. 2020)."""
         assert self._model is not None, "only inside a round"
         parameters = dict(self._model.named_parameters())
         total = torch.zeros((), device=next(iter(parameters.values())).device)
@@ -86,7 +86,7 @@ class Site:
         return total * (self._prox / 2)
 
     def submit(self, *, count: int, **metrics: float) -> bool:
-        """Give back the weights, the number of samples they were trained on, and metrics.
+        """Submit the weights, the number of samples they were trained on, and metrics.
 
         False where they came too late for the round. Raises TrainingError when they cannot be used.
         """
@@ -101,7 +101,7 @@ class Site:
         return bool(answer["taken"])
 
     def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """One question, again and again while nobody answers: the coordinator may be starting anew."""
+        """Send a request, repeated while the coordinator does not answer: it may be restarting."""
         began, failures, rng = time.monotonic(), 0, random.Random()
         while True:
             try:

@@ -20,7 +20,7 @@ from phalanx.train.gang.gathering import RankConnection, accept_ranks
 
 
 def main(argv: Sequence[str]) -> int:
-    """Does not return where all goes well: this process becomes the command."""
+    """Meet the other workers and become the command. Returns only on failure."""
     parser = argparse.ArgumentParser(prog="phalanx.train.frameworks.tensorflow")
     parser.add_argument("--shell", action="store_true", help="COMMAND is one line for the shell")
     parser.add_argument("--slots-per-rank", type=int, default=1)
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
 def variables(
     env: Mapping[str, str], workers: Sequence[str], slots_per_rank: int
 ) -> dict[str, str]:
-    """What TensorFlow reads; `workers` are `host:port` in the order of ranks."""
+    """Return TensorFlow's variables; `workers` are `host:port` in rank order."""
     task = {"type": "worker", "index": int(env["RANK"])}
     found = {"TF_CONFIG": json.dumps({"cluster": {"worker": list(workers)}, "task": task})}
     if int(env["LOCAL_WORLD_SIZE"]) > 1:
@@ -56,7 +56,7 @@ def variables(
 
 
 def _workers(env: Mapping[str, str]) -> list[str]:
-    """The addresses of all workers, agreed on by all. Raises TrainingError, OSError."""
+    """Exchange the addresses of all workers. Raises TrainingError, OSError."""
     rank, world = int(env["RANK"]), int(env["WORLD_SIZE"])
     address, port = env["MASTER_ADDR"], int(env["MASTER_PORT"])
     own = free_port(random.Random())

@@ -1,4 +1,4 @@
-"""Before the first collective: do all ranks fit together, and do their nodes reach one another?
+"""The check before the first collective: ranks fit together, and nodes reach one another.
 
 The ranks leave what they know of themselves in the rendezvous store, rank 0 compares, and all read its
 verdict. No process group is needed: with the wrong ranks or an unreachable node there would be none.

@@ -42,9 +42,9 @@ class NoReport:
 class ReportFile:
     """A report in a mapped file. On a full disk records are dropped and counted.
 
-    The blocks behind the mapping are allocated before they are touched: writing into a hole of a full
-    disk would be a SIGBUS. Only the header and the chunk at the end are mapped, and only that chunk is
-    ever allocated: the supervisor gives back the blocks of what it has read.
+    The blocks behind the mapping are allocated before they are touched: a write to an unallocated block
+    of a full disk would be a SIGBUS. Only the header and the last chunk are mapped, and only that chunk is
+    ever allocated: the supervisor frees the blocks that it has read.
     """
 
     def __init__(self, path: Path, *, now: Callable[[], int]) -> None:

@@ -162,7 +162,7 @@ _CLASSES: dict[type, type] = {}
 def synchronize(model: nn.Module, link: StatisticsGroup) -> int:
     """Convert every batch norm of the model in place to one over the whole gang; returns how many.
 
-    The objects stay the same, and so do parameters, buffers, their names and everyone who holds them.
+    The objects stay the same, and so do parameters, buffers, their names and references to them.
     """
     num = 0
     for module in model.modules():

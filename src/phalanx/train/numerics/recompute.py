@@ -19,9 +19,9 @@ from phalanx.errors import Problem, SpecInvalid
 
 
 def recompute_blocks(model: nn.Module, names: bool | Sequence[str]) -> int:
-    """Recompute the blocks of these class names, or with True every element of the model's module
+    """Recompute the blocks of these class names; returns how many.
 
-    lists and sequences. Returns how many. Raises SpecInvalid when there are none.
+    With True: every element of the model's module lists and sequences. Raises SpecInvalid for no block.
     """
     if names is False:
         return 0

@@ -353,7 +353,7 @@ class Profiler:
         rows = self._channel.gather(zlib.compress(json.dumps(mine).encode(), 1))
         if self._info.rank == 0:
             self._tell(active, [json.loads(zlib.decompress(row)) for row in rows], folder, stem)
-        # Nobody trains on while rank 0 still writes: the next step would wait for it unseen.
+        # No rank trains on while rank 0 still writes: the next step would wait for it unseen.
         self._channel.total([0.0])
 
     def _clock(self) -> list[tuple[int, int]]:

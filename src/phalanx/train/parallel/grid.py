@@ -57,9 +57,10 @@ class GridStrategy(ShardStrategy):
     """The strategy of tensor parallel ranks inside, shards and replicas outside."""
 
     def __init__(self, layout: Layout, plan: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-        """`plan` says which modules are split and how: patterns of names to `STYLES` or torch's own;
+        """Create the strategy.
 
-        empty: the model's attribute `tp_plan`. `options` are further arguments of `fully_shard`.
+        `plan` maps patterns of module names to `STYLES` or torch's own; empty: the model's attribute
+        `tp_plan`. `options` are further arguments of `fully_shard`.
         """
         super().__init__(options)
         self.name = str(layout)

@@ -84,7 +84,7 @@ class CostRecorder:
         self._flops = FlopCounterMode(display=False)
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda one: one)
         self._counting = contextlib.ExitStack()
-        self._counts = self.went_back = False
+        self._counts = self._went_back = False
 
     def start(self, models: list[nn.Module]) -> None:
         """Start recording; the models' own tensors do not count."""
@@ -96,6 +96,10 @@ class CostRecorder:
             self._counting.enter_context(flash_attention_costs())
             self._counting.enter_context(self._flops)
             self._counting.enter_context(self._hooks)
+
+    def saw_backward(self) -> None:
+        """Record that the script made its own backward pass."""
+        self._went_back = True
 
     def stop(self) -> None:
         """Stop recording."""
@@ -118,7 +122,7 @@ class CostRecorder:
         """Return the operations of one batch, forward and backward; None without a forward pass."""
         found = float(self._flops.get_total_flops())
         # A backward pass costs twice its forward pass.
-        return (found if self.went_back else 3 * found) or None
+        return (found if self._went_back else 3 * found) or None
 
     @property
     def convolved(self) -> float:
@@ -159,7 +163,7 @@ def optimizer_bytes(optimizer: Optimizer) -> int:
         one.grad = torch.empty_like(one) if one.requires_grad else None
     try:
         optimizer.step()
-    except Exception:  # whatever an optimizer of somebody else's does without numbers
+    except Exception:  # any error of a third-party optimizer without values
         return 2 * bytes_of(one for one in owned if one.requires_grad)
     kept = [value for state in optimizer.state.values() for value in state.values()]
     return bytes_of(one for one in kept if isinstance(one, torch.Tensor) and one.dim())

@@ -350,9 +350,10 @@ class Pipeline:
         )  # fmt: skip
 
     def _ordered(self, made: Sequence[PipelineStage], num: int, loss: LossFn | None) -> Any:
-        """1F1B needs a micro-batch for every rank, interleaved whole rounds of them: else all forward
+        """Return the schedule; all forward passes come first where the wished one does not fit.
 
-        passes come first."""
+        1F1B needs a micro-batch for every rank, interleaved whole rounds of them.
+        """
         wished, options = self._pipeline_options.schedule, {"loss_fn": loss, "scale_grads": False}
         if wished == "interleaved":
             rounds = max(1, num // self._num_ranks)

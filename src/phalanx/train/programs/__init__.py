@@ -1,1 +1,1 @@
-"""Programs started with `python -m`: recipes, planning, network check, batch size, federation."""
+"""Programs started with `python -m`: data index, recipes, planning, network check."""

@@ -1,4 +1,4 @@
-"""`python -m phalanx.train.data.readers index|verify PATH [--json]`: what `phalanx data` runs."""
+"""The program of `phalanx data`: `python -m phalanx.train.programs.data index|verify PATH [--json]`."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _print_faults(faults: Sequence[Fault]) -> None:
 
 
 def _per_rank(index: Index, given: argparse.Namespace) -> list[int]:
-    """Samples of each rank in one epoch, as the training library splits batches; text has bytes."""
+    """Return the samples of each rank in one epoch; empty for text."""
     if not given.ranks or index.kind == "text":
         return []
     return rank_counts(index.num_samples, given.batch_size * given.ranks, given.ranks)
@@ -161,7 +161,7 @@ def _about(index: Index, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def class_counts(index: Index) -> dict[str, int]:
-    """Samples per class; empty for data without class folders."""
+    """Return the samples per class; empty for data without class folders."""
     if "labels" not in index.tables:
         return {}
     labels = index.tables["labels"]
@@ -200,7 +200,7 @@ def _cache(given: argparse.Namespace) -> Iterator[NodeCache]:
 
 @contextlib.contextmanager
 def _progress(what: str, total_bytes: int) -> Iterator[Progress]:
-    """A bar on a terminal's standard error; elsewhere nothing."""
+    """Show a progress bar when standard error is a terminal."""
     if not sys.stderr.isatty():
         yield quiet
         return

@@ -1,4 +1,4 @@
-"""`python -m phalanx.train.programs.netcheck`: a rank of `phalanx doctor --network`.
+"""The program of a rank of `phalanx doctor --network`.
 
 Measures all-reduces of several sizes against plain TCP between two ranks, on the device and backend that
 training uses; rank 0 prints one remark a line, and logs the figures.
@@ -33,13 +33,13 @@ _CONNECT_S = 30.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; returns 1 where something is wrong."""
+    """Measure and print; returns 1 when a figure is bad."""
     parser = argparse.ArgumentParser(prog="phalanx doctor --network")
     parser.add_argument("--rounds", type=int, default=20)
     given = parser.parse_args(arguments)
     run = pt.init()
     if run.world_size < 2:
-        sys.stdout.write("one rank has nobody to talk to: give --ranks 2 or more\n")
+        sys.stdout.write("one rank has no peer: give --ranks 2 or more\n")
         return 1
     times = {size: all_reduce_s(run, size, given.rounds) for size in SIZES}
     link = link_bytes_per_s(run)
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def all_reduce_s(run: Run, num_bytes: int, rounds: int) -> float:
-    """The median time of an all-reduce of so many bytes, in seconds: fewer on a slow link. Collective."""
+    """Return the median seconds of an all-reduce; fewer rounds on a slow link. Collective."""
     row = torch.ones(num_bytes // 4, device=run.device)
     fastest = min(_timed(run, row) for _ in range(_WARM))
     # All ranks have to make as many.
@@ -76,7 +76,7 @@ def _timed(run: Run, row: torch.Tensor) -> float:
 
 
 def link_bytes_per_s(run: Run) -> float:
-    """Plain TCP from the last rank to rank 0: the two that are furthest apart. Collective.
+    """Measure plain TCP from the last rank to rank 0. Collective.
 
     0 where they cannot reach one another, or not within `_CONNECT_S`.
     """
@@ -85,7 +85,7 @@ def link_bytes_per_s(run: Run) -> float:
     port = server.getsockname()[1] if server is not None else 0
     where = (context.read().master[0], int(run.all_reduce_sum(float(port))[0]))
     rate = 0.0
-    # Who cannot get through must still come to the sum that the others wait in.
+    # A rank that cannot connect must still come to the sum that the others wait in.
     with contextlib.suppress(OSError):
         if server is not None:
             with server:

@@ -1,4 +1,4 @@
-"""The warm process: imports torch once and forks ranks that begin at their first own line.
+"""The warm process: imports torch once and forks ranks.
 
 Started as `<the job's python> -m phalanx.train.warm_process.fork_server [module …]` with the job's
 environment and the supervisor's channel as descriptor 3. Messages to it: `{"op": "import", "modules"}`
@@ -44,14 +44,14 @@ PRELOADED = (
 
 @dataclass(frozen=True, slots=True)
 class ForkRequest:
-    """What a forked child has to run."""
+    """The program that a forked child runs."""
 
     body: dict[str, Any]
     descriptors: tuple[int, ...]
 
 
 def main(modules: Sequence[str]) -> None:
-    """Serve until the supervisor is gone. In a forked child it returns when the script is through."""
+    """Serve until the supervisor ends. In a forked child, return when the script has ended."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     linux.load()
@@ -65,7 +65,7 @@ def main(modules: Sequence[str]) -> None:
 
 
 def warm_up(channel: Channel, modules: Sequence[str]) -> None:
-    """Import, and get ready to fork: no thread, and no page written by the collector in children."""
+    """Import modules and prepare to fork: no threads, and no collector that writes to shared pages."""
     failed = preload(modules)
     settle_threads()
     gc.collect()
@@ -75,7 +75,7 @@ def warm_up(channel: Channel, modules: Sequence[str]) -> None:
 
 
 def preload(modules: Sequence[str]) -> dict[str, str]:
-    """Import modules by name; returns what could not be imported and why."""
+    """Import modules by name; returns the failed ones with the reason."""
     failed: dict[str, str] = {}
     for name in modules:
         try:
@@ -86,7 +86,7 @@ def preload(modules: Sequence[str]) -> dict[str, str]:
 
 
 def settle_threads() -> None:
-    """Have fork-aware libraries stop the threads they started at import.
+    """Make fork-aware libraries stop the threads that they started at import.
 
     OpenBLAS stops its own before every fork and starts them again on demand; one empty fork leaves
     only those threads that a fork would really lose.
@@ -98,7 +98,7 @@ def settle_threads() -> None:
 
 
 def serve(channel: Channel) -> ForkRequest | None:
-    """The loop of the warm process. Returns None at its end, and in each child what it has to run."""
+    """Handle messages. Returns None at the end, and in each child the request to run."""
     wakeup_read, wakeup_write = os.pipe()
     os.set_blocking(wakeup_read, False)
     os.set_blocking(wakeup_write, False)
@@ -138,7 +138,7 @@ def _reap(channel: Channel) -> None:
 
 
 def _fork(channel: Channel, message: WireMessage) -> ForkRequest | None:
-    """Fork one rank. Returns what to run in the child, None in the parent."""
+    """Fork one rank. Returns the request in the child, None in the parent."""
     running = linux.num_threads()
     if running != 1:
         why = f"the warm process has {running} threads"
@@ -159,7 +159,7 @@ def _fork(channel: Channel, message: WireMessage) -> ForkRequest | None:
 
 
 def become_rank(start: ForkRequest) -> None:
-    """Turn this forked child into what a fresh interpreter would be, and run its program."""
+    """Reset this forked child to the state of a fresh interpreter, and run its program."""
     body = start.body
     os.setsid()
     _take_descriptors(start.descriptors)
@@ -204,7 +204,7 @@ def _reset_signals() -> None:
 
 
 def _forget(cwd: str) -> None:
-    """What a fresh process draws for itself must not be shared by ranks."""
+    """Draw anew what a fresh process would not share with its parent."""
     random.seed()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:

@@ -1,4 +1,4 @@
-"""Run a script or module inside the existing `__main__`, just as a fresh interpreter would.
+"""Running of a script or module inside the existing `__main__`, as a fresh interpreter would.
 
 Classes of the script then belong to the real `__main__`: they pickle, and data workers of every start
 method find the script by `__main__.__file__` or `__main__.__spec__`.
@@ -94,7 +94,7 @@ def _run(load: Any) -> None:
 
 
 def _fail(error: BaseException) -> NoReturn:
-    """What the interpreter does with an exception nobody caught, without our frames in it."""
+    """Handle an uncaught exception as the interpreter does, without this module's frames."""
     ours = _foreign(error.__traceback__)
     error.__traceback__ = ours
     write_error_file(error)
@@ -116,7 +116,7 @@ def _refuse(text: str, kind: str, code: int) -> NoReturn:
 
 
 def write_error_file(error: BaseException) -> None:
-    """Leave the error where `TORCHELASTIC_ERROR_FILE` says, unless somebody has left one before."""
+    """Write the error to `TORCHELASTIC_ERROR_FILE`, unless the file exists."""
     _write_error_file(type(error).__name__, str(error), "".join(traceback.format_exception(error)))
 
 

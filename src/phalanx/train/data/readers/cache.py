@@ -2,8 +2,8 @@
 
 Everything is decided by `flock`, which the kernel gives back when a process dies, however it dies:
 
-* an object is `<hash>.data`; who reads it holds a shared lock on it, and is never evicted;
-* while it is fetched it is `<hash>.part`, locked by who fetches it; a part that nobody locks is debris;
+* an object is `<hash>.data`; its readers hold a shared lock on it, and it is not evicted while locked;
+* while it is fetched it is `<hash>.part`, locked by the fetching process; a part without a lock is debris;
 * room is made and reserved under `lock`: a part has its full length from the start, so what is on its
   way counts as used.
 
@@ -141,7 +141,7 @@ class NodeCache:
                         f"an object came with {os.fstat(fd).st_size} bytes, not {num_bytes}"
                     )
                 os.fsync(fd)
-                with self._locked():  # or who counts just now would see neither name
+                with self._locked():  # else a process that counts just now would see neither name
                     part.rename(data)
             except BaseException:
                 part.unlink(missing_ok=True)
@@ -215,7 +215,7 @@ def _let_go(fd: int) -> None:
 def _take_turn(fd: int, make_room: Callable[[], None]) -> bool:
     """Return whether this process must fetch the part; if not, wait for the process that does.
 
-    The wait is for a shared lock: once fetched, the same file is locked so by all who read it. While
+    The wait is for a shared lock: once fetched, the same file is locked so by all readers. While
     waiting the caller keeps no files open, since the other may need their room.
     """
     try:

@@ -1,7 +1,7 @@
 """The child process that accesses the object store for one rank or worker.
 
 The store's client runs threads of its own, which a fork leaves behind: a forked data worker that used
-it would wait for ever. So nobody uses it in process. `RemoteStore` starts this module as a child on
+it would wait for ever. So it is never used in process. `RemoteStore` starts this module as a child on
 first use, sends one JSON line per request through a pipe and reads one back; the child writes what it
 fetches straight into the file it is told, and ends when its pipe does.
 """

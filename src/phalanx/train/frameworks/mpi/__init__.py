@@ -1,4 +1,4 @@
-"""`framework: mpi`: Open MPI's own `mpirun`, spread over exactly the nodes of the gang.
+"""The launcher of `framework: mpi`: Open MPI's own `mpirun` over exactly the nodes of the gang.
 
 `__main__` is the one process of a node; on node rank 0 it runs `mpirun`. Where `mpirun` would call ssh to
 start its daemon on another node, it calls `agent`, which has that node's process start it: no ssh, no

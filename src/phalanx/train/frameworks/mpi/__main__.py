@@ -30,7 +30,7 @@ _MISSING = "there is no mpirun on this node: install Open MPI (on Debian and Ubu
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit code of `mpirun` on node rank 0; on other nodes 0 when it came to its end."""
+    """Run one node; returns the exit code of `mpirun` on node rank 0, and 0 on other nodes."""
     parser = argparse.ArgumentParser(prog="phalanx.train.frameworks.mpi")
     parser.add_argument("--slots", type=int, default=1, help="MPI processes on each node")
     parser.add_argument("--shell", action="store_true", help="COMMAND is one line for the shell")
@@ -53,13 +53,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _memory() -> Path:
-    """Where shared memory lies: processes of one node pass messages through files there."""
+    """Return the folder of shared memory: processes of one node exchange messages through files there."""
     usual = Path("/dev/shm")
     return usual if os.access(usual, os.W_OK) else Path(tempfile.gettempdir())
 
 
 def settings(env: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Settings of Open MPI, unless the job's `env` says otherwise. `folder` is this node's own."""
+    """Return settings of Open MPI; the job's `env` overrides them. `folder` is this node's own."""
     return {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -74,7 +74,7 @@ def settings(env: Mapping[str, str], folder: Path) -> dict[str, str]:
 
 
 class MpirunNode:
-    """Node rank 0: `mpirun`, and the lines to the other nodes."""
+    """Node rank 0: runs `mpirun` and holds the connections to the other nodes."""
 
     def __init__(self, env: dict[str, str], folder: Path, slots: int) -> None:
         self._env, self._folder, self._slots = env, folder, slots
@@ -130,7 +130,7 @@ class MpirunNode:
         stop_processes(self._folder)
 
     def _take_agents(self) -> str:
-        """Listen for agents; what `mpirun` has to call to be one."""
+        """Listen for agents; returns the command that `mpirun` calls as its remote shell."""
         path = self._folder / "agents"
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         server.bind(str(path))
@@ -163,21 +163,21 @@ class MpirunNode:
         self._lines[rank].send({"command": message["command"]})
 
     def _listen(self, rank: int, line: RankConnection) -> None:
-        """Answers of one node, in the order in which it was asked; its end is that of the job."""
+        """Pass on the answers of one node, in the order of requests; its end ends the job."""
         while (message := line.receive()) is not None:
             self._answers[rank].pop(0).send(message)
         self._lost.set()
 
 
 def stop_processes(folder: Path) -> None:
-    """SIGTERM to this node's MPI processes, which have left their numbers in its folder."""
+    """Send SIGTERM to this node's MPI processes, from the PID files in its folder."""
     for file in folder.glob(f"{PID_STEM}*"):
         with contextlib.suppress(OSError, ValueError):
             os.kill(int(file.read_text()), signal.SIGTERM)
 
 
 def _serve(env: dict[str, str], folder: Path) -> int:
-    """Another node: start what the head asks for, until it says that all is over."""
+    """Serve another node: start the requested daemons until the job is over."""
     signal.signal(signal.SIGTERM, lambda *_: stop_processes(folder))
     connection = RankConnection.connect(env["MASTER_ADDR"], int(env["MASTER_PORT"]))
     connection.send({"rank": int(env["RANK"])})

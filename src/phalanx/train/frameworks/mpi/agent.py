@@ -10,7 +10,7 @@ from phalanx.train.gang.gathering import RankConnection
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit code of the command, which runs on the node of that name; 255 where that is gone."""
+    """Run a command on the named node; returns its exit code, or 255 when the node is gone."""
     path, node, *command = argv
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     line.connect(path)

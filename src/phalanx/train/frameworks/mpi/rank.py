@@ -15,7 +15,7 @@ PID_STEM = "rank-"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Does not return where the command exists. Words, or one line for the shell behind `--shell`."""
+    """Become the command: words, or one line for the shell after `--shell`. Returns only on failure."""
     given = dict(os.environ)  # noqa: TID251 - a program's entry point
     env = variables(given)
     command: Sequence[str] | str = argv[1] if argv[0] == "--shell" else argv
@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def variables(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment with this process's own place in it, as every rank of Phalanx finds it."""
+    """Return the environment of a rank, from the variables of Open MPI."""
     local = env["OMPI_COMM_WORLD_LOCAL_RANK"]
     found = {
         **env,

@@ -1,4 +1,4 @@
-"""`framework: ray`: a Ray cluster of a job's own, made of exactly the nodes of its gang.
+"""The launcher of `framework: ray`: a Ray cluster per job, of exactly the nodes of its gang.
 
 `__main__` is the one rank of a node: it starts the raylet, and on node rank 0 the head and the user's
 script. `train.gathering` is how those ranks find one another and end together; `hooks` is what runs in the

@@ -35,7 +35,7 @@ _OUTER = ("RAY_ADDRESS", "RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_NODE_ID", "RAY_CLI
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit code of the user's script; 1 when the cluster did not come up or was lost."""
+    """Run one node; returns the script's exit code, or 1 when the cluster failed."""
     parser = argparse.ArgumentParser(prog="phalanx.train.frameworks.ray")
     parser.add_argument("--cpus", type=int, default=1)
     parser.add_argument("--shell", action="store_true", help="COMMAND is one line for the shell")
@@ -123,7 +123,7 @@ def _follow(
 def _ray(
     options: argparse.Namespace, env: Mapping[str, str], words: list[str]
 ) -> subprocess.Popen[bytes]:
-    """`ray start --block`: it and its daemons are ours, and end with this rank."""
+    """Start `ray start --block`; it and its daemons end with this rank."""
     command = [
         sys.executable, "-W", "ignore", "-m", "ray.scripts.scripts", "start", "--block",
         f"--num-cpus={options.cpus}", f"--object-store-memory={_STORE_BYTES}",
@@ -149,7 +149,7 @@ def _await_head(head: subprocess.Popen[bytes], address: str, port: int) -> None:
 def _await_nodes(
     head: subprocess.Popen[bytes], env: Mapping[str, str], address: str, num_nodes: int
 ) -> None:
-    """Wait until every node of the gang is in the cluster: the script starts with all or nothing."""
+    """Wait until every node of the gang is in the cluster."""
     client = importlib.import_module("ray._raylet").GcsClient(address=address)
     deadline = time.monotonic() + _UP_S
     while True:
@@ -168,7 +168,7 @@ def _script(
     options: argparse.Namespace, env: dict[str, str], head: subprocess.Popen[bytes],
     lost: threading.Event,
 ) -> int:  # fmt: skip
-    """Run the user's command to its end; a SIGTERM goes on to it."""
+    """Run the user's command to its end; SIGTERM is forwarded to it."""
     env["RAY_JOB_CONFIG_JSON_ENV_VAR"] = json.dumps(
         {"runtime_env": {"worker_process_setup_hook": _HOOK}}
     )
@@ -187,7 +187,7 @@ def _script(
 
 
 def _words(options: argparse.Namespace) -> list[str]:
-    """The command; a Python script gets the hooks as well."""
+    """Return the command; a Python script is run with the hooks."""
     words: list[str] = list(options.command)
     if options.shell:
         from shlex import split
@@ -206,7 +206,7 @@ def _words(options: argparse.Namespace) -> list[str]:
 
 
 def listen(path: Path, take: Take) -> None:
-    """Take what the script's processes on this node report."""
+    """Receive the reports of the script's processes on this node."""
     receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     receiver.bind(str(path))
 
@@ -219,7 +219,7 @@ def listen(path: Path, take: Take) -> None:
 
 
 def written_to(report: Report) -> Take:
-    """Write down what is reported, as progress and as metrics."""
+    """Return a function that writes reports as progress and metrics."""
 
     def take(body: dict[str, Any]) -> None:
         with contextlib.suppress(KeyError):

@@ -1,4 +1,4 @@
-"""What runs inside the processes of a Ray script: its reports become metrics, its runs resumable.
+"""Hooks in the processes of a Ray script: its reports become metrics, its runs resumable.
 
 Nothing of Ray is imported before the script does it: functions are replaced right after the import.
 """
@@ -24,7 +24,7 @@ Patch = Callable[[ModuleType], None]
 
 
 def install() -> None:
-    """The set-up hook of every Ray worker of the script, and of the script's own process."""
+    """Install the hooks in a Ray worker or in the script's own process."""
     patches: dict[str, Patch] = {"ray.train": _train, "ray.tune": _tune}
     if _variable(STORE_VARIABLE):
         patches |= {"ray.train.constants": _store, "ray.train.v2.api.config": _run_name}
@@ -38,7 +38,7 @@ def _variable(name: str) -> str:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Runs a patch when a module has been imported."""
+    """An import hook that runs a patch after a module is imported."""
 
     def __init__(self, patches: dict[str, Patch]) -> None:
         self._patches = patches
@@ -56,7 +56,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 
 def _follow(loader: Any, patch: Patch) -> None:
-    """Have `patch` run behind `loader.exec_module`, which belongs to this one module."""
+    """Run `patch` after `loader.exec_module`, which belongs to this one module."""
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
@@ -94,7 +94,7 @@ def _tune(module: ModuleType) -> None:
 def _reporting(
     report: Callable[..., Any], tell: Callable[[Mapping[str, Any]], None]
 ) -> Callable[..., Any]:
-    """The same function, which also tells. What goes wrong with telling stays here."""
+    """Wrap a report function so that it also sends; errors of sending are printed."""
 
     @functools.wraps(report)
     def reporting(metrics: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -109,7 +109,7 @@ def _reporting(
 
 
 def send(step: int, metrics: Mapping[str, Any], prefix: str) -> None:
-    """Give the numbers among `metrics` to the rank of this node."""
+    """Send the numbers among `metrics` to the rank of this node."""
     path = _variable(SOCKET_VARIABLE)
     values = {f"{prefix}{name}": _number(value) for name, value in metrics.items()}
     body = {"step": step, "v": {k: v for k, v in values.items() if v is not None}}
@@ -119,7 +119,7 @@ def send(step: int, metrics: Mapping[str, Any], prefix: str) -> None:
 
 
 def _number(value: Any) -> float | str | None:
-    """A number as report files hold it; None for what is none."""
+    """Convert a number for a report file; None for other values."""
     if hasattr(value, "item"):
         value = value.item()
     if not isinstance(value, int | float):
@@ -132,10 +132,10 @@ def _number(value: Any) -> float | str | None:
 
 
 def _store(module: ModuleType) -> None:
-    """Results of a script that names no folder lie with the job's checkpoints."""
+    """Store results with the job's checkpoints, where the script names no folder."""
     module.DEFAULT_STORAGE_PATH = _variable(STORE_VARIABLE)  # type: ignore[attr-defined]
 
 
 def _run_name(module: ModuleType) -> None:
-    """A run that the script does not name has the same name in every attempt, so that it resumes."""
+    """Give an unnamed run the same name in every attempt, so that it resumes."""
     module.date_str = lambda *_args, **_kwargs: _variable("PHALANX_JOB")  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from phalanx.train.frameworks.ray import hooks
 
 
 def main() -> None:
-    """`X` is a script, or `-m` and a module."""
+    """Run a script, or a module after `-m`."""
     words = sys.argv[1:]
     hooks.install()
     if words[0] == "-m":

@@ -1,7 +1,7 @@
 """Compression methods that replace all gradients of a step together by an approximate mean.
 
 Each rank leaves with the very same bits: what is computed after a collective is computed from what the
-collective gave to everybody.
+collective gave to all ranks.
 """
 
 from __future__ import annotations
@@ -185,9 +185,9 @@ class TopK:
             owed[best] = 0
             at.append(at[-1] + best.numel())
         mine = torch.cat([torch.cat(values).view(torch.int32), torch.cat(places)])
-        everybody = mine.new_empty(dist.get_world_size() * mine.numel())
-        dist.all_gather_single(everybody, mine)
-        rows = everybody.view(dist.get_world_size(), 2, -1)
+        received = mine.new_empty(dist.get_world_size() * mine.numel())
+        dist.all_gather_single(received, mine)
+        rows = received.view(dist.get_world_size(), 2, -1)
         for number, (_, grad) in enumerate(large):
             part = slice(at[number], at[number + 1])
             mean = torch.zeros(grad.numel(), dtype=torch.float32, device=grad.device)

@@ -59,9 +59,9 @@ class Residuals:
     def load_state_dict(
         self, state: Mapping[str, Any], parameters: Mapping[str, torch.Tensor]
     ) -> None:
-        """Put it back. At another number of ranks each owes the mean: the sum that all owe together,
+        """Restore the residuals.
 
-        per rank, stays the same.
+        At another number of ranks each gets the mean, so that the mean over all ranks stays the same.
         """
         for name, saved in state.items():
             live = torch.zeros_like(parameters[name], memory_format=torch.contiguous_format)

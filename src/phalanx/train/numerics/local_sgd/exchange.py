@@ -73,10 +73,10 @@ class QuantizedExchange:
         said = pack(total, bits)
         # What the second rounding lost is this rank's to make good: its own part counts once in `world`.
         left.view(world, part)[at] += (total - unpack(said, bits)) * world
-        everybody = said.new_empty(world * said.numel())
-        dist.all_gather_single(everybody, said)
+        received = said.new_empty(world * said.numel())
+        dist.all_gather_single(received, said)
         owed.copy_(left[: mine.numel()])
-        return torch.cat([unpack(one, bits) for one in everybody.view(world, -1)])[: mine.numel()]
+        return torch.cat([unpack(one, bits) for one in received.view(world, -1)])[: mine.numel()]
 
     def sent_bytes(self, num: int) -> int:
         """Return the bytes of two parts to every other rank."""

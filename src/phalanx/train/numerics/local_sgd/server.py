@@ -1,6 +1,6 @@
 """A parameter server: a rank that holds a part of the weights for the workers.
 
-A server knows no model, only tensors by name. It belongs to one generation of one attempt: whoever shows
+A server knows no model, only tensors by name. It belongs to one generation of one attempt: a message of
 another one is refused, and so nothing of a gang that was fenced off reaches the weights. What it holds
 is in the workers' checkpoints, and comes back from there.
 """
@@ -67,7 +67,7 @@ class ParameterShard:
     def look(self, worker: int) -> int:
         """Request a snapshot for a worker; returns the number of the snapshot that will answer it.
 
-        There is one look once all have asked: nobody has pushed anything that others do not see. What it
+        There is one look once all have asked: no worker has pushed anything that others do not see. What it
         shows is in `shown`, whatever those push that have seen it first.
         """
         self._asking.add(worker)

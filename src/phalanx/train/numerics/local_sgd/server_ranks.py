@@ -38,7 +38,7 @@ def is_server(sync: SyncSettings, info: RankInfo) -> bool:
     """Return whether this rank is a server. Raises SpecInvalid where a node would have no worker."""
     num = num_servers(sync)
     if num and num >= info.local_world_size:
-        said = f"{num} of the {info.local_world_size} ranks of a node leave nobody there to work"
+        said = f"{num} of the {info.local_world_size} ranks of a node leave no worker there"
         raise SpecInvalid(
             [Problem("sync.servers", said)], "the last ranks serve; every node needs a worker"
         )

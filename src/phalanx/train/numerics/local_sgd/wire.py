@@ -14,7 +14,7 @@ _LENGTH = struct.Struct("<Q")
 LARGEST_BYTES = 1 << 36
 SMALL_BYTES = 1 << 16
 TOKEN_S = 30.0
-"""How long whoever connects may take to show the token."""
+"""The time limit for a client to send the token."""
 _HEAR_OUT_S = 10.0
 
 

@@ -27,7 +27,7 @@ _HEAD = ("layout", "parameters", "gradients", "optimizer", "other", "activations
 
 @dataclass(frozen=True, slots=True)
 class ScriptSurvey:
-    """What a script showed, and what kept it from showing more."""
+    """The costs that a script showed, and the error that ended it early."""
 
     outline: ModelProfile
     num_parameters: int
@@ -153,7 +153,7 @@ def _seen(made: Sequence[PlanningRun], script: Path, problem: str) -> ScriptSurv
 
 
 def _where(error: Exception, script: Path) -> str:
-    """An error of the script in one line."""
+    """Format an error of the script in one line."""
     lines = [
         one.lineno for one in traceback.extract_tb(error.__traceback__)
         if Path(one.filename).name == script.name
@@ -166,7 +166,7 @@ def _where(error: Exception, script: Path) -> str:
 
 
 def as_json(choice: LayoutChoice, world: DeviceSet, look: ScriptSurvey) -> dict[str, Any]:
-    """Everything, for programs. Bytes are of the rank that needs most, seconds of one step."""
+    """Return the plan as JSON. Bytes are of the rank that needs most, seconds of one step."""
     return {
         "world": {"nodes": world.nodes, "slots_per_node": world.slots_per_node, "device": world.device.name,
                   "memory_bytes": world.device.memory_bytes},
@@ -190,7 +190,7 @@ def _row_json(one: LayoutEstimate) -> dict[str, Any]:
 
 
 def table(choice: LayoutChoice, world: DeviceSet, look: ScriptSurvey) -> str:
-    """For people: the layouts that fit, or come closest, and the one to take."""
+    """Return the plan as a table: the layouts that fit or come closest, and the recommended one."""
     outline = look.outline
     memory = world.device.memory_bytes
     lines = [

@@ -1,4 +1,4 @@
-"""A run that only looks: what `init` returns while a script is planned.
+"""The run that `init` returns while a script is planned: it measures and does not train.
 
 Models have no memory, the first batch is made hollow, and the first optimizer step ends the script.
 """
@@ -23,11 +23,11 @@ from phalanx.train.step.early_stop import EarlyStopping
 
 
 class PlanningComplete(BaseException):
-    """Enough has been seen. Not an Exception: scripts catch those."""
+    """The script has shown enough. Not an Exception, because scripts catch those."""
 
 
 class MetaLoader:
-    """The script's loader; its batches have no memory."""
+    """The script's loader, with batches without memory."""
 
     def __init__(self, loader: Any) -> None:
         self.original = loader
@@ -46,7 +46,7 @@ class MetaLoader:
 
 
 class PlanningRun:
-    """Stands in a run's place, with every name that scripts use."""
+    """A run for planning, with every attribute that scripts use."""
 
     def __init__(self, options: RunOptions, world_size: int) -> None:
         self.options, self.world_size, self.batch_world = options, world_size, world_size
@@ -62,7 +62,7 @@ class PlanningRun:
     # -- what scripts call -----------------------------------------------------------------------
 
     def prepare(self, *things: Any) -> Any:
-        """The same things, without memory."""
+        """Return the same objects, without memory."""
         models = [one for one in things if isinstance(one, nn.Module)]
         for model in models:
             model_costs.move_to_meta(model)
@@ -88,34 +88,34 @@ class PlanningRun:
         raise PlanningComplete
 
     def eval_loader(self, loader: Any) -> Any:
-        """Hollow too."""
+        """Return the loader with batches without memory."""
         return MetaLoader(loader)
 
     def epochs(self, num: int) -> Iterator[int]:
-        """One of them is enough."""
+        """Yield one epoch, then end the script."""
         yield 0
         raise PlanningComplete
 
     def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
-        """A backward pass without numbers."""
+        """Make a backward pass without values."""
         loss.backward()  # type: ignore[no-untyped-call]
-        self.gauge.went_back = True
+        self.gauge.saw_backward()
 
     def pipeline_step(
         self, *inputs: torch.Tensor, target: Any, loss_fn: Callable[[Any, Any], torch.Tensor],
         model: nn.Module | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """Forward and backward, in one piece."""
+        """Make a forward and a backward pass."""
         loss = loss_fn((model or self.models[0])(*inputs), target)
         self.backward(loss)
         return loss.detach()
 
     def clip_grad_norm_(self, *args: Any, **options: Any) -> torch.Tensor:
-        """No norm."""
+        """Return 0."""
         return torch.zeros(())
 
     def early_stopping(self, patience: int, **options: Any) -> EarlyStopping:
-        """One that never stops."""
+        """Return early stopping on this rank's values."""
         return EarlyStopping(patience, "min", 0.0, lambda value: value)
 
     def log(self, **values: Any) -> None:
@@ -131,43 +131,43 @@ class PlanningRun:
         """Nothing."""
 
     def outer_weights(self) -> contextlib.AbstractContextManager[None]:
-        """There is one set of weights."""
+        """Do nothing: there is one set of weights."""
         return contextlib.nullcontext()
 
     def should_stop(self) -> bool:
-        """No."""
+        """Return False."""
         return False
 
     def all_reduce_mean(self, value: Any, weight: float = 1.0) -> float:
-        """Nothing was computed."""
+        """Return 0: no values exist."""
         return 0.0
 
     def all_reduce_sum(self, *values: Any) -> list[float]:
-        """Nothing was computed."""
+        """Return 0: no values exist."""
         return [0.0 for _ in values]
 
     @property
     def step(self) -> int:
-        """None was taken."""
+        """Return 0."""
         return 0
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """The module itself."""
+        """Return the module itself."""
         return model
 
     def finish(self) -> NoReturn:
-        """The script is at its end."""
+        """End the script."""
         raise PlanningComplete
 
     # -- what was seen ---------------------------------------------------------------------------
 
     @property
     def _casts(self) -> bool:
-        """Whether autocast makes copies; a policy of `fully_shard` gathers in half precision instead."""
+        """Return whether autocast copies weights; a policy of `fully_shard` casts them itself."""
         return self.options.precision != "fp32" and "mp_policy" not in self.options.fsdp
 
     def outline(self) -> ModelProfile:
-        """All that estimates need."""
+        """Return the model's profile for estimates."""
         self.gauge.stop()
         options, main = self.options, self.models[0]
         tensors = [one for model in self.models for one in model.parameters()]

@@ -1,4 +1,4 @@
-"""`python -m phalanx.train.programs.recipes [FLAGS]`: what `phalanx recipe train` runs on every rank."""
+"""The program of `phalanx recipe train` on every rank: `python -m phalanx.train.programs.recipes`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         train(recipe)
     except (UserError, RestoreMismatch, PreflightFailed) as error:
         error.__cause__, error.__suppress_context__ = None, True
-        # Where in this package it was noticed helps nobody: the sentence alone is shown.
+        # The traceback inside this package does not help: only the message is shown.
         failure.write(context.error_file(), error.with_traceback(None))
         sys.stderr.write(f"phalanx recipe train: {error}\n")
         return error.exit_code

@@ -1,4 +1,4 @@
-"""Where samples come from: CIFAR and ImageNet as they are handed out, folders of images, texts."""
+"""Data sets of recipes: CIFAR and ImageNet as distributed, folders of images, texts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Parts = tuple[Dataset[Any], Dataset[Any], int]
 
 
 class CifarBinary(Dataset[tuple[torch.Tensor, int]]):
-    """CIFAR-10's binary files: rows of one label byte and 32x32 pixels in three planes.
+    """The binary files of CIFAR-10: rows of one label byte and 32x32 pixels in three planes.
 
     Raises UserError for a file that is not there, or is none.
     """
@@ -47,7 +47,7 @@ class CifarBinary(Dataset[tuple[torch.Tensor, int]]):
 
 
 def augmented(x: torch.Tensor, most: int = 4) -> torch.Tensor:
-    """An image moved by up to `most` pixels, and mirrored half of the time."""
+    """Shift an image by up to `most` pixels, and mirror it half of the time."""
     height, width = x.shape[1:]
     top, left, mirrored = (int(torch.randint(n, ())) for n in (2 * most + 1, 2 * most + 1, 2))
     x = functional.pad(x, (most,) * 4)[:, top : top + height, left : left + width]
@@ -55,13 +55,13 @@ def augmented(x: torch.Tensor, most: int = 4) -> torch.Tensor:
 
 
 class Cropped:
-    """A picture as a square of `size` pixels: the middle, or for training any part, also mirrored."""
+    """A crop to a square of `size` pixels: the center, or random and mirrored for training."""
 
     def __init__(self, size: int, *, anywhere: bool) -> None:
         self._size, self._anywhere = size, anywhere
 
     def __call__(self, picture: Any) -> torch.Tensor:
-        """A uint8 tensor, channels first."""
+        """Crop a picture to a uint8 tensor, channels first."""
         width, height = picture.size
         side = min(width, height)
         left, top = (width - side) / 2, (height - side) / 2
@@ -78,12 +78,12 @@ class Cropped:
 
 
 def image_size(recipe: Recipe) -> int:
-    """Pixels along a side."""
+    """Return the pixels along a side."""
     return recipe.image_size or (32 if recipe.dataset == "cifar10" else 224)
 
 
 def images(recipe: Recipe) -> Parts:
-    """(for training, held out, number of classes). Raises NotFound, UserError."""
+    """Return (training data, held-out data, number of classes). Raises NotFound, UserError."""
     root = Path(recipe.data_path or recipe.dataset).expanduser()
     if not root.is_dir():
         raise UserError(f"{root}: there is no such folder", "--data-path, or --dataset FOLDER")
@@ -109,7 +109,7 @@ def images(recipe: Recipe) -> Parts:
 
 
 def texts(recipe: Recipe) -> Parts:
-    """Blocks of bytes. Raises NotFound, UserError."""
+    """Return blocks of bytes. Raises NotFound, UserError."""
     path = Path(recipe.data_path or recipe.dataset).expanduser()
     found = TextFile(path, recipe.block, unit="bytes")
     if len(found) < 2 * _HELD_OUT:
@@ -118,7 +118,7 @@ def texts(recipe: Recipe) -> Parts:
 
 
 def _cut(fit: Dataset[Any], rest: Dataset[Any]) -> tuple[Subset[Any], Subset[Any]]:
-    """Every tenth sample is held out."""
+    """Hold out every tenth sample."""
     count = len(fit)  # type: ignore[arg-type]
     kept = [at for at in range(count) if at % _HELD_OUT]
     return Subset(fit, kept), Subset(rest, range(0, count, _HELD_OUT))

@@ -14,7 +14,7 @@ _DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3), "resnet101": (3, 
 
 
 class Normalize(nn.Module):
-    """uint8 to floats around 0."""
+    """Normalization of uint8 images to floats around 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Normalize(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Images as floats."""
+        """Normalize images."""
         mean, spread = self.get_buffer("mean"), self.get_buffer("spread")
         return (x.float() - mean) / spread
 
@@ -55,7 +55,7 @@ class Residual(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The block."""
+        """Apply the block."""
         return functional.relu(self.shortcut(x) + self.inside(x))
 
 
@@ -83,7 +83,7 @@ class ResNet(nn.Module):
         self.head = nn.Linear(inner, num_classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Class scores."""
+        """Return class scores."""
         scores: torch.Tensor = self.head(self.blocks(self.stem(x)).mean((2, 3)))
         return scores
 
@@ -112,7 +112,7 @@ class ViT(nn.Module):
         self.head = nn.Linear(width, num_classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Class scores."""
+        """Return class scores."""
         patches = self.cut(self.norm_in(x)).flatten(2).transpose(1, 2)
         tokens = torch.cat([self.whole.expand(len(x), -1, -1), patches], 1) + self.places
         scores: torch.Tensor = self.head(self.norm(self.layers(tokens)[:, 0]))

@@ -1,4 +1,4 @@
-"""One rank of `phalanx bench scaling`, on generated samples: `… phalanx.train.programs.recipes.scaling`.
+"""The program of a rank of `phalanx bench scaling`, on generated samples.
 
 Logs the median step as `bench_step_seconds` and the global batch as `bench_global_batch`.
 """

@@ -1,4 +1,4 @@
-"""What the ready-made trainer is told: flags over a file over defaults, checked before torch is loaded."""
+"""Settings of the ready-made trainer: flags over a file over defaults, checked before torch is loaded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEAST_PIXELS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Everything that can be set. `batch_size` is per rank; empty strings and None: not given."""
+    """The settings of a recipe. Empty strings and zeros mean: not given."""
 
     model: str = "resnet18"
     num_classes: int = 0
@@ -60,17 +60,17 @@ class Recipe:
 
     @property
     def is_image(self) -> bool:
-        """Whether the model looks at pictures."""
+        """Return whether the model takes images."""
         return self.model in IMAGE_MODELS
 
     @property
     def rate(self) -> float:
-        """The learning rate: the usual one of the model where none was given."""
+        """Return the learning rate, or the model's usual one."""
         return self.lr or (0.1 if self.model.startswith("resnet") else 1e-3)
 
     @property
     def decay(self) -> float:
-        """The weight decay: the usual one of the model where none was given."""
+        """Return the weight decay, or the model's usual one."""
         if self.weight_decay >= 0:
             return self.weight_decay
         return 5e-4 if self.model.startswith("resnet") else 0.05
@@ -117,7 +117,7 @@ _LEAST: Mapping[str, float] = {
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags; `--config` names the file."""
+    """Return the parser of the flags."""
     made = argparse.ArgumentParser(
         prog="phalanx recipe train",
         description="Train a known model on a folder of images or a text, on all ranks.",
@@ -169,7 +169,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def read(arguments: Sequence[str]) -> tuple[Recipe, bool]:
-    """The recipe, and whether it was only to be checked. Raises SpecInvalid with every problem."""
+    """Read the recipe, and whether to check it only. Raises SpecInvalid with every problem."""
     given = vars(parser().parse_args(arguments))
     file, only_check = given.pop("config"), bool(given.pop("check"))
     values: dict[str, Any] = {} if file is None else _of_file(Path(file))
@@ -211,7 +211,7 @@ def _of_file(path: Path) -> dict[str, Any]:
 
 
 def _number(name: str, value: Any) -> Any:
-    """A value of the file; YAML takes `1e-3` for a word, which no float is."""
+    """Convert a value of the file; YAML reads `1e-3` as a string."""
     if isinstance(value, str) and isinstance(getattr(Recipe(), name), float):
         with contextlib.suppress(ValueError):
             return float(value)
@@ -261,7 +261,7 @@ def _problems(recipe: Recipe) -> list[Problem]:
 
 
 def as_job(recipe: Recipe) -> dict[str, Any]:
-    """What of a recipe belongs into a job's spec."""
+    """Return the part of a recipe that belongs in a job's spec."""
     checkpoint: dict[str, Any] = {"keep": {"last": recipe.keep_last_n}}
     if recipe.checkpoint_freq:
         checkpoint["every"] = f"{recipe.checkpoint_freq} steps"

@@ -1,4 +1,4 @@
-"""Networks for text over bytes: a GPT that foretells the next one, a BERT that fills in hidden ones.
+"""Networks for text over bytes: a GPT that predicts the next byte, a BERT that predicts masked bytes.
 
 In the sizes of their papers (12 layers, width 768) at `scale` 1.
 """
@@ -17,7 +17,7 @@ IGNORED = -100
 
 
 class TransformerLayer(nn.Module):
-    """Attention, then two linear layers, each behind its normalisation."""
+    """A transformer layer: attention and two linear layers, each after a normalization."""
 
     def __init__(self, width: int, heads: int, causal: bool) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class TransformerLayer(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, length, width) to the same."""
+        """Apply the layer to (batch, length, width)."""
         count, length, width = x.shape
         parts = self.split(self.norm1(x)).view(count, length, 3, self.heads, -1).transpose(1, 3)
         query, key, value = parts.unbind(2)
@@ -40,7 +40,7 @@ class TransformerLayer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Scores of every byte at every place of a block of ids."""
+    """A transformer that scores every byte at every place of a block of ids."""
 
     def __init__(self, block: int, scale: float, *, causal: bool) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Transformer(nn.Module):
         self.apply(_start)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, length) ids to (batch, length, bytes) scores."""
+        """Return (batch, length, bytes) scores of (batch, length) ids."""
         scores: torch.Tensor = self.head(
             self.norm(self.layers(self.ids(x) + self.places[: x.shape[1]]))
         )
@@ -67,12 +67,12 @@ def _start(module: nn.Module) -> None:
 
 
 def next_byte_loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Nats per byte of the next ones."""
+    """Return the loss of the next bytes, in nats per byte."""
     return functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
 
 
 def masked_byte_loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Nats per byte of hidden ones; which are hidden comes from torch's generator."""
+    """Return the loss of masked bytes, in nats per byte; torch's generator draws the mask."""
     hidden = torch.rand(x.shape, device=x.device) < HIDDEN_SHARE
     hidden[:, 0] = True  # never none
     scores = model(x.masked_fill(hidden, MASK))

@@ -29,7 +29,7 @@ _BLOCKS = ("Residual", "TransformerEncoderLayer", "Layer")
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A model with its data and what it is to learn."""
+    """A model with its data, loss and score."""
 
     model: nn.Module
     train: Any
@@ -39,7 +39,7 @@ class Task:
 
 
 def task_of(recipe: Recipe) -> Task:
-    """What a recipe's names mean. Raises NotFound, UserError."""
+    """Build the task of a recipe. Raises NotFound, UserError."""
     if recipe.is_image:
         train, held_out, found = datasets.images(recipe)
         count = recipe.num_classes or found
@@ -63,7 +63,7 @@ def task_of(recipe: Recipe) -> Task:
 
 
 def image_model(recipe: Recipe, num_classes: int) -> nn.Module:
-    """The network of a recipe."""
+    """Return the network of a recipe."""
     size = datasets.image_size(recipe)
     if recipe.model == "vit_b_16":
         return images.ViT(num_classes, size, recipe.scale)
@@ -71,7 +71,7 @@ def image_model(recipe: Recipe, num_classes: int) -> nn.Module:
 
 
 def optimizer_of(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
-    """SGD for residual networks, AdamW for transformers; what is no matrix does not decay."""
+    """Return SGD for residual networks, AdamW for transformers; only matrices decay."""
     flat = [one for one in model.parameters() if one.ndim < 2]
     rest = [one for one in model.parameters() if one.ndim >= 2]
     groups: list[dict[str, Any]] = [{"params": rest}, {"params": flat, "weight_decay": 0.0}]
@@ -89,7 +89,7 @@ def optimizer_of(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
 def schedule_of(
     recipe: Recipe, optimizer: torch.optim.Optimizer, steps_per_epoch: int
 ) -> torch.optim.lr_scheduler.LambdaLR:
-    """Up over the first epochs, then down a cosine, or level."""
+    """Return the learning rate schedule: warm-up, then cosine or constant."""
     up = round(recipe.warmup_epochs * steps_per_epoch)
     steps = recipe.epochs * steps_per_epoch
     whole = max(1, min(steps, recipe.max_steps or steps) - up)
@@ -105,7 +105,7 @@ def schedule_of(
 
 
 def steps_of(recipe: Recipe, num_samples: int, num_ranks: int) -> int:
-    """Optimizer steps of an epoch on the job's full number of ranks. Raises UserError for none."""
+    """Return the steps of an epoch on the job's full number of ranks. Raises UserError for none."""
     batch = recipe.batch_size * num_ranks
     if num_samples < batch:
         said = f"{num_samples} samples for training are less than a batch on {num_ranks} ranks, {batch}"
@@ -114,7 +114,7 @@ def steps_of(recipe: Recipe, num_samples: int, num_ranks: int) -> int:
 
 
 def train(recipe: Recipe) -> None:
-    """From the first batch to the last. Raises PlatformError for what is wrong with data or settings."""
+    """Train a recipe. Raises PlatformError for bad data or settings."""
     run = pt.init(
         seed=recipe.seed,
         accumulate=recipe.gradient_accumulation_steps,
@@ -166,7 +166,7 @@ def train(recipe: Recipe) -> None:
 
 
 def _begin_with(model: nn.Module, recipe: Recipe) -> None:
-    """Weights of another run's checkpoint; a resume of this run's own comes later and stands over them."""
+    """Load weights of another run's checkpoint; a resume of this run replaces them later."""
     if not recipe.pretrained:
         return
     info = context.read()
@@ -187,7 +187,7 @@ def _begin_with(model: nn.Module, recipe: Recipe) -> None:
 
 
 def evaluate(run: Run, model: nn.Module, task: Task, loader: Any) -> float:
-    """The share of right answers for images, the mean loss for texts, over all ranks."""
+    """Return the accuracy for images, the mean loss for texts, over all ranks."""
     model.eval()
     total = seen = 0.0
     with torch.no_grad(), randomness.undisturbed():
