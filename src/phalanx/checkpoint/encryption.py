@@ -143,7 +143,7 @@ class AesGcmEncryption:
         return replace(marked, encryption={"cipher": CIPHER, "key": self._writer.id, "tag": tag})
 
     def opener(self, manifest: Manifest) -> Opener:
-        """Files decrypted on the way. A checkpoint that nobody encrypted is not trusted either.
+        """Files decrypted on the way. A checkpoint that is not encrypted is refused.
 
         Raises CheckpointCorrupt, or PermissionDenied when none of the keys is the right one.
         """

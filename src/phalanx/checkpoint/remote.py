@@ -279,7 +279,7 @@ def remove(store: ObjectStore, name: str, files: Iterable[str]) -> None:
 def retain(
     store: ObjectStore, listing: RemoteListing, keep: Keep, now: int, *, busy: Callable[[str], bool]
 ) -> list[str]:
-    """Let go of what `keep` does not name, and of debris that nobody has added to for a day.
+    """Let go of what `keep` does not name, and of debris unchanged for a day.
 
     `busy` says of a name that its upload may go on. Returns what went. `now`: microseconds UTC.
     """

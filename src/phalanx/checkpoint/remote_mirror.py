@@ -1,7 +1,7 @@
 """The process that keeps the far tier in step with a local folder, on behalf of rank 0.
 
 It is told in JSON lines what to do, answers in JSON lines, and ends when its parent does. It keeps no list
-of its own: what has to be uploaded is what is committed here and not there, so that whoever comes next,
+of its own: what has to be uploaded is what is committed here and not there, so that the next process,
 after a SIGKILL at any point, goes on where it stopped.
 """
 

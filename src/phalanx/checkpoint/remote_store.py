@@ -156,7 +156,7 @@ class RemoteObjects:
     def create(self, name: str, data: bytes) -> bool:
         """Make a small object unless there is one; whether it was made.
 
-        An answer that got lost looks like a refusal at the second try: whoever cares reads it back.
+        An answer that got lost looks like a refusal at the second try: read it back to be sure.
         """
         try:
             self._retried(lambda: self._client.put(name, data, mode="create"))

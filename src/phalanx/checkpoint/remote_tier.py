@@ -168,7 +168,7 @@ class RemoteTier:
         return reply
 
     def _forget_replies(self) -> None:
-        """A process that died may have left one that nobody waited for."""
+        """A process that died may have left one that was never read."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._replies.get_nowait()

@@ -42,7 +42,7 @@ class CachedReads:
 
 
 class DirectReads:
-    """Past the page cache, where the file system can do that: nobody else wants these bytes.
+    """Past the page cache, where the file system can do that: no other process wants these bytes.
 
     New pages cost more than reading a fast device does, and push out training data.
     """
@@ -330,7 +330,7 @@ def _behind(views: Sequence[memoryview], size: int) -> Sequence[memoryview]:
 def _in_blocks(
     places: Sequence[tuple[int, memoryview]], start: int, end: int
 ) -> Iterator[tuple[int, list[memoryview]]]:
-    """(first byte, memory for what follows) until `end`; memory of no use lies where nobody asked.
+    """(first byte, memory for what follows) until `end`; the gaps between places go to scratch memory.
 
     Blocks are small enough to be in the processor's cache when they are digested.
     """

@@ -14,7 +14,7 @@ from phalanx.core.reasons import Reason, ReasonCode
 @earlier_names(policy="terms")
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A user handed in a spec."""
+    """A user submitted a spec."""
 
     num: int
     policy: JobPolicy
@@ -77,12 +77,12 @@ class RanksStalled:
 
 @dataclass(frozen=True, slots=True)
 class StacksRequested:
-    """Somebody wants to see where every rank is."""
+    """A user asked for the stacks of every rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileRequested:
-    """Somebody wants to know where the time of the next steps goes; see `core.profiles.ProfileWish`."""
+    """A user asked for a profile of the next steps; see `RequestedProfile`."""
 
     steps: int
     traced: int
@@ -101,7 +101,7 @@ class StacksCaptured:
 
 @dataclass(frozen=True, slots=True)
 class StacksOverdue:
-    """Not every node of a gang that hangs has sent its stacks in time."""
+    """Not every node of a stalled gang has sent its stacks in time."""
 
     attempt: int
     generation: int
@@ -122,7 +122,7 @@ class RanksEnded:
 
 @dataclass(frozen=True, slots=True)
 class NodeReleased:
-    """The executor confirmed that a supervisor that was told to leave is gone with all it started."""
+    """The executor confirmed that a supervisor that had to leave is gone with all it started."""
 
     attempt: int
     node_rank: int
@@ -163,7 +163,7 @@ class CheckpointQuarantined:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """Somebody wants the job's ranks gone. `grace_s` None takes the spec's; 0 kills at once.
+    """The job's ranks are to stop. `grace_s` None takes the spec's; 0 kills at once.
 
     An eviction names the job that gets the slots, and the slot-seconds it was expected to cost.
     """

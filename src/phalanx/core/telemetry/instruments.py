@@ -75,7 +75,7 @@ _ALL = (
     Instrument("training_samples", Kind.COUNTER, "Samples this rank has trained on"),
     Instrument("process_resident_memory_bytes", Kind.GAUGE, "Memory of the rank's process"),
     Instrument("gpu_memory_allocated_mb", Kind.GAUGE, "Peak of torch's allocator, MiB"),
-    Instrument("gpu_memory_used_mb", Kind.GAUGE, "Device memory in use by anybody, MiB"),
+    Instrument("gpu_memory_used_mb", Kind.GAUGE, "Device memory in use by all processes, MiB"),
     Instrument("gpu_utilization_percent", Kind.GAUGE, "Share of the time the device was busy"),
     Instrument("DCGM_FI_DEV_GPU_TEMP", Kind.GAUGE, "Temperature of the device, degrees Celsius"),
     Instrument("DCGM_FI_DEV_POWER_USAGE", Kind.GAUGE, "Power the device draws, watts"),

@@ -76,7 +76,7 @@ def _json(line: str) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class LineMetrics:
+class ParsedLine:
     """What one line said. `stepped`: it is the first to speak of its step."""
 
     step: int
@@ -99,7 +99,7 @@ class LineReader:
         self._epoch = 0
         self._num_lines = 0
 
-    def read(self, line: str) -> LineMetrics | None:
+    def read(self, line: str) -> ParsedLine | None:
         """Take in one line; None when it says nothing."""
         values: dict[str, float] = {}
         for pattern in self._patterns:
@@ -120,7 +120,7 @@ class LineReader:
         if step is not None:
             self._step = step
         shown = {name: one if math.isfinite(one) else str(one) for name, one in values.items()}
-        return LineMetrics(max(0, self._step), self._epoch, shown, stepped)
+        return ParsedLine(max(0, self._step), self._epoch, shown, stepped)
 
 
 def _whole(value: float | None) -> int | None:

@@ -1,6 +1,6 @@
 """Traces of several ranks put on one clock: Chrome's trace format, as torch's profiler writes it.
 
-Ranks' clocks are compared through collectives: nobody leaves one before everybody has entered it, so
+Ranks' clocks are compared through collectives: no rank leaves one before every rank has entered it, so
 every pair of readings bounds the difference of two clocks from both sides.
 """
 

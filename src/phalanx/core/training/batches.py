@@ -35,7 +35,7 @@ class Share:
 
     @property
     def spare(self) -> bool:
-        """Whether this rank only keeps the others company."""
+        """Whether this rank only takes part in the collectives."""
         return self.weight == 0.0
 
 

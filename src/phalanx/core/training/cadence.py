@@ -1,4 +1,4 @@
-"""How often to save when nobody says: what a save costs against what a failure would."""
+"""The interval between saves where none is given: the cost of a save against that of a failure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 PRIOR_S = 86_400.0
 FIRST_S = 60.0  # the first save shows what saves cost
 LEAST_S, MOST_S = 10.0, 3600.0
-_WRITES = 4.0  # a disk that is always busy with checkpoints would serve nobody else
+_WRITES = 4.0  # a disk that is always busy with checkpoints would serve nothing else
 
 
 def mean_time_between_failures_s(num_failures: int, run_s: float) -> float:

@@ -17,7 +17,7 @@ SAVE = 2
 ROLL_BACK = 4
 """End the generation at the end of this step and begin the next one before an earlier step."""
 PROFILE = 8
-"""Begin the profile that rank 0 has heard of, at the end of this step."""
+"""Begin the requested profile at the end of this step."""
 REQUESTS = (STOP, SAVE, ROLL_BACK, PROFILE)
 """Every request there is."""
 

@@ -1,4 +1,4 @@
-"""Rounds of federated training: who takes part in one, when it closes, and whether it counts.
+"""Rounds of federated training: which sites take part, when one closes, and whether it counts.
 
 Sites come, train and go as they like; the coordinator never waits for one that is gone longer than a
 round may last. Times are seconds of a monotonic clock.
@@ -91,7 +91,7 @@ class Federation:
         self.answered.add(site)
 
     def begins(self, now_s: float) -> bool:
-        """Called regularly: whether a round begins now; then `cohort` says with whom."""
+        """Called regularly: whether a round begins now; `cohort` then holds its sites."""
         if self.phase is not Phase.GATHERING:
             return False
         here = {site for site, at in self._waiting.items() if now_s - at <= self._patience_s}
@@ -135,7 +135,7 @@ class Federation:
             self.phase = Phase.DONE
 
     def abandon(self) -> None:
-        """Too few answers: they are given up, and the same round begins anew with whoever is there."""
+        """Drop too few answers; the same round begins anew with the sites that are there."""
         self.abandoned += 1
         self.cohort, self.answered = set(), set()
         self.phase = Phase.GATHERING

@@ -124,7 +124,7 @@ class Suspect:
         return Skip(self.total_passes, self.lo, self.hi, self.step, "spike")
 
     def verdict(self, again: Sequence[str]) -> tuple[FaultOrigin, tuple[int, ...]]:
-        """Whose fault it was, and of which ranks, from what each rank computed the second time.
+        """The origin of the fault and the ranks concerned, from what each rank computed again.
 
         The same bits: the data's. Other bits and no jump: a machine's. Another jump with other bits is
         not told apart: the batch looks bad, and so does the machine, or the resume was not exact.

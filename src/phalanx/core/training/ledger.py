@@ -1,4 +1,4 @@
-"""Which positions of which epoch were consumed, how often, and by whose ancestors.
+"""Which positions of which epoch were consumed, how often, and by which generations.
 
 Ranks report the slice of every committed step. `merge` folds slices into few rows that keep
 multiplicity (so a sample used twice stays visible); it may be applied again to its own output, in any
@@ -43,7 +43,7 @@ class LedgerSummary:
     """Counts of samples. Exactly once means that `missed`, `duplicated` and `unreported` are 0.
 
     Samples are `unreported` of where no report of them arrived because a node was lost with it: whether
-    they were consumed nobody can say.
+    they were consumed is unknown.
     """
 
     missed: int

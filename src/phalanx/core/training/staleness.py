@@ -1,4 +1,4 @@
-"""Who may go on, and who hears of a request when, among workers that nobody makes wait for all others."""
+"""Bounds on how far workers run ahead, and ticks at which all of them see the same requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Clocks:
         self._at[worker] = clock
 
     def leave(self, worker: int) -> None:
-        """A worker is done; nobody waits for it."""
+        """A worker is done; the others no longer wait for it."""
         self._at.pop(worker, None)
 
     def may_go_on(self, worker: int) -> bool:
@@ -42,8 +42,8 @@ class Clocks:
         return min(self._at.values(), default=0)
 
 
-class Decisions:
-    """Requests that all workers are to hear of at the same tick, though they get there at different times.
+class SharedRequests:
+    """Requests that all workers see at the same tick, though they reach it at different times.
 
     A request is due at the first tick that no worker has asked about yet.
     """
@@ -56,7 +56,7 @@ class Decisions:
         self._told: set[int] = set()
 
     def request(self, bits: int) -> None:
-        """Somebody asks for this, at no tick of its own."""
+        """Add a request that belongs to no tick."""
         self._wanted |= bits
 
     def ask(self, worker: int, tick: int, requests: int) -> int:
@@ -75,6 +75,6 @@ class Decisions:
         answer = self._bits
         if self._told >= set(self._asked):
             self._due = None
-            # Whoever asked for the same meanwhile has been answered by it.
+            # Workers that asked for the same meanwhile have been answered by it.
             self._wanted &= ~answer
         return answer

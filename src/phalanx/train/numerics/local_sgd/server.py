@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from phalanx.core.training.staleness import Clocks, Decisions
+from phalanx.core.training.staleness import Clocks, SharedRequests
 from phalanx.errors import TrainingError
 from phalanx.train.numerics.local_sgd import wire
 from phalanx.train.numerics.local_sgd.outer_step import outer_step
@@ -94,7 +94,7 @@ class ParameterServer:
     def __init__(self, wishes: SyncSettings, num_workers: int, place: Place) -> None:
         self._wishes, self._num, self._place = wishes, num_workers, place
         self._shelves: dict[int, ParameterShard] = {}
-        self._decisions = Decisions(num_workers)
+        self._decisions = SharedRequests(num_workers)
         self._left: set[int] = set()
         self._changed = threading.Condition()
 

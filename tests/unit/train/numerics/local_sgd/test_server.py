@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.core.training.staleness import Clocks, Decisions
+from phalanx.core.training.staleness import Clocks, SharedRequests
 from phalanx.errors import TrainingError
 from phalanx.train.numerics.local_sgd import wire
 from phalanx.train.numerics.local_sgd.server import ParameterServer, listen, serve
@@ -52,7 +52,7 @@ def test_whoever_leaves_is_waited_for_no_longer():
     st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0, 0, 0, 1, 2])), max_size=150),
 )
 def test_every_worker_hears_the_same_at_the_same_tick_and_nothing_is_lost(num, turns):
-    decisions = Decisions(num)
+    decisions = SharedRequests(num)
     ticks = dict.fromkeys(range(num), 0)
     heard: dict[int, dict[int, int]] = {worker: {} for worker in range(num)}
     wanted = 0
