@@ -41,7 +41,9 @@ from phalanx.kit.units import format_duration
 from phalanx.schemas.pools.pool_file import PoolFile, pool_json_schema
 from phalanx.schemas.pools.project_file import ProjectFile, project_json_schema
 from phalanx.schemas.pools.ray_pools import RayPool
-from phalanx.schemas.spec.document import JobSpec, check_supported, json_schema, validate_spec
+from phalanx.schemas.spec.document import json_schema, validate_spec
+from phalanx.schemas.spec.job import JobSpec
+from phalanx.schemas.spec.support import check_supported
 from phalanx.server.routers import jobs, platform, resources, telemetry
 from phalanx.server.settings import Settings
 

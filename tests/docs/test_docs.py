@@ -13,7 +13,8 @@ import yaml
 from phalanx.cli.app import app
 from phalanx.schemas.pools.pool_file import EXECUTORS, read_pools
 from phalanx.schemas.pools.project_file import check_tree, read_projects
-from phalanx.schemas.spec.document import JobSpec, validate_spec
+from phalanx.schemas.spec.document import validate_spec
+from phalanx.schemas.spec.job import JobSpec
 from phalanx.train.programs.recipes.settings import MODELS
 from phalanx.train.programs.recipes.settings import read as read_recipe
 

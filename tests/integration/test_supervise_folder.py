@@ -17,7 +17,8 @@ from phalanx.checkpoint.remote_tier import LocalTier
 from phalanx.core.training.checkpoints import Keep
 from phalanx.kit.clock import SystemClock
 from phalanx.launch import linux
-from phalanx.schemas.spec.document import check_supported, validate_spec
+from phalanx.schemas.spec.document import validate_spec
+from phalanx.schemas.spec.support import check_supported
 from phalanx.supervise.ranks import checkpoint_folder, restore_lock
 from phalanx.supervise.ranks.checkpoint_folder import (
     CheckpointFolderConfig,

@@ -12,13 +12,9 @@ from typing import Any
 
 from phalanx.cli.client.invocation import Invocation
 from phalanx.errors import Problem, SpecInvalid, UserError
-from phalanx.schemas.spec.document import (
-    JobSpec,
-    read_text,
-    script_defaults,
-    short_form,
-    validate_spec,
-)
+from phalanx.schemas.spec.document import read_text, script_defaults, validate_spec
+from phalanx.schemas.spec.job import JobSpec
+from phalanx.schemas.spec.python import short_form
 
 
 @dataclass(frozen=True, slots=True)

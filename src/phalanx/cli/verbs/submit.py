@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from phalanx.cli.client.invocation import ForwardedEnvironment
     from phalanx.cli.client.run_spec import RunPlan
     from phalanx.schemas.api.jobs import JobView
-    from phalanx.schemas.spec.document import JobSpec
+    from phalanx.schemas.spec.job import JobSpec
     from phalanx.sdk import PhalanxClient
 
 _VIEW = "Output"
@@ -234,7 +234,7 @@ def submit(
 
 def _refuse_unsupported(spec: JobSpec) -> None:
     from phalanx.errors import SpecInvalid
-    from phalanx.schemas.spec.document import check_supported
+    from phalanx.schemas.spec.support import check_supported
 
     problems = check_supported(spec)
     if problems:

@@ -24,9 +24,8 @@ from pydantic import (
 from phalanx.core.gang.placement import Node
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.schemas.pools.ray_pools import RayPool
+from phalanx.schemas.spec.document import problems_of, read_text, read_yaml
 from phalanx.schemas.spec.fields import Name, Names, Section, Size, Text, WholeFromOne
-from phalanx.schemas.spec.problems import problems_of
-from phalanx.schemas.spec.text import read_text, read_yaml
 
 POOL_SCHEMA: Literal[1] = 1
 MAX_NODES = 20_000

@@ -10,8 +10,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from phalanx.core.scheduling import Project
 from phalanx.errors import Problem, SpecInvalid
+from phalanx.schemas.spec.document import problems_of
 from phalanx.schemas.spec.fields import Name, Section, WholeFromOne, WholeFromZero
-from phalanx.schemas.spec.problems import problems_of
 
 PROJECT_SCHEMA: Literal[1] = 1
 

@@ -8,15 +8,12 @@ role is what the job is about: its steps are the job's steps, its checkpoints th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
-from phalanx.core.frameworks.adapter import REGISTRY
 from phalanx.core.gang.placement import GangShape
 from phalanx.core.gang.placement import Role as RoleShape
-from phalanx.core.gang.roles import WORKER
-from phalanx.errors import Problem
 from phalanx.schemas.frameworks import framework
 from phalanx.schemas.spec.fields import (
     Command,
@@ -32,9 +29,6 @@ from phalanx.schemas.spec.fields import (
     WholeFromZero,
 )
 from phalanx.schemas.spec.training import Training
-
-if TYPE_CHECKING:
-    from phalanx.schemas.spec.models import JobSpec
 
 _ONE = Range(1, 1)
 # Laid over the environment of every rank; a spec that sets them would be ignored silently.
@@ -194,76 +188,3 @@ class RolePlan:
             slot_type=self.need.accelerator or "",
             required=self.required,
         )
-
-
-def role_plans(spec: JobSpec) -> tuple[RolePlan, ...]:
-    """Every role of a job, the first one first."""
-    training = spec.training.given() or None
-    plans = []
-    if spec.run is not None or not spec.roles:
-        plans.append(
-            RolePlan(WORKER, spec.run, spec.resources, spec.framework, {}, training, True, True)
-        )
-    for name, role in spec.roles.items():
-        leads = not plans
-        own = None if role.training is None else role.training.given()
-        plans.append(
-            RolePlan(
-                name=name,
-                run=spec.run if role.run is None else role.run,
-                need=role.resources,
-                framework=role.framework or spec.framework,
-                env=dict(role.env),
-                training=training if leads and own is None else own,
-                required=role.required,
-                leads=leads,
-            )
-        )
-    return tuple(plans)
-
-
-def role_problems(spec: JobSpec) -> list[Problem]:
-    """What is wrong with a job's roles, beside the form of each."""
-    if not spec.roles:
-        return []
-    found: list[Problem] = []
-    if spec.run is None and spec.resources != Resources():
-        said = "is of no use without `run`: write in `roles` what each role needs"
-        found.append(Problem("resources", said))
-    if spec.run is not None and WORKER in spec.roles:
-        said = "is what `run` and `resources` are called; give this role another name"
-        found.append(Problem(f"roles.{WORKER}", said))
-    for plan in role_plans(spec):
-        at = "" if plan.leads and spec.run is not None else f"roles.{plan.name}."
-        found += _faults(plan, at)
-    return found
-
-
-def _faults(plan: RolePlan, at: str) -> list[Problem]:
-    found: list[Problem] = []
-    if plan.run is None:
-        found.append(Problem(f"{at}run", "is required: the job has no `run` of its own"))
-    if not plan.need.nodes.is_number:
-        said = "a gang with several roles has a fixed size; write one number"
-        found.append(Problem(f"{at}resources.nodes", said))
-    if not framework(plan.framework).in_roles:
-        able = ", ".join(one.name for one in REGISTRY.values() if one.in_roles)
-        said = f"gangs with several roles are of {able}"
-        found.append(Problem(f"{at}framework", said, plan.framework))
-    if plan.leads and not plan.required:
-        said = "the first role is what the job is about; name another role first"
-        found.append(Problem(f"{at}required", said))
-    if plan.leads and not plan.need.slots_per_node:
-        said = "the first role needs at least one slot on each node"
-        found.append(Problem(f"{at}resources.slots_per_node", said))
-    for field in ("shm", "accelerator_memory"):
-        if at and getattr(plan.need, field) is not None:
-            found.append(Problem(f"{at}resources.{field}", "not yet supported in roles; remove it"))
-    memory = plan.need.memory
-    if at and memory is not None and memory.high is not None and not memory.is_number:
-        said = "not yet supported: upper limits; write the least amount only"
-        found.append(Problem(f"{at}resources.memory", said))
-    cpus = plan.need.cpus
-    if at and cpus is not None and not cpus.is_number:
-        found.append(Problem(f"{at}resources.cpus", "not yet supported: ranges; write one number"))
-    return found

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from phalanx.core.frameworks.adapter import REGISTRY
 from phalanx.core.gang import meshes
+from phalanx.core.gang.roles import WORKER
 from phalanx.errors import Problem
 from phalanx.schemas.frameworks import framework
-from phalanx.schemas.spec.models import JobSpec
-from phalanx.schemas.spec.roles import role_problems
+from phalanx.schemas.spec.job import JobSpec
+from phalanx.schemas.spec.roles import Resources, RolePlan
 
 
 def _endless(spec: JobSpec) -> bool:
@@ -94,7 +96,7 @@ def check_supported(spec: JobSpec) -> list[Problem]:
     ]
     if spec.run is None and not spec.roles:
         problems.append(Problem("run", "is required: the command of every rank"))
-    return problems + role_problems(spec) + _strategy(spec)
+    return problems + _role_problems(spec) + _strategy(spec)
 
 
 def _strategy(spec: JobSpec) -> list[Problem]:
@@ -111,3 +113,50 @@ def _strategy(spec: JobSpec) -> list[Problem]:
             at = f"roles.{plan.name}." if own else ""
             problems.append(Problem(f"{at}training.strategy", found))
     return problems
+
+
+def _role_problems(spec: JobSpec) -> list[Problem]:
+    """What is wrong with a job's roles, beside the form of each."""
+    if not spec.roles:
+        return []
+    found: list[Problem] = []
+    if spec.run is None and spec.resources != Resources():
+        said = "is of no use without `run`: write in `roles` what each role needs"
+        found.append(Problem("resources", said))
+    if spec.run is not None and WORKER in spec.roles:
+        said = "is what `run` and `resources` are called; give this role another name"
+        found.append(Problem(f"roles.{WORKER}", said))
+    for plan in spec.plans:
+        at = "" if plan.leads and spec.run is not None else f"roles.{plan.name}."
+        found += _faults(plan, at)
+    return found
+
+
+def _faults(plan: RolePlan, at: str) -> list[Problem]:
+    found: list[Problem] = []
+    if plan.run is None:
+        found.append(Problem(f"{at}run", "is required: the job has no `run` of its own"))
+    if not plan.need.nodes.is_number:
+        said = "a gang with several roles has a fixed size; write one number"
+        found.append(Problem(f"{at}resources.nodes", said))
+    if not framework(plan.framework).in_roles:
+        able = ", ".join(one.name for one in REGISTRY.values() if one.in_roles)
+        said = f"gangs with several roles are of {able}"
+        found.append(Problem(f"{at}framework", said, plan.framework))
+    if plan.leads and not plan.required:
+        said = "the first role is what the job is about; name another role first"
+        found.append(Problem(f"{at}required", said))
+    if plan.leads and not plan.need.slots_per_node:
+        said = "the first role needs at least one slot on each node"
+        found.append(Problem(f"{at}resources.slots_per_node", said))
+    for field in ("shm", "accelerator_memory"):
+        if at and getattr(plan.need, field) is not None:
+            found.append(Problem(f"{at}resources.{field}", "not yet supported in roles; remove it"))
+    memory = plan.need.memory
+    if at and memory is not None and memory.high is not None and not memory.is_number:
+        said = "not yet supported: upper limits; write the least amount only"
+        found.append(Problem(f"{at}resources.memory", said))
+    cpus = plan.need.cpus
+    if at and cpus is not None and not cpus.is_number:
+        found.append(Problem(f"{at}resources.cpus", "not yet supported: ranges; write one number"))
+    return found

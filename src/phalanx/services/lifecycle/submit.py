@@ -11,7 +11,9 @@ from phalanx.errors import NotFound, Problem, SpecInvalid, UserError
 from phalanx.launch import secret_files
 from phalanx.schemas.api.jobs import SubmitRequest
 from phalanx.schemas.home import HomeLayout
-from phalanx.schemas.spec.document import JobSpec, check_supported, resolved, validate_spec
+from phalanx.schemas.spec.document import resolved, validate_spec
+from phalanx.schemas.spec.job import JobSpec
+from phalanx.schemas.spec.support import check_supported
 from phalanx.services.lifecycle import code
 from phalanx.services.lifecycle.admission import facts_of, misfits, over_project
 from phalanx.services.lifecycle.commit import commit_new

@@ -9,7 +9,8 @@ from phalanx.core.frameworks.adapter import REGISTRY, FrameworkAdapter, register
 from phalanx.errors import NotFound, SpecInvalid
 from phalanx.schemas import frameworks
 from phalanx.schemas.frameworks import framework
-from phalanx.schemas.spec.document import check_supported, validate_spec
+from phalanx.schemas.spec.document import validate_spec
+from phalanx.schemas.spec.support import check_supported
 
 pytestmark = pytest.mark.unit
 SHELL = "python train.py --lr 1"

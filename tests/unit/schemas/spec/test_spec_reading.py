@@ -12,14 +12,14 @@ from phalanx.core.reasons import Cause
 from phalanx.core.training.checkpoints import Best, Keep
 from phalanx.errors import SpecInvalid
 from phalanx.schemas.spec.document import (
-    JobSpec,
-    check_supported,
     load_spec,
     resolved,
     script_defaults,
     to_yaml,
     validate_spec,
 )
+from phalanx.schemas.spec.job import JobSpec
+from phalanx.schemas.spec.support import check_supported
 
 pytestmark = pytest.mark.unit
 

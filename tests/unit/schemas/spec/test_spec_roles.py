@@ -4,13 +4,8 @@ import pytest
 
 from phalanx.core.gang.placement import GangShape, Role
 from phalanx.errors import SpecInvalid
-from phalanx.schemas.spec.document import (
-    check_supported,
-    load_spec,
-    resolved,
-    to_yaml,
-    validate_spec,
-)
+from phalanx.schemas.spec.document import load_spec, resolved, to_yaml, validate_spec
+from phalanx.schemas.spec.support import check_supported
 
 pytestmark = pytest.mark.unit
 ALONE = """

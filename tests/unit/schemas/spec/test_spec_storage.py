@@ -3,7 +3,7 @@
 import pydantic
 import pytest
 
-from phalanx.schemas.spec.models import Checkpointing, JobSpec
+from phalanx.schemas.spec.job import Checkpointing, JobSpec
 
 pytestmark = pytest.mark.unit
 

@@ -15,6 +15,7 @@ from phalanx.core.contract.job import (
     WarmStart,
 )
 from phalanx.core.gang.placement import Demand, GangShape
+from phalanx.core.gang.roles import WORKER
 from phalanx.core.jobs.budgets import DEFAULT_BUDGETS, Budget, RecoveryPolicy
 from phalanx.core.jobs.model import JobPolicy
 from phalanx.core.reasons import Cause
@@ -46,7 +47,6 @@ from phalanx.schemas.spec.roles import (
     Resources,
     Role,
     RolePlan,
-    role_plans,
 )
 from phalanx.schemas.spec.training import Training
 
@@ -342,7 +342,28 @@ class JobSpec(Section):
     @property
     def plans(self) -> tuple[RolePlan, ...]:
         """Every role, the first one first."""
-        return role_plans(self)
+        training = self.training.given() or None
+        plans = []
+        if self.run is not None or not self.roles:
+            plans.append(
+                RolePlan(WORKER, self.run, self.resources, self.framework, {}, training, True, True)
+            )
+        for name, role in self.roles.items():
+            leads = not plans
+            own = None if role.training is None else role.training.given()
+            plans.append(
+                RolePlan(
+                    name=name,
+                    run=self.run if role.run is None else role.run,
+                    need=role.resources,
+                    framework=role.framework or self.framework,
+                    env=dict(role.env),
+                    training=training if leads and own is None else own,
+                    required=role.required,
+                    leads=leads,
+                )
+            )
+        return tuple(plans)
 
     @property
     def shape(self) -> GangShape:
