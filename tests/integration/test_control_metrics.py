@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from integration.rig import Rig
+from phalanx.core.contract.records import MetricPoint
 from phalanx.services.queries import metrics
 from phalanx.store import telemetry
-from phalanx.store.telemetry import Point
 
 pytestmark = pytest.mark.integration
 NUM_STEPS = 20_000
@@ -26,14 +26,14 @@ def test_a_long_series_is_thinned_while_it_is_read(
     monkeypatch.setattr(metrics, "thin", watched)
     peaks = {7: 99.0, 12_345: -3.0}
     points = [
-        Point(1, 0, 0, step, step, {"loss": peaks.get(step, 1.0)}) for step in range(NUM_STEPS)
+        MetricPoint(0, step, step, {"loss": peaks.get(step, 1.0)}) for step in range(NUM_STEPS)
     ]
-    again = [Point(1, 1, 0, step, step, {"loss": 0.5}) for step in range(9000, 9100)]
+    again = [MetricPoint(0, step, step, {"loss": 0.5}) for step in range(9000, 9100)]
 
     def store(tx):
         for start in range(0, NUM_STEPS, 1000):
-            telemetry.add_points(tx, num, 0, points[start : start + 1000])
-        telemetry.add_points(tx, num, 0, again)
+            telemetry.add_points(tx, (num, 1, 0), 0, points[start : start + 1000])
+        telemetry.add_points(tx, (num, 1, 1), 0, again)
 
     rig.store.transact(store)
     (series,) = rig.client.metrics(num, max_points=50).series

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Select, Table, Text, cast, func, or_, select, text
+from sqlalchemy import RowMapping, Select, Table, Text, cast, func, or_, select, text
 
+from phalanx.core.contract.records import MetricPoint
 from phalanx.store.database import Tx, take_numbers, to_json
 from phalanx.store.tables import log_segments, metric_chunks, metric_names
 
@@ -30,15 +31,14 @@ class LogSegment:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """Metric values of one rank at one step; `at` is on our clock."""
+class MetricChunk:
+    """The points of one report of a supervisor; their times are on the control plane's clock."""
 
+    id: int
+    job: int
     attempt: int
     generation: int
-    rank: int
-    step: int
-    at: int
-    values: dict[str, float]
+    points: list[MetricPoint]
 
 
 def logs_topic(job: int) -> str:
@@ -126,20 +126,23 @@ def last_log_id(tx: Tx, job: int) -> int:
     return int(tx.conn.execute(query).scalar() or 0)
 
 
-def add_points(tx: Tx, job: int, node_rank: int, points: Sequence[Point]) -> None:
-    """Append one chunk of points of one generation."""
+def add_points(
+    tx: Tx, key: tuple[int, int, int], node_rank: int, points: Sequence[MetricPoint]
+) -> None:
+    """Append one chunk of points; `key` is (job, attempt, generation)."""
     if not points:
         return
+    job, attempt, generation = key
     ranks = [point.rank for point in points]
     row = {
         "id": take_numbers(tx, "metric"),
         "job": job,
-        "attempt": points[0].attempt,
-        "generation": points[0].generation,
+        "attempt": attempt,
+        "generation": generation,
         "node_rank": node_rank,
         "first_step": min(point.step for point in points),
         "last_step": max(point.step for point in points),
-        "points": [[one.rank, one.step, one.at, _plain(one.values)] for one in points],
+        "points": [[*one[:3], _plain(one.values)] for one in points],
         "first_rank": min(ranks),
         "last_rank": max(ranks),
     }
@@ -165,7 +168,7 @@ def names_of(tx: Tx, job: int) -> list[str]:
 
 def points_of(
     tx: Tx, job: int, *, names: Sequence[str] = (), ranks: Sequence[int] = (), after_step: int = -1
-) -> Iterator[Point]:
+) -> Iterator[MetricPoint]:
     """A job's points after step `after_step` in the order of arrival, optionally of some ranks only.
 
     With `names`, points without any of these metrics may be left out. Rows are read as the iterator
@@ -177,7 +180,7 @@ def points_of(
         for row in rows.mappings():
             for rank, step, at, values in row["points"]:
                 if step > after_step and (not wanted or rank in wanted):
-                    yield Point(row["attempt"], row["generation"], rank, step, at, _floats(values))
+                    yield MetricPoint(rank, step, at, _floats(values))
 
 
 def chunk_query(
@@ -185,9 +188,7 @@ def chunk_query(
 ) -> Select[Any]:
     """The chunks that may hold points of these metrics and ranks after a step, in order of arrival."""
     here = metric_chunks.c
-    query = select(here.attempt, here.generation, here.points).where(
-        here.job == job, here.last_step > after_step
-    )
+    query = select(here.points).where(here.job == job, here.last_step > after_step)
     if ranks:
         query = query.where(here.first_rank <= max(ranks), here.last_rank >= min(ranks))
     if names:
@@ -197,41 +198,33 @@ def chunk_query(
     return query.order_by(here.id)
 
 
-def last_points(tx: Tx, job: int, *, num_chunks: int = 4) -> list[Point]:
-    """The points of the newest chunks, in order."""
+def last_chunks(tx: Tx, job: int, *, num_chunks: int = 4) -> list[MetricChunk]:
+    """The newest chunks of a job, oldest first."""
     query = (
         select(metric_chunks)
         .where(metric_chunks.c.job == job)
         .order_by(metric_chunks.c.id.desc())
         .limit(num_chunks)
     )
-    rows = list(tx.conn.execute(query).mappings())[::-1]
-    return [
-        Point(row["attempt"], row["generation"], rank, step, at, _floats(values))
-        for row in rows
-        for rank, step, at, values in row["points"]
-    ]
+    return [_chunk(row) for row in tx.conn.execute(query).mappings()][::-1]
 
 
-def chunks_after(tx: Tx, after: int, *, limit: int) -> list[tuple[int, int, list[Point]]]:
-    """Triples of (chunk number, job, points) of all jobs behind a chunk number, in order."""
+def chunks_after(tx: Tx, after: int, *, limit: int) -> list[MetricChunk]:
+    """The chunks of all jobs behind a chunk number, in order."""
     query = (
         select(metric_chunks)
         .where(metric_chunks.c.id > after)
         .order_by(metric_chunks.c.id)
         .limit(limit)
     )
-    return [
-        (
-            row["id"],
-            row["job"],
-            [
-                Point(row["attempt"], row["generation"], rank, step, at, _floats(values))
-                for rank, step, at, values in row["points"]
-            ],
-        )
-        for row in tx.conn.execute(query).mappings()
+    return [_chunk(row) for row in tx.conn.execute(query).mappings()]
+
+
+def _chunk(row: RowMapping) -> MetricChunk:
+    points = [
+        MetricPoint(rank, step, at, _floats(values)) for rank, step, at, values in row["points"]
     ]
+    return MetricChunk(row["id"], row["job"], row["attempt"], row["generation"], points)
 
 
 def last_chunk_id(tx: Tx) -> int:

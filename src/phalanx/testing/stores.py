@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import pytest
 
+from phalanx.core.contract.records import MetricPoint
 from phalanx.core.gang.placement import GangShape
 from phalanx.core.jobs import Job, create, decide, rebuild
 from phalanx.core.jobs.commands import KillAttempt, LaunchAttempt
@@ -27,7 +28,7 @@ from phalanx.store.events import NewEvent
 from phalanx.store.jobs import JobFacts, JobFilter
 from phalanx.store.lineage import LedgerSlice
 from phalanx.store.tables import jobs as jobs_table
-from phalanx.store.telemetry import LogSegment, Point
+from phalanx.store.telemetry import LogSegment
 
 Reopen = Callable[[], Store]
 NOW = 1_700_000_000_000_000
@@ -268,8 +269,8 @@ class StoreContract:
         assert [one.id for one in last] == ids[4:]
 
     def test_what_is_not_finite_survives(self, store: Store) -> None:
-        points = [Point(1, 0, 0, 1, NOW, {"loss": math.nan, "top": math.inf, "ok": 0.5})]
-        store.transact(lambda tx: telemetry.add_points(tx, 1, 0, points))
+        points = [MetricPoint(0, 1, NOW, {"loss": math.nan, "top": math.inf, "ok": 0.5})]
+        store.transact(lambda tx: telemetry.add_points(tx, (1, 1, 0), 0, points))
         (point,) = store.view(lambda tx: list(telemetry.points_of(tx, 1)))
         assert math.isnan(point.values["loss"])
         assert (point.values["top"], point.values["ok"]) == (math.inf, 0.5)
@@ -280,7 +281,7 @@ class StoreContract:
             for index in range(4):
                 telemetry.add_log(tx, replace(segment(1, index, b"x"), at=NOW + index))
             for job in (1, 2):
-                telemetry.add_points(tx, job, 0, [Point(1, 0, 0, 1, NOW, {"loss": 0.5})])
+                telemetry.add_points(tx, (job, 1, 0), 0, [MetricPoint(0, 1, NOW, {"loss": 0.5})])
 
         def drop(limit: int) -> tuple[int, int]:
             return store.transact(

@@ -2,10 +2,10 @@
 
 import pytest
 
+from phalanx.core.contract.records import MetricPoint
 from phalanx.store import open_store
 from phalanx.store.telemetry import (
     LogSegment,
-    Point,
     add_log,
     add_points,
     chunk_query,
@@ -49,8 +49,8 @@ def test_one_curve_of_one_rank_reads_only_chunks_that_may_hold_it(tmp_path):
                 if report % 10 == 0 and node == 0:
                     values["val_acc"] = 0.1 * report
                 ranks = range(4 * node, 4 * node + 4)
-                points = [Point(1, 0, rank, report, report, values) for rank in ranks]
-                add_points(tx, 1, node, points)
+                points = [MetricPoint(rank, report, report, values) for rank in ranks]
+                add_points(tx, (1, 1, 0), node, points)
 
     def num_chunks(tx, **wanted):
         return len(tx.conn.execute(chunk_query(1, **wanted)).all())

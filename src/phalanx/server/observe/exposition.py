@@ -66,9 +66,9 @@ class Exposition:
             self._cursors = page.cursors
             self._fleet.add_events(page.events)
             self._fleet.add_checkpoints(page.checkpoints)
-            for _, num, points in page.chunks:
-                if num in live:
-                    self._jobs.setdefault(num, JobSeries()).add(points)
+            for chunk in page.chunks:
+                if chunk.job in live:
+                    self._jobs.setdefault(chunk.job, JobSeries()).add(chunk.points)
             if not page.more:
                 break
         else:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from phalanx.core.contract.records import MetricPoint
 from phalanx.core.telemetry.instruments import INSTRUMENTS, Distribution, Kind, is_part, split_part
-from phalanx.store.telemetry import Point
 
 MAX_RANKS = 512
 MAX_RANKS_OF_A_JOB = 64
@@ -46,7 +46,7 @@ class JobSeries:
     values: dict[str, float] = field(default_factory=dict)
     num_left_out: int = 0
 
-    def add(self, points: Iterable[Point]) -> None:
+    def add(self, points: Iterable[MetricPoint]) -> None:
         """Add new points."""
         for point in points:
             for name, value in point.values.items():
@@ -55,7 +55,7 @@ class JobSeries:
                 elif point.rank == 0:
                     self._named(name, value)
 
-    def show(self, points: Iterable[Point]) -> None:
+    def show(self, points: Iterable[MetricPoint]) -> None:
         """Take the newest gauge values of points reported before counting began; sums begin at 0."""
         for point in points:
             for name, value in point.values.items():

@@ -18,7 +18,7 @@ from phalanx.services.lifecycle.commit import LEAVING, Note
 from phalanx.store import jobs, lineage, supervisors, telemetry
 from phalanx.store.database import Tx
 from phalanx.store.lineage import LedgerSlice
-from phalanx.store.telemetry import LogSegment, Point
+from phalanx.store.telemetry import LogSegment
 
 
 @dataclass(slots=True)
@@ -201,11 +201,8 @@ def _ledger(inbox: Inbox, report: wire.LedgerReport) -> None:
 
 
 def _metrics(inbox: Inbox, report: wire.MetricsReport) -> None:
-    points = [
-        Point(inbox.attempt, report.generation, one.rank, one.step, inbox.ours(one.at), one.values)
-        for one in report.points
-    ]
-    telemetry.add_points(inbox.tx, inbox.job, inbox.node_rank, points)
+    points = [one._replace(at=inbox.ours(one.at)) for one in report.points]
+    telemetry.add_points(inbox.tx, inbox.key(report.generation), inbox.node_rank, points)
     for point in points[:1] + points[-1:] if report.leads else ():
         record_step(inbox, report.generation, point.step, point.at)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from phalanx.core.contract.records import MetricPoint
 from phalanx.services.platform import Platform
 from phalanx.store import events, jobs, lineage, supervisors, telemetry
 from phalanx.store.database import Tx
 from phalanx.store.events import StoredEvent
 from phalanx.store.jobs import StoredJob
 from phalanx.store.lineage import CheckpointRow
-from phalanx.store.telemetry import Point
+from phalanx.store.telemetry import MetricChunk
 
 PAGE = 500
 NEWEST_CHUNKS = 8
@@ -40,7 +41,7 @@ class News:
 
     cursors: Cursors
     events: list[StoredEvent]
-    chunks: list[tuple[int, int, list[Point]]]
+    chunks: list[MetricChunk]
     checkpoints: list[CheckpointRow]
     more: bool
 
@@ -74,7 +75,7 @@ def news(platform: Platform, since: Cursors, limit: int = PAGE) -> News:
         saved = lineage.checkpoints_after(tx, since.checkpoint, limit=limit)
         cursors = Cursors(
             fresh[-1].feed if fresh else since.feed,
-            chunks[-1][0] if chunks else since.chunk,
+            chunks[-1].id if chunks else since.chunk,
             saved[-1].id if saved else since.checkpoint,
         )
         more = limit in (len(fresh), len(chunks), len(saved))
@@ -101,6 +102,9 @@ def _live(tx: Tx, stored: StoredJob) -> LiveJob:
     return LiveJob(stored, min(steps, default=None), min(epochs, default=None))
 
 
-def newest_points(platform: Platform, num: int) -> list[Point]:
+def newest_points(platform: Platform, num: int) -> list[MetricPoint]:
     """A job's newest points, in order."""
-    return platform.store.view(lambda tx: telemetry.last_points(tx, num, num_chunks=NEWEST_CHUNKS))
+    chunks = platform.store.view(
+        lambda tx: telemetry.last_chunks(tx, num, num_chunks=NEWEST_CHUNKS)
+    )
+    return [point for chunk in chunks for point in chunk.points]

@@ -34,7 +34,7 @@ from phalanx.store import events, jobs, lineage, supervisors, telemetry
 from phalanx.store.database import Tx
 from phalanx.store.jobs import JobFilter, StoredJob
 from phalanx.store.supervisors import SupervisorRow
-from phalanx.store.telemetry import Point
+from phalanx.store.telemetry import MetricChunk
 
 
 def job_view(platform: Platform, num: int) -> JobView:
@@ -319,9 +319,9 @@ def _position(stored: StoredJob, rows: Sequence[SupervisorRow]) -> ProgressView:
 
 
 def _progress(tx: Tx, stored: StoredJob, rows: Sequence[SupervisorRow]) -> ProgressView:
-    points = telemetry.last_points(tx, stored.job.num)
+    chunks = telemetry.last_chunks(tx, stored.job.num)
     values: dict[str, float] = {}
-    for point in points:
+    for point in (point for chunk in chunks for point in chunk.points):
         if point.rank == 0:
             values |= {
                 key: one
@@ -333,18 +333,20 @@ def _progress(tx: Tx, stored: StoredJob, rows: Sequence[SupervisorRow]) -> Progr
         done = [row.last_step for row in lineage.generations_of(tx, stored.job.num)]
         last = max((step for step in done if step is not None), default=None)
         position = position.model_copy(update={"step": last, "high_water_step": last})
-    return position.model_copy(
-        update={"last_metrics": values, "steps_per_s": steps_per_s(points, stored)}
-    )
+    return position.model_copy(update={"last_metrics": values, "steps_per_s": steps_per_s(chunks)})
 
 
-def steps_per_s(points: Sequence[Point], stored: StoredJob) -> float | None:
+def steps_per_s(chunks: Sequence[MetricChunk]) -> float | None:
     """The pace of the newest generation, over its last reported steps."""
-    ours = [point for point in points if point.rank == 0]
+    ours = [
+        ((chunk.attempt, chunk.generation), point)
+        for chunk in chunks
+        for point in chunk.points
+        if point.rank == 0
+    ]
     if not ours:
         return None
-    newest = (ours[-1].attempt, ours[-1].generation)
-    same = [point for point in ours if (point.attempt, point.generation) == newest]
+    same = [point for generation, point in ours if generation == ours[-1][0]]
     first, last = same[0], same[-1]
     if last.at <= first.at or last.step <= first.step:
         return None
