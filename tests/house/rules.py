@@ -29,6 +29,7 @@ MAX_FORMAT_SKIPS = 20
 #: Files under MIN_FILE lines, each with the reason for which it is a file of its own.
 SHORT_FILES: dict[str, str] = {
     "kit/nearest.py": "the error messages of four packages use it",
+    "executors/ray/naming.py": "the driver and the watch of nodes find placement groups by these names",
 }
 
 #: Pronouns for persons. Jobs, processes and modules are things.

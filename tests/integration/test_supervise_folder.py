@@ -14,6 +14,7 @@ from phalanx import checkpoint
 from phalanx.checkpoint import folders
 from phalanx.checkpoint.folders import SET_ASIDE, FolderOrigin
 from phalanx.checkpoint.remote_tier import LocalTier
+from phalanx.core.contract.records import to_json
 from phalanx.core.training.checkpoints import Keep
 from phalanx.kit.clock import SystemClock
 from phalanx.launch import linux
@@ -47,7 +48,7 @@ class Watched:
             ),
         )  # fmt: skip
         self.kept = WatchedCheckpointFolder(
-            facts, SystemClock(), self.calls.put, self.said.append,
+            facts, SystemClock(), self.calls.put, lambda at, record: self.said.append(to_json(record, at)),
             lambda: ScriptProgress(self.step, {"loss": 0.5}), intact,
         )  # fmt: skip
         opened = threading.Event()
@@ -236,7 +237,9 @@ def test_nodes_take_turns_and_one_that_is_not_needed_any_more_leaves(tmp_path):
         assert third.told == restore_lock.RestoreResult(None, 7, {"x": (1, 2, 3)}, [["a", "bad"]])
     with restore_lock.turn(tmp_path, (*whose[:2], 1, "127.0.0.1:4001"), waits) as next_one:
         assert next_one.told is None
-    (tmp_path / restore_lock.MARK).write_bytes(b'{"whose": ["j-1", 1, 0, "127.0.0.1:4000"], "st')
+    (tmp_path / restore_lock.MARK).write_bytes(
+        b'{"generation": ["j-1", 1, 0, "127.0.0.1:4000"], "st'
+    )
     with restore_lock.turn(tmp_path, whose, waits) as after_a_death:
         assert after_a_death.told is None
 

@@ -1,1 +1,6 @@
-"""The `Executor` protocol and its adapters: what really starts supervisors somewhere."""
+"""Executors: they start and end supervisors, on this machine or in a Ray cluster.
+
+Reading order: `protocol` (what every executor promises), `routing` (the executor of each pool), `local`,
+`ray`. Nothing here decides what runs; an executor imports the protocol and no other executor. See
+`docs/dev/executors.md`.
+"""

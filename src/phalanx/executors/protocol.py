@@ -1,4 +1,4 @@
-"""The narrow seam between the control plane and whatever starts processes."""
+"""The protocol between the control plane and what starts supervisors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from phalanx.schemas.wire.supervision import ExitRecord
 
 @dataclass(frozen=True, slots=True)
 class SupervisorRef:
-    """Which supervisor: at most one exists per (job, attempt, node rank).
+    """The name of a supervisor: at most one exists per (job, attempt, node rank).
 
-    `pool` says whom to ask where there are several executors; it is no part of the name.
+    `pool` selects the executor where there are several; it is no part of the name.
     """
 
     job: int
@@ -26,7 +26,7 @@ class SupervisorRef:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorStatus:
-    """What the executor knows of one supervisor it was asked to start.
+    """The state of one supervisor.
 
     `alive` False is a promise: the supervisor and everything it started are gone, so that its slots may
     be given to others. `exit` is the exit record it left, if any.
@@ -76,7 +76,7 @@ class GangReserver(Protocol):
 
 @runtime_checkable
 class ScalableExecutor(Protocol):
-    """An executor whose pool can grow: its cluster has an autoscaler."""
+    """An executor with a pool that can grow, because its cluster has an autoscaler."""
 
     @property
     def pools(self) -> Sequence[str]:
@@ -84,8 +84,8 @@ class ScalableExecutor(Protocol):
         ...
 
     def want(self, pool: str, gangs: Sequence[GangShape]) -> None:
-        """Be large enough for these gangs together, those that run included, and no larger.
+        """Request room for these gangs together, those that run included, and no more.
 
-        None takes the wish back. Raises ExecutorUnavailable.
+        No gangs withdraw the request. Raises ExecutorUnavailable.
         """
         ...

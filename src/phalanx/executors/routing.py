@@ -1,4 +1,4 @@
-"""Several pools behind one executor: who is asked follows from the pool."""
+"""One executor for all pools, which passes each call to the executor of the pool."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class RoutedExecutor:
-    """The `Executor` of all pools. One that cannot be asked never holds up the others.
+    """The `Executor` of all pools. One that is unavailable does not affect the others.
 
     Pools without an executor of their own are parts of `shared`, this machine, where there is one.
     """
@@ -37,16 +37,16 @@ class RoutedExecutor:
         return [name for name, one in self._pools.items() if isinstance(one, ScalableExecutor)]
 
     def add(self, name: str, executor: Executor) -> None:
-        """One more pool, from now on."""
+        """Add a pool."""
         self._pools = {**self._pools, name: executor}
 
     def drop(self, name: str) -> None:
-        """Forget a pool."""
+        """Remove a pool."""
         self._pools = {key: one for key, one in self._pools.items() if key != name}
         self._last.pop(name, None)
 
     def inventory(self) -> Sequence[Node]:
-        """Nodes of all pools; those of a pool that cannot be asked are closed, as last known."""
+        """Nodes of all pools; those of an unavailable pool are closed, as last known."""
         nodes: list[Node] = []
         for name, executor in self._pools.items():
             try:
@@ -75,7 +75,7 @@ class RoutedExecutor:
             executor.stop(ref)
 
     def poll(self, refs: Sequence[SupervisorRef]) -> Sequence[SupervisorStatus]:
-        """See `Executor`. Where a pool cannot be asked, its supervisors count as alive: nothing is known.
+        """See `Executor`. Supervisors of an unavailable pool count as alive: nothing is known.
 
         A pool that was taken away from this control plane leaves its supervisors alive as well.
         """

@@ -1,4 +1,4 @@
-"""Process trees: start them, name them for ever, kill them whole, and take down what they print.
+"""Process trees: start them, identify them across restarts, kill them whole, and capture their output.
 
 Lives here: the reaper (a subreaper that survives its supervisor just long enough to kill what is left),
 the wire between supervisor, reaper and warm process, the recognition of Python commands, captured

@@ -1,4 +1,4 @@
-"""Names of processes that hold across restarts of whoever remembers them."""
+"""Identities of processes that stay valid across restarts of the programs that store them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def boot_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """One process for ever: process numbers are reused, boot id and start time are not."""
+    """Identifies one process for good: process numbers are reused, boot id and start time are not."""
 
     boot_id: str
     pid: int
@@ -51,9 +51,9 @@ class ProcessIdentity:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorRecord:
-    """What a supervisor leaves in its folder as soon as it holds the folder's lock.
+    """The file that a supervisor writes as soon as it holds its folder's lock.
 
-    `tag` stands in the environment of everything it starts.
+    `tag` is in the environment of every process that it starts.
     """
 
     supervisor: ProcessIdentity

@@ -19,7 +19,7 @@ def ephemeral_floor() -> int:
 
 
 def free_port(rng: random.Random) -> int:
-    """A port nobody listens on, below the ephemeral range, so that no connection takes it meanwhile.
+    """A port without a listener, below the ephemeral range, so that no connection takes it meanwhile.
 
     Raises OSError when a thousand tries find none.
     """

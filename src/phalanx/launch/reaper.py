@@ -1,8 +1,8 @@
-"""The reaper: parent of everything a supervisor starts, and its executor of last resort.
+"""The reaper: the parent of every process that a supervisor starts.
 
-A small process in a session of its own. It starts what it is told to, reports deaths, and kills all
-that lives below it when it is told to or when its supervisor's end of the channel closes, which is what
-happens however the supervisor dies. As a subreaper it cannot be escaped by daemonising.
+A small process in a session of its own. It starts programs on request, reports their ends, and kills
+all processes below it on request or when its supervisor's end of the channel closes, which happens
+however the supervisor dies. It is a subreaper, so processes that daemonise stay below it.
 
 Messages to it: `{"op": "spawn", "id", "argv", "env", "cwd", "spare"}` with descriptors for 0, 1, 2, … ;
 `{"op": "kill", "id"}` kills everything but the spared ones.
@@ -57,7 +57,7 @@ class Reaper:
                     attended = self._attend()
         self._group.kill()
         linux.kill_below(os.getpid(), frozenset(), self._reap)
-        self._reap()  # whoever died after the last look
+        self._reap()  # processes that died after the last call
         self._group.remove()
 
     def _attend(self) -> bool:

@@ -1,4 +1,4 @@
-"""Giving back the disk blocks of a file's beginning while others go on writing at its end."""
+"""Deallocation of the disk blocks at a file's beginning while other processes append to it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+# Deallocate and keep the size: see the modes of fallocate(2).
+_DEALLOCATE = 1 | 2
 BLOCK_BYTES = 1 << 20
 
 
@@ -20,17 +21,17 @@ def _fallocate() -> Any:
 
 
 def punch(descriptor: int, start: int, end: int) -> None:
-    """Turn bytes `start` to `end` into a hole: they read as zeros, and offsets stay what they were.
+    """Deallocate bytes `start` to `end`: they read as zeros, and the file keeps its size.
 
-    Raises OSError, also where the file system has no holes.
+    Raises OSError, also where the file system cannot do it.
     """
-    if _fallocate()(descriptor, _PUNCH_HOLE | _KEEP_SIZE, start, end - start) != 0:
+    if _fallocate()(descriptor, _DEALLOCATE, start, end - start) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
 
 
 class TrimmedFile:
-    """One file whose beginning is let go of, a megabyte at a time; what cannot be let go of stays."""
+    """Deallocates the beginning of one file, a megabyte at a time, where the file system can."""
 
     def __init__(self, keep_head_bytes: int = 0) -> None:
         """The first `keep_head_bytes` are never touched, up to a whole megabyte."""
@@ -38,12 +39,12 @@ class TrimmedFile:
         self._refused = False
 
     def up_to(self, path: Path, end: int) -> None:
-        """Nobody needs the bytes before `end` any more."""
+        """Deallocate the bytes before `end`."""
         end -= end % BLOCK_BYTES
         if self._refused or end <= self.begin:
             return
         try:
-            # Opened by name: whoever wrote it may have closed it since.
+            # Opened by name: its writer may have closed it.
             descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
             try:
                 punch(descriptor, self.begin, end)

@@ -54,7 +54,9 @@ class LaunchRequest:
 class ProcessTree:
     """Starts and kills the processes below a supervisor. All calls happen on the main thread."""
 
+    #: of the supervisor
     loop: EventLoop
+    #: replaced when it dies
     reaper: ReaperProcess
     #: None: ranks start as fresh interpreters
     warm: WarmProcess | None

@@ -192,8 +192,13 @@ class Supervisor:
 
     def _request_profile(self, orders: Orders) -> None:
         current = self._current
-        if current is not None and current.number == orders.generation and current.leads:
-            current.request_profile(orders.profile)
+        order = orders.profile
+        if current is None or current.number != orders.generation or not current.leads:
+            return
+        # The gang's ranks agree on the step among themselves, so the other nodes have nothing to do.
+        first = next((one for one in current.ranks if one.rank == 0), None)
+        if order is not None and first is not None and first.running:
+            first.request_profile(order)
 
     # -- what happens ------------------------------------------------------------------------------
 

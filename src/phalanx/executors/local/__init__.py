@@ -17,8 +17,8 @@ def build(
 ) -> LocalExecutor:
     """The executor of the pool `local`; the entry point `phalanx.executors: local`.
 
-    `keep_warm` is how many spare warm supervisors wait for a job: 0 or 1; the first one starts to warm
-    up at once and leaves with this process.
+    `keep_warm` is the number of standby supervisors, 0 or 1. The first one starts at once and ends with
+    this process.
     """
     executor = LocalExecutor(
         home, num_slots=num_slots, clock=clock, num_cpus=num_cpus, keep_warm=keep_warm

@@ -1,4 +1,4 @@
-"""Start, find again and kill supervisors on this machine; all memory lies in their folders."""
+"""Supervisors on this machine: start, find and kill them; all state lies in their folders."""
 
 from __future__ import annotations
 
@@ -28,15 +28,14 @@ NODE_ID = "local"
 POOL = "local"
 ADDRESS = "127.0.0.1"
 _STARTED_WITHIN_S = 30.0
-# How long after the start of its first ranks a job is left alone.
+# How long after the start of a job no standby is started beside it.
 _YOUNG_S = 4.0
 
 
 class LocalExecutor:
     """The `Executor` of this machine: one splittable node. Safe for several threads.
 
-    Which supervisors exist is read from the node folders: a control plane that was killed and started
-    again adopts them without having to remember anything.
+    Which supervisors exist is read from the node folders, so a restarted control plane finds them.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class LocalExecutor:
         self._await_record(node_dir, child)
 
     def stop(self, ref: SupervisorRef) -> None:
-        """See `Executor`. The reaper kills the rest; said again, everything is killed from here."""
+        """See `Executor`. The reaper kills the rest; a second call kills what is left from here."""
         record = self._record(ref)
         if record is None or ref in self._gone:
             return
@@ -112,20 +111,20 @@ class LocalExecutor:
         """See `Executor`."""
         with self._lock:
             self._reap()
-            # Of whom nobody asks any more nothing need be remembered.
+            # Supervisors that are not polled any more need not be remembered.
             self._gone.intersection_update(refs)
         statuses = [self._status(ref) for ref in refs]
-        # A spare that warms up takes CPU time that a starting job needs more.
+        # A standby that warms up takes CPU time that a starting job needs more.
         if not any(one.alive and self._is_young(one.ref) for one in statuses):
             self._standby.keep()
         return statuses
 
     def warm_up(self, imports: Sequence[str] = ()) -> None:
-        """Start the spare warm process, where one is kept. Call when the platform is up."""
+        """Start the standby supervisor, where one is kept. Call when the platform is up."""
         self._standby.prepare(imports)
 
     def close(self) -> None:
-        """Let the spare go. Supervisors with work stay."""
+        """End the standby. Supervisors with work stay."""
         self._standby.close()
         with self._lock:
             self._reap()
@@ -157,7 +156,7 @@ class LocalExecutor:
         if record.reaper is not None and record.reaper.is_alive():
             return SupervisorStatus(ref, True, exit, "its reaper is killing what is left")
         left = linux.tagged(record.marker)
-        _kill(left)  # somebody killed the reaper as well: this is the last line
+        _kill(left)  # the reaper was killed as well
         if left:
             return SupervisorStatus(ref, True, exit, f"{len(left)} processes are being killed")
         self._gone.add(ref)
@@ -195,7 +194,7 @@ def _kill(pids: Sequence[int]) -> None:
 
 
 def ref_of(assignment: Assignment) -> SupervisorRef:
-    """Which supervisor an assignment is for."""
+    """The name of the supervisor of an assignment."""
     gang = assignment.gang
     return SupervisorRef(gang.job.num, gang.attempt, assignment.node_rank)
 

@@ -1,4 +1,4 @@
-"""A supervisor that is warm before there is a job for it."""
+"""The standby: a supervisor with a warm process that waits for a job."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ from phalanx.schemas.wire.assignments import Assignment
 
 
 class StandbySlot(Protocol):
-    """Where `start` asks first."""
+    """A place for one standby, which `start` asks first."""
 
     def take(self, assignment: Assignment, path: Path) -> subprocess.Popen[bytes] | None:
-        """Hand the assignment to a waiting supervisor that suits it; None when there is none."""
+        """Pass the assignment to a standby that matches it; None when there is none."""
         ...
 
     def prepare(self, imports: Sequence[str]) -> None:
-        """Have one wait, with these modules imported."""
+        """Start a standby with these modules imported."""
         ...
 
     def keep(self) -> None:
-        """Have one wait for a job like the last."""
+        """Start a standby for a job like the last one, unless one waits."""
         ...
 
     def close(self) -> None:
-        """Let it go."""
+        """End the standby."""
         ...
 
 
 class NoStandby:
-    """Every supervisor starts when it is needed."""
+    """Keeps no standby: every supervisor starts when it is needed."""
 
     def take(self, assignment: Assignment, path: Path) -> subprocess.Popen[bytes] | None:
-        """None."""
+        """Return None."""
         return None
 
     def prepare(self, imports: Sequence[str]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def keep(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class StandbySupervisor:
-    """One standby. It dies with this process, by end-of-file on its input, unless it got work."""
+    """Keeps one standby. It ends with this process, by end-of-file on its input, unless it has work."""
 
     def __init__(self, num_cpus: int) -> None:
         self._lock = threading.Lock()
@@ -66,14 +66,14 @@ class StandbySupervisor:
         self._wanted = False
 
     def take(self, assignment: Assignment, path: Path) -> subprocess.Popen[bytes] | None:
-        """See `StandbySlot`. A spare that does not suit is let go; its like is remembered for the next."""
+        """See `StandbySlot`. A standby that does not match is ended; the next one will match."""
         with self._lock:
             process, self._process = self._process, None
-            suits = self._remember(assignment)
+            matches = self._remember(assignment)
             self._wanted = True
             if process is None:
                 return None
-            if not suits or process.poll() is not None:
+            if not matches or process.poll() is not None:
                 _release(process)
                 return None
             assert process.stdin is not None
@@ -117,7 +117,7 @@ class StandbySupervisor:
                 _release(process)
 
     def _remember(self, assignment: Assignment) -> bool:
-        """Note what the next spare should be like; says whether the present one was that already."""
+        """Record what the next standby should be; returns whether the present one is that already."""
         env = {"PYTHONUNBUFFERED": "1", **assignment.env}
         threads = omp_num_threads(assignment.gang.world.ranks_per_node, assignment.cpus)
         if threads is not None:
@@ -127,8 +127,8 @@ class StandbySupervisor:
         if command is None or not assignment.warm.enabled or not forkable:
             return False
         imports = tuple(assignment.warm.imports)
-        # Imports that it lacks it makes up for: `suits` is about what it could never change.
-        suits = (
+        # A standby can import more modules later; these properties it can never change.
+        matches = (
             same_python(command.python, self._python)
             and sensitive(env) == sensitive(self._env)
             and assignment.setup is None
@@ -136,20 +136,20 @@ class StandbySupervisor:
         )
         if same_python(command.python, self._python):
             self._env, self._imports = env, imports
-        return suits
+        return matches
 
 
 def _own_env(num_cpus: int) -> dict[str, str]:
-    """What a first job probably looks like: this environment, and the CPUs shared by a few ranks."""
+    """The environment of a probable first job: this one, with the CPUs shared by a few ranks."""
     env = {"PYTHONUNBUFFERED": "1", **os.environ}  # noqa: TID251 - what jobs inherit by default
     env.setdefault("OMP_NUM_THREADS", str(max(1, num_cpus // 2)))
     return env
 
 
 def _release(process: subprocess.Popen[bytes]) -> None:
-    """Close its input: it leaves by itself, and its reaper with it."""
+    """Close its input: it ends by itself, and its reaper with it."""
     with contextlib.suppress(OSError):
         assert process.stdin is not None
         process.stdin.close()
-    # Collected by a thread of its own, so that no zombie stays and nobody waits.
+    # A thread of its own waits for it, so that no zombie stays.
     threading.Thread(target=process.wait, daemon=True).start()

@@ -1,7 +1,6 @@
 """Supervisors as actors of a Ray cluster: a pool is a cluster, an attempt one placement group.
 
-`executor` is the control plane's side; it speaks to `driver`, a process of its own that is a Ray driver,
-because Ray ends its drivers when the head is away for long. `host` is the actor on a node, `shim` the
-process that ties a supervisor to it. Nothing but these four knows Ray. This file imports nothing: the
-shim starts with the standard library alone.
+`executor` is the control plane's side; `driver_client` connects it to `driver`, a process of its own,
+because Ray ends drivers when the head is away for long. `actor` runs on a node, and `shim` is the process
+that binds a supervisor to it. This file imports nothing: the shim starts with the standard library alone.
 """

@@ -156,7 +156,7 @@ class SupervisorActor:
         return {**begun, "node_dir": str(node_dir)}
 
     def _sweep(self, node_dir: Path) -> None:
-        """The last line: whoever killed the shim and the reaper as well left something behind."""
+        """Kill what is left when the shim and the reaper were killed, too."""
         record = SupervisorRecord.read(node_dir)
         while record is not None and (left := linux.tagged(record.marker)):
             for pid in left:
@@ -214,7 +214,7 @@ def _source(assignment: dict[str, Any]) -> CodeSource | None:
 
 
 def _bindable(address: str) -> str:
-    """The node's address; every address in a container whose own is another one."""
+    """The node's address, or every address in a container that has another one."""
     with socket.socket() as probe:
         try:
             probe.bind((address, 0))

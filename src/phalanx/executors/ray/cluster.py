@@ -16,12 +16,12 @@ from phalanx.executors.ray import naming
 from phalanx.executors.ray.actor import SupervisorActor
 from phalanx.executors.ray.node_watch import NodeWatch, look_at_ray
 
-# Ray's NodeDeathInfo: an announced end. The machine is gone or about to be, by somebody's decision.
+# Ray's NodeDeathInfo: an announced end. The machine was removed, or is about to be.
 _ANNOUNCED = (1, 3, 4)
 _BEGIN_S = 90.0
 _REMOVE_S = 0.5
 _ASK_AGAIN_S = 1.0
-# A shim that is gone while its actor lives: the actor has this long to hand in the exit record.
+# The shim is gone and its actor lives: the actor has this long to return the exit record.
 _LAST_WORDS_S = 3.0
 Key = tuple[int, int, int]
 
@@ -41,6 +41,54 @@ class TrackedSupervisor:
     refused_at: float | None = None
     unknown_at: float | None = None
     asked_at: float = field(default=-1e9)
+
+    def shim_state(self, shim: Mapping[str, Any] | None) -> str:
+        """`here`, `gone` or `unknown`, from the connection to the shim."""
+        if shim is None:
+            return "unknown"
+        if self.line is not None:
+            try:
+                if self.line.recv(64):
+                    return "here"
+            except BlockingIOError:
+                return "here"
+            except OSError:
+                pass
+            self.disconnect()
+        if self.refused_at is not None:
+            return "gone"
+        now = time.monotonic()
+        if self.unknown_at is not None and now - self.asked_at < _ASK_AGAIN_S:
+            return "unknown"
+        self.asked_at = now
+        return self._connect(shim)
+
+    def _connect(self, shim: Mapping[str, Any]) -> str:
+        try:
+            line = socket.create_connection((shim["address"], shim["port"]), timeout=1.0)
+        except ConnectionRefusedError:
+            self.refused_at = time.monotonic()
+            return "gone"
+        except OSError:
+            return "unknown"
+        try:
+            if line.recv(64).strip().decode() == shim["word"]:
+                line.setblocking(False)
+                self.line, self.unknown_at = line, None
+                return "here"
+        except (OSError, UnicodeDecodeError):
+            line.close()
+            return "unknown"
+        # Another program has the port now: the shim is gone.
+        line.close()
+        self.refused_at = time.monotonic()
+        return "gone"
+
+    def disconnect(self) -> None:
+        """Close the connection to the shim."""
+        line, self.line = self.line, None
+        if line is not None:
+            line.close()
 
 
 class RayCluster:
@@ -68,7 +116,7 @@ class RayCluster:
         return cluster
 
     def hello(self) -> dict[str, Any]:
-        """Who answers."""
+        """The version of Ray, as a sign of life."""
         import ray
 
         return {"ray": ray.__version__}
@@ -238,7 +286,7 @@ class RayCluster:
         return found
 
     def _forget(self, refs: Sequence[Mapping[str, Any]]) -> None:
-        """Of those that are gone and that nobody asks for any more, nothing need be remembered."""
+        """Drop supervisors that are gone and not polled any more."""
         asked = {(ref["job"], ref["attempt"], ref["node_rank"]) for ref in refs}
         for key, one in list(self._tracked.items()):
             if one.result is not None and key not in asked:
@@ -251,7 +299,7 @@ class RayCluster:
         actor_gone = tracked.handle is None or self._ended(tracked)
         if tracked.result is not None:
             return dict(tracked.result)
-        shim_state = self._shim_state(tracked, shim)
+        shim_state = tracked.shim_state(shim)
         if shim_state == "gone":
             return self._without_shim(tracked, shim, actor_gone)
         if not actor_gone:
@@ -280,50 +328,8 @@ class RayCluster:
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(tracked.handle, no_restart=True)
         tracked.result = {"alive": False, "exit": said["exit"], "message": ""}
-        _disconnect(tracked)
+        tracked.disconnect()
         return True
-
-    def _shim_state(self, tracked: TrackedSupervisor, shim: Mapping[str, Any] | None) -> str:
-        """`here`, `gone` or `unknown`, from the line to the shim."""
-        if shim is None:
-            return "unknown"
-        if tracked.line is not None:
-            try:
-                if tracked.line.recv(64):
-                    return "here"
-            except BlockingIOError:
-                return "here"
-            except OSError:
-                pass
-            _disconnect(tracked)
-        if tracked.refused_at is not None:
-            return "gone"
-        now = time.monotonic()
-        if tracked.unknown_at is not None and now - tracked.asked_at < _ASK_AGAIN_S:
-            return "unknown"
-        tracked.asked_at = now
-        return self._connect_shim(tracked, shim)
-
-    def _connect_shim(self, tracked: TrackedSupervisor, shim: Mapping[str, Any]) -> str:
-        try:
-            line = socket.create_connection((shim["address"], shim["port"]), timeout=1.0)
-        except ConnectionRefusedError:
-            tracked.refused_at = time.monotonic()
-            return "gone"
-        except OSError:
-            return "unknown"
-        try:
-            if line.recv(64).strip().decode() == shim["word"]:
-                line.setblocking(False)
-                tracked.line, tracked.unknown_at = line, None
-                return "here"
-        except (OSError, UnicodeDecodeError):
-            line.close()
-            return "unknown"
-        # Somebody else got the port: the shim is gone.
-        line.close()
-        tracked.refused_at = time.monotonic()
-        return "gone"
 
     def _without_shim(
         self, tracked: TrackedSupervisor, shim: Mapping[str, Any] | None, actor_gone: bool
@@ -368,14 +374,8 @@ def _alive(message: str) -> dict[str, Any]:
 
 def _gone(tracked: TrackedSupervisor, message: str) -> dict[str, Any]:
     tracked.result = {"alive": False, "exit": None, "message": message}
-    _disconnect(tracked)
+    tracked.disconnect()
     return dict(tracked.result)
-
-
-def _disconnect(tracked: TrackedSupervisor) -> None:
-    line, tracked.line = tracked.line, None
-    if line is not None:
-        line.close()
 
 
 def _first_line(error: BaseException) -> str:

@@ -91,7 +91,7 @@ class RayExecutor:
                 self._beginning[ref_of(one)] = self._threads.submit(self._begin, one)
 
     def start(self, node: Node, assignment: Assignment) -> None:
-        """See `Executor`. A gang of one node is reserved here where nobody has done it before."""
+        """See `Executor`. A gang of one node is reserved here unless it was before."""
         ref = ref_of(assignment)
         if self._note(ref) is not None:
             return
@@ -167,7 +167,7 @@ class RayExecutor:
             for ref in refs
         ]
         answers = self._driver.ask("poll", refs=asked, fence_s=self._pool.fence)
-        # Of whom nobody asks any more nothing need be remembered.
+        # Supervisors that are not polled any more need not be remembered.
         self._gone.intersection_update(refs)
         statuses = []
         for ref, answer in zip(refs, answers, strict=True):
@@ -225,7 +225,7 @@ class RayExecutor:
 
 
 def ref_of(assignment: Assignment) -> SupervisorRef:
-    """Which supervisor an assignment is for."""
+    """The name of the supervisor of an assignment."""
     gang = assignment.gang
     return SupervisorRef(gang.job.num, gang.attempt, assignment.node_rank)
 

@@ -63,7 +63,7 @@ class NodeFiles:
         for folder in self.root.glob("jobs/j-*/a*"):
             nodes = list(folder.glob("n*"))
             # A folder's time says when something was last made or renamed in it, which in a long run
-            # may be weeks ago: whoever lives holds the lock of its own.
+            # may be weeks ago: a living supervisor holds the lock of its folder.
             last_s = max(map(_used_at, [folder, *nodes]))
             if now_s - last_s > _OLD_S and not any(map(is_held, nodes)):
                 shutil.rmtree(folder, ignore_errors=True)

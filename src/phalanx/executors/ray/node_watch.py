@@ -24,23 +24,31 @@ _STATES_HELD = ("CREATED", "PENDING", "RESCHEDULING", "PREPARED")
 
 @dataclass(slots=True)
 class RayNodeState:
-    """One node as last seen. `foreign` are resources that nobody of ours holds."""
+    """One node as last seen."""
 
+    #: Ray's node id, in hexadecimal
     id: str
     name: str
     address: str
+    #: of the raylet
     port: int
+    #: in Ray's view
     alive: bool
+    #: the reason in Ray's `NodeDeathInfo`; 0: none
     death: int
+    #: everything the node has, by Ray's resource name
     resources: dict[str, float]
     labels: dict[str, str]
+    #: None: not drained; 0 or less: drained without a deadline
     draining_deadline_ms: int | None = None
+    #: its raylet refuses connections, although Ray counts it as alive
     silent: bool = False
+    #: resources in use that no placement group of ours holds
     foreign: dict[str, float] = field(default_factory=dict)
 
 
 def refuses(address: str, port: int, timeout_s: float = _PROBE_S) -> bool:
-    """Whether the machine is there and nobody listens on the port: only a dead process does that."""
+    """Whether the machine refuses connections to the port: then the process that listened is dead."""
     try:
         socket.create_connection((address, port), timeout=timeout_s).close()
     except ConnectionRefusedError:

@@ -30,7 +30,7 @@ LOOK_S = 0.2
 
 
 class SupervisorShim:
-    """One supervisor and the ties that it hangs on."""
+    """The parent of one supervisor, bound to an actor and a raylet."""
 
     def __init__(self, told: dict[str, Any]) -> None:
         self._word: str = told["word"]
@@ -93,7 +93,7 @@ class SupervisorShim:
                 self._pid = 0
 
     def _greet(self) -> None:
-        """Say the word, and keep the line: its end is how the other side hears of ours."""
+        """Send the word and keep the connection: the other side sees its end when this process ends."""
         with contextlib.suppress(OSError):
             guest, _ = self._server.accept()
             guest.settimeout(1.0)

@@ -141,7 +141,7 @@ def _asked(folder: Path, request: Mapping[str, Any]) -> list[str]:
     if torch and not requirements.names_torch(
         requirements.all_lines(Path(request["workdir"]), want)
     ):
-        # Who does not ask for another torch shall not get one because of what a package asks for.
+        # A job that does not ask for torch keeps the installed one, whatever its packages require.
         constraints = folder / "constraints.txt"
         constraints.write_text(f"torch=={torch}\n")
         words += ["-c", str(constraints)]
@@ -178,7 +178,7 @@ def _run(words: Sequence[str], env: Mapping[str, str], cwd: str, what: str) -> N
 
 
 def judge(text: str) -> tuple[Cause, str]:
-    """Whose fault an installer's failure is, and its own last word about it."""
+    """The cause of an installer's failure, and its own message."""
     lines = text.splitlines()
     errors = [number for number, line in enumerate(lines) if _ERROR.match(line)]
     why = ""

@@ -2,8 +2,8 @@
 
 Below the root lie, for each digest, `<digest>-<8 hex>/` (the environment, which never moves, as its
 scripts name their interpreter by its path), `<digest>` (a link to it, put in place by one rename when all
-is there) and `<digest>.lock` (held by who builds). A folder that no link names is debris: a build that was
-killed. Whoever uses an environment holds its `in-use` file, shared, for as long as it lives.
+is there) and `<digest>.lock` (held during a build). A folder that no link names is debris: a build that was
+killed. A process that uses an environment holds a shared lock on its `in-use` file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ IN_USE = "phalanx.in-use"
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentLimits:
-    """What is kept of environments that nobody uses; the least recently used go first."""
+    """Bounds on environments that are not in use; the least recently used are removed first."""
 
     num: int = 16
     size_bytes: int = 32 << 30
@@ -49,7 +49,7 @@ class EnvironmentStore:
             folder = self.root / os.readlink(self.path(digest))
         except OSError:
             return None
-        # Somebody may have emptied it by hand.
+        # It may have been emptied by hand.
         return folder if (folder / RECORD).is_file() else None
 
     def hold(self, digest: str) -> int | None:
@@ -70,7 +70,7 @@ class EnvironmentStore:
 
     @contextlib.contextmanager
     def building(self, digest: str, waiting: Callable[[], None]) -> Iterator[None]:
-        """Be the only one who builds it. `waiting` is called when another one is at it."""
+        """Hold the lock for building it; `waiting` is called when another process holds it."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._lock_file(digest)
         descriptor = _lock(path, fcntl.LOCK_EX)
@@ -100,7 +100,7 @@ class EnvironmentStore:
         link.rename(self.path(digest))
 
     def prune(self, limits: EnvironmentLimits) -> list[str]:
-        """Remove what is beyond the limits and in nobody's use, and debris; returns digests removed."""
+        """Remove unused environments beyond the limits, and debris; returns the digests removed."""
         removed, num, size_bytes = [], 0, 0
         for digest, record in sorted(self._known(), key=lambda one: -one[1]["used_at_s"]):
             num, size_bytes = num + 1, size_bytes + record["size_bytes"]
@@ -165,7 +165,7 @@ class EnvironmentStore:
 
 
 def _lock(path: Path, how: int) -> int | None:
-    """A descriptor that holds the lock; None when somebody else does, or the folder is not there."""
+    """A descriptor that holds the lock; None when another process does, or the folder is missing."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except FileNotFoundError:

@@ -25,7 +25,6 @@ from phalanx.schemas.wire.assignments import Assignment
 from phalanx.schemas.wire.supervision import (
     FailureReport,
     Orders,
-    ProfileOrder,
     RankFailedReport,
     RanksStartedReport,
     WarningReport,
@@ -40,8 +39,8 @@ from phalanx.supervise.ranks.checkpoint_folder import (
     WatchedCheckpointFolder,
 )
 from phalanx.supervise.ranks.ledger_watermarks import WatermarkFile
-from phalanx.supervise.ranks.line_metrics import LineMetrics
-from phalanx.supervise.ranks.postmortem import first_failure
+from phalanx.supervise.ranks.line_metrics import RecordsFromOutput
+from phalanx.supervise.ranks.postmortem import first_failure, node_outcome
 from phalanx.supervise.ranks.rank import LocalRank
 from phalanx.supervise.ranks.records import GenerationRecords, MetricTail, Put, SideRecords
 from phalanx.supervise.ranks.stall_monitor import StallMonitor, patience_of
@@ -59,13 +58,18 @@ class GenerationContext:
     """What a generation uses of its supervisor."""
 
     assignment: Assignment
+    #: None: the command is no Python program
     command: PythonCommand | None
     processes: ProcessTree
     loop: EventLoop
     clock: Clock
+    #: queues a report
     put: Put
+    #: called once, when all of a generation has ended
     ended: Callable[[Generation], None]
+    #: opens the files of ranks' output
     opener: Callable[[Path], tuple[int, Callable[[bytes], int]]]
+    #: the number of the last report that is stored
     acked: Callable[[], int]
 
 
@@ -99,7 +103,7 @@ class Generation:
             lambda: self.ending or self.failure is not None,
         )  # fmt: skip
         self.metrics = MetricTail(files, self.records.warn_not_finite)
-        self._line_metrics = LineMetrics(
+        self._line_metrics = RecordsFromOutput(
             gang.role.metric_lines, context.clock, self.records, self.metrics
         )
         self._checkpoint_folder = open_checkpoint_folder(
@@ -357,15 +361,6 @@ class Generation:
             else:
                 self._checkpoint_folder.abandon(self._finish)
 
-    def request_profile(self, order: ProfileOrder | None) -> None:
-        """Pass a request for a profile to rank 0, where it runs on this node; may be repeated.
-
-        The gang's ranks agree on the step among themselves, so the other nodes have nothing to do.
-        """
-        first = next((one for one in self.ranks if one.rank == 0), None)
-        if order is not None and first is not None and first.running:
-            first.request_profile(order)
-
     def close(self) -> None:
         """Close its report files: everything in them was read."""
         self.records.close()
@@ -393,22 +388,21 @@ class Generation:
     @property
     def outcome(self) -> NodeOutcome:
         """How it ended on this node."""
-        exits = [one.exit for one in self.ranks]
         if self.failure is not None or self._ended_from_above:
             return NodeOutcome.FAILED
-        numbers = {one.rank for one in self.ranks}
-        if all(exit is not None and exit.exit_code == 0 for exit in exits):
-            left_early = self.stop_delivered or self.records.stopped
-            return (
-                NodeOutcome.STOPPED
-                if left_early and self.records.done != numbers
-                else NodeOutcome.SUCCEEDED
-            )
-        return NodeOutcome.STOPPED if self.stop_delivered else NodeOutcome.FAILED
+        done = self.records.done == {one.rank for one in self.ranks}
+        return node_outcome(
+            [one.exit for one in self.ranks],
+            stopping=self.stop_delivered,
+            left_early=bool(self.stop_delivered or self.records.stopped) and not done,
+        )
 
 
 def open_checkpoint_folder(
-    context: GenerationContext, orders: Orders, line_metrics: LineMetrics, ranks: list[LocalRank]
+    context: GenerationContext,
+    orders: Orders,
+    line_metrics: RecordsFromOutput,
+    ranks: list[LocalRank],
 ) -> CheckpointFolder:
     """The folder that the job's script saves its state in; node rank 0 commits it."""
     assignment = context.assignment

@@ -43,7 +43,7 @@ class StreamLines:
             self._add(self._rank, at, MetricRecord(step=found.step, values=dict(found.values)))
 
 
-class LineMetrics:
+class RecordsFromOutput:
     """The records of one generation that its ranks did not write: from output lines and their folder."""
 
     def __init__(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from phalanx.core.gang.failures import Failure, RankExit, classify, describe, is_collateral
+from phalanx.core.jobs.model import NodeOutcome
 
 _MAX_TRACEBACK = 16_000
 _MAX_MESSAGE = 2_000
@@ -57,7 +58,7 @@ def rank_exit(rank: int, status: int, at: int, error_file: str | None, stderr: b
 def first_failure(
     exits: Sequence[RankExit], *, node_rank: int, stepped: bool, oom_killed: bool
 ) -> Failure:
-    """The failure of a node from its failed ranks: the first one whose death was not collateral.
+    """The failure of a node from its failed ranks: that of the first one that was not collateral.
 
     `stepped`: the job has made a step, so its code can work. `oom_killed`: the kernel has killed a
     process here for want of memory, which explains a SIGKILL.
@@ -76,6 +77,15 @@ def first_failure(
         exception=first.exception,
         traceback=first.traceback,
     )
+
+
+def node_outcome(
+    exits: Sequence[RankExit | None], *, stopping: bool, left_early: bool
+) -> NodeOutcome:
+    """How a generation without a failure ended on this node; None is a rank that did not run."""
+    if all(exit is not None and exit.exit_code == 0 for exit in exits):
+        return NodeOutcome.STOPPED if left_early else NodeOutcome.SUCCEEDED
+    return NodeOutcome.STOPPED if stopping else NodeOutcome.FAILED
 
 
 def signal_name(exit: RankExit) -> str | None:

@@ -50,12 +50,17 @@ class Stream:
     """One captured stream of one rank, as far as it was read from the pipe and carried away."""
 
     rank: int
+    #: `out` or `err`
     name: str
     path: Path
     capture: Capture
+    #: descriptor of the file at `path`
     file: int
+    #: descriptor to read from; None when it was closed
     pipe: int | None = None
+    #: receives the bytes, too
     listener: Callable[[bytes], None] | None = None
+    #: bytes that were shipped
     num_sent: int = 0
     num_dropped_sent: int = 0
     trimmed: TrimmedFile = field(default_factory=TrimmedFile)
@@ -107,7 +112,7 @@ class Stream:
             self.close_pipe(loop)
 
     def close_pipe(self, loop: EventLoop) -> None:
-        """Stop reading, whoever may still hold the other end."""
+        """Stop reading, although another process may still hold the other end."""
         if self.pipe is not None:
             loop.forget(self.pipe)
             os.close(self.pipe)
@@ -134,11 +139,16 @@ class LocalRank:
     folder: Path
     loop: EventLoop
     observer: RankObserver
+    #: opens a file for output; tests replace it
     opener: Opener = open_append
     pid: int | None = None
+    #: it was forked from the warm process
     warm: bool = False
+    #: None while it runs
     exit: RankExit | None = None
+    #: it could not be started
     refused_: bool = False
+    #: its start was requested
     asked: bool = False
     streams: list[Stream] = field(default_factory=list)
 
@@ -175,14 +185,14 @@ class LocalRank:
         return stdin, out.open_pipe(self.loop), err.open_pipe(self.loop)
 
     def open_prelude(self) -> tuple[int, int, int]:
-        """Descriptors of a child that comes before it, whose output stands in its error stream."""
+        """Open descriptors for a child that runs before the rank and prints into its error stream."""
         _, err = self._captured()
         stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         write = err.open_pipe(self.loop)
         return stdin, write, write
 
     def close_prelude(self) -> None:
-        """That child is gone; what it said is no word of the rank's."""
+        """Close them: that child has ended, and its output is not the rank's."""
         for stream in self.streams:
             stream.drain(self.loop)
             stream.close_pipe(self.loop)
@@ -204,7 +214,7 @@ class LocalRank:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing more is to be heard of it."""
+        """Whether it has ended or was never started."""
         return self.exit is not None or self.refused_
 
     def started(self, pid: int, *, warm: bool) -> None:

@@ -1,8 +1,8 @@
-"""Several nodes with one folder take turns: the first puts it back, the others are told what it did.
+"""A lock for nodes that share a checkpoint folder: the first one restores it, the others read its result.
 
-A hidden file in the folder is locked meanwhile, and says afterwards in which generation that was.
-Without it a node that is late would put back what ranks of the others are already writing. Where every
-node has a folder of its own, each has its own file too. The kernel gives the lock back when a process dies.
+The lock is a hidden file in the folder, which afterwards holds the generation and the result. Without it a
+node that is late would overwrite files that ranks of other nodes are already writing. The kernel releases
+the lock when a process dies.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 @dataclass(frozen=True, slots=True)
 class RestoreResult:
-    """What was put back: the checkpoint's path and step, the files then, what was bad and why."""
+    """What was restored: the checkpoint's path and step, the files, and bad checkpoints with reasons."""
 
     path: str | None
     step: int
@@ -36,10 +36,10 @@ class RestoreResult:
 
 
 class RestoreTurn:
-    """One node's turn; `told` is what another has done in this generation, if one has."""
+    """One node's turn; `told` is the result of another node in this generation, if there is one."""
 
-    def __init__(self, descriptor: int, whose: Sequence[Any]) -> None:
-        self._descriptor, self._whose = descriptor, list(whose)
+    def __init__(self, descriptor: int, generation: Sequence[Any]) -> None:
+        self._descriptor, self._generation = descriptor, list(generation)
         self.told = self._read()
 
     def _read(self) -> RestoreResult | None:
@@ -48,7 +48,7 @@ class RestoreTurn:
             data = file.read()
         try:
             body = json.loads(data)
-            if body.pop("whose") != self._whose:
+            if body.pop("generation") != self._generation:
                 return None
             stats = {name: _stat(*row) for name, row in body.pop("stats").items()}
             return RestoreResult(stats=stats, **body)
@@ -56,8 +56,8 @@ class RestoreTurn:
             return None  # new, of another version, or cut off when its writer died
 
     def tell(self, told: RestoreResult) -> RestoreResult:
-        """Say to the others what was done. Raises OSError."""
-        data = json.dumps({"whose": self._whose, **asdict(told)}).encode()
+        """Write the result for the other nodes. Raises OSError."""
+        data = json.dumps({"generation": self._generation, **asdict(told)}).encode()
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, data, 0)
         os.fsync(self._descriptor)
@@ -70,11 +70,11 @@ def _stat(size: int, changed: int, inode: int) -> Stat:
 
 @contextmanager
 def turn(
-    folder: Path, whose: Sequence[Any], over: Callable[[float], bool]
+    folder: Path, generation: Sequence[Any], over: Callable[[float], bool]
 ) -> Iterator[RestoreTurn | None]:
-    """Wait for this node's turn; None when nobody needs it any more, as `over(seconds)` says, which waits.
+    """Wait for the lock; None when `over(seconds)`, which waits, returns that it is not needed any more.
 
-    `whose` names the generation. Raises OSError.
+    `generation` identifies the generation. Raises OSError.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(folder / MARK, flags, 0o644)
@@ -83,7 +83,7 @@ def turn(
             if over(_WAIT_S):
                 yield None
                 return
-        yield RestoreTurn(descriptor, whose)
+        yield RestoreTurn(descriptor, generation)
     finally:
         os.close(descriptor)
 
