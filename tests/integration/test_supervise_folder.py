@@ -305,7 +305,7 @@ def test_a_store_that_cannot_be_reached_is_a_warning_or_fails_the_start(tmp_path
     two.end(two.kept.abandon)
     shutil.rmtree(tmp_path / "store")
     three = Watched(tmp_path, generation=2, far=url)
-    assert "could not be put back" in three.failed[0]
+    assert "could not be restored" in three.failed[0]
     three.end(three.kept.abandon)
 
 
@@ -338,7 +338,7 @@ def test_a_folder_that_cannot_be_put_back_fails_the_start(tmp_path):
     shutil.rmtree(one.folder)
     one.folder.write_text("in the way")
     two = Watched(tmp_path, generation=1)
-    assert "could not be put back" in two.failed[0]
+    assert "could not be restored" in two.failed[0]
     two.end(two.kept.abandon)
 
 
