@@ -80,7 +80,7 @@ def speed(method: str, interface: str) -> None:
             step()
             took.append(time.perf_counter() - began)
         sent = sent_bytes(interface) - before
-        chosen = run._compressors.methods[0]
+        chosen = run._parts.compressors.methods[0]
         print(json.dumps({"took": took, "sent": sent, "chosen": chosen}), flush=True)
 
 

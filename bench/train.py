@@ -192,7 +192,7 @@ def rank_main(rank, args):
 def calls(run):
     """Microseconds of one call: `should_stop`, and `run.log` of a number and of a tensor."""
     loss = torch.tensor(0.5)
-    log = run._loop.journal.log
+    log = run._parts.journal.log
     made = {
         "should_stop()": lambda at: run.should_stop(),
         "run.log(loss=tensor)": lambda at: log(at, {"loss": loss}),

@@ -16,7 +16,7 @@ from phalanx.train import settings, start
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import LocalChannel
 from phalanx.train.numerics import precision, recompute
-from phalanx.train.step import apply, guard_state
+from phalanx.train.step import guard, guard_state
 from phalanx.train.step.guard_state import GuardStateFile
 
 pytestmark = pytest.mark.integration
@@ -183,8 +183,8 @@ def test_a_fingerprint_knows_every_bit_and_place_and_every_nan():
     torch.manual_seed(0)
     one, other = torch.randn(5, 3), torch.randn(7)
     one[2, 1] = float("nan")
-    base = apply.fingerprint(with_gradients(one, other))
-    assert apply.fingerprint(with_gradients(one.clone(), other.clone())) == base
+    base = guard.fingerprint(with_gradients(one, other))
+    assert guard.fingerprint(with_gradients(one.clone(), other.clone())) == base
     flipped = other.clone()
     flipped.view(torch.int32)[3] ^= 1
     swapped = other.clone()
@@ -192,7 +192,7 @@ def test_a_fingerprint_knows_every_bit_and_place_and_every_nan():
     moved = one.clone()
     moved[2, 1], moved[0, 0] = 0.0, float("nan")
     for pair in ((one, flipped), (one, swapped), (moved, other)):
-        assert apply.fingerprint(with_gradients(*pair)) != base
+        assert guard.fingerprint(with_gradients(*pair)) != base
 
 
 @pytest.fixture

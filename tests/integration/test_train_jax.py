@@ -97,7 +97,7 @@ def test_mistakes_are_said(tmp_path, monkeypatch):
 def test_a_full_disk_costs_a_warning_and_no_training(tmp_path):
     (tmp_path / "store").write_text("in the way")
     run = begun(tmp_path, checkpoint_every="1 steps")
-    run._saver._report = said = Said()
+    run._saver._committer._report = said = Said()
     run.restore = lambda like: like
     for _ in run.steps(2):
         run.commit({"a": jax.numpy.zeros(3)})

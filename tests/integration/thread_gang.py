@@ -85,7 +85,7 @@ class ThreadGang:
     """`world` savers over one directory; `disks` is called with a rank."""
 
     def __init__(self, store, world, disks, keep=None, staging=Staging, resumption=Resumption,
-                 width=130):  # fmt: skip
+                 width=130, storage=None):  # fmt: skip
         self.width = width
         self.resumption = resumption
         self.world, self.reports = world, [Notes() for _ in range(world)]
@@ -97,7 +97,7 @@ class ThreadGang:
             info = RankInfo(rank=rank, world_size=world, local_world_size=world, **options)
             saver = CheckpointDirectory(
                 store, info, ThreadChannel(meeting, rank), self.reports[rank], SystemClock(),
-                disks(rank), staging(),
+                disks(rank), staging(), storage,
             )  # fmt: skip
             model, opt = self.pairs[rank]
             saver.watch([model], [opt], "ddp")

@@ -9,8 +9,10 @@
             ...
             run.log(loss=loss)
 
-Light until `init` is called: torch is imported there. Every part has a null twin, so that the same
-script runs with no launcher, under torchrun, and under Phalanx.
+torch is imported by `init`, not before. The same script runs with no launcher, under torchrun and under
+Phalanx. Read `start.py` (the wiring), `run.py` (what a script calls), `step/engine.py` (a training
+step) and `state/saving.py` (checkpoints), in this order; `settings.py` has every option. Nothing here
+imports the control plane.
 """
 
 from __future__ import annotations
@@ -64,40 +66,60 @@ def init(  # noqa: PLR0913 - one keyword for each wish, none of them positional
 ) -> Run:
     """Start the run of this process: environment, process groups, device, signals, reports.
 
-    `seed` decides weights, order of the data and every sample's randomness. `exact` makes a resume
-    at the same world size bit-identical. An optimizer step takes `accumulate` micro-batches; `clip`
-    bounds the norm of its gradients. What begins with `checkpoint_` only counts where the launcher names
-    no directory; with none from either, nothing is saved. `checkpoint_every` is `10m`, `500 steps`,
-    `1 epoch` or `auto`, `checkpoint_keep` says which stay (`{"last": 3}`), `checkpoint_compress="zstd"`
-    makes them smaller, `checkpoint_store` is a prefix
-    of an object store that gets copies, such as `s3://bucket/run-7`, and the key that encrypts them is
-    named by a variable (`checkpoint_key_env`) or a file (`checkpoint_key_file`). A job without a checkpoint
-    of its own goes on from the one in `resume_from`: its folder, or that of the job which made it.
-    `ddp` holds further arguments of DistributedDataParallel. With `strategy="fsdp"` every rank holds a
-    shard of each parameter instead; `fsdp` holds further arguments of `fully_shard`. A mapping of sizes
-    combines replicas, shards and tensor parallel ranks: `{"fsdp": 2, "tp": 2}`; `tp_plan` says how which
-    modules are split (`{"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}`). `{"pp": 2, "dp": 2}` cuts
-    the model into pipeline stages, for which a batch goes through `run.pipeline_step`: `pipeline_schedule`
-    is `1f1b`, `gpipe` or `interleaved`, a batch goes in up to `micro_batches` pieces (twice the number
-    of stages, if not given), and `pipeline_split` names the layers that begin a stage. `"auto"` picks.
+    Options that begin with `checkpoint_` count where the launcher names no directory; with none from
+    either, nothing is saved. The section `training` of a job's spec overrides the others.
 
-    `precision` is `fp32`, `bf16` or `fp16`, which needs `run.backward(loss)`. `sync_batchnorm` takes
-    batch norms' statistics over all ranks. `activation_checkpointing` computes blocks' activations a
-    second time instead of keeping them: True, or names of module classes. A rank gets at most
-    `max_micro_batch` samples at once. `on_resize="scale_batch"` lets the global batch follow the world
-    size, and the learning rate follow the batch over `warmup_steps` steps. `on_non_finite` (`off`,
-    `skip`, `rollback`, `stop`) guards gradients, `on_spike` (the same words) the value logged
-    as `loss`. `deterministic` allows only kernels that always give the same sums.
-    `compression` (`fp16`, `bf16`, `powersgd`, `topk`, `randomk`, `auto`, or a mapping with `method` and
-    its settings) has replicas send less of their gradients. `sync` (`local_sgd`, `diloco`, `server`, or
-    a mapping with `method`) has ranks train on their own and exchange weights now and then.
-    Ranks' compute times are compared every `straggler_window` steps; 0 never does.
-    Batches are split over the ranks evenly, by `batch_shares=[2, 1, 1]`, or, with `"auto"`, by measured
-    speed. A resume on other data ends in an error unless `data_changed="allow"`. Before anything else the
-    ranks compare versions, devices and hosts, unless `preflight="off"`.
+    Args:
+        seed: Decides initial weights, the order of the data and the randomness of every sample.
+        exact: Make a resume at the same world size bit-identical.
+        accumulate: Micro-batches of an optimizer step, at least 1.
+        clip: The largest norm of a step's gradients, above 0. None: not clipped.
+        checkpoint_dir: The folder of the job's checkpoints.
+        checkpoint_every: When to save: a duration (`10m`), `500 steps`, `1 epoch` or `auto`.
+        checkpoint_keep: Which checkpoints stay, such as `{"last": 3}`.
+        checkpoint_compress: `zstd` or `none`.
+        checkpoint_store: A prefix of an object store that receives copies, such as `s3://bucket/run-7`.
+        checkpoint_key_env: The environment variable that holds the encryption key.
+        checkpoint_key_file: The file that holds the encryption key.
+        resume_from: Where a job without a checkpoint of its own begins: the folder of a checkpoint, or
+            of the job that made it.
+        ddp: Further arguments of `DistributedDataParallel`.
+        strategy: `ddp`, `fsdp` (every rank holds a shard of each parameter), `auto`, or sizes that
+            combine replicas, shards, tensor parallel ranks and pipeline stages: `{"fsdp": 2, "tp": 2}`.
+        fsdp: Further arguments of `fully_shard`.
+        tp_plan: How modules are split over tensor parallel ranks: `{"blocks.*.up": "colwise"}`.
+        pipeline_schedule: `1f1b`, `gpipe` or `interleaved`.
+        micro_batches: The most pieces that a batch goes through pipeline stages in. None: twice the
+            number of stages.
+        pipeline_split: Names of the layers that begin a pipeline stage.
+        precision: `fp32`, `bf16` or `fp16`, which needs `run.backward(loss)`.
+        sync_batchnorm: Take the statistics of batch norms over all ranks.
+        activation_checkpointing: Compute activations again instead of keeping them: True for every
+            block, or names of module classes.
+        max_micro_batch: The most samples that a rank computes at once. None: no limit.
+        on_resize: `keep_batch`, or `scale_batch`: the global batch follows the world size, and the
+            learning rate follows the batch.
+        warmup_steps: Steps over which the learning rate moves to that of a new batch size.
+        on_non_finite: What to do about gradients that are not finite: `off`, `skip`, `rollback`, `stop`.
+        on_spike: What to do about a logged `loss` that jumps: `off`, `skip`, `rollback`, `stop`.
+        deterministic: Allow only kernels that always give the same sums.
+        straggler_window: Steps between comparisons of the ranks' compute times; 0: never.
+        compression: How replicas reduce gradients: `none`, `fp16`, `bf16`, `powersgd`, `topk`,
+            `randomk`, `auto`, or a mapping with `method` and its settings.
+        sync: How ranks that train on their own exchange weights: `none`, `local_sgd`, `diloco`,
+            `server`, or a mapping with `method` and its settings.
+        batch_shares: How batches are split over the ranks: `even`, one number for each rank, or `auto`
+            (by measured speed).
+        data_changed: `refuse` or `allow` a resume on other data.
+        preflight: `check` compares versions, devices and hosts of the ranks first; `off` does not.
 
-    Raises SpecInvalid when an argument or the environment makes no sense, UserError where there is no
-    sound checkpoint at `resume_from`, and PreflightFailed.
+    Returns:
+        The run of this process.
+
+    Raises:
+        SpecInvalid: An argument or the environment makes no sense.
+        UserError: There is no sound checkpoint at `resume_from`.
+        PreflightFailed: The ranks do not fit together.
     """
     from phalanx.train import settings, start
 

@@ -13,24 +13,43 @@ import torch
 from phalanx.checkpoint import Disk, LocalDisk
 from phalanx.core.gang import meshes
 from phalanx.core.gang.meshes import Layout
+from phalanx.core.training.guards import GuardPolicy
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.kit.clock import SystemClock
 from phalanx.train import settings
+from phalanx.train.data.shares import AUTO, MEASURED_STEPS, Shares, shares_for
 from phalanx.train.gang import context, failure, preflight, randomness, stacks
+from phalanx.train.gang.agreement import Agreement, agreement_for
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import Connection
-from phalanx.train.gang.report import NoReport, Report, ReportFile
+from phalanx.train.gang.report import Journal, NoReport, Report, ReportFile
 from phalanx.train.gang.stopping import StopSignal
+from phalanx.train.numerics import batch_norm, local_sgd, precision
+from phalanx.train.numerics.compression import CompressionContext, Compressors
 from phalanx.train.numerics.local_sgd.server_ranks import as_worker, is_server, run_server
 from phalanx.train.observe.devices import step_timing
+from phalanx.train.observe.profiling import Profiler
+from phalanx.train.observe.stragglers import ComputeTimes, NoStragglers, Stragglers
+from phalanx.train.observe.timing import CurrentTiming, NoTiming
+from phalanx.train.parallel import strategy_choice
+from phalanx.train.parallel.replica import GradientScale
 from phalanx.train.run import Run
 from phalanx.train.settings import RunOptions
 from phalanx.train.state import warm_start
+from phalanx.train.state.resuming import Resumption
 from phalanx.train.state.saving import CheckpointDirectory, NoCheckpoints, Saver
 from phalanx.train.state.staging import NoStaging, Staging
 from phalanx.train.state.storage import storage_for
 from phalanx.train.step.components import RunComponents
-from phalanx.train.step.loop import Loop
+from phalanx.train.step.divergence import LossGuard, NoSpikeGuard, SpikeGuard
+from phalanx.train.step.engine import StepEngine, StepParts
+from phalanx.train.step.guard import StepGuard
+from phalanx.train.step.guard_state import GuardStateFile, GuardStateStore, NoGuardStateStore
+from phalanx.train.step.policies import TrainingPolicies
+from phalanx.train.step.preparation import RunPreparation
+from phalanx.train.step.progress import Progress
+from phalanx.train.step.save_schedule import SaveSchedule
+from phalanx.train.step.trained import TrainedObjects
 
 _stand_ins: list[Callable[[RunOptions], Any]] = []
 
@@ -95,24 +114,120 @@ def start(
             clock,
             disk or LocalDisk(),
             staging,
+            storage_for(info, report),
         )
-        saver.storage = storage_for(info, report)
-    loop = Loop(info, saver, connection.channel, report, clock, stop)
-    if info.report_file is not None:
-        loop.timing = step_timing(info, report, device)
-    return Run(
+    return assemble(
         RunComponents(
             info=info,
             options=options,
+            clock=clock,
             connection=connection,
             report=report,
             saver=saver,
             stop=stop,
-            loop=loop,
             device=device,
             layout=layout,
         )
     )
+
+
+def assemble(components: RunComponents) -> Run:
+    """Build the step engine and the run around it: the only wiring. Collective."""
+    info, options, report = components.info, components.options, components.report
+    channel, saver, layout = components.connection.channel, components.saver, components.layout
+    progress, journal = Progress(), Journal(report)
+    share_scale, loss_scale = GradientScale(), precision.scale_for(options.precision)
+    strategy = strategy_choice.strategy_for(
+        options, layout, info, channel=channel, report=report, on_choice=saver.share_as
+    )
+    store: GuardStateStore = NoGuardStateStore()
+    if info.checkpoint_dir is not None:
+        store = GuardStateFile(info.checkpoint_dir, info, channel, report)
+    guard = StepGuard(
+        progress,
+        report if info.is_main else None,
+        channel,
+        store,
+        options.on_non_finite,
+        loss_scale,
+        independent=options.sync.is_local,
+    )
+    losses: LossGuard = NoSpikeGuard()
+    if options.on_spike is not GuardPolicy.OFF:
+        place = (info.attempt, info.generation)
+        losses = SpikeGuard(progress, journal, guard, channel, options.on_spike, place)
+    shares = shares_for(
+        options.batch_shares, info.world_size, report if info.is_main else NoReport()
+    )
+    stragglers = _stragglers(components, shares)
+    statistics = None
+    if options.sync_batchnorm and info.world_size > 1:
+        statistics = batch_norm.StatisticsGroup(components.connection.private_group(), share_scale)
+    policies = TrainingPolicies(components, progress, store, loss_scale, shares, statistics)
+    context = CompressionContext(lambda: progress.step, lambda: loss_scale.factor, report)
+    compressors = Compressors(options.compression, options.seed, context)
+    rounds = local_sgd.rounds_for(options.sync, info, report)
+    trained = TrainedObjects(progress, strategy, channel, compressors, rounds, options.seed)
+    saver.watch(trained.models, trained.optimizers, strategy.name, strategy.place)
+    resumption = Resumption(saver)
+    timing = CurrentTiming(NoTiming())
+    if info.report_file is not None:
+        timing.replace(step_timing(info, report, components.device))
+
+    def begin_training() -> Agreement:
+        resumption.used_up(trained.held())
+        reduces = strategy.reduces(trained.models)
+        return agreement_for(info, components.connection, report, reduces, rounds.agreement)
+
+    def first_step_done() -> None:
+        components.connection.settle()
+        saver.warm(engine.state)
+
+    parts = StepParts(
+        info=info,
+        clock=components.clock,
+        report=report,
+        stop=components.stop,
+        channel=channel,
+        progress=progress,
+        journal=journal,
+        timing=timing,
+        profiling=Profiler(
+            timing, lambda: progress.step, info, channel, report, trained.models, components.device
+        ),
+        trained=trained,
+        strategy=strategy,
+        compressors=compressors,
+        rounds=rounds,
+        share_scale=share_scale,
+        loss_scale=loss_scale,
+        guard=guard,
+        losses=losses,
+        clip=options.clip,
+        policies=policies,
+        stragglers=stragglers,
+        saver=saver,
+        schedule=SaveSchedule(info, components.clock.monotonic()),
+        speaks=layout.speaks(info.rank),
+        num_places=layout.place(info.rank)[1],
+        start=begin_training,
+        on_first_step=first_step_done,
+    )
+    engine = StepEngine(parts)
+    preparation = RunPreparation(components, parts, engine, resumption)
+    return Run(components, parts, engine, preparation)
+
+
+def _stragglers(components: RunComponents, shares: Shares) -> Stragglers:
+    """Return what compares the compute times of the ranks, if anything does."""
+    info, options = components.info, components.options
+    window = options.straggler_window
+    if options.batch_shares == AUTO:
+        window = window or MEASURED_STEPS
+    if not window or info.world_size == 1:
+        return NoStragglers()
+    place, channel = (info.rank, info.world_size), components.connection.channel
+    return ComputeTimes(window, place, channel, components.report, shares.observe)
 
 
 def _laid_out(options: RunOptions, world_size: int) -> Layout:

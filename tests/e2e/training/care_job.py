@@ -177,7 +177,7 @@ def main():  # noqa: C901, PLR0912, PLR0915 - one script with every fault in its
               "weights": [full(p.detach()).double().norm().item()
                           for p in run.unwrap(model).parameters()]}  # fmt: skip
     if run.is_main:
-        result["scale"] = run._policies.state_dict()["scale"]
+        result["scale"] = run._parts.policies.state_dict()["scale"]
         with open(f"{args.out}.json", "w") as file:
             json.dump(result, file)
 

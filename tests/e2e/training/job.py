@@ -96,14 +96,14 @@ def without(cure):
     from phalanx.train.data import loader as data
     from phalanx.train.gang import groups
     from phalanx.train.parallel import replica
-    from phalanx.train.step import loop
+    from phalanx.train.step import engine
 
     if cure == "buckets":
         replica.freeze_buckets = lambda ddp: None
     elif cure == "sample-seeds":
         data.randomness.seed_sample = lambda seed: None
     elif cure == "rng-after-fetch":
-        loop.Loop._take_up_rng = lambda self: setattr(self, "resume_rng", None)
+        engine.StepEngine._restore_rng = lambda self: setattr(self, "_resume_rng", None)
     elif cure == "residuals":
         from phalanx.train.numerics.compression import error_feedback
 

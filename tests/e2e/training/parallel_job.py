@@ -136,7 +136,7 @@ def main():
         opt.state.clear()
     model, opt, loader = run.prepare(model, opt, loader)
     if args.fault == "norm-of-one-stage":
-        run._policies.measure(gradients.gradient_norm)
+        run._parts.strategy.norm = gradients.gradient_norm
     staged = "pp" in args.strategy
     with open(f"{args.out}.r{run.rank}.seen", "a") as seen:
         for epoch in run.epochs(args.epochs):

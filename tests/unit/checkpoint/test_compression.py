@@ -88,10 +88,7 @@ def test_frames_that_contradict_themselves_are_refused(tmp_path):
 
 
 def gang_of(tmp_path, storage):
-    gang = ThreadGang(tmp_path, 2, lambda rank: checkpoint.LocalDisk(), width=6000)
-    for saver in gang.savers:
-        saver.storage = storage
-    return gang
+    return ThreadGang(tmp_path, 2, lambda rank: checkpoint.LocalDisk(), width=6000, storage=storage)
 
 
 @pytest.mark.parametrize("sealed", [False, True])

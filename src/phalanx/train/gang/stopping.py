@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -30,6 +31,10 @@ class StopSignal:
         """Restore the default action of SIGTERM."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def left_s(self, grace_s: float) -> float:
+        """Return the seconds left of the grace period; infinite while no request has come."""
+        return math.inf if self.at is None else grace_s - (self._clock.monotonic() - self.at)
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:

@@ -44,6 +44,7 @@ from phalanx.train.observe.timing import (
     OUTSIDE,
     REST,
     STALL,
+    CurrentTiming,
     Probe,
     Timing,
     short,
@@ -218,13 +219,21 @@ class _ActiveProfile:
 
 
 class Profiler:
-    """The profiles of a run; while one runs, it replaces the timing of `loop`."""
+    """Runs the profiles that are asked for; each replaces the timing while it records."""
 
     def __init__(
-        self, loop: Any, info: RankInfo, channel: ControlChannel, report: Report,
-        models: Sequence[nn.Module], device: torch.device,
-    ) -> None:  # fmt: skip
-        self._loop, self._info, self._channel, self._report = loop, info, channel, report
+        self,
+        timing: CurrentTiming,
+        step: Callable[[], int],
+        info: RankInfo,
+        channel: ControlChannel,
+        report: Report,
+        models: Sequence[nn.Module],
+        device: torch.device,
+    ) -> None:
+        """`step` returns the number of steps committed."""
+        self._timing, self._step = timing, step
+        self._info, self._channel, self._report = info, channel, report
         self._models, self._device = models, device
         self._file = None if info.report_file is None else info.report_file.with_suffix(SUFFIX)
         self._heard: RequestedProfile | None = None
@@ -286,15 +295,15 @@ class Profiler:
     def _begin(self, settings: RequestedProfile) -> None:
         on_gpu = self._device.type == "cuda"
         recorder = RecordingTiming(
-            self._loop.timing,
+            self._timing.current,
             (lambda: torch.cuda.synchronize(self._device)) if on_gpu else _nothing,
             self._travel,
         )
-        self._loop.timing = recorder
+        self._timing.replace(recorder)
         for model in self._models:
             self._hooks.append(model.register_forward_hook(_marks_backward(recorder)))
         self._active = _ActiveProfile(
-            settings, self._loop.step + 1, recorder, steps_left=settings.steps
+            settings, self._step() + 1, recorder, steps_left=settings.steps
         )
 
     def _travel(self) -> tuple[float, float] | None:
@@ -328,7 +337,7 @@ class Profiler:
     def _end(self, active: _ActiveProfile) -> None:
         """Gather the measurements of all ranks and report them on rank 0. Collective."""
         recorder = active.recorder
-        self._loop.timing = recorder.inner
+        self._timing.replace(recorder.inner)
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()

@@ -95,6 +95,17 @@ class NoTiming:
         """Do nothing."""
 
 
+class CurrentTiming:
+    """The timing of a run, which a profile replaces while it records."""
+
+    def __init__(self, timing: Timing) -> None:
+        self.current = timing
+
+    def replace(self, timing: Timing) -> None:
+        """Time with another one from now on."""
+        self.current = timing
+
+
 class DurationHistogram:
     """A histogram of the durations of one section in one window."""
 

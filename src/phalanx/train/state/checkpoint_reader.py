@@ -18,8 +18,8 @@ from phalanx.checkpoint import compression, tensorfile
 from phalanx.core.training.checkpoints import FileEntry, Manifest
 from phalanx.errors import CheckpointCorrupt
 from phalanx.train.state import sharding, tree
+from phalanx.train.state.committer import STATE, shard_file
 
-STATE = "state.tensors"
 _LATER = ("models", "optimizers", "compression", "sync")
 
 Opener = Callable[[Path, FileEntry], tensorfile.ByteSource]
@@ -47,11 +47,6 @@ def section(restored: Restored, name: str, at: int) -> Any:
     """What was saved of the `at`-th of some objects; None when there were fewer."""
     rows = restored.state.get(name, ())
     return rows[at] if at < len(rows) else None
-
-
-def shard_file(rank: int) -> str:
-    """Where a rank's part of the state lies inside a checkpoint."""
-    return f"shard-{rank:05d}/{STATE}"
 
 
 def read_state(

@@ -28,7 +28,8 @@ from phalanx.errors import PlatformError, UserError
 from phalanx.kit.text import random_hex
 from phalanx.train.gang import context
 from phalanx.train.state import tree
-from phalanx.train.state.checkpoint_reader import read_state, shard_file
+from phalanx.train.state.checkpoint_reader import read_state
+from phalanx.train.state.committer import shard_file
 from phalanx.train.state.sharding import StoredTensor
 
 _DTYPES = {

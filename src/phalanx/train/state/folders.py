@@ -12,11 +12,9 @@ from functools import cache
 from pathlib import Path
 
 from phalanx import checkpoint
-from phalanx.checkpoint.folders import WHY, FolderOrigin, manifest_of
+from phalanx.checkpoint.folders import FolderOrigin, manifest_of
 from phalanx.core.contract.records import (
-    CheckpointRecord,
     QuarantinedRecord,
-    RemovedRecord,
     StepRecord,
     WarningRecord,
 )
@@ -27,6 +25,7 @@ from phalanx.kit.text import random_hex
 from phalanx.train.gang import context
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.report import NoReport, Report, ReportFile
+from phalanx.train.state.committer import Committer
 
 _NO_COPIES = (
     "checkpoint.store: folders that a script saves itself are not copied there; name the folder in"
@@ -58,38 +57,20 @@ def save(
         raise UserError(f"{source}: there are no files in it, so there is nothing to save")
     clock = SystemClock()
     began = clock.monotonic()
-    draft = checkpoint.CheckpointWriter(info.checkpoint_dir, checkpoint_name(step, random_hex(8)))
-    try:
-        for path in files:
-            draft.add_file(path.relative_to(source).as_posix(), path)
-        manifest = manifest_of(draft, step, _origin(info), dict(metrics or {}), clock.now())
-        made = draft.commit(manifest)
-    except BaseException:
-        draft.abandon()
-        raise
     report = _report(info.report_file)
     if info.checkpoint.store is not None:
         _say_once(info.report_file, _NO_COPIES)
-    report.write(StepRecord(step=step, epoch=0, consumed=0))
-    report.write(
-        CheckpointRecord(
-            path=str(made),
-            name=made.name,
-            step=step,
-            epoch=0,
-            position=0,
-            commit=manifest.commit,
-            bytes=manifest.size_bytes,
-            why=WHY,
-            metrics=dict(manifest.metrics),
-            save_s=round(clock.monotonic() - began, 6),
-        )
-    )
-    for gone in checkpoint.retain(
-        info.checkpoint_dir, info.checkpoint.keep, check=checkpoint.read_manifest, now=clock.now()
-    ):
-        report.write(RemovedRecord(str(info.checkpoint_dir / gone.name)))
-    return made
+    committer = Committer(info.checkpoint_dir, info, report, clock, checkpoint.LocalDisk())
+    writer = checkpoint.CheckpointWriter(info.checkpoint_dir, checkpoint_name(step, random_hex(8)))
+    try:
+        for path in files:
+            writer.add_file(path.relative_to(source).as_posix(), path)
+        manifest = manifest_of(writer, step, _origin(info), dict(metrics or {}), clock.now())
+        report.write(StepRecord(step=step, epoch=0, consumed=0))
+        return committer.finish(writer, manifest, began)
+    except BaseException:
+        writer.abandon()
+        raise
 
 
 def newest(checkpoint_dir: str | Path | None = None) -> tuple[Path, int] | None:

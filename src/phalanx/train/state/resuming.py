@@ -37,6 +37,14 @@ class Resumption:
         self._places: list[Place] = []
         self._problem = ""
         self._settled = False
+        self._where = "the checkpoint"
+
+    @property
+    def where(self) -> str:
+        """The checkpoint, for messages."""
+        if self.restored is not None:
+            self._where = f"checkpoint {self.restored.manifest.name}"
+        return self._where
 
     def open(self) -> None:
         """Find a checkpoint. Collective."""
@@ -86,11 +94,12 @@ class Resumption:
         self._places.clear()
         return self.restored is not None
 
-    def used_up(self, held: Mapping[str, Sized], where: str) -> None:
+    def used_up(self, held: Mapping[str, Sized]) -> None:
         """Training begins, with what is `held` by section: nothing of the checkpoint may be left over.
 
         Raises RestoreMismatch.
         """
+        where = self.where
         restored, self.restored = self.restored, None
         if restored is None:
             return

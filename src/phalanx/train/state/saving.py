@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import json
-import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,14 +18,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-import phalanx
 from phalanx import checkpoint
 from phalanx.checkpoint import tensorfile
-from phalanx.core.contract.records import CheckpointRecord, RemovedRecord, WarningRecord
 from phalanx.core.training.checkpoints import (
-    FileEntry,
-    Keep,
-    Manifest,
     Position,
     best_of,
     checkpoint_name,
@@ -38,7 +32,8 @@ from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.gang.report import Report
 from phalanx.train.state import sharding, tree
-from phalanx.train.state.checkpoint_reader import Restored, device_text, shard_file
+from phalanx.train.state.checkpoint_reader import Restored, device_text
+from phalanx.train.state.committer import Committer, SavedState, shard_file, write_part
 from phalanx.train.state.resume_choice import ResumeChoice
 from phalanx.train.state.staging import NoStaging, Staging
 from phalanx.train.state.storage import CheckpointStorage
@@ -102,7 +97,7 @@ class Saver(Protocol):
         """The first step is done: make ready for saves of such a state. Never fails."""
         ...
 
-    def save(self, state: Callable[[], Any], moment: SaveRequest) -> bool:
+    def save(self, state: Callable[[], Any], request: SaveRequest) -> bool:
         """Save, or begin to; False when it has failed already. The same answer on all ranks."""
         ...
 
@@ -148,7 +143,7 @@ class NoCheckpoints:
     def warm(self, state: Callable[[], Any]) -> None:
         """Nothing."""
 
-    def save(self, state: Callable[[], Any], moment: SaveRequest) -> bool:
+    def save(self, state: Callable[[], Any], request: SaveRequest) -> bool:
         """Nothing."""
         return False
 
@@ -174,9 +169,9 @@ class SaveOutcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RankSnapshot:
-    """This rank's part of the state at one moment. `head` is what its file says beside tensors."""
+    """This rank's part of the state at one request. `head` is what its file says beside tensors."""
 
-    moment: SaveRequest
+    request: SaveRequest
     metrics: Mapping[str, Any]
     head: Mapping[str, Any]
     blobs: Sequence[tensorfile.TensorBytes]
@@ -192,7 +187,7 @@ class CheckpointDirectory:
 
     saves = True
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a means of its own
         self,
         store: Path,
         info: RankInfo,
@@ -201,6 +196,7 @@ class CheckpointDirectory:
         clock: Clock,
         disk: checkpoint.Disk,
         staging: NoStaging | Staging,
+        storage: CheckpointStorage | None = None,
     ) -> None:
         self._store, self._info, self._channel = store, info, channel
         self._report, self._clock, self._disk = report, clock, disk
@@ -214,11 +210,9 @@ class CheckpointDirectory:
         self._warming: threading.Thread | None = None
         self._outcome = SaveOutcome.FAILED
         self._choice = ResumeChoice(store, info, channel, report, disk)
-        self._parent: str | None = None
-        self._commit = 0
         self._durations: list[float] = []
-        self._last_why = ""
-        self.storage = CheckpointStorage()
+        self.storage = storage or CheckpointStorage()
+        self._committer = Committer(store, info, report, clock, disk, self.storage)
 
     @property
     def estimate_s(self) -> float:
@@ -253,15 +247,14 @@ class CheckpointDirectory:
     def open(self) -> Restored | None:
         """The next checkpoint to try; see `choosing`."""
         restored = self._choice.open(self.storage)
-        self._commit = max(self._commit, self._choice.newest_commit)
+        self._committer.seen(self._choice.newest_commit)
         return restored
 
     def accept(self, restored: Restored, problem: str) -> bool:
         """Go on from it, where every rank could read all it needs. Collective."""
         if not self._choice.accept(restored, problem, self.storage):
             return False
-        self._parent = restored.manifest.name
-        self._commit = max(self._commit, restored.manifest.commit)
+        self._committer.resumed(restored.manifest)
         self.storage.tier.committed()
         return True
 
@@ -278,19 +271,19 @@ class CheckpointDirectory:
         )
         self._warming.start()
 
-    def save(self, state: Callable[[], Any], moment: SaveRequest) -> bool:
+    def save(self, state: Callable[[], Any], request: SaveRequest) -> bool:
         """Take this rank's part of the state, and write it: at once where training ends after it.
 
         A disk that refuses costs a warning in the report, never the training.
         """
         self.wait()
-        if moment.why in _AWAITED or isinstance(self._staging, NoStaging):
-            self._outcome = self._write(self._take(state(), moment, self._direct))
+        if request.why in _AWAITED or isinstance(self._staging, NoStaging):
+            self._outcome = self._write(self._take(state(), request, self._direct))
             if self._outcome is SaveOutcome.DISAGREED:
-                self._outcome = self._write(self._take(state(), moment, self._direct))
+                self._outcome = self._write(self._take(state(), request, self._direct))
             return self._outcome is SaveOutcome.COMMITTED
         self._warmed()
-        image = self._take(state(), moment, self._staging)
+        image = self._take(state(), request, self._staging)
         self._thread = threading.Thread(
             target=self._write_behind, args=(image,), name="phalanx-checkpoint", daemon=True
         )
@@ -313,7 +306,7 @@ class CheckpointDirectory:
         """Wait, and have the group's threads let go of what they were given."""
         self.wait()
         self._warmed()
-        self.storage.finish(self._last_why, self._info.grace_s)
+        self.storage.finish(self._committer.last_why, self._info.grace_s)
         self._channel.settle()
 
     def _pieces(self, state: Mapping[str, Any]) -> tuple[Any, Sequence[sharding.TensorPart], str]:
@@ -332,14 +325,16 @@ class CheckpointDirectory:
         return body, pieces, sharding.signature(leaves, common)
 
     def _take(
-        self, state: Mapping[str, Any], moment: SaveRequest, into: NoStaging | Staging
+        self, state: Mapping[str, Any], request: SaveRequest, into: NoStaging | Staging
     ) -> RankSnapshot:
         began = self._clock.monotonic()
         body, pieces, signature = self._pieces(state)
-        head: dict[str, Any] = {"rng": moment.rng.hex()}
+        head: dict[str, Any] = {"rng": request.rng.hex()}
         if self._info.is_main:
             head["state"] = body
-        return RankSnapshot(moment, dict(moment.metrics), head, into.take(pieces), signature, began)
+        return RankSnapshot(
+            request, dict(request.metrics), head, into.take(pieces), signature, began
+        )
 
     def _write_behind(self, image: RankSnapshot) -> None:
         self._outcome = self._write(image)
@@ -349,150 +344,68 @@ class CheckpointDirectory:
             outcome = self._write_together(image)
         except RuntimeError as error:  # the other ranks are gone
             outcome = SaveOutcome.FAILED
-            self._warn(image, str(error))
+            self._committer.warn(image.request.step, str(error))
         if outcome is SaveOutcome.DISAGREED:
             self._whole = True
-            self._warn(image, f"{outcome.value}; rank 0 writes everything from now on")
+            self._committer.warn(
+                image.request.step, f"{outcome.value}; rank 0 writes everything from now on"
+            )
         return outcome
-
-    def _warn(self, image: RankSnapshot, why: str) -> None:
-        message = f"the checkpoint of step {image.moment.step} could not be saved: {why}"
-        self._report.write(WarningRecord(message))
 
     def _write_together(self, image: RankSnapshot) -> SaveOutcome:
         """Agree that the parts fit, write them, gather their digests, commit. Collective."""
         signatures = self._channel.gather(image.signature.encode())
-        draft = self._draft(image, signatures) if self._info.is_main else None
+        writer = self._open(image, signatures) if self._info.is_main else None
         if self._info.is_main:
             verdict = SaveOutcome.DISAGREED.name if len(set(signatures)) > 1 else ""
-            name = self._channel.broadcast(draft.name if draft is not None else verdict)
+            name = self._channel.broadcast(writer.name if writer is not None else verdict)
         else:
             name = self._channel.broadcast("")
         if name in ("", SaveOutcome.DISAGREED.name):
             return SaveOutcome.DISAGREED if name else SaveOutcome.FAILED
         rows = self._channel.gather(self._write_part(name, image))
-        done = draft is not None and self._commit_all(draft, image, rows)
+        done = writer is not None and self._commit_all(writer, image, rows)
         committed = self._channel.broadcast("yes" if done else "") == "yes"
         return SaveOutcome.COMMITTED if committed else SaveOutcome.FAILED
 
-    def _draft(
+    def _open(
         self, image: RankSnapshot, signatures: Sequence[bytes]
     ) -> checkpoint.CheckpointWriter | None:
         if len(set(signatures)) > 1:
             return None
-        name = checkpoint_name(image.moment.step, random_hex(8))
-        try:
-            return checkpoint.CheckpointWriter(self._store, name, self._disk)
-        except OSError as error:
-            self._warn(image, str(error))
-            return None
+        step = image.request.step
+        return self._committer.open(checkpoint_name(step, random_hex(8)), step)
 
     def _write_part(self, name: str, image: RankSnapshot) -> bytes:
-        """Write this rank's file; what rank 0 has to know of it, or why there is none."""
-        path = shard_file(self._info.rank)
-        try:
-            entry = checkpoint.write_shard(
-                self._disk,
-                self._store / (name + ".tmp"),
-                path,
-                self.storage.encryption.wrap(
-                    f"{name}/{path}",
-                    self.storage.compression.wrap(tensorfile.lay_out(image.head, image.blobs)),
-                ),
-            )
-        except (OSError, MemoryError) as error:
-            return json.dumps({"error": f"rank {self._info.rank}: {error}"}).encode()
-        row = {"path": entry.path, "size_bytes": entry.size_bytes, "digest": entry.digest}
-        return json.dumps({**row, "chunks": entry.chunks}).encode()
+        """Write this rank's file; returns what rank 0 commits, or why there is none."""
+        compressed = self.storage.compression.wrap(tensorfile.lay_out(image.head, image.blobs))
+        rank = self._info.rank
+        pieces = self.storage.encryption.wrap(f"{name}/{shard_file(rank)}", compressed)
+        return json.dumps(write_part(self._disk, self._store, name, rank, pieces)).encode()
 
     def _commit_all(
-        self, draft: checkpoint.CheckpointWriter, image: RankSnapshot, rows: Iterable[bytes]
+        self, writer: checkpoint.CheckpointWriter, image: RankSnapshot, rows: Iterable[bytes]
     ) -> bool:
-        """Rank 0: make it a checkpoint when every rank's part is there, else remove it."""
-        found = [json.loads(row) for row in rows]
-        errors = [row["error"] for row in found if "error" in row]
-        try:
-            if errors:
-                raise OSError("; ".join(errors))
-            for row in found:
-                draft.adopt(FileEntry.from_json(row))
-            manifest = self.storage.encryption.stamp(self._manifest(draft.name, draft, image))
-            path = draft.commit(manifest)
-        except OSError as error:
-            self._warn(image, str(error))
-            draft.abandon()
-            return False
-        self._parent, self._commit = manifest.name, manifest.commit
-        took = self._clock.monotonic() - image.began
-        self._durations.append(took)
-        self._committed(path, manifest, took)
-        return True
-
-    def _committed(self, path: Path, manifest: Manifest, took: float) -> None:
-        """Rank 0, in whatever thread wrote: the checkpoint is there."""
-        self._report.write(
-            CheckpointRecord(
-                path=str(path),
-                name=manifest.name,
-                step=manifest.step,
-                epoch=manifest.position.total_passes,
-                position=manifest.position.consumed,
-                commit=manifest.commit,
-                bytes=manifest.size_bytes,
-                save_s=round(took, 6),
-                why=manifest.why,
-                metrics=dict(manifest.metrics),
-            )
-        )
-        self._last_why = manifest.why
-        self.storage.tier.committed()
-        self._let_go(self._info.checkpoint.keep)
-
-    def _manifest(
-        self, name: str, draft: checkpoint.CheckpointWriter, image: RankSnapshot
-    ) -> Manifest:
-        info, moment = self._info, image.moment
-        return Manifest(
-            name=name,
-            step=moment.step,
-            position=moment.position,
-            attempt=info.attempt,
-            generation=info.generation,
-            commit=self._commit + 1,
-            parent=self._parent,
-            world_size=info.world_size,
-            reference_world=info.reference_world,
-            global_batch=moment.global_batch,
-            created_at=self._clock.now(),
-            why=moment.why,
-            files=draft.files,
-            job=info.job,
-            mesh=_mesh(self._strategy, info.world_size),
-            strategy=self._strategy if info.world_size > 1 else "single",
-            code={"script": Path(sys.argv[0]).name},
-            versions={
-                "phalanx": phalanx.__version__,
-                "torch": torch.__version__,
-                "python": ".".join(str(part) for part in sys.version_info[:3]),
-            },
+        """Make it a checkpoint when the part of every rank is there, else remove it (rank 0)."""
+        request, world_size = image.request, self._info.world_size
+        saved = SavedState(
+            step=request.step,
+            why=request.why,
+            began=image.began,
+            position=request.position,
+            global_batch=request.global_batch,
+            metrics=image.metrics,
+            data=request.data,
+            strategy=self._strategy if world_size > 1 else "single",
+            mesh=_mesh(self._strategy, world_size),
+            versions={"torch": torch.__version__},
             threads=torch.get_num_threads(),
             device=device_text(),
-            metrics=image.metrics,
-            data=dict(moment.data),
         )
-
-    def _let_go(self, keep: Keep) -> None:
-        try:
-            # The head was synced a moment ago, its digests were taken on the way: reading it all
-            # again would double the traffic.
-            gone = checkpoint.retain(
-                self._store, keep, self._disk, check=checkpoint.read_manifest, now=self._clock.now()
-            )
-            for manifest in gone:
-                self._report.write(RemovedRecord(str(self._store / manifest.name)))
-        except OSError as error:
-            message = f"old checkpoints could not be deleted: {error}"
-            self._report.write(WarningRecord(message))
+        if not self._committer.commit(writer, [json.loads(row) for row in rows], saved):
+            return False
+        self._durations.append(self._clock.monotonic() - image.began)
+        return True
 
 
 def _mesh(strategy: str, world_size: int) -> dict[str, int]:

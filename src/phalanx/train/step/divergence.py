@@ -11,14 +11,45 @@ from __future__ import annotations
 import json
 from collections import deque
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from phalanx.core.training import control
 from phalanx.core.training.guards import FaultOrigin, GuardPolicy, SpikeDetector, Suspect, Undo
 from phalanx.errors import DivergedForGood
 from phalanx.train.gang.groups import ControlChannel
-from phalanx.train.step.apply import Applier
-from phalanx.train.step.loop import Loop
+from phalanx.train.gang.report import Journal
+from phalanx.train.step.guard import StepGuard
+from phalanx.train.step.progress import Progress
+
+
+class LossGuard(Protocol):
+    """Watches the logged loss between steps."""
+
+    def observe(self) -> None:
+        """Look at the newest value that has been read."""
+        ...
+
+    def requests(self) -> int:
+        """Return the request for the control words."""
+        ...
+
+    def act(self) -> None:
+        """Act on what one of the ranks found. Collective. Raises Diverged or DivergedForGood."""
+        ...
+
+
+class NoSpikeGuard:
+    """Losses are not watched."""
+
+    def observe(self) -> None:
+        """Do nothing."""
+
+    def requests(self) -> int:
+        """Request nothing."""
+        return 0
+
+    def act(self) -> None:
+        """Do nothing."""
 
 
 class SpikeGuard:
@@ -26,15 +57,21 @@ class SpikeGuard:
 
     def __init__(
         self,
-        loop: Loop,
-        applier: Applier,
+        progress: Progress,
+        journal: Journal,
+        guard: StepGuard,
         channel: ControlChannel,
         policy: GuardPolicy,
         place: tuple[int, int],
         metric: str = "loss",
     ) -> None:
         """`place` is (attempt, generation)."""
-        self._loop, self._applier, self._channel = loop, applier, channel
+        self._progress, self._journal, self._guard, self._channel = (
+            progress,
+            journal,
+            guard,
+            channel,
+        )
         self._policy, self._place, self._metric = policy, place, metric
         self._detector = SpikeDetector()
         self._spiked: int | None = None
@@ -44,20 +81,20 @@ class SpikeGuard:
 
     def observe(self) -> None:
         """Look at the newest value that has been read."""
-        journal = self._loop.journal
+        journal = self._journal
         value = journal.latest.get(self._metric)
         if value is None or journal.read_step == self._read_step or self._spiked is not None:
             return
         self._read_step = journal.read_step
         self._values.append((self._read_step, float(value).hex()))
-        suspect = self._loop.guard_state.suspect
+        suspect = self._progress.guard_state.suspect
         if suspect is not None and suspect.step == self._read_step:
             self._due = True
         elif self._detector.observe(float(value)):
             self._spiked = journal.read_step
 
-    def wishes(self) -> int:
-        """The request for the control words."""
+    def requests(self) -> int:
+        """Return the request for the control words."""
         return control.ROLL_BACK if self._spiked is not None or self._due else 0
 
     def act(self) -> None:
@@ -66,7 +103,7 @@ class SpikeGuard:
         Returns where training goes on. Raises Diverged or DivergedForGood.
         """
         rows = self._tell_one_another()
-        suspect = self._loop.guard_state.suspect
+        suspect = self._progress.guard_state.suspect
         if suspect is not None and any(row["due"] for row in rows):
             self._due = False
             self._judge(suspect, [row["again"] for row in rows])
@@ -77,7 +114,7 @@ class SpikeGuard:
 
     def _tell_one_another(self) -> list[dict[str, Any]]:
         """What every rank saw, on all of them."""
-        suspect = self._loop.guard_state.suspect
+        suspect = self._progress.guard_state.suspect
         known = dict(self._values)
         mine = {
             "step": self._spiked,
@@ -93,8 +130,8 @@ class SpikeGuard:
     def _suspect(self, step: int, rows: list[dict[str, Any]]) -> None:
         """A loss has jumped at `step`: end the generation before it."""
         text = f"step {step}: the loss jumped"
-        interval = next((one[1:] for one in self._loop.recent if one[0] == step), None)
-        if self._policy is GuardPolicy.STOP or interval is None or not self._applier.lasting:
+        interval = next((one[1:] for one in self._progress.recent if one[0] == step), None)
+        if self._policy is GuardPolicy.STOP or interval is None or not self._guard.lasting:
             raise DivergedForGood(text, "on_spike='rollback' would pass the batch over")
         above = min(row["above"] for row in rows if row["step"] == step)
         seen = tuple(dict(row["values"]).get(step, "") for row in rows)
@@ -102,20 +139,20 @@ class SpikeGuard:
         undo = Undo(*self._place, step)
         if self._policy is GuardPolicy.SKIP:
             ranks = [rank for rank, row in enumerate(rows) if row["step"] == step]
-            self._applier.tell("skip", FaultOrigin.UNKNOWN, ranks, "spike", step)
-            self._applier.roll_back(suspect.skip(), undo, text)
-        guard_state = replace(self._loop.guard_state, undo=undo, suspect=suspect)
-        self._applier.leave_with(guard_state, f"{text}; the next generation computes it once more")
+            self._guard.tell("skip", FaultOrigin.UNKNOWN, ranks, "spike", step)
+            self._guard.roll_back(suspect.skip(), undo, text)
+        guard_state = replace(self._progress.guard_state, undo=undo, suspect=suspect)
+        self._guard.leave_with(guard_state, f"{text}; the next generation computes it once more")
 
     def _judge(self, suspect: Suspect, again: list[str]) -> None:
         """The step whose loss had jumped was computed a second time."""
         blame, ranks = suspect.verdict(again)
         step = suspect.step
         if blame is not FaultOrigin.HARDWARE:
-            self._applier.tell("rollback", blame, ranks, "spike", step)
+            self._guard.tell("rollback", blame, ranks, "spike", step)
             text = f"step {step}: the loss jumped again"
-            self._applier.roll_back(suspect.skip(), Undo(*self._place, step), text)
-        self._applier.tell("applied", blame, ranks, "spike", step)
-        self._loop.guard_state = replace(self._loop.guard_state, suspect=None)
+            self._guard.roll_back(suspect.skip(), Undo(*self._place, step), text)
+        self._guard.tell("applied", blame, ranks, "spike", step)
+        self._progress.set_guard_state(replace(self._progress.guard_state, suspect=None))
         # Where it cannot be written down, a later generation judges once more, to the same end.
-        self._applier.remember(self._loop.guard_state)
+        self._guard.store(self._progress.guard_state)

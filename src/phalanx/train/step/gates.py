@@ -12,8 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from phalanx.train.observe.timing import OPTIMIZER
-from phalanx.train.step.loop import Loop
+from phalanx.train.step.progress import Progress
 
 
 class ClearGate:
@@ -23,35 +22,36 @@ class ClearGate:
     belongs to the next step, whether the user clears before the backward pass or after the step.
     """
 
-    def __init__(self, zero_grad: Callable[..., None], loop: Loop) -> None:
-        self.spent = False
+    def __init__(self, zero_grad: Callable[..., None], progress: Progress) -> None:
+        self._spent = False
         self._zero_grad = zero_grad
-        self._loop = loop
+        self._progress = progress
+
+    def mark_spent(self) -> None:
+        """Let the next call clear: a step has used the gradients."""
+        self._spent = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Clear, if the gradients in memory have been used."""
-        if self.spent or not self._loop.accumulates:
-            self.spent = False
+        if self._spent or not self._progress.accumulates:
+            self._spent = False
             self._zero_grad(*args, **kwargs)
 
 
 def gate_optimizer(
-    optimizer: Optimizer, loop: Loop, apply: Callable[[Optimizer, Callable[[], Any]], Any]
+    optimizer: Optimizer,
+    progress: Progress,
+    take_step: Callable[[Optimizer, Callable[[], Any]], Any],
 ) -> ClearGate:
-    """Make `step` a commit, or nothing inside an accumulation; returns the gate of `zero_grad`.
+    """Replace `step` by `take_step`, and make `zero_grad` respect accumulation; returns its gate.
 
-    `apply` gets the optimizer and its own step, and decides whether and how to take it.
+    `take_step` receives the optimizer and its own step, and decides whether and how to take it.
     """
     step = optimizer.step
-    gate = ClearGate(optimizer.zero_grad, loop)
+    gate = ClearGate(optimizer.zero_grad, progress)
 
     def commit(*args: Any, **kwargs: Any) -> Any:
-        if not loop.may_step():
-            return None
-        loop.timing.enter(OPTIMIZER)
-        result = apply(optimizer, lambda: step(*args, **kwargs))
-        loop.commit()
-        return result
+        return take_step(optimizer, lambda: step(*args, **kwargs))
 
     # Schedulers look for this mark, to see whether the step they know has been replaced.
     commit._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
@@ -60,9 +60,9 @@ def gate_optimizer(
     return gate
 
 
-def gate_model(model: nn.Module, loop: Loop) -> ClearGate:
+def gate_model(model: nn.Module, progress: Progress) -> ClearGate:
     """Make the model's own `zero_grad` respect an accumulation too."""
-    gate = ClearGate(model.zero_grad, loop)
+    gate = ClearGate(model.zero_grad, progress)
     object.__setattr__(model, "zero_grad", gate)
     return gate
 
@@ -78,6 +78,14 @@ class ScheduleGate:
         # The instance's dictionary is what a scheduler saves: both replacements stay out of it.
         scheduler.step = self._gated  # type: ignore[method-assign]
         scheduler.state_dict = self._plain_state  # type: ignore[method-assign]
+
+    def allow(self, applied: bool) -> None:
+        """Let the next call step, where a step changed the weights."""
+        self.due = self.due or applied
+
+    def restore(self, due: bool) -> None:
+        """Restore whether the next call steps."""
+        self.due = due
 
     def _gated(self, *args: Any, **kwargs: Any) -> None:
         if self.due:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,7 +10,6 @@ import jax
 
 from phalanx import checkpoint
 from phalanx.core.contract.records import DoneRecord, PhaseRecord, StepRecord, StoppedRecord
-from phalanx.core.training import cadence
 from phalanx.errors import NotSupported, UserError
 from phalanx.kit.clock import Clock, SystemClock
 from phalanx.train.frameworks.jax.processes import JaxProcesses, Processes, SingleProcess
@@ -20,6 +18,7 @@ from phalanx.train.gang import context, failure, stacks
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.report import Journal, NoReport, Report, ReportFile
 from phalanx.train.gang.stopping import StopSignal
+from phalanx.train.step.save_schedule import SaveSchedule
 
 # How far apart the processes ask one another whether to stop and to save: a collective in every step
 # would have the host wait for the device each time.
@@ -76,10 +75,9 @@ class JaxRun:
         self._journal = Journal(report)
         self._stopping = self._closed = False
         self._tree: Any = None
-        self._saved_step = -1
         self._agree_at = 1
         self._agreed_s, self._agreed_step = clock.monotonic(), 0
-        self._next_save_at = clock.monotonic() + (info.checkpoint.every.seconds or 0.0)
+        self._schedule = SaveSchedule(info, clock.monotonic())
         atexit.register(self._close)
 
     def restore(self, like: Any) -> Any:
@@ -91,7 +89,8 @@ class JaxRun:
         if found is None:
             return like
         tree, manifest = found
-        self.step = self._saved_step = self._agreed_step = manifest.step
+        self.step = self._agreed_step = manifest.step
+        self._schedule.resume(self.step)
         self._agree_at = self.step + 1
         return tree
 
@@ -109,7 +108,7 @@ class JaxRun:
                     f"step {step} was not committed",
                     "call run.commit(state) once, at the end of the loop's body",
                 )
-        if self._tree is not None and self._saved_step != self.step:
+        if self._tree is not None and self._schedule.saved_step != self.step:
             self._save("final")
         self._saver.commit()
         self._journal.flush()
@@ -125,9 +124,8 @@ class JaxRun:
         self.step += 1
         self._report.write(StepRecord(step=self.step, epoch=0, consumed=0))
         self._journal.flush()
-        every = self._info.checkpoint.every.steps
-        if every and self.step % every == 0:
-            self._save("every")
+        if (why := self._schedule.reason_at(self.step, agreed=False)) is not None:
+            self._save(why)
         if self.step >= self._agree_at:
             self._agree()
 
@@ -151,7 +149,7 @@ class JaxRun:
         now = self._clock.monotonic()
         took_s = max(1e-6, (now - self._agreed_s) / max(1, self.step - self._agreed_step))
         ahead = min(_MOST_STEPS, max(1, int(_AGREE_EVERY_S / took_s)))
-        due = self._info.checkpoint.every.seconds is not None and now >= self._next_save_at
+        due = self._schedule.proposes(now)
         stopping, written = self._stop.at is not None, self._saver.written
         rows = self._processes.numbers([int(stopping), int(due), int(written), ahead])
         self._agreed_s, self._agreed_step = now, self.step
@@ -166,32 +164,31 @@ class JaxRun:
 
     def _save(self, why: str) -> None:
         self._journal.flush()
+        self._schedule.begin()
         began = self._clock.monotonic()
         self._saver.begin(self._tree, self.step, why, self._journal.latest)
         if not self._info.checkpoint.background or why in ("final", "asked"):
             self._saver.commit()
-        self._saved_step = self.step
         now = self._clock.monotonic()
-        self._next_save_at = now + self._interval_s(now - began)
-
-    def _interval_s(self, stall_s: float) -> float:
-        every, info = self._info.checkpoint.every, self._info
-        if not every.auto:
-            return every.seconds or 0.0
-        began_at = info.job_started_at
-        run_s = 0.0 if began_at is None else (self._clock.now() - began_at) / 1e6
-        between_s = cadence.mean_time_between_failures_s(info.restarts, run_s)
-        return cadence.interval_s(stall_s, self._saver.estimate_s, between_s)
+        self._schedule.saved(
+            self.step,
+            now=now,
+            stall_s=now - began,
+            write_s=self._saver.estimate_s,
+            wall_us=self._clock.now(),
+        )
 
     def _leave(self) -> None:
         """Save if there is time, say so, and end the script: all processes at the same step."""
         self._stopping = True
-        left = math.inf
-        if self._stop.at is not None:
-            left = self._info.grace_s - (self._clock.monotonic() - self._stop.at)
-        fits = self._saver.saves and left >= self._saver.estimate_s
+        left_s = self._stop.left_s(self._info.grace_s)
+        fits = self._saver.saves and left_s >= self._saver.estimate_s
         everybody = self._processes.numbers([int(fits)])
-        saved = self._saver.under_way and self._saver.commit() and self._saved_step == self.step
+        saved = (
+            self._saver.under_way
+            and self._saver.commit()
+            and self._schedule.saved_step == self.step
+        )
         if all(row[0] for row in everybody) and not saved:
             self._saver.begin(self._tree, self.step, "stop", self._journal.latest)
             saved = self._saver.commit()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,18 +11,14 @@ from typing import Any, Protocol
 
 import jax
 
-import phalanx
 from phalanx import checkpoint
 from phalanx.checkpoint import tensorfile
 from phalanx.checkpoint.commit import DEBRIS
 from phalanx.core.contract.records import (
-    CheckpointRecord,
     QuarantinedRecord,
-    RemovedRecord,
     RestoredRecord,
-    WarningRecord,
 )
-from phalanx.core.training.checkpoints import FileEntry, Manifest, Position, checkpoint_name
+from phalanx.core.training.checkpoints import Manifest, checkpoint_name
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound
 from phalanx.kit.clock import Clock
 from phalanx.kit.text import random_hex
@@ -31,6 +26,7 @@ from phalanx.train.frameworks.jax import arrays
 from phalanx.train.frameworks.jax.processes import Processes
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.report import Report
+from phalanx.train.state.committer import Committer, SavedState, write_part
 
 STRATEGY = "jax"
 
@@ -92,7 +88,7 @@ class NoJaxCheckpoints:
 
 
 @dataclass(slots=True)
-class Draft:
+class PendingSave:
     """A save under way, as one process sees it."""
 
     name: str
@@ -115,9 +111,8 @@ class JaxCheckpoints:
     ) -> None:  # fmt: skip
         self._store, self._info, self._processes = store, info, processes
         self._report, self._clock, self._disk = report, clock, disk
-        self._draft: Draft | None = None
-        self._parent: str | None = None
-        self._commit = 0
+        self._draft: PendingSave | None = None
+        self._committer = Committer(store, info, report, clock, disk)
         self._took_s = 1.0
 
     @property
@@ -143,7 +138,7 @@ class JaxCheckpoints:
         if self.under_way:
             self.commit()
         suffix = self._processes.gather(random_hex(8).encode())[0].decode()
-        draft = Draft(
+        draft = PendingSave(
             checkpoint_name(step, suffix), step, why, dict(metrics), self._clock.monotonic()
         )
         rows, blobs = arrays.taken(tree, self._info.rank)
@@ -155,20 +150,10 @@ class JaxCheckpoints:
         draft.thread.start()
 
     def _write(
-        self, draft: Draft, head: Mapping[str, Any], blobs: Sequence[tensorfile.TensorBytes]
+        self, draft: PendingSave, head: Mapping[str, Any], blobs: Sequence[tensorfile.TensorBytes]
     ) -> None:
-        path = f"shard-{self._info.rank:05d}/state.tensors"
-        root = self._store / (draft.name + DEBRIS)
-        try:
-            pieces = tensorfile.lay_out(head, blobs)
-            entry = checkpoint.write_shard(self._disk, root, path, pieces)
-        except (OSError, MemoryError) as error:
-            draft.row = {"error": f"rank {self._info.rank}: {error}"}
-            return
-        draft.row = {
-            "path": entry.path, "size_bytes": entry.size_bytes, "digest": entry.digest,
-            "chunks": entry.chunks,
-        }  # fmt: skip
+        pieces = tensorfile.lay_out(head, blobs)
+        draft.row = write_part(self._disk, self._store, draft.name, self._info.rank, pieces)
 
     def commit(self) -> bool:
         """See `JaxSaver`. A disk that refuses costs a warning in the report, never the training."""
@@ -182,59 +167,22 @@ class JaxCheckpoints:
         self._took_s = self._clock.monotonic() - draft.began
         return committed
 
-    def _commit_all(self, draft: Draft, rows: Sequence[Mapping[str, Any]]) -> bool:
-        try:
-            if errors := [row["error"] for row in rows if "error" in row]:
-                raise OSError("; ".join(errors))
-            made = checkpoint.CheckpointWriter(self._store, draft.name, self._disk)
-            for row in rows:
-                made.adopt(FileEntry.from_json(row))
-            manifest = self._manifest(draft, made.files)
-            path = made.commit(manifest)
-        except OSError as error:
+    def _commit_all(self, draft: PendingSave, rows: Sequence[Mapping[str, Any]]) -> bool:
+        writer = self._committer.open(draft.name, draft.step)
+        if writer is None:
             self._disk.remove_tree(self._store / (draft.name + DEBRIS))
-            message = f"the checkpoint of step {draft.step} could not be saved: {error}"
-            self._report.write(WarningRecord(message))
             return False
-        self._parent, self._commit = manifest.name, manifest.commit
-        self._report.write(
-            CheckpointRecord(
-                path=str(path),
-                name=manifest.name,
-                step=manifest.step,
-                epoch=0,
-                position=0,
-                commit=manifest.commit,
-                bytes=manifest.size_bytes,
-                why=manifest.why,
-                save_s=round(self._clock.monotonic() - draft.began, 6),
-                metrics=dict(manifest.metrics),
-            )
-        )
-        self._let_go()
-        return True
-
-    def _manifest(self, draft: Draft, files: tuple[FileEntry, ...]) -> Manifest:
-        info = self._info
-        return Manifest(
-            name=draft.name, step=draft.step, position=Position(), attempt=info.attempt,
-            generation=info.generation, commit=self._commit + 1, parent=self._parent,
-            world_size=info.world_size, reference_world=info.reference_world, global_batch=None,
-            created_at=self._clock.now(), why=draft.why, files=files, job=info.job,
-            mesh={"process": info.world_size}, strategy=STRATEGY,
-            code={"script": Path(sys.argv[0]).name}, versions=_versions(), device=_device(),
+        saved = SavedState(
+            step=draft.step,
+            why=draft.why,
+            began=draft.began,
+            strategy=STRATEGY,
+            mesh={"process": self._info.world_size},
+            versions={"jax": jax.__version__},
+            device=_device(),
             metrics=draft.metrics,
-        )  # fmt: skip
-
-    def _let_go(self) -> None:
-        try:
-            for gone in checkpoint.retain(
-                self._store, self._info.checkpoint.keep, self._disk, check=checkpoint.read_manifest,
-                now=self._clock.now(),
-            ):  # fmt: skip
-                self._report.write(RemovedRecord(str(self._store / gone.name)))
-        except OSError as error:
-            self._report.write(WarningRecord(f"old checkpoints could not be deleted: {error}"))
+        )
+        return self._committer.commit(writer, rows, saved)
 
     # -- restoring ---------------------------------------------------------------------------------
 
@@ -269,7 +217,7 @@ class JaxCheckpoints:
         checkpoint.clean_debris(self._store, self._disk)
         for path, why in listing.bad.items():
             self._set_aside(path, why)
-        self._commit = max((one.manifest.commit for one in listing.good), default=0)
+        self._committer.seen(max((one.manifest.commit for one in listing.good), default=0))
         return [
             one.path
             for one in checkpoint.resume_order(listing)
@@ -293,8 +241,7 @@ class JaxCheckpoints:
             raise CheckpointCorrupt(f"{path}: nothing in it says what its arrays are")
         stored = arrays.stored_arrays(leaves, files, str(path))
         tree = arrays.put_back(like, leaves, stored, f"checkpoint {manifest.name}")
-        self._parent = manifest.name
-        self._commit = max(self._commit, manifest.commit)
+        self._committer.resumed(manifest)
         if self._info.is_main:
             differs = _differs(manifest, self._info)
             self._report.write(
@@ -310,14 +257,6 @@ class JaxCheckpoints:
                 )
             )
         return tree, manifest
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "phalanx": phalanx.__version__,
-        "jax": jax.__version__,
-        "python": ".".join(str(part) for part in sys.version_info[:3]),
-    }
 
 
 def _device() -> str:
