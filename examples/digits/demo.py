@@ -39,7 +39,7 @@ def phalanx(*words: str) -> str:
 
 
 class Bar:
-    """A progress bar where somebody looks; a line now and then where nobody does."""
+    """A progress bar on a terminal; a line now and then elsewhere."""
 
     def __init__(self) -> None:
         from rich.console import Console

@@ -67,8 +67,8 @@ class PlacementWish(Section):
     )
     patience: Duration | None = Field(
         default=None,
-        description="How long to wait for what is preferred before doing without; absent: "
-        "a twentieth of the expected run, at most an hour (ten minutes where nothing is known).",
+        description="How long to insist on the preferred level; absent: estimated from the run times of "
+        "similar jobs.",
     )
     selector: dict[Name, Text] = Field(
         default_factory=dict, description="Labels that every node must have."
