@@ -28,8 +28,8 @@ MAX_FORMAT_SKIPS = 20
 
 #: Files under MIN_FILE lines, each with the reason for which it is a file of its own.
 SHORT_FILES: dict[str, str] = {
-    "kit/nearest.py": "the error messages of four packages use it",
     "executors/ray/naming.py": "the driver and the watch of nodes find placement groups by these names",
+    "cli/exits.py": "the exit codes are an interface of their own, below all of cli",
 }
 
 #: Pronouns for persons. Jobs, processes and modules are things.

@@ -64,10 +64,14 @@ class JobCalls(Transport):
     ) -> JobPage:
         """One page of jobs, newest first."""
         wanted = {
-            "state": list(states), "project": project, "owner": owner, "name": name,
+            "state": list(states),
+            "project": project,
+            "owner": owner,
+            "name": name,
             "label": [f"{key}={value}" for key, value in (labels or {}).items()],
-            "before": before, "limit": limit,
-        }  # fmt: skip
+            "before": before,
+            "limit": limit,
+        }
         return self._get(f"{V1}/jobs", JobPage, wanted)
 
     def job(self, num: int) -> JobView:
@@ -104,9 +108,13 @@ class JobCalls(Transport):
         With `role`, only lines of that role; `ranks` are then numbers within the role.
         """
         params = {
-            "rank": list(ranks), "stream": stream, "tail": tail, "cursor": cursor,
-            "wait_s": wait_s, "role": role,
-        }  # fmt: skip
+            "rank": list(ranks),
+            "stream": stream,
+            "tail": tail,
+            "cursor": cursor,
+            "wait_s": wait_s,
+            "role": role,
+        }
         return self._get(f"{V1}/jobs/{num}/logs", LogPage, params, wait_s)
 
     def metrics(
@@ -124,9 +132,12 @@ class JobCalls(Transport):
         With `role`, only series of that role; `ranks` are then numbers within the role.
         """
         params = {
-            "name": list(names), "rank": list(ranks), "after_step": after_step,
-            "max_points": max_points, "role": role,
-        }  # fmt: skip
+            "name": list(names),
+            "rank": list(ranks),
+            "after_step": after_step,
+            "max_points": max_points,
+            "role": role,
+        }
         return self._get(f"{V1}/jobs/{num}/metrics", MetricsView, params)
 
     def checkpoints(self, num: int) -> list[CheckpointView]:

@@ -43,8 +43,17 @@ class CheckResult:
 def examine(home: Path) -> list[CheckResult]:
     """Run every check, the most important first."""
     checks: tuple[Callable[[Path], CheckResult], ...] = (
-        _python, _torch, _home, _disk, _shm, _files, _port, _cores, _clock, _server,
-    )  # fmt: skip
+        _python,
+        _torch,
+        _home,
+        _disk,
+        _shm,
+        _files,
+        _port,
+        _cores,
+        _clock,
+        _server,
+    )
     return [check(home) for check in checks]
 
 

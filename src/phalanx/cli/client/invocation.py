@@ -17,10 +17,21 @@ from phalanx.kit.text import replace_unencodable
 
 _SECRET_WORDS = frozenset(
     {
-        "TOKEN", "TOKENS", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL",
-        "CREDENTIALS", "KEY", "KEYS", "APIKEY", "PAT",
+        "TOKEN",
+        "TOKENS",
+        "SECRET",
+        "SECRETS",
+        "PASSWORD",
+        "PASSWD",
+        "PASSPHRASE",
+        "CREDENTIAL",
+        "CREDENTIALS",
+        "KEY",
+        "KEYS",
+        "APIKEY",
+        "PAT",
     }
-)  # fmt: skip
+)
 _SECRET_ENDS = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|APIKEY)$")
 _SECRET_VALUE = re.compile(r"^[a-z][a-z0-9+.-]*://[^/@\s:]*:[^/@\s]+@", re.IGNORECASE)
 # Set by the shell, an outer job or an outer launcher; wrong for the ranks of a new job.

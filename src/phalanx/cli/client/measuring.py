@@ -39,9 +39,12 @@ def run_to_end(
 
     spec = {**part, "run": [session.invocation.python, "-u", "-m", module, *words]}
     body = SubmitRequest(
-        spec=resolved(validate_spec(spec)), kind="run", caller_cwd=str(session.invocation.cwd),
-        caller_env=forward_environment(session.invocation.env, []).env, owner=session.invocation.owner(),
-    )  # fmt: skip
+        spec=resolved(validate_spec(spec)),
+        kind="run",
+        caller_cwd=str(session.invocation.cwd),
+        caller_env=forward_environment(session.invocation.env, []).env,
+        owner=session.invocation.owner(),
+    )
     job = client.submit(body).job
     assert job is not None
     try:

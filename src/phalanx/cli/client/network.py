@@ -89,20 +89,26 @@ def _said(client: PhalanxClient, view: JobView) -> tuple[str, ...]:
 
 def _plain(row: _Row) -> dict[str, Any]:
     return {
-        "preset": row.preset, "latency_s": row.latency_s, "bus_bytes_per_s": row.bus,
-        "link_bytes_per_s": row.link, "remarks": list(row.lines),
-    }  # fmt: skip
+        "preset": row.preset,
+        "latency_s": row.latency_s,
+        "bus_bytes_per_s": row.bus,
+        "link_bytes_per_s": row.link,
+        "remarks": list(row.lines),
+    }
 
 
 def _compare(rows: list[_Row]) -> None:
     base = rows[0]
     table = [
         (
-            row.preset, f"{row.latency_s * 1e6:.0f} µs", rate_text(row.bus),
-            f"{row.bus / base.bus:.2f}" if base.bus else "-", rate_text(row.link),
+            row.preset,
+            f"{row.latency_s * 1e6:.0f} µs",
+            rate_text(row.bus),
+            f"{row.bus / base.bus:.2f}" if base.bus else "-",
+            rate_text(row.link),
         )
         for row in rows
-    ]  # fmt: skip
+    ]
     output.table(("PRESET", "LATENCY", "BANDWIDTH", "AGAINST NONE", "LINK"), table, "nothing")
     for row in rows[:1]:
         print("\n".join(row.lines))

@@ -24,23 +24,41 @@ class RunFlags:
     `defaults` are entries of a module's spec that the flags override.
     """
 
+    #: a Python module to run instead of a script
     module: str | None = None
+    #: `--ranks`: ranks on each node
     ranks_per_node: int | None = None
+    #: a number, or a range such as `2..4`
     nodes: int | str | None = None
+    #: name of the job
     name: str | None = None
+    #: project of the job
     project: str | None = None
+    #: variables to set in the ranks
     env: Mapping[str, str] | None = None
+    #: `10m`, `500 steps`, `1 epoch` or `auto`
     checkpoint_every: str | None = None
+    #: folder with checkpoints that the script writes itself
     checkpoint_directory: str | None = None
+    #: framework of the ranks, such as `torch`
     framework: str | None = None
+    #: patterns that read metrics from output lines
     metrics: Sequence[str] = ()
+    #: a duration such as `12h`
     max_duration: str | None = None
+    #: 0 to 100, or the name of a priority
     priority: int | str | None = None
+    #: pools that the job may run in, in order of preference
     pool: Sequence[str] = ()
+    #: start every rank without the warm process
     cold: bool = False
+    #: modules that the warm process imports
     warm_imports: Sequence[str] = ()
+    #: spec keys with lower precedence than the flags
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    #: path of a requirements file
     requirements: str | None = None
+    #: requirements of single packages
     packages: Sequence[str] = ()
 
 

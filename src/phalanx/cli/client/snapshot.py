@@ -23,9 +23,15 @@ MAX_ENTRIES = 50_000
 IGNORE_FILES = (".gitignore", ".phalanxignore")
 _ALWAYS_OUT = frozenset({".git", ".hg", ".svn"})
 _USUALLY_OUT = (
-    "__pycache__/", "*.pyc", ".venv/", ".mypy_cache/", ".pytest_cache/", ".ruff_cache/",
-    ".ipynb_checkpoints/", ".phalanx-home/",
-)  # fmt: skip
+    "__pycache__/",
+    "*.pyc",
+    ".venv/",
+    ".mypy_cache/",
+    ".pytest_cache/",
+    ".ruff_cache/",
+    ".ipynb_checkpoints/",
+    ".phalanx-home/",
+)
 
 
 @dataclass(frozen=True, slots=True)

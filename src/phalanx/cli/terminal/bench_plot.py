@@ -1,4 +1,4 @@
-"""Pictures of a scaling benchmark: bars for a terminal, one small SVG for everybody else."""
+"""Figures of a scaling benchmark: bars in the terminal, and a small SVG file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _W, _H, _LEFT, _TOP, _BOTTOM = 480, 300, 48, 34, 40
 
 
 def bars(values: Sequence[float], whole: Sequence[float]) -> list[str]:
-    """A bar for each value, dots up to what would have been perfect."""
+    """A bar for each value, with dots up to the value of perfect scaling."""
     most = max(*values, *whole, 1e-12)
     found = []
     for value, perfect in zip(values, whole, strict=True):
@@ -21,7 +21,7 @@ def bars(values: Sequence[float], whole: Sequence[float]) -> list[str]:
 
 
 def svg(table: Sequence[ScalingRow], model: str) -> str:
-    """Speed-up over ranks, with the line of perfect scaling and each point's efficiency."""
+    """An SVG of speed-up over ranks, with the line of perfect scaling and each efficiency."""
     most = max((max(row.ranks, row.speed_up) for row in table), default=1.0)
 
     def place(ranks: float, speed_up: float) -> str:

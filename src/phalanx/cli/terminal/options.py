@@ -22,6 +22,28 @@ RoleName = Annotated[
 ]
 
 
+# Options of the verbs that submit a job.
+AllRanks = Annotated[
+    bool,
+    typer.Option("--all-ranks", help="Show the output of all ranks.", rich_help_panel="Output"),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="Check the spec and print it with every default; submit nothing."
+    ),
+]
+RanksOption = Annotated[
+    int | None, typer.Option("-n", "--ranks", min=1, help="Ranks on each node.")
+]
+NodesOption = Annotated[
+    str | None, typer.Option("--nodes", help="Nodes; 2..4 makes the job elastic.")
+]
+NameOption = Annotated[str | None, typer.Option("--name", help="Name of the job.")]
+ProjectOption = Annotated[str | None, typer.Option("--project", help="Project of the job.")]
+Detach = Annotated[bool, typer.Option("--detach", "-d", help="Submit and return at once.")]
+
+
 def one_rank(rank: int | None) -> tuple[int, ...]:
     """The server's rank filter: one rank, or empty for all."""
     return () if rank is None else (rank,)

@@ -30,47 +30,61 @@ def bench() -> None:
     """Measure the machines of a pool."""
 
 
+ModelOption = Annotated[
+    str, typer.Option("--model", help="A model that `phalanx recipe flags` lists.")
+]
+CountsOption = Annotated[
+    str,
+    typer.Option(
+        "--counts", "--gpu-counts", help="Numbers of ranks to measure, separated by commas."
+    ),
+]
+BatchSizeOption = Annotated[
+    int, typer.Option("--batch-size", min=1, help="Samples per rank and step.")
+]
+StepsOption = Annotated[
+    int, typer.Option("--steps", min=3, help="Steps to measure at each number of ranks.")
+]
+ImageSizeOption = Annotated[
+    int, typer.Option("--image-size", min=16, help="Height and width of images.")
+]
+ScaleOption = Annotated[
+    float, typer.Option("--scale", min=0.05, help="Factor on the width of the model.")
+]
+PrecisionOption = Annotated[str, typer.Option("--precision", help="fp32, bf16 or fp16.")]
+PerNodeOption = Annotated[
+    int | None, typer.Option("--per-node", min=1, help="Maximum number of ranks on a node.")
+]
+EpochSamplesOption = Annotated[
+    int,
+    typer.Option("--epoch-samples", min=1, help="Samples of an epoch, for its time and cost."),
+]
+PriceOption = Annotated[
+    float | None,
+    typer.Option("--price", min=0, help="US dollars per slot and hour; default: the pool's."),
+]
+PoolOption = Annotated[str | None, typer.Option("--pool", help="The pool to measure.")]
+PlotOption = Annotated[
+    Path | None,
+    typer.Option("--plot", help="Write a figure to this SVG file."),
+]
+
+
 @bench_app.command("scaling")
 def scaling(  # noqa: PLR0913 - one parameter for each option
     ctx: typer.Context,
-    model: Annotated[
-        str, typer.Option("--model", help="A model that `phalanx recipe flags` lists.")
-    ] = "resnet50",
-    counts: Annotated[
-        str,
-        typer.Option(
-            "--counts", "--gpu-counts", help="Numbers of ranks to measure, separated by commas."
-        ),
-    ] = "1,2,4,8",
-    batch_size: Annotated[
-        int, typer.Option("--batch-size", min=1, help="Samples per rank and step.")
-    ] = 8,
-    steps: Annotated[
-        int, typer.Option("--steps", min=3, help="Steps to measure at each number of ranks.")
-    ] = 20,
-    image_size: Annotated[
-        int, typer.Option("--image-size", min=16, help="Height and width of images.")
-    ] = 32,
-    scale: Annotated[
-        float, typer.Option("--scale", min=0.05, help="Factor on the width of the model.")
-    ] = 1.0,
-    precision: Annotated[str, typer.Option("--precision", help="fp32, bf16 or fp16.")] = "fp32",
-    per_node: Annotated[
-        int | None, typer.Option("--per-node", min=1, help="Maximum number of ranks on a node.")
-    ] = None,
-    epoch_samples: Annotated[
-        int,
-        typer.Option("--epoch-samples", min=1, help="Samples of an epoch, for its time and cost."),
-    ] = 1_281_167,
-    price: Annotated[
-        float | None,
-        typer.Option("--price", min=0, help="US dollars per slot and hour; default: the pool's."),
-    ] = None,
-    pool: Annotated[str | None, typer.Option("--pool", help="The pool to measure.")] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option("--plot", help="Write a figure to this file; needs the extra `plots`."),
-    ] = None,
+    model: ModelOption = "resnet50",
+    counts: CountsOption = "1,2,4,8",
+    batch_size: BatchSizeOption = 8,
+    steps: StepsOption = 20,
+    image_size: ImageSizeOption = 32,
+    scale: ScaleOption = 1.0,
+    precision: PrecisionOption = "fp32",
+    per_node: PerNodeOption = None,
+    epoch_samples: EpochSamplesOption = 1_281_167,
+    price: PriceOption = None,
+    pool: PoolOption = None,
+    plot: PlotOption = None,
     json: AsJson = False,
 ) -> None:
     """Train the same model on 1, 2, 4 … ranks; print throughput, speed-up, efficiency and cost."""
@@ -144,22 +158,31 @@ def _price(client: PhalanxClient, pool: str | None) -> float | None:
 
 def _plain(row: ScalingRow) -> dict[str, float | int | None]:
     return {
-        "ranks": row.ranks, "samples_per_s": row.samples_per_s, "step_s": row.step_s,
-        "speed_up": row.speed_up, "efficiency": row.efficiency, "epoch_s": row.epoch_s,
+        "ranks": row.ranks,
+        "samples_per_s": row.samples_per_s,
+        "step_s": row.step_s,
+        "speed_up": row.speed_up,
+        "efficiency": row.efficiency,
+        "epoch_s": row.epoch_s,
         "cost_per_epoch": row.cost,
-    }  # fmt: skip
+    }
 
 
 def _print(table: Sequence[ScalingRow]) -> None:
     drawn = bars([row.speed_up for row in table], [float(row.ranks) for row in table])
     shown = [
         (
-            row.ranks, f"{row.samples_per_s:.1f}", f"{row.step_s * 1e3:.1f} ms", f"{row.speed_up:.2f}",
-            f"{row.efficiency:.0%}", format_duration(row.epoch_s),
-            "-" if row.cost is None else f"${row.cost:,.2f}", bar,
+            row.ranks,
+            f"{row.samples_per_s:.1f}",
+            f"{row.step_s * 1e3:.1f} ms",
+            f"{row.speed_up:.2f}",
+            f"{row.efficiency:.0%}",
+            format_duration(row.epoch_s),
+            "-" if row.cost is None else f"${row.cost:,.2f}",
+            bar,
         )
         for row, bar in zip(table, drawn, strict=True)
-    ]  # fmt: skip
+    ]
     heads = ("RANKS", "SAMPLES/S", "STEP", "SPEED-UP", "EFFICIENCY", "EPOCH", "COST/EPOCH", "")
     output.table(heads, shown, "nothing was measured")
     print(in_words(list(table)))

@@ -23,9 +23,14 @@ if TYPE_CHECKING:
 _STACKS_WAIT_S = 15.0
 _POLL_S = 20.0
 _COLUMNS = (
-    ("DATA", "data_s"), ("FORWARD", "forward_s"), ("BACKWARD", "backward_s"),
-    ("COMM", "exposed_s"), ("OPTIMIZER", "optimizer_s"), ("SAVING", "stall_s"), ("REST", "rest_s"),
-)  # fmt: skip
+    ("DATA", "data_s"),
+    ("FORWARD", "forward_s"),
+    ("BACKWARD", "backward_s"),
+    ("COMM", "exposed_s"),
+    ("OPTIMIZER", "optimizer_s"),
+    ("SAVING", "stall_s"),
+    ("REST", "rest_s"),
+)
 
 
 def stacks(

@@ -19,49 +19,57 @@ _LEAVE_S = 30.0
 _MIN_AGE_S = 3600.0
 
 
+PortOption = Annotated[
+    int, typer.Option("--port", min=0, max=65535, help="TCP port; 0: any free port.")
+]
+SlotsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--slots",
+        min=0,
+        help="Slots of the local pool; default: max(4, cores). 0 with other pools: no local pool.",
+    ),
+]
+PoolOption = Annotated[
+    list[Path] | None,
+    typer.Option("--pool", help="A pool file, such as one with a Ray cluster; may be repeated."),
+]
+HostOption = Annotated[
+    str, typer.Option("--host", help="Address to listen on; 0.0.0.0 accepts other machines.")
+]
+AdvertiseOption = Annotated[
+    str | None,
+    typer.Option("--advertise", help="URL at which other machines reach this server."),
+]
+KeepWarmOption = Annotated[
+    int, typer.Option("--keep-warm", min=0, max=1, help="Number of standby supervisors.")
+]
+KeepLogsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--keep-logs", metavar="DURATION", help="Delete output older than this, such as 30d."
+    ),
+]
+KeepMetricsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--keep-metrics",
+        metavar="DURATION",
+        help="Delete metrics this long after the end of their job.",
+    ),
+]
+
+
 def up(  # noqa: PLR0913 (one parameter for each flag)
     ctx: typer.Context,
-    port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="TCP port; 0: any free port.")
-    ] = 0,
-    slots: Annotated[
-        int | None,
-        typer.Option(
-            "--slots",
-            min=0,
-            help="Slots of the local pool; default: max(4, cores). 0 with other pools: no local pool.",
-        ),
-    ] = None,
-    pool: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--pool", help="A pool file, such as one with a Ray cluster; may be repeated."
-        ),
-    ] = None,
-    host: Annotated[
-        str, typer.Option("--host", help="Address to listen on; 0.0.0.0 accepts other machines.")
-    ] = "127.0.0.1",
-    advertise: Annotated[
-        str | None,
-        typer.Option("--advertise", help="URL at which other machines reach this server."),
-    ] = None,
-    keep_warm: Annotated[
-        int, typer.Option("--keep-warm", min=0, max=1, help="Number of standby supervisors.")
-    ] = 1,
-    keep_logs: Annotated[
-        str | None,
-        typer.Option(
-            "--keep-logs", metavar="DURATION", help="Delete output older than this, such as 30d."
-        ),
-    ] = None,
-    keep_metrics: Annotated[
-        str | None,
-        typer.Option(
-            "--keep-metrics",
-            metavar="DURATION",
-            help="Delete metrics this long after the end of their job.",
-        ),
-    ] = None,
+    port: PortOption = 0,
+    slots: SlotsOption = None,
+    pool: PoolOption = None,
+    host: HostOption = "127.0.0.1",
+    advertise: AdvertiseOption = None,
+    keep_warm: KeepWarmOption = 1,
+    keep_logs: KeepLogsOption = None,
+    keep_metrics: KeepMetricsOption = None,
 ) -> None:
     """Start the control plane in the foreground: API, scheduler, pages. Ctrl-C ends it; jobs continue.
 

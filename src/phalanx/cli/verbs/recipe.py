@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 import subprocess
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from phalanx.cli.client.session import Session
+from phalanx.cli.terminal.options import (
+    AllRanks,
+    Detach,
+    DryRun,
+    NameOption,
+    NodesOption,
+    ProjectOption,
+    RanksOption,
+)
 from phalanx.cli.verbs import submit
 from phalanx.cli.verbs.programs import run_module
-from phalanx.cli.verbs.submit import AllRanks, DryRun
 
 if TYPE_CHECKING:
     from phalanx.cli.client.run_spec import RunPlan
@@ -29,17 +37,11 @@ recipe_app = typer.Typer(
 )
 def train(  # noqa: PLR0913 - one parameter for each flag
     ctx: typer.Context,
-    ranks: Annotated[
-        int | None, typer.Option("-n", "--ranks", min=1, help="Ranks on each node.")
-    ] = None,
-    nodes: Annotated[
-        str | None, typer.Option("--nodes", help="Nodes; 2..4 makes the job elastic.")
-    ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Name of the job.")] = None,
-    project: Annotated[str | None, typer.Option("--project", help="Project of the job.")] = None,
-    detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Submit and return at once.")
-    ] = False,
+    ranks: RanksOption = None,
+    nodes: NodesOption = None,
+    name: NameOption = None,
+    project: ProjectOption = None,
+    detach: Detach = False,
     all_ranks: AllRanks = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -83,11 +85,14 @@ def _planned(
     if ranks is None and "slots_per_node" in resources:
         ranks = int(resources["slots_per_node"]) // per_rank
     flags_ = RunFlags(
-        module=_MODULE, ranks_per_node=ranks, nodes=nodes, name=name or checked["name"],
+        module=_MODULE,
+        ranks_per_node=ranks,
+        nodes=nodes,
+        name=name or checked["name"],
         project=project,
         defaults={
             "checkpoint": checked["checkpoint"],
             "resources": {"slots_per_rank": per_rank},
         },
-    )  # fmt: skip
+    )
     return plan_run(words, flags_, session.invocation)

@@ -12,6 +12,15 @@ import typer
 
 from phalanx.cli.client.session import Session
 from phalanx.cli.terminal import output
+from phalanx.cli.terminal.options import (
+    AllRanks,
+    Detach,
+    DryRun,
+    NameOption,
+    NodesOption,
+    ProjectOption,
+    RanksOption,
+)
 from phalanx.cli.terminal.output import note
 
 if TYPE_CHECKING:
@@ -21,111 +30,103 @@ if TYPE_CHECKING:
     from phalanx.schemas.spec.job import JobSpec
     from phalanx.sdk import PhalanxClient
 
-_VIEW = "Output"
 _CHUNK = 2**20
 SHOW = "show"
-AllRanks = Annotated[
-    bool, typer.Option("--all-ranks", help="Show the output of all ranks.", rich_help_panel=_VIEW)
-]
-DryRun = Annotated[
-    bool,
-    typer.Option(
-        "--dry-run", help="Check the spec and print it with every default; submit nothing."
+
+
+Command = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="SCRIPT | COMMAND [-- ARG...]",
+        help="The script or command that every rank runs.",
     ),
+]
+Module = Annotated[
+    str | None, typer.Option("-m", "--module", help="Run a Python module instead of a script.")
+]
+Pool = Annotated[
+    list[str] | None,
+    typer.Option("--pool", help="A pool that the job may run in; may be repeated."),
+]
+Env = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--env",
+        "-e",
+        metavar="NAME[=VALUE]",
+        help="Set or forward a variable; may be repeated.",
+    ),
+]
+Every = Annotated[
+    str | None,
+    typer.Option("--checkpoint-every", help="Checkpoint interval: 10m, `500 steps` or `1 epoch`."),
+]
+Framework = Annotated[
+    str | None,
+    typer.Option("--framework", help="torch, jax, tensorflow, horovod, mpi, ray or none."),
+]
+Metrics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metrics",
+        metavar="PATTERN",
+        help="How to read metrics from output: `step {step}: loss {loss}`, or json.",
+    ),
+]
+Directory = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint-directory",
+        help="Folder of the script's own checkpoints, for Phalanx to store.",
+    ),
+]
+MaxDuration = Annotated[
+    str | None, typer.Option("--max-duration", help="The job fails after this duration.")
+]
+Priority = Annotated[
+    str | None,
+    typer.Option("--priority", help="0 to 100, higher first; or low, normal, high, urgent."),
+]
+NoWarm = Annotated[bool, typer.Option("--no-warm", help="Start ranks without the warm process.")]
+WarmImport = Annotated[
+    list[str] | None,
+    typer.Option("--warm-import", help="A module to import before ranks start; may be repeated."),
+]
+Requirements = Annotated[
+    str | None,
+    typer.Option(
+        "--requirements",
+        metavar="FILE",
+        help="A requirements file to install; see the spec section `python`.",
+    ),
+]
+Package = Annotated[
+    list[str] | None,
+    typer.Option("--with", metavar="REQUIREMENT", help="A package to install; may be repeated."),
 ]
 
 
 def run(  # noqa: PLR0913 (one parameter for each flag)
     ctx: typer.Context,
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="SCRIPT | COMMAND [-- ARG...]",
-            help="The script or command that every rank runs.",
-        ),
-    ] = None,
-    ranks: Annotated[
-        int | None, typer.Option("-n", "--ranks", min=1, help="Ranks on each node.")
-    ] = None,
-    nodes: Annotated[
-        str | None, typer.Option("--nodes", help="Nodes; 2..4 makes the job elastic.")
-    ] = None,
-    module: Annotated[
-        str | None, typer.Option("-m", "--module", help="Run a Python module instead of a script.")
-    ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Name of the job.")] = None,
-    project: Annotated[str | None, typer.Option("--project", help="Project of the job.")] = None,
-    pool: Annotated[
-        list[str] | None,
-        typer.Option("--pool", help="A pool that the job may run in; may be repeated."),
-    ] = None,
-    env: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--env",
-            "-e",
-            metavar="NAME[=VALUE]",
-            help="Set or forward a variable; may be repeated.",
-        ),
-    ] = None,
-    every: Annotated[
-        str | None,
-        typer.Option(
-            "--checkpoint-every", help="Checkpoint interval: 10m, `500 steps` or `1 epoch`."
-        ),
-    ] = None,
-    framework: Annotated[
-        str | None,
-        typer.Option("--framework", help="torch, jax, tensorflow, horovod, mpi, ray or none."),
-    ] = None,
-    metrics: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--metrics",
-            metavar="PATTERN",
-            help="How to read metrics from output: `step {step}: loss {loss}`, or json.",
-        ),
-    ] = None,
-    directory: Annotated[
-        str | None,
-        typer.Option(
-            "--checkpoint-directory",
-            help="Folder of the script's own checkpoints, for Phalanx to store.",
-        ),
-    ] = None,
-    max_duration: Annotated[
-        str | None, typer.Option("--max-duration", help="The job fails after this duration.")
-    ] = None,
-    priority: Annotated[
-        str | None,
-        typer.Option("--priority", help="0 to 100, higher first; or low, normal, high, urgent."),
-    ] = None,
-    no_warm: Annotated[
-        bool, typer.Option("--no-warm", help="Start ranks without the warm process.")
-    ] = False,
-    warm_import: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--warm-import", help="A module to import before ranks start; may be repeated."
-        ),
-    ] = None,
-    requirements: Annotated[
-        str | None,
-        typer.Option(
-            "--requirements",
-            metavar="FILE",
-            help="A requirements file to install; see the spec section `python`.",
-        ),
-    ] = None,
-    package: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--with", metavar="REQUIREMENT", help="A package to install; may be repeated."
-        ),
-    ] = None,
-    detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Submit and return at once.")
-    ] = False,
+    command: Command = None,
+    ranks: RanksOption = None,
+    nodes: NodesOption = None,
+    module: Module = None,
+    name: NameOption = None,
+    project: ProjectOption = None,
+    pool: Pool = None,
+    env: Env = None,
+    every: Every = None,
+    framework: Framework = None,
+    metrics: Metrics = None,
+    directory: Directory = None,
+    max_duration: MaxDuration = None,
+    priority: Priority = None,
+    no_warm: NoWarm = False,
+    warm_import: WarmImport = None,
+    requirements: Requirements = None,
+    package: Package = None,
+    detach: Detach = False,
     all_ranks: AllRanks = False,
     dry_run: DryRun = False,
 ) -> None:

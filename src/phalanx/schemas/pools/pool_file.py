@@ -260,12 +260,13 @@ def _repeated(file: PoolFile) -> list[Problem]:
 def _strangers(file: PoolFile, executors: list[str]) -> list[Problem]:
     return [
         Problem(
-            f"pools[{i}].executor", f"no such executor; there is {', '.join(executors)}",
+            f"pools[{i}].executor",
+            f"no such executor; there is {', '.join(executors)}",
             pool.executor,
         )
         for i, pool in enumerate(file.entries)
         if pool.executor not in executors
-    ]  # fmt: skip
+    ]
 
 
 def pool_json_schema() -> dict[str, Any]:
