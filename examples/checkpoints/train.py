@@ -1,4 +1,4 @@
-"""A small regression whose checkpoints are the point: where they are stored, which are kept, which keys read them.
+"""A small regression that shows checkpoints: where they are stored, which are kept, which keys read them.
 
 phalanx submit examples/checkpoints/keep.yaml --follow     # the last two, the best, one of every 100 steps
 phalanx submit examples/checkpoints/far.yaml --follow      # copies in an object store, encrypted
