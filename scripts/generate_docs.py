@@ -113,7 +113,7 @@ def cli_page() -> str:
     parts += ["## Exit codes", "", table(["code", "meaning"], codes)]
     intro = (
         "Every verb of `phalanx`. Listings take `--json`. Where no control plane runs for the home, "
-        "a verb starts one in the background, which leaves after a minute without work."
+        "a verb starts one in the background, which exits after a minute without work."
     )
     return page("Command line", intro, *parts)
 
@@ -208,9 +208,9 @@ def spec_page() -> str:
 
 def pool_page() -> str:
     intro = (
-        "What `phalanx pools apply -f FILE` and `phalanx up --pool FILE` read, version 1. `executor` "
-        "says of what kind a pool is. What a pool of this machine (`local`) says holds for each of its "
-        "nodes that does not say otherwise; `cpus` and `memory` that nobody says are the machine's. "
+        "The file that `phalanx pools apply -f FILE` and `phalanx up --pool FILE` read, version 1. "
+        "`executor` is the kind of a pool. Traits of a `local` pool apply to each of its nodes that does "
+        "not override them; absent `cpus` and `memory` are the machine's. "
         "Nodes with other slots, slot types, prices, taints or selected labels count as other kinds, "
         "and a gang keeps to one kind where it can. The JSON schema is "
         "[pool-file.schema.json](pool-file.schema.json); "
@@ -220,13 +220,13 @@ def pool_page() -> str:
     rows = list(_rows(PoolFile, "", {}))
     cluster = list(_rows(RayPool, "pools[].", {}))
     how = "[How to use it](../how-to/ray.md)."
-    more = f"## A Ray cluster\n\nWith `executor: ray`; its nodes tell the rest. {how}\n"
+    more = f"## A Ray cluster\n\nWith `executor: ray`; the cluster reports its nodes. {how}\n"
     return page("Pool file", intro, table(heads, rows), more, table(heads, cluster))
 
 
 def project_page() -> str:
     intro = (
-        "What `phalanx projects apply -f FILE` reads, version 1. The JSON schema is "
+        "The file that `phalanx projects apply -f FILE` reads, version 1. The JSON schema is "
         "[project-file.schema.json](project-file.schema.json); "
         "[how to use it](../how-to/pools-and-projects.md)."
     )
@@ -266,7 +266,7 @@ def states_page() -> str:
     reasons = ", ".join(f"`{code.value}`" for code in ReasonCode)
     return page(
         "States, events, reasons",
-        "The life of a job as one table; [job life](../explanation/job-life.md) tells it as a story.",
+        "The life of a job as one table; [job life](../explanation/job-life.md) is an overview.",
         table(["state", "holds slots", "final"], kinds),
         f"A stopping job has a goal: {goals}; a later one in this list overrides an earlier one.\n",
         "## Events",
@@ -301,7 +301,7 @@ def errors_page() -> str:
     headings = ["error", "code", "HTTP", "exit", "try again", "meaning"]
     return page(
         "Errors and exit codes",
-        "What a program that calls `phalanx`, or its API, has to expect. The body of an error is "
+        "Exit codes of `phalanx` and errors of its API. The body of an error is "
         "`{code, message, hint, retryable, problems}`.",
         "## Exit codes of `phalanx`",
         "",
@@ -332,7 +332,7 @@ def settings_page() -> str:
         "Settings of the control plane",
         "Environment variables `PHALANX__SECTION__KEY` of the process that `phalanx up`, or the first "
         "verb, starts. Names ending in `_S` are seconds; lists are JSON. A variable that is none of "
-        "these, or has a value that makes no sense, keeps it from starting and is named.",
+        "these, or has an invalid value, prevents the start and is named.",
         table(["variable", "default", "meaning"], list(_settings(Settings, "PHALANX__"))),
     )
 

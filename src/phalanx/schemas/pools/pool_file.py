@@ -1,7 +1,7 @@
-"""The pool file: named sets of nodes, what they are made of and how they lie to one another.
+"""The pool file: named sets of nodes, their hardware and their topology.
 
-One document for every executor. Pools that this machine plays are described node by node; of a Ray
-cluster the file says where it is, and its nodes tell the rest.
+There is one document for every executor. Pools of the local executor are described node by node; for a
+Ray cluster the file holds the address, and the cluster reports its nodes.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from phalanx.schemas.spec.fields import Name, Names, Section, Size, Text, WholeF
 
 POOL_SCHEMA: Literal[1] = 1
 MAX_NODES = 20_000
-# What may start the supervisors of a pool.
+# Executors that a pool may name.
 EXECUTORS = ("local", "ray")
 _RESERVED_LEVELS = frozenset({"node", "pool"})
-# What a spot node is expected to lose when nobody says: one reclaim in twenty hours.
+# Reclaims per hour of a spot node when the file gives none.
 DEFAULT_HAZARD = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class HostDefaults:
-    """What a node has where the file does not say: the machine that plays it."""
+    """Values of a node that the file leaves out: those of the machine that simulates it."""
 
     address: str = "127.0.0.1"
     num_cpus: int = 1
@@ -46,70 +46,74 @@ class HostDefaults:
 
 
 class NodeTraits(Section):
-    """What a pool says for all of its nodes and a node may say for itself."""
+    """Traits that a pool sets for all of its nodes and that a node may override."""
 
     slot_type: Name | None = Field(
-        default=None, description="Accelerator model, such as H100; jobs ask for it by name."
+        default=None, description="Accelerator model, such as H100; jobs request it by name."
     )
     device_memory: Size | None = Field(default=None, description="Memory of each slot's device.")
     cpus: WholeFromOne | None = Field(default=None, description="CPUs; absent: the machine's.")
     memory: Size | None = Field(default=None, description="Memory; absent: the machine's.")
     interconnect: Name | None = Field(
-        default=None, description="How slots of one node talk, such as nvlink or pcie."
+        default=None, description="Link between the slots of one node, such as nvlink or pcie."
     )
     bandwidth_gbps: Annotated[float, Field(ge=0)] | None = Field(
         default=None, description="Bandwidth of the node's link to the others, Gbit/s."
     )
     price: Annotated[float, Field(ge=0)] | None = Field(
-        default=None, description="US dollars for one slot and hour."
+        default=None, description="US dollars per slot and hour."
     )
     spot: Annotated[bool, Field(strict=True)] | None = Field(
-        default=None, description="Whether the provider may take the nodes back."
+        default=None, description="Whether the provider may reclaim the nodes."
     )
     reclaims_per_hour: Annotated[float, Field(ge=0)] | None = Field(
-        default=None, description=f"How often a spot node is lost; absent: {DEFAULT_HAZARD}."
+        default=None,
+        description=f"Expected reclaims of a spot node per hour; absent: {DEFAULT_HAZARD}.",
     )
     taints: Names | None = Field(
-        default=None, description="Keep away jobs that do not tolerate every one of them."
+        default=None, description="Marks that exclude jobs which do not tolerate all of them."
     )
     labels: dict[Name, Text] = Field(
-        default_factory=dict, description="What jobs select nodes by; a node's add to its pool's."
+        default_factory=dict,
+        description="Labels by which jobs select nodes; those of a node add to its pool's.",
     )
 
 
 class NodeEntry(NodeTraits):
-    """One node, or `count` of them that are alike."""
+    """One node, or `count` equal nodes."""
 
-    name: Name = Field(description="Unique over all pools; with `count` it gets -0, -1 and so on.")
+    name: Name = Field(description="Unique over all pools; with `count`, -0, -1, … are appended.")
     count: Annotated[int, Field(strict=True, ge=1, le=MAX_NODES)] | None = Field(
-        default=None, description="How many; absent: one with just this name."
+        default=None, description="Number of nodes; absent: one node with this name."
     )
-    slots: WholeFromOne = Field(description="GPUs, or worker places where it has none.")
+    slots: WholeFromOne = Field(description="GPUs, or worker places of a node without GPUs.")
     topology: dict[Name, Name] = Field(
-        default_factory=dict, description="Where it stands: a name for each of the pool's levels."
+        default_factory=dict, description="Position: a domain name for each of the pool's levels."
     )
     host: Name | None = Field(
         default=None,
-        description="The machine that it is a part of: nodes of one host share CPUs and memory.",
+        description="Machine that the node is part of: nodes of one host share CPUs and memory.",
     )
 
     @property
     def names(self) -> list[str]:
-        """The nodes that this entry stands for."""
+        """The names of the nodes of this entry."""
         if self.count is None:
             return [self.name]
         return [f"{self.name}-{i}" for i in range(self.count)]
 
 
 class PoolSpec(NodeTraits):
-    """One pool. What it says holds for every node that does not say otherwise."""
+    """One pool; its traits apply to every node that does not override them."""
 
-    name: Name = Field(description="What jobs name in `pool`.")
-    executor: Name = Field(default="local", description="What starts the supervisors.")
-    levels: Annotated[list[Name], Field(max_length=8)] = Field(
-        default_factory=list, description="Levels of the topology from the widest to the narrowest."
+    name: Name = Field(description="Name of the pool, as in a job's `pool`.")
+    executor: Name = Field(
+        default="local", description="Executor that starts the supervisors: local or ray."
     )
-    nodes: Annotated[list[NodeEntry], Field(min_length=1)] = Field(description="Its nodes.")
+    levels: Annotated[list[Name], Field(max_length=8)] = Field(
+        default_factory=list, description="Topology levels, widest first."
+    )
+    nodes: Annotated[list[NodeEntry], Field(min_length=1)] = Field(description="Nodes of the pool.")
 
     @field_validator("levels")
     @classmethod
@@ -134,7 +138,7 @@ class PoolSpec(NodeTraits):
         return self
 
     def to_core(self, machine: HostDefaults) -> tuple[Node, ...]:
-        """Its nodes; what the file leaves open comes from the machine that plays them."""
+        """The nodes of the pool; values that the file leaves out come from `machine`."""
         return tuple(
             self._node(entry, name, machine) for entry in self.nodes for name in entry.names
         )
@@ -178,7 +182,7 @@ _MODELS: Mapping[str, type[Section]] = {"local": PoolSpec, "ray": RayPool}
 
 
 class PoolFile(Section):
-    """What `phalanx pools apply -f` and `phalanx up --pool` read."""
+    """The document that `phalanx pools apply -f` and `phalanx up --pool` read."""
 
     schema_version: Literal[1] = Field(alias="schema", description="Version of this format.")
     entries: Annotated[list[PoolEntry], Field(min_length=1)] = Field(
@@ -187,19 +191,19 @@ class PoolFile(Section):
 
     @property
     def pools(self) -> list[PoolSpec]:
-        """Those that this machine plays."""
+        """The pools of the local executor."""
         return [one for one in self.entries if isinstance(one, PoolSpec)]
 
     @property
     def clusters(self) -> list[RayPool]:
-        """Those that are clusters of their own."""
+        """The pools of Ray clusters."""
         return [one for one in self.entries if isinstance(one, RayPool)]
 
 
 def current_form(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """A pool file as it is written today, and what to say of one that is written as it was once.
+    """A pool file in its current form, with notices about older forms.
 
-    Earlier releases wanted a Ray pool alone in its file, without a list around it.
+    Earlier releases expected a Ray pool alone in its file, without a list around it.
     """
     if "pools" in data or "executor" not in data:
         return dict(data), []
@@ -211,7 +215,7 @@ def current_form(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def read_pool_file(path: Path) -> tuple[PoolFile, list[str]]:
-    """The pools in a file, and what to warn of. Raises SpecInvalid with every problem found."""
+    """Read a pool file and its notices. Raises SpecInvalid with every problem found."""
     data, notices = current_form(read_yaml(read_text(path), str(path), "a pool file"))
     return read_pools(data, EXECUTORS), notices
 
@@ -225,14 +229,14 @@ def read_pools(data: Mapping[str, Any], executors: Iterable[str]) -> PoolFile:
         found = PoolFile.model_validate(dict(data))
     except ValidationError as error:
         raise SpecInvalid(_problems(error.errors(include_url=False))) from None
-    problems = [*_repeated(found), *_strangers(found, list(executors))]
+    problems = [*_repeated(found), *_unknown_executors(found, list(executors))]
     if problems:
         raise SpecInvalid(problems)
     return found
 
 
 def _problems(errors: Iterable[Any]) -> list[Problem]:
-    """What is wrong, with the keys that the kind of each pool knows."""
+    """Problems with the paths and keys of each kind of pool."""
     found: list[Problem] = []
     for error in errors:
         loc = error["loc"]
@@ -251,13 +255,13 @@ def _repeated(file: PoolFile) -> list[Problem]:
     for what, counted in (("pool", pools), ("node", nodes)):
         for name, times in counted.items():
             if times > 1:
-                problems.append(Problem("pools", f"{what} {name} stands there {times} times"))
+                problems.append(Problem("pools", f"{what} {name} is given {times} times"))
     if nodes.total() > MAX_NODES:
         problems.append(Problem("pools", f"at most {MAX_NODES} nodes", str(nodes.total())))
     return problems
 
 
-def _strangers(file: PoolFile, executors: list[str]) -> list[Problem]:
+def _unknown_executors(file: PoolFile, executors: list[str]) -> list[Problem]:
     return [
         Problem(
             f"pools[{i}].executor",

@@ -17,32 +17,33 @@ PROJECT_SCHEMA: Literal[1] = 1
 
 
 class ProjectSpec(Section):
-    """One tenant. What is left out limits nothing."""
+    """One project; absent limits do not limit."""
 
-    name: Name = Field(description="What jobs name in `project`.")
+    name: Name = Field(description="Name of the project, as in a job's `project`.")
     parent: Name | None = Field(
-        default=None, description="The project whose share this one is part of."
+        default=None, description="Parent project; its limits include those of its children."
     )
     guaranteed_slots: WholeFromZero = Field(
-        default=0, description="Slots that it gets whenever it wants them, taken back if need be."
+        default=0, description="Slots available at any time, reclaimed from borrowers when needed."
     )
     weight: Annotated[float, Field(gt=0, le=1e6)] = Field(
-        default=1.0, description="Its part of what the guarantees leave, against its siblings."
+        default=1.0, description="Share of the surplus over guarantees, relative to its siblings."
     )
     max_slots: WholeFromZero | None = Field(
-        default=None, description="Its quota: the most it may hold, guarantee and loans together."
+        default=None, description="Quota: the most slots that it may hold, borrowed ones included."
     )
     borrow_slots: WholeFromZero | None = Field(
-        default=None, description="The same limit, counted from the guarantee on."
+        default=None, description="Quota as a number of slots above the guarantee."
     )
     lend_slots: WholeFromZero | None = Field(
-        default=None, description="How much of an unused guarantee others may have; absent: all."
+        default=None,
+        description="Unused guaranteed slots that other projects may borrow; absent: all.",
     )
     max_priority: Annotated[int, Field(strict=True, ge=0, le=100)] | None = Field(
-        default=None, description="The highest priority that its jobs may ask for."
+        default=None, description="Highest priority that its jobs may have."
     )
     max_running: WholeFromOne | None = Field(
-        default=None, description="How many of its jobs may hold slots at the same time."
+        default=None, description="Most jobs that may hold slots at the same time."
     )
 
     @model_validator(mode="after")
@@ -68,7 +69,7 @@ class ProjectSpec(Section):
         return self.max_slots
 
     def to_core(self, past_slots: float = 0.0) -> Project:
-        """The planner's value. `past_slots` is the decayed average of what it held."""
+        """The planner's value; `past_slots` is the decayed average of its usage."""
         return Project(
             name=self.name,
             guaranteed_slots=self.guaranteed_slots,
@@ -81,7 +82,7 @@ class ProjectSpec(Section):
 
 
 class ProjectFile(Section):
-    """What `phalanx projects apply -f` reads."""
+    """The document that `phalanx projects apply -f` reads."""
 
     schema_version: Literal[1] = Field(alias="schema", description="Version of this format.")
     projects: Annotated[list[ProjectSpec], Field(min_length=1)] = Field(description="The projects.")
@@ -98,7 +99,7 @@ def read_projects(data: Mapping[str, Any]) -> ProjectFile:
         raise SpecInvalid(problems_of(error.errors(include_url=False), ProjectFile)) from None
     counted = Counter(project.name for project in found.projects)
     problems = [
-        Problem("projects", f"project {name} stands there {times} times")
+        Problem("projects", f"project {name} is given {times} times")
         for name, times in counted.items()
         if times > 1
     ]
@@ -108,7 +109,7 @@ def read_projects(data: Mapping[str, Any]) -> ProjectFile:
 
 
 def check_tree(projects: Iterable[ProjectSpec]) -> list[Problem]:
-    """What is wrong with all projects together: unknown parents, circles, guarantees too large."""
+    """Problems of all projects together: unknown parents, cycles, guarantees too large."""
     known = {project.name: project for project in projects}
     problems = []
     for project in known.values():
@@ -129,7 +130,7 @@ def check_tree(projects: Iterable[ProjectSpec]) -> list[Problem]:
 
 
 def lineage(projects: Mapping[str, ProjectSpec], name: str) -> tuple[ProjectSpec, ...]:
-    """A project and those it is part of, nearest first; nothing for a name that no file names."""
+    """A project and its ancestors, nearest first; empty for a name without a project."""
     found: list[ProjectSpec] = []
     here = projects.get(name)
     while here is not None and here not in found:

@@ -1,4 +1,4 @@
-"""Pools of a pool file whose nodes are those of a Ray cluster."""
+"""Pools of a pool file with the nodes of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ def _address(address: str) -> str:
 
 
 class RayScale(Section):
-    """What Ray's autoscaler may add. A gang that is next in line asks for its nodes and no more."""
+    """Nodes that Ray's autoscaler may add, requested for the next gang only."""
 
-    max_nodes: WholeFromOne = Field(description="Nodes at most, those that are there included.")
+    max_nodes: WholeFromOne = Field(description="Most nodes, present ones included.")
     slots: WholeFromOne = Field(description="Slots of one node.")
     cpus: WholeFromOne = Field(default=1, description="CPUs of one node.")
     slot: Annotated[str, Field(strict=True, min_length=1)] = Field(
-        default="GPU", description="The Ray resource that its slots are."
+        default="GPU", description="Ray resource that is counted as slots."
     )
 
 
 class RayPool(Section):
-    """A pool whose nodes are those of a Ray cluster."""
+    """A pool with the nodes of a Ray cluster."""
 
-    name: Name = Field(description="The pool's name, as in a job's `pool`.")
+    name: Name = Field(description="Name of the pool, as in a job's `pool`.")
     executor: Literal["ray"] = Field(description="ray.")
     address: Annotated[str, Field(strict=True, min_length=1), AfterValidator(_address)] = Field(
         default="auto",
-        description="`host:port` of the head, or auto: the cluster that this machine belongs to.",
+        description="`host:port` of the head, or auto: the cluster of this machine.",
     )
     slot: Annotated[str, Field(strict=True, min_length=1)] | None = Field(
         default=None,
-        description="The Ray resource whose units are slots; absent: GPU, else slot, else CPU.",
+        description="Ray resource that is counted as slots; absent: GPU, else slot, else CPU.",
     )
     topology: dict[Name, Annotated[str, Field(strict=True, min_length=1)]] = Field(
         default_factory=lambda: {
@@ -55,24 +55,24 @@ class RayPool(Section):
     )
     root: _Path = Field(
         default="/tmp/phalanx",
-        description="Folder on the nodes for attempts and for code kept by its digest.",
+        description="Folder on the nodes for attempts and code archives.",
     )
     checkpoints: _Path | None = Field(
         default=None,
-        description="Where nodes see the checkpoint folder; absent: at the same path as here.",
+        description="Checkpoint folder on the nodes; absent: the same path as here.",
     )
     server_url: _Url | None = Field(
-        default=None, description="How nodes reach the control plane; absent: as clients do."
+        default=None, description="URL of the control plane for nodes; absent: that of clients."
     )
     reserve_within: Duration = Field(
-        default=20.0, description="How long Ray may take to give a placed gang all its places."
+        default=20.0, description="Time in which Ray must give a gang all its places."
     )
     fence: Duration = Field(
         default=600.0,
-        description="A node that neither answers nor was taken away counts as dead after this long.",
+        description="Time after which a node without contact counts as dead.",
     )
     runtime_env: dict[str, Any] = Field(
         default_factory=dict,
         description="Ray runtime environment of the nodes' processes: pip, uv, conda, image_uri, …",
     )
-    scale: RayScale | None = Field(default=None, description="What Ray's autoscaler may add.")
+    scale: RayScale | None = Field(default=None, description="Nodes that Ray's autoscaler may add.")
