@@ -134,4 +134,4 @@ def test_a_command_in_a_pipe_prints_only_what_rank_0_wrote(home: Home):
     assert home.run("stop", "2", "--grace", "0")[:2] == (0, "j-2 cancelled\n")
     assert home.run("stop", "2")[:2] == (0, "j-2 cancelled\n")
     code, _, err = home.run("stop", "1")
-    assert (code, "nothing is left to cancel" in err) == (1, True)
+    assert (code, "there is nothing to cancel" in err) == (1, True)
