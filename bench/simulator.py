@@ -14,8 +14,9 @@ from pathlib import Path
 
 from phalanx.sim.audit import calibration
 from phalanx.sim.catalog import POLICIES
-from phalanx.sim.cluster.engine import SimulationSetup, simulate
+from phalanx.sim.cluster.engine import simulate
 from phalanx.sim.jobs import TraceJob
+from phalanx.sim.model import SimulationSetup
 from phalanx.sim.output.report import HOUR, figures, mean, quantile, useful_under_load
 from phalanx.sim.workload import faults, generated, traces
 

@@ -24,10 +24,11 @@ from bench.scheduler import llm, philly, scale, steady
 
 from phalanx.core.gang.placement import Placement
 from phalanx.core.scheduling import ClusterIndex, Plan, Project, plan_pass
-from phalanx.sim.cluster.costs import Costs
-from phalanx.sim.cluster.engine import Oracle, SimulationSetup, simulate
+from phalanx.sim.cluster.engine import simulate
 from phalanx.sim.cluster.packing import ProductionPacking, arrivals, machines, pods, replay
+from phalanx.sim.costs import Costs
 from phalanx.sim.jobs import TraceJob
+from phalanx.sim.model import Oracle, SimulationSetup
 from phalanx.sim.peers.production import Production
 from phalanx.sim.workload import elastic, generated, storms, traces
 

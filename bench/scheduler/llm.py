@@ -12,9 +12,10 @@ from phalanx.core.gang.placement import Node
 from phalanx.core.scheduling.stages.preference import NOTHING
 from phalanx.sim.audit.evictions import EvictionRecorder, lost_to_evictions_h
 from phalanx.sim.catalog import POLICIES
-from phalanx.sim.cluster.costs import Costs
-from phalanx.sim.cluster.engine import Outage, Result, SimulationSetup
+from phalanx.sim.cluster.run import Result
+from phalanx.sim.costs import Costs
 from phalanx.sim.jobs import TraceJob
+from phalanx.sim.model import Outage, SimulationSetup
 from phalanx.sim.output.report import delays_h, mean
 from phalanx.sim.workload import generated, traces
 
@@ -108,7 +109,7 @@ def t7(bench: Bench) -> None:
 
 
 def evicted(result: Result, _: EvictionRecorder) -> dict[str, float]:
-    return {"lost_to_evictions_h": lost_to_evictions_h(result)}
+    return {"lost_to_evictions_h": lost_to_evictions_h(result.slot_times)}
 
 
 def _spot_and_sure() -> list[Node]:

@@ -37,7 +37,7 @@ from bench.scheduler.storms import t8
 from bench.scheduler.table import Bench, Scenario, Table
 
 from phalanx.sim.catalog import POLICIES
-from phalanx.sim.cluster.engine import SimulationSetup
+from phalanx.sim.model import SimulationSetup
 from phalanx.sim.workload import generated, storms, traces
 
 

@@ -15,8 +15,10 @@ from pathlib import Path
 
 from phalanx.sim.audit.evictions import EvictionRecorder
 from phalanx.sim.catalog import POLICIES
-from phalanx.sim.cluster.engine import Result, SchedulingPolicy, SimulationSetup, simulate
+from phalanx.sim.cluster.engine import simulate
+from phalanx.sim.cluster.run import Result
 from phalanx.sim.jobs import TraceJob
+from phalanx.sim.model import SchedulingPolicy, SimulationSetup
 from phalanx.sim.output.report import RunFigures, figures
 
 KNOW_THE_TRUTH = frozenset({"srpt-oracle", "sjf-oracle", "themis-like"})

@@ -5,7 +5,7 @@ The numbers are those of `promises.PROMISES`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,9 +30,9 @@ from phalanx.core.scheduling.index.slots import mask_of
 from phalanx.errors import InvariantBroken
 from phalanx.sim.audit import promises
 from phalanx.sim.audit.auditor import Auditor
-from phalanx.sim.cluster.engine import SlotTimes
 from phalanx.sim.cluster.lifecycles import JobLifecycles
 from phalanx.sim.jobs import TraceJob
+from phalanx.sim.model import SlotTimes
 
 pytestmark = pytest.mark.unit
 
@@ -279,7 +279,7 @@ def test_a_double_that_breaks_one_rule_is_caught(double: Callable[[], None]) -> 
 
 
 def test_a_planner_that_a_node_makes_worse_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def spoiled(shape: GangShape, cpus: int, nodes: tuple[Node, ...]) -> bool:
+    def spoiled(job: QueuedJob, nodes: Sequence[Node]) -> bool:
         return len(nodes) < 4
 
     monkeypatch.setattr(promises, "fits_ever", spoiled)

@@ -21,9 +21,10 @@ from phalanx.core.scheduling import (
 )
 from phalanx.sim.audit import promises
 from phalanx.sim.catalog import POLICIES
-from phalanx.sim.cluster.costs import Costs
-from phalanx.sim.cluster.engine import Crash, Outage, SimulationSetup, simulate
+from phalanx.sim.cluster.engine import simulate
+from phalanx.sim.costs import Costs
 from phalanx.sim.jobs import TraceJob
+from phalanx.sim.model import Crash, Outage, SimulationSetup
 from phalanx.sim.workload import traces
 
 pytestmark = pytest.mark.unit

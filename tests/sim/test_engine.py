@@ -11,9 +11,11 @@ from phalanx.core.scheduling import PlannerConfig
 from phalanx.errors import UserError
 from phalanx.sim.__main__ import main
 from phalanx.sim.catalog import POLICIES
-from phalanx.sim.cluster.costs import Costs
-from phalanx.sim.cluster.engine import Outage, Result, SimulationSetup, simulate
+from phalanx.sim.cluster.engine import simulate
+from phalanx.sim.cluster.run import Result
+from phalanx.sim.costs import Costs
 from phalanx.sim.jobs import TraceJob, gang_of
+from phalanx.sim.model import Outage, SimulationSetup
 from phalanx.sim.output.report import delay_s
 from phalanx.sim.workload import generated, traces
 

@@ -16,8 +16,8 @@ from phalanx.schemas.home import HomeLayout
 from phalanx.services.lifecycle.commit import commit_events, commit_new
 from phalanx.sim.__main__ import main
 from phalanx.sim.audit import calibration
-from phalanx.sim.cluster.engine import SimulationSetup
 from phalanx.sim.jobs import TraceJob
+from phalanx.sim.model import SimulationSetup
 from phalanx.sim.workload import faults, generated, history, traces
 from phalanx.store.database import Tx, open_store
 from phalanx.store.jobs import JobFacts

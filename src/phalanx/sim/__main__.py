@@ -15,10 +15,10 @@ from pathlib import Path
 from phalanx.errors import NotFound, PlatformError, UserError
 from phalanx.kit.clock import SystemClock
 from phalanx.kit.units import parse_duration
+from phalanx.sim import plots
 from phalanx.sim.catalog import POLICIES
-from phalanx.sim.cluster.costs import Costs
+from phalanx.sim.costs import Costs
 from phalanx.sim.jobs import TraceJob
-from phalanx.sim.output import plots
 from phalanx.sim.output.report import ProjectRow, RunFigures
 from phalanx.sim.scenario import Outcome, Scenario, changed, run, whole, with_project
 from phalanx.sim.workload import generated, history, traces

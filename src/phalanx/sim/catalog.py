@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from phalanx.sim.cluster.engine import SchedulingPolicy
+from phalanx.sim.model import SchedulingPolicy
 from phalanx.sim.peers.backfill import Conservative, Easy, slurm_like
 from phalanx.sim.peers.cohorts import kai_like, kueue_like
 from phalanx.sim.peers.preemptive import Preemptive, by, gittins_key, las, las_authors, srpt_key

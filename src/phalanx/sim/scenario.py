@@ -11,9 +11,11 @@ from phalanx.core.scheduling.stages.preference import NOTHING
 from phalanx.errors import UserError
 from phalanx.kit.units import parse_duration
 from phalanx.sim.catalog import POLICIES
-from phalanx.sim.cluster.costs import Costs
-from phalanx.sim.cluster.engine import Result, SimulationSetup, simulate
+from phalanx.sim.cluster.engine import simulate
+from phalanx.sim.cluster.run import Result
+from phalanx.sim.costs import Costs
 from phalanx.sim.jobs import TraceJob
+from phalanx.sim.model import SimulationSetup
 from phalanx.sim.output.report import ProjectRow, RunFigures, figures, project_rows
 from phalanx.sim.workload import faults, traces
 

@@ -1,12 +1,15 @@
-"""The planner: `plan(snapshot, now) -> Plan`, pure and deterministic.
+"""The planner: `plan(input, now) -> Plan`, pure and deterministic.
 
-One stage a file: `entitlement`, `order` and `estimates`, `topology`, `reservations`, `preemption`,
-`moves`, `elastic`, `explain`; `planner` runs them. `cluster` and `slots` are the incremental indexes. What
-lives here takes time as an argument, reads nothing, and returns decisions; applying them is others' work.
+Rooms, from the bottom: `model` (the planning input, learned durations, entitlement, the plan), `index`
+(free slots and queued jobs, kept up to date event by event), `search` (ledger, decisions, and the searches
+for victims and for openings), `stages` (one function for each step of a pass), `planner` (the tuple of
+stages) and `explain` (why a job waits, and when it may start). Read `planner` first. Nothing here reads a
+clock or does any input or output; applying a plan is the work of `services.planning`.
 """
 
 from phalanx.core.scheduling.explain.why import Victim, Why, why, why_victim
 from phalanx.core.scheduling.index.cluster_index import ClusterIndex
+from phalanx.core.scheduling.index.empty_cluster import fits_ever
 from phalanx.core.scheduling.model.outcome import Migration, Plan, Preemption, Resize, Start
 from phalanx.core.scheduling.model.planning_input import (
     PlannerConfig,
@@ -16,7 +19,7 @@ from phalanx.core.scheduling.model.planning_input import (
     RunningJob,
 )
 from phalanx.core.scheduling.model.reservation import Reservation
-from phalanx.core.scheduling.planner import fits_ever, plan, plan_pass
+from phalanx.core.scheduling.planner import plan, plan_pass
 
 __all__ = [
     "ClusterIndex",

@@ -6,12 +6,9 @@ pass does not matter.
 
 from __future__ import annotations
 
-from phalanx.core.gang.placement import GangShape, Node
 from phalanx.core.scheduling.index.cluster_index import ClusterIndex
-from phalanx.core.scheduling.index.slots import SlotIndex
-from phalanx.core.scheduling.index.topology import place, request_of, suitable
 from phalanx.core.scheduling.model.outcome import Plan
-from phalanx.core.scheduling.model.planning_input import PlanningInput, QueuedJob
+from phalanx.core.scheduling.model.planning_input import PlanningInput
 from phalanx.core.scheduling.stages import (
     backfill,
     elastic,
@@ -75,10 +72,3 @@ def _wake_at(state: Pass) -> int | None:
     times = list(state.cluster.deferred.values())
     times += [one.expires_at for one in state.decisions.reservations if one.victims]
     return min((at for at in times if at > state.now), default=None)
-
-
-def fits_ever(shape: GangShape, cpus_per_node: int, nodes: tuple[Node, ...]) -> bool:
-    """Return whether the gang would fit if nothing else ran."""
-    index = SlotIndex(nodes)
-    request = request_of(QueuedJob(0, shape, 0, 0, cpus_per_node=cpus_per_node))
-    return place(index, request, suitable(index, request), shape) is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,6 +9,7 @@ from phalanx.core.gang.placement import Placement
 from phalanx.core.jobs.model import Attempt, JobPolicy, JobState
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import PlannerConfig, QueuedJob, RunningJob
+from phalanx.core.scheduling.model.past_use import decayed_average
 from phalanx.core.scheduling.model.urgency import is_guarded
 from phalanx.errors import InvariantBroken
 from phalanx.schemas.pools.project_file import ProjectSpec, lineage
@@ -206,8 +206,8 @@ def past_slots(usage: Usage | None, half_life_s: float, now: int) -> float:
     """The decayed average of slots that a project held up to now."""
     if usage is None:
         return 0.0
-    kept = math.pow(0.5, max(0, now - usage.at) / _US / half_life_s)
-    return usage.average_slots * kept + usage.held_slots * (1.0 - kept)
+    elapsed_s = (now - usage.at) / _US
+    return decayed_average(usage.average_slots, usage.held_slots, elapsed_s, half_life_s)
 
 
 def changed_usage(

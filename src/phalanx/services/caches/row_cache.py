@@ -17,12 +17,11 @@ from phalanx.core.scheduling import (
     PlannerConfig,
     PlanningInput,
     QueuedJob,
-    plan,
 )
+from phalanx.core.scheduling.index.empty_cluster import EmptyCluster
 from phalanx.core.scheduling.index.topology import NodeRequest, request_of
 from phalanx.core.scheduling.model.durations import History
-from phalanx.core.scheduling.stages.preference import narrowest_levels, preferred_level
-from phalanx.core.scheduling.stages.preference import patience_s as expected_patience_s
+from phalanx.core.scheduling.stages.preference import insistence, narrowest_levels
 from phalanx.errors import InvariantBroken
 from phalanx.schemas.pools.pool_file import HostDefaults, PoolSpec
 from phalanx.schemas.pools.project_file import ProjectSpec
@@ -144,6 +143,7 @@ class RowCache:
     _nodes: tuple[object, tuple[Node, ...]] = ((), ())
     _asks: dict[NodeRequest, int] = field(default_factory=dict)
     _fits: dict[int, bool] = field(default_factory=dict)
+    _empty: EmptyCluster = field(default_factory=lambda: EmptyCluster(()))
     _narrowest: dict[str, str | None] = field(default_factory=dict)
     _asked: dict[int, _Asked] = field(default_factory=dict)
     _blocked: dict[int, tuple[int, Reason]] = field(default_factory=dict)
@@ -326,6 +326,7 @@ class RowCache:
             if self._nodes[0] != key:
                 self._nodes = (key, _laid_out(self._pools[1], real, marks))
                 self._fits.clear()
+                self._empty = EmptyCluster(self._nodes[1])
                 levels = narrowest_levels(self._nodes[1])
                 if levels != self._narrowest:
                     self._narrowest = levels
@@ -385,34 +386,27 @@ class RowCache:
             demand = stored.facts.demand
             plain = planner_input.waiting(stored, reservation)
             patient, ask = plain, None
-            patience_s = demand.patience_s
-            level = preferred_level(demand.preferred, plain, self._narrowest)
-            # Whoever has nodes kept for it takes those.
-            if level is not None and reservation is None:
-                patient = replace(plain, required=level)
-                ask = self._asks.setdefault(request_of(patient), len(self._asks))
-                if patience_s is None:
-                    patience_s = expected_patience_s(plain, history)
-            known = _Asked(stored.version, reservation, plain, patient, ask, patience_s or 0.0)
+            patience_s = 0.0
+            # A job with reserved nodes takes those.
+            if reservation is None:
+                found = insistence(
+                    plain, demand.preferred, demand.patience_s, self._narrowest, history
+                )
+                if found is not None:
+                    patient, patience_s = found
+                    ask = self._asks.setdefault(request_of(patient), len(self._asks))
+            known = _Asked(stored.version, reservation, plain, patient, ask, patience_s)
             self._asked[stored.job.num] = known
         if known.ask is None or now - known.plain.since >= known.patience_s * _US:
             return known.plain
         # The same object at every pass: the planner's indexes then see that nothing has changed.
-        return known.patient if self._ever(known.patient, known.ask, nodes) else known.plain
+        return known.patient if self._ever(known.patient, known.ask) else known.plain
 
-    def _ever(self, job: QueuedJob, ask: int, nodes: tuple[Node, ...]) -> bool:
+    def _ever(self, job: QueuedJob, ask: int) -> bool:
         known = self._fits.get(ask)
         if known is None:
-            known = self._fits[ask] = fits_ever(job, nodes)
+            known = self._fits[ask] = self._empty.can_hold(job)
         return known
-
-
-def fits_ever(job: QueuedJob, nodes: Sequence[Node]) -> bool:
-    """Whether the gang could start if nothing else ran and no node were closed."""
-    empty = tuple(replace(node, closed="") for node in nodes)
-    least = job.shape.nodes if job.min_nodes is None else job.min_nodes
-    alone = replace(job, shape=replace(job.shape, nodes=least), min_nodes=None, not_before=None)
-    return bool(plan(PlanningInput(empty, (), (alone,)), job.submitted_at).starts)
 
 
 def _with_selected_labels(nodes: tuple[Node, ...], shown: Sequence[StoredJob]) -> tuple[Node, ...]:

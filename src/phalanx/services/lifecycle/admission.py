@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from phalanx.core.gang.placement import Demand, Node
+from phalanx.core.scheduling import fits_ever
 from phalanx.errors import Problem
 from phalanx.kit.units import format_size
 from phalanx.schemas.pools.project_file import ProjectSpec, lineage
 from phalanx.schemas.spec.job import JobSpec
 from phalanx.schemas.spec.roles import RolePlan
 from phalanx.services.caches.planner_input import asked
-from phalanx.services.caches.row_cache import fits_ever
 from phalanx.store.jobs import JobFacts
 from phalanx.store.resources import Applied
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from phalanx.core.scheduling import ClusterIndex, Plan, QueuedJob
 from phalanx.core.scheduling.index.topology import place, request_of
@@ -12,9 +11,7 @@ from phalanx.core.scheduling.model.entitlement import lineage, rolled_up
 from phalanx.core.scheduling.model.planning_input import US
 from phalanx.sim.audit import promises as audit
 from phalanx.sim.audit.promises import require
-
-if TYPE_CHECKING:
-    from phalanx.sim.cluster.run import SimulatedJob, SlotTimes
+from phalanx.sim.model import SimulatedJob, SlotTimes
 
 HOUR = 3600 * US
 # What every scheduler must keep, whatever its policy; the rest is what ours promises beyond that.

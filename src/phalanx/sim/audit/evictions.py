@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from phalanx.core.scheduling import ClusterIndex, Plan
 from phalanx.core.scheduling.model.planning_input import US
 from phalanx.sim.audit.auditor import Auditor
-from phalanx.sim.cluster.run import Oracle, Result, SchedulingPolicy
+from phalanx.sim.model import Oracle, SchedulingPolicy, SlotTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,6 @@ class EvictionRecorder:
         return self.auditor.owed_s
 
 
-def lost_to_evictions_h(result: Result) -> float:
-    """Slot-hours of work that evictions threw away, failures not counted."""
-    return (result.slot_times.lost - result.slot_times.lost_to_failures) / 3600.0
+def lost_to_evictions_h(times: SlotTimes) -> float:
+    """Return slot-hours of work that evictions threw away, failures not counted."""
+    return (times.lost - times.lost_to_failures) / 3600.0

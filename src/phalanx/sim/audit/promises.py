@@ -20,7 +20,7 @@ from phalanx.core.scheduling.model.urgency import expected_s, kind_key
 from phalanx.errors import InvariantBroken
 
 if TYPE_CHECKING:
-    from phalanx.sim.cluster.run import SlotTimes
+    from phalanx.sim.model import SlotTimes
 
 PROMISES: Mapping[int, str] = {
     1: "no slot is given twice, and every index equals its rebuild",
@@ -397,8 +397,8 @@ def check_replay(cluster: ClusterIndex, plan: Plan, again: Callable[[ClusterInde
 
 def check_monotone(shape: GangShape, nodes: Sequence[Node], more: Node) -> None:
     """15: what fits an empty cluster fits it with one node more."""
-    if fits_ever(shape, 0, tuple(nodes)):
-        still = fits_ever(shape, 0, (*nodes, more))
+    if fits_ever(QueuedJob(0, shape, 0, 0), nodes):
+        still = fits_ever(QueuedJob(0, shape, 0, 0), (*nodes, more))
         require(still, f"a gang of {shape.nodes} no longer fits with one node more")
 
 

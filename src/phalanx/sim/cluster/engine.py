@@ -17,25 +17,26 @@ from phalanx.core.jobs import Job, JobState
 from phalanx.core.jobs.model import NodeOutcome
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import ClusterIndex, Plan, QueuedJob, RunningJob
+from phalanx.core.scheduling.index.empty_cluster import EmptyCluster
 from phalanx.core.scheduling.model.durations import History, KindKey, size_class
-from phalanx.core.scheduling.stages.preference import narrowest_levels
+from phalanx.core.scheduling.model.past_use import decayed_average
+from phalanx.core.scheduling.stages.preference import insistence, narrowest_levels
 from phalanx.errors import InvariantBroken
 from phalanx.sim.audit.auditor import ALL, SAFETY, Auditor
-from phalanx.sim.cluster.costs import num_domains, slow_down
 from phalanx.sim.cluster.lifecycles import JobLifecycles
-from phalanx.sim.cluster.run import (
+from phalanx.sim.cluster.run import Result
+from phalanx.sim.cluster.timeline import Timeline
+from phalanx.sim.costs import num_domains, slow_down
+from phalanx.sim.jobs import US, TraceJob
+from phalanx.sim.model import (
     Crash,
-    EmptyCluster,
     Oracle,
     Outage,
-    Result,
     SchedulingPolicy,
     SimulatedJob,
     SimulationSetup,
     SlotTimes,
 )
-from phalanx.sim.cluster.timeline import Timeline
-from phalanx.sim.jobs import US, TraceJob
 
 PLANNER = "phalanx"
 
@@ -55,8 +56,8 @@ class _Cluster:
         self.cluster = ClusterIndex(setup.nodes, setup.projects, History(), setup.config)
         self.runs = {job.num: SimulatedJob(job, max(job.duration_s, 1.0)) for job in jobs}
         self.slot_times = SlotTimes()
-        own = narrowest_levels(setup.nodes) if policy.name == PLANNER else {}
-        self.levels = EmptyCluster(setup.nodes, own)
+        self.narrowest = narrowest_levels(setup.nodes) if policy.name == PLANNER else {}
+        self.empty = EmptyCluster(setup.nodes)
         self.largest_leaf = max((g.largest_leaf for g in self.cluster.index.groups), default=0)
         self.events: list[tuple[float, int, str, int, int]] = []
         self.seq = 0
@@ -163,12 +164,12 @@ class _Cluster:
             self.next_pass = at_s if self.next_pass is None else min(self.next_pass, at_s)
 
     def _age_use(self) -> None:
-        """What each project used lately: an average that forgets, as the control plane keeps it."""
-        keep = 0.5 ** ((self.now_s - self.past_s) / self.setup.half_life_s)
+        """Bring the past use of every project up to date, as the control plane does."""
+        elapsed_s, half_life_s = self.now_s - self.past_s, self.setup.half_life_s
         self.past_s = self.now_s
         for name, project in self.cluster.projects.items():
             used = self.cluster.used.get(name, 0)
-            past = keep * project.past_slots + (1.0 - keep) * used
+            past = decayed_average(project.past_slots, used, elapsed_s, half_life_s)
             self.cluster.projects[name] = replace(project, past_slots=past)
 
     def _report_saves(self) -> None:
@@ -208,12 +209,13 @@ class _Cluster:
 
     def _enqueue(self, run: SimulatedJob, waiting: QueuedJob) -> None:
         """Into the queue, where it insists on its preferred level for a while if that can hold it."""
-        patience = self.levels.patience(run.job, waiting, self.cluster.history)
-        if patience is None:
+        wish, wish_s = run.job.preferred, run.job.patience_s
+        found = insistence(waiting, wish, wish_s, self.narrowest, self.cluster.history)
+        if found is None or not self.empty.can_hold(found[0]):
             self.cluster.submit(waiting)
             return
-        level, wait_s = patience
-        self.cluster.submit(replace(waiting, required=level))
+        insisting, wait_s = found
+        self.cluster.submit(insisting)
         run.insisted += 1
         self._at(self.now_s + wait_s, "relent", run.job.num, run.insisted)
 

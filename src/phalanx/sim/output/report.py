@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from phalanx.sim.cluster.engine import Result, SimulatedJob
+from phalanx.sim.cluster.run import Result
+from phalanx.sim.model import SimulatedJob
 
 HOUR = 3600.0
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from phalanx.core.scheduling import ClusterIndex, Plan, QueuedJob
 from phalanx.core.scheduling.model.planning_input import US
-from phalanx.sim.cluster.engine import Oracle
+from phalanx.sim.model import Oracle
 from phalanx.sim.peers.queues import Placer, best_fit, finish, new_draft
 
 _ROUND_LIMITS_S = (3600, 14_400, 43_200, 86_400, 259_200, 604_800, 2_592_000)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from phalanx.core.scheduling import ClusterIndex, Plan, QueuedJob, RunningJob
 from phalanx.core.scheduling.stages.reservations import honour
 from phalanx.core.scheduling.stages.scheduling_pass import Pass
-from phalanx.sim.cluster.engine import Oracle
+from phalanx.sim.model import Oracle
 from phalanx.sim.peers.queues import best_fit, finish, new_draft
 from phalanx.sim.peers.victims import Spare, evict_for, filled_back, placed_again
 

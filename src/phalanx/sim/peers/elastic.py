@@ -17,7 +17,7 @@ from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import ClusterIndex, Plan, QueuedJob, Resize, RunningJob, Start
 from phalanx.core.scheduling.model.planning_input import US
 from phalanx.core.scheduling.stages.elastic import speed
-from phalanx.sim.cluster.engine import Oracle
+from phalanx.sim.model import Oracle
 
 _WHY = Reason(ReasonCode.PLACED, "a new division of the slots")
 

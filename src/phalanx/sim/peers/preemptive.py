@@ -15,7 +15,7 @@ from phalanx.core.scheduling.model.planning_input import US
 from phalanx.core.scheduling.model.urgency import kind_key
 from phalanx.core.scheduling.stages.reservations import honour
 from phalanx.core.scheduling.stages.scheduling_pass import Pass
-from phalanx.sim.cluster.engine import Oracle
+from phalanx.sim.model import Oracle
 from phalanx.sim.peers.queues import best_fit, finish, new_draft
 from phalanx.sim.peers.victims import evict_for, who_is_in_the_way
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from phalanx.core.scheduling import ClusterIndex, Plan, plan_pass
-from phalanx.sim.cluster.engine import Oracle
+from phalanx.sim.model import Oracle
 
 
 class Production:

@@ -9,7 +9,7 @@ from phalanx.core.scheduling import ClusterIndex, Plan, QueuedJob
 from phalanx.core.scheduling.index.slots import Allocation, SlotIndex, pick
 from phalanx.core.scheduling.index.topology import place, request_of
 from phalanx.core.scheduling.stages.scheduling_pass import Pass
-from phalanx.sim.cluster.engine import Oracle
+from phalanx.sim.model import Oracle
 
 Placer = Callable[[ClusterIndex, QueuedJob], list[Allocation] | None]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from phalanx.core.gang.placement import Node
 from phalanx.core.reasons import Cause
-from phalanx.sim.cluster.engine import Crash, Outage
+from phalanx.sim.model import Crash, Outage
 
 _DAY_S = 86_400.0
 _CAUSES = (Cause.RANK_CRASH, Cause.STALLED)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from phalanx.core.scheduling import Project
 from phalanx.sim.audit.evictions import EvictionRecorder
-from phalanx.sim.cluster.engine import SchedulingPolicy, SimulationSetup, simulate
+from phalanx.sim.cluster.engine import simulate
 from phalanx.sim.jobs import TraceJob, gang_of
+from phalanx.sim.model import SchedulingPolicy, SimulationSetup
 from phalanx.sim.output.report import figures
 from phalanx.sim.workload.traces import grid_nodes
 

@@ -1,1 +1,4 @@
-"""What the planner reads and answers: snapshot, plan, reservations, durations, eviction costs."""
+"""Values of the planner: its input and its plan, learned durations, urgency, entitlement and past use.
+
+Start with `planning_input` and `outcome`. Only values and arithmetic; no index and no search.
+"""

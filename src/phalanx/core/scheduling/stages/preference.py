@@ -8,6 +8,7 @@ most: a bad place costs as long as the gang runs, a wait costs once, and is rare
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from phalanx.core.gang.placement import Node
 from phalanx.core.scheduling.model.durations import History
@@ -45,3 +46,21 @@ def patience_s(job: QueuedJob, history: History) -> float:
     """How long it insists where its owner has named no time, seconds."""
     lasts_s = expected_s(job, kind_key(job), history, 0.5)
     return _UNKNOWN_S if lasts_s is None else min(_PART * lasts_s, _MOST_S)
+
+
+def insistence(
+    job: QueuedJob,
+    wished: str | None,
+    wished_s: float | None,
+    narrowest: Mapping[str, str | None],
+    history: History,
+) -> tuple[QueuedJob, float] | None:
+    """Return the job as it insists on its preferred level, and for how many seconds.
+
+    `wished` and `wished_s` are what its owner declares. None if the job takes any place at once; a level
+    that is required goes before one that is preferred. The caller checks that the level could ever hold it.
+    """
+    level = preferred_level(wished, job, narrowest)
+    if level is None or job.required is not None:
+        return None
+    return replace(job, required=level), patience_s(job, history) if wished_s is None else wished_s

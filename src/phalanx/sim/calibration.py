@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from phalanx.core.scheduling import ClusterIndex, Plan, plan_pass
 from phalanx.core.scheduling.explain.forecast import NUM_SCENARIOS, eta
-from phalanx.sim.cluster.engine import Oracle, SimulationSetup, simulate
+from phalanx.sim.cluster.engine import simulate
 from phalanx.sim.jobs import TraceJob
+from phalanx.sim.model import Oracle, SimulationSetup
 
 
 @dataclass(frozen=True, slots=True)

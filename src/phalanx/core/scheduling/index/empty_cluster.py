@@ -1,0 +1,35 @@
+"""The cluster as if nothing ran on it and no node were closed: whether a gang could ever start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from phalanx.core.gang.placement import Node
+from phalanx.core.scheduling.index.slots import SlotIndex
+from phalanx.core.scheduling.index.topology import NodeRequest, place, request_of, suitable
+from phalanx.core.scheduling.model.planning_input import QueuedJob
+
+
+class EmptyCluster:
+    """Answers for one set of nodes, kept by what jobs request of nodes."""
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self._index = SlotIndex(replace(node, closed="") for node in nodes)
+        self._known: dict[NodeRequest, bool] = {}
+
+    def can_hold(self, job: QueuedJob) -> bool:
+        """Return whether the gang could start, at its least size, if it were alone."""
+        least = job.shape.nodes if job.min_nodes is None else job.min_nodes
+        request = replace(request_of(job), shape=replace(job.shape, nodes=least))
+        known = self._known.get(request)
+        if known is None:
+            groups = suitable(self._index, request)
+            found = place(self._index, request, groups, request.shape)
+            known = self._known[request] = found is not None
+        return known
+
+
+def fits_ever(job: QueuedJob, nodes: Iterable[Node]) -> bool:
+    """Return whether the gang could start on these nodes if nothing else ran and none were closed."""
+    return EmptyCluster(nodes).can_hold(job)

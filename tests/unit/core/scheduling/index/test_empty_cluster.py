@@ -1,0 +1,34 @@
+"""Whether a gang could ever start: what runs and what is closed does not count."""
+
+from __future__ import annotations
+
+import pytest
+
+from phalanx.core.gang.placement import GangShape, Node
+from phalanx.core.scheduling import QueuedJob
+from phalanx.core.scheduling.index.empty_cluster import EmptyCluster, fits_ever
+
+pytestmark = pytest.mark.unit
+
+NODES = [
+    Node(f"n{i}", "main", "h", 4, 8, 64, domains=(("rack", f"r{i // 2}"),), closed="drained")
+    for i in range(4)
+]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "required", "fits"),
+    [(4, None, True), (5, None, False), (2, "rack", True), (3, "rack", False), (1, "zone", False)],
+)
+def test_a_gang_fits_by_its_size_and_its_level(
+    nodes: int, required: str | None, fits: bool
+) -> None:
+    job = QueuedJob(1, GangShape(nodes, 4, 4), 50, 0, required=required)
+    assert fits_ever(job, NODES) is fits
+    empty = EmptyCluster(NODES)
+    assert empty.can_hold(job) is empty.can_hold(job) is fits
+
+
+def test_an_elastic_gang_fits_at_its_least_size() -> None:
+    job = QueuedJob(1, GangShape(9, 4, 4), 50, 0, min_nodes=4)
+    assert fits_ever(job, NODES)
