@@ -31,7 +31,7 @@ def packages(tmp_path, *wanted, **fields):
     fields = {
         "installer": "pip",
         "index_url": "none",
-        "find_links": [str(tmp_path / "wheels")],
+        "find_links": (str(tmp_path / "wheels"),),
     } | fields
     return PythonPackages(
         root=str(tmp_path / "python"), wanted=PythonRequirements(packages=tuple(wanted), **fields)
