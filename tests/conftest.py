@@ -1,8 +1,12 @@
 """What holds for every test."""
 
 import signal
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import settings
+
+from support import leaks
 
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("phalanx", deadline=None)
@@ -11,3 +15,14 @@ settings.load_profile("phalanx")
 # A shell that starts the suite in the background has it ignore Ctrl-C, and so would every program that
 # a test starts and interrupts. A handler here is the default again in whatever is executed.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves threads, processes, open files, variables or another directory behind."""
+    before = leaks.holdings()
+    yield
+    if request.node.get_closest_marker("leaves"):
+        return
+    found = leaks.leaked(before)
+    assert not found, f"the test leaves behind: {'; '.join(found)}"

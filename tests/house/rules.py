@@ -336,24 +336,22 @@ def assignments(source: Path) -> list[Violation]:
     return found
 
 
-def format_skips(source: Path) -> list[Violation]:
-    """More `fmt: skip` in a tree than MAX_FORMAT_SKIPS."""
+def format_skips(*trees: Path) -> list[Violation]:
+    """More `fmt: skip` in several trees together than MAX_FORMAT_SKIPS."""
     marks = [
-        f"{path.relative_to(source.parent)}:{number}"
-        for path in sorted(source.rglob("*.py"))
+        f"{path}:{number}"
+        for tree in trees
+        for path in sorted(tree.rglob("*.py"))
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if line.rstrip().endswith(("# fmt: skip", "# fmt: off"))
     ]
     if len(marks) <= MAX_FORMAT_SKIPS:
         return []
-    return [
-        Violation(
-            source.name, f"{len(marks)} × fmt: skip (limit {MAX_FORMAT_SKIPS}): {', '.join(marks)}"
-        )
-    ]
+    what = f"{len(marks)} × fmt: skip (limit {MAX_FORMAT_SKIPS}): {', '.join(marks)}"
+    return [Violation("src and tests", what)]
 
 
-RULES: dict[str, Callable[[Path], list[Violation]]] = {
+RULES: dict[str, Callable[..., list[Violation]]] = {
     "names": class_names,
     "circles": circles,
     "pairs": pairs,
@@ -379,7 +377,10 @@ def main() -> int:
     room = (given.room or (rooms[0] if rooms else "")).replace("/", ".").rstrip(".")
     total = 0
     for rule in chosen:
-        found = RULES[rule](given.root / "src" / "phalanx")
+        trees = [given.root / "src" / "phalanx"]
+        if rule == "skips":
+            trees.append(given.root / "tests")
+        found = RULES[rule](*trees)
         found = [one for one in found if one.where.startswith(room) or room in one.what]
         total += len(found)
         print(f"== {rule}: {len(found)}")

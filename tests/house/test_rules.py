@@ -45,6 +45,13 @@ def planted(root: Path, files: dict[str, str]) -> Path:
 
 
 @pytest.mark.parametrize("rule", rules.RULES)
+def test_the_repository_keeps_the_rule(rule: str) -> None:
+    trees = [rules.ROOT / "src" / "phalanx", *([rules.ROOT / "tests"] if rule == "skips" else [])]
+    found = rules.RULES[rule](*trees)
+    assert not found, "\n".join(str(one) for one in found)
+
+
+@pytest.mark.parametrize("rule", rules.RULES)
 def test_a_planted_violation_is_found(tmp_path: Path, rule: str) -> None:
     assert rules.RULES[rule](planted(tmp_path, PLANTED[rule]))
 

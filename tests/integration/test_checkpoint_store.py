@@ -32,6 +32,9 @@ class Watched:
 
         def call(*args):
             self.count += 1
+            if name == "close":  # a close that fails has closed all the same
+                self._disk.close(*args)
+                return self._at(self.count, name)
             self._at(self.count, name)
             return getattr(self._disk, name)(*args)
 

@@ -117,6 +117,7 @@ def test_who_waits_for_a_killed_fetcher_takes_over(tmp_path: Path) -> None:
     waiting = _start(_wait_and_read, str(tmp_path), bad)
     assert child.pid is not None
     os.kill(child.pid, signal.SIGKILL)
+    child.join(30)
     waiting.join(30)
     assert waiting.exitcode == 0
     assert not bad.is_set()

@@ -11,6 +11,7 @@ from phalanx.supervise.ranks.records import GenerationRecords
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.leaves("a run holds its report file until its process ends")
 @pytest.mark.parametrize(("through", "limit_s"), [("library", OUTSIDE_S), ("plain", LEAST_S)])
 def test_evaluation_is_told_from_a_step_that_hangs(tmp_path, monkeypatch, through, limit_s):
     """The control evaluates by a plain loader, which nobody can see."""

@@ -109,6 +109,7 @@ def test_the_model_is_the_mean_weighted_by_samples(tmp_path):
         assert all(torch.equal(mine, theirs) for mine, theirs in finals)
 
 
+@pytest.mark.leaves("the first coordinator plays one that was killed")
 def test_a_coordinator_that_is_killed_comes_back_with_the_answers_it_had(tmp_path):
     first = Federated(tmp_path, num_rounds=1)
     answer = first.coordinator.answer

@@ -34,6 +34,7 @@ def test_keys_stay_until_all_have_left():
     assert keys.get("other", "0") is None
 
 
+@pytest.mark.leaves("the server has no end: its process is killed")
 def test_the_rendezvous_answers_as_horovods_own():
     listening = socket.create_server(("127.0.0.1", 0))
     address = listening.getsockname()

@@ -117,7 +117,9 @@ def test_a_build_that_is_killed_is_never_used(tmp_path, program, used):
 
 def test_an_installer_that_is_not_there(tmp_path):
     path, store, digest = request(tmp_path, "tinypkg", installer="uv")
-    assert start(path, PATH="/nowhere").wait(GUARD_S) == 1
+    builder = start(path, PATH="/nowhere")
+    builder.communicate(timeout=GUARD_S)
+    assert builder.returncode == 1
     assert verdict(path)["cause"] == "user_error"
     assert "this node has no uv" in verdict(path)["message"]
     assert store.hold(digest) is None

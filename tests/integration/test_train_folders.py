@@ -76,6 +76,7 @@ def test_nothing_to_save_and_nowhere_to_save_it(tmp_path):
         folders.save(state(tmp_path, "x"), step=-1, checkpoint_dir=tmp_path / "store")
 
 
+@pytest.mark.leaves("a rank holds its report file until its process ends")
 def test_that_they_are_not_copied_to_an_object_store_is_said_once(tmp_path, monkeypatch):
     monkeypatch.setenv("PHALANX_CHECKPOINT_DIR", str(tmp_path / "store"))
     monkeypatch.setenv("PHALANX_CHECKPOINT_STORE", "s3://bucket/prefix")

@@ -178,7 +178,10 @@ class RemoteTier:
         with self._lock:
             for _ in range(2):
                 child = self._child
-                if child is None or child.poll() is not None:
+                if child is not None and child.poll() is not None:
+                    _end(child)
+                    child = None
+                if child is None:
                     child = self._start()
                 try:
                     _write(child, request)
@@ -202,7 +205,7 @@ class RemoteTier:
     def _listen(self, child: subprocess.Popen[bytes]) -> None:
         assert child.stdout is not None
         last: dict[str, Any] = {}
-        with contextlib.suppress(ValueError, OSError):
+        with contextlib.suppress(ValueError, OSError), child.stdout:
             for line in child.stdout:
                 last = json.loads(line)
                 self._hear(dict(last))

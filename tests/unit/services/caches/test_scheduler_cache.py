@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,8 +48,10 @@ class Told:
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Told:
-    return Told(tmp_path / "a.sqlite")
+def told(tmp_path: Path) -> Iterator[Told]:
+    made = Told(tmp_path / "a.sqlite")
+    yield made
+    made.store.close()
 
 
 def test_what_this_process_stored_is_not_read_back(

@@ -78,7 +78,9 @@ def test_a_checkpoint_that_is_gone_again_was_there_first(tmp_path):
     written(file, [saved(1), saved(2), {"k": "removed", "path": "/c/1", "t": 2}, saved(3)])
     sent = []
     watch = StallWatch(StallLimit(math.inf), 0.0)
-    GenerationRecords(0, {0: file}, lambda make: sent.append(make(len(sent) + 1)), watch).read()
+    here = GenerationRecords(0, {0: file}, lambda make: sent.append(make(len(sent) + 1)), watch)
+    here.read()
+    here.close()
     told = [(one.kind, one.path) for one in sent]
     assert told.index(("checkpoint", "/c/1")) < told.index(("checkpoint_removed", "/c/1"))
     assert len(told) == 4

@@ -26,7 +26,10 @@ from phalanx.supervise.uplink import orphan_reports
 from phalanx.supervise.uplink.orphan_reports import OrphanReports, unreported_folders
 from phalanx.testing.contracts import gang_contract
 
-pytestmark = pytest.mark.unit
+pytestmark = [
+    pytest.mark.unit,
+    pytest.mark.leaves("the supervisors in these tests play ones that were killed"),
+]
 BATCH, RANKS = 8, 2
 
 
