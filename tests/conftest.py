@@ -1,6 +1,8 @@
 """What holds for every test."""
 
+import gc
 import signal
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -23,6 +25,9 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     before = leaks.holdings()
     yield
     if request.node.get_closest_marker("leaves"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
         return
     found = leaks.leaked(before)
     assert not found, f"the test leaves behind: {'; '.join(found)}"

@@ -192,6 +192,7 @@ class CuttingProxy:
             one.close()
 
 
+@pytest.mark.leaves("the threads of the proxy end with the process")
 @pytest.mark.extras
 def test_connections_cut_in_the_middle_are_taken_up_again(
     server: tuple[str, Path], prefix: Path, tmp_path: Path

@@ -69,6 +69,7 @@ def test_ranks_tell_rank_0_and_hear_back():
         connection = RankConnection.connect("127.0.0.1", port)
         connection.send({"rank": rank, "port": 1000 + rank})
         heard[rank] = connection.receive()
+        connection.close()
 
     others = [threading.Thread(target=join, args=(rank,)) for rank in (1, 2)]
     for one in others:

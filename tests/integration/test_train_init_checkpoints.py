@@ -52,6 +52,7 @@ def test_a_key_never_stands_in_a_message(tmp_path):
     assert "not-a-key-but-secret" not in str(caught.value)
 
 
+@pytest.mark.leaves("a run ends its uploader when its process ends")
 def test_a_script_of_its_own_gets_copies(tmp_path, monkeypatch):
     pytest.importorskip("obstore")
     for name in ("RANK", "WORLD_SIZE", "PHALANX_CHECKPOINT_DIR"):

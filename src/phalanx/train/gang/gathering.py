@@ -56,7 +56,7 @@ class RankServer:
 def _until_end(
     line: socket.socket, take: Callable[[dict[str, Any]], None], lost: threading.Event
 ) -> None:
-    with contextlib.suppress(OSError, ValueError), line.makefile("rb") as file:
+    with contextlib.suppress(OSError, ValueError), line, line.makefile("rb") as file:
         for one in file:
             take(json.loads(one))
     lost.set()

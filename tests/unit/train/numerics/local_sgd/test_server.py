@@ -216,8 +216,10 @@ def test_another_generation_is_refused_and_changes_nothing():
     servers = gang.worker(0)
     load(servers, START)
     for stale in [(2, 0), (1, 7), (2, 2)]:
+        other = gang.worker(0, stale)
         with pytest.raises(TrainingError, match="not the generation"):
-            push(gang.worker(0, stale), 1, {k: torch.ones(3) for k in START})
+            push(other, 1, {k: torch.ones(3) for k in START})
+        other.close()
     weights = push(servers, 1, {k: torch.ones(3) for k in START})
     assert all((one == -1).all() for one in weights.values())
     with pytest.raises(TrainingError, match="made exchange 1, 2 was its next"):
