@@ -125,7 +125,7 @@ import sys, threading
 from pathlib import Path
 from phalanx.train.gang import stacks
 if sys.argv[2] == "listen":
-    stacks.listen(Path(sys.argv[1]))
+    stacks.install_handler(Path(sys.argv[1]))
 def stuck_in_here():
     print("ready", flush=True)
     sys.stdin.read()

@@ -90,8 +90,9 @@ def _children() -> frozenset[int]:
             found |= {int(pid) for pid in (task / "children").read_text().split()}
         except OSError:
             continue  # the thread has ended
+    # A process without a command line is a zombie: mostly an orphan that this process inherited.
     return frozenset(
-        pid for pid in found if "multiprocessing.resource_tracker" not in _command(pid)
+        pid for pid in found if (command := _command(pid)) and "resource_tracker" not in command
     )
 
 
