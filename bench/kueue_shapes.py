@@ -47,7 +47,7 @@ from phalanx.schemas.spec.document import resolved, validate_spec
 from phalanx.schemas.wire.assignments import Assignment
 from phalanx.server.app import build_context
 from phalanx.server.context import Context, in_thread
-from phalanx.server.loops.runner import Loop, run_loop
+from phalanx.server.loops.runner import ServiceLoop, run_loop
 from phalanx.server.loops.steps import all_loops
 from phalanx.server.settings import Settings
 from phalanx.services.lifecycle.admission import facts_of
@@ -269,7 +269,7 @@ class Bench:
                 await in_thread(self._count_cpu, name, tell, found)
             await asyncio.sleep(TELL_S)
 
-    def _timed(self, loop: Loop) -> Loop:
+    def _timed(self, loop: ServiceLoop) -> ServiceLoop:
         return replace(loop, step=lambda now: self._count_cpu(loop.name, loop.step, now))
 
     def _count_cpu(self, name, call, *words):

@@ -12,7 +12,7 @@ import datetime
 from dataclasses import replace
 from pathlib import Path
 
-from phalanx.sim.audit import calibration
+from phalanx.sim import calibration
 from phalanx.sim.catalog import POLICIES
 from phalanx.sim.cluster.engine import simulate
 from phalanx.sim.jobs import TraceJob

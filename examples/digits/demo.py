@@ -15,9 +15,9 @@ from pathlib import Path
 
 from phalanx.checkpoint import list_checkpoints, verify
 from phalanx.cli.client.embedded import find
-from phalanx.cli.client.invocation import Caller
+from phalanx.cli.client.invocation import Invocation
 from phalanx.cli.client.session import Session
-from phalanx.cli.terminal.screen import Pace
+from phalanx.cli.terminal.screen import StepEstimate
 from phalanx.errors import PlatformError, TrainingError
 from phalanx.kit.units import format_duration, format_size
 
@@ -55,7 +55,7 @@ class Bar:
             transient=True,
         )
         self._task = self._bar.add_task("queued", total=None, facts="")
-        self._pace = Pace()
+        self._pace = StepEstimate()
         self._last_epoch = -1
         if self.console.is_terminal:
             self._bar.start()
@@ -213,7 +213,7 @@ def pointers(job, bar: Bar) -> None:
 
 def main() -> int:
     begun = time.monotonic()
-    session = Session(Caller.of_this_process(), HOME)
+    session = Session(Invocation.of_this_process(), HOME)
     print("Phalanx demo: 1,797 handwritten digits, a small residual network, 3 ranks.", flush=True)
     label = phalanx("submit", str(HERE / "job.yaml"))
     print(f"  {label} submitted: phalanx submit examples/digits/job.yaml", flush=True)

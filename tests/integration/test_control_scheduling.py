@@ -218,9 +218,9 @@ class TestElastic:
         gangs = [
             rig.executor.started[ref].gang for ref in rig.executor.started if ref.job == elastic
         ]
-        assert {(one.num_nodes, one.reference_world) for one in gangs if one.attempt == 2} == {
-            (1, 8)
-        }
+        assert {
+            (one.world.num_nodes, one.role.reference_world) for one in gangs if one.attempt == 2
+        } == {(1, 8)}
         run(rig, elastic, attempt=2)
         run(rig, other)
         for one in rig.supervisors[other]:  # type: ignore[attr-defined]

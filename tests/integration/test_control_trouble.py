@@ -54,19 +54,19 @@ def test_a_launch_that_runs_into_a_bug_holds_up_no_other(rig: Rig) -> None:
     assert {ref.job for ref in rig.executor.started} == {1, 2}
 
 
-def test_a_stored_spec_that_cannot_be_read_any_more_ends_its_job_alone(rig: Rig) -> None:
+def test_a_stored_contract_that_cannot_be_read_any_more_ends_its_job_alone(rig: Rig) -> None:
     policy = {"start_failed": {"count": 0}}
     one, two = two_jobs(rig, recovery=policy)
     rig.store.transact(
         lambda tx: tx.conn.execute(
-            jobs.update().where(jobs.c.num == one).values(spec={"schema": 1, "rnu": "x"})
+            jobs.update().where(jobs.c.num == one).values(contract={"rnu": "x"})
         )
     )
     rig.turn()
     rig.turn()
     view = rig.job(one)
     assert (view.state, view.reason.code) == ("failed", "start_failed")
-    assert "rnu" in view.reason.message
+    assert "stored contract" in view.reason.message
     assert rig.job(two).state == "starting"
 
 

@@ -3,6 +3,7 @@
 import datetime
 import socket
 import threading
+from dataclasses import replace
 
 import pytest
 import torch.distributed as dist
@@ -57,9 +58,7 @@ def test_a_node_behind_a_firewall_is_named_with_its_address(gang, monkeypatch):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             closed = free.getsockname()[1]
-        return facts if info.rank == 0 else preflight.Facts(
-            **{**preflight.asdict(facts), "port": closed}
-        )  # fmt: skip
+        return facts if info.rank == 0 else replace(facts, port=closed)
 
     monkeypatch.setattr(preflight, "facts_of", shut)
     said = gang()

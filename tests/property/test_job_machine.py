@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from phalanx.core.codec import decode, encode
 from phalanx.core.gang.failures import Failure
-from phalanx.core.gang.placement import GangShape, NodeShare, Placement, Role
+from phalanx.core.gang.placement import GangShape, NodeShare, Placement, RoleShape
 from phalanx.core.gang.roles import part_at
 from phalanx.core.jobs import Job, JobState, create, decide, rebuild
 from phalanx.core.jobs import events as e
@@ -68,7 +68,7 @@ policies = st.builds(
     max_no_progress=st.integers(1, 4),
 )
 roles = st.builds(
-    Role,
+    RoleShape,
     nodes=st.integers(1, 2),
     slots_per_node=st.integers(0, 2),
     ranks_per_node=st.integers(1, 2),

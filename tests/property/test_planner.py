@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.core.gang.placement import GangShape, Node, Placement, Role
+from phalanx.core.gang.placement import GangShape, Node, Placement, RoleShape
 from phalanx.core.scheduling import (
     ClusterIndex,
     PlannerConfig,
@@ -63,7 +63,7 @@ def jobs(draw: st.DrawFn, num: int) -> QueuedJob:
     role = GangShape(draw(st.integers(1, 2)), draw(st.integers(1, 3)), 1)
     if draw(st.booleans()):
         cpus = draw(st.sampled_from([0, 2, 5]))
-        role = Role(role.nodes, draw(st.integers(0, 3)), 1, "server", cpus)
+        role = RoleShape(role.nodes, draw(st.integers(0, 3)), 1, "server", cpus)
     roles = (role,) if draw(st.sampled_from([False, False, False, True])) else ()
     return QueuedJob(
         num,

@@ -9,13 +9,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from phalanx.core.gang.placement import GangShape, NodeShare, Placement, Role
+from phalanx.core.gang.placement import GangShape, NodeShare, Placement, RoleShape
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.model import JobPolicy, NodeOutcome
 from phalanx.schemas.home import HomeLayout
 from phalanx.services.lifecycle.commit import commit_events, commit_new
+from phalanx.sim import calibration
 from phalanx.sim.__main__ import main
-from phalanx.sim.audit import calibration
 from phalanx.sim.jobs import TraceJob
 from phalanx.sim.model import SimulationSetup
 from phalanx.sim.workload import faults, generated, history, traces
@@ -279,7 +279,7 @@ def test_a_trace_that_is_not_there_is_said_in_one_line(
 
 
 def test_a_gang_with_roles_is_replayed_whole(tmp_path: Path) -> None:
-    roles = (Role(2, 1, 1, "actor"), Role(1, 0, 1, "server", 2))
+    roles = (RoleShape(2, 1, 1, "actor"), RoleShape(1, 0, 1, "server", 2))
     jobs = [
         TraceJob(num, num * 60.0, 600.0, GangShape(1, 4, 4), roles=roles if num % 2 else ())
         for num in range(1, 12)

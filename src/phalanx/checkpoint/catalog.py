@@ -28,8 +28,11 @@ class CommittedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointListing:
-    """What a directory holds: `good` have a sound manifest (newest first), `bad` maps paths to why
-    not, `debris` was never committed, `quarantined` was set aside earlier."""
+    """The checkpoints of a directory, by condition.
+
+    `good` have a sound manifest (newest first), `bad` maps paths to the reason, `debris` was never
+    committed, `quarantined` was set aside earlier.
+    """
 
     good: tuple[CommittedCheckpoint, ...]
     bad: Mapping[Path, str]

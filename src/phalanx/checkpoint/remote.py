@@ -36,8 +36,11 @@ _TRIES = 5
 
 @dataclass(frozen=True, slots=True)
 class RemoteListing:
-    """What a prefix holds: `good` by name, `bad` names and why not, `debris` names without manifest
-    and when they were last added to (seconds since 1970)."""
+    """The checkpoints of a prefix, by condition.
+
+    `good` by name, `bad` maps names to the reason, `debris` maps names without a manifest to the time of
+    their last addition (seconds since 1970).
+    """
 
     good: Mapping[str, Manifest]
     bad: Mapping[str, str]

@@ -50,8 +50,10 @@ class ObjectStore(Protocol):
         ...
 
     def put(self, name: str, pieces: Callable[[], Iterable[Any]], size_bytes: int) -> None:
-        """Make an object of pieces; it appears whole or not at all. `pieces` is called once per try;
-        what it raises comes out, and there is no object."""
+        """Make an object of pieces; it appears whole or not at all.
+
+        `pieces` is called once per try. Raises what `pieces` raises; then there is no object.
+        """
         ...
 
     def create(self, name: str, data: bytes) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from phalanx.core.gang.placement import GangShape, Role
+from phalanx.core.gang.placement import GangShape, RoleShape
 from phalanx.core.scheduling import QueuedJob
 
 US = 1_000_000
@@ -41,7 +41,7 @@ class TraceJob:
     pools: tuple[str, ...] = ()
     speeds: tuple[float, ...] = ()
     save_s: float | None = None
-    roles: tuple[Role, ...] = ()
+    roles: tuple[RoleShape, ...] = ()
 
     def speed(self, num_shares: int, num_slots: int) -> float:
         """How fast it goes on so many shares or slots; 1 at full size."""

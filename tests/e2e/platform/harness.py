@@ -72,6 +72,7 @@ class Platform:
         for job in self.jobs():
             if not job.is_terminal:
                 self.run("stop", job.label, "--grace", "0s", check=False)
+        self._forget_client()
         if self.process is not None:
             self.process.terminate()
             self.process.wait(30)
@@ -95,9 +96,15 @@ class Platform:
         """The same for polls, which are many: one for each control plane."""
         text = (self.home / "server.json").read_text()
         if self._client is None or self._client[0] != text:
+            self._forget_client()
             server = json.loads(text)
             self._client = (text, PhalanxClient(server["url"], server["token"]))
         return self._client[1]
+
+    def _forget_client(self) -> None:
+        if self._client is not None:
+            self._client[1].close()
+            self._client = None
 
     def jobs(self) -> list[JobView]:
         """All jobs."""

@@ -108,9 +108,10 @@ def parse_sizes(value: Any) -> str | dict[str, int]:
 
 
 def layout(sizes: str | Mapping[str, int], world_size: int) -> Layout:
-    """The layout of `world_size` ranks. Ranks that the sizes leave over become replicas, where `dp` is
+    """Return the layout of `world_size` ranks.
 
-    not given. Raises ValueError where they cannot.
+    Ranks that the sizes leave over become replicas where `dp` is not given. Raises ValueError where they
+    cannot.
     """
     if isinstance(sizes, str):
         # What `auto` becomes is known once there is a model; until then every rank is a place.

@@ -82,7 +82,7 @@ class GangShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Role(GangShape):
+class RoleShape(GangShape):
     """One more part of a gang, placed and started with the rest; its ranks are a world of their own.
 
     CPUs and memory are those of each node; `slot_type` empty: any. What is not `required` does not

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from phalanx.core.gang.placement import GangShape, Role
+from phalanx.core.gang.placement import GangShape, RoleShape
 
 WORKER = "worker"
 """The role of a job that names none."""
@@ -50,7 +50,7 @@ class Part:
 
 
 def parts_of(
-    name: str, shape: GangShape, roles: Sequence[Role], num_shares: int | None
+    name: str, shape: GangShape, roles: Sequence[RoleShape], num_shares: int | None
 ) -> tuple[Part, ...]:
     """The parts of a placement of so many shares. What roles do not take is the first one's."""
     others = sum(role.nodes for role in roles)

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from phalanx.core.codec import earlier_names, written_once
 from phalanx.core.gang.failures import Failure, first_failure
-from phalanx.core.gang.placement import GangShape, Placement, Role
+from phalanx.core.gang.placement import GangShape, Placement, RoleShape
 from phalanx.core.gang.roles import WORKER, Part, part_at, parts_of
 from phalanx.core.jobs.budgets import RecoveryPolicy, RestartsUsed
 from phalanx.core.reasons import Reason, ReasonCode
@@ -151,7 +151,7 @@ class JobPolicy:
     max_duration_s: float | None = None
     min_nodes: int | None = None
     role: str = WORKER
-    roles: tuple[Role, ...] = ()
+    roles: tuple[RoleShape, ...] = ()
 
     @property
     def num_slots(self) -> int:

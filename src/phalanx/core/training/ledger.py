@@ -28,8 +28,11 @@ class Consumed:
 
 @dataclass(frozen=True, slots=True)
 class GenerationLedger:
-    """What one generation consumed. `began` is where it took up: (0, 0) for a fresh start, None when
-    it ended before it knew. `all_reported`: no report of it was lost with a node."""
+    """The samples that one generation consumed.
+
+    `began` is its first position: (0, 0) for a fresh start, None when it ended before the position was
+    known. `all_reported`: no report of it was lost with a node.
+    """
 
     attempt: int
     generation: int

@@ -348,7 +348,7 @@ class RayCluster:
     def _fenced(
         self, tracked: TrackedSupervisor, shim: Mapping[str, Any], fence_s: float
     ) -> dict[str, Any]:
-        """The actor is gone and the node does not answer: is it dead, or only cut off?"""
+        """Tell a dead node from one that is cut off, when its actor is gone and it does not answer."""
         node = self._node_watch.node(shim["node"])
         if node is not None and not node.alive and node.death in _ANNOUNCED:
             return _gone(tracked, f"node {shim['label']} was taken away")

@@ -12,8 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
-from phalanx.core.gang.placement import GangShape
-from phalanx.core.gang.placement import Role as RoleShape
+from phalanx.core.gang.placement import GangShape, RoleShape
 from phalanx.schemas.frameworks import framework
 from phalanx.schemas.spec.fields import (
     Command,

@@ -39,8 +39,10 @@ def sync(cluster: ClusterIndex | None, snapshot: PlanningInput) -> ClusterIndex:
 def only_longer_classes(
     cluster: ClusterIndex, snapshot: PlanningInput, started: frozenset[int]
 ) -> bool:
-    """Whether the snapshot is the world of the last pass, whose starts were `started`, with those
-    starts done and more jobs behind others that already waited in vain."""
+    """Return whether the snapshot is that of the last pass, with its starts done and more jobs queued.
+
+    `started` are the starts of the last pass. The further jobs stand behind others that cannot start.
+    """
     same = (
         cluster.index.nodes == snapshot.nodes
         and cluster.config == snapshot.config

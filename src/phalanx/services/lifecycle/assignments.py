@@ -14,6 +14,7 @@ from phalanx.core.contract.job import JobContract, JobIdentity, RoleContract
 from phalanx.core.gang.placement import Node
 from phalanx.core.gang.roles import Part, part_at
 from phalanx.core.jobs.model import Attempt
+from phalanx.errors import LaunchError
 from phalanx.kit.text import job_label
 from phalanx.schemas.frameworks import framework
 from phalanx.schemas.home import HomeLayout
@@ -34,10 +35,16 @@ def code_dir(home: HomeLayout, num: int, attempt: int) -> Path:
 
 
 def contract_of(facts: JobFacts) -> JobContract:
-    """The contract of a stored job; for one that was submitted to an older release, from its spec."""
+    """The contract of a stored job; for one that was submitted to an older release, from its spec.
+
+    Raises SpecInvalid or LaunchError when what is stored cannot be read.
+    """
     if facts.contract is None:
         return validate_spec(facts.spec).to_contract()
-    return decode(JobContract, facts.contract)
+    try:
+        return decode(JobContract, facts.contract)
+    except (TypeError, ValueError, KeyError) as error:
+        raise LaunchError(f"the job's stored contract cannot be read: {error}") from error
 
 
 def assignments(

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from phalanx.core.gang.placement import GangShape, Role
+from phalanx.core.gang.placement import GangShape, RoleShape
 from phalanx.core.jobs.model import TERMINAL
 from phalanx.errors import NotFound, UserError
 from phalanx.kit.units import parse_duration
@@ -126,7 +126,7 @@ def read(path: Path) -> list[TraceJob]:
         try:
             row = json.loads(line)
             row["shape"] = GangShape(**row["shape"])
-            row["roles"] = tuple(Role(**role) for role in row.get("roles", ()))
+            row["roles"] = tuple(RoleShape(**role) for role in row.get("roles", ()))
             row["pools"], row["speeds"] = tuple(row["pools"]), tuple(row["speeds"])
             found.append(TraceJob(**row))
         except (ValueError, KeyError, TypeError) as error:

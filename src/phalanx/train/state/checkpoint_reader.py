@@ -27,8 +27,11 @@ Opener = Callable[[Path, FileEntry], tensorfile.ByteSource]
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A verified checkpoint. Whoever loads from `state` must clone: models and optimizers hold
-    `sharding.StoredTensor` in their tensors' places."""
+    """A verified checkpoint.
+
+    Code that loads from `state` must clone: models and optimizers hold `sharding.StoredTensor` in their
+    tensors' places.
+    """
 
     path: Path
     manifest: Manifest

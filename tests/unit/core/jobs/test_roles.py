@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from phalanx.core.gang.failures import Failure
-from phalanx.core.gang.placement import GangShape, NodeShare, Placement, Role
+from phalanx.core.gang.placement import GangShape, NodeShare, Placement, RoleShape
 from phalanx.core.jobs import Job, JobState, create, decide
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.desired import Action, desired
@@ -23,8 +23,8 @@ WHERE = Placement("p", tuple(NodeShare(f"n{i}", f"h{i}", (0,) * (i < 3)) for i i
 
 def gang(*, actors_required: bool = False) -> Job:
     roles = (
-        Role(2, 1, 1, "actor", required=actors_required),
-        Role(1, 0, 1, "server", required=False),
+        RoleShape(2, 1, 1, "actor", required=actors_required),
+        RoleShape(1, 0, 1, "server", required=False),
     )
     terms = JobPolicy(GangShape(1, 1, 2), role="learner", roles=roles, grace_s=20.0)
     job = create(e.Submitted(1, terms), NOW)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement, Role
+from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement, RoleShape
 from phalanx.core.scheduling import (
     ClusterIndex,
     Plan,
@@ -172,7 +172,7 @@ class TestRolesOfTheirOwn:
     """Roles that say what their nodes need: servers without slots, small nodes for small parts."""
 
     def test_a_role_without_slots_takes_cpus_where_they_are(self) -> None:
-        server = Role(1, 0, 1, "server", cpus_per_node=6)
+        server = RoleShape(1, 0, 1, "server", cpus_per_node=6)
         request = QueuedJob(1, GangShape(2, 4, 4), 50, 0, cpus_per_node=4, roles=(server,))
         # Four of eight CPUs are left beside each part of the first role: not enough for the server.
         assert plan(PlanningInput(nodes(2), (), (request,)), 1).starts == ()
@@ -185,7 +185,7 @@ class TestRolesOfTheirOwn:
         ]
 
     def test_what_a_role_holds_of_cpus_is_not_given_twice(self) -> None:
-        server = Role(1, 0, 1, "server", cpus_per_node=6)
+        server = RoleShape(1, 0, 1, "server", cpus_per_node=6)
         gang = held(9, {0: FULL, 1: ()}, roles=(server,), cpus_per_node=1)
         request = QueuedJob(1, GangShape(1, 4, 4), 50, 0, cpus_per_node=4)
         alone = (replace(gang, priority=90),)
@@ -203,7 +203,7 @@ class TestRolesOfTheirOwn:
 
     def test_parts_lie_on_the_smallest_nodes_that_will_do(self) -> None:
         kinds = (*nodes(2, rack=4), *(replace(n, id=f"s{n.id}", num_slots=1) for n in nodes(2, 4)))
-        request = QueuedJob(1, GangShape(1, 4, 4), 50, 0, roles=(Role(2, 1, 1, "actor"),))
+        request = QueuedJob(1, GangShape(1, 4, 4), 50, 0, roles=(RoleShape(2, 1, 1, "actor"),))
         assert shares_of(plan(PlanningInput(kinds, (), (request,)), 1), 1) == [
             ("n0", 4),
             ("sn0", 1),
@@ -219,7 +219,7 @@ class TestRolesOfTheirOwn:
                 9, Placement("p", (NodeShare("sn0", "h", (0,)),)), priority=10, started_at=0
             ),
         )
-        request = QueuedJob(1, GangShape(1, 4, 4), 50, 0, roles=(Role(2, 1, 1, "actor"),))
+        request = QueuedJob(1, GangShape(1, 4, 4), 50, 0, roles=(RoleShape(2, 1, 1, "actor"),))
         decided = plan(PlanningInput(kinds, busy, (request,)), HOUR)
         assert evicted(decided) == {8, 9}
         assert decided.reservations[0].nodes == ("n0", "sn1", "sn0")
@@ -235,7 +235,7 @@ class TestRolesOfTheirOwn:
             50,
             0,
             slot_type="H100",
-            roles=(Role(1, 2, 1, "a", slot_type="cpu"),),
+            roles=(RoleShape(1, 2, 1, "a", slot_type="cpu"),),
         )
         assert [
             name for name, _ in shares_of(plan(PlanningInput((*gpu, *cpu), (), (request,)), 1), 1)
@@ -246,7 +246,7 @@ class TestRolesOfTheirOwn:
         assert plan(PlanningInput(gpu, (), (request,)), 1).starts == ()
 
     def test_why_names_the_role_that_finds_no_room(self) -> None:
-        request = QueuedJob(1, GangShape(1, 2, 2), 50, 0, roles=(Role(1, 0, 1, "server", 9),))
+        request = QueuedJob(1, GangShape(1, 2, 2), 50, 0, roles=(RoleShape(1, 0, 1, "server", 9),))
         found = why(PlanningInput(nodes(2), (), (request,)), 1, 1)
         assert found is not None
         assert [one.text for one in found.constraints] == [

@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.core.gang.placement import GangShape, Role
+from phalanx.core.gang.placement import GangShape, RoleShape
 from phalanx.errors import SpecInvalid
 from phalanx.schemas.spec.document import load_spec, resolved, to_yaml, validate_spec
 from phalanx.schemas.spec.support import check_supported
@@ -31,7 +31,9 @@ def test_without_a_command_of_its_own_the_first_role_is_what_the_job_is_about():
     assert check_supported(spec) == []
     terms = spec.to_policy()
     assert (terms.role, terms.shape) == ("learner", GangShape(2, 4, 4))
-    actor = Role(3, 0, 1, "actor", cpus_per_node=2, memory_per_node_bytes=4 * 10**9, required=False)
+    actor = RoleShape(
+        3, 0, 1, "actor", cpus_per_node=2, memory_per_node_bytes=4 * 10**9, required=False
+    )
     assert terms.roles == (actor,)
     assert (terms.num_slots, terms.world_size) == (8, 11)
     learner, other = spec.plans

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from phalanx.core.gang.placement import Node, Role
+from phalanx.core.gang.placement import Node, RoleShape
 from phalanx.core.scheduling.index.cluster_index import ClusterIndex
 from phalanx.core.scheduling.index.slots import Allocation, NodeGroup, SlotIndex, pick
 from phalanx.core.scheduling.index.topology import hosts, part_request, place, request_of
@@ -271,7 +271,7 @@ def _role_without_room(
             for i in wide
         ]
         if sum(shares) < shape.nodes:
-            name = shape.name if isinstance(shape, Role) else "the first role"
+            name = shape.name if isinstance(shape, RoleShape) else "the first role"
             cpus = f" and {own.cpus} CPUs" if own.cpus else ""
             memory = f" and {own.memory_bytes / (1 << 30):.1f} GB" if own.memory_bytes else ""
             text = (

@@ -67,8 +67,10 @@ class TypicalDemand:
         taken: tuple[int, int],
         wants: tuple[int, int],
     ) -> float:
-        """How many more slots are stranded once `taken` (shares, slots of each) and `wants` (CPUs,
-        bytes) are gone; of equal hosts the fuller one regrets less."""
+        """Return how many more slots are stranded by a placement on the host.
+
+        `taken` is (shares, slots of each), `wants` (CPUs, bytes). Of equal hosts the fuller one costs less.
+        """
         key = ((frees, cpus, memory_bytes), taken, wants)
         found = self.regrets.get(key)
         if found is None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement, Role
+from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement, RoleShape
 from phalanx.core.scheduling.index.fragmentation import DemandProfile
 from phalanx.errors import InvariantBroken
 
@@ -334,7 +334,7 @@ def _beside(nodes: tuple[Node, ...]) -> dict[int, tuple[int, ...]]:
 
 def wants_of(shape: GangShape, cpus: int, memory_bytes: int) -> tuple[int, int]:
     """CPUs and memory of each share of a part: a role's own, else those of the whole gang."""
-    if isinstance(shape, Role):
+    if isinstance(shape, RoleShape):
         return shape.cpus_per_node, shape.memory_per_node_bytes
     return cpus, memory_bytes
 

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from phalanx.core.gang.placement import GangShape, Role
+from phalanx.core.gang.placement import GangShape, RoleShape
 from phalanx.core.scheduling.index.slots import NODE_BITS, Allocation, NodeGroup, SlotIndex, pick
 from phalanx.core.scheduling.model.planning_input import QueuedJob
 
@@ -68,7 +68,7 @@ def suitable(index: SlotIndex, request: NodeRequest) -> list[NodeGroup]:
 
 def hosts(group: NodeGroup, request: NodeRequest, shape: GangShape) -> bool:
     """Whether nodes of this kind are what one part of the gang asks for."""
-    if isinstance(shape, Role):
+    if isinstance(shape, RoleShape):
         wanted, memory_bytes = shape.slot_type, 0
     else:
         wanted, memory_bytes = request.slot_type, request.device_memory_bytes
@@ -81,7 +81,7 @@ def hosts(group: NodeGroup, request: NodeRequest, shape: GangShape) -> bool:
 
 def part_request(request: NodeRequest, shape: GangShape) -> NodeRequest:
     """What one part of the gang asks of each node."""
-    if not isinstance(shape, Role):
+    if not isinstance(shape, RoleShape):
         return request
     return replace(request, cpus=shape.cpus_per_node, memory_bytes=shape.memory_per_node_bytes)
 
@@ -292,8 +292,10 @@ def _whole_nodes(group: NodeGroup, num: int, required: str | None) -> list[int] 
 
 
 def _one_leaf(index: SlotIndex, group: NodeGroup, num: int, per_node: int) -> list[int] | None:
-    """What `spread` finds first, where slots are all that counts: the leaf with the fewest nodes that
-    have room, of those with enough of them."""
+    """Return what `spread` finds first where only slots count.
+
+    That is the leaf with the fewest nodes that have room, of those with enough of them.
+    """
     least = per_node << NODE_BITS
     best: tuple[int, list[int], int] | None = None
     for here in index.in_order(group):

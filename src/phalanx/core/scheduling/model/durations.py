@@ -153,8 +153,11 @@ _WIDTHS = tuple(hi - lo for lo, hi in pairwise(EDGES))
 
 
 def _tabulate(weights: list[float], version: int) -> _Table:
-    """The best rate of ends from each bin on: from the last bin backwards, the stretch that starts
-    at a bin takes in the best stretches after it for as long as they better its rate."""
+    """Tabulate the best rate of ends from each bin on.
+
+    From the last bin backwards, the run of bins that starts at a bin takes in the best runs after it for
+    as long as they raise its rate.
+    """
     tail = [0.0] * (_NUM_BINS + 1)
     index = [0.0] * _NUM_BINS
     stretches: list[tuple[float, float, float]] = []

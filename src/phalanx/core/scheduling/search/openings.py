@@ -26,7 +26,7 @@ class OpeningSearch:
     now: int
     decisions: Decisions
     index: SlotIndex = field(init=False)
-    _timelines: dict[tuple[int, int], Timeline] = field(default_factory=dict)
+    _timelines: dict[tuple[int, int], SlotTimeline] = field(default_factory=dict)
     _ends: list[tuple[int, int]] | None = None
 
     def __post_init__(self) -> None:
@@ -52,11 +52,11 @@ class OpeningSearch:
             self._ends = self.cluster.running.ends(self.now)
         return self._ends
 
-    def timeline(self, group: NodeGroup, need: int) -> Timeline:
+    def timeline(self, group: NodeGroup, need: int) -> SlotTimeline:
         """Return the openings of a group for shares of so many slots."""
         known = self._timelines.get((id(group), need))
         if known is None:
-            known = self._timelines[id(group), need] = Timeline(self, group, need)
+            known = self._timelines[id(group), need] = SlotTimeline(self, group, need)
         return known
 
 
@@ -106,7 +106,7 @@ def _ancestor(index: SlotIndex, group: NodeGroup, depth: int, node: int) -> str:
 
 
 def _first_full(
-    openings: Timeline, domain_of: Callable[[int], object], num: int
+    openings: SlotTimeline, domain_of: Callable[[int], object], num: int
 ) -> tuple[int, list[int]] | None:
     """Follow the openings until a domain has room for `num` shares."""
     rooms: dict[object, list[int]] = {}
@@ -160,7 +160,7 @@ def _soonest_for_roles(
     return search.now if high == 0 else ends[high - 1][0], [allocation.node for allocation in best]
 
 
-class Timeline:
+class SlotTimeline:
     """Openings (time, node, shares) in order of time: free now, as running jobs end, at an unknown time.
 
     It is computed once in a pass, as far as it is read. Nodes that the pass has used since are left out,

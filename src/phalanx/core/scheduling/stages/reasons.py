@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.core.gang.placement import GangShape, Role
+from phalanx.core.gang.placement import GangShape, RoleShape
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling.index.cluster_index import EquivalenceClass
 from phalanx.core.scheduling.model.outcome import PendingReasons
@@ -58,7 +58,7 @@ def need(job: QueuedJob) -> str:
 
 def _part(shape: GangShape) -> str:
     said = f"{shape.nodes} × {shape.slots_per_node}"
-    if not isinstance(shape, Role):
+    if not isinstance(shape, RoleShape):
         return said
     cpus = f" with {shape.cpus_per_node} CPUs" if shape.cpus_per_node else ""
     return f"{said}{cpus} ({shape.name})"
