@@ -167,6 +167,7 @@ def test_death_is_confirmed_only_when_the_ranks_are_gone_too(local):
 
 
 @pytest.mark.leaves("the first control plane plays one that was killed")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_start_cut_between_spawn_and_record_starts_no_second_one(local):
     # Two control planes in turn, the first killed right after it had spawned.
     from phalanx.executors.local.executor import _spawn

@@ -469,9 +469,9 @@ def test_the_uploader_does_not_outlive_its_parent(tmp_path):
     script = (
         "import os, sys, time\n"
         "from pathlib import Path\n"
-        "from phalanx.checkpoint.remote_tier import FarTier\n"
+        "from phalanx.checkpoint.remote_tier import RemoteTier\n"
         "from phalanx.core.training.checkpoints import Keep\n"
-        "tier = FarTier(sys.argv[1], Path(sys.argv[2]), Keep(), print)\n"
+        "tier = RemoteTier(sys.argv[1], Path(sys.argv[2]), Keep(), print)\n"
         "tier.manifests()\n"
         "worker = os.fork()\n"
         "if worker == 0:\n"
