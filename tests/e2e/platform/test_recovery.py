@@ -115,6 +115,7 @@ def committed(store: Path) -> set[Path]:
     return {one.parent for one in store.glob("step-*/MANIFEST.json")}
 
 
+@pytest.mark.leaves("the platform of the module gets another control plane")
 def test_killed_control_plane_leaves_the_job_untouched(platform: Platform, tmp_path: Path):
     out, go = tmp_path / "probe", tmp_path / "go"
     job = platform.submit(probe_spec(out, "--epochs=8", *slow(go, 0.1)))

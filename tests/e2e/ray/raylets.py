@@ -15,7 +15,7 @@ class Raylets:
     """A head without slots, and nodes with the custom resource `slot`."""
 
     def __init__(self, *slots, system_config=None, num_cpus=2, port=None):
-        from ray.cluster_utils import RayCluster
+        from ray.cluster_utils import Cluster
 
         args = {"num_cpus": 0, "object_store_memory": STORE_BYTES, "include_dashboard": False}
         if port is not None:
@@ -23,7 +23,7 @@ class Raylets:
         if system_config:
             args["_system_config"] = system_config
         self.num_cpus = num_cpus
-        self.cluster = RayCluster(initialize_head=True, head_node_args=args)
+        self.cluster = Cluster(initialize_head=True, head_node_args=args)
         self.nodes = []
         for num in slots:
             self.add(num)
