@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from phalanx.core.frameworks.rank_environment import omp_num_threads
+from phalanx.core.gang.placement import omp_num_threads
 from phalanx.launch import linux
 from phalanx.launch.command import PythonCommand, parse_python, same_python, sensitive
 from phalanx.launch.identity import (
@@ -26,7 +26,6 @@ from phalanx.launch.identity import (
     this_process,
 )
 from phalanx.launch.tree import ReaperProcess, WarmProcess
-from phalanx.schemas.frameworks import framework
 from phalanx.schemas.wire import ASSIGNMENT_PROTOCOL
 from phalanx.supervise.packages.plan import EnvironmentPlan, environment_plan
 
@@ -137,9 +136,9 @@ def _secrets(data: dict[str, Any]) -> dict[str, str]:
 
 
 def _wants_warm(data: dict[str, Any]) -> bool:
-    """Whether the ranks import torch, so that forking from a process that has it saves time."""
+    """Whether ranks are forked from a process that has imported torch."""
     enabled: bool = (data.get("warm") or {}).get("enabled", True)
-    return enabled and framework(data["gang"]["role"]["framework"]).forkable
+    return enabled
 
 
 def _matches(

@@ -12,20 +12,11 @@ from phalanx.core.contract.gang import GangContract, GenerationOrders, RankContr
 from phalanx.core.contract.job import RoleContract
 from phalanx.core.frameworks.adapter import FrameworkAdapter
 from phalanx.core.gang import networks
+from phalanx.core.gang.placement import omp_num_threads
 from phalanx.core.gang.roles import WORKER
 
 # What a rank without a rendezvous receives besides the variables of Phalanx.
 _PLACE = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"})
-
-
-def omp_num_threads(ranks_per_node: int, cpus_per_node: int) -> int | None:
-    """Threads a rank may use: an equal share of the node's CPUs; None leaves a lone rank alone.
-
-    A lone rank keeps the library's default, as under torchrun.
-    """
-    if ranks_per_node == 1:
-        return None
-    return max(1, cpus_per_node // ranks_per_node)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,3 +111,13 @@ class Placement:
 
     pool: str
     shares: tuple[NodeShare, ...]
+
+
+def omp_num_threads(ranks_per_node: int, cpus_per_node: int) -> int | None:
+    """Threads a rank may use: an equal share of the node's CPUs; None leaves a lone rank alone.
+
+    A lone rank keeps the library's default, as under torchrun.
+    """
+    if ranks_per_node == 1:
+        return None
+    return max(1, cpus_per_node // ranks_per_node)

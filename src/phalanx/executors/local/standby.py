@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from phalanx.core.frameworks.rank_environment import omp_num_threads
+from phalanx.core.gang.placement import omp_num_threads
 from phalanx.launch.command import parse_python, same_python, sensitive
-from phalanx.schemas.frameworks import framework
 from phalanx.schemas.wire.assignments import Assignment
 
 
@@ -123,8 +122,7 @@ class StandbySupervisor:
         if threads is not None:
             env.setdefault("OMP_NUM_THREADS", str(threads))
         command = parse_python(assignment.command, workdir=assignment.workdir, env=env)
-        forkable = framework(assignment.gang.role.framework).forkable
-        if command is None or not assignment.warm.enabled or not forkable:
+        if command is None or not assignment.warm.enabled:
             return False
         imports = tuple(assignment.warm.imports)
         # A standby can import more modules later; these properties it can never change.

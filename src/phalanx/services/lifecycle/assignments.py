@@ -95,6 +95,7 @@ def _assignment(
 ) -> Assignment:
     home, num, facts, python = platform.home, stored.job.num, stored.facts, contract.python
     workdir = str(code_dir(home, num, gang.attempt))
+    adapter = framework(gang.role.framework)
     return Assignment(
         gang=gang,
         node_rank=node_rank,
@@ -102,13 +103,13 @@ def _assignment(
         node_dir=str(home.node_dir(num, gang.attempt, node_rank)),
         workdir=workdir,
         cwd=_cwd(facts, workdir),
-        command=framework(gang.role.framework).command(gang.role, cpus).argv,
+        command=adapter.command(gang.role, cpus).argv,
         setup=contract.setup,
         python=None if python is None else PythonPackages(root=str(home.python_dir), wanted=python),
         env={**_base_env(platform, facts), **contract.env, **gang.role.env},
         secrets=list(contract.secrets),
         secrets_dir=str(home.secrets_dir(facts.project)) if contract.secrets else None,
-        warm=contract.warm,
+        warm=replace(contract.warm, enabled=contract.warm.enabled and adapter.forkable),
         cpus=cpus,
         server_url=platform.server_url,
         server_file=str(home.server_file),

@@ -8,9 +8,9 @@ from phalanx.core.contract.checkpointing import CheckpointPolicy, SaveInterval
 from phalanx.core.contract.gang import RankFiles, RolePlace
 from phalanx.core.frameworks.rank_environment import (
     NodeSetting,
-    omp_num_threads,
     rank_environment,
 )
+from phalanx.core.gang.placement import omp_num_threads
 from phalanx.core.jobs.desired import Action
 from phalanx.core.training.checkpoints import Keep
 from phalanx.schemas.frameworks import framework
