@@ -19,6 +19,15 @@ settings.load_profile("phalanx")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of optional frameworks may leave what those frameworks leave: Ray does not close its files."""
+    for item in items:
+        if item.get_closest_marker("extras"):
+            item.add_marker(pytest.mark.leaves("frameworks of others"))
+            ignored = "ignore::pytest.PytestUnraisableExceptionWarning"
+            item.add_marker(pytest.mark.filterwarnings(ignored))
+
+
 @pytest.fixture(autouse=True)
 def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves threads, processes, open files, variables or another directory behind."""
