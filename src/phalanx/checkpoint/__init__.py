@@ -1,8 +1,8 @@
-"""The layout of a checkpoint for every framework: manifest, digests, commit, verify, retain.
+"""Checkpoint storage for all frameworks: manifest, digests, commit, verification, retention.
 
-Never imports torch, and never unpickles a byte: `tensorfile` describes the format. `disk` is the seam
-to the file system, `commit` the protocol that makes a checkpoint absent or whole, `catalog` what can
-be done with a directory of them.
+Never imports torch, and never unpickles a byte: `tensorfile` describes the format. `disk` is the
+interface to the file system, `commit` the atomic commit protocol, `catalog` the operations on a
+directory of checkpoints.
 """
 
 from phalanx.checkpoint.catalog import (

@@ -1,4 +1,4 @@
-"""Bytes on their way into a file: cut into blocks, digested here, written by a thread behind.
+"""Writing of checkpoint files: bytes are cut into blocks, and a thread writes the blocks.
 
 A block is one chunk of the file's digest. Where a piece covers a block and begins at a page's beginning,
 the block is the piece's own memory; everything else is gathered in a small ring of buffers. So every

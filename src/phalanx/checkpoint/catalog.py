@@ -1,4 +1,4 @@
-"""What lies in a checkpoint directory: list, verify, choose, set aside, let go."""
+"""Operations on a checkpoint directory: list, verify, choose, quarantine, delete."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUARANTINED = ".quarantined-"
 
 @dataclass(frozen=True, slots=True)
 class CommittedCheckpoint:
-    """A committed checkpoint and where it lies."""
+    """A committed checkpoint and its directory."""
 
     path: Path
     manifest: Manifest
@@ -97,7 +97,7 @@ def list_checkpoints(store: Path) -> list[CommittedCheckpoint]:
 
 
 def resume_order(listing: CheckpointListing) -> list[CommittedCheckpoint]:
-    """The head's lineage first, then the rest: the order in which a resume tries them."""
+    """The order in which a resume tries checkpoints: the lineage of the newest, then the rest."""
     by_name = {one.manifest.name: one for one in listing.good}
     order = lineages({name: one.manifest for name, one in by_name.items()})
     return [by_name[manifest.name] for manifest in order]
@@ -146,7 +146,7 @@ def newest_valid(store: Path) -> CommittedCheckpoint | None:
 
 
 def quarantine(path: Path, suffix: str, disk: Disk | None = None) -> Path:
-    """Set a bad checkpoint aside, for people to look at; nothing resumes from it again.
+    """Rename a bad checkpoint, so that it is kept for inspection but never resumed from.
 
     Raises OSError.
     """
@@ -156,7 +156,7 @@ def quarantine(path: Path, suffix: str, disk: Disk | None = None) -> Path:
 
 
 def clean_debris(store: Path, disk: Disk | None = None) -> list[Path]:
-    """Remove what generations before this one left unfinished. Call it before the first save."""
+    """Remove unfinished checkpoints of earlier generations. Call it before the first save."""
     found = scan(store).debris
     for path in found:
         (disk or LocalDisk()).remove_tree(path)
@@ -164,7 +164,7 @@ def clean_debris(store: Path, disk: Disk | None = None) -> list[Path]:
 
 
 def remove(path: Path, disk: Disk | None = None) -> None:
-    """Delete one checkpoint: first it stops being one, then its files go. Raises OSError."""
+    """Rename one checkpoint to debris, then delete its files. Raises OSError."""
     disk = disk or LocalDisk()
     gone = path.with_name(path.name + DEBRIS)
     disk.rename(path, gone)
@@ -179,9 +179,9 @@ def retain(
     check: Callable[[Path], Manifest] = verify,
     now: int | None = None,
 ) -> list[Manifest]:
-    """Let go of what `keep` does not name; returns what was deleted.
+    """Delete the checkpoints that `keep` does not retain; returns their manifests.
 
-    The newest is verified first: should it be bad, nothing is deleted. Raises OSError.
+    The newest is verified first; if it is bad, nothing is deleted. Raises OSError.
     """
     good = {one.manifest.name: one for one in scan(store).good}
     doomed = expired({name: one.manifest for name, one in good.items()}, keep, now)
@@ -199,7 +199,7 @@ def retain(
 
 @dataclass(frozen=True, slots=True)
 class ScrubReport:
-    """What an audit found: `valid`, `bad` (path to why), and where the bad ones are now."""
+    """The result of a scrub: `valid`, `bad` (path to reason), and the new paths of bad ones."""
 
     valid: tuple[Path, ...]
     bad: Mapping[Path, str]
@@ -207,10 +207,10 @@ class ScrubReport:
 
 
 def scrub(store: Path, suffix: str, disk: Disk | None = None) -> ScrubReport:
-    """Read every byte of every checkpoint in a directory; those that rotted are quarantined.
+    """Verify every byte of every checkpoint in a directory, and quarantine corrupt ones.
 
-    Meant to be run from time to time, so that rot is found while an older copy still exists. `suffix`
-    makes the names of what is set aside unique. One that vanishes meanwhile was deleted by its job.
+    Run it regularly, so that corruption is found while an older copy exists. `suffix` makes names of
+    quarantined checkpoints unique. A checkpoint that vanishes meanwhile was deleted by its job.
     """
     listing = scan(store)
     bad = dict(listing.bad)

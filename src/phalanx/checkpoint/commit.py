@@ -1,8 +1,8 @@
-"""The commit protocol: a checkpoint is absent or whole, whatever is killed and when.
+"""The commit protocol: a checkpoint is absent or complete, even if processes are killed.
 
 Write into `<name>.tmp/`, sync every file, write and sync the manifest, sync the directories, rename,
 sync the parent, and read the manifest back under its final name: on a network file system a rename can
-be answered and yet not be there. Until the rename there is only debris; after it, only a whole
+be confirmed without taking effect. Before the rename there is only debris; after it, a complete
 checkpoint. A name is never used twice.
 """
 
@@ -25,7 +25,7 @@ _COPY_BYTES = 1 << 20
 
 
 class CheckpointWriter:
-    """A checkpoint being written. `commit` makes it real; `abandon` removes it."""
+    """A checkpoint being written. `commit` publishes it; `abandon` removes it."""
 
     def __init__(self, store: Path, name: str, disk: Disk | None = None) -> None:
         """Make the draft's directory. Raises OSError."""
@@ -67,9 +67,9 @@ class CheckpointWriter:
         self.adopt(entry)
 
     def adopt(self, entry: FileEntry) -> None:
-        """Take in a file that another process wrote and synced with `write_shard`.
+        """Add a file that another process wrote and synced with `write_shard`.
 
-        Raises OSError when it is not to be seen from here, as on disks that are not shared.
+        Raises OSError when this process cannot see it, as on disks that are not shared.
         """
         size = (self.root / entry.path).stat().st_size
         if size != entry.size_bytes:
@@ -86,9 +86,9 @@ class CheckpointWriter:
         return entry
 
     def commit(self, manifest: Manifest) -> Path:
-        """Make it real; returns its final directory.
+        """Publish the checkpoint; returns its final directory.
 
-        Raises OSError, also when what was committed is not to be seen where it should be.
+        Raises OSError, also when the committed files cannot be read back.
         """
         content = sealed(manifest)
         tensorfile.write_pieces(self.disk, self.root, MANIFEST, [content])
@@ -135,7 +135,7 @@ def write_shard(disk: Disk, draft: Path, path: str, pieces: Iterable[Any]) -> Fi
 
 
 def sealed(manifest: Manifest) -> bytes:
-    """A manifest's file: its JSON with a digest of itself, so that rot in it is found too."""
+    """A manifest's file: its JSON with a digest of itself, so that its corruption is found too."""
     body = manifest.to_json()
     body["digest"] = digest_of(canonical(body))
     return canonical(body) + b"\n"

@@ -1,4 +1,4 @@
-"""Digests that are computed while the bytes pass by.
+"""Digests of checkpoint files, computed while the bytes are read or written.
 
 A digest is text, `algorithm:hex`. XXH3-128 where xxhash is installed, else BLAKE2b from the standard
 library; both find bit rot, neither is a signature. `algorithm-tree` is the digest of the digests of a

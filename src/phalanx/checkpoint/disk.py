@@ -1,7 +1,7 @@
-"""The few file operations a commit is made of, behind one seam.
+"""The file operations of checkpoint commits, behind one interface.
 
-Tests put a disk in its place that fails, or kills the process, at the n-th operation; everything that
-changes the file system on behalf of a checkpoint goes through here.
+All changes of the file system for checkpoints use it, so that tests can make the n-th operation
+fail or kill the process.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _DIRECT: int = getattr(os, "O_DIRECT", 0)
 
 
 def begins_a_page(view: memoryview) -> bool:
-    """Whether memory lies as a device wants it; False where that cannot be known."""
+    """Whether memory begins at a page, as direct writes need; False if that is unknown."""
     if view.readonly or not view.nbytes:
         return False
     return ctypes.addressof(ctypes.c_char.from_buffer(view)) % PAGE_BYTES == 0
 
 
 class Disk(Protocol):
-    """What committing and deleting checkpoints needs of a file system. All raise OSError."""
+    """The file operations for committing and deleting checkpoints. All raise OSError."""
 
     def make_dir(self, path: Path) -> None:
         """Create a directory and its parents; one that exists is fine."""

@@ -47,7 +47,7 @@ Opener = Callable[[Path, FileEntry], ByteSource]
 
 @dataclass(frozen=True, slots=True)
 class EncryptionKey:
-    """A 256-bit key. Its `id` says which one it is and nothing about it."""
+    """A 256-bit key. Its `id` identifies it without revealing it."""
 
     secret: bytes = field(repr=False)
 
@@ -85,11 +85,11 @@ class Encryption(Protocol):
     """How the files of a run's checkpoints are protected."""
 
     def wrap(self, place: str, pieces: Iterable[Any]) -> Iterable[Any]:
-        """What is written instead of `pieces`; `place` is `<checkpoint>/<path>`."""
+        """The stored form of `pieces`; `place` is `<checkpoint>/<path>`."""
         ...
 
     def stamp(self, manifest: Manifest) -> Manifest:
-        """The manifest, with what a reader has to know."""
+        """The manifest with the parameters that a reader needs."""
         ...
 
     def opener(self, manifest: Manifest) -> Opener:
@@ -220,7 +220,7 @@ class EncryptedFile:
         if self.size_bytes < 0:
             raise CheckpointCorrupt(f"{where}: it was cut")
         self._cipher = _cipher()(_derive(key, salt, place))
-        # Whoever cuts a file at a chunk's end leaves one that does not know it is the last.
+        # A file truncated at the end of a chunk has a last chunk without the final mark.
         self._open_chunks(self._num_chunks - 1, self._num_chunks)
 
     def read_into(self, at: int, into: memoryview) -> None:

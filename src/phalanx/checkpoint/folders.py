@@ -1,4 +1,4 @@
-"""A folder that a script writes, as checkpoints: copied when it is quiet, and put back before a start.
+"""Checkpoints of a folder that a script writes: copied when unchanged, restored before a start.
 
 A checkpoint holds the whole folder. Files that did not change since the one before are shared with it
 (a hard link), so that scripts which keep many files do not pay for them again.
@@ -32,7 +32,7 @@ Stat = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderOrigin:
-    """Who commits a folder."""
+    """The job, attempt and generation that commit a folder."""
 
     job: str | None
     attempt: int
@@ -89,7 +89,7 @@ def _is_finished(name: str) -> bool:
 
 @dataclass(slots=True)
 class PreviousCommit:
-    """What the last commit of a folder holds, so that the next need not copy what is the same."""
+    """The files of the last commit of a folder, so that the next shares unchanged ones."""
 
     path: Path | None = None
     stats: dict[str, Stat] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class PreviousCommit:
         return self.entries.get(name) if self.stats.get(name) == about else None
 
     def take(self, path: Path, stats: dict[str, Stat], files: tuple[FileEntry, ...]) -> None:
-        """The next commit may share with this one."""
+        """Make this commit the one that the next shares files with."""
         self.path, self.stats = path, stats
         self.entries = {entry.path: entry for entry in files}
 
@@ -122,9 +122,9 @@ def fill(
 
 
 def put_back(source: Path, manifest: Manifest, folder: Path) -> None:
-    """Make a folder what it was when `manifest` was committed at `source`.
+    """Restore a folder to its state when `manifest` was committed at `source`.
 
-    Files that are the same stay as they are. What came later is moved to `.uncommitted` inside. Raises
+    Equal files are not touched. Newer files are moved to `.uncommitted` inside the folder. Raises
     CheckpointCorrupt for a file that is not what the manifest says, OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)

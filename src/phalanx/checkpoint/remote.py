@@ -1,8 +1,8 @@
-"""The far tier: committed checkpoints copied to an object store, and fetched back when needed.
+"""Copies of committed checkpoints in an object store: upload, list, fetch, verify, delete.
 
-Objects lie under `<prefix>/<checkpoint>/<path>`. A checkpoint's name is never used twice, so nothing is
-ever overwritten; its manifest is put last, on the condition that there is none, and read back. A far
-checkpoint is its manifest plus every file of it at its full size: anything else is debris.
+Objects are stored under `<prefix>/<checkpoint>/<path>`. A checkpoint's name is never used twice, so no
+object is overwritten; the manifest is written last, if there is none yet, and read back. A remote
+checkpoint is a manifest and all of its files at their full size: all other objects are debris.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class CheckpointUpload:
             raise
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for file in self._files.values():
             file.close()
 
@@ -145,8 +145,8 @@ class CheckpointUpload:
         file.seek(0)
         data = file.read()
         store.create(place, data)
-        # Whether ours made it, or an earlier try whose answer was lost, or a server without conditions
-        # took both: what counts is what a reader gets.
+        # An earlier try may have succeeded unanswered, and a server without conditional writes
+        # accepts both writers: only the content that is read back counts.
         if store.get(place) != data:
             raise CheckpointCorrupt(f"{place}: somebody else has written it")
 
@@ -274,7 +274,7 @@ def audit(store: ObjectStore, manifest: Manifest) -> str:
 
 
 def remove(store: ObjectStore, name: str, files: Iterable[str]) -> None:
-    """Delete a far checkpoint: first it stops being one, then its files go."""
+    """Delete a remote checkpoint: first its manifest, then its files."""
     store.delete([_at(name, MANIFEST)])
     store.delete([_at(name, path) for path in files if path != MANIFEST])
 

@@ -1,8 +1,8 @@
-"""The process that keeps the far tier in step with a local folder, on behalf of rank 0.
+"""The process that copies the checkpoints of a local folder to an object store, for rank 0.
 
-It is told in JSON lines what to do, answers in JSON lines, and ends when its parent does. It keeps no list
-of its own: what has to be uploaded is what is committed here and not there, so that the next process,
-after a SIGKILL at any point, goes on where it stopped.
+Requests and replies are JSON lines, and it ends with its parent. It stores no list of uploads: a
+checkpoint that is committed locally and not remotely has to be uploaded, so that a new process can
+continue after a SIGKILL at any point.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Emit = Callable[[Mapping[str, Any]], None]
 
 
 class Mirror:
-    """Uploads what is missing there, newest first, and lets go there of what `keep` does not name."""
+    """Uploads missing checkpoints, newest first, and deletes copies that `keep` does not retain."""
 
     def __init__(
         self, store: ObjectStore, local: Path, keep: Keep, emit: Emit, clock: Clock
@@ -49,13 +49,13 @@ class Mirror:
         self._refused: set[str] = set()
 
     def look(self) -> RemoteListing:
-        """What is there. Raises CheckpointUnavailable, PermissionDenied."""
+        """List the remote checkpoints. Raises CheckpointUnavailable, PermissionDenied."""
         listing = look(self._store, self._known)
         self._known = listing.good
         return listing
 
     def pending(self, listing: RemoteListing) -> list[CommittedCheckpoint]:
-        """What has to be uploaded, newest first; nothing that retention would delete at once."""
+        """Checkpoints to upload, newest first, without those that retention would delete."""
         here = scan(self._local).good
         both = {one.manifest.name: one.manifest for one in here} | dict(listing.good)
         doomed = {manifest.name for manifest in expired(both, self._keep, self._clock.now())}

@@ -1,4 +1,4 @@
-"""A prefix of an object store, as far as checkpoints need one. Everything here may take long.
+"""Access to a prefix of an object store. All operations may take long.
 
 The client runs threads of its own, which a fork leaves behind: only a process of its own may use this
 (`remote_mirror`), never a rank. Credentials come from the environment; no message ever holds one.
@@ -32,7 +32,7 @@ class ObjectInfo:
 
 
 class ObjectStore(Protocol):
-    """What two tiers need of an object store.
+    """The operations on an object store that checkpoint copies need.
 
     All raise CheckpointUnavailable (after retries), PermissionDenied or NotSupported.
     """
@@ -187,7 +187,7 @@ class RemoteObjects:
 
 
 class _Taken(Exception):
-    """There is such an object already."""
+    """The object exists already."""
 
 
 def _translated(error: Exception) -> Exception:

@@ -1,4 +1,4 @@
-"""Two tiers as rank 0 sees them: save here, have it copied there; resume from the nearest valid copy."""
+"""Checkpoint tiers of rank 0: the local folder, and optional copies in an object store."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Tell = Callable[[str, Mapping[str, Any]], None]
 
 
 class CheckpointTier(Protocol):
-    """Copies of a job's checkpoints, further away than its folder."""
+    """The interface of a tier with copies of a job's checkpoints beyond its local folder."""
 
     def manifests(self) -> Mapping[str, Manifest]:
         """What is there, by name. Raises CheckpointUnavailable, PermissionDenied, NotSupported."""
@@ -49,7 +49,7 @@ class CheckpointTier(Protocol):
         ...
 
     def committed(self) -> None:
-        """Something new may be copied. Never waits."""
+        """Start copying new checkpoints, without waiting."""
         ...
 
     def finish(self, limit_s: float) -> None:
@@ -62,7 +62,7 @@ class CheckpointTier(Protocol):
 
 
 class LocalTier:
-    """There is only the folder."""
+    """The tier of jobs without an object store: all operations do nothing."""
 
     def manifests(self) -> Mapping[str, Manifest]:
         """Nothing."""
@@ -134,11 +134,11 @@ class RemoteTier:
         return path.name in self._far and path.name not in self._fetched and not path.exists()
 
     def committed(self) -> None:
-        """Wake the process."""
+        """Make the upload process look for new checkpoints."""
         self._send({"op": "mirror"})
 
     def finish(self, limit_s: float) -> None:
-        """Wait for the uploads; then the process is gone, one way or the other."""
+        """Wait for the uploads, then end the process."""
         if self._child is None:
             return
         reply: Mapping[str, Any] = {}
@@ -152,7 +152,7 @@ class RemoteTier:
         self.leave()
 
     def leave(self) -> None:
-        """Kill the process; what it was copying goes on at the next start."""
+        """Kill the process; unfinished uploads continue at the next start."""
         with self._lock:
             child, self._child = self._child, None
         if child is not None:
@@ -174,7 +174,7 @@ class RemoteTier:
                 self._replies.get_nowait()
 
     def _send(self, request: Mapping[str, Any]) -> None:
-        """To the process, which is started again when it has died."""
+        """Send a request to the process, which is restarted if it has died."""
         with self._lock:
             for _ in range(2):
                 child = self._child

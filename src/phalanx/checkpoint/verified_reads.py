@@ -1,4 +1,4 @@
-"""Reading parts of a checkpoint's files in bounded memory; no byte is handed out unchecked."""
+"""Reading parts of a checkpoint's files in bounded memory, verified by their digests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_VIEWS = 512  # the kernel takes 1024 at a time
 
 
 class ReadMode(Protocol):
-    """How chunks are read that the page cache does not hold."""
+    """The way of reading chunks that are not in the page cache."""
 
     def open(self, path: Path) -> int:
         """Another descriptor of the file, for those chunks; -1: through the cache. Raises OSError."""
@@ -34,17 +34,17 @@ class ReadMode(Protocol):
 
 
 class CachedReads:
-    """Into the page cache: others on this machine will want the same bytes."""
+    """Reads through the page cache, for bytes that other processes of the machine read too."""
 
     def open(self, path: Path) -> int:
-        """Nothing to open."""
+        """Return -1: all reads use the cache."""
         return -1
 
 
 class DirectReads:
-    """Past the page cache, where the file system can do that: no other process wants these bytes.
+    """Direct reads past the page cache, where supported, for bytes that no other process reads.
 
-    New pages cost more than reading a fast device does, and push out training data.
+    New pages cost more than reading a fast device does, and evict training data.
     """
 
     def open(self, path: Path) -> int:
@@ -200,7 +200,7 @@ class VerifiedFile:
         into[lo - at : hi - at] = whole[lo - start : hi - start]
 
     def _kept_chunk(self, file: _File, chunk: int) -> memoryview:
-        """All of a chunk that is wanted in parts. One is kept: what follows in the file wants the rest."""
+        """A whole chunk, read for a part of it; the last one is kept for the parts that follow."""
         kept = self._kept
         if kept is not None and kept[0] == chunk:
             return kept[1]
@@ -271,7 +271,7 @@ class VerifiedFile:
             yield _File(fd, direct)
 
     def _from_device(self, file: _File, chunk: int) -> memoryview | None:
-        """A chunk that the page cache does not hold, in this thread's own buffer; None to read as usual."""
+        """An uncached chunk, read into this thread's buffer; None: read through the cache."""
         start, end = self._bounds(chunk)
         if file.direct < 0 or _is_cached(file.fd, start):
             return None
@@ -351,7 +351,7 @@ def _in_blocks(
 
 
 def in_threads(work: Sequence[Callable[[], None]]) -> None:
-    """Do all of it, side by side when it is much; raises the first error."""
+    """Run all functions, in threads if there are many; raises the first error."""
     threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)), len(work))
     if threads < 2 or len(work) < _THREADS_FROM:
         for one in work:

@@ -1,4 +1,4 @@
-"""Frozen dataclasses to plain JSON values and back, by their type hints. No pickle, no registry.
+"""Conversion of frozen dataclasses to JSON values and back, by their type hints.
 
 What a type's hints say is worked out once, into small functions: a control plane decodes thousands of
 jobs a second.
@@ -83,9 +83,9 @@ def _record_writer(kind: Any) -> _Write:
 
 
 def _kept(write: _Write) -> _Write:
-    """`write` once for equal values. To hash a nested record takes as long as to write a small one."""
+    """Cache the result of `write` by value; hashing a nested record costs as much as a write."""
     of_value = functools.lru_cache(maxsize=_KEPT)(write)
-    of_object: dict[int, tuple[Any, Any]] = {}  # holds the objects, so that their ids stay theirs
+    of_object: dict[int, tuple[Any, Any]] = {}  # keeps the objects alive, so that ids stay unique
 
     def kept(value: Any) -> Any:
         known = of_object.get(id(value))
@@ -150,7 +150,7 @@ def _reader(kind: Any) -> _Read:
     return _as_it_is
 
 
-# What is left of a hint in a compiled class: to read its values as they are would be wrong.
+# Hints that compiled classes lose; reading their values unconverted would be wrong.
 _BARE = (tuple, dict, list, type)
 
 

@@ -1,4 +1,4 @@
-"""Typed causes. Every state change carries one; codes are append-only, because storage keeps them."""
+"""Codes for the causes of state changes; codes are stored, so they are never renamed or removed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Cause(StrEnum):
-    """Why a generation or an attempt ended early: the keys of restart budgets."""
+    """The cause of the early end of a generation or an attempt; each has a restart budget."""
 
     RANK_CRASH = "rank_crash"
     NODE_LOST = "node_lost"
@@ -20,7 +20,7 @@ class Cause(StrEnum):
 
 
 class ReasonCode(StrEnum):
-    """Why a job is in the state it is in."""
+    """The reason of a job's current state."""
 
     SUBMITTED = "submitted"
     WAITING_FOR_SLOTS = "waiting_for_slots"
@@ -55,7 +55,7 @@ class ReasonCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """A code that programs switch on, and one line that people read."""
+    """A reason: a code for programs, and one line of text for users."""
 
     code: ReasonCode
     message: str = ""

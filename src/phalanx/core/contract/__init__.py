@@ -1,4 +1,4 @@
-"""The values that cross from a job spec to its ranks, and from a rank back to the API, each defined once.
+"""The values passed from a job spec to its ranks, and from a rank back to the API.
 
 Read in this order: `checkpointing` (when checkpoints are saved, kept, and where), `gang` (identity of a
 rank, shape of its gang, what a role trains), `environment` (those values to and from environment

@@ -1,4 +1,4 @@
-"""When a job saves checkpoints, which of them stay, and where: one value from the spec to every rank.
+"""The checkpoint policy of a job: when checkpoints are saved, where, and which are kept.
 
 A new option is a field of `CheckpointPolicy` here, with its environment variable beside it, the field of
 the spec in `schemas/spec/checkpointing.py`, and the code that uses it.

@@ -1,4 +1,4 @@
-"""A rank's contract to environment variables and back: the only place where both directions stand.
+"""Conversion of a rank's contract to environment variables and back.
 
 The variable of a field is named where the field is defined (`gang.RankContract`,
 `checkpointing.CheckpointPolicy`), so a field cannot be written and not read.

@@ -1,4 +1,4 @@
-"""One attempt's gang and the place of one rank in it.
+"""The contract of an attempt's gang, and that of each of its ranks.
 
 `GangContract` is what all nodes of one role of an attempt have in common; it travels in the assignment.
 `GangContract.rank` makes the `RankContract` of one rank in one generation, which travels to it in
@@ -36,7 +36,7 @@ class WorldShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolePlace:
-    """The role that a node serves in a gang with several. `node_rank` counts within the role."""
+    """The role of a node in a gang with several roles. `node_rank` counts within the role."""
 
     name: str
     node_rank: int
@@ -51,7 +51,7 @@ class RolePlace:
 
 
 class RoleAddress(Protocol):
-    """Where rank 0 of a role is, and a port there that is free for it."""
+    """The address of rank 0 of a role, and a free port there."""
 
     @property
     def name(self) -> str: ...  # noqa: D102
@@ -62,7 +62,7 @@ class RoleAddress(Protocol):
 
 
 class GenerationOrders(Protocol):
-    """What the control plane decides for each generation; `schemas.wire.supervision.Orders` has it."""
+    """The control plane's decisions for a generation; see `schemas.wire.supervision.Orders`."""
 
     @property
     def generation(self) -> int: ...  # noqa: D102
@@ -76,11 +76,11 @@ class GenerationOrders(Protocol):
     def restarts(self) -> int: ...  # noqa: D102
     @property
     def after(self) -> str:
-        """The cause that ended the generation before; empty: none."""
+        """The cause that ended the previous generation; empty: none."""
 
     @property
     def masters(self) -> Sequence[RoleAddress]:
-        """One for each role, in gangs with several."""
+        """Address and port of rank 0 of each role, in gangs with several roles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def _write_object(body: Mapping[str, Any]) -> str:
 
 
 def as_path(text: str) -> str:
-    """A path as it stands in a variable; `environment.from_environment` may read it as another type."""
+    """Mark a variable as a path; `environment.from_environment` may convert it to another type."""
     return text
 
 
@@ -137,25 +137,25 @@ class RankContract(Generic[P]):
 
     #: a launcher, ours or torchrun, gave a rendezvous
     launched: bool = False
-    #: address of rank 0, and a port there that is free for the rendezvous
+    #: address of rank 0
     master_address: str = field(default="", metadata=as_variable("MASTER_ADDR"))
-    master_port: int = field(default=0, metadata=_number("MASTER_PORT"))
-    rank: int = field(default=0, metadata=_number("RANK"))
-    world_size: int = field(default=1, metadata=_number("WORLD_SIZE"))
-    local_rank: int = field(default=0, metadata=_number("LOCAL_RANK"))
-    local_world_size: int = field(default=1, metadata=_number("LOCAL_WORLD_SIZE"))
-    node_rank: int = field(default=0, metadata=_number("NODE_RANK"))
+    master_port: int = field(default=0, metadata=_number("MASTER_PORT"))  # free, for the rendezvous
+    rank: int = field(default=0, metadata=_number("RANK"))  # in its role
+    world_size: int = field(default=1, metadata=_number("WORLD_SIZE"))  # ranks of the role
+    local_rank: int = field(default=0, metadata=_number("LOCAL_RANK"))  # on its node
+    local_world_size: int = field(default=1, metadata=_number("LOCAL_WORLD_SIZE"))  # on its node
+    node_rank: int = field(default=0, metadata=_number("NODE_RANK"))  # in its role
     #: the world size to which the script's batch size refers
     reference_world: int = field(default=1, metadata=_number("PHALANX_REFERENCE_WORLD"))
     #: `j-12`; None outside the platform
     job: str | None = field(default=None, metadata=as_variable("PHALANX_JOB"))
-    job_name: str | None = field(default=None, metadata=as_variable("PHALANX_JOB_NAME"))
-    project: str | None = field(default=None, metadata=as_variable("PHALANX_PROJECT"))
-    attempt: int = field(default=1, metadata=_number("PHALANX_ATTEMPT"))
-    generation: int = field(default=0, metadata=_number("PHALANX_GENERATION"))
+    job_name: str | None = field(default=None, metadata=as_variable("PHALANX_JOB_NAME"))  # or None
+    project: str | None = field(default=None, metadata=as_variable("PHALANX_PROJECT"))  # its name
+    attempt: int = field(default=1, metadata=_number("PHALANX_ATTEMPT"))  # from 1
+    generation: int = field(default=0, metadata=_number("PHALANX_GENERATION"))  # from 0
     #: generations of the job before this one
     restarts: int = field(default=0, metadata=_number("TORCHELASTIC_RESTART_COUNT"))
-    #: the cause that ended the generation before, within the attempt
+    #: the cause that ended the previous generation of the attempt
     restart_cause: str | None = field(default=None, metadata=as_variable("PHALANX_RESTART_CAUSE"))
     #: microseconds UTC of the start of the job's first attempt
     job_started_at: int | None = field(default=None, metadata=_number("PHALANX_JOB_STARTED_AT"))
@@ -176,14 +176,14 @@ class RankContract(Generic[P]):
     code_dir: P | None = field(default=None, metadata=as_variable("PHALANX_CODE_DIR", as_path))
     report_file: P | None = field(
         default=None, metadata=as_variable("PHALANX_REPORT_FILE", as_path)
-    )
+    )  # written by the rank: `core.contract.records`
     control_file: P | None = field(
         default=None, metadata=as_variable("PHALANX_CONTROL_FILE", as_path)
-    )
+    )  # shared by the ranks of the node: `core.training.control`
     error_file: P | None = field(
         default=None, metadata=as_variable("TORCHELASTIC_ERROR_FILE", as_path)
-    )
-    checkpoint: CheckpointPolicy = CheckpointPolicy()
+    )  # receives the exception that ended the rank
+    checkpoint: CheckpointPolicy = CheckpointPolicy()  # when and where to save
     #: layout of the ranks, over the argument of the script
     strategy: str | Mapping[str, int] | None = field(
         default=None, metadata=as_variable("PHALANX_STRATEGY", meshes.parse_sizes, _write_sizes)
@@ -216,7 +216,7 @@ class RankContract(Generic[P]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangContract:
-    """What all nodes of one role of an attempt have in common."""
+    """The part of an attempt that all nodes of one role share."""
 
     job: JobIdentity
     attempt: int

@@ -1,4 +1,4 @@
-"""What a spec says of a job's ranks, made once at submit and stored with the job.
+"""The contract between a job spec and its ranks, made once at submit and stored with the job.
 
 `schemas/spec` makes a `JobContract` of a validated spec (`JobSpec.to_contract`). Nothing after that
 reads the spec again: every attempt takes its command, environment and policies from here.
@@ -24,13 +24,13 @@ class JobIdentity:
 
     @property
     def label(self) -> str:
-        """How people and paths name it: `j-12`."""
+        """The name of the job in commands and paths, such as `j-12`."""
         return job_label(self.num)
 
 
 @dataclass(frozen=True, slots=True)
 class RankCommand:
-    """A command: words, or with `shell` one line for the shell."""
+    """A command: a list of words, or with `shell` one line for the shell."""
 
     words: tuple[str, ...]
     shell: bool = False
@@ -76,7 +76,7 @@ class WarmStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonRequirements:
-    """The Python packages that a job brings along: the spec's section `python`."""
+    """The Python packages that a job installs: the spec's section `python`."""
 
     requirements: str | None = None
     packages: tuple[str, ...] = ()
@@ -88,14 +88,14 @@ class PythonRequirements:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleContract:
-    """What the ranks of one role run, and under which policies."""
+    """The command and the policies of the ranks of one role."""
 
-    name: str
-    command: RankCommand
+    name: str  # name of the role
+    command: RankCommand  # command of each rank
     #: name of an adapter in `core.frameworks`
     framework: str = "torch"
-    slots_per_node: int = 1
-    slots_per_rank: int = 1
+    slots_per_node: int = 1  # slots that the role holds on each node
+    slots_per_rank: int = 1  # slots of each rank
     #: CPUs that each node has to have; 0: the spec does not say
     cpus_per_node: int = 0
     #: the world size to which the script's batch size refers
@@ -104,8 +104,8 @@ class RoleContract:
     env: Mapping[str, str] = field(default_factory=dict)
     #: the spec's section `training`, as given
     training: Mapping[str, Any] | None = None
-    checkpoint: CheckpointPolicy = CheckpointPolicy()
-    stall: StallPolicy = StallPolicy()
+    checkpoint: CheckpointPolicy = CheckpointPolicy()  # when and where to save
+    stall: StallPolicy = StallPolicy()  # when a gang without steps counts as stalled
     #: patterns of `core.telemetry.line_patterns`
     metric_lines: tuple[str, ...] = ()
     #: seconds to save and leave when asked to stop
@@ -118,7 +118,7 @@ class RoleContract:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobContract:
-    """What all attempts of a job have in common; `roles` in the order of their node ranks."""
+    """The part of a job that all its attempts share; `roles` in the order of their node ranks."""
 
     roles: tuple[RoleContract, ...]
     setup: str | None = None

@@ -117,15 +117,15 @@ class MetricRecord(Record):
 class CheckpointRecord(Record):
     """A checkpoint was committed (rank 0)."""
 
-    path: str
-    name: str = ""
-    step: int
-    epoch: int | None = None
+    path: str  # its directory or URL
+    name: str = ""  # `step-<step>-<hex>`
+    step: int  # last step that it includes
+    epoch: int | None = None  # the user's epoch
     #: positions of the epoch used before it was taken
     position: int = 0
-    #: its number in the lineage
+    #: position in the lineage, from 1
     commit: int = 0
-    bytes: int = 0
+    bytes: int = 0  # of all its files
     #: seconds from the copy of the state to the commit
     save_s: float | None = None
     #: interval, stop, final, …

@@ -1,8 +1,8 @@
-"""One adapter for each framework whose ranks can be launched.
+"""Adapters for the training frameworks that Phalanx can launch.
 
-`adapter` defines what a framework decides (`FrameworkAdapter`) and the registry, `builtin` holds the
-seven that come with Phalanx, and `rank_environment` puts together the variables of one rank.
+`adapter` defines the interface `FrameworkAdapter` and the registry, `builtin` the adapters of
+Phalanx, and `rank_environment` computes the environment variables of one rank.
 
-Pure values: packages add adapters through the entry point group `phalanx.frameworks`, which
+Packages add adapters through the entry point group `phalanx.frameworks`, which
 `phalanx.schemas.frameworks` loads. No other room compares a framework's name.
 """

@@ -1,4 +1,4 @@
-"""What a framework decides about its ranks, and the registry of all frameworks.
+"""The interface of framework adapters, and their registry.
 
 How to add one: `docs/dev/frameworks.md`.
 """
@@ -15,9 +15,9 @@ from phalanx.core.contract.job import RankCommand, RoleContract
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkAdapter:
-    """A framework as the platform sees it. Subclasses override the methods that differ."""
+    """How ranks of one framework are started. Subclasses override the methods that differ."""
 
-    name: str
+    name: str  # value of `framework` in a spec
     #: ranks receive the variables of a torch rendezvous
     rendezvous: bool = True
     #: one rank on each node, which starts the framework's own processes
@@ -26,7 +26,7 @@ class FrameworkAdapter:
     forkable: bool = False
     #: the supervisor of node rank 0 serves a key-value store at which the ranks meet
     needs_store: bool = False
-    #: ranks are told the network interface that leads to rank 0
+    #: ranks need the name of the network interface towards rank 0
     needs_interface: bool = False
     #: may be used in gangs with several roles
     in_roles: bool = False

@@ -1,4 +1,4 @@
-"""What a rank's end means: its cause, and whether it only fell because another rank fell."""
+"""Classification of rank failures: the cause, and whether another rank's failure led to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MISTAKES = frozenset(
         "AttributeError", "FileNotFoundError", "ImportError", "IndentationError", "KeyError",
         "ModuleNotFoundError", "NameError", "NotImplementedError", "SyntaxError", "TabError",
         "TypeError", "UnboundLocalError", "ValueError",
-        # What the library says of arguments, data and checkpoints that do not go together.
+        # Errors of the library for arguments, data and checkpoints that do not match.
         "NotFound", "NotSupported", "PermissionDenied", "RestoreMismatch", "SpecInvalid", "UserError",
     }
 )  # fmt: skip
@@ -65,29 +65,25 @@ class RankExit:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The failure of a generation on one node: its first failing rank and what is known of it.
+    """The failure of a generation on one node, with details of the node's first failing rank."""
 
-    `at` is on the control plane's clock. `step` is the last step that rank's node reported, or None
-    when it reported none.
-    """
-
-    cause: Cause
-    rank: int | None
-    node_rank: int
-    at: int
-    message: str
-    collateral: bool = False
-    exit_code: int | None = None
-    signal: int | None = None
-    exception: str | None = None
-    traceback: str = ""
+    cause: Cause  # decides the budget of the restart
+    rank: int | None  # None: no single rank failed
+    node_rank: int  # node rank in the gang
+    at: int  # microseconds UTC, the control plane's clock
+    message: str  # one line for users
+    collateral: bool = False  # caused by another rank's failure
+    exit_code: int | None = None  # None: killed by a signal, or unknown
+    signal: int | None = None  # number of the signal that killed the rank
+    exception: str | None = None  # type of the exception, where reported
+    traceback: str = ""  # of that exception; empty: none
 
 
 def is_collateral(exit: RankExit) -> bool:
-    """Whether it died of another rank's death: connection errors of gloo and NCCL are symptoms."""
+    """Whether another rank's failure led to this one, as in connection errors of NCCL."""
     if exit.exception in _COLLATERAL_TYPES:
         return True
-    # JAX says it with whatever exception suits its status code.
+    # JAX raises a different type of exception for each status code.
     network = exit.exception in _NETWORK_TYPES or "Gloo " in exit.message
     return network and any(word in exit.message for word in _COLLATERAL_WORDS)
 
@@ -107,7 +103,7 @@ def classify(exit: RankExit, *, stepped: bool) -> Cause:
 
 
 def is_final(failure: Failure) -> bool:
-    """Whether a rank has said itself that another generation would come to the same."""
+    """Whether the rank reported that another generation would fail in the same way."""
     return failure.exception == "DivergedForGood"
 
 

@@ -1,4 +1,4 @@
-"""Variables of NCCL and gloo: what they mean, which ones suit which interconnect, what looks wrong."""
+"""Variables of NCCL and gloo: their meaning, presets for interconnects, and warnings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 PRESETS: Mapping[str, Mapping[str, str]] = {
-    # One node whose GPUs are wired to one another: no network is looked for.
+    # One node with GPUs connected by NVLink: no network is used.
     "nvlink": {"NCCL_IB_DISABLE": "1", "NCCL_P2P_LEVEL": "NVL"},
     # RDMA, GPUs and adapters below the same PCIe host bridge.
     "infiniband": {"NCCL_IB_DISABLE": "0", "NCCL_NET_GDR_LEVEL": "PHB"},

@@ -1,4 +1,4 @@
-"""Nodes, gangs and where a gang is put."""
+"""Nodes, the shapes of gangs, and placements of gangs on nodes."""
 
 from __future__ import annotations
 
@@ -7,64 +7,55 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One machine of a pool as the planner sees it.
+    """One machine of a pool, as the planner uses it.
 
-    `splittable` nodes may host several node ranks of one gang: a laptop pretends to be several nodes.
-    `labels` are what jobs select nodes by.
-    `domains` are (level, name) pairs from the widest to the narrowest, such as
-    `(("block", "b1"), ("rack", "r7"))`. `taints` keep away jobs that do not tolerate them. `closed`
-    says why nothing may start here (drained, quarantined, lost); empty means open.
-    `leaves_at` is when the node's own cluster takes it away, where that has been announced: what runs
-    there has to save and leave before. `hazard_per_hour` is the expected number of reclaims of a spot
-    node in an hour. Nodes of one `host` are parts of one machine: its CPUs and memory are theirs together.
+    Nodes with the same `host` are parts of one machine and share its CPUs and memory. `domains` are
+    (level, name) pairs from the widest to the narrowest: `(("block", "b1"), ("rack", "r7"))`.
     """
 
-    id: str
-    pool: str
-    address: str
-    num_slots: int
-    num_cpus: int
-    memory_bytes: int
-    splittable: bool = False
-    domains: tuple[tuple[str, str], ...] = ()
-    slot_type: str = ""
-    device_memory_bytes: int = 0
-    interconnect: str = ""
-    bandwidth_gbps: float = 0.0
-    price_per_slot_hour: float = 0.0
-    hazard_per_hour: float = 0.0
-    taints: tuple[str, ...] = ()
-    closed: str = ""
-    labels: tuple[tuple[str, str], ...] = ()
-    leaves_at: int | None = None
-    host: str = ""
+    id: str  # name, unique in the pool set
+    pool: str  # name of its pool
+    address: str  # where its ranks are reached by others
+    num_slots: int  # slots in all, used or not
+    num_cpus: int  # logical CPUs
+    memory_bytes: int  # host memory
+    splittable: bool = False  # may hold several node ranks of one gang
+    domains: tuple[tuple[str, str], ...] = ()  # topology domains
+    slot_type: str = ""  # model of its devices; empty: unknown
+    device_memory_bytes: int = 0  # memory of each device; 0: unknown
+    interconnect: str = ""  # kind of network; empty: unknown
+    bandwidth_gbps: float = 0.0  # of the network; 0: unknown
+    price_per_slot_hour: float = 0.0  # in the pool's currency; 0: unknown
+    hazard_per_hour: float = 0.0  # expected spot reclaims in an hour
+    taints: tuple[str, ...] = ()  # jobs that do not tolerate them stay away
+    closed: str = ""  # why nothing may start here (drained, quarantined, lost); empty: open
+    labels: tuple[tuple[str, str], ...] = ()  # (name, value) pairs for selectors
+    leaves_at: int | None = None  # announced removal of the node, microseconds UTC
+    host: str = ""  # machine that it is a part of; empty: it is a whole one
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a job wants of its nodes beyond the shape of its gang, and of the planner.
+    """The requirements of a job beyond the shape of its gang.
 
-    `required` and `preferred` name levels of the pools' topology; what is preferred is insisted on
-    for `patience_s` seconds of waiting. Without `preferred` that is the narrowest level of the pools,
-    with "none" nothing; without `patience_s` it goes by how long the job is expected to run. `selector`
-    are labels that every node must have, `tolerates` taints that it may have. `preemptible` False: no
-    other job may push it aside.
+    `required` and `preferred` name levels of the pools' topology. Until the job has waited for
+    `patience_s`, the preferred level is required too.
     """
 
-    memory_per_node_bytes: int = 0
-    slot_type: str = ""
-    device_memory_bytes: int = 0
-    required: str | None = None
-    preferred: str | None = None
-    patience_s: float | None = None
-    selector: tuple[tuple[str, str], ...] = ()
-    tolerates: tuple[str, ...] = ()
-    preemptible: bool = True
+    memory_per_node_bytes: int = 0  # host memory on each node; 0: any
+    slot_type: str = ""  # model of the devices; empty: any
+    device_memory_bytes: int = 0  # least memory of each device
+    required: str | None = None  # all nodes must share a domain of this level
+    preferred: str | None = None  # None: the narrowest level; "none": no level
+    patience_s: float | None = None  # None: derived from the expected run time
+    selector: tuple[tuple[str, str], ...] = ()  # labels that every node must have
+    tolerates: tuple[str, ...] = ()  # taints that nodes may have
+    preemptible: bool = True  # whether other jobs may preempt it
 
 
 @dataclass(frozen=True, slots=True)
 class GangShape:
-    """What has to start together: `nodes` × `slots_per_node`, with `ranks_per_node` processes each."""
+    """The size of a gang: its nodes, and the slots and processes on each node."""
 
     nodes: int
     slots_per_node: int
@@ -83,10 +74,10 @@ class GangShape:
 
 @dataclass(frozen=True, slots=True)
 class RoleShape(GangShape):
-    """One more part of a gang, placed and started with the rest; its ranks are a world of their own.
+    """The size of a further role of a gang; its ranks form a world of their own.
 
-    CPUs and memory are those of each node; `slot_type` empty: any. What is not `required` does not
-    end the job: not by failing, and not by running on when everything required is done.
+    CPUs and memory are those of each node; `slot_type` empty: any. The failure of a role that is
+    not `required` does not fail the job; the role is stopped when all required ones are done.
     """
 
     name: str = ""

@@ -1,4 +1,4 @@
-"""Whether the ranks that have met can train together: one line for each thing that does not fit."""
+"""Preflight check of a gang: whether the facts that its ranks report are consistent."""
 
 from __future__ import annotations
 
@@ -9,24 +9,20 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
-    """What one rank says of itself.
+    """The facts that one rank reports for the preflight check."""
 
-    `versions` are of what all must have alike; `devices` counts the GPUs that it sees, `device` is the
-    identity of the one that it uses. `address` and `port` are where its node answers.
-    """
-
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    node_rank: int
-    host: str
-    pid: int
-    versions: Mapping[str, str] = field(default_factory=dict)
-    devices: int = 0
-    device: str = ""
-    address: str = ""
-    port: int = 0
+    rank: int  # rank in its role
+    world_size: int  # ranks of the role
+    local_rank: int  # rank on its node
+    local_world_size: int  # ranks on its node
+    node_rank: int  # rank of its node
+    host: str  # host name
+    pid: int  # process id
+    versions: Mapping[str, str] = field(default_factory=dict)  # of software that must be the same
+    devices: int = 0  # number of GPUs that it sees
+    device: str = ""  # identity of the GPU that it uses
+    address: str = ""  # of its node
+    port: int = 0  # listening there; 0: another rank of the node listens
 
     @property
     def place(self) -> str:
@@ -35,7 +31,7 @@ class RankFacts:
 
 
 def problems(facts: Sequence[RankFacts]) -> list[str]:
-    """What is wrong with a gang, the most telling first; empty: nothing."""
+    """The problems of a gang, the most specific first; empty if there are none."""
     found: list[str] = []
     for check in (_world, _nodes, _versions, _devices, _shared_devices):
         found += check(facts)
@@ -43,13 +39,13 @@ def problems(facts: Sequence[RankFacts]) -> list[str]:
 
 
 def summary(found: Sequence[str]) -> str:
-    """One line of them."""
+    """The first problem, and the number of others, in one line."""
     more = len(found) - 1
     return found[0] + (f" (and {more} more)" if more > 0 else "")
 
 
 def _odd(facts: Sequence[RankFacts], what: Callable[[RankFacts], str], name: str) -> list[str]:
-    """Ranks that differ from most of them in one respect."""
+    """Describe the ranks that differ from the majority in one property."""
     values = Counter(map(what, facts))
     if len(values) < 2:
         return []

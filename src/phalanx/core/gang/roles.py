@@ -1,8 +1,7 @@
-"""Gangs with several roles: which nodes and ranks are whose, and what the end of one means for all.
+"""Gangs with several roles: the nodes and ranks of each role.
 
-Shares of a placement, and so node ranks, come role after role, the first role's first. Every process of
-a gang has a number in the gang, by which logs, metrics and reports name it, and a rank in its role,
-which it finds in `RANK`.
+Shares of a placement, and so node ranks, are ordered by role. Every process has a rank in the gang,
+used in logs, metrics and reports, and a rank in its role, which is in the variable `RANK`.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Part:
 def parts_of(
     name: str, shape: GangShape, roles: Sequence[RoleShape], num_shares: int | None
 ) -> tuple[Part, ...]:
-    """The parts of a placement of so many shares. What roles do not take is the first one's."""
+    """The parts of a placement of `num_shares` shares; the first role takes what others leave."""
     others = sum(role.nodes for role in roles)
     nodes = shape.nodes if num_shares is None else max(0, num_shares - others)
     parts = [Part(name, 0, nodes, 0, shape.ranks_per_node, shape.slots_per_node)]

@@ -1,4 +1,4 @@
-"""Stacks of ranks as faulthandler writes them: where each rank is, and which one is elsewhere."""
+"""Analysis of the stacks that faulthandler writes: the place of each rank, and outliers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 SUFFIX = ".stacks"
-"""Of the file beside a rank's report file that its stacks are written to."""
+"""Suffix of the file beside a rank's report file that receives its stacks."""
 MAX_CHARS = 16_000
-"""What is kept of one rank's stacks."""
+"""Largest number of characters kept of one rank's stacks."""
 _CURRENT = "Current thread "
 _HEAD = re.compile(r"^(?:Current thread|Thread) 0x")
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')
@@ -32,7 +32,7 @@ class Frame:
 
 
 def main_thread(text: str) -> tuple[Frame, ...]:
-    """The stack, innermost first, of the thread that answered: the main one, unless that cannot."""
+    """The stack, innermost first, of the thread that handled the signal, usually the main one."""
     frames: list[Frame] = []
     inside = False
     for line in text.splitlines():
@@ -48,14 +48,14 @@ def main_thread(text: str) -> tuple[Frame, ...]:
 
 
 def place(text: str) -> Frame | None:
-    """The innermost line of the user's own code; of any code where there is none of his."""
+    """The innermost frame of the user's own code; without one, the innermost frame."""
     frames = main_thread(text)
     own = next((one for one in frames if not _LIBRARY.search(one.file)), None)
     return own or (frames[0] if frames else None)
 
 
 def elsewhere(stacks: Mapping[int, str]) -> tuple[int, ...]:
-    """Ranks that are at another place than most: those the others are likely to wait for.
+    """The ranks at another place than the majority, which probably waits for them.
 
     `stacks` are texts by rank; an empty one, of a rank that did not answer, is a place of its own.
     Empty where no place has more than half of the ranks.
@@ -71,7 +71,7 @@ def elsewhere(stacks: Mapping[int, str]) -> tuple[int, ...]:
 
 
 def shortened(text: str) -> str:
-    """At most `MAX_CHARS` of it; the end counts, where the main thread stands."""
+    """The last `MAX_CHARS` characters; the main thread is at the end."""
     text = text.strip("\n")
     if len(text) <= MAX_CHARS:
         return text

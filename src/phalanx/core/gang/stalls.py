@@ -1,4 +1,4 @@
-"""When a gang that makes no step counts as stalled: how long to wait, learned from its own steps."""
+"""Stall detection: how long a gang may make no step, learned from its own steps."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections import deque
 from dataclasses import dataclass
 
 USUAL_STEPS = 20.0
-"""A step that takes this many times the usual one is no step any more."""
+"""A step that takes this many times the usual duration counts as stalled."""
 LEAST_S = 300.0
-"""But never sooner than this: below the ten minutes after which gloo gives up by itself."""
+"""Least limit between steps, in seconds: below the ten-minute timeout of gloo."""
 OUTSIDE_S = 1800.0
-"""Before the first step, while saving and between passes: compiling and evaluating take their time."""
+"""Limit before the first step, while saving and between passes, for compilation and evaluation."""
 FIRST_STEP_S = 600.0
 """The least a fixed limit leaves to the first step of a generation."""
 _WINDOW = 64
-# Longer than this between two looks, nobody watched: the machine slept, or this process did not run.
+# A longer gap between two checks is not counted: the machine slept, or this process did not run.
 _BLINK_S = 1.0
 
 
@@ -39,7 +39,7 @@ class StallWatch:
         self._watching = self._began = False
 
     def began(self) -> None:
-        """The script uses the library, so that steps are to be expected. Only the first time counts."""
+        """Expect steps from now on, because the script uses the library; later calls do nothing."""
         if not self._began:
             self._began = self._watching = True
             self._quiet_s = 0.0
@@ -52,15 +52,15 @@ class StallWatch:
         self._stepped_at, self._inside, self._quiet_s = at, True, 0.0
 
     def turned(self) -> None:
-        """The script does something else than steps: it saves, evaluates, or is between passes."""
+        """Record that the script is between steps: it saves, evaluates or begins a pass."""
         self._inside, self._quiet_s = False, 0.0
 
     def ended(self) -> None:
-        """No more steps are to be expected."""
+        """Stop expecting steps."""
         self._began, self._watching = True, False
 
     def look(self, now_s: float) -> float | None:
-        """Called regularly: the seconds without a step, once they are too many; then None again."""
+        """The seconds without a step once they exceed the limit, else None; called regularly."""
         self._quiet_s += min(now_s - self._looked_s, _BLINK_S)
         self._looked_s = now_s
         if not self._watching or self._quiet_s < self.limit_s:
@@ -70,12 +70,12 @@ class StallWatch:
 
     @property
     def is_on(self) -> bool:
-        """Whether steps are being waited for; not after `look` has said that they do not come."""
+        """Whether steps are expected; False once `look` has reported a stall."""
         return self._watching
 
     @property
     def limit_s(self) -> float:
-        """How long no step is waited for just now."""
+        """The current limit without a step, in seconds."""
         after_s = self._patience.after_s
         if after_s is not None:
             return after_s if self._stepped_at is not None else max(after_s, FIRST_STEP_S)

@@ -1,4 +1,4 @@
-"""The job machine: an event and a job give the new job and the commands to execute.
+"""The job state machine: it computes a new job state and commands from a job and an event.
 
 Reading order: `model` (the job and its live attempt), `events`, `machine` (the table: one row an event,
 one column a group of states), `handlers` (one module for each group of events), `recovery` (restart or

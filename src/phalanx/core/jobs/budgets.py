@@ -1,4 +1,4 @@
-"""Restart budgets: how often a job may come back, per cause."""
+"""Restart budgets: how often a job may restart, by cause."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DEFAULT_BUDGETS: Mapping[Cause, Budget] = {
 @earlier_names(max_no_progress="max_barren")
 @dataclass(frozen=True, slots=True)
 class RecoveryPolicy:
-    """Budgets by cause, what exit codes mean, and when a job that never steps is a crash loop.
+    """Restart budgets by cause, the meaning of exit codes, and the limit of a crash loop.
 
     `retry_codes` restart under the rank_crash budget even where the cause would forbid it;
     `fail_codes` end the job at once. `max_no_progress` bounds, where a budget is unlimited, the

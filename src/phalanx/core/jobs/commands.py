@@ -1,4 +1,4 @@
-"""What a decision consists of: the new job, and the commands to execute outside the core.
+"""The result of a handler: the new job, and the commands to execute outside the core.
 
 Commands are imperative, idempotent, and fenced by the attempt's number. What supervisors must do is no
 command: they follow the state that `desired` derives from the job.

@@ -1,4 +1,4 @@
-"""What a supervisor should be doing now: the state it follows, derived from the job alone."""
+"""The desired state of each supervisor, derived from the job's state alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from phalanx.core.telemetry.profiles import RequestedProfile
 
 
 class Action(StrEnum):
-    """What one supervisor must bring about."""
+    """The action that a supervisor has to complete."""
 
     WAIT = "wait"  # stay, run nothing new
     RUN = "run"  # the ranks of `generation` must run
@@ -22,27 +22,22 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """One supervisor's orders. `master_*` and `resume_path` are set for RUN, the deadline for STOP.
+    """The desired state of one supervisor. `master_*` and `resume_path` are set only for RUN.
 
-    A RELEASE with a deadline asks ranks that still run to leave before they are killed. `masters` are
-    (role, address, port) of every role of a gang that has several, where its rank 0 may listen.
-
-    `stacks` is the number of the newest request for the running ranks' stacks; 0: there was none.
-    `profile` is the newest request for a profile of the running ranks.
-    `after` is the cause that ended the attempt's generation before, where there was one.
+    A RELEASE with a deadline asks ranks that still run to leave before they are killed.
     """
 
-    action: Action
-    generation: int = 0
-    master_address: str = ""
-    master_port: int = 0
-    resume_path: str | None = None
-    restarts: int = 0
-    deadline_at: int | None = None
-    stacks: int = 0
-    after: str = ""
-    profile: RequestedProfile | None = None
-    masters: tuple[tuple[str, str, int], ...] = ()
+    action: Action  # the action to complete
+    generation: int = 0  # the generation that it concerns
+    master_address: str = ""  # address of rank 0 of the node's role
+    master_port: int = 0  # free port there for the rendezvous
+    resume_path: str | None = None  # checkpoint to resume from; None: none
+    restarts: int = 0  # restarts of the job so far
+    deadline_at: int | None = None  # when ranks are killed, microseconds UTC
+    stacks: int = 0  # number of the newest stack request; 0: none
+    after: str = ""  # cause that ended the attempt's previous generation; empty: none
+    profile: RequestedProfile | None = None  # newest profile request
+    masters: tuple[tuple[str, str, int], ...] = ()  # (role, address, port) per role
 
 
 def desired(job: Job, attempt_num: int, node_rank: int) -> Desired:

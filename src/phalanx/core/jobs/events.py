@@ -1,4 +1,4 @@
-"""What can happen to a job. Names are past tense and are stored for ever."""
+"""The events of a job. Event names are in the past tense and are stored permanently."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class NodeReady:
 
 @dataclass(frozen=True, slots=True)
 class LaunchFailed:
-    """The executor could not start a supervisor; nothing of it is left."""
+    """The executor could not start a supervisor, and left no process."""
 
     attempt: int
     node_rank: int
@@ -67,7 +67,7 @@ class RankFailed:
 
 @dataclass(frozen=True, slots=True)
 class RanksStalled:
-    """The ranks of one node run and make no step. Its stacks are there; other nodes' are not yet."""
+    """The ranks of one node run without completing steps; their stacks have been captured."""
 
     attempt: int
     generation: int
@@ -122,7 +122,7 @@ class RanksEnded:
 
 @dataclass(frozen=True, slots=True)
 class NodeReleased:
-    """The executor confirmed that a supervisor that had to leave is gone with all it started."""
+    """The executor confirmed that a released supervisor and all of its processes have ended."""
 
     attempt: int
     node_rank: int
@@ -143,7 +143,7 @@ class NodeLost:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCommitted:
-    """A checkpoint is complete and has its manifest."""
+    """A checkpoint was committed."""
 
     attempt: int
     generation: int
@@ -163,7 +163,7 @@ class CheckpointQuarantined:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """The job's ranks are to stop. `grace_s` None takes the spec's; 0 kills at once.
+    """The job has to stop. `grace_s` None: that of the spec; 0: kill at once.
 
     An eviction names the job that gets the slots, and the slot-seconds it was expected to cost.
     """
@@ -187,7 +187,7 @@ class BackoffElapsed:
 
 @dataclass(frozen=True, slots=True)
 class DurationExceeded:
-    """The job ran for longer than it may."""
+    """The job has exceeded its `max_duration`."""
 
 
 @dataclass(frozen=True, slots=True)

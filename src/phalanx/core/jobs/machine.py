@@ -1,4 +1,4 @@
-"""The job machine: one event in, the new job and the commands out; nothing else happens.
+"""The job state machine: a pure function from a job and an event to a new job and commands.
 
 `ROWS` holds, for every event, what happens in every state. A cell is a handler, `Ignore` for a late or
 repeated message (normal in a distributed system), or `Refuse` for a pair that only a bug can produce.

@@ -1,4 +1,4 @@
-"""The job and its live attempt, as frozen values."""
+"""The state of a job and of its live attempt, as immutable values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from phalanx.core.telemetry.profiles import RequestedProfile
 
 
 class JobState(StrEnum):
-    """Where a job is in its life. Slots are held exactly in HOLDING."""
+    """The state of a job. A job holds slots exactly in the states of HOLDING."""
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -33,7 +33,7 @@ HOLDING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.RECOVERING, J
 
 
 class StopGoal(StrEnum):
-    """What a stopping job becomes. Later members override earlier ones."""
+    """The state that follows a stop. Later members override earlier ones."""
 
     REQUEUE = "requeue"
     PAUSE = "pause"
@@ -42,7 +42,7 @@ class StopGoal(StrEnum):
 
 
 class NodePhase(StrEnum):
-    """What is known of one node rank of the live attempt."""
+    """The phase of one node rank of the live attempt."""
 
     LAUNCHING = "launching"  # the executor was asked to start its supervisor
     READY = "ready"  # the supervisor has checked in; no rank runs
@@ -75,29 +75,22 @@ class NodeStatus:
 @earlier_names(ranks_may_start="opened")
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One placement of the gang. Generations count from 0 within it.
+    """One placement of the gang, with its current generation; times are microseconds UTC."""
 
-    `stacks` counts the generation's requests for stacks. `stall` is set from the moment a generation
-    is found to hang until `stall_until`, while the nodes in `stacks_of` are no longer waited for.
-    `profile` is the generation's newest request for a profile. `placed_at` is None only for
-    attempts that an earlier release placed. `leave_by`: when ranks that are not required, and still
-    run at the end of all others, are killed.
-    """
-
-    num: int
-    placement: Placement
-    nodes: tuple[NodeStatus, ...]
-    generation: int = 0
-    ranks_may_start: bool = False
-    finished: bool = False
-    failures: tuple[Failure, ...] = ()
-    stacks: int = 0
-    stall: Failure | None = None
-    stall_until: int | None = None
-    stacks_of: tuple[int, ...] = ()
-    placed_at: int | None = None
-    profile: RequestedProfile | None = None
-    leave_by: int | None = None
+    num: int  # number of the attempt in its job, from 1
+    placement: Placement  # the node shares that it holds
+    nodes: tuple[NodeStatus, ...]  # status by node rank
+    generation: int = 0  # number of the current generation, from 0
+    ranks_may_start: bool = False  # all supervisors of the generation are ready
+    finished: bool = False  # every required rank has succeeded
+    failures: tuple[Failure, ...] = ()  # those of the current generation
+    stacks: int = 0  # number of stack requests in this generation
+    stall: Failure | None = None  # set once the generation is found to hang
+    stall_until: int | None = None  # deadline for stacks of the stalled generation
+    stacks_of: tuple[int, ...] = ()  # node ranks that have sent the requested stacks
+    placed_at: int | None = None  # None only if an earlier release placed it
+    profile: RequestedProfile | None = None  # newest profile request of the generation
+    leave_by: int | None = None  # when ranks that still run after the finish are killed
 
     def with_node(self, node_rank: int, **changes: object) -> Attempt:
         """The same attempt with one node's status changed."""
@@ -115,19 +108,19 @@ class Attempt:
 
     @property
     def failure(self) -> Failure | None:
-        """What ended the current generation, as far as is known."""
+        """The first failure of the current generation; a collateral one if all are."""
         return first_failure(self.failures)
 
     @property
     def num_slots(self) -> int:
-        """Slots that it holds."""
+        """Number of slots that the attempt holds."""
         return sum(len(share.slots) for share in self.placement.shares)
 
 
 @earlier_names(no_progress="barren")
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
-    """How far the job has come. `high_water_step` None: it never reported a step."""
+    """The highest step, the newest checkpoint, and the generations in a row without progress."""
 
     high_water_step: int | None = None
     checkpoint_step: int | None = None
@@ -139,7 +132,7 @@ class TrainingProgress:
 @written_once
 @dataclass(frozen=True, slots=True)
 class JobPolicy:
-    """What the job machine must know of a spec; fixed at submit.
+    """The settings of a spec that the job state machine uses, fixed at submit.
 
     `shape` is the gang at its full size; `min_nodes` below `shape.nodes` makes it elastic. Where the
     gang has several roles, `shape` is that of the first one, named `role`, and `roles` are the others.
@@ -164,41 +157,37 @@ class JobPolicy:
         return self.shape.world_size + sum(role.world_size for role in self.roles)
 
     def parts(self, num_shares: int | None = None) -> tuple[Part, ...]:
-        """Where each role lies in a placement of so many shares; None: at full size."""
+        """The nodes of each role in a placement of `num_shares` shares; None: at full size."""
         return parts_of(self.role, self.shape, self.roles, num_shares)
 
 
 @earlier_names(policy="terms")
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job's whole present state; rebuilt by folding its events.
+    """The current state of a job, computed from its events; times are microseconds UTC."""
 
-    `queued_at` is when it last entered the queue; `attained_slot_s` is the service of the attempts
-    that are over, `waited_s` all the time it spent in the queue before its placements.
-    """
-
-    num: int
-    policy: JobPolicy
-    submitted_at: int
-    state: JobState = JobState.QUEUED
-    reason: Reason = Reason(ReasonCode.SUBMITTED)
-    attempts: int = 0
-    restarts: int = 0
-    attempt: Attempt | None = None
-    goal: StopGoal | None = None
-    stop_deadline_at: int | None = None
-    not_before: int | None = None
-    spending: RestartsUsed = RestartsUsed()
-    progress: TrainingProgress = TrainingProgress()
-    last_failure: Failure | None = None
-    started_at: int | None = None
-    ended_at: int | None = None
-    queued_at: int | None = None
-    attained_slot_s: float = 0.0
-    waited_s: float = 0.0
+    num: int  # number of the job, shown as `j-<num>`
+    policy: JobPolicy  # fixed at submit
+    submitted_at: int  # time of the submit
+    state: JobState = JobState.QUEUED  # changed only by the job machine
+    reason: Reason = Reason(ReasonCode.SUBMITTED)  # reason of the current state
+    attempts: int = 0  # number of placements so far
+    restarts: int = 0  # number of restarts charged so far
+    attempt: Attempt | None = None  # live attempt
+    goal: StopGoal | None = None  # state that follows a stop under way
+    stop_deadline_at: int | None = None  # when ranks that are stopping are killed
+    not_before: int | None = None  # end of the back-off before the next start
+    spending: RestartsUsed = RestartsUsed()  # restarts charged since the last progress
+    progress: TrainingProgress = TrainingProgress()  # steps and checkpoints reached
+    last_failure: Failure | None = None  # failure that ended the last failed generation
+    started_at: int | None = None  # when all ranks first ran
+    ended_at: int | None = None  # when it reached a terminal state
+    queued_at: int | None = None  # when it last entered the queue; None: at submit
+    attained_slot_s: float = 0.0  # slot-seconds used by attempts that are over
+    waited_s: float = 0.0  # seconds in the queue before all placements
 
     def parts_now(self) -> tuple[Part, ...]:
-        """Where each role lies in the live attempt; at full size without one."""
+        """The nodes of each role in the live attempt; without an attempt, at full size."""
         return self.policy.parts(None if self.attempt is None else len(self.attempt.nodes))
 
     def needs_node(self, node_rank: int) -> bool:
@@ -223,5 +212,5 @@ class Job:
 
     @property
     def holds_slots(self) -> bool:
-        """Whether its placement is taken."""
+        """Whether the job holds the slots of a placement."""
         return self.state in HOLDING

@@ -1,4 +1,4 @@
-"""What follows from a failure: another generation, after which wait, or the end of the job."""
+"""Recovery from failures: whether a job restarts, after which back-off, or fails."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from phalanx.core.reasons import Cause, Reason, ReasonCode, reason_of
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Come back after `wait_s` seconds."""
+    """Restart the job after `wait_s` seconds."""
 
     wait_s: float
     reason: Reason
@@ -20,7 +20,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The job has failed."""
+    """Fail the job."""
 
     reason: Reason
 
@@ -29,10 +29,10 @@ Verdict = Retry | GiveUp
 
 
 def advance(job: Job, step: int | None) -> Job:
-    """Account for one ended generation: real progress refills every budget.
+    """Account for one ended generation: progress resets all restart budgets.
 
-    Progress is a step beyond all earlier ones. A generation that only repeats known steps, or
-    completes none, is no_progress. A job whose framework reports no steps keeps plain counts.
+    Progress is a step beyond all earlier ones. A generation that only repeats earlier steps, or
+    completes or reports none, counts as `no_progress`.
     """
     progress = job.progress
     known = progress.high_water_step
@@ -60,7 +60,7 @@ def judge(job: Job, failure: Failure, now: int) -> Verdict:
         spent = f"{message}; {used} restarts without progress used up the {cause} budget"
         return GiveUp(Reason(ReasonCode.BUDGET_SPENT, spent))
     no_progress = job.progress.no_progress
-    # A count is bound enough; an unlimited budget ends where nothing is ever achieved.
+    # An unlimited budget ends after too many generations without progress.
     if (
         budget.count is None
         and cause is not Cause.PREEMPTED
@@ -68,7 +68,7 @@ def judge(job: Job, failure: Failure, now: int) -> Verdict:
     ):
         loop = f"{message}; {no_progress} generations in a row completed no new step"
         return GiveUp(Reason(ReasonCode.CRASH_LOOP, loop))
-    # The first restart is free of waiting: most faults are not the job's own, and waiting costs slots.
+    # No back-off before the first restart: most faults are transient, and the slots would idle.
     wait_s = 0.0
     if no_progress > 1 and budget.first_wait_s > 0:
         wait_s = min(budget.max_wait_s, budget.first_wait_s * 2.0 ** (no_progress - 2))
@@ -76,7 +76,7 @@ def judge(job: Job, failure: Failure, now: int) -> Verdict:
 
 
 def charge(job: Job, failure: Failure, now: int) -> Job:
-    """Spend one restart for `failure`."""
+    """Charge one restart for `failure` to its budget."""
     codes = job.policy.recovery.retry_codes
     cause = Cause.RANK_CRASH if failure.exit_code in codes else failure.cause
     return replace(

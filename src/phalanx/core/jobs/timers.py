@@ -1,4 +1,4 @@
-"""Which timer events are due, and when to look again."""
+"""The timer events of a job that are due, and the time of the next one."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def _alarms(job: Job) -> list[tuple[int, e.JobEvent]]:
 
 
 def due(job: Job, now: int) -> tuple[e.JobEvent, ...]:
-    """Timer events whose time has come, earliest first."""
+    """The timer events that are due at `now`, earliest first."""
     ripe = sorted((a for a in _alarms(job) if a[0] <= now), key=lambda alarm: alarm[0])
     return tuple(event for _, event in ripe)
 
 
 def wake_at(job: Job) -> int | None:
-    """When the job next needs a look without any message, or None."""
+    """The time of the next timer event, microseconds UTC; None if there is none."""
     return min((at for at, _ in _alarms(job)), default=None)

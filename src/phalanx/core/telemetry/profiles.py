@@ -1,4 +1,4 @@
-"""What a profile of some steps says: where each rank's time went, and what to change about it.
+"""Analysis of a step profile: the time of each section on each rank, and how to reduce it.
 
 A step's sections on one rank add up to the step. Communication that ran while the rank computed is
 hidden and costs nothing; what the rank waited for is exposed, and is no part of `backward_s`.
@@ -15,15 +15,15 @@ from phalanx.core.telemetry.instruments import WORTH_SAYING
 from phalanx.core.telemetry.stragglers import THRESHOLD, scores
 
 SUFFIX = ".profile"
-"""Of the file beside rank 0's report file in which a profile is asked for."""
+"""Suffix of the file beside rank 0's report file that requests a profile."""
 EXTRAS = ("memory", "nvtx")
-"""What a profile may hold besides: a snapshot of the device's memory, NVTX ranges."""
+"""Optional contents of a profile: a snapshot of the device's memory, NVTX ranges."""
 MAX_STEPS = 10_000
 COMMUNICATION_SHARE = 0.2
 SAVING_SHARE = 0.1
 OVERHEAD_SHARE = 0.5
 LAUNCH_S = 6e-6
-"""About what one operation costs before it computes anything: Python, dispatch, autograd."""
+"""Approximate overhead of one operation, in seconds: Python, dispatch, autograd."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,35 +41,31 @@ class RequestedProfile:
 
 @dataclass(frozen=True, slots=True)
 class StepBreakdown:
-    """Means over the profiled steps of one rank, in seconds.
+    """The parts of a step of one rank: means over the profiled steps, in seconds."""
 
-    `hidden_s` ran beside other sections. `ops` counts the operations of one step that the profiler saw
-    on the script's thread; `busy` is the share of the step in which a GPU computed, None without one.
-    """
-
-    rank: int
-    steps: int
-    step_s: float
-    data_s: float = 0.0
-    forward_s: float = 0.0
-    backward_s: float = 0.0
-    exposed_s: float = 0.0
-    hidden_s: float = 0.0
-    optimizer_s: float = 0.0
-    stall_s: float = 0.0
-    rest_s: float = 0.0
-    samples: float = 0.0
-    ops: float = 0.0
-    busy: float | None = None
+    rank: int  # rank in its role
+    steps: int  # number of profiled steps
+    step_s: float  # the whole step
+    data_s: float = 0.0  # waiting for the next batch
+    forward_s: float = 0.0  # forward pass
+    backward_s: float = 0.0  # backward pass without `exposed_s`
+    exposed_s: float = 0.0  # waiting for communication
+    hidden_s: float = 0.0  # communication beside computing; no part of `step_s`
+    optimizer_s: float = 0.0  # optimizer step
+    stall_s: float = 0.0  # waiting for checkpoints to be saved
+    rest_s: float = 0.0  # the script's other code
+    samples: float = 0.0  # samples of one step
+    ops: float = 0.0  # operations of one step on the script's thread
+    busy: float | None = None  # share of the step in which a GPU computed; None without a GPU
 
     @property
     def own_s(self) -> float:
-        """The part of the step that this rank does by itself, while the others may wait for it."""
+        """Seconds of a step that do not depend on other ranks; the others may wait for them."""
         return self.step_s - self.exposed_s - self.stall_s
 
 
 class Bottleneck(StrEnum):
-    """What limits a training."""
+    """The bottleneck of a training run."""
 
     STRAGGLER = "straggler"
     INPUT_BOUND = "input-bound"
@@ -81,7 +77,7 @@ class Bottleneck(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found, the figures behind it in words, and what to change."""
+    """The bottleneck, the measurements that show it in words, and a recommendation."""
 
     finding: Bottleneck
     said: str
@@ -92,7 +88,7 @@ _Limit = tuple[float, Diagnosis]
 
 
 def judge(splits: Sequence[StepBreakdown]) -> Diagnosis:
-    """A straggler, or else the limit that costs most, of the splits of all ranks in rank order."""
+    """The straggler, or else the costliest limit; `splits` are those of all ranks in rank order."""
     steps = [one for one in splits if one.step_s > 0]
     if not steps:
         return Diagnosis(Bottleneck.HEALTHY, "no step was measured", "profile more steps")
@@ -127,7 +123,7 @@ def _straggler(splits: Sequence[StepBreakdown]) -> _Limit | None:
     ):
         return None
     usual = statistics.median(one.own_s for one in others)
-    # Twice as slow in what is a small part of a step makes nobody wait for long.
+    # A rank that is slow only in a small part of its step delays the others little.
     share = (slow.own_s - usual) / slow.step_s
     if share <= WORTH_SAYING:
         return None

@@ -1,4 +1,4 @@
-"""Traces of several ranks put on one clock: Chrome's trace format, as torch's profiler writes it.
+"""Merging of several ranks' traces in Chrome's trace format on one clock.
 
 Ranks' clocks are compared through collectives: no rank leaves one before every rank has entered it, so
 every pair of readings bounds the difference of two clocks from both sides.
@@ -42,7 +42,7 @@ class TraceTotals:
 
 @dataclass(frozen=True, slots=True)
 class ClockOffset:
-    """How far a clock is ahead of rank 0's, and by how much that may be wrong, in nanoseconds."""
+    """Offset of a clock against that of rank 0, and its largest error, in nanoseconds."""
 
     ahead_ns: int = 0
     error_ns: int = 0
@@ -62,9 +62,9 @@ def offsets(readings: Sequence[Sequence[tuple[int, int]]]) -> list[ClockOffset]:
 
 
 def figures(events: Iterable[Event]) -> TraceTotals:
-    """What the profiler saw of communication and computing.
+    """Sum up the communication and computation in a trace.
 
-    On a GPU kernels count; without one, operations of the script's threads that wait for nobody.
+    On a GPU, kernels count; without a GPU, operations of the script's threads that do not wait.
     """
     spans = [one for one in events if one.get("ph") == "X" and one.get("dur")]
     kernels = [one for one in spans if one.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]

@@ -1,6 +1,6 @@
-"""What a committed checkpoint says about itself: the records behind `MANIFEST.json`.
+"""The manifest of a committed checkpoint, its JSON form, and the retention rules.
 
-`checkpoint/` reads and writes the files; this module only knows the values and their JSON form.
+`checkpoint/` reads and writes the files; this module only defines the values.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FileEntry:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> FileEntry:
-        """Read back what a manifest says. Raises KeyError or TypeError."""
+        """Parse an entry of a manifest. Raises KeyError or TypeError."""
         path, size, digest = body["path"], body["size_bytes"], body["digest"]
         if not (isinstance(path, str) and isinstance(size, int) and isinstance(digest, str)):
             raise TypeError(f"not a file entry: {body!r}")
@@ -50,7 +50,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far training has come through its data.
+    """The position of training in its data.
 
     `epoch` is the user's epoch, `epoch_pass` counts whole passes over the loader inside it, `total_passes`
     all passes since the start (it selects the permutation; equal to `epoch` in an ordinary loop) and
@@ -65,41 +65,36 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Everything known of one committed checkpoint. `parent` is the name it continues from.
+    """The manifest of one committed checkpoint."""
 
-    `commit` grows by one along a lineage, whatever the step does. `metrics` are the values most
-    recently logged when it was taken; `data` tells the training data apart (`num_samples` of an epoch,
-    `fingerprint`); `created_at` is integer microseconds UTC.
-    """
-
-    name: str
-    step: int
-    position: Position
-    attempt: int
-    generation: int
-    commit: int
-    parent: str | None
-    world_size: int
-    reference_world: int
-    global_batch: int | None
-    created_at: int
-    why: str
-    files: tuple[FileEntry, ...]
-    job: str | None = None
-    mesh: Mapping[str, int] = field(default_factory=dict)
-    strategy: str = "ddp"
-    code: Mapping[str, Any] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
-    threads: int = 1
-    device: str = "cpu"
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-    data: Mapping[str, Any] = field(default_factory=dict)
-    encryption: Mapping[str, str] | None = None
-    schema: int = SCHEMA
+    name: str  # `step-<step>-<hex>`
+    step: int  # last step that it includes
+    position: Position  # position in the training data
+    attempt: int  # attempt that wrote it
+    generation: int  # generation that wrote it
+    commit: int  # grows along a lineage
+    parent: str | None  # name of the checkpoint that it continues from
+    world_size: int  # ranks that wrote it
+    reference_world: int  # world size to which the script's batch size refers
+    global_batch: int | None  # samples of a step over all ranks
+    created_at: int  # microseconds UTC
+    why: str  # reason of the save: interval, stop, final, …
+    files: tuple[FileEntry, ...]  # all files but the manifest
+    job: str | None = None  # job that wrote it; None: outside the platform
+    mesh: Mapping[str, int] = field(default_factory=dict)  # size of each dimension of the layout
+    strategy: str = "ddp"  # parallel strategy
+    code: Mapping[str, Any] = field(default_factory=dict)  # `script`: name of the script
+    versions: Mapping[str, str] = field(default_factory=dict)  # of the software that wrote it
+    threads: int = 1  # CPU threads of each rank
+    device: str = "cpu"  # type of the device
+    metrics: Mapping[str, Any] = field(default_factory=dict)  # values most recently logged
+    data: Mapping[str, Any] = field(default_factory=dict)  # `num_samples`, `fingerprint`
+    encryption: Mapping[str, str] | None = None  # parameters of the encryption; None: plain
+    schema: int = SCHEMA  # version of this format
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """What "newer" means: attempt, generation, commit; never the step."""
+        """Sort key by age: attempt, generation, commit; never the step."""
         return (self.attempt, self.generation, self.commit)
 
     @property
@@ -109,7 +104,7 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all its files, the manifest not counted."""
+        """Total size of its files without the manifest."""
         return sum(entry.size_bytes for entry in self.files)
 
     def to_json(self) -> dict[str, Any]:
@@ -189,10 +184,10 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Retention: what any of the rules names stays; without `last` and `age_s` everything does.
+    """The retention rules of checkpoints; without `last` and `age_s` all checkpoints are kept.
 
-    The newest `last` checkpoints, the `best` ones, those whose step is a multiple of `every`, and those
-    younger than `age_s` seconds.
+    Kept are the newest `last` checkpoints, the `best` ones, those at multiples of `every` steps, and
+    those younger than `age_s` seconds.
     """
 
     last: int | None = None
@@ -259,7 +254,7 @@ def lineages(manifests: Mapping[str, Manifest]) -> list[Manifest]:
 def expired(
     manifests: Mapping[str, Manifest], keep: Keep, now: int | None = None
 ) -> list[Manifest]:
-    """Those that `keep` lets go, oldest first. Never the newest, whatever the numbers say.
+    """The checkpoints that `keep` does not retain, oldest first; never the newest.
 
     `now` (microseconds UTC) is what ages are counted from; without it nothing is too old.
     """

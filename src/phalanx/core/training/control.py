@@ -1,9 +1,9 @@
-"""Control words: what ranks of one node tell each other without a collective.
+"""Control words: requests that the ranks of one node exchange without a collective.
 
 A page of memory shared by the ranks of one node holds two words per local rank, one for even and one
 for odd steps. A rank writes its word for step n before the gradients of step n are reduced and reads
-everybody's after the reduction. The reduction is the barrier, so all read the same. Two slots are enough:
-nobody can write for step n + 2 before everybody has read step n.
+the words of all ranks after the reduction. The reduction is the barrier, so all read the same. Two
+slots are enough: no rank can write for step n + 2 before all ranks have read step n.
 
 A word is 64 bits, little endian: the step's number in the upper 48, requests in the lower 16.
 """

@@ -1,7 +1,7 @@
-"""What a layout of the ranks needs in memory and time, from the outline of a model: arithmetic, no torch.
+"""Estimates of the memory and step time of each layout of the ranks, computed without torch.
 
-Estimates, good for choosing: parameters, gradients and optimizer state are counted, activations are
-what one step of the outline kept, times are rules of thumb over a table of devices.
+Good enough to choose a layout: parameters, gradients and optimizer state are counted, activations
+measured in one step of a `ModelProfile`, and times derived from a table of devices.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from phalanx.kit.text import nearest
 GIB = 1 << 30
 _DOUBLINGS = 10
 USABLE = 0.9
-"""The part of a device's memory that may be planned with; allocators and kernels need the rest."""
+"""The part of a device's memory available to training; allocators and kernels use the rest."""
 UNKNOWN_ACTIVATIONS = 0.4
-"""The part of a device's memory left to activations that nobody has measured."""
+"""The part of a device's memory reserved for activations that have not been measured."""
 EFFICIENCY = 0.4
-"""The part of a device's peak that training usually reaches."""
+"""The part of a device's peak arithmetic that training usually reaches."""
 CONVOLVING = 0.2
-"""The same of networks made of convolutions, which move more memory."""
+"""The same for convolutions, which are bound more by memory bandwidth."""
 LINK_EFFICIENCY = 0.7
 NEARLY = 1.05
-"""Of layouts that are this close, the one with the fewest shards is taken."""
+"""Layouts within this ratio of the fastest count as equal; the one with fewest shards is chosen."""
 TOO_LITTLE_S = 0.001
-"""Nothing is done for less of a step than this."""
+"""Differences of the step time below this do not change the choice."""
 WORTH_IT = 0.85
-"""A layout that needs more of its script has to be this much faster than one that does not."""
+"""Largest ratio of step times at which a layout that needs changes to the script is chosen."""
 _TP_TRAFFIC = 8 / 34  # of a transformer block's activations: four reductions of one of its 34 parts
 _BACKWARD = 2 / 3  # of the computing, behind which gradients travel
 
@@ -47,7 +47,7 @@ class Device:
     network_bytes_s: float
 
     def flops(self, precision: str) -> float:
-        """Of the precision that matrices are multiplied in."""
+        """Peak operations per second at the precision of matrix products."""
         return self.full_flops if precision == "fp32" else self.half_flops
 
 
@@ -81,7 +81,7 @@ class DeviceSet:
 
     @property
     def num_ranks(self) -> int:
-        """One for each device."""
+        """Number of ranks: one for each device."""
         return self.nodes * self.slots_per_node
 
     def __str__(self) -> str:
@@ -108,50 +108,43 @@ def parse_devices(text: str) -> DeviceSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProfile:
-    """What one step of a script needs, without layout. Bytes are those of one rank that holds all.
+    """Memory and computation of one training step on a single rank without parallelism."""
 
-    `activation_bytes` and `flops` are of one batch of `batch` samples, None where they are not known.
-    `convolved` is the part of `flops` that are convolutions'.
-    `cast_bytes` are copies of parameters in half precision that autocast keeps for the backward pass.
-    `tp_part` is the part of the parameters that tensor parallel ranks split, `layer_bytes` the parameters
-    of each layer that pipeline stages may be made of; empty: the model cannot be cut.
-    """
-
-    parameter_bytes: int
-    trainable_bytes: int
-    optimizer_bytes: int
-    block_bytes: int
-    buffer_bytes: int = 0
-    batch: int = 1
-    activation_bytes: int | None = None
-    flops: float | None = None
-    convolved: float = 0.0
-    precision: str = "fp32"
-    cast_bytes: int = 0
-    tp_part: float = 0.0
-    layer_bytes: tuple[int, ...] = ()
-    schedule: str = "1f1b"
-    micro_batches: int | None = None
+    parameter_bytes: int  # all parameters
+    trainable_bytes: int  # parameters with gradients
+    optimizer_bytes: int  # state of the optimizers
+    block_bytes: int  # parameters of the largest block that is gathered at once
+    buffer_bytes: int = 0  # buffers of the model
+    batch: int = 1  # samples of one batch of one rank
+    activation_bytes: int | None = None  # of one batch; None: not measured
+    flops: float | None = None  # operations of one batch; None: not measured
+    convolved: float = 0.0  # part of `flops` in convolutions
+    precision: str = "fp32"  # of matrix products
+    cast_bytes: int = 0  # half-precision copies that autocast keeps for the backward pass
+    tp_part: float = 0.0  # part of the parameters that tensor parallel ranks split
+    layer_bytes: tuple[int, ...] = ()  # parameters by layer; empty: no pipeline is possible
+    schedule: str = "1f1b"  # pipeline schedule
+    micro_batches: int | None = None  # of a pipeline; None: twice the stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutEstimate:
-    """Of one layout: bytes on the rank that needs most, and seconds of a step, None where unknown."""
+    """The needs of one layout: bytes on the largest rank, seconds of a step; None: unknown."""
 
-    layout: Layout
-    parameter_bytes: int
-    gradient_bytes: int
-    optimizer_bytes: int
-    gathered_bytes: int
-    activation_bytes: int | None
-    compute_s: float | None
-    exposed_s: float
-    bubble: float
-    limit_bytes: int
+    layout: Layout  # the layout in question
+    parameter_bytes: int  # parameters and buffers
+    gradient_bytes: int  # gradients
+    optimizer_bytes: int  # optimizer state
+    gathered_bytes: int  # gathered shards, gradient buckets and autocast copies
+    activation_bytes: int | None  # activations
+    compute_s: float | None  # computation
+    exposed_s: float  # communication that is not hidden
+    bubble: float  # part of the computing time that a pipeline idles
+    limit_bytes: int  # usable memory of the device
 
     @property
     def name(self) -> str:
-        """As `strategy` wants it."""
+        """The value of `strategy` for this layout."""
         layout = self.layout
         for name, size in (("ddp", layout.dp), ("fsdp", layout.fsdp)):
             if size == layout.world_size > 1:
@@ -160,25 +153,25 @@ class LayoutEstimate:
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """Total memory, activations included."""
         kept = self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
         return kept + self.gathered_bytes + (self.activation_bytes or 0)
 
     @property
     def fits(self) -> bool:
-        """Whether the device has that much memory."""
+        """Whether the total is within `limit_bytes`."""
         return self.total_bytes <= self.limit_bytes
 
     @property
     def step_s(self) -> float | None:
-        """A whole step."""
+        """Seconds of a whole step; None: unknown."""
         return (
             None if self.compute_s is None else self.compute_s / (1 - self.bubble) + self.exposed_s
         )
 
 
 def layouts(world: DeviceSet, outline: ModelProfile) -> Iterator[Layout]:
-    """What makes sense: tensor parallel ranks inside a node, shards inside it or over all nodes."""
+    """Candidate layouts: tensor parallel ranks in a node, shards in a node or over all nodes."""
     num = world.num_ranks
     for tp in _sizes(world.slots_per_node, outline.tp_part > 0):
         for pp in _sizes(num // tp if num % tp == 0 else 1, bool(outline.layer_bytes)):
@@ -196,7 +189,7 @@ def _sizes(most: int, wanted: bool) -> list[int]:
 
 
 def estimate(layout: Layout, world: DeviceSet, outline: ModelProfile) -> LayoutEstimate:
-    """What each rank of this layout needs."""
+    """Estimate the memory and step time of a layout."""
     split = outline.tp_part / layout.tp + 1 - outline.tp_part
     kept = split * _heaviest_stage(layout, outline) / layout.fsdp
     sharded = layout.fsdp > 1 or (layout.num_places > 1 and layout.dp < layout.world_size)
@@ -229,7 +222,7 @@ def estimate(layout: Layout, world: DeviceSet, outline: ModelProfile) -> LayoutE
 
 
 def _heaviest_stage(layout: Layout, outline: ModelProfile) -> float:
-    """Its part of the parameters."""
+    """The part of the parameters in the largest pipeline stage."""
     if layout.pp == 1:
         return 1.0
     num = layout.pp * pipelines.chunks(outline.schedule)
@@ -248,7 +241,7 @@ def _pieces(layout: Layout, world: DeviceSet, outline: ModelProfile) -> int:
 def _activations(
     layout: Layout, world: DeviceSet, outline: ModelProfile, split: float
 ) -> int | None:
-    """Of the batch of one place: the global batch stays what it is."""
+    """Bytes of activations of one rank, for an unchanged global batch; None: unknown."""
     if outline.activation_bytes is None:
         return None
     whole = outline.activation_bytes * world.num_ranks / layout.num_places * split
@@ -261,7 +254,7 @@ def _activations(
 
 
 def _exposed_s(layout: Layout, world: DeviceSet, outline: ModelProfile, compute_s: float) -> float:
-    """Communication that computing does not hide."""
+    """Seconds of communication that do not overlap with computation."""
     share = (outline.tp_part / layout.tp + 1 - outline.tp_part) / layout.pp
     moved = outline.trainable_bytes * share
 
@@ -283,7 +276,7 @@ def _exposed_s(layout: Layout, world: DeviceSet, outline: ModelProfile, compute_
 
 @dataclass(frozen=True, slots=True)
 class LayoutChoice:
-    """A layout, why it was chosen, and all that were looked at."""
+    """The chosen layout, the reason in words, and all candidates."""
 
     best: LayoutEstimate
     why: str
@@ -291,7 +284,7 @@ class LayoutChoice:
 
 
 def recommend(world: DeviceSet, outline: ModelProfile) -> LayoutChoice:
-    """The fastest layout that fits; those that ask more of a script only where they are much faster."""
+    """The fastest layout that fits; layouts that need changes to the script must be much faster."""
     found = tuple(
         sorted((estimate(one, world, outline) for one in layouts(world, outline)), key=_rank)
     )
@@ -317,7 +310,7 @@ def recommend(world: DeviceSet, outline: ModelProfile) -> LayoutChoice:
 
 
 def _enough(world: DeviceSet, outline: ModelProfile) -> str:
-    """How many more devices would do, if any number does."""
+    """Describe the number of devices that would be enough, if any is."""
     less = "a smaller batch or activation_checkpointing"
     for doubled in range(1, _DOUBLINGS + 1):
         larger = replace(world, nodes=world.nodes << doubled)
@@ -352,5 +345,5 @@ def _gib(num_bytes: float) -> str:
 
 
 def with_memory(device: Device, memory_bytes: int) -> Device:
-    """The same device with other memory."""
+    """The same device with another size of memory."""
     return replace(device, memory_bytes=memory_bytes)

@@ -1,6 +1,6 @@
-"""Rounds of federated training: which sites take part, when one closes, and whether it counts.
+"""Rounds of federated training: which sites take part, when a round closes, and whether it counts.
 
-Sites come, train and go as they like; the coordinator never waits for one that is gone longer than a
+Sites may join and leave at any time; the coordinator waits for a missing site at most as long as a
 round may last. Times are seconds of a monotonic clock.
 """
 
@@ -13,7 +13,7 @@ _PATIENCE_S = 15.0
 
 
 class Phase(StrEnum):
-    """What the coordinator waits for."""
+    """The phase of the coordinator: gathering sites, training a round, or done."""
 
     GATHERING = "gathering"
     TRAINING = "training"
@@ -24,8 +24,8 @@ class Phase(StrEnum):
 class Rules:
     """A round begins with at least `min_sites`, and counts when as many have answered.
 
-    It is over when all of its sites have, or after `round_s`. Before it begins, sites that have asked for
-    work within `gather_s` are waited for, so that those who come together train together.
+    It ends when all of its sites have answered, or after `round_s`. It begins `gather_s` after
+    enough sites have asked for work, so that sites that join at the same time train together.
     """
 
     num_rounds: int
@@ -42,20 +42,20 @@ class Rules:
 
 @dataclass(slots=True)
 class Federation:
-    """The course of rounds. `closed` counts those that have changed the model."""
+    """The state of a federated training: its current round and the sites that take part."""
 
-    rules: Rules
-    closed: int = 0
-    phase: Phase = Phase.GATHERING
-    cohort: set[str] = field(default_factory=set)
-    answered: set[str] = field(default_factory=set)
-    abandoned: int = 0
-    _waiting: dict[str, float] = field(default_factory=dict)
-    _began_s: float = 0.0
-    _complete_s: float | None = None
+    rules: Rules  # sizes and time limits
+    closed: int = 0  # rounds that have changed the model
+    phase: Phase = Phase.GATHERING  # current phase
+    cohort: set[str] = field(default_factory=set)  # sites of the current round
+    answered: set[str] = field(default_factory=set)  # sites of the round that have answered
+    abandoned: int = 0  # rounds with too few answers
+    _waiting: dict[str, float] = field(default_factory=dict)  # sites by their latest request, s
+    _began_s: float = 0.0  # start of the current round
+    _complete_s: float | None = None  # since when enough sites wait; None: too few
 
     def resume(self, closed: int, cohort: set[str], answered: set[str], now_s: float) -> None:
-        """Go on where an earlier coordinator was: in the middle of a round, or between two."""
+        """Continue from the state of an earlier coordinator, within a round or between two."""
         self.closed, self._began_s = closed, now_s
         self.cohort, self.answered = set(cohort), set(answered) & set(cohort)
         self.phase = Phase.TRAINING if cohort else Phase.GATHERING
@@ -63,10 +63,10 @@ class Federation:
             self.phase = Phase.DONE
 
     def wants_work(self, site: str, now_s: float) -> bool:
-        """A site asks; True: it is to train in the round that is under way.
+        """Record that a site asks for work; True if it has to train in the current round.
 
-        One that was killed and comes back within the round gets the same work again; one that comes too
-        late for it, or has answered already, waits for the next.
+        A site that restarts within the round gets the same work again; a site that asks too late or
+        has answered already waits for the next round.
         """
         if self.phase is Phase.TRAINING:
             if site in self.cohort:
@@ -78,7 +78,7 @@ class Federation:
         return False
 
     def may_answer(self, site: str, number: int) -> bool:
-        """Whether an answer for this round (from 1) is still wanted from this site."""
+        """Whether an answer of this site for this round (from 1) is accepted."""
         return (
             self.phase is Phase.TRAINING
             and number == self.closed + 1
@@ -87,11 +87,11 @@ class Federation:
         )
 
     def answer(self, site: str) -> None:
-        """Its answer is kept."""
+        """Record that the answer of a site has been stored."""
         self.answered.add(site)
 
     def begins(self, now_s: float) -> bool:
-        """Called regularly: whether a round begins now; `cohort` then holds its sites."""
+        """Whether a round begins now, with the sites in `cohort`; called regularly."""
         if self.phase is not Phase.GATHERING:
             return False
         here = {site for site, at in self._waiting.items() if now_s - at <= self._patience_s}
@@ -109,13 +109,13 @@ class Federation:
 
     @property
     def _patience_s(self) -> float:
-        # Sites that wait ask every second or so; one that does not is gone.
+        # Waiting sites ask about once a second; a site that stops asking has left.
         return max(_PATIENCE_S, 2 * self.rules.gather_s)
 
     def ends(self, now_s: float) -> bool:
-        """Called regularly: whether the round under way is over.
+        """Whether the current round is over; called regularly.
 
-        Then either `counts`, and `close` follows, or it is to be `abandon`ed.
+        The caller then calls `close` if the round `counts`, else `abandon`.
         """
         if self.phase is not Phase.TRAINING:
             return False
@@ -127,7 +127,7 @@ class Federation:
         return len(self.answered) >= self.rules.min_sites
 
     def close(self) -> None:
-        """The answers have become the new model."""
+        """End the round after its answers were merged into the model."""
         self.closed += 1
         self.cohort, self.answered = set(), set()
         self.phase = Phase.GATHERING
@@ -135,7 +135,7 @@ class Federation:
             self.phase = Phase.DONE
 
     def abandon(self) -> None:
-        """Drop too few answers; the same round begins anew with the sites that are there."""
+        """Discard the answers; the same round starts again with the sites that are available."""
         self.abandoned += 1
         self.cohort, self.answered = set(), set()
         self.phase = Phase.GATHERING

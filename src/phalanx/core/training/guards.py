@@ -1,4 +1,4 @@
-"""Guards as pure decisions: what a bad step leads to, when a loss has jumped, what generations remember.
+"""Decisions of the training guards: reactions to bad steps, spike detection, and stored state.
 
 What one generation learns for the next (batches to pass over, smaller pieces, checkpoints to disregard)
 is a `GuardState`; `train` keeps it in a file beside the checkpoints.
@@ -18,7 +18,7 @@ GUARD_STATE_FILE = "guards.json"
 
 
 class GuardPolicy(StrEnum):
-    """What to do about a step that the guard refuses."""
+    """The reaction to a step that the guard rejects."""
 
     OFF = "off"
     SKIP = "skip"
@@ -27,7 +27,7 @@ class GuardPolicy(StrEnum):
 
 
 class FaultOrigin(StrEnum):
-    """What computing the same batch a second time says about the first."""
+    """The origin of a fault, found by computing the same batch a second time."""
 
     UNKNOWN = "unknown"
     DATA = "data"
@@ -106,7 +106,7 @@ class Undo:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A step whose loss jumped, to be computed a second time from the same batch and weights.
+    """A step with a jump of the loss, to be recomputed from the same batch and weights.
 
     `seen` has each rank's loss of it, bit by bit (`float.hex`; empty where a rank logged none), `above`
     is what counted as a jump.

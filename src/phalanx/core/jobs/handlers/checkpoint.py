@@ -1,4 +1,4 @@
-"""Checkpoints come and go: CheckpointCommitted, CheckpointQuarantined."""
+"""Handlers for the events CheckpointCommitted and CheckpointQuarantined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A generation ends and the next one begins: RankFailed, RanksEnded, BackoffElapsed."""
+"""Handlers for the end of a generation: RankFailed, RanksEnded, BackoffElapsed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rank_failed(job: Job, event: e.RankFailed, now: int) -> Decision:
 
 
 def ranks_ended(job: Job, event: e.RanksEnded, now: int) -> Decision:
-    """Record that one node's ranks are gone; the last node decides what follows."""
+    """Record that the ranks of one node have ended; after the last node, finish or restart."""
     if live(job).nodes[event.node_rank].phase not in _RANKS_EXIST:
         return Decision(job, ignored="the ranks of that node were known to be gone")
     attempt = live(job).with_node(
@@ -49,7 +49,7 @@ def ranks_ended(job: Job, event: e.RanksEnded, now: int) -> Decision:
 
 
 def _failure_of(job: Job, event: e.RanksEnded, now: int) -> Failure | None:
-    """The failure that a node's end means to the job; None for an end that was expected."""
+    """The failure of the job that follows from the end of a node's ranks; None if expected."""
     if not job.needs_node(event.node_rank):
         return None
     stopped = event.outcome is NodeOutcome.STOPPED and job.state is not JobState.STOPPING
@@ -60,7 +60,7 @@ def _failure_of(job: Job, event: e.RanksEnded, now: int) -> Failure | None:
 
 
 def _generation_over(job: Job, now: int) -> Job:
-    """Every rank that the job needs is gone: finish, stop, or go on with the next generation."""
+    """Finish, stop or start the next generation after every required rank has ended."""
     attempt = live(job)
     step = max((node.step for node in attempt.nodes if node.step is not None), default=None)
     if job.is_done:

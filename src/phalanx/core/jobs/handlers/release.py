@@ -1,4 +1,4 @@
-"""A supervisor is gone: LaunchFailed, NodeReleased, NodeLost."""
+"""Handlers for the end of a supervisor: LaunchFailed, NodeReleased, NodeLost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NodeGone = e.NodeReleased | e.NodeLost | e.LaunchFailed
 
 
 def node_gone(job: Job, event: NodeGone, now: int) -> Decision:
-    """Record that nothing is left on one node; the last node frees the slots."""
+    """Record that one node is released; the last node frees the slots."""
     if live(job).nodes[event.node_rank].phase is NodePhase.RELEASED:
         return Decision(job, ignored="the node was known to be gone")
     attempt = live(job).with_node(event.node_rank, phase=NodePhase.RELEASED)
@@ -29,7 +29,7 @@ def node_gone(job: Job, event: NodeGone, now: int) -> Decision:
 
 
 def _lose_attempt(job: Job, event: NodeGone, now: int) -> Job:
-    """A node is gone that was still needed: give the whole placement back and queue again."""
+    """Release the placement and requeue the job after the loss of a node in use."""
     attempt = live(job)
     failure = _failure_of(event, now)
     job = advance(job, event.step if isinstance(event, e.NodeLost) else None)
@@ -52,7 +52,7 @@ def _failure_of(event: NodeGone, now: int) -> Failure:
 
 
 def _free_slots(job: Job, now: int) -> Job:
-    """Nothing of the attempt is left: the slots are free and the job takes its next state."""
+    """Free the slots of an attempt that is released on all nodes, and set the next state."""
     attempt, goal = live(job), job.goal
     held_s = 0.0 if attempt.placed_at is None else (now - attempt.placed_at) / US
     attained = job.attained_slot_s + attempt.num_slots * held_s

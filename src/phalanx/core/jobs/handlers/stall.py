@@ -1,4 +1,4 @@
-"""A generation stalls, and requests to its ranks.
+"""Handlers for stalls, and for requests of stacks and profiles.
 
 Events: RanksStalled, StacksRequested, StacksCaptured, StacksOverdue, ProfileRequested.
 """
@@ -14,7 +14,7 @@ from phalanx.core.jobs.model import Attempt, Job, JobState, NodePhase
 from phalanx.core.telemetry.profiles import RequestedProfile
 
 STACKS_WAIT_S = 10.0
-"""How long the other nodes of a stalled generation have to send their stacks before it is ended."""
+"""Time limit for the stacks of a stalled generation, after which it is ended."""
 
 
 def stacks_requested(job: Job, event: e.StacksRequested, now: int) -> Decision:
@@ -78,7 +78,7 @@ def _end_if_complete(job: Job) -> Job:
 
 
 def stacks_overdue(job: Job, event: e.StacksOverdue, now: int) -> Decision:
-    """End a stalled generation whose nodes did not all send their stacks in time."""
+    """End a stalled generation because not all nodes sent their stacks in time."""
     attempt = live(job)
     if attempt.stall is None or attempt.failures or now < (attempt.stall_until or 0):
         return Decision(job, ignored="nothing waits for stacks")

@@ -1,4 +1,4 @@
-"""An attempt begins: AttemptPlaced, NodeReady, RanksStarted."""
+"""Handlers for the start of an attempt: AttemptPlaced, NodeReady, RanksStarted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State changes that several handlers make."""
+"""State changes that several handlers share."""
 
 from __future__ import annotations
 

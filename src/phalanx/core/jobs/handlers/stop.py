@@ -1,4 +1,4 @@
-"""A job is stopped or resumed: StopRequested, DurationExceeded, StopOverdue, Resumed."""
+"""Handlers for stopping and resuming: StopRequested, DurationExceeded, StopOverdue, Resumed."""
 
 from __future__ import annotations
 
