@@ -209,7 +209,7 @@ class ScrubReport:
 def scrub(store: Path, suffix: str, disk: Disk | None = None) -> ScrubReport:
     """Verify every byte of every checkpoint in a directory, and quarantine corrupt ones.
 
-    Run it regularly, so that corruption is found while an older copy exists. `suffix` makes names of
+    Run it regularly, to find corruption while an older copy exists. `suffix` makes the names of
     quarantined checkpoints unique. A checkpoint that vanishes meanwhile was deleted by its job.
     """
     listing = scan(store)

@@ -1,6 +1,6 @@
 """Copies of committed checkpoints in an object store: upload, list, fetch, verify, delete.
 
-Objects are stored under `<prefix>/<checkpoint>/<path>`. A checkpoint's name is never used twice, so no
+Objects are stored under `<prefix>/<checkpoint>/<path>`. Checkpoint names are never reused, so no
 object is overwritten; the manifest is written last, if there is none yet, and read back. A remote
 checkpoint is a manifest and all of its files at their full size: all other objects are debris.
 """
@@ -282,12 +282,12 @@ def remove(store: ObjectStore, name: str, files: Iterable[str]) -> None:
 def retain(
     store: ObjectStore, listing: RemoteListing, keep: Keep, now: int, *, busy: Callable[[str], bool]
 ) -> list[str]:
-    """Let go of what `keep` does not name, and of debris unchanged for a day.
+    """Delete checkpoints that `keep` does not retain, and debris unchanged for a day.
 
-    `busy` says of a name that its upload may go on. Returns what went. `now`: microseconds UTC.
+    `busy`: whether an upload may be running. Returns the deleted names. `now`: microseconds UTC.
     """
     gone = [manifest.name for manifest in expired(listing.good, keep, now)]
-    # The store's clock may differ from ours, so a day is a matter of caution, not of precision.
+    # The store's clock may differ from ours: a day leaves a large margin.
     old = [
         name
         for name, changed_at_s in listing.debris.items()

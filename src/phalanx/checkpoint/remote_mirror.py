@@ -63,7 +63,7 @@ class Mirror:
         return [one for one in here if one.manifest.name not in past]
 
     def step(self) -> bool:
-        """Upload one checkpoint, or tidy up when there is none; whether there may be more to do.
+        """Upload one checkpoint, or apply retention if there is none; returns whether to continue.
 
         Raises CheckpointUnavailable, PermissionDenied.
         """
@@ -131,7 +131,7 @@ class Program:
         self._warned = ""
 
     def run(self) -> None:
-        """Until told to finish."""
+        """Run until a `finish` request."""
         busy, finishing, wait_s = False, False, None
         while True:
             request = self._next(busy, wait_s)

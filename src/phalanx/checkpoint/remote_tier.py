@@ -105,7 +105,7 @@ class RemoteTier:
         self._fetched: set[str] = set()
 
     def manifests(self) -> Mapping[str, Manifest]:
-        """What is there, by name; bad ones are told of and left where they are."""
+        """Remote checkpoints by name; bad ones are reported and kept."""
         reply = self._ask({"op": "list"})
         for why in reply["bad"].values():
             self._tell("warn", {"message": f"in the object store: {why}"})
@@ -114,7 +114,7 @@ class RemoteTier:
         return {manifest.name: manifest for manifest in found}
 
     def bring(self, path: Path) -> bool:
-        """Fetch it if it is not there. A far copy that is bad or gone is told of."""
+        """Fetch the checkpoint if it is missing; bad or missing remote copies are reported."""
         if path.is_dir():
             return True
         self._fetched.add(path.name)
@@ -130,7 +130,7 @@ class RemoteTier:
         return True
 
     def has_another(self, path: Path) -> bool:
-        """Whether there is a far copy that was not fetched yet."""
+        """Whether a remote copy exists that has not been fetched yet."""
         return path.name in self._far and path.name not in self._fetched and not path.exists()
 
     def committed(self) -> None:
@@ -257,5 +257,5 @@ def known(
 
 
 def both(near: Sequence[Manifest], far: Mapping[str, Manifest]) -> dict[str, Manifest]:
-    """All known checkpoints by name; what is near counts first."""
+    """All known checkpoints by name; local copies take precedence."""
     return {**far, **{manifest.name: manifest for manifest in near}}

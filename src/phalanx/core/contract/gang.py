@@ -137,7 +137,7 @@ class RankContract(Generic[P]):
 
     #: a launcher, ours or torchrun, gave a rendezvous
     launched: bool = False
-    #: address of rank 0
+    #: address of rank 0, and a port there that is free for the rendezvous
     master_address: str = field(default="", metadata=as_variable("MASTER_ADDR"))
     master_port: int = field(default=0, metadata=_number("MASTER_PORT"))  # free, for the rendezvous
     rank: int = field(default=0, metadata=_number("RANK"))  # in its role
@@ -155,7 +155,7 @@ class RankContract(Generic[P]):
     generation: int = field(default=0, metadata=_number("PHALANX_GENERATION"))  # from 0
     #: generations of the job before this one
     restarts: int = field(default=0, metadata=_number("TORCHELASTIC_RESTART_COUNT"))
-    #: the cause that ended the previous generation of the attempt
+    #: the cause that ended the generation before, within the attempt
     restart_cause: str | None = field(default=None, metadata=as_variable("PHALANX_RESTART_CAUSE"))
     #: microseconds UTC of the start of the job's first attempt
     job_started_at: int | None = field(default=None, metadata=_number("PHALANX_JOB_STARTED_AT"))

@@ -67,7 +67,7 @@ class Remark:
 
 
 def variables(preset: str | None, interface: str | None, debug: str | None) -> dict[str, str]:
-    """What ranks get of a job's wishes about the network. Raises ValueError for an unknown preset."""
+    """The variables for a job's network settings. Raises ValueError for an unknown preset."""
     if preset is not None and preset not in PRESETS:
         raise ValueError(f"{preset!r} is none of {', '.join(PRESETS)}")
     found = dict(PRESETS.get(preset or "", {}))
@@ -79,7 +79,7 @@ def variables(preset: str | None, interface: str | None, debug: str | None) -> d
 
 
 def explain(env: Mapping[str, str], interfaces: Iterable[str]) -> list[Remark]:
-    """Every variable that is set, what it does, and whether that looks right.
+    """Describe every variable that is set, and warn about unusual values.
 
     `interfaces` are the node's network interfaces.
     """
@@ -109,7 +109,7 @@ def _names_one(value: str, known: set[str]) -> bool:
 
 
 def bus_bytes_per_s(num_bytes: int, seconds: float, ranks: int) -> float:
-    """What an all-reduce of so many bytes moves over each rank's link in a second."""
+    """Bus bandwidth of an all-reduce of so many bytes, in bytes per second."""
     return num_bytes / seconds * 2 * (ranks - 1) / ranks
 
 
@@ -131,7 +131,7 @@ def judge(latency_s: float, bus: float, link: float) -> list[Remark]:
 
 
 def rate_text(bytes_per_s: float) -> str:
-    """Bytes per second, for people."""
+    """Bytes per second as text."""
     if bytes_per_s < 1e9:
         return f"{bytes_per_s / 1e6:.1f} MB/s"
     return f"{bytes_per_s / 1e9:.2f} GB/s"

@@ -13,7 +13,7 @@ MAX_CHARS = 16_000
 _CURRENT = "Current thread "
 _HEAD = re.compile(r"^(?:Current thread|Thread) 0x")
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')
-# Where a frame is a library's, the line that matters is the caller's.
+# Frames of libraries are skipped in favour of their caller's.
 _LIBRARY = re.compile(
     r"/(?:site|dist)-packages/|/lib/python3[.\d]*/|<frozen |/phalanx/(?:train|kit|core)/"
 )
@@ -37,7 +37,7 @@ def main_thread(text: str) -> tuple[Frame, ...]:
     inside = False
     for line in text.splitlines():
         if _HEAD.match(line):
-            # Where no thread says that it is the current one, the last one is the oldest.
+            # Without a current thread, the last one listed is the oldest.
             inside, frames = True, []
             current = line.startswith(_CURRENT)
         elif inside and (found := _FRAME.match(line)):

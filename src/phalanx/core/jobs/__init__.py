@@ -2,9 +2,9 @@
 
 Reading order: `model` (the job and its live attempt), `events`, `machine` (the table: one row an event,
 one column a group of states), `handlers` (one module for each group of events), `recovery` (restart or
-fail, over `budgets`), `desired` (what each supervisor must bring about now), `timers` (events due by the
-clock). Nothing here reads a clock, a database or the scheduler; what has to happen outside is returned
-as a command of `commands`. How to extend it: docs/dev/job-machine.md.
+fail, over `budgets`), `desired` (the desired state of each supervisor), `timers` (events due by the
+clock). Nothing here reads a clock, a database or the scheduler; effects are returned as commands
+of `commands`. How to extend it: docs/dev/job-machine.md.
 """
 
 from phalanx.core.jobs.commands import Decision

@@ -39,7 +39,7 @@ class NodeReady:
 
 @dataclass(frozen=True, slots=True)
 class LaunchFailed:
-    """The executor could not start a supervisor, and left no process."""
+    """The executor could not start a supervisor; nothing of it is left."""
 
     attempt: int
     node_rank: int
@@ -67,7 +67,7 @@ class RankFailed:
 
 @dataclass(frozen=True, slots=True)
 class RanksStalled:
-    """The ranks of one node run without completing steps; their stacks have been captured."""
+    """The ranks of one node run and make no step. Its stacks are there; other nodes' are not yet."""
 
     attempt: int
     generation: int
@@ -122,7 +122,7 @@ class RanksEnded:
 
 @dataclass(frozen=True, slots=True)
 class NodeReleased:
-    """The executor confirmed that a released supervisor and all of its processes have ended."""
+    """The executor confirmed that a supervisor that had to leave is gone with all it started."""
 
     attempt: int
     node_rank: int
@@ -143,7 +143,7 @@ class NodeLost:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCommitted:
-    """A checkpoint was committed."""
+    """A checkpoint is complete and has its manifest."""
 
     attempt: int
     generation: int
@@ -163,7 +163,7 @@ class CheckpointQuarantined:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """The job has to stop. `grace_s` None: that of the spec; 0: kill at once.
+    """The job's ranks are to stop. `grace_s` None takes the spec's; 0 kills at once.
 
     An eviction names the job that gets the slots, and the slot-seconds it was expected to cost.
     """
@@ -187,7 +187,7 @@ class BackoffElapsed:
 
 @dataclass(frozen=True, slots=True)
 class DurationExceeded:
-    """The job has exceeded its `max_duration`."""
+    """The job ran for longer than it may."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """The job state machine: a pure function from a job and an event to a new job and commands.
 
-`ROWS` holds, for every event, what happens in every state. A cell is a handler, `Ignore` for a late or
-repeated message (normal in a distributed system), or `Refuse` for a pair that only a bug can produce.
-Columns are groups of states that treat every event alike; handlers that differ within a column read
-`job.state`.
+`ROWS` is the transition table, with a cell for every event and state: a handler, `Ignore` for a
+late or repeated message (normal in a distributed system), or `Refuse` for a pair that only a bug
+can produce. Columns are groups of states that treat every event alike; handlers that differ within
+a column read `job.state`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ TRANSITIONS: dict[tuple[JobState, type], Cell] = {
 def decide(job: Job, event: e.JobEvent, now: int) -> Decision:
     """Apply one event to one job.
 
-    Messages of another attempt or generation are ignored in every state: that is the fence. Raises
+    Messages of another attempt or generation are ignored in every state (fencing). Raises
     InvalidTransition for a pair that only a bug can produce.
     """
     stale = _stale(job, event)
@@ -136,7 +136,7 @@ def _stale(job: Job, event: e.JobEvent) -> str | None:
 
 
 def create(event: e.Submitted, now: int) -> Job:
-    """The job that a submission makes."""
+    """The job that a submit creates."""
     return Job(num=event.num, policy=event.policy, submitted_at=now, queued_at=now)
 
 

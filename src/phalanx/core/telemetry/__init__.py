@@ -1,1 +1,1 @@
-"""What ranks and the platform measure: instruments, reports, profiles, traces, line patterns."""
+"""Measurements of ranks and the platform: instruments, profiles, traces, line patterns."""

@@ -1,8 +1,8 @@
-"""What the platform itself measures about training: names, units, and how distributions travel.
+"""The metrics that the platform measures in training: names, units, and histograms.
 
 A rank measures every step and reports once per window: means under the names below, and for the
 histograms how many steps fell between which bounds, under `name|index` (`BOUNDS[index]` is the upper
-bound, the last index has none) and `name|sum`. Such parts are only ever added up; they are not for eyes.
+bound, the last index has none) and `name|sum`. Such parts are only added up, never shown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SUM = "sum"
 
 
 class Kind(StrEnum):
-    """How a value is to be read."""
+    """The way in which values of a metric are combined."""
 
     GAUGE = "gauge"  # the newest counts
     COUNTER = "counter"  # windows add up
@@ -89,17 +89,17 @@ def bucket_of(seconds: float) -> int:
 
 
 def bucket_name(name: str, index: int) -> str:
-    """Under which name the count of one bucket travels."""
+    """The name under which the count of one bucket is reported."""
     return f"{name}{_MARK}{index}"
 
 
 def sum_name(name: str) -> str:
-    """Under which name the sum of a window's durations travels."""
+    """The name under which the sum of a window's durations is reported."""
     return f"{name}{_MARK}{_SUM}"
 
 
 def is_part(name: str) -> bool:
-    """Whether this is part of a distribution and nothing to look at by itself."""
+    """Whether this is a part of a distribution, which is not shown by itself."""
     return _MARK in name
 
 
@@ -118,7 +118,7 @@ class Distribution:
     def add_part(self, part: str, value: float) -> None:
         """Add one part of a window: `part` is what stands behind the name's mark.
 
-        What no version of a rank writes is passed over.
+        Unknown parts are ignored.
         """
         if part == _SUM:
             self.total_s += value
@@ -126,7 +126,7 @@ class Distribution:
             self.counts[int(part)] += int(value)
 
     def cumulative(self) -> list[tuple[str, int]]:
-        """Pairs of (upper bound, observations up to it), as Prometheus wants them."""
+        """Pairs of (upper bound, observations up to it), as in Prometheus."""
         running, found = 0, []
         for bound, count in zip((*map(_text, BOUNDS), "+Inf"), self.counts, strict=True):
             running += count

@@ -1,7 +1,7 @@
-"""Metrics in what a script prints: patterns such as `step {step}: loss {loss}`, or lines of JSON.
+"""Metrics from a script's output: patterns such as `step {step}: loss {loss}`, or lines of JSON.
 
-For scripts that report nothing themselves. A pattern is literal text with names in braces, each of which
-stands for a number; runs of blanks match any run of blanks, and the pattern may lie anywhere in the line.
+For scripts that do not use the library. A pattern is literal text with names in braces, each for a
+number; runs of blanks match any run of blanks, and the pattern may lie anywhere in the line.
 There is nothing in it that could make matching slow, whatever is printed.
 """
 
@@ -30,7 +30,7 @@ class LinePattern:
 
     @classmethod
     def parse(cls, text: str) -> LinePattern:
-        """From what a spec says. Raises ValueError saying what is wrong with it."""
+        """Parse a pattern of a spec. Raises ValueError."""
         if text.strip() == JSON:
             return cls((), None)
         parts = _NAME.split(text)
@@ -77,7 +77,7 @@ def _json(line: str) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class ParsedLine:
-    """What one line said. `stepped`: it is the first to speak of its step."""
+    """The metrics of one line. `stepped`: the line is the first of its step."""
 
     step: int
     epoch: int
@@ -100,7 +100,7 @@ class LineReader:
         self._num_lines = 0
 
     def read(self, line: str) -> ParsedLine | None:
-        """Take in one line; None when it says nothing."""
+        """Parse one line; None when it has no metrics."""
         values: dict[str, float] = {}
         for pattern in self._patterns:
             values |= pattern.read(line[:MOST_CHARACTERS])

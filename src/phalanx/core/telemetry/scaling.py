@@ -1,4 +1,4 @@
-"""What a scaling benchmark measured, as a table: speed-up, efficiency, and what an epoch costs."""
+"""Tables of a scaling benchmark: speed-up, efficiency, and the cost of an epoch."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def rows(
 
 
 def in_words(table: list[ScalingRow]) -> str:
-    """What a manager reads: how far it pays."""
+    """A summary in words: up to how many ranks scaling is efficient."""
     if len(table) < 2:
         return "one number of ranks says nothing about scaling"
     last, good = table[-1], [row for row in table if row.efficiency >= 0.8]

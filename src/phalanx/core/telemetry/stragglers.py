@@ -1,4 +1,4 @@
-"""Which ranks are slow, from the time each spends computing.
+"""Detection of slow ranks from the time that each spends computing.
 
 Whole steps take equally long on all ranks, because all wait for the slowest: only time up to the last
 gradient of a rank's own tells them apart. A score is the fastest rank's time over one's own.

@@ -1,4 +1,4 @@
-"""How one epoch's order is cut into global batches, and each of them into ranks' shares.
+"""Division of an epoch's order into global batches, and of each batch into ranks' shares.
 
 Pure arithmetic on positions of the epoch's order, so that every world size sees the same global
 batches in the same order. A *micro-batch* is what one call of the loader yields over all ranks; an

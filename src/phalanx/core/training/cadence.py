@@ -1,4 +1,4 @@
-"""The interval between saves where none is given: the cost of a save against that of a failure."""
+"""The automatic interval between saves, from the costs of a save and of a failure."""
 
 from __future__ import annotations
 

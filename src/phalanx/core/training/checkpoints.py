@@ -186,7 +186,7 @@ class Best:
 class Keep:
     """The retention rules of checkpoints; without `last` and `age_s` all checkpoints are kept.
 
-    Kept are the newest `last` checkpoints, the `best` ones, those at multiples of `every` steps, and
+    Kept are the newest `last` checkpoints, the `best` ones, those at multiples of `every` steps and
     those younger than `age_s` seconds.
     """
 

@@ -56,7 +56,7 @@ class SpikeDetector:
         self._deviations, self._ratio = deviations, ratio
 
     def observe(self, value: float) -> bool:
-        """Take one value; says whether it is a spike."""
+        """Add one value; returns whether it is a spike."""
         if not math.isfinite(value):
             return True
         if value > self.above:
@@ -120,7 +120,7 @@ class Suspect:
     seen: tuple[str, ...]
 
     def skip(self) -> Skip:
-        """Passing it over."""
+        """The skip of this step's batch."""
         return Skip(self.total_passes, self.lo, self.hi, self.step, "spike")
 
     def verdict(self, again: Sequence[str]) -> tuple[FaultOrigin, tuple[int, ...]]:
@@ -143,7 +143,7 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class GuardState:
-    """What generations of a job have learned.
+    """The state that the guards pass from one generation to the next.
 
     `halvings` counts how often memory was too small, last in the generation `halved_in`, which is
     (attempt, generation). `suspect` is a step that the next generation judges.
@@ -156,16 +156,16 @@ class GuardState:
     halved_in: tuple[int, int] | None = None
 
     def skipping(self, skip: Skip) -> GuardState:
-        """With one more batch to pass over."""
+        """A copy with one more batch to skip."""
         return self if skip in self.skips else replace(self, skips=(*self.skips, skip))
 
     def intervals(self, total_passes: int) -> tuple[tuple[int, int], ...]:
-        """What to pass over in one pass over the data."""
+        """The intervals to skip in one pass over the data."""
         return tuple((one.lo, one.hi) for one in self.skips if one.total_passes == total_passes)
 
     @property
     def pieces(self) -> int:
-        """In how many pieces each micro-batch is given out."""
+        """The number of pieces that each micro-batch is split into."""
         return 1 << self.halvings
 
     def to_json(self) -> dict[str, Any]:

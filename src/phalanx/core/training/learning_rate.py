@@ -15,7 +15,7 @@ LINEAR_UP_TO = 8192
 
 
 def _reach(batch: int, linear_up_to: int) -> float:
-    """How far a batch carries the rate: proportional, then with the square root, without a jump."""
+    """The scale of the rate for a batch: linear, then with the square root, without a jump."""
     if batch <= linear_up_to:
         return float(batch)
     return math.sqrt(linear_up_to) * math.sqrt(batch)

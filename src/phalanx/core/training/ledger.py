@@ -1,4 +1,4 @@
-"""Which positions of which epoch were consumed, how often, and by which generations.
+"""The ledger of consumed samples: positions of each epoch, how often, by which generations.
 
 Ranks report the slice of every committed step. `merge` folds slices into few rows that keep
 multiplicity (so a sample used twice stays visible); it may be applied again to its own output, in any
@@ -105,7 +105,7 @@ def split(
 def audit(
     generations: Sequence[GenerationLedger], *, num_samples: int, until: Point
 ) -> LedgerSummary:
-    """What the lineage of the final weights consumed.
+    """Count the samples that the lineage of the final weights consumed.
 
     `num_samples` positions per epoch; `until` is the point the final weights have reached, (epochs, 0)
     for a finished run. Generations may come in any order.
@@ -119,7 +119,7 @@ def audit(
         before, after = split(merge(one.rows), limit)
         kept.extend(before)
         redone += _count(after)
-        # One that did not even say where it took up may have done any part of what came before.
+        # A generation that did not report its start may have consumed any part of the earlier data.
         doubt = doubt or not one.all_reported
         if one.began is not None:
             if doubt and one.began < limit:

@@ -1,4 +1,4 @@
-"""Pipeline stages as arithmetic: where a model is cut, how a batch is cut, how long stages wait."""
+"""Arithmetic of pipeline stages: cuts of the model and of the batch, and idle time of stages."""
 
 from __future__ import annotations
 

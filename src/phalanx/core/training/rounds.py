@@ -1,7 +1,7 @@
-"""When ranks that train on their own exchange which part of the model.
+"""The schedule by which ranks that train independently exchange parts of the model.
 
 A round lasts `every` optimizer steps. The model is cut into fragments that take turns within it, so that
-the link carries a part at a time. All of it follows from the number of the step: ranks never have to ask.
+the link carries a part at a time. The schedule depends on nothing but the number of the step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bounds on how far workers run ahead, and ticks at which all of them see the same requests."""
+"""Bounded staleness of workers, and requests that all workers see at the same tick."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Clocks:
         self._bound = bound
 
     def start(self, clock: int) -> None:
-        """All workers begin here."""
+        """Set the number of exchanges of all workers to `clock`."""
         self._at = dict.fromkeys(self._at, clock)
 
     def advance(self, worker: int, clock: int) -> None:
-        """A worker has made its exchange number `clock`. Raises ValueError out of turn."""
+        """Record exchange number `clock` of a worker. Raises ValueError out of turn."""
         expected = self._at[worker] + 1
         if clock != expected:
             raise ValueError(f"worker {worker} made exchange {clock}, {expected} was its next")
@@ -29,11 +29,11 @@ class Clocks:
         self._at[worker] = clock
 
     def leave(self, worker: int) -> None:
-        """A worker is done; the others no longer wait for it."""
+        """Remove a worker that is done, so that others no longer wait for it."""
         self._at.pop(worker, None)
 
     def may_go_on(self, worker: int) -> bool:
-        """Whether this worker is near enough to the slowest."""
+        """Whether this worker is within the bound of the slowest."""
         return worker not in self._at or self._at[worker] - self.slowest <= self._bound
 
     @property
@@ -60,9 +60,9 @@ class SharedRequests:
         self._wanted |= bits
 
     def ask(self, worker: int, tick: int, requests: int) -> int:
-        """A worker has come to `tick` (each one after the other), and says what it wants.
+        """Record that a worker has reached `tick`, with its requests; ticks come in order.
 
-        What is due there, the same for every worker.
+        Returns the requests that are due there, the same for every worker.
         """
         self._wanted |= requests
         self._asked[worker] = tick
