@@ -1,4 +1,4 @@
-"""How true the ETAs of `why` are: asked of waiting jobs in a simulation, compared with what came."""
+"""Calibration of the ETAs of `why`: forecasts in a simulation compared with the real starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What things take: starts, saves, restarts, and the slow-down of scattered gangs."""
+"""Simulated costs: starts, saves, restarts, and the slow-down of scattered gangs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Costs:
     slowdown: bool = True
 
     def stop_s(self) -> float:
-        """How long a victim holds its slots after it was asked to leave."""
+        """Return how long a victim holds its slots after it was asked to leave, seconds."""
         return self.save_s if self.graceful else 0.0
 
     def stop_of(self, job: TraceJob) -> float:

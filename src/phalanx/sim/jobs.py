@@ -1,4 +1,4 @@
-"""Jobs of a trace: what arrives when, how large it is, and how long it runs alone."""
+"""Jobs of a trace: submission time, shape, and run time alone on the cluster."""
 
 from __future__ import annotations
 
@@ -12,39 +12,34 @@ US = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
-    """One job: `duration_s` is its run on a good placement at full size, start-up not counted.
+    """One job of a trace.
 
-    `sensitivity` is how much a scattered placement slows it. `label` is for reports only. `limit_s` is
-    what its user declared. `checkpoint_s` 0: it never saves on its own; `save_s` is what a requested save
-    takes, where that is not the same for all. `speeds` of an elastic job: its
-    speed on 1, 2, 3… shares beside that at full size; empty means in proportion to the slots.
-    `preferred` names a topology level that it insists on for its first `patience_s` in the queue; without
-    them the planner decides, as it does for a spec, and its peers insist on nothing.
-    `roles` are further parts of the gang, with shapes of their own.
+    Without `preferred` and `patience_s` the planner decides them as for a spec; its peers prefer no
+    level.
     """
 
-    num: int
-    submit_s: float
-    duration_s: float
-    shape: GangShape
-    project: str = ""
-    kind: str = ""
-    label: str = ""
-    priority: int = 50
-    sensitivity: float = 0.0
-    min_nodes: int | None = None
-    limit_s: float | None = None
-    checkpoint_s: float = 1800.0
-    required: str | None = None
-    preferred: str | None = None
-    patience_s: float | None = None
-    pools: tuple[str, ...] = ()
-    speeds: tuple[float, ...] = ()
-    save_s: float | None = None
-    roles: tuple[RoleShape, ...] = ()
+    num: int  # job number
+    submit_s: float  # submission, seconds of virtual time
+    duration_s: float  # run time on a good placement at full size, without start-up
+    shape: GangShape  # the gang's first part at full size
+    project: str = ""  # project that its slots count for
+    kind: str = ""  # key of the learned durations
+    label: str = ""  # for reports only
+    priority: int = 50  # higher goes first
+    sensitivity: float = 0.0  # relative slow-down on a scattered placement
+    min_nodes: int | None = None  # least size of an elastic job
+    limit_s: float | None = None  # declared limit of the run time
+    checkpoint_s: float = 1800.0  # interval of its own saves; 0: none
+    required: str | None = None  # topology level that must hold the whole gang
+    preferred: str | None = None  # topology level that it insists on at first
+    patience_s: float | None = None  # time in the queue for which it insists on `preferred`
+    pools: tuple[str, ...] = ()  # in order of preference; empty: any pool
+    speeds: tuple[float, ...] = ()  # relative speed on 1, 2… shares; empty: proportional to slots
+    save_s: float | None = None  # time of a requested save; None: that of `Costs`
+    roles: tuple[RoleShape, ...] = ()  # further parts of the gang
 
     def speed(self, num_shares: int, num_slots: int) -> float:
-        """How fast it goes on so many shares or slots; 1 at full size."""
+        """Return the relative speed on so many shares or slots; 1 at full size."""
         if self.speeds:
             return self.speeds[min(num_shares, len(self.speeds)) - 1]
         return max(num_slots, 1) / self.num_slots

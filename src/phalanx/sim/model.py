@@ -1,4 +1,4 @@
-"""The values of a simulation: its set-up, the life of each job, and the interface of a policy."""
+"""The values of a simulation: its set-up, the state of each job, and the policy interface."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from phalanx.sim.jobs import TraceJob
 
 
 class Oracle(Protocol):
-    """What only an oracle may ask: the ideal seconds that a job still needs."""
+    """The interface of oracle policies: the true work that a job has left."""
 
     def remaining_s(self, num: int) -> float:
         """Seconds of undisturbed run left."""
@@ -22,60 +22,60 @@ class Oracle(Protocol):
 
 
 class SchedulingPolicy(Protocol):
-    """The seam behind which the production planner and its peers sit."""
+    """The interface of the production planner and of the peers."""
 
     name: str
 
     def plan(self, cluster: ClusterIndex, now: int, oracle: Oracle) -> Plan:
-        """One pass."""
+        """Return the plan of one pass."""
         ...
 
 
 @dataclass(slots=True)
 class SimulatedJob:
-    """A job's life so far, in seconds of virtual time."""
+    """The state of a simulated job; times are seconds of virtual time."""
 
-    job: TraceJob
-    left_s: float
-    first_start_s: float | None = None
-    end_s: float | None = None
-    at_s: float = 0.0
-    overhead_left_s: float = 0.0
-    factor: float = 1.0
-    version: int = 0
-    starts: int = 0
-    preemptions: int = 0
-    failures: int = 0
-    resizes: int = 0
-    attained_slot_s: float = 0.0
-    slots: int = 0
-    scattered: bool = False
-    saved_left_s: float = 0.0
-    saved_at_s: float = 0.0
-    stopping: bool = False
-    waited_s: float = 0.0
-    queued_s: float = 0.0
-    up_s: float | None = None
-    failed_s: float | None = None
-    insisted: int = 0
+    job: TraceJob  # the job as it was submitted
+    left_s: float  # undisturbed run time left
+    first_start_s: float | None = None  # time of the first start
+    end_s: float | None = None  # time of completion
+    at_s: float = 0.0  # time up to which this state is accounted
+    overhead_left_s: float = 0.0  # start-up time left
+    factor: float = 1.0  # run time on this placement relative to a good one at full size
+    version: int = 0  # events with another version are outdated
+    starts: int = 0  # starts so far
+    preemptions: int = 0  # preemptions and migrations so far
+    failures: int = 0  # failures so far
+    resizes: int = 0  # changes of size so far
+    attained_slot_s: float = 0.0  # slot-seconds held so far
+    slots: int = 0  # slots of the current placement
+    scattered: bool = False  # whether the placement spans several of the narrowest domains
+    saved_left_s: float = 0.0  # `left_s` as of the last checkpoint
+    saved_at_s: float = 0.0  # time of the last checkpoint
+    stopping: bool = False  # asked to leave and not yet gone
+    waited_s: float = 0.0  # total time in the queue before all starts
+    queued_s: float = 0.0  # time at which it last entered the queue
+    up_s: float | None = None  # end of the start-up; None once it was reported
+    failed_s: float | None = None  # time at which it failed finally
+    insisted: int = 0  # number of waits for a preferred level; outdates their timers
 
 
 @dataclass(slots=True)
 class SlotTimes:
-    """Slot-seconds by what they were spent on, and what the passes cost."""
+    """Slot-seconds by use, and the times of the passes."""
 
-    useful: float = 0.0
-    lost: float = 0.0
-    overhead: float = 0.0
-    slowed: float = 0.0
-    scattered: float = 0.0
-    gang: float = 0.0
-    avoidable: float = 0.0
-    lost_to_failures: float = 0.0
-    held: float = 0.0
-    pass_s: list[float] = field(default_factory=list)
-    needless: int = 0
-    by_project: dict[str, float] = field(default_factory=dict)
+    useful: float = 0.0  # work that is kept
+    lost: float = 0.0  # work thrown away by evictions and failures
+    overhead: float = 0.0  # starts, restarts, and the time from a stop request to the stop
+    slowed: float = 0.0  # excess time on bad placements
+    scattered: float = 0.0  # part of `gang` on several of the narrowest domains
+    gang: float = 0.0  # held by gangs of several nodes
+    avoidable: float = 0.0  # part of `scattered` by gangs that fit the largest leaf domain
+    lost_to_failures: float = 0.0  # part of `lost` that failures caused
+    held: float = 0.0  # held by jobs in all
+    pass_s: list[float] = field(default_factory=list)  # CPU seconds of each pass
+    needless: int = 0  # not set by the engine
+    by_project: dict[str, float] = field(default_factory=dict)  # held, by project
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,22 +100,18 @@ class Crash:
 
 @dataclass(frozen=True, slots=True)
 class SimulationSetup:
-    """Everything a run depends on besides the jobs and the policy.
+    """The inputs of a simulation besides the jobs and the policy."""
 
-    `deliveries` above one repeats every message to the job machine. `sample_s` is the grid of the
-    timeline; 0 keeps none. What a project used counts half after `half_life_s`.
-    """
-
-    nodes: Sequence[Node]
-    projects: Sequence[Project] = ()
-    config: PlannerConfig = field(default_factory=PlannerConfig)
-    costs: Costs = field(default_factory=Costs)
-    outages: Sequence[Outage] = ()
-    crashes: Sequence[Crash] = ()
-    pass_s: float = 60.0
-    recheck_s: float = 300.0
-    audit_every: int = 0
-    until_s: float | None = None
-    deliveries: int = 1
-    sample_s: float = 3600.0
-    half_life_s: float = 7 * 86_400.0
+    nodes: Sequence[Node]  # the cluster
+    projects: Sequence[Project] = ()  # quotas
+    config: PlannerConfig = field(default_factory=PlannerConfig)  # of the production planner
+    costs: Costs = field(default_factory=Costs)  # times of starts, saves and restarts
+    outages: Sequence[Outage] = ()  # node failures
+    crashes: Sequence[Crash] = ()  # rank failures
+    pass_s: float = 60.0  # grid of the planning passes
+    recheck_s: float = 300.0  # longest time between passes while jobs run and wait
+    audit_every: int = 0  # passes between expensive checks; 0: no checks
+    until_s: float | None = None  # end of the simulation; None: when all jobs have ended
+    deliveries: int = 1  # deliveries of each event to the job machine
+    sample_s: float = 3600.0  # grid of the timeline; 0: no samples
+    half_life_s: float = 7 * 86_400.0  # half-life of past usage in fair-share accounting

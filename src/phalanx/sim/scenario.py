@@ -1,4 +1,4 @@
-"""What a user asks of a replay: a cluster, quotas, a price and a policy; and one thing changed."""
+"""Scenarios of a replay: cluster, quotas, price and policy, and their `--what-if` changes."""
 
 from __future__ import annotations
 
@@ -24,25 +24,24 @@ _EXAMPLE = "write for example nodes=+4, policy=las, quota.vision=64 or price=1.9
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One column of a comparison. `price` is that of one slot for an hour, whether used or not.
+    """One column of a comparison.
 
-    `prefer` names a topology level that every gang insists on for its first `patience_s` in the queue;
-    without it the planner prefers the narrowest level and its peers none, and "none" is no level.
+    Without `prefer` the planner prefers the narrowest level and its peers none; "none" is no level.
     """
 
-    policy: str = "phalanx"
-    num_nodes: int = 16
-    slots_per_node: int = 8
-    rack: int = 16
-    projects: tuple[Project, ...] = ()
-    price: float = 0.0
-    failures: float = 0.0
-    costs: Costs = Costs()
-    seed: int = 0
-    topology: tuple[Node, ...] = ()
-    label: str = ""
-    prefer: str = ""
-    patience_s: float | None = None
+    policy: str = "phalanx"  # name in the catalog
+    num_nodes: int = 16  # nodes, or at most so many of `topology`
+    slots_per_node: int = 8  # slots of each node of the grid
+    rack: int = 16  # nodes of each rack of the grid
+    projects: tuple[Project, ...] = ()  # quotas
+    price: float = 0.0  # of one slot for an hour, used or not
+    failures: float = 0.0  # multiple of the published failure rates
+    costs: Costs = Costs()  # times of starts, saves and restarts
+    seed: int = 0  # of the drawn failures
+    topology: tuple[Node, ...] = ()  # nodes of a topology file; empty: a grid
+    label: str = ""  # added to the policy name in reports
+    prefer: str = ""  # topology level that every gang insists on at first
+    patience_s: float | None = None  # time in the queue for which it insists
 
     def nodes(self) -> list[Node]:
         """The nodes: those of a topology file, else a grid."""

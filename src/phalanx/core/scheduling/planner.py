@@ -36,7 +36,7 @@ def _serve_queue(state: Pass) -> None:
 
 #: The stages of a pass.
 STAGES = (
-    entitlement.entitle,  # what each project may count on
+    entitlement.entitle,  # the entitlement of each project
     elastic.size,  # how many nodes each elastic job should have
     reservations.honour,  # reservations of earlier passes: owners start in them, or they stay closed
     _serve_queue,  # order, and the stages of each job
@@ -54,7 +54,7 @@ def plan(snapshot: PlanningInput, now: int) -> Plan:
 def plan_pass(cluster: ClusterIndex, now: int) -> Plan:
     """Plan on an index that is kept from pass to pass.
 
-    The index is left as it was, except that jobs whose back-off is over join the queue.
+    The index is unchanged, except that jobs with an expired back-off join the queue.
     """
     cluster.activate_deferred(now)
     mark = cluster.index.mark()

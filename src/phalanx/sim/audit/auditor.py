@@ -1,4 +1,4 @@
-"""The promises over time, and the whole audit of one simulation."""
+"""The audit of one simulation: the promises of each plan and those over time."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from phalanx.sim.audit.promises import require
 from phalanx.sim.model import SimulatedJob, SlotTimes
 
 HOUR = 3600 * US
-# What every scheduler must keep, whatever its policy; the rest is what ours promises beyond that.
+# Promises that every policy must keep; the others bind the production planner only.
 SAFETY = frozenset({1, 2, 4, 14, 18})
 ALL = frozenset(audit.PROMISES)
 
 
 @dataclass(slots=True)
 class Auditor:
-    """Checks plans before they are applied, and remembers what must be finite.
+    """Checks plans before they are applied, and records the waits that must be finite.
 
-    `owed_s` is the longest wait of a claim within a guarantee; more than `reclaim_s` of it, where
-    evicting borrowers would have made room, breaks a promise.
+    `owed_s` is the longest wait of a request within a guarantee; a wait above `reclaim_s` breaks a
+    promise where evicting borrowers would have made room.
     """
 
     promises: frozenset[int] = ALL
@@ -36,12 +36,12 @@ class Auditor:
     num_plans: int = 0
 
     def check_world(self, cluster: ClusterIndex, now: int = 0) -> None:
-        """What holds at every moment: 1 and 14."""
+        """Check what holds at every moment: promises 1 and 14."""
         audit.check_rebuild(cluster, now)
         audit.check_slots(cluster)
 
     def check_plan(self, cluster: ClusterIndex, plan: Plan, now: int) -> None:
-        """Every promise about one plan, and those that need the plans before it."""
+        """Check every promise about one plan, including those that need earlier plans."""
         self.num_plans += 1
         audit.check_starts(cluster, plan)
         if self.promises != ALL:
@@ -60,7 +60,7 @@ class Auditor:
     def check_deeply(
         self, cluster: ClusterIndex, plan: Plan, now: int, again: Callable[[ClusterIndex], Plan]
     ) -> None:
-        """The dear ones: 1, 11, 13 and 14."""
+        """Check the expensive promises: 1, 11, 13 and 14."""
         self.check_world(cluster, now)
         if self.promises == ALL:
             audit.check_work_conserving(cluster, plan, now)
@@ -69,7 +69,7 @@ class Auditor:
     def check_end(
         self, cluster: ClusterIndex, slot_times: SlotTimes, runs: Iterable[SimulatedJob]
     ) -> None:
-        """When nothing more will happen: 12 and 14."""
+        """Check the end of a simulation: promises 12 and 14."""
         audit.check_books(slot_times)
         if self.promises == ALL and not cluster.held:
             audit.check_all_started(cluster, list(cluster.waiting.values()))
@@ -96,7 +96,7 @@ class Auditor:
             )
 
     def check_guarantees(self, cluster: ClusterIndex, plan: Plan, now: int) -> None:
-        """5: a claim within a guarantee is met once borrowers have had time to leave."""
+        """Check 5: a request within a guarantee is met once borrowers have had time to leave."""
         if not cluster.projects:
             return
         served = {start.job for start in plan.starts} | {
@@ -124,7 +124,7 @@ class Auditor:
 
 
 def could_reclaim(cluster: ClusterIndex, job: QueuedJob, now: int) -> bool:
-    """Whether it would fit if whatever other projects hold beyond their guarantees were gone."""
+    """Return whether the job would fit without the use of other projects beyond guarantees."""
     before = cluster.snapshot()
     over = {
         name: used - (cluster.projects[name].guaranteed_slots if name in cluster.projects else 0)

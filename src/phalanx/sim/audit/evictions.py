@@ -1,4 +1,4 @@
-"""A witness of evictions: who left for whom, who then really started, and what guarantees were owed."""
+"""A record of evictions: victims, beneficiaries, their later starts, and unmet guarantees."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from phalanx.sim.model import Oracle, SchedulingPolicy, SlotTimes
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """One job asked to leave for another. `ready_s` is when the hole was to be open."""
+    """One job preempted for another. `ready_s` is when the reserved slots were due to be free."""
 
     victim: int
     beneficiary: int
@@ -22,7 +22,7 @@ class Eviction:
 
 
 class EvictionRecorder:
-    """Any policy, with its evictions written down; it decides nothing itself."""
+    """A wrapper that records the evictions of any policy and decides nothing itself."""
 
     def __init__(self, policy: SchedulingPolicy) -> None:
         self.name = policy.name
@@ -32,7 +32,7 @@ class EvictionRecorder:
         self._policy = policy
 
     def plan(self, cluster: ClusterIndex, now: int, oracle: Oracle) -> Plan:
-        """The plan of the policy."""
+        """Return the plan of the policy and record its evictions."""
         made = self._policy.plan(cluster, now, oracle)
         ready = {reservation.job: reservation.ready_at or now for reservation in made.reservations}
         for one in made.preemptions:
@@ -44,7 +44,7 @@ class EvictionRecorder:
         return made
 
     def needless(self, grace_s: float = 900.0) -> list[Eviction]:
-        """Evictions whose beneficiary had not started `grace_s` after it could: the life of a hole."""
+        """Return evictions without a start of the beneficiary within `grace_s` after `ready_s`."""
         return [
             one
             for one in self.evictions
@@ -55,7 +55,7 @@ class EvictionRecorder:
         ]
 
     def most_in_an_hour(self) -> int:
-        """The most evictions that one job suffered within any hour."""
+        """Return the maximum number of evictions of one job within any hour."""
         times: dict[int, list[float]] = {}
         for one in self.evictions:
             times.setdefault(one.victim, []).append(one.at_s)
@@ -70,7 +70,7 @@ class EvictionRecorder:
 
     @property
     def owed_s(self) -> float:
-        """The longest that a claim within a guarantee was not met, seconds."""
+        """Return the longest wait of a request within a guarantee, seconds."""
         return self.auditor.owed_s
 
 

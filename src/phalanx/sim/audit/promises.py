@@ -1,8 +1,8 @@
 """The planner's twenty promises, checked inside every simulation that asks for it.
 
-Each check states one promise over a world and the plan made for it, and raises `InvariantBroken` at the
-pass that broke it. `auditor` holds the promises that need a memory of earlier passes. Numbers are those
-of `PROMISES`. Peers are only held to what every scheduler must keep; the production planner to all.
+Each check states one promise over an index and the plan made for it, and raises `InvariantBroken`
+at the pass that broke it. `auditor` has the promises that span several passes. Numbers are those of
+`PROMISES`. Peers must keep only what every scheduler must keep; the production planner keeps all.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ def require(holds: bool, message: str) -> None:
 
 
 def check_rebuild(cluster: ClusterIndex, now: int = 0) -> None:
-    """1: every index equals one built anew from the same facts, as of `now`."""
+    """Check 1: every index equals one rebuilt from the same facts, as of `now`."""
     fresh = ClusterIndex.of(cluster.snapshot())
     fresh.activate_deferred(now)
     require(fresh.state() == cluster.state(), "an index differs from its rebuild")
 
 
 def check_slots(cluster: ClusterIndex) -> None:
-    """14, at one moment: every slot is free or held, once."""
+    """Check 14 at one moment: every slot is free or held, once."""
     index = cluster.index
     held: dict[int, int] = {}
     for one in cluster.held.values():
@@ -83,7 +83,7 @@ def check_slots(cluster: ClusterIndex) -> None:
 
 
 def check_starts(cluster: ClusterIndex, plan: Plan) -> None:
-    """1 to 4: slots are free and given once, gangs whole, topology kept, nodes open."""
+    """Check 1 to 4: slots are free and given once, gangs whole, topology kept, nodes open."""
     index = cluster.index
     taken: set[tuple[int, int]] = set()
     for start in plan.starts:
@@ -125,9 +125,9 @@ def _check_topology(cluster: ClusterIndex, job: QueuedJob, names: list[str]) -> 
 
 
 def check_limits(cluster: ClusterIndex, plan: Plan) -> None:
-    """6: held plus started plus grown stays within every project's limit.
+    """Check 6: held plus started plus grown stays within every project's limit.
 
-    Jobs that have been asked to leave count no longer: their slots are promised to others already.
+    Jobs that have been asked to leave do not count: their slots are already reserved.
     """
     used = rolled_up(cluster.projects, cluster.used)
 
@@ -162,7 +162,7 @@ def check_limits(cluster: ClusterIndex, plan: Plan) -> None:
 
 
 def check_victims(cluster: ClusterIndex, plan: Plan, now: int) -> None:
-    """7 and 8: every eviction has a beneficiary with a hole; nobody more important is evicted."""
+    """Check 7 and 8: an eviction has a reserved beneficiary and no victim is more important."""
     owners = {reservation.job: reservation for reservation in plan.reservations}
     for preemption in plan.preemptions:
         held = cluster.held[preemption.job]
@@ -182,7 +182,7 @@ def check_victims(cluster: ClusterIndex, plan: Plan, now: int) -> None:
 
 
 def check_reservations(cluster: ClusterIndex, plan: Plan) -> None:
-    """8: a kept hole has room for its owner after all starts, once its victims have left."""
+    """Check 8: a reservation has room for its owner after all starts, without its victims."""
     started = {start.job for start in plan.starts}
     for reservation in plan.reservations:
         require(
@@ -200,7 +200,7 @@ def check_reservations(cluster: ClusterIndex, plan: Plan) -> None:
 
 
 def _needs(cluster: ClusterIndex, reservation: Reservation) -> dict[str, int]:
-    """Slots that the shares of a hole need on each of its nodes."""
+    """Return the slots that the shares of a reservation need on each of its nodes."""
     needs: dict[str, int] = {}
     widths = cluster.waiting[reservation.job].widths(len(reservation.nodes))
     for name, width in zip(reservation.nodes, widths, strict=True):
@@ -211,7 +211,7 @@ def _needs(cluster: ClusterIndex, reservation: Reservation) -> dict[str, int]:
 def _room_in(
     cluster: ClusterIndex, plan: Plan, reservation: Reservation, leaving: set[int]
 ) -> dict[str, int]:
-    """Slots on each node of a hole, after all starts, once those who are leaving have left."""
+    """Return the slots on each reserved node after all starts and departures."""
     index = cluster.index
     left: dict[str, int] = {}
     for name in set(reservation.nodes):
@@ -228,7 +228,7 @@ def _room_in(
 
 
 def check_minimal(cluster: ClusterIndex, plan: Plan) -> None:
-    """10: without any one of its victims the gang would not fit into its hole."""
+    """Check 10: without any one of the evictions the gang would not fit its reservation."""
     fresh: dict[int, list[int]] = {}
     for preemption in plan.preemptions:
         fresh.setdefault(preemption.beneficiary, []).append(preemption.job)
@@ -255,11 +255,11 @@ def _kept_on(cluster: ClusterIndex, plan: Plan, mine: Reservation) -> dict[str, 
     return kept
 
 
-# -- what stays --------------------------------------------------------------------------------------
+# -- pending jobs ------------------------------------------------------------------------------------
 
 
 def check_work_conserving(cluster: ClusterIndex, plan: Plan, now: int) -> None:
-    """11: whoever fits into slots that are free and promised to nobody has been started."""
+    """Check 11: every job that fits free, unreserved slots has been started."""
     index, mark = cluster.index, cluster.index.mark()
     started = {start.job for start in plan.starts}
     owners = {reservation.job for reservation in plan.reservations}
@@ -325,7 +325,7 @@ def _close(cluster: ClusterIndex, reservation: Reservation) -> None:
 
 
 def check_backfill(cluster: ClusterIndex, plan: Plan, now: int) -> None:
-    """17: at the time a reservation is for, its nodes will have room, as far as ends are known."""
+    """Check 17: reserved nodes will have room in time, as far as ends are known."""
     ends = {start.job: _end_of_start(cluster, start.job, now) for start in plan.starts}
     for reservation in plan.reservations:
         if reservation.victims or reservation.ready_at is None or reservation.ready_at <= now:
@@ -355,7 +355,7 @@ def _end_of_start(cluster: ClusterIndex, num: int, now: int) -> int | None:
 
 
 def check_resizes(cluster: ClusterIndex, plan: Plan, now: int) -> None:
-    """19: within the range, equal shares, not twice within the cool-down, on slots it may have."""
+    """Check 19: resizes keep the range, equal shares, the cool-down and the limits."""
     seen: set[int] = set()
     for resize in plan.resizes:
         held = cluster.held[resize.job]
@@ -372,7 +372,7 @@ def check_resizes(cluster: ClusterIndex, plan: Plan, now: int) -> None:
 
 
 def check_cost(cluster: ClusterIndex, plan: Plan) -> None:
-    """20: the steps of a pass are bounded by the sizes of what it looks at."""
+    """Check 20: the steps of a pass are bounded by the sizes of queue and cluster."""
     sizes = (
         len(cluster.classes)
         + len(cluster.index.nodes)
@@ -389,21 +389,21 @@ def check_cost(cluster: ClusterIndex, plan: Plan) -> None:
 
 
 def check_replay(cluster: ClusterIndex, plan: Plan, again: Callable[[ClusterIndex], Plan]) -> None:
-    """13: the same facts, gathered anew, lead to the same plan."""
+    """Check 13: an index rebuilt from the same facts leads to the same plan."""
     require(
         again(ClusterIndex.of(cluster.snapshot())) == plan, "equal snapshots gave different plans"
     )
 
 
 def check_monotone(shape: GangShape, nodes: Sequence[Node], more: Node) -> None:
-    """15: what fits an empty cluster fits it with one node more."""
+    """Check 15: what fits an empty cluster fits it with one more node."""
     if fits_ever(QueuedJob(0, shape, 0, 0), nodes):
         still = fits_ever(QueuedJob(0, shape, 0, 0), (*nodes, more))
         require(still, f"a gang of {shape.nodes} no longer fits with one node more")
 
 
 def check_fair(used: Mapping[str, float], weights: Mapping[str, float], within: float) -> None:
-    """16: service by weight differs by no more than `within`, a part of the mean."""
+    """Check 16: service by weight differs by no more than `within`, a part of the mean."""
     per_weight = {name: used.get(name, 0.0) / weight for name, weight in weights.items()}
     mean = sum(per_weight.values()) / max(len(per_weight), 1)
     for name, got in per_weight.items():
@@ -414,7 +414,7 @@ def check_fair(used: Mapping[str, float], weights: Mapping[str, float], within: 
 
 
 def check_books(slot_times: SlotTimes) -> None:
-    """14, over time: what was held is useful, overhead, slowed or lost; nothing else."""
+    """Check 14 over time: held slot time is useful, overhead, slowed or lost."""
     spent = slot_times.useful + slot_times.overhead + slot_times.slowed + slot_times.lost
     off = abs(spent - slot_times.held)
     require(
@@ -423,7 +423,7 @@ def check_books(slot_times: SlotTimes) -> None:
 
 
 def check_all_started(cluster: ClusterIndex, unstarted: Sequence[QueuedJob]) -> None:
-    """12: nothing that an empty cluster could hold is left in the queue at the end."""
+    """Check 12: no job that an empty cluster could hold is left in the queue at the end."""
     for job in unstarted:
         groups = cluster.groups_for(request_of(job))
         empty = SlotIndex(cluster.index.nodes)

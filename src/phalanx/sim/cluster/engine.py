@@ -1,8 +1,9 @@
 """The discrete-event cluster: events in time order, a planning pass when something changed.
 
-Passes happen on a grid (`pass_s`), as a control loop's ticks do, and at once when a victim has left a
-hole. Policies see the world that the production planner sees; nothing else decides. Every job lives
-in the production job machine (`lifecycles`), which alone says whether it may come back after a failure.
+Passes run on a grid (`pass_s`), as the ticks of a control loop do, and at once when a victim has
+left. Policies read the index that the production planner reads, and only they decide. The
+production job machine (`lifecycles`) holds every job's state and decides whether it restarts after
+a failure.
 """
 
 from __future__ import annotations
@@ -77,10 +78,10 @@ class _Cluster:
         for i, crash in enumerate(setup.crashes):
             self._at(crash.at_s, "crash", i)
 
-    # -- truth for oracles -------------------------------------------------------------------------
+    # -- oracle ------------------------------------------------------------------------------------
 
     def remaining_s(self, num: int) -> float:
-        """Ideal seconds left, were it brought up to date now."""
+        """Return the undisturbed seconds left at this moment."""
         run = self.runs[num]
         if num not in self.cluster.held or run.stopping:
             return run.left_s
@@ -192,13 +193,13 @@ class _Cluster:
         for start in plan.starts:
             self._start(start.job, start.placement)
         if plan.resizes and self.cluster.reservations:
-            # Whoever the nodes were given up for starts as soon as they are free.
+            # The beneficiary of the resizes starts as soon as the nodes are free.
             self._at(self.now_s + self.costs.stop_s(), "given", 0)
 
     def _on_given(self, _: int, __: int) -> None:
         self.next_pass = self.now_s
 
-    # -- what happens --------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------
 
     def _on_submit(self, num: int, _: int) -> None:
         run = self.runs[num]
@@ -208,7 +209,7 @@ class _Cluster:
         self._ask_pass()
 
     def _enqueue(self, run: SimulatedJob, waiting: QueuedJob) -> None:
-        """Into the queue, where it insists on its preferred level for a while if that can hold it."""
+        """Queue a job, which insists on its preferred level for a while if that can hold it."""
         wish, wish_s = run.job.preferred, run.job.patience_s
         found = insistence(waiting, wish, wish_s, self.narrowest, self.cluster.history)
         if found is None or not self.empty.can_hold(found[0]):
@@ -224,7 +225,7 @@ class _Cluster:
         if job is None or self.runs[num].insisted != insisted:
             return
         if num in self.cluster.reservations:
-            # It is about to get what it insists on; should that fail, it relents later.
+            # Its reservation meets the preference; should that fail, the preference ends later.
             self._at(self.now_s + self.setup.recheck_s, "relent", num, insisted)
             return
         self.cluster.withdraw(num)
@@ -319,7 +320,7 @@ class _Cluster:
         self._place(run, self.cluster.held[num].placement, wait_s + self.costs.restart_s)
 
     def _fall_back(self, run: SimulatedJob) -> None:
-        """Work since the last checkpoint is gone."""
+        """Lose the work since the last checkpoint."""
         lost_s = min(max(run.saved_left_s - run.left_s, 0.0), run.job.duration_s)
         self._lose(run, lost_s)
         self.slot_times.lost_to_failures += lost_s * run.job.num_slots
@@ -346,7 +347,7 @@ class _Cluster:
         node = self.cluster.index.nodes[self.cluster.index.num_of[name]]
         self.cluster.replace_node(replace(node, closed=why))
 
-    # -- a job's life ----------------------------------------------------------------------------------
+    # -- job states -----------------------------------------------------------------------------------
 
     def _start(self, num: int, placement: Placement) -> None:
         run, job = self.runs[num], self.runs[num].job
@@ -453,7 +454,7 @@ class _Cluster:
         self.slot_times.useful -= lost_s * run.job.num_slots
 
     def _requeue(self, num: int, job: Job) -> None:
-        """Its slots are free; the machine says whether it queues again."""
+        """Free its slots; the job machine decides whether it queues again."""
         run = self.runs[num]
         self.cluster.release(num)
         run.version += 1

@@ -1,9 +1,9 @@
-"""Jobs' lives: every start, save, stop and failure of a simulation goes through the production machine.
+"""Job states of a simulation: every start, save, stop and failure is an event of the job machine.
 
-`core.jobs.decide` is the only judge of a job's state, of its restart budgets and of its back-offs. This
-file plays the supervisors and the executor: it makes the events that they would send, in the order in
-which they would. With `deliveries` above one every event arrives that many times, as on a bad network;
-the repetitions must change nothing.
+`core.jobs.decide` alone determines a job's state, its restart budgets and its back-offs. This
+module emits the events of the supervisors and the executor in the order in which those would send
+them. With `deliveries` above one every event arrives that many times; the repetitions must change
+nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PORT = 29_500
 
 @dataclass(slots=True)
 class JobLifecycles:
-    """The machine's jobs by number, and how much they were told."""
+    """The states of the job machine by job number, and the number of events applied."""
 
     grace_s: float = 30.0
     policy: RecoveryPolicy = RecoveryPolicy()
@@ -38,7 +38,7 @@ class JobLifecycles:
     jobs: dict[int, Job] = field(default_factory=dict)
 
     def tell(self, num: int, event: e.JobEvent, at_s: float) -> Job:
-        """One event, as often as this network delivers it."""
+        """Apply one event as many times as `deliveries` says."""
         now, job = int(at_s * US), self.jobs[num]
         decision = self.machine(job, event, now)
         self.num_events += 1
@@ -53,24 +53,24 @@ class JobLifecycles:
         self.jobs[num] = decision.job
         return decision.job
 
-    # -- what supervisors and the executor say ---------------------------------------------------
+    # -- events of supervisors and the executor --------------------------------------------------
 
     def submitted(self, job: TraceJob, at_s: float) -> None:
-        """A job enters its life."""
+        """Submit a job."""
         terms = JobPolicy(
             job.shape, self.policy, self.grace_s, min_nodes=job.min_nodes, roles=job.roles
         )
         self.jobs[job.num] = create(e.Submitted(job.num, terms), int(at_s * US))
 
     def placed(self, num: int, placement: Placement, at_s: float) -> None:
-        """The plan's start is applied."""
+        """Apply a start of the plan."""
         job = self.jobs[num]
         event = e.AttemptPlaced(job.attempts + 1, _as_asked(job, placement))
         if self.tell(num, event, at_s).state is not JobState.STARTING:
             raise InvariantBroken(f"j-{num} was placed and is {self.jobs[num].state}")
 
     def up(self, num: int, at_s: float) -> None:
-        """Every supervisor has checked in and every rank runs."""
+        """Report that every supervisor has registered and every rank runs."""
         attempt = self._attempt(num)
         for rank, node in enumerate(attempt.nodes):
             if node.phase is NodePhase.LAUNCHING:
@@ -81,25 +81,25 @@ class JobLifecycles:
                 self.tell(num, e.RanksStarted(attempt.num, attempt.generation, rank), at_s)
 
     def saved(self, num: int, step: int, at_s: float) -> None:
-        """A checkpoint was committed."""
+        """Report a committed checkpoint."""
         attempt = self._attempt(num)
         path = f"step-{step:08d}"
         event = e.CheckpointCommitted(attempt.num, attempt.generation, step, path)
         self.tell(num, event, at_s)
 
     def asked_to_stop(self, num: int, reason: Reason, grace_s: float, at_s: float) -> None:
-        """The plan wants its slots back."""
+        """Ask the job to stop because the plan preempts it."""
         event = e.StopRequested(StopGoal.REQUEUE, reason, grace_s)
         if self.tell(num, event, at_s).state is not JobState.STOPPING:
             raise InvariantBroken(f"j-{num} was asked to stop and is {self.jobs[num].state}")
 
     def left(self, num: int, outcome: NodeOutcome, step: int, at_s: float) -> Job:
-        """All ranks are gone, and then all supervisors."""
+        """Report that all ranks have ended, and then all supervisors."""
         self._end_ranks(num, outcome, step, at_s)
         return self._release(num, at_s)
 
     def lost(self, num: int, ranks: Sequence[int], step: int, at_s: float) -> Job:
-        """Nodes died under it; the other supervisors stop and leave."""
+        """Report lost nodes; the other supervisors stop and leave."""
         attempt = self._attempt(num)
         for rank in ranks:
             event = e.NodeLost(attempt.num, rank, f"node rank {rank} is gone", step)
@@ -109,7 +109,7 @@ class JobLifecycles:
         return self.left(num, NodeOutcome.STOPPED, step, at_s)
 
     def crashed(self, num: int, cause: Cause, step: int, at_s: float) -> Job:
-        """One rank failed: the generation ends everywhere, and the machine says what follows."""
+        """Report a failed rank, which ends the generation; the job machine decides what follows."""
         attempt = self._attempt(num)
         failure = Failure(cause, 0, 0, int(at_s * US), f"rank 0: {cause}")
         self.tell(num, e.RankFailed(attempt.num, attempt.generation, 0, failure), at_s)
@@ -118,13 +118,13 @@ class JobLifecycles:
         return self._release(num, at_s) if job.state is JobState.STOPPING else job
 
     def back_off_over(self, num: int, at_s: float) -> Job:
-        """The wait before the next generation has passed."""
+        """Report the end of the back-off before the next generation."""
         return self.tell(num, e.BackoffElapsed(), at_s)
 
     def resized(
         self, num: int, placement: Placement, reason: Reason, step: int, at_s: float
     ) -> None:
-        """Another number of nodes is another attempt."""
+        """Start a new attempt on another number of nodes."""
         self.asked_to_stop(num, reason, self.grace_s, at_s)
         self.left(num, NodeOutcome.STOPPED, step, at_s)
         self.placed(num, placement, at_s)
@@ -156,10 +156,10 @@ class JobLifecycles:
 
 
 def _as_asked(job: Job, placement: Placement) -> Placement:
-    """The placement with the shares the job asked for.
+    """Return the placement with the shares that the job requested.
 
-    Some peers scatter a gang in unequal parts, which the machine rightly refuses of the production
-    planner: for those it sees the right shares on the same nodes.
+    Some peers split a gang into unequal parts, which the job machine refuses: for those it gets the
+    requested shares on the same nodes.
     """
     shares = placement.shares
     parts = job.policy.parts(len(shares))

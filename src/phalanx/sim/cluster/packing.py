@@ -1,11 +1,12 @@
 """Packing parts of devices onto uneven machines: the openb replay on which FGD was published.
 
-Pods arrive one by one in a shuffled order until they ask for `ratio` times the devices there are; nothing
-ever leaves, and who does not fit is turned away. What counts is the share of all devices that is handed
-out in the end. BestFit and FGD ("Beware of Fragmentation", ATC 2023) are written anew here and held to
-the figures of their authors' artifact. The production placement plays by describing a machine as what
-Phalanx can express: each device a node of a hundred slots, the machine a topology level that must hold
-the whole pod, and `host` says that all devices of a machine share its CPUs and memory.
+Pods arrive one by one in a shuffled order until they request `ratio` times the existing devices; no
+pod leaves, and a pod that does not fit is rejected. The result is the share of all devices that is
+allocated in the end. BestFit and FGD ("Beware of Fragmentation", ATC 2023) are reimplemented here
+and compared with the figures of their authors' artifact. For the production placement a machine is
+described in terms of Phalanx: each device is a node of a hundred slots, the machine is a topology
+level that must hold the whole pod, and `host` states that all devices of a machine share its CPUs
+and memory.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class PackingHost:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What one pod asks for: `gpu_milli` thousandths of each of `num_devices` devices."""
+    """The request of one pod: `gpu_milli` thousandths of each of `num_devices` devices."""
 
     cpu_milli: int
     memory_mib: int
@@ -66,13 +67,13 @@ class Packer(Protocol):
     name: str
 
     def put(self, pod: Pod) -> bool:
-        """Place the pod, for good; False turns it away."""
+        """Place the pod permanently, or return False to reject it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PackingResult:
-    """What a replay came to. `allocated` is the share of all devices that is handed out."""
+    """The result of a replay. `allocated` is the share of all devices that is allocated."""
 
     packer: str
     allocated: float
@@ -136,7 +137,7 @@ def arrivals(workload: Sequence[Pod], capacity_milli: int, ratio: float, seed: i
 
 
 def replay(hosts: Sequence[PackingHost], arriving: Sequence[Pod], packer: Packer) -> PackingResult:
-    """Every pod in turn."""
+    """Offer every pod to the packer in order of arrival."""
     capacity = MILLI * sum(host.num_devices for host in hosts)
     given = turned_away = 0
     for pod in arriving:
@@ -148,10 +149,11 @@ def replay(hosts: Sequence[PackingHost], arriving: Sequence[Pod], packer: Packer
 
 
 class _Scored:
-    """Gives each pod to the machine of the best whole-number score, of equals to the first.
+    """Places each pod on the machine with the best integer score, the first of equals.
 
-    By lot among equals FGD would reach 90 % where its artifact has 95 %: its scores are coarse. Scores
-    are kept for each kind of pod and computed anew only for machines that changed since.
+    A random choice among equals gives FGD 90 % where its artifact has 95 %, because its scores are
+    coarse. Scores are kept for each kind of pod and recomputed only for machines that changed
+    since.
     """
 
     name = ""
@@ -160,7 +162,7 @@ class _Scored:
         self._cpu = np.array([host.cpu_milli for host in hosts], dtype=np.int64)
         self._memory = np.array([host.memory_mib for host in hosts], dtype=np.int64)
         counts = np.array([host.num_devices for host in hosts])
-        # A device that is not there is one with nothing left.
+        # A missing device counts as one with nothing left.
         self._left = np.where(np.arange(MOST_DEVICES) < counts[:, None], MILLI, 0).astype(np.int64)
         self._changed: list[int] = []
         self._scores: dict[Pod, tuple[int, _Array]] = {}
@@ -219,7 +221,7 @@ class BestFit(_Scored):
 
 
 class Fgd(_Scored):
-    """The machine whose free devices lose least of their use for the typical mix of pods."""
+    """FGD: the machine where a pod adds least fragmentation for the typical mix of pods."""
 
     name = "fgd"
 
@@ -289,7 +291,7 @@ class Fgd(_Scored):
 class ProductionPacking:
     """The production placement, on devices of a hundred slots that are parts of one machine.
 
-    Who is turned away goes on waiting, so that the planner knows of the pods what it would know.
+    Rejected pods stay queued, so that the planner has the demand profile that it would have.
     """
 
     name = "phalanx"
@@ -335,7 +337,7 @@ class ProductionPacking:
         return True
 
     def _put_on_cpus(self, pod: Pod) -> bool:
-        """A pod without devices, which Phalanx has none of: where it strands the fewest of them."""
+        """Place a pod without devices on the machine where it adds least fragmentation."""
         index, wants = self._world.index, (pod.cpu_milli, pod.memory_mib << 20)
         fitting = [
             devices

@@ -1,4 +1,4 @@
-"""What a cluster looked like over time: the samples behind plots and rates over a window."""
+"""Samples of a simulated cluster over time, for plots and for rates over a window."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from phalanx.core.scheduling import ClusterIndex
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One moment, before the pass that is due. `useful_slot_s` counts from the beginning."""
+    """The state before a pass. `useful_slot_s` counts from the start of the simulation."""
 
     at_s: float
     num_slots: int
@@ -23,7 +23,7 @@ class Sample:
 
     @property
     def free_slots(self) -> int:
-        """Open slots that nobody holds."""
+        """Return the open slots that no job holds."""
         return self.num_slots - self.held_slots
 
     @property

@@ -1,4 +1,4 @@
-"""From a finished run to figures. Times in hours, slot time in slot-hours."""
+"""Figures of a finished simulation: times in hours, slot time in slot-hours."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ HOUR = 3600.0
 class RunFigures:
     """One row of a comparison. Delay is completion time beyond a run alone on an empty cluster."""
 
-    policy: str
-    num_jobs: int
-    num_done: int
-    jct_h: float
-    delay_h: float
-    delay_p50_h: float
-    delay_p99_h: float
-    delay_max_h: float
-    gang_delay_h: float
-    queue_h: float
-    makespan_h: float
-    useful: float
-    busy: float
-    preemptions: int
-    preemptions_per_job: float
-    lost_h: float
-    overhead_h: float
-    slowed_percent: float
-    scattered_percent: float
-    pass_p50_ms: float
-    pass_p99_ms: float
-    wall_s: float
-    num_failed: int = 0
-    lost_to_failures_h: float = 0.0
-    lost_to_failures: float = 0.0
-    useful_under_load: float = 0.0
-    fragmented: float = 0.0
-    cost: float = 0.0
-    cost_per_useful_h: float = 0.0
+    policy: str  # name of the policy
+    num_jobs: int  # submitted jobs
+    num_done: int  # completed jobs
+    jct_h: float  # mean job completion time
+    delay_h: float  # mean delay
+    delay_p50_h: float  # median delay
+    delay_p99_h: float  # 99th percentile of the delay
+    delay_max_h: float  # maximum delay
+    gang_delay_h: float  # mean delay of large gangs (`gang_slots`)
+    queue_h: float  # mean total time in the queue
+    makespan_h: float  # first submission to the end
+    useful: float  # useful part of the capacity
+    busy: float  # useful, overhead, slowed and lost part of the capacity
+    preemptions: int  # preemptions of all jobs
+    preemptions_per_job: float  # mean preemptions of a job
+    lost_h: float  # slot-hours of lost work
+    overhead_h: float  # slot-hours of starts, restarts and saves
+    slowed_percent: float  # gangs slowed on their last placement, % of gangs
+    scattered_percent: float  # slot time on scattered placements, % of multi-node gangs
+    pass_p50_ms: float  # median CPU time of a pass
+    pass_p99_ms: float  # 99th percentile of the CPU time of a pass
+    wall_s: float  # wall time of the simulation
+    num_failed: int = 0  # jobs that failed finally
+    lost_to_failures_h: float = 0.0  # slot-hours of work lost to failures
+    lost_to_failures: float = 0.0  # the same as a part of the held slot time
+    useful_under_load: float = 0.0  # useful part of the capacity while jobs arrive
+    fragmented: float = 0.0  # mean part of the free slots on broken nodes
+    cost: float = 0.0  # price of the capacity
+    cost_per_useful_h: float = 0.0  # cost of a useful slot-hour
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectRow:
-    """What one project got: waits in hours, slot-hours, and its part of the cost by use."""
+    """The figures of one project: waits in hours, slot-hours, and its part of the cost."""
 
     project: str
     num_jobs: int
@@ -86,7 +86,7 @@ def project_rows(result: Result, price: float = 0.0) -> tuple[ProjectRow, ...]:
 
 
 def delay_s(result: Result, run: SimulatedJob) -> float:
-    """Completion time beyond what the job takes alone, seconds."""
+    """Return the completion time beyond that of the job alone, seconds."""
     end_s = result.end_s if run.end_s is None else run.end_s
     alone = run.job.duration_s + result.setup.costs.start_s
     return max(end_s - run.job.submit_s - alone, 0.0)
@@ -114,7 +114,7 @@ def delays_h(
 
 
 def figures(result: Result, gang_slots: int = 8, price: float = 0.0) -> RunFigures:
-    """The usual row. `price` is that of one slot for an hour."""
+    """Return the figures of a simulation. `price` is that of one slot for an hour."""
     runs = list(result.runs.values())
     done = [run for run in runs if run.end_s is not None]
     delays = delays_h(result)

@@ -1,4 +1,4 @@
-"""Other schedulers, written anew behind the production seam, so that a comparison is like for like.
+"""Other schedulers, reimplemented behind the production interface for fair comparisons.
 
-They use the same index, the same stopping and restarting, the same holes; only the policy differs.
+They use the same index, stops, restarts and reservations; only the policy differs.
 """

@@ -20,7 +20,7 @@ _DEPTH = 100
 
 
 class UserLimits:
-    """What users declare, remembered for when the job runs."""
+    """The limits that users declare, kept while the job runs."""
 
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
@@ -37,7 +37,7 @@ class UserLimits:
         return known
 
     def ends(self, cluster: ClusterIndex, now: int) -> list[tuple[int, int]]:
-        """When running jobs end at the latest, and their slots; the overdue ones any moment."""
+        """Return the latest ends of running jobs with their slots; overdue jobs end at once."""
         found = []
         for held in cluster.held.values():
             limit_s = self._known.get(held.job, _ROUND_LIMITS_S[-1])
@@ -108,7 +108,7 @@ def _weight(cluster: ClusterIndex, name: str) -> float:
 
 
 class Easy:
-    """One reservation for the head, backfill behind it; `queue` says who is the head."""
+    """EASY: one reservation for the head, backfill behind it; `queue` orders the jobs."""
 
     def __init__(
         self, name: str, queue: Queue = first_come, placer: Placer = best_fit, seed: int = 0
@@ -119,7 +119,7 @@ class Easy:
         self._limits = UserLimits(seed)
 
     def plan(self, cluster: ClusterIndex, now: int, oracle: Oracle) -> Plan:
-        """Start the head; whoever is behind may start if it does not delay the head."""
+        """Start the head; a later job may start if it does not delay the head."""
         state = new_draft(cluster, now)
         shadow: float | None = None
         extra = 0
@@ -190,7 +190,7 @@ class Profile:
 
 
 class Conservative:
-    """Everybody has a reservation; a job starts early only if that delays no reservation before it.
+    """Conservative backfill: a job starts early only if it delays no earlier reservation.
 
     The first `depth` blocked jobs get one each pass, as Slurm's backfill looks at so many.
     """

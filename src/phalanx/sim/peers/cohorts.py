@@ -1,11 +1,11 @@
 """Schedulers with queues that own quotas, lend them to one another and take them back.
 
-Kueue: the heads of all queues compete; a claim within its queue's quota may evict borrowers, and within
-a queue lower priorities; victims by priority, then the newest, put back in reverse if not needed.
-KAI: queues by how far they are served; reclaim up to the deserved quota, preemption inside a queue by
-priority, and consolidation, which moves jobs so that a gang finds its slots together. Neither knows when
-a job saved last. Both place like Phalanx (the smallest domain, best fit); without projects there is one
-queue that owns everything.
+Kueue: the heads of all queues compete; a claim within its queue's quota may evict borrowers, and
+within a queue lower priorities; victims by priority, then the newest, put back in reverse if not
+needed. KAI: queues by how far they are served; reclaim up to the deserved quota, preemption inside
+a queue by priority, and consolidation, which moves jobs so that a gang finds its slots together.
+Neither uses the time of the last checkpoint. Both place like Phalanx (the smallest domain, best
+fit); without projects there is one queue that owns everything.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Rank = Callable[["Quotas", QueuedJob], tuple[float, ...]]
 
 
 class Quotas:
-    """What every queue owns and may hold at most, and what it holds in this draft."""
+    """The quota and the limit of every queue, and its use in this pass."""
 
     def __init__(self, state: Pass) -> None:
         self._state = state
@@ -35,28 +35,28 @@ class Quotas:
         self._most = {p.name: p.max_slots for p in cluster.projects.values()}
 
     def owned(self, project: str) -> int:
-        """Slots of its own; a queue nobody declared owns everything, or nothing beside declared ones."""
+        """Return the quota; an undeclared queue owns everything, or nothing beside declared ones."""
         return self._owned.get(project, 0 if self._owned else self.capacity)
 
     def used(self, project: str) -> int:
-        """Slots it holds or has been promised."""
+        """Return the slots that it holds or has reserved."""
         return self._state.ledger.used.get(project, 0)
 
     def is_within(self, job: QueuedJob) -> bool:
-        """Whether the queue owns what it would then hold."""
+        """Return whether the queue would stay within its quota."""
         return self.used(job.project) + job.num_slots <= self.owned(job.project)
 
     def is_allowed(self, job: QueuedJob) -> bool:
-        """Whether the queue's own limit leaves room."""
+        """Return whether the queue would stay within its limit."""
         most = self._most.get(job.project)
         return most is None or self.used(job.project) + job.num_slots <= most
 
     def is_over(self, held: RunningJob) -> bool:
-        """Whether its queue holds more than it owns."""
+        """Return whether its queue uses more than its quota."""
         return self.used(held.project) > self.owned(held.project)
 
     def served(self, project: str) -> float:
-        """Use by what it owns."""
+        """Return the use relative to the quota."""
         return self.used(project) / max(self.owned(project), 1)
 
 
@@ -120,7 +120,7 @@ class CohortQueues:
         return blocked
 
     def _after(self, state: Pass, quotas: Quotas, blocked: list[QueuedJob]) -> None:
-        """What is done for those that found no room."""
+        """Handle the jobs that found no room."""
         self._take_back(state, quotas, blocked)
 
     def _take_back(self, state: Pass, quotas: Quotas, blocked: list[QueuedJob]) -> None:
@@ -213,7 +213,7 @@ def _movable(state: Pass, job: QueuedJob) -> list[RunningJob]:
 
 
 def kueue_like() -> CohortQueues:
-    """Cohort with borrowing, `BestEffortFIFO`, reclaim from anybody who borrows."""
+    """Kueue: a cohort with borrowing, `BestEffortFIFO`, and reclaim from any borrower."""
     return CohortQueues("kueue-like", kueue_rank, filled_back)
 
 

@@ -1,10 +1,10 @@
-"""Elastic peers: slots are divided anew every round by measured speeds, as Sia and Pollux do.
+"""Elastic peers: slots are redistributed every round by measured speeds, as in Sia and Pollux.
 
-Both know the true speed curve of every job and no durations. Each round gives slots one by one to the
-job whose fairness-powered speed gains most (Sia's objective with p = -0.5, Pollux's with p = -1; both
-are concave for such curves, so that this is their optimum), a change of size is discounted by what
-the restart costs a job of that age, and nobody more than doubles in a round. What one gives up another
-has at once, without waiting for a save: generous to the peers.
+Both use the true speed curve of every job and no durations. Each round gives slots one by one to
+the job with the largest gain in fairness-powered speed (Sia's objective with p = -0.5, Pollux's
+with p = -1; both are concave for such curves, so that this is their optimum), a change of size is
+discounted by what the restart costs a job of that age, and no job more than doubles in a round.
+Released slots are usable at once, without waiting for a save, which favors the peers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Job:
 
 @dataclass(slots=True)
 class GoodputShares:
-    """One division a round. `power` below zero: the lower, the more even the speed-ups."""
+    """One distribution a round. The lower `power` (below zero), the more even the speed-ups."""
 
     name: str
     power: float
@@ -74,7 +74,7 @@ class GoodputShares:
         return float(-(ratio**self.power))
 
     def _settled(self, job: _Job, found: dict[int, int]) -> int:
-        """The new size only where it still pays after the restart."""
+        """Return the new size if it still gains after the restart, else the current one."""
         wanted = found[job.num]
         if job.now == 0 or wanted <= job.now:
             return wanted

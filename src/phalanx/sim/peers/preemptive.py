@@ -1,7 +1,7 @@
-"""Schedulers that order everybody, running or not, and let the best ones run.
+"""Schedulers that order all jobs, running or queued, and run the first ones that fit.
 
-2D-LAS (Tiresias): queues by attained slot time. SRPT: least work left, by the truth; a bound, not a
-policy that anybody could run. Gittins: the learned index alone. `rounds` has those that share by time.
+2D-LAS (Tiresias): queues by attained slot time. SRPT: least true work left; a bound, not a feasible
+policy. Gittins: the learned index alone. Time-sharing policies are in `rounds`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from phalanx.sim.peers.queues import best_fit, finish, new_draft
 from phalanx.sim.peers.victims import evict_for, who_is_in_the_way
 
 AUTHORS_QUEUES_SLOT_S = (3250.0, 7200.0)
-"""Where a job leaves the first and the second queue in the code of Tiresias's authors."""
+"""Service at which a job leaves the first and second queue in the code of Tiresias's authors."""
 _PAPER_QUEUES_SLOT_S = (3600.0, 36_000.0)
 
 
 @dataclass(slots=True)
 class Active:
-    """A job that wants to run, running or not. Not frozen: each pass makes thousands."""
+    """A running or queued job. Not frozen: each pass creates thousands."""
 
     num: int
     slots: int
@@ -38,7 +38,7 @@ class Active:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What an order may look at: everybody at one moment, and for oracles the truth."""
+    """The input of an order: all jobs at one moment, and the true work left for oracles."""
 
     cluster: ClusterIndex
     now: int
@@ -51,10 +51,10 @@ Key = Callable[[Active, Scene], float]
 
 
 def by(key: Key) -> Order:
-    """Everybody by a key, lowest first; of equals, who runs, then who came first."""
+    """Return an order by a key, lowest first; ties: running jobs, then the lower number."""
 
     def order(scene: Scene) -> list[Active]:
-        # No two have the same number, so that jobs themselves are never compared.
+        # Job numbers are unique, so that jobs themselves are never compared.
         keyed = [(key(one, scene), one.held is None, one.num, one) for one in scene.everyone]
         keyed.sort()
         return [one for _, _, _, one in keyed]
@@ -63,7 +63,7 @@ def by(key: Key) -> Order:
 
 
 def srpt_key(active: Active, scene: Scene) -> float:
-    """True work left."""
+    """Return the true work left."""
     return scene.oracle.remaining_s(active.num) * active.slots
 
 
@@ -86,8 +86,8 @@ class LeastAttained:
     """2D-LAS to the letter of its authors' simulator.
 
     A job enters the first queue at its end and sinks to the end of the next one at each limit. In a
-    queue those that run stand before those that wait: nobody is evicted by his own queue, and a large
-    gang waits until nobody smaller does.
+    queue running jobs precede waiting ones: no job is evicted by its own queue, and a large gang
+    waits until no smaller job does.
     """
 
     def __init__(self, limits_slot_s: Sequence[float] = AUTHORS_QUEUES_SLOT_S) -> None:
@@ -96,7 +96,7 @@ class LeastAttained:
         self._queue_of: dict[int, int] = {}
 
     def __call__(self, scene: Scene) -> list[Active]:
-        """The queues one after another."""
+        """Return the jobs of the queues, one queue after another."""
         known = {active.num: active for active in scene.everyone}
         leaving = {num for num, held in scene.cluster.held.items() if held.stopping}
         for queue in self._queues:
@@ -130,7 +130,7 @@ class Preemptive:
         self._submitted: dict[int, int] = {}
 
     def plan(self, cluster: ClusterIndex, now: int, oracle: Oracle) -> Plan:
-        """Order everybody, choose, evict the others as far as the chosen need it, fill the rest."""
+        """Order all jobs, choose, evict others as far as the chosen need it, fill the rest."""
         state = new_draft(cluster, now)
         honour(state)
         ranked = self._order(Scene(cluster, now, oracle, self._everyone(cluster, now)))

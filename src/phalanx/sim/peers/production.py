@@ -1,4 +1,4 @@
-"""The production planner as a policy of the simulator, and a copy of it that is kept in the dark."""
+"""The production planner as a policy, and a variant that ignores checkpoint times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from phalanx.sim.model import Oracle
 
 
 class Production:
-    """Phalanx itself."""
+    """The production planner."""
 
     name = "phalanx"
 
@@ -19,16 +19,15 @@ class Production:
 
 
 class Blind:
-    """The same planner, told of every job that it saved this moment.
+    """The same planner with every job's last checkpoint set to the present.
 
-    So it takes every victim to be equally cheap for its size, as schedulers do that know nothing of
-    checkpoints.
+    Every victim is then equally cheap for its size, as for schedulers without checkpoint times.
     """
 
     name = "phalanx-blind"
 
     def plan(self, cluster: ClusterIndex, now: int, oracle: Oracle) -> Plan:
-        """One production pass on false facts, which are put right afterwards."""
+        """Run one production pass on changed checkpoint times, which are restored afterwards."""
         told = {num: held.saved_at for num, held in cluster.held.items()}
         for num in told:
             cluster.saved(num, now)

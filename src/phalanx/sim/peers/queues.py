@@ -1,4 +1,4 @@
-"""Schedulers that never take anything back: FIFO, FIFO-skip, shortest job first."""
+"""Schedulers without preemption: FIFO, FIFO-skip, shortest job first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def best_fit(cluster: ClusterIndex, job: QueuedJob) -> list[Allocation] | None:
     """The production placement: the smallest domain, best fit, or wait."""
     eq_class = cluster.class_of.get(job.num)
     if eq_class is not None:
-        # What its line asks for is what it asks for, and known already.
+        # All jobs of the class have the same request, which is cached.
         return place(cluster.index, eq_class.request, eq_class.groups, job.shape)
     request = request_of(job)
     return place(cluster.index, request, cluster.groups_for(request), job.shape)
@@ -43,7 +43,7 @@ def first_fit(cluster: ClusterIndex, job: QueuedJob) -> list[Allocation] | None:
 
 
 class Fifo:
-    """First come, first served; with `skip`, whoever does not fit is passed over."""
+    """First come, first served; with `skip`, jobs that do not fit are passed over."""
 
     def __init__(self, name: str, placer: Placer, skip: int) -> None:
         self.name = name
@@ -59,7 +59,7 @@ class Fifo:
 
 
 class Shortest:
-    """Shortest slot-seconds first, by the truth blurred with a log-normal error."""
+    """Shortest slot-seconds first, by the true value times a log-normal error."""
 
     def __init__(self, name: str, sigma: float, seed: int = 0) -> None:
         self.name = name

@@ -1,9 +1,9 @@
-"""Schedulers that share by time: whose turn it is, or whose share is the furthest behind.
+"""Time-sharing schedulers: in turn, or the job furthest behind its share first.
 
-They have a round (a lease, a quantum) that protects who has just started. In the papers a suspension
-costs a moment; here it costs a save and a restart like everybody's, so Gandiva's quantum is half an
-hour and not a minute. No trace here has speeds by slot type: Gavel's programme over one type has its
-solution in closed form, the water level that fills the cluster.
+A round (a lease, a quantum) protects jobs that have just started. In the papers a suspension is
+nearly free; here it costs a save and a restart as for all policies, so Gandiva's quantum is half an
+hour and not a minute. No trace here has speeds by slot type: Gavel's program over one type has a
+closed-form solution, the water level that fills the cluster.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ROUND_S = 360.0
 
 
 def turn_key(active: Active, scene: Scene) -> float:
-    """Gandiva: in turn. Who has had a quantum queues anew, behind whoever waits already."""
+    """Gandiva: in turn. A job that has had a quantum queues again, behind waiting jobs."""
     if active.waiting is not None:
         return float(active.waiting.since)
     started = 0 if active.held is None else active.held.started_at or 0
@@ -27,8 +27,8 @@ def turn_key(active: Active, scene: Scene) -> float:
 def lateness_key(active: Active, scene: Scene) -> float:
     """Themis: the worst ratio of the finish time expected here to that in a cluster alone first.
 
-    How many share the cluster is the same for all at one moment and left out. It knows true
-    durations, where the paper lets jobs report theirs.
+    The number of sharing jobs is equal for all at one moment and left out. True durations are used
+    where the paper lets jobs report theirs.
     """
     left_s = scene.oracle.remaining_s(active.num)
     had_s = active.attained_slot_s / max(active.slots, 1)
@@ -51,7 +51,7 @@ def max_min(scene: Scene) -> list[Active]:
 
 
 def water_level(sizes: list[int], capacity: int) -> float:
-    """The slots that everybody may have at most, so that together they fill `capacity`."""
+    """Return the cap on the slots of each job with which all together fill `capacity`."""
     left, num = float(capacity), len(sizes)
     for size in sorted(sizes):
         if size * num >= left:

@@ -1,7 +1,7 @@
-"""How a peer makes room: take victims in its own order until the gang fits, spare who was not needed.
+"""Preemption of the peers: take victims in the peer's order until the gang fits, spare the rest.
 
-Whatever the policy, the gang gets the hole that its victims leave, which is generous to the peers: most
-of the real ones let anybody start there.
+Under every policy the slots of the victims are reserved for the gang, which favors the peers: most
+of the original schedulers let any job start there.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ RESERVATION_TTL_S = 900
 Spare = Callable[
     [ClusterIndex, QueuedJob, list[RunningJob], list[Allocation]], list[RunningJob] | None
 ]
-"""Who of the taken victims really has to leave; None: nobody, and the gang waits."""
+"""A function that returns the victims that have to leave; None: none, and the gang waits."""
 
 
 def evict_for(
     state: Pass, job: QueuedJob, victims: Sequence[RunningJob], spare: Spare
 ) -> list[RunningJob]:
-    """Take victims in order until the gang fits, and cut its hole; gives those who leave."""
+    """Take victims in order until the gang fits, reserve its slots; return those that leave."""
     cluster, index = state.cluster, state.index
     free = sum(group.num_free for group in index.groups)
     if free + sum(held.num_slots for held in victims) < job.num_slots:

@@ -32,7 +32,7 @@ POLICIES: Mapping[str, Callable[[], SchedulingPolicy]] = {
     "pollux-like": pollux_like,
     "las": las,
 }
-"""Who is compared on elastic jobs; `las` runs them rigid, at the size that was asked for."""
+"""The policies compared on elastic jobs; `las` runs them rigid, at the requested size."""
 
 
 def sia(folder: Path, number: int) -> tuple[list[TraceJob], SimulationSetup]:

@@ -1,4 +1,4 @@
-"""Generated jobs, for when there is no trace: the shapes of busy research and LLM clusters."""
+"""Generated workloads that resemble busy research and LLM clusters."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""T8: sudden loads under which schedulers thrash, and what to look at afterwards.
+"""T8: sudden loads under which schedulers thrash, and measures of the thrashing.
 
-Each storm is jobs and a set-up; `run_storm` runs one and says how many were evicted in vain, how often the
-unluckiest was within an hour, and how long a project waited for what it is guaranteed.
+Each storm is jobs and a set-up; `run_storm` runs one and returns the evictions in vain, the most
+evictions of one job within an hour, and the longest wait of a project for its guarantee.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CLAIMS = "claims"
 
 @dataclass(frozen=True, slots=True)
 class Storm:
-    """Jobs that arrive, and on what."""
+    """The jobs and the set-up of one storm."""
 
     jobs: tuple[TraceJob, ...]
     setup: SimulationSetup
@@ -32,7 +32,7 @@ class Storm:
 
 @dataclass(frozen=True, slots=True)
 class StormOutcome:
-    """What a storm left. `latest_s` is the longest wait of a job labelled as a claim."""
+    """The result of a storm. `latest_s` is the longest wait of a job labelled as a claim."""
 
     num_evictions: int
     num_needless: int
@@ -43,7 +43,7 @@ class StormOutcome:
 
 
 def borrow_and_reclaim(seed: int = 0) -> Storm:
-    """One project borrows everything; again and again the other wants its guarantee at once."""
+    """One project borrows everything; the other repeatedly claims its whole guarantee at once."""
     rng = random.Random(seed)
     projects = (Project("lender", guaranteed_slots=128), Project("borrower", guaranteed_slots=128))
     rows = [(0.0, 20 * _HOUR_S * (0.5 + rng.random()), 8, "borrower", "") for _ in range(64)]

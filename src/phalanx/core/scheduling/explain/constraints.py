@@ -184,7 +184,7 @@ def _some(nodes: Sequence[Node]) -> str:
 def _kept_for_others(
     index: SlotIndex, decided: Plan, job: QueuedJob, cluster: ClusterIndex
 ) -> list[tuple[Reservation, Allocation]]:
-    """Free slots that open holes and reservations keep for other jobs."""
+    """Free slots that open reservations keep for other jobs."""
     kept: list[tuple[Reservation, Allocation]] = []
     left = dict(enumerate(index.free))
     for reservation in decided.reservations:

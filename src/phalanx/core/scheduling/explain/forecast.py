@@ -1,9 +1,9 @@
-"""When a waiting job may start: the production planner run forward on drawn run times.
+"""Start-time forecasts: the production planner simulated forward with sampled run times.
 
-A run time nobody declared is drawn from the learned distribution of its kind, given the service it has
-had already. Each scenario gives every job its own place in that distribution; the places are spread
-evenly over the scenarios and depend on nothing but the job's number, so equal snapshots give equal
-answers. Jobs that nobody has submitted yet are not in it.
+An undeclared run time is sampled from the learned distribution of the job's kind, given the service
+attained so far. Each scenario assigns every job a quantile of that distribution; the quantiles are
+spread evenly over the scenarios and depend only on the job's number, so equal snapshots give equal
+forecasts. Future submissions are not modeled.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _GOLDEN = 0.6180339887498949
 
 @dataclass(frozen=True, slots=True)
 class Eta:
-    """Start times at two quantiles, microseconds UTC; None where nobody knows."""
+    """Start times at two quantiles, microseconds UTC; None where unknown."""
 
     p50_at: int | None
     p90_at: int | None
@@ -53,7 +53,7 @@ def _at(ordered: list[float], quantile: float) -> int | None:
 
 
 def _place(num: int, scenario: int) -> float:
-    """Where in its distribution a job's run time lies in one scenario, within (0, 1)."""
+    """Return the quantile of a job's run time in one scenario, within (0, 1)."""
     seed = (num * 2654435761 & 0xFFFFFFFF) / 2**32
     return 0.02 + 0.96 * ((seed + scenario * _GOLDEN) % 1.0)
 
@@ -69,7 +69,7 @@ def _start_in(snapshot: PlanningInput, num: int, now: int, scenario: int) -> int
 
 
 class _Scenario:
-    """One future: passes at the drawn ends of what runs."""
+    """One simulated future: passes at the sampled end times of the running jobs."""
 
     def __init__(self, cluster: ClusterIndex, now: int, scenario: int) -> None:
         self.cluster = cluster
@@ -85,7 +85,7 @@ class _Scenario:
                 self.ends[held.job] = end
 
     def advance(self, num: int) -> bool:
-        """One pass; whether it starts the job."""
+        """Run one pass and return whether it starts the job."""
         decided = plan_pass(self.cluster, self.at)
         self.wake_at = decided.wake_at
         if any(start.job == num for start in decided.starts):
@@ -96,7 +96,7 @@ class _Scenario:
         return False
 
     def skip(self) -> bool:
-        """On to the next moment that may change anything; False if there is none."""
+        """Advance to the next time that may change the outcome; return False if there is none."""
         later = [end for end in self.ends.values() if end > self.at]
         if self.wake_at is not None and self.wake_at > self.at:
             later.append(self.wake_at)
@@ -104,7 +104,7 @@ class _Scenario:
             return False
         ahead_s = (self.at - self.began) / US
         grain_s = max(_MIN_STEP_S, _GRAIN * ahead_s)
-        # A wait alone may decide: nobody else's end is needed for that.
+        # Elapsed waiting time may change the outcome without the end of any other job.
         later.append(self.at + int(max(_LOOK_S, _LOOK * ahead_s) * US))
         due = min(later) + int(grain_s * US)
         self.at = max((end for end in later if end <= due), default=due)
@@ -139,7 +139,7 @@ class _Scenario:
             self.ends[job.num] = self.at + int(lasts_s * wide * US) + 1
 
     def _end(self, num: int) -> None:
-        """It is done, or evicted: then it comes back to the queue."""
+        """End a job: it is removed if done, and queued again if evicted."""
         del self.ends[num]
         held = self.cluster.release(num)
         if held is None or not held.stopping:
@@ -174,7 +174,7 @@ def _as_held(job: QueuedJob, now: int) -> RunningJob:
 
 
 def _as_waiting(held: RunningJob) -> QueuedJob:
-    """A running job as it would queue again: what its placement tells of its shape."""
+    """Return a running job as a queued one, with the shape that its placement implies."""
     others = sum(role.nodes for role in held.roles)
     shares = held.placement.shares[: len(held.placement.shares) - others]
     per_node = max((len(share.slots) for share in shares), default=0)

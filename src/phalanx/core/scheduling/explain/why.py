@@ -1,8 +1,7 @@
 """Why a job waits, what would start it now, and why a victim was chosen and what that costs.
 
-The forecast runs the production planner forward and the counterfactuals plan again with one thing
-changed: both say what would really happen, not what a formula supposes. `why` and `why_victim` are all
-that a caller needs.
+The forecast runs the production planner forward, and each counterfactual plans again with one
+change: both report what the planner would decide. Callers need only `why` and `why_victim`.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A job that leaves for another: for whom, why it and not another, and what that costs.
+    """A job that is preempted: its beneficiary, the reason for the choice, and the cost.
 
     `lost_slot_s` is work thrown away, `price_slot_s` that plus the time to save and to start again.
     """
@@ -64,10 +63,11 @@ class Victim:
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """The whole answer. `position` counts from 1; ETAs are microseconds UTC, None if unknown.
+    """The explanation of one waiting job.
 
-    `reason` is the line that the plan gives; `constraints` is everything that binds; `victims` are
-    those that make room for this job now.
+    `position` counts from 1; ETAs are microseconds UTC, None if unknown. `reason` is the line that
+    the plan gives; `constraints` is everything that binds; `victims` are those that make room for
+    this job now.
     """
 
     reason: Reason
@@ -111,7 +111,7 @@ def why(
 
 
 def why_victim(snapshot: PlanningInput, num: int, now: int) -> Victim | None:
-    """Why a running job is leaving, or would be asked to now; None if it is nobody's victim."""
+    """Explain why a running job is or would be preempted now; None if it is not a victim."""
     cluster = ClusterIndex.of(snapshot)
     held = cluster.held.get(num)
     if held is None:
@@ -153,7 +153,7 @@ def _victim(cluster: ClusterIndex, held: RunningJob, beneficiary: int, now: int)
 
 
 def position(snapshot: PlanningInput, num: int, now: int) -> int:
-    """How many jobs the planner looks at up to and including this one."""
+    """Return how many jobs the planner considers up to and including this one."""
     cluster = ClusterIndex.of(snapshot)
     cluster.activate_deferred(now)
     state = Pass(cluster, now)
@@ -172,7 +172,7 @@ def position(snapshot: PlanningInput, num: int, now: int) -> int:
 
 
 class _Trial:
-    """Plans again and again on one world with the job replaced by a changed one."""
+    """Repeated passes on one index with the job replaced by a changed one."""
 
     def __init__(self, snapshot: PlanningInput, job: QueuedJob, now: int) -> None:
         self.cluster = ClusterIndex.of(snapshot)
@@ -200,7 +200,7 @@ class _Trial:
         return None if reservation is None else (True, reservation.victims)
 
     def change(self, kind: ChangeKind, text: str, changed: QueuedJob) -> Change | None:
-        """The change, if it would help."""
+        """Return the change if the job would then start."""
         found = self.outcome(changed)
         return None if found is None else Change(f"starts now {text}", found[0], kind, found[1])
 
@@ -209,7 +209,7 @@ def counterfactuals(snapshot: PlanningInput, job: QueuedJob, now: int) -> tuple[
     """What would start this job now, one change at a time: the least of each kind that helps."""
     trial = _Trial(snapshot, job, now)
     if trial.outcome(job) is not None:
-        return ()  # it is on its way as it is
+        return ()  # it starts without a change
     finders: tuple[Callable[[], Change | None], ...] = (
         lambda: _smaller(trial, job),
         lambda: _elsewhere(trial, snapshot, job),
@@ -311,7 +311,7 @@ def _shorter(job: QueuedJob) -> Iterator[_Idea]:
 
 
 def _quota(snapshot: PlanningInput, job: QueuedJob, now: int) -> Change | None:
-    """With the limits of its project, and of those above, raised by just what the gang needs."""
+    """Raise the limits of its project and of those above by exactly what the gang needs."""
     tree = {project.name: project for project in snapshot.projects}
     held: dict[str, int] = {}
     for one in snapshot.held:
@@ -333,7 +333,7 @@ def _quota(snapshot: PlanningInput, job: QueuedJob, now: int) -> Change | None:
 
 
 def _reopened(snapshot: PlanningInput, job: QueuedJob, now: int) -> Change | None:
-    """With the nodes back that are drained or lost."""
+    """Reopen the nodes that are drained or lost."""
     closed = [node.id for node in snapshot.nodes if node.closed]
     if not closed:
         return None

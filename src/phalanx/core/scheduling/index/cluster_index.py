@@ -1,7 +1,7 @@
-"""The planner's picture of the cluster, kept up to date event by event.
+"""The cluster index: nodes, queue and running jobs as the planner reads them, updated per event.
 
-A `ClusterIndex` always equals one rebuilt from its own snapshot. Whoever owns it (the simulator, a control
-loop) reports what happened; `plan_pass` only reads it.
+A `ClusterIndex` always equals one rebuilt from its own snapshot. Its owner (the simulator, a
+control loop) applies events to it; `plan_pass` only reads it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class EquivalenceClass:
     ) -> None:
         self.key = key
         self.request_num = request_num
-        # What a line answers must not depend on who happened to join it first.
+        # The properties of a class must not depend on which job joined it first.
         self.sample = sample = _typical(sample)
         self.request: NodeRequest = request_of(sample)
         self.kind: KindKey = kind_key(sample)
@@ -62,7 +62,7 @@ class EquivalenceClass:
 
 
 def _typical(job: QueuedJob) -> QueuedJob:
-    """A job with nothing left of it but what its whole line shares."""
+    """Return a job reduced to what all jobs of its class have in common."""
 
     def upper(value: float | None) -> float | None:
         return None if value is None else EDGES[bin_of(value) + 1]
@@ -81,7 +81,7 @@ def _typical(job: QueuedJob) -> QueuedJob:
 
 
 def class_key(job: QueuedJob) -> tuple[object, ...]:
-    """What two jobs must share to stand in one line."""
+    """Return the key that is equal for two jobs of one equivalence class."""
     return (
         job.project,
         job.priority,
@@ -104,7 +104,7 @@ class QueueCount:
 
 
 class ClusterIndex:
-    """Nodes, holdings, queue, projects and holes, with every index the stages need."""
+    """Nodes, allocations, queue, projects and reservations, indexed for the stages."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class ClusterIndex:
         history: History | None,
         config: PlannerConfig | None,
     ) -> None:
-        """Everything at its beginning: nodes, and nothing on them."""
+        """Build the index of an empty cluster."""
         self.index = SlotIndex(nodes)
         self.projects: dict[str, Project] = {p.name: p for p in projects}
         self.history = History() if history is None else history
@@ -146,7 +146,7 @@ class ClusterIndex:
 
     @classmethod
     def of(cls, snapshot: PlanningInput) -> ClusterIndex:
-        """Build everything anew from a snapshot."""
+        """Build the index from a snapshot."""
         cluster = cls(snapshot.nodes, snapshot.projects, snapshot.history, snapshot.config)
         cluster._fill(snapshot)
         return cluster
@@ -160,7 +160,7 @@ class ClusterIndex:
             self.reservations[reservation.job] = reservation
 
     def snapshot(self) -> PlanningInput:
-        """The same world as an immutable value."""
+        """Return the state as an immutable planning input."""
         return PlanningInput(
             self.index.nodes,
             tuple(self.held[job] for job in sorted(self.held)),
@@ -174,7 +174,7 @@ class ClusterIndex:
     # -- the queue -------------------------------------------------------------------------------
 
     def submit(self, job: QueuedJob) -> None:
-        """A job enters the queue; a repeated message changes nothing."""
+        """Add a job to the queue; a repeated call changes nothing."""
         if job.num in self.waiting or job.num in self.held:
             return
         self.waiting[job.num] = job
@@ -187,13 +187,13 @@ class ClusterIndex:
             self._enqueue(job)
 
     def activate_deferred(self, now: int) -> None:
-        """Jobs whose back-off is over join their lines."""
+        """Add jobs with an expired back-off to their equivalence classes."""
         for num in [n for n, at in self.deferred.items() if at <= now]:
             del self.deferred[num]
             self._enqueue(self.waiting[num])
 
     def withdraw(self, num: int) -> None:
-        """A job leaves the queue: started, cancelled, or paused."""
+        """Remove a job from the queue: started, cancelled, or paused."""
         job = self.waiting.pop(num, None)
         if job is None:
             return
@@ -249,10 +249,10 @@ class ClusterIndex:
         shapes = [GangShape(1, len(share.slots), 1) for share in held.placement.shares]
         self.index.demand_profile.add(shapes, held.cpus_per_node, held.memory_per_node_bytes, sign)
 
-    # -- what runs -------------------------------------------------------------------------------
+    # -- running jobs ----------------------------------------------------------------------------
 
     def hold(self, held: RunningJob) -> None:
-        """An attempt holds these slots from now on; it leaves the queue."""
+        """Allocate these slots to an attempt and remove its job from the queue."""
         if held.job in self.held:
             return
         self.withdraw(held.job)
@@ -262,7 +262,7 @@ class ClusterIndex:
         ):
             self.index.take(allocation)
             if not allocation.mask:
-                continue  # nobody is put aside for the CPUs of a share without slots
+                continue  # a share without slots is never preempted for its CPUs
             at = self.on_node[allocation.node]
             at[held.job] = at.get(held.job, 0) | allocation.mask
             nodes.append(allocation.node)
@@ -277,13 +277,13 @@ class ClusterIndex:
         self.used[held.project] = self.used.get(held.project, 0) + held.num_slots
 
     def start(self, num: int, placement: Placement, held: RunningJob) -> None:
-        """A planned start is applied whole."""
+        """Apply a planned start."""
         if num not in self.waiting:
             raise InvariantBroken(f"j-{num} starts but does not wait")
         self.hold(replace(held, job=num, placement=placement))
 
     def release(self, num: int) -> RunningJob | None:
-        """The executor confirmed that an attempt is gone; a repeated message changes nothing."""
+        """Free the slots of an ended attempt; a repeated call changes nothing."""
         held = self.held.get(num)
         if held is None:
             return None
@@ -307,7 +307,7 @@ class ClusterIndex:
         return held
 
     def update(self, held: RunningJob) -> None:
-        """New facts about a running attempt on the same placement: a save, progress, a stop."""
+        """Update a running attempt on the same placement: a save, progress, a stop."""
         if held.job in self.held:
             self.running.remove(held.job)
             self.held[held.job] = held
@@ -321,12 +321,12 @@ class ClusterIndex:
             self.stopping.discard(held.job)
 
     def saved(self, num: int, at: int) -> None:
-        """A running attempt committed a checkpoint."""
+        """Record a checkpoint that a running attempt committed."""
         if num in self.held:
             self.held[num] = replace(self.held[num], saved_at=at)
 
     def replace_node(self, node: Node) -> None:
-        """A node appears, closes, opens or changes its labels: the index is built anew."""
+        """Add or change a node (closed, opened, relabeled), which rebuilds the index."""
         known = self.index.num_of.get(node.id)
         nodes = list(self.index.nodes)
         if known is None:
@@ -336,7 +336,7 @@ class ClusterIndex:
         self._rebuild(nodes)
 
     def remove_node(self, node_id: str) -> None:
-        """A node is gone; what it held is reported separately."""
+        """Remove a node; the loss of its attempts is reported separately."""
         self._rebuild([node for node in self.index.nodes if node.id != node_id])
 
     def _rebuild(self, nodes: list[Node]) -> None:
@@ -344,23 +344,23 @@ class ClusterIndex:
         self._begin(nodes, before.projects, before.history, before.config)
         self._fill(before)
 
-    # -- who is worth less than whom -------------------------------------------------------------
+    # -- urgency of running jobs -----------------------------------------------------------------
 
     def preemptible(self, now: int) -> dict[int, list[tuple[float, int]]]:
-        """Running jobs that may be asked to leave, by priority, the least urgent first."""
+        """Return preemptible running jobs by priority, the least urgent first."""
         self.running.settle(now)
         return self.running.ranked
 
     def end_of(self, num: int, now: int) -> int | None:
-        """When a running job is expected to be gone; constant while it stays in its service bin."""
+        """Return the expected end of a running job; constant within a service bin."""
         return self.running.end_of(num, now)
 
     def score_of(self, held: RunningJob, now: int) -> float:
-        """The learned urgency of a running job."""
+        """Return the learned urgency of a running job."""
         return self.running.score_of(held, now)
 
     def state(self) -> tuple[object, ...]:
-        """Everything that must equal a rebuild."""
+        """Return all state that must equal a rebuild."""
         classes = {key: eq_class.jobs for key, eq_class in self.classes.items()}
         return (
             self.index.state(),

@@ -23,14 +23,14 @@ _QUANTILES = 9
 _PARTS = 16
 _MOST_KNOWN = 200_000
 _TIGHTER = 0.02
-"""What a slot left over counts beside a stranded one: settles what is otherwise nearly equal."""
+"""Weight of a leftover slot relative to a stranded one: breaks near ties."""
 
 
 @dataclass(frozen=True, slots=True)
 class TypicalDemand:
-    """CPUs that jobs want for a slot, in equal parts of the slots wanted, and memory for a slot.
+    """CPUs for each slot, by quantiles of the requested slots, and memory for each slot.
 
-    `wider[n]` is the part of all wanted slots that belongs to shares of more than n slots.
+    `wider[n]` is the part of all requested slots in shares of more than n slots.
     """
 
     cpus: tuple[float, ...]
@@ -91,7 +91,7 @@ class TypicalDemand:
 
 @dataclass(slots=True)
 class DemandProfile:
-    """Slots wanted, by CPUs for each and by the width of a share. Equal jobs make an equal appetite."""
+    """Requested slots, by CPUs for each slot and by the width of a share."""
 
     slots: int = 0
     memory_bytes: int = 0
@@ -101,7 +101,7 @@ class DemandProfile:
     _stale: bool = field(default=True, compare=False)
 
     def add(self, shapes: Sequence[GangShape], cpus: int, memory_bytes: int, sign: int = 1) -> None:
-        """A job of these shapes is there (+1) or gone (-1); `cpus` and memory are for each share."""
+        """Add (+1) or remove (-1) a job of these shapes; CPUs and memory are for each share."""
         self._stale = True
         for shape in shapes:
             width = shape.slots_per_node
@@ -115,7 +115,7 @@ class DemandProfile:
             _count(self.by_width, width, slots)
 
     def typical(self) -> TypicalDemand | None:
-        """The mix in short; None while nobody wants anything besides slots."""
+        """Return the profile in short; None while no job requests anything besides slots."""
         if not self.slots or not (self.memory_bytes or any(s is not None for s in self.by_cpus)):
             return None
         if self._stale:
@@ -123,7 +123,7 @@ class DemandProfile:
             memory = self.memory_bytes / self.slots
             memory = 2.0 ** (_step(memory) / _STEPS) if memory else 0.0
             fresh = TypicalDemand(self._quantiles(), memory, self._wider())
-            # Equal to the one before for most changes, and that one knows many answers already.
+            # Usually equal to the previous profile, which has many results cached.
             if fresh != self._known:
                 self._known = fresh
         return self._known

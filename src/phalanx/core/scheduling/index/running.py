@@ -1,7 +1,7 @@
-"""What runs, by what it is worth: ranked by learned urgency, with the time it is expected to be gone.
+"""The index of running jobs: ranked by learned urgency, with expected end times.
 
-Everything in it changes only when a job starts, leaves or reaches another service bin, or when more is
-known of its kind; a pass pays for those changes, not for everybody who runs.
+An entry changes only when a job starts, leaves or reaches another service bin, or when its kind
+gains history; a pass pays for those changes, not for all running jobs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from phalanx.core.scheduling.model.urgency import (
 )
 
 NEVER = 1 << 62
-"""Later than any time that is known."""
+"""Later than any known time."""
 _FEW = 16
 
 
 @dataclass(slots=True)
 class _Kind:
-    """Running jobs of one kind, and what is known of them by slots and service bin."""
+    """Running jobs of one kind, with their estimates by slots and service bin."""
 
     key: KindKey
     version: int = -1
@@ -37,7 +37,7 @@ class _Kind:
 
 @dataclass(slots=True)
 class _Job:
-    """A running job as it was last looked at. Without `scored` it is nobody's victim."""
+    """A running job as of its last update. Without `scored` it is not preemptible."""
 
     held: RunningJob
     kind: _Kind
@@ -51,14 +51,14 @@ class _Job:
 
 @dataclass(slots=True)
 class _Moves:
-    """Places in the ranking of one priority that jobs leave, and those that they take."""
+    """Positions in the ranking of one priority that jobs leave and take."""
 
     gone: list[tuple[float, int]] = field(default_factory=list)
     fresh: list[tuple[float, int]] = field(default_factory=list)
 
 
 class RunningIndex:
-    """Scores and expected ends of running jobs. Whoever reads them calls `settle` first."""
+    """Scores and expected ends of running jobs; call `settle` before reading them."""
 
     def __init__(self, history: History, config: PlannerConfig) -> None:
         self.history = history
@@ -72,7 +72,7 @@ class RunningIndex:
         self._in_order: list[int] = []
 
     def add(self, held: RunningJob) -> None:
-        """A job runs from now on."""
+        """Add a running job."""
         key = KindKey(held.project, held.kind, size_class(held.num_slots))
         kind = self._kinds.get(key)
         if kind is None:
@@ -82,7 +82,7 @@ class RunningIndex:
         self._unscored.add(held.job)
 
     def remove(self, num: int) -> None:
-        """A job runs no more."""
+        """Remove a job that no longer runs."""
         self._unscored.discard(num)
         job = self._jobs.pop(num)
         self._unrank(job)
@@ -103,7 +103,7 @@ class RunningIndex:
         elif self._settled_at == now and not self._unscored:
             return
         self._settled_at = now
-        # A look at everybody costs less than keeping a queue of those who are due.
+        # Checking all jobs costs less than keeping a queue of those that are due.
         self._unscored.update([num for num, job in self._jobs.items() if job.due_at <= now])
         moves: dict[int, _Moves] = {}
         for num in self._unscored:
@@ -113,7 +113,7 @@ class RunningIndex:
             self._rerank(priority, one)
 
     def _rerank(self, priority: int, moves: _Moves) -> None:
-        """Many who change their places at once cost one sort, few a search each."""
+        """Apply rank changes: one sort for many, a binary search each for few."""
         ranked = self.ranked.setdefault(priority, [])
         if _FEW * len(moves.fresh) < len(ranked):
             for entry in moves.gone:
@@ -126,10 +126,10 @@ class RunningIndex:
             self.ranked[priority] = sorted(stay + moves.fresh)
 
     def ends(self, now: int) -> list[tuple[int, int]]:
-        """(expected end, job) of everybody who runs, the first to go first; NEVER if nobody knows."""
+        """Return (expected end, job) of all running jobs, the earliest first; NEVER if unknown."""
         self.settle(now)
         jobs, soon = self._jobs, now + US
-        # In nearly the order of the last time, in which sorting is cheap.
+        # Nearly in the order of the last call, so that sorting is cheap.
         known = [num for num in self._in_order if num in jobs]
         if len(known) < len(jobs):
             known += jobs.keys() - set(known)
@@ -148,7 +148,7 @@ class RunningIndex:
         return found
 
     def end_of(self, num: int, now: int) -> int | None:
-        """When a running job is expected to be gone; constant while it stays in its service bin."""
+        """Return the expected end of a running job; constant within a service bin."""
         job = self._jobs[num]
         if not job.settled:
             return expected_end(job.held, self.history, now)
@@ -180,7 +180,7 @@ class RunningIndex:
             job.scored, job.score = True, score
 
     def _known(self, job: _Job, spot: int) -> tuple[float, float | None]:
-        """Urgency before its waits and expected total service of a job in this bin."""
+        """Return the urgency before waits and the expected total service of a job in this bin."""
         held, kind = job.held, job.kind
         known = kind.known.get((held.num_slots, spot))
         if known is None:

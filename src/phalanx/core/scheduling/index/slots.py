@@ -1,8 +1,8 @@
-"""The incremental index of free slots: who has room, by node, leaf domain and wider domain.
+"""The incremental index of free slots by node, leaf domain and wider domain.
 
-It always equals an index built anew from the same nodes and takings, whatever the order of changes:
-everything in it is a count, a bit mask or a sorted list. Changes are journaled, so that a plan can try
-something and take it back.
+It always equals an index rebuilt from the same nodes and allocations, whatever the order of
+changes: all state is counts, bit masks and sorted lists. Changes are journaled, so that a plan can
+roll back.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _drop(sorted_list: list[int], value: int) -> None:
 
 
 class Allocation(NamedTuple):
-    """What one share takes from one node."""
+    """The slots, CPUs and memory that one share takes from one node."""
 
     node: int
     mask: int
@@ -215,7 +215,7 @@ class SlotIndex:
         self.journal.append((-1, allocation))
 
     def give(self, allocation: Allocation) -> None:
-        """Let these slots go. They must be held."""
+        """Free these slots. They must be held."""
         node = allocation.node
         if allocation.mask & self.free[node]:
             raise InvariantBroken(
@@ -238,7 +238,7 @@ class SlotIndex:
         return (node, *self.beside.get(node, ()))
 
     def mark(self) -> int:
-        """A point to roll back to."""
+        """Return a point to roll back to."""
         return len(self.journal)
 
     def rollback(self, mark: int) -> None:
@@ -252,7 +252,7 @@ class SlotIndex:
             self.set_free(node, mask & ~allocation.mask if sign > 0 else mask | allocation.mask)
 
     def settle(self) -> None:
-        """Forget the journal: what was done stays done."""
+        """Clear the journal: earlier changes become permanent."""
         self.journal.clear()
 
     def allocations(
@@ -262,14 +262,14 @@ class SlotIndex:
         memory_bytes: int,
         roles: tuple[GangShape, ...] = (),
     ) -> list[Allocation]:
-        """A placement as takings; shares on nodes that are gone are left out.
+        """Return the allocations of a placement; shares on removed nodes are left out.
 
         CPUs and memory are those of each share, but for the last ones, which are those of `roles`.
         """
         found = []
         wants = [(cpus, memory_bytes)] * len(placement.shares)
         at = len(wants) - sum(role.nodes for role in roles)
-        # Fewer shares than roles: a policy that cuts gangs as it likes, which is told of none.
+        # Fewer shares than roles: a policy that splits gangs freely and ignores roles.
         for role in roles if at >= 0 else ():
             wants[at : at + role.nodes] = [wants_of(role, cpus, memory_bytes)] * role.nodes
             at += role.nodes
@@ -281,14 +281,14 @@ class SlotIndex:
         return found
 
     def placement(self, allocations: list[Allocation]) -> Placement:
-        """Takings as a placement, in order of node rank."""
+        """Return allocations as a placement, in order of node rank."""
         shares = tuple(
             [self._share(allocation.node, allocation.mask) for allocation in allocations]
         )
         return Placement(self.nodes[allocations[0].node].pool, shares)
 
     def _share(self, num: int, mask: int) -> NodeShare:
-        """The same share is the same object: most of a cluster is taken whole, again and again."""
+        """Return the cached share object: most shares are whole nodes and recur often."""
         known = self._shares.get((num, mask))
         if known is None:
             node = self.nodes[num]
@@ -324,7 +324,7 @@ def _group_key(node: Node) -> GroupKey:
 
 
 def _beside(nodes: tuple[Node, ...]) -> dict[int, tuple[int, ...]]:
-    """Who else is part of the same machine, for nodes that are only a part of one."""
+    """Return the other nodes of the same machine, for nodes that are a part of one."""
     hosts: dict[str, list[int]] = {}
     for i, node in enumerate(nodes):
         if node.host:

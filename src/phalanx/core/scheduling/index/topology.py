@@ -20,18 +20,18 @@ _NODE = (1 << NODE_BITS) - 1
 
 @dataclass(frozen=True, slots=True)
 class NodeRequest:
-    """What a job wants of nodes: the part of `QueuedJob` that placement depends on."""
+    """The part of `QueuedJob` that placement depends on."""
 
-    shape: GangShape
-    roles: tuple[GangShape, ...]
-    pools: tuple[str, ...]
-    cpus: int
-    memory_bytes: int
-    slot_type: str
-    device_memory_bytes: int
-    tolerates: tuple[str, ...]
-    required: str | None
-    selector: tuple[tuple[str, str], ...] = ()
+    shape: GangShape  # the gang's first part at full size
+    roles: tuple[GangShape, ...]  # further parts, with their own shapes
+    pools: tuple[str, ...]  # pools in order of preference; empty: any pool
+    cpus: int  # CPUs of each share
+    memory_bytes: int  # memory of each share
+    slot_type: str  # required slot type; empty: any
+    device_memory_bytes: int  # least device memory of a slot
+    tolerates: tuple[str, ...]  # taints that the job tolerates
+    required: str | None  # topology level that must hold the whole gang
+    selector: tuple[tuple[str, str], ...] = ()  # labels that every node must have
 
 
 def request_of(job: QueuedJob) -> NodeRequest:
@@ -67,7 +67,7 @@ def suitable(index: SlotIndex, request: NodeRequest) -> list[NodeGroup]:
 
 
 def hosts(group: NodeGroup, request: NodeRequest, shape: GangShape) -> bool:
-    """Whether nodes of this kind are what one part of the gang asks for."""
+    """Return whether nodes of this kind meet the request of one part of the gang."""
     if isinstance(shape, RoleShape):
         wanted, memory_bytes = shape.slot_type, 0
     else:
@@ -80,7 +80,7 @@ def hosts(group: NodeGroup, request: NodeRequest, shape: GangShape) -> bool:
 
 
 def part_request(request: NodeRequest, shape: GangShape) -> NodeRequest:
-    """What one part of the gang asks of each node."""
+    """Return what one part of the gang requests of each node."""
     if not isinstance(shape, RoleShape):
         return request
     return replace(request, cpus=shape.cpus_per_node, memory_bytes=shape.memory_per_node_bytes)
@@ -89,7 +89,7 @@ def part_request(request: NodeRequest, shape: GangShape) -> NodeRequest:
 def place(
     index: SlotIndex, request: NodeRequest, groups: list[NodeGroup], shape: GangShape
 ) -> list[Allocation] | None:
-    """Takings for the whole gang (all roles), in one group if there is one, or None. Changes nothing."""
+    """Return allocations for the whole gang, in one group if possible, or None; changes nothing."""
     if request.roles:
         return _place_roles(index, request, groups, shape)
     for group in groups:
@@ -229,9 +229,9 @@ def _place_in(
 def _least_stranding(
     index: SlotIndex, request: NodeRequest, group: NodeGroup, num: int, per_node: int
 ) -> list[int] | None:
-    """The host on which all of this gang strands the fewest slots; None if that settles nothing.
+    """Return the host where this gang leaves the least fragmentation; None if undecided.
 
-    Gangs of several hosts are not placed so: their nearness counts for more.
+    Gangs of several hosts are not placed this way: their locality is more important.
     """
     typical = index.demand_profile.typical() if request.cpus or request.memory_bytes else None
     alone = num > 1 and (request.required == "node" or not index.beside)
@@ -348,7 +348,7 @@ def _together_on_hosts(
 
 
 def _shares(index: SlotIndex, request: NodeRequest, code: int, per_node: int) -> list[int]:
-    """A node as often as it has room for a share."""
+    """Return each node once for every share that it has room for."""
     node, count = code & _NODE, code >> NODE_BITS
     this = index.nodes[node]
     if not this.splittable:
@@ -432,7 +432,7 @@ def _across_groups(
 
 
 def num_leaves(index: SlotIndex, nodes: list[int]) -> int:
-    """How many leaf domains these nodes touch."""
+    """Return the number of leaf domains of these nodes."""
     return len({(id(index.group_of[n]), index.leaf_of[n]) for n in nodes})
 
 

@@ -26,7 +26,7 @@ _ALL_WEIGHT = 0.5
 _REFRESH = 12.0
 _TRUSTED = 20
 KINDS_KEPT = 10_000
-"""Of how many kinds of jobs evidence is kept: those of which a job ended last."""
+"""The number of kinds with stored history: those with the latest job ends."""
 
 
 def bin_of(slot_s: float) -> int:
@@ -41,7 +41,7 @@ def size_class(num_slots: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KindKey:
-    """Whose history a job shares."""
+    """The key of the history that a job shares."""
 
     project: str
     kind: str
@@ -50,7 +50,7 @@ class KindKey:
 
 @dataclass(slots=True)
 class _Table:
-    """What one kind's evidence says: the index and the total service by service bin."""
+    """The index and the total service of one kind by service bin."""
 
     version: int
     index: list[float]
@@ -58,7 +58,7 @@ class _Table:
     totals: dict[tuple[int, float], float] = field(default_factory=dict)
 
     def total(self, spot: int, quantile: float) -> float:
-        """Service in the end at this quantile, for who has got as far as this bin."""
+        """Return the total service at this quantile of a job that has reached this bin."""
         known = self.totals.get((spot, quantile))
         if known is None:
             left = self.tail[spot] * (1.0 - quantile)

@@ -1,8 +1,8 @@
-"""Entitlement: what each project may count on now.
+"""Entitlement: the slots that each project is entitled to now.
 
 Guarantees come first, as far as they are wanted; the surplus is shared by weight, level by level of
-the project tree, and nobody gets more than he wants or may have. What a project does not lend of an
-unused guarantee stays empty for it.
+the project tree, and no project gets more than its demand or its limit. The part of an unused
+guarantee that a project does not lend stays free for it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from phalanx.core.scheduling.model.planning_input import Project
 
 
 class EntitlementTier(IntEnum):
-    """How well founded a claim is; lower goes first."""
+    """The entitlement tier of a request; lower goes first."""
 
     URGENT = 0
     GUARANTEED = 1
@@ -41,7 +41,7 @@ class ProjectShare:
         return (self.project, *self.above)
 
     def tier(self, used: Mapping[str, int], wanted: int) -> EntitlementTier:
-        """How a claim for `wanted` more slots stands, given what the projects hold."""
+        """Return the tier of a request for `wanted` more slots, given the current use."""
         if self.is_guaranteed(used, wanted):
             return EntitlementTier.GUARANTEED
         if used.get(self.project.name, 0) + wanted <= self.entitled:
@@ -66,7 +66,7 @@ class ProjectShare:
         return tuple(_over(one, used.get(one.name, 0)) for one in reversed(self.lineage))
 
     def over_limit(self, used: Mapping[str, int], wanted: int) -> Project | None:
-        """The project whose limit such a claim would break: its own or one above; None if it fits."""
+        """Return the project, own or above, with a limit that the request would exceed, or None."""
         for one in self.lineage:
             if one.max_slots is not None and used.get(one.name, 0) + wanted > one.max_slots:
                 return one
@@ -172,7 +172,7 @@ def project_shares(
     demand: Mapping[str, int],
     capacity: int,
 ) -> dict[str, ProjectShare]:
-    """The standing of every project with quotas; empty when there are none."""
+    """Return the share of every project with quotas; empty when there are none."""
     if not projects:
         return {}
     total = {name: used.get(name, 0) + demand.get(name, 0) for name in {*used, *demand}}

@@ -1,4 +1,4 @@
-"""What a plan says: who starts, who leaves, who changes size, what is kept for whom, and why."""
+"""The plan of a pass: starts, preemptions, resizes, migrations, reservations and reasons."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Migration:
 
 
 class PendingReasons(Sequence[tuple[int, Reason]]):
-    """A reason for every job that stays, by number; jobs of one line share theirs.
+    """A reason for every job that stays queued, by number; jobs of one class share it.
 
     Five thousand queued jobs share a few dozen reasons, so they are written out only when asked for.
     """
@@ -99,10 +99,10 @@ class PendingReasons(Sequence[tuple[int, Reason]]):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do, why the rest stays, and when a wait alone would change the outcome.
+    """The decisions of a pass, pending reasons, and when waiting alone changes the outcome.
 
-    A preemption belongs to the hole of its beneficiary: apply both or neither. `num_steps` counts the
-    work of the pass (placements tried, victims looked at), a measure that no clock disturbs.
+    A preemption belongs to the reservation of its beneficiary: apply both or neither. `num_steps`
+    counts the work of the pass (placements tried, victims considered), independent of any clock.
     """
 
     starts: tuple[Start, ...]

@@ -1,4 +1,4 @@
-"""What the planner is told: the queue, what runs, the nodes, the projects and the open holes."""
+"""The planner's input: queue, running jobs, nodes, projects, reservations and configuration."""
 
 from __future__ import annotations
 
@@ -13,42 +13,32 @@ US = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """A queued job as the planner sees it. `pools` empty: any pool will do.
+    """A queued job as the planner sees it; times are microseconds UTC."""
 
-    `shape` is the gang at its full size; `min_nodes` below `shape.nodes` makes it elastic. `roles` are
-    further parts of the same gang with other shapes; their shares follow those of `shape`. `kind` is
-    what the learned durations go by (template, user, script). `queued_at` is when it last entered the
-    queue. `required` names the topology level that must hold the whole gang ("node" is always one).
-    `selector` are labels that every node of it must have. `delayed_s` is what it waited before its
-    earlier starts: an eviction does not make a wait forgotten.
-    `speeds` of an elastic job are what it does on 1, 2, 3… nodes; empty: not measured.
-    `sensitivity` is the slow-down that communication suffers outside the narrowest domain.
-    """
-
-    num: int
-    shape: GangShape
-    priority: int
-    submitted_at: int
-    not_before: int | None = None
-    pools: tuple[str, ...] = ()
-    cpus_per_node: int = 0
-    memory_per_node_bytes: int = 0
-    project: str = ""
-    kind: str = ""
-    queued_at: int | None = None
-    attained_slot_s: float = 0.0
-    remaining_s: float | None = None
-    max_duration_s: float | None = None
-    min_nodes: int | None = None
-    roles: tuple[GangShape, ...] = ()
-    required: str | None = None
-    sensitivity: float = 0.0
-    slot_type: str = ""
-    device_memory_bytes: int = 0
-    tolerates: tuple[str, ...] = ()
-    selector: tuple[tuple[str, str], ...] = ()
-    delayed_s: float = 0.0
-    speeds: tuple[float, ...] = ()
+    num: int  # job number
+    shape: GangShape  # the gang's first part at full size
+    priority: int  # higher goes first
+    submitted_at: int  # first submission
+    not_before: int | None = None  # end of a back-off
+    pools: tuple[str, ...] = ()  # in order of preference; empty: any pool
+    cpus_per_node: int = 0  # CPUs of each share
+    memory_per_node_bytes: int = 0  # memory of each share
+    project: str = ""  # project that its slots count for
+    kind: str = ""  # key of the learned durations (template, user, script)
+    queued_at: int | None = None  # when it last entered the queue; None: at submission
+    attained_slot_s: float = 0.0  # slot-seconds of service before this wait
+    remaining_s: float | None = None  # run time left by reported progress, seconds
+    max_duration_s: float | None = None  # declared limit of the run time, seconds
+    min_nodes: int | None = None  # least size of an elastic job, below `shape.nodes`
+    roles: tuple[GangShape, ...] = ()  # further parts; their shares follow those of `shape`
+    required: str | None = None  # topology level that must hold the gang ("node" always exists)
+    sensitivity: float = 0.0  # relative slow-down outside the narrowest domain
+    slot_type: str = ""  # required slot type; empty: any
+    device_memory_bytes: int = 0  # least device memory of a slot
+    tolerates: tuple[str, ...] = ()  # taints that it tolerates
+    selector: tuple[tuple[str, str], ...] = ()  # labels that every node of it must have
+    delayed_s: float = 0.0  # seconds waited before earlier starts, kept across preemptions
+    speeds: tuple[float, ...] = ()  # speed on 1, 2, 3… nodes if elastic; empty: not measured
     num_slots: int = field(init=False, repr=False, compare=False)
     """Slots of the whole gang at full size, all roles."""
 
@@ -58,12 +48,12 @@ class QueuedJob:
 
     @property
     def since(self) -> int:
-        """When it last entered the queue."""
+        """When it last entered the queue, microseconds UTC."""
         return self.submitted_at if self.queued_at is None else self.queued_at
 
     @property
     def owed_since(self) -> int:
-        """When it would have entered the queue, had it waited its whole delay at a stretch."""
+        """When it entered the queue, minus the waits before earlier starts, microseconds UTC."""
         return self.since - int(self.delayed_s * US)
 
     def widths(self, num_shares: int) -> list[int]:
@@ -74,41 +64,33 @@ class QueuedJob:
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """Slots that a live attempt holds, and what stopping it would cost.
+    """Slots that a live attempt holds, and the cost of stopping it; times are microseconds UTC."""
 
-    Without `started_at` nothing is known and the job is never chosen as a victim. `attained_slot_s`
-    counts what it had before this start. `saved_at` is its last durable checkpoint; `save_s` is what a
-    requested save takes, None when the job does not save on request. `stopping`: it was asked to
-    leave, and holds its slots until it has left. `delayed_s` is what it waited before all its starts,
-    this one included. `min_nodes` and `max_nodes` are set on elastic jobs. `roles` are the gang's
-    further parts, whose shares come last in the placement.
-    """
-
-    job: int
-    placement: Placement
-    project: str = ""
-    priority: int = 0
-    kind: str = ""
-    started_at: int | None = None
-    attained_slot_s: float = 0.0
-    remaining_s: float | None = None
-    max_duration_s: float | None = None
-    saved_at: int | None = None
-    save_s: float | None = 30.0
-    restart_s: float = 60.0
-    preemptible: bool = True
-    stopping: bool = False
-    protected_until: int = 0
-    min_nodes: int | None = None
-    max_nodes: int | None = None
-    cpus_per_node: int = 0
-    memory_per_node_bytes: int = 0
-    resized_at: int | None = None
-    delayed_s: float = 0.0
-    speeds: tuple[float, ...] = ()
-    roles: tuple[GangShape, ...] = ()
+    job: int  # job number
+    placement: Placement  # slots held
+    project: str = ""  # project that its slots count for
+    priority: int = 0  # higher goes first
+    kind: str = ""  # key of the learned durations
+    started_at: int | None = None  # None: unknown, and the job is never chosen as a victim
+    attained_slot_s: float = 0.0  # slot-seconds of service before this start
+    remaining_s: float | None = None  # run time left by reported progress, seconds
+    max_duration_s: float | None = None  # declared limit of the run time, seconds
+    saved_at: int | None = None  # last durable checkpoint
+    save_s: float | None = 30.0  # seconds of a requested save; None: it does not save on request
+    restart_s: float = 60.0  # seconds of a restart
+    preemptible: bool = True  # whether it may be asked to leave
+    stopping: bool = False  # asked to leave; holds its slots until it has left
+    protected_until: int = 0  # not preempted by peers before this time
+    min_nodes: int | None = None  # least size of an elastic job
+    max_nodes: int | None = None  # full size of an elastic job
+    cpus_per_node: int = 0  # CPUs of each share
+    memory_per_node_bytes: int = 0  # memory of each share
+    resized_at: int | None = None  # last change of size
+    delayed_s: float = 0.0  # seconds waited before all its starts, this one included
+    speeds: tuple[float, ...] = ()  # speed on 1, 2, 3… nodes if elastic; empty: not measured
+    roles: tuple[GangShape, ...] = ()  # further parts; their shares come last in the placement
     num_slots: int = field(init=False, repr=False, compare=False)
-    """Slots it holds now."""
+    """Slots held now."""
 
     def __post_init__(self) -> None:
         slots = sum(len(share.slots) for share in self.placement.shares)
@@ -123,7 +105,7 @@ class RunningJob:
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """A tenant's part: guaranteed slots, weight in the surplus, and limits.
+    """The quota of a project: guaranteed slots, weight in the surplus, and limits.
 
     `max_slots` caps guarantee plus borrowing. `lend_slots` caps how much of an unused guarantee others
     may borrow (None: all of it). `past_slots` is the decayed average of what it used, `parent` another
@@ -141,48 +123,40 @@ class Project:
 
 @dataclass(frozen=True, slots=True)
 class PlannerConfig:
-    """The knobs of the planner; every one has a default that is safe without any history.
+    """The parameters of the planner; every default is safe without any history.
 
-    `hysteresis`: a waiting job must be this many times more urgent than a victim of equal priority
-    (infinite: never); `guess_margin` / (1 + ends seen) times more than that while learned urgency is
-    little but a guess. `min_run_s` protects a fresh start. `guard_after_s`: who has waited longer in
-    all goes first in its class, gets a reservation, and is safe from its peers for `guard_quantum_s`.
-    `age_s`: the wait that doubles a job's urgency; from about `steep_s` on, all waits taken together,
-    urgency grows with this power of it (`steepness`), and a running job keeps what its waits earned:
-    a long job is put off again and again only up to a point. `size_exponent` 1.0 orders by work per
-    slot-second, lower values help gangs. `large_job_fraction` of a pool's slots: larger jobs are never
-    victims of their own priority. `lost_per_need`: a victim may lose at most this part of the work
-    that the claim needs. Who has run for `move_after_s` may be asked to move aside for a gang that
-    gains more slot-seconds in `move_gain_s` than all the moves cost (0: nobody moves). `step_budget`
-    ends the search for victims in a pass once so many jobs and nodes were looked at.
+    A running job keeps the urgency that its waits have added, so that long jobs are not preempted
+    without bound.
     """
 
+    #: Factor by which a job must be more urgent than a victim of equal priority (infinite: never).
     hysteresis: float = 1.5
-    guess_margin: float = 100.0
-    min_run_s: float = 1200.0
+    guess_margin: float = 100.0  # adds this / (1 + job ends seen) to the factor of uncertain jobs
+    min_run_s: float = 1200.0  # a job is not preempted by peers this soon after its start
+    #: A longer total wait puts a job first within its priority and reserves nodes for it.
     guard_after_s: float = 7 * 86_400.0
-    guard_quantum_s: float = 6 * 3600.0
-    age_s: float = 86_400.0
-    steep_s: float = 3 * 86_400.0
-    steepness: float = 8.0
-    size_exponent: float = 0.5
-    large_job_fraction: float = 0.03
-    large_job_slots: int = 16
-    num_reservations: int = 4
-    reserve_after_s: float = 0.0
-    reservation_ttl_s: float = 900.0
-    preemption_budget: int = 16
-    step_budget: int = 6000
-    lost_per_need: float = 0.005
-    move_after_s: float = 3600.0
-    move_gain_s: float = 900.0
-    resize_cooldown_s: float = 600.0
-    urgent_priority: int | None = None
+    guard_quantum_s: float = 6 * 3600.0  # a job so started is not preempted by peers for this long
+    age_s: float = 86_400.0  # wait that doubles a job's urgency
+    steep_s: float = 3 * 86_400.0  # total wait from about which urgency grows with a power of it
+    steepness: float = 8.0  # that power
+    size_exponent: float = 0.5  # 1.0 orders by work per slot-second; lower values favor gangs
+    large_job_fraction: float = 0.03  # part of a pool's slots beyond which a job is large
+    large_job_slots: int = 16  # a job of up to so many slots is never large
+    num_reservations: int = 4  # reservations for blocked gangs in a pass
+    reserve_after_s: float = 0.0  # least wait of a gang that gets a reservation
+    reservation_ttl_s: float = 900.0  # life of a reservation after its victims have left
+    preemption_budget: int = 16  # searches for victims in a pass
+    step_budget: int = 6000  # jobs and nodes considered before a pass stops searching for victims
+    lost_per_need: float = 0.005  # part of the gang's needed work that a victim may lose at most
+    move_after_s: float = 3600.0  # least run time of a job that may be migrated
+    move_gain_s: float = 900.0  # slots gained over this time must exceed the cost (0: no migration)
+    resize_cooldown_s: float = 600.0  # least time between two resizes of a job
+    urgent_priority: int | None = None  # least priority that goes before entitlements; None: none
 
 
 @dataclass(frozen=True, slots=True)
 class PlanningInput:
-    """Everything a plan may depend on, besides the time."""
+    """All inputs of a plan except the time."""
 
     nodes: tuple[Node, ...]
     held: tuple[RunningJob, ...]

@@ -1,4 +1,4 @@
-"""Nodes kept for one job; apart from the rest, because holes are stored and read again."""
+"""The reservation of nodes for one job, a module of its own because it is stored."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Nodes kept for one job: nobody else starts there unless gone again by `ready_at`.
+    """Nodes kept for one job: another job starts there only if it ends by `ready_at`.
 
-    A hole cut by a preemption is kept from plan to plan until its owner starts or `expires_at`;
-    `ready_at` None means that nobody knows when the nodes will be free.
+    The reservation of a preemption is kept from plan to plan until its owner starts or
+    `expires_at`; `ready_at` None means that it is unknown when the nodes will be free.
     """
 
     job: int

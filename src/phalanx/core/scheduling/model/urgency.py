@@ -1,7 +1,7 @@
-"""Order: who is more urgent within one entitlement and priority class.
+"""Urgency: the order of jobs within one entitlement tier and priority.
 
 The learned index is the chance of finishing per slot-second spent (Gittins), blended with a declared
-limit and with live progress, and grows with the wait. Whoever has waited beyond the guard goes first.
+limit and with live progress, and grows with the wait. Jobs that waited beyond the guard go first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from phalanx.core.scheduling.model.planning_input import US, PlannerConfig, Queu
 
 
 def kind_key(job: QueuedJob) -> KindKey:
-    """Whose history a queued job shares."""
+    """Return the key of the history that a queued job shares."""
     return KindKey(job.project, job.kind, size_class(job.num_slots))
 
 
@@ -50,7 +50,7 @@ def bin_ends_at(held: RunningJob, attained_bin: int) -> int:
 
 
 def base_of(slots: int, index: float, config: PlannerConfig) -> float:
-    """Urgency of a job that nothing but its learned index tells of."""
+    """Return the urgency of a job by its learned index alone."""
     return float(index * max(slots, 1) ** (1.0 - config.size_exponent))
 
 
@@ -66,7 +66,7 @@ def _blend(
     if remaining_s is not None:
         index = 1.0 / max(remaining_s * size, 1.0)
     elif limit_s is not None:
-        # It surely ends within its limit, so it is at least this urgent.
+        # It ends within its limit, so it is at least this urgent.
         index = max(index, 1.0 / max(limit_s * size - attained, 60.0))
     return base_of(slots, index, config)
 
@@ -80,14 +80,14 @@ def aged(base: float, wait_s: float, config: PlannerConfig) -> float:
 
 
 def is_guarded(since: int, now: int, config: PlannerConfig) -> bool:
-    """Whether the starvation guard has taken this wait over."""
+    """Return whether the starvation guard applies to this wait."""
     return (now - since) / US > config.guard_after_s
 
 
 def expected_end(
     held: RunningJob, history: History, now: int, quantile: float = 0.75
 ) -> int | None:
-    """When a running job will be gone at this quantile, microseconds; None if nobody knows."""
+    """Return the end of a running job at this quantile, microseconds; None if unknown."""
     if held.started_at is None:
         return None
     if held.stopping:
@@ -98,7 +98,7 @@ def expected_end(
         kind = KindKey(held.project, held.kind, size_class(held.num_slots))
         total = history.total_slot_s(kind, EDGES[bin_of(held.attained(now))], quantile)
         end = settled_end(held, total)
-    # Whoever is overdue is expected any moment.
+    # Overdue jobs are expected to end at any moment.
     return None if end is None else max(end, now + US)
 
 
@@ -117,7 +117,7 @@ def settled_end(held: RunningJob, total_slot_s: float | None) -> int | None:
 def expected_s(
     job: QueuedJob, kind: KindKey, history: History, quantile: float = 0.75
 ) -> float | None:
-    """How long a queued job will run once started, seconds; None if nobody knows."""
+    """Return the expected run time of a queued job, seconds; None if unknown."""
     limit = job.max_duration_s
     return remaining_of(
         kind, job.num_slots, job.attained_slot_s, job.remaining_s, limit, history, quantile

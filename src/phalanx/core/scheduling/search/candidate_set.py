@@ -17,7 +17,7 @@ from phalanx.core.scheduling.model.planning_input import PlannerConfig, QueuedJo
 
 @dataclass(frozen=True, slots=True)
 class PendingGang:
-    """A blocked gang and its standing. `base` is its urgency before its waits (0: as it is)."""
+    """A blocked gang and its urgency. `base` is the urgency before waits (0: the same)."""
 
     job: QueuedJob
     tier: EntitlementTier
@@ -54,7 +54,7 @@ class CandidateSet:
             costs[node] = costs.get(node, 0.0) + cost
 
     def remove(self, cluster: ClusterIndex, num: int) -> None:
-        """Take out a job that leaves already for another gang."""
+        """Remove a job that leaves already for another gang."""
         if self.prices.pop(num, None) is None:
             return
         for node in cluster.nodes_of[num]:
@@ -122,7 +122,7 @@ class IncrementalCandidateSet(CandidateSet):
     num_left: int = 0
 
     def leave(self, cluster: ClusterIndex, num: int) -> None:
-        """Take out a job; `below` must have been updated before."""
+        """Remove a job; `below` must have been updated before."""
         if self.prices.pop(num, None) is not None:
             for node in cluster.nodes_of[num]:
                 self._look_again(cluster, node)

@@ -18,7 +18,7 @@ from phalanx.core.scheduling.search.victim_search import VictimSearch
 
 
 def candidate_set(search: VictimSearch, gang: PendingGang) -> CandidateSet:
-    """Everybody this claim outweighs, with the price of each. Not to be changed, but to be copied."""
+    """Return the jobs that this gang outweighs, with prices. Copy the set before changing it."""
     if search.shares:
         return _across_projects(search, gang)
     peers = _peers(search, gang.job.priority)
@@ -49,13 +49,13 @@ def _stretched(
 
 
 def _built(search: VictimSearch, gang: PendingGang) -> CandidateSet:
-    """The reach of this claim alone."""
+    """Build the candidate set of this gang alone."""
     candidates = _below(search, gang.job.priority).copy()
     peers = _peers(search, gang.job.priority)
     held_by, leaving, config = search.cluster.held, search.decisions.leaving, search.config
     ranked = peers.ranked[: peers.num_below(gang, search.config.hysteresis)]
     search.decisions.num_steps += len(ranked)
-    # What `_outweighs` says of each, with all that is the same for all worked out once.
+    # The test of `_outweighs` for each job, with the common terms computed once.
     factor, doubt, urgency = config.hysteresis, _doubt(search, gang), gang.urgency
     bound = config.lost_per_need * gang.need_slot_s(config)
     for score, num, lost in ranked:
@@ -74,18 +74,18 @@ def _built(search: VictimSearch, gang: PendingGang) -> CandidateSet:
 
 
 def ordered_candidate_set(search: VictimSearch, gang: PendingGang) -> CandidateSet:
-    """The same as `candidate_set`, to be changed: its nodes stand in the order in which they came."""
+    """Return a mutable `candidate_set` with its nodes in order of insertion."""
     if search.shares:
         return _across_projects(search, gang)
     steps = search.decisions.num_steps
     found = _built(search, gang)
-    # The steps of a reach are counted where it is worked out first.
+    # The steps of a candidate set are counted where it is computed first.
     search.decisions.num_steps = steps
     return found
 
 
 def could_suffice(search: VictimSearch, gang: PendingGang, num_free: int) -> bool:
-    """Whether this claim could have enough slots if all that it may outweigh were gone."""
+    """Return whether preempting all candidates would free enough slots for this gang."""
     if search.shares:
         return True
     peers = _peers(search, gang.job.priority)
@@ -98,12 +98,12 @@ def could_suffice(search: VictimSearch, gang: PendingGang, num_free: int) -> boo
 
 
 def large_peers(search: VictimSearch, priority: int) -> list[tuple[float, int]]:
-    """Jobs of this priority that are too large to be victims of their peers, by score."""
+    """Return the jobs of this priority that are too large to be preempted by peers, by score."""
     return _peers(search, priority).large_jobs
 
 
 def _below(search: VictimSearch, priority: int) -> CandidateSet:
-    """Everybody of a lower priority; kept up to date as victims leave."""
+    """Return all candidates of lower priorities; updated as victims leave."""
     known = search.below.get(priority)
     if known is None:
         known = search.below[priority] = CandidateSet()
@@ -154,7 +154,7 @@ def _across_projects(search: VictimSearch, gang: PendingGang) -> CandidateSet:
 
 
 def may_evict(search: VictimSearch, gang: PendingGang, held: RunningJob, score: float) -> bool:
-    """Whether this claim outweighs that job's hold."""
+    """Return whether this gang may preempt that running job."""
     job = gang.job
     if held.started_at is None or held.protected_until > search.now:
         return False
@@ -175,7 +175,7 @@ def may_evict(search: VictimSearch, gang: PendingGang, held: RunningJob, score: 
 
 
 def _shared(search: VictimSearch, one: str, other: str) -> frozenset[str]:
-    """Projects that both are part of."""
+    """Return the projects that both are part of."""
     mine, theirs = search.shares.get(one), search.shares.get(other)
     if mine is None or theirs is None:
         return frozenset()
@@ -183,16 +183,16 @@ def _shared(search: VictimSearch, one: str, other: str) -> frozenset[str]:
 
 
 def _reclaimable(search: VictimSearch, held: RunningJob, shared: frozenset[str]) -> bool:
-    """Whether this job is part of what its project, or one above, holds beyond its guarantee.
+    """Return whether this job is part of its project's use beyond a guarantee.
 
-    Seen from outside that is the widest project that the two do not have in common. The cheapest jobs
-    that make up the excess are in reach; the rest is not.
+    The guarantee is that of the widest project that the two do not have in common. The cheapest
+    jobs that make up the excess are candidates; the others are not.
     """
     share_of = search.shares.get(held.project)
     names = [held.project] if share_of is None else [p.name for p in share_of.lineage]
     apart = [name for name in names if name not in shared]
     if not apart:
-        # The claim comes from one of its own parts: what it holds itself is beyond theirs.
+        # The gang is of one of its own parts, to which its own use is an excess.
         return True
     return held.job in _excess(search, apart[-1])
 
@@ -225,21 +225,21 @@ def _excess(search: VictimSearch, project: str) -> frozenset[int]:
 def _outweighs(
     search: VictimSearch, gang: PendingGang, held: RunningJob, score: float, lost: float
 ) -> bool:
-    """Whether the claim goes before a peer."""
+    """Return whether the gang may preempt a job of its own priority."""
     config = search.config
     if gang.guarded:
-        # Two that starve must not take turns.
+        # Two starving jobs must not preempt each other in turn.
         return held.delayed_s <= config.guard_after_s / 2
     if score * config.hysteresis * _doubt(search, gang) >= gang.urgency:
         return False
-    # Never throw away much of what the claim itself is expected to need.
+    # Never lose more than a small part of the work that the gang itself needs.
     return lost <= config.lost_per_need * gang.need_slot_s(config)
 
 
 def _doubt(search: VictimSearch, gang: PendingGang) -> float:
-    """How many times more must speak for a claim whose urgency is little more than a guess.
+    """Return the factor by which a gang of uncertain urgency must outweigh its peers.
 
-    Without it jobs of which nothing is known take turns for as long as nothing is learned.
+    Without it, jobs without any history preempt each other in turn until some history exists.
     """
     if gang.job.remaining_s is not None or gang.job.max_duration_s is not None:
         return 1.0
@@ -247,5 +247,5 @@ def _doubt(search: VictimSearch, gang: PendingGang) -> float:
 
 
 def _is_fresh(search: VictimSearch, held: RunningJob) -> bool:
-    """Whether it has only just started, so that its peers have to let it run."""
+    """Return whether it started too recently to be preempted by peers."""
     return (search.now - (held.started_at or 0)) / US < search.config.min_run_s

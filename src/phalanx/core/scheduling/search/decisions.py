@@ -22,14 +22,14 @@ from phalanx.core.scheduling.model.reservation import Reservation
 class Decisions:
     """Everything that a pass has decided so far."""
 
-    #: Starts in the order in which they were decided, and the numbers of those jobs.
+    #: Starts in the order in which they were decided.
     starts: list[Start] = field(default_factory=list)
-    started: set[int] = field(default_factory=set)
+    started: set[int] = field(default_factory=set)  # job numbers in `starts`
     #: Running jobs that will be asked to leave or to change their size.
     leaving: set[int] = field(default_factory=set)
-    preemptions: list[Preemption] = field(default_factory=list)
-    resizes: list[Resize] = field(default_factory=list)
-    migrations: list[Migration] = field(default_factory=list)
+    preemptions: list[Preemption] = field(default_factory=list)  # jobs to stop
+    resizes: list[Resize] = field(default_factory=list)  # elastic jobs to shrink or grow
+    migrations: list[Migration] = field(default_factory=list)  # jobs to restart elsewhere
     #: Reservations that are honoured or new.
     reservations: list[Reservation] = field(default_factory=list)
     #: Reasons of single jobs.

@@ -1,10 +1,10 @@
-"""Relief: a hero makes room for small jobs once those have waited for as long as that puts it off.
+"""Large-job preemption: small jobs preempt a large peer once their waits equal its delay.
 
-Among peers a hero is nobody's victim, or it would stop for every short job in turn. A few of them can hold
-a whole pool, though, while a thousand small jobs wait. So who waits has to pay: when the small jobs of a
-priority have together waited as many slot-seconds as a hero will lose by stopping (its pause, and the usual
-wait of its size until it starts again), one hero leaves. However long the heroes would have run, the waits
-come to at most about twice the least possible that way.
+Otherwise a large job is never preempted by its peers, or it would stop for every short job in turn.
+A few large jobs can hold a whole pool, however, while a thousand small jobs wait. When the small
+jobs of a priority have together waited as many slot-seconds as a large job loses by stopping (its
+pause, and the usual wait of its size until the next start), one large job is preempted. This bounds
+the total wait at about twice the optimum, however long the large jobs run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from phalanx.core.scheduling.search.victim_search import VictimSearch
 
 
 def large_job_limit(search: VictimSearch, node: int) -> float:
-    """The slots beyond which a job on nodes like this one counts as a hero."""
+    """Return the slots beyond which a job on nodes like this one counts as large."""
     group = search.index.group_of[node]
     return max(
         search.config.large_job_slots,
@@ -25,7 +25,7 @@ def large_job_limit(search: VictimSearch, node: int) -> float:
 
 
 def is_large(search: VictimSearch, held: RunningJob) -> bool:
-    """Whether a running job is so large that its peers have to let it run."""
+    """Return whether a running job is too large to be preempted by peers."""
     if held.num_slots <= search.config.large_job_slots:
         return False
     nodes = search.cluster.nodes_of[held.job]
@@ -35,9 +35,9 @@ def is_large(search: VictimSearch, held: RunningJob) -> bool:
 def candidates(
     search: VictimSearch, gang: PendingGang, large_jobs: list[tuple[float, int]]
 ) -> dict[int, float]:
-    """Heroes that this claim outweighs and whose loss has been paid for, with what stopping them costs.
+    """Return the large jobs that this gang may preempt, with the price of each.
 
-    None while another leaves: what that frees is often enough for all who wait.
+    Empty while another one leaves: its slots often suffice for all waiting jobs.
     """
     config, held_by = search.config, search.cluster.held
     found: dict[int, float] = {}
@@ -56,14 +56,14 @@ def candidates(
 
 
 def _put_off_slot_s(search: VictimSearch, held: RunningJob) -> float:
-    """Slot-seconds by which stopping this hero puts it off."""
+    """Return the slot-seconds by which stopping this large job delays it."""
     again_s = search.cluster.history.requeue_s.get(size_class(held.num_slots), 0.0)
     pause_s = held.restart_s + (held.save_s or 0.0) + search.config.min_run_s
     return held.num_slots * (pause_s + again_s)
 
 
 def _waited_slot_s(search: VictimSearch, gang: PendingGang) -> float:
-    """Slot-seconds that the queued small jobs of this priority have waited since they queued last."""
+    """Return the slot-seconds that small jobs of this priority have waited in the queue."""
     key = ("" if not search.shares else gang.job.project, gang.job.priority)
     known = search.waited.get(key)
     if known is None:

@@ -1,9 +1,9 @@
-"""Defragmentation that pays: small jobs move aside so that a gang finds its slots in one place.
+"""Defragmentation: migrations of small jobs that give a blocked gang its slots in one domain.
 
-Free slots that lie scattered serve nobody who waits for whole nodes. When a gang is blocked although
-enough slots are free, running jobs of at most its priority, which save on request and fit elsewhere at
-once, may be asked to move; nobody loses work. It happens only where the slots won, over `move_gain_s`,
-outweigh the pause of everybody who moves. Where peers are never put aside, nobody is moved either.
+Scattered free slots are useless to a gang that needs whole nodes. When a gang is blocked although
+enough slots are free, running jobs of at most its priority, which save on request and fit elsewhere
+at once, may be migrated without loss of work. The slots gained over `move_gain_s` must outweigh the
+pauses of all migrated jobs. Where peers are never preempted, they are not migrated either.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from phalanx.core.scheduling.model.planning_input import US, QueuedJob, RunningJ
 from phalanx.core.scheduling.search.victim_search import VictimSearch
 
 _SMALLER = 2
-"""Who moves is at most the n-th part of who gains."""
+"""A migrated job has at most the n-th part of the gang's slots."""
 
 
 def may_help(search: VictimSearch, eq_class: EquivalenceClass, job: QueuedJob) -> bool:
-    """Whether the gang is kept out by the scatter of free slots, not by their number."""
+    """Return whether the gang is blocked by fragmentation, not by the number of free slots."""
     if isinf(search.config.hysteresis) or job.num_slots < _SMALLER:
         return False
     return any(group.num_free >= job.num_slots for group in eq_class.groups)
 
 
 def candidates(search: VictimSearch, job: QueuedJob) -> dict[int, float]:
-    """Running jobs that could move aside for this one, with the price of each."""
+    """Return the running jobs that could migrate for this one, with the price of each."""
     found: dict[int, float] = {}
     for priority, ranked in sorted(search.cluster.preemptible(search.now).items()):
         if priority <= job.priority:
@@ -52,7 +52,7 @@ def _may_move(search: VictimSearch, job: QueuedJob, held: RunningJob) -> bool:
 def pays(
     search: VictimSearch, job: QueuedJob, cost: float, nodes: list[int], victims: list[int]
 ) -> bool:
-    """Whether all who leave find room elsewhere at once, and the gain is worth their pauses."""
+    """Return whether all migrated jobs fit elsewhere at once and the gain exceeds the cost."""
     if cost > job.num_slots * search.config.move_gain_s:
         return False
     index, mark = search.index, search.index.mark()
@@ -73,7 +73,7 @@ def pays(
 
 
 def _elsewhere(search: VictimSearch, held: RunningJob) -> list[Allocation] | None:
-    """Room for it on the same kind of nodes, of which it holds one share."""
+    """Return allocations for a one-share job on other nodes of the same kind, or None."""
     index = search.index
     home = index.num_of.get(held.placement.shares[0].node)
     if home is None:

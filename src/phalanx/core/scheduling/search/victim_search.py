@@ -1,4 +1,4 @@
-"""The search for victims: what it has computed for one gang and keeps for the next.
+"""The memo of the search for victims, shared by the gangs of one pass.
 
 `VictimSearch` owns its memo for one pass: prices, candidate sets by priority, and requests for which no
 victims were found. The functions of this room read it; `leave` keeps the memo right when a job leaves.
@@ -26,10 +26,10 @@ from phalanx.core.scheduling.search.ledger import Ledger
 class VictimSearch:
     """The memo of all searches for victims of one pass."""
 
-    cluster: ClusterIndex
-    now: int
-    ledger: Ledger
-    decisions: Decisions
+    cluster: ClusterIndex  # the index of the pass
+    now: int  # microseconds UTC
+    ledger: Ledger  # use and order of the projects in the pass
+    decisions: Decisions  # the decisions of the pass so far
     #: Price of stopping each running job that was looked at.
     prices: dict[int, float] = field(default_factory=dict)
     #: By priority: all preemptible jobs of lower priorities.
@@ -42,11 +42,11 @@ class VictimSearch:
     waited: dict[tuple[str, int], float] = field(default_factory=dict)
     #: By project: jobs that make up its use beyond its guarantee, as of a version of the ledger.
     excess: dict[str, frozenset[int]] = field(default_factory=dict)
-    excess_version: int = -1
+    excess_version: int = -1  # version of the ledger that `excess` reflects
     #: (project, priority, request) for which no victims were found.
     fruitless: set[tuple[str, int, int]] = field(default_factory=set)
-    config: PlannerConfig = field(init=False)
-    index: SlotIndex = field(init=False)
+    config: PlannerConfig = field(init=False)  # that of `cluster`
+    index: SlotIndex = field(init=False)  # that of `cluster`
 
     def __post_init__(self) -> None:
         self.config = self.cluster.config

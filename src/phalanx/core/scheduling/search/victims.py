@@ -1,9 +1,9 @@
 """The cheapest set of victims in one domain that lets a whole gang start.
 
-Nothing is preempted unless the gang then fits. Victims are priced by the slot-seconds that stopping them
-loses: work since the last checkpoint (or the time of a requested save) and the restart. Victims that turn
-out to be superfluous are dropped again, the dearest first. A gang of several roles gets room part by part,
-each on what the parts before it have left.
+Nothing is preempted unless the gang then fits. Victims are priced by the slot-seconds that stopping
+them loses: work since the last checkpoint (or the time of a requested save) and the restart.
+Victims that turn out to be superfluous are dropped, the most expensive first. A gang of several
+roles is placed part by part, each in the room that the earlier parts leave.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from phalanx.core.scheduling.search.candidates import (
 from phalanx.core.scheduling.search.victim_search import VictimSearch
 
 _Offer = tuple[float, int, int]
-"""What freeing a share costs, on which node, and which of the shares that the node could have it is."""
+"""The cost of freeing a share, its node, and its position among the shares of that node."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Offers:
-    """Nodes that have room for a share already, and what shares cost elsewhere.
+    """Nodes with free room for a share, and the costs of shares on other nodes.
 
-    `first` settles which of equal domains is taken: the one whose node comes first in it.
+    `first` breaks ties between domains: the domain with the earliest node wins.
     """
 
     free: list[int]
@@ -48,12 +48,12 @@ class _Offers:
     first: list[int]
 
     def inside(self, nodes: Collection[int]) -> _Offers:
-        """Those on some of the nodes."""
+        """Return the offers on some of the nodes."""
         paid = [offer for offer in self.paid if offer[1] in nodes]
         return _Offers([node for node in self.free if node in nodes], paid, self.first)
 
     def on(self, leaves: Collection[int], leaf_of: list[int]) -> list[_Offer]:
-        """Those of some leaf domains, the cheapest first."""
+        """Return the offers in some leaf domains, the cheapest first."""
         found = [(0.0, node, 0) for node in self.free if leaf_of[node] in leaves]
         return sorted(found + [offer for offer in self.paid if leaf_of[offer[1]] in leaves])
 
@@ -184,7 +184,7 @@ def _cheapest_kind(
     candidates: CandidateSet,
     inside: frozenset[int],
 ) -> tuple[list[int], list[int]] | None:
-    """Nodes of one kind for all shares of a part, and who leaves them; None where none will do."""
+    """Return nodes of one kind for all shares of a part, and the victims on them, or None."""
     (land, request), (job, shape) = where, part
     best: tuple[float, list[int], list[int]] | None = None
     for group in sorted(land, key=lambda group: group.size):
@@ -250,7 +250,7 @@ def _cheapest(
     candidates: CandidateSet,
     inside: Collection[int] | None = None,
 ) -> list[int] | None:
-    """Nodes for all shares in the domain where victims cost least, of the narrowest level that can."""
+    """Return nodes for all shares in the cheapest domain of the narrowest level possible."""
     need, leaf_of = shape.nodes, search.index.leaf_of
     offers = _offers(search, group, job, shape, candidates)
     if inside is not None:
@@ -296,7 +296,7 @@ def _domains(group: NodeGroup, leaves: Collection[int], level: str | None) -> li
 def _cheapest_domains(
     domains: list[list[int]], num_free: dict[int, int], costs: dict[int, list[float]], need: int
 ) -> list[list[int]]:
-    """The domains that can have so many shares at the least cost; none if none can."""
+    """Return the domains that can hold so many shares at the least cost."""
     best, equal = 0.0, list[list[int]]()
     for leaves in domains:
         lack, dear = need, costs[leaves[0]] if len(leaves) == 1 else list[float]()
@@ -317,7 +317,7 @@ def _cheapest_domains(
 def _earliest(
     search: VictimSearch, equal: list[list[int]], offers: _Offers, candidates: CandidateSet
 ) -> list[int]:
-    """Of domains that cost the same the one that was found first."""
+    """Return the first domain among those of equal cost."""
     leaf_of = search.index.leaf_of
     domain_of = {leaf: leaves for leaves in equal for leaf in leaves}
     for node in offers.first:
@@ -335,7 +335,7 @@ def _earliest(
 def _one_host(
     search: VictimSearch, offers: _Offers, need: int, candidates: CandidateSet
 ) -> list[int] | None:
-    """The cheapest node that can have all shares, so many times."""
+    """Return the cheapest node that can hold all shares, once for each share."""
     by_node: dict[int, list[float]] = {}
     for node in offers.free:
         by_node.setdefault(node, []).append(0.0)
@@ -361,7 +361,7 @@ def _offers(
     shape: GangShape,
     candidates: CandidateSet,
 ) -> _Offers:
-    """What a share costs on each node that has room already, and on each that could have it."""
+    """Return the costs of a share on each node that has or could have room."""
     index, need = search.index, shape.slots_per_node
     if group.splittable:
         paid = _split_offers(search, group, job, shape, candidates)
@@ -391,7 +391,7 @@ def _offers(
 def _has_rest(
     search: VictimSearch, job: QueuedJob, node: int, cpus: int, memory_bytes: int
 ) -> bool:
-    """Whether the CPUs and the memory of a node are enough, with so much more of each."""
+    """Return whether a node's CPUs and memory suffice, with so much more of each."""
     index = search.index
     if index.nodes[node].splittable:
         return job.cpus_per_node <= index.nodes[node].num_cpus
@@ -409,7 +409,7 @@ def _leave_for(
     shares: int,
     candidates: CandidateSet,
 ) -> list[int] | None:
-    """Who leaves this node so that it has room for so many shares; None if not all could help."""
+    """Return the victims on this node that make room for so many shares; None if impossible."""
     index, cluster = search.index, search.cluster
     on_node, prices = cluster.on_node[node], candidates.prices
     slots, need = index.num_free[node], shape.slots_per_node * shares
@@ -434,7 +434,7 @@ def _leave_for(
 def _leave_for_slots(
     on_node: dict[int, int], prices: dict[int, float], lack: int
 ) -> list[int] | None:
-    """The same where slots are all that counts: the cheapest for each of their slots go first."""
+    """Return the same where only slots count: the cheapest per slot are taken first."""
     if lack <= 0:
         return []
     ranked: list[tuple[float, int]] = []
@@ -459,7 +459,7 @@ def _split_offers(
     shape: GangShape,
     candidates: CandidateSet,
 ) -> list[_Offer]:
-    """On a node that may host several shares: what each further one costs, never less than the last."""
+    """Return the cost of each further share on a node; the costs never decrease."""
     found = []
     for bucket in group.by_free:
         for node in bucket:
@@ -485,7 +485,7 @@ def _victims(
     nodes: list[int],
     candidates: CandidateSet,
 ) -> list[int]:
-    """Everybody who leaves so that these nodes have room for the shares chosen on them."""
+    """Return all victims that make room for the chosen shares on these nodes."""
     found: dict[int, None] = {}
     for node in dict.fromkeys(nodes):
         leaving = _leave_for(search, job, shape, node, nodes.count(node), candidates)
@@ -500,7 +500,7 @@ def _needed(
     victims: list[int],
     candidates: CandidateSet,
 ) -> list[int]:
-    """The victims without the superfluous ones: the dearest are spared first."""
+    """Return the victims without superfluous ones, dropping the most expensive first."""
     index, cluster, shapes = search.index, search.cluster, (job.shape, *job.roles)
     if any(any(wants_of(one, job.cpus_per_node, job.memory_per_node_bytes)) for one in shapes):
         return victims

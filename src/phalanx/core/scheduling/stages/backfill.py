@@ -11,7 +11,8 @@ from phalanx.core.scheduling.stages.scheduling_pass import KeptSlots, Pass
 def backfill(state: Pass) -> None:
     """Let short jobs of blocked classes use kept slots until the owner of the reservation can.
 
-    Slots that victims free are open within the time of a save: an estimate that short is worth nothing.
+    Slots that victims free are open within the time of a save: run times that short cannot be
+    estimated.
     """
     blocked = state.decisions.blocked
     for kept in [one for one in state.kept if one.allocations] if blocked else ():

@@ -1,9 +1,9 @@
-"""Elastic jobs: they give nodes back before anybody is evicted, and take what nobody wants.
+"""Elastic jobs: they shrink before any job is evicted, and grow into unused nodes.
 
-How wide each should be is decided for all of them together: slot by slot to whoever gains most from it,
-by the measured speeds of the job where there are any. (Weighing that by how soon a job is likely to end
-was tried, and made mean completion times worse.) A resize costs a restart, so a job grows only when it
-gains at least 15 %, and not again within the cool-down.
+Their sizes are decided together: each slot goes to the job with the largest gain, by measured
+speeds where there are any. (Weighting the gain by the expected time left was tried, and made mean
+completion times worse.) A resize costs a restart, so a job grows only when it gains at least 15 %,
+and not again within the cool-down.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from phalanx.core.scheduling.model.reservation import Reservation
 from phalanx.core.scheduling.stages.scheduling_pass import Pass
 
 _MIN_GAIN = 1.15
-# What is supposed of a job that says nothing of its speeds: n nodes are n to this power times as fast.
+# Assumed without measured speeds: n nodes are n to this power times as fast as one.
 _SCALING = 0.8
 
 
@@ -37,13 +37,13 @@ class _ElasticJob:
     speeds: tuple[float, ...]
 
     def gain(self, nodes: int) -> float:
-        """What one more node is worth to it, per slot."""
+        """Return the relative speed gained by one more node, per slot."""
         more = speed(self.speeds, nodes + 1) - speed(self.speeds, nodes)
         return more / speed(self.speeds, 1) / max(self.per_node, 1)
 
 
 def speed(speeds: tuple[float, ...], nodes: int) -> float:
-    """How fast a job goes on so many nodes, by its own curve or by the usual one."""
+    """Return the speed of a job on so many nodes, by its own curve or the default one."""
     if speeds:
         return speeds[min(nodes, len(speeds)) - 1]
     return float(nodes**_SCALING)
@@ -93,13 +93,13 @@ def _of_queued(job: QueuedJob) -> _ElasticJob:
     return _ElasticJob(job.num, least, shape.nodes, shape.slots_per_node, job.speeds)
 
 
-# -- giving --------------------------------------------------------------------------------------
+# -- shrink --------------------------------------------------------------------------------------
 
 
 def shrink_for(state: Pass, eq_class: EquivalenceClass, num: int) -> bool:
     """Make room for a blocked job by shrinking elastic ones of at most its priority.
 
-    A rigid claim may take them down to their least size, an elastic one to what they should have.
+    A rigid job may shrink them to their least size, an elastic one to their decided size.
     """
     job = state.cluster.waiting[num]
     givers = [
@@ -136,7 +136,7 @@ def shrink_for(state: Pass, eq_class: EquivalenceClass, num: int) -> bool:
 
 
 def _cost(held: RunningJob) -> float:
-    """Who has most to spare gives first; a restart costs the wider job more."""
+    """Return the sort key of shrinking: restart seconds per held slot, the lowest first."""
     return held.restart_s / max(held.num_slots, 1)
 
 
@@ -168,7 +168,7 @@ def _commit(
     expires_at = ready_at + int(state.config.reservation_ttl_s * US)
     reservation = Reservation(job.num, names, ready_at, expires_at, tuple(given))
     state.reserve(reservation, job)
-    # What the smaller ones give counts for their projects until they have given it.
+    # Slots count for the projects of the shrinking jobs until they are given back.
     state.ledger.use(job.project, job.num_slots)
 
 
@@ -186,11 +186,11 @@ def _may_resize(state: Pass, held: RunningJob) -> bool:
     return (state.now - since) / US >= state.config.resize_cooldown_s
 
 
-# -- taking --------------------------------------------------------------------------------------
+# -- grow ----------------------------------------------------------------------------------------
 
 
 def grow(state: Pass) -> None:
-    """Give free nodes to running elastic jobs, up to what each should have; nobody else wants them."""
+    """Give unused free nodes to running elastic jobs, up to the size of each."""
     growers = []
     for held in _elastic(state):
         now, most = len(held.placement.shares), held.max_nodes or 0

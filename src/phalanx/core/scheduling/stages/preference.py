@@ -1,8 +1,9 @@
 """Preference: the level of the topology that a gang should lie inside, and for how long it insists.
 
-Unless its owner says otherwise a gang of several nodes insists on the narrowest level of its pools, if
-that could ever hold it. It does so for two fifths of the time it is expected to run, and four hours at
-most: a bad place costs as long as the gang runs, a wait costs once, and is rarely as long as it may be.
+Unless its owner says otherwise a gang of several nodes insists on the narrowest level of its pools,
+if that could ever hold it. It does so for two fifths of its expected run time, and four hours at
+most: a scattered placement costs during the whole run, a wait costs once and is usually shorter
+than allowed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from phalanx.core.scheduling.model.planning_input import QueuedJob
 from phalanx.core.scheduling.model.urgency import expected_s, kind_key
 
 NOTHING = "none"
-"""What a spec says that prefers no level."""
+"""The value in a spec that prefers no level."""
 _PART = 0.4
 _MOST_S = 4 * 3600.0
 _UNKNOWN_S = 600.0
@@ -33,7 +34,7 @@ def narrowest_levels(nodes: Iterable[Node]) -> dict[str, str | None]:
 def preferred_level(
     wished: str | None, job: QueuedJob, narrowest: Mapping[str, str | None]
 ) -> str | None:
-    """The level that this job insists on at first; None: whatever is free will do."""
+    """Return the level that this job insists on at first; None: any free slots."""
     if wished is not None:
         return None if wished == NOTHING else wished
     if job.required is not None or (job.shape.nodes == 1 and not job.roles):
@@ -43,7 +44,7 @@ def preferred_level(
 
 
 def patience_s(job: QueuedJob, history: History) -> float:
-    """How long it insists where its owner has named no time, seconds."""
+    """Return how long it insists by default, seconds."""
     lasts_s = expected_s(job, kind_key(job), history, 0.5)
     return _UNKNOWN_S if lasts_s is None else min(_PART * lasts_s, _MOST_S)
 

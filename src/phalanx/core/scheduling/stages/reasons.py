@@ -1,4 +1,4 @@
-"""Explanations: for every job that stays, what binds it, with names and numbers."""
+"""Explanations: for every job that stays queued, the binding constraint with numbers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def explain(state: Pass) -> None:
 
 
 def coming(state: Pass, num: int) -> Reason:
-    """The job has been promised a hole."""
+    """Return the reason of a job that has a reservation."""
     reservation = next((h for h in state.decisions.reservations if h.job == num), None)
     if reservation is None:
         return Reason(ReasonCode.WAITING_FOR_VICTIMS, "waits for an elastic job to give nodes back")
@@ -40,7 +40,7 @@ def coming(state: Pass, num: int) -> Reason:
 
 
 def over_limit(limit: Project, used: int, job: QueuedJob) -> Reason:
-    """The project, or one that it is part of, may not hold that much."""
+    """Return the reason of a job over the limit of its project or of one above."""
     whose = f"project {limit.name}"
     if limit.name != job.project:
         whose += f", which {job.project} is part of,"
@@ -49,7 +49,7 @@ def over_limit(limit: Project, used: int, job: QueuedJob) -> Reason:
 
 
 def need(job: QueuedJob) -> str:
-    """The gang in words."""
+    """Return the shape of the gang in words."""
     parts = [_part(shape) for shape in (job.shape, *job.roles)]
     extra = f", {job.cpus_per_node} CPUs a node" if job.cpus_per_node else ""
     where = f" in one {job.required}" if job.required else ""
@@ -119,7 +119,7 @@ def _room(state: Pass, eq_class: EquivalenceClass, pool: str) -> str:
 
 
 def _kept_for(state: Pass, eq_class: EquivalenceClass, pool: str) -> int:
-    """Free slots of a pool that a reservation keeps for this very line: to it they are free."""
+    """Return the free slots of a pool that a reservation keeps for this very class."""
     nodes, owner_of = state.index.nodes, state.cluster.class_of
     return sum(
         allocation.mask.bit_count()

@@ -29,24 +29,22 @@ class KeptSlots:
 class Pass:
     """One pass of the planner, on an index that will be rolled back."""
 
-    cluster: ClusterIndex
-    #: Microseconds UTC.
-    now: int
-    ledger: Ledger = field(init=False)
-    decisions: Decisions = field(default_factory=Decisions)
-    victims: VictimSearch = field(init=False)
-    openings: OpeningSearch = field(init=False)
-    index: SlotIndex = field(init=False)
-    config: PlannerConfig = field(init=False)
+    cluster: ClusterIndex  # nodes, queue and running jobs
+    now: int  # microseconds UTC
+    ledger: Ledger = field(init=False)  # use and order of the projects
+    decisions: Decisions = field(default_factory=Decisions)  # decided so far
+    victims: VictimSearch = field(init=False)  # search for jobs to preempt
+    openings: OpeningSearch = field(init=False)  # search for future free slots
+    index: SlotIndex = field(init=False)  # that of `cluster`
+    config: PlannerConfig = field(init=False)  # that of `cluster`
     #: Free slots that reservations keep.
     kept: list[KeptSlots] = field(default_factory=list)
     #: Requests that found no room, until kept slots are released.
     no_room: set[int] = field(default_factory=set)
     #: Nodes that each elastic job should have.
     sizes: dict[int, int] = field(default_factory=dict)
-    #: Searches for victims so far, and reservations made for blocked gangs.
-    num_searches: int = 0
-    num_reserved: int = 0
+    num_searches: int = 0  # searches for victims so far
+    num_reserved: int = 0  # reservations made for blocked gangs
     #: Whether a reservation spans several of the narrowest domains.
     wide_kept: bool = False
 

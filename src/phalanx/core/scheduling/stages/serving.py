@@ -13,7 +13,7 @@ from phalanx.core.scheduling.stages.scheduling_pass import Pass
 
 
 def quota(state: Pass, head: QueueHead) -> Verdict:
-    """Keep a class out whose next job would break a limit of its project or of one above."""
+    """Block a class if its next job would exceed a limit of its project or of one above."""
     job, ledger = state.cluster.waiting[head.num], state.ledger
     share = ledger.shares.get(job.project)
     limit = None if share is None else share.over_limit(ledger.used, job.num_slots)
@@ -30,7 +30,7 @@ def place(state: Pass, head: QueueHead) -> Verdict:
 
 
 def shrink(state: Pass, head: QueueHead) -> Verdict:
-    """Make elastic jobs give nodes back; also decides whether this pass may search any further."""
+    """Shrink elastic jobs; also decide whether this pass may search any further."""
     config, searched = state.config, state.num_searches
     head.may_search = (
         searched < config.preemption_budget and state.decisions.num_steps < config.step_budget
@@ -44,7 +44,7 @@ def shrink(state: Pass, head: QueueHead) -> Verdict:
 
 
 def preempt(state: Pass, head: QueueHead) -> Verdict:
-    """Preempt the cheapest jobs whose slots let the whole gang start."""
+    """Preempt the cheapest set of jobs that lets the whole gang start."""
     if not head.may_search:
         return Verdict.OPEN
     found = find_victims(state.victims, head.eq_class, head.since, head.num)
