@@ -95,7 +95,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run; gives the exit code."""
+    """Run the command line and return the exit code."""
     asked = parser().parse_args(arguments)
     try:
         outcomes = compare(asked)
@@ -131,7 +131,7 @@ def compare(asked: argparse.Namespace) -> list[Outcome]:
 
 
 def _say(text: str) -> None:
-    """How far it is, in one line that the next one replaces; for people, not for files."""
+    """Show progress on a terminal, in one line that the next call replaces."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)  # noqa: T201
 

@@ -14,7 +14,7 @@ from phalanx.sim.model import Oracle, SimulationSetup
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One ETA that was given at `asked_at`, and when the job really started; microseconds."""
+    """One ETA that was forecast at `asked_at`, and the real start; microseconds."""
 
     job: int
     asked_at: int
@@ -25,7 +25,7 @@ class Question:
 
 @dataclass(slots=True)
 class _Asking:
-    """The production planner, asked about one waiting job at every `every`-th pass with a queue."""
+    """The production planner with a forecast for one queued job at every `every`-th pass."""
 
     every: int
     num_scenarios: int
@@ -35,7 +35,7 @@ class _Asking:
     starts: dict[int, list[int]] = field(default_factory=dict)
 
     def plan(self, cluster: ClusterIndex, now: int, oracle: Oracle) -> Plan:
-        """One pass, and now and then a question about a job that stays."""
+        """Run one pass and, at some passes, forecast the start of a queued job."""
         decided = plan_pass(cluster, now)
         for start in decided.starts:
             self.starts.setdefault(start.job, []).append(now)
@@ -52,7 +52,7 @@ class _Asking:
 def ask(
     jobs: Sequence[TraceJob], setup: SimulationSetup, every: int, num_scenarios: int = NUM_SCENARIOS
 ) -> list[Question]:
-    """Run the jobs and collect the answers, each with the next start of the job asked about."""
+    """Run the jobs and return the forecasts, each with the real start of its job."""
     asking = _Asking(every, num_scenarios)
     simulate(jobs, setup, asking)
     found = []

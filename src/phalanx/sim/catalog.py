@@ -34,4 +34,4 @@ POLICIES: Mapping[str, Callable[[], SchedulingPolicy]] = {
     "srpt-oracle": lambda: Preemptive("srpt-oracle", by(srpt_key), 0.0),
     "phalanx-blind": Blind,
 }
-"""Every policy by name. An oracle knows true durations: a bound, not a competitor."""
+"""Every policy by name. Oracles use true durations: they are bounds, not competitors."""

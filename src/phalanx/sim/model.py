@@ -80,7 +80,7 @@ class SlotTimes:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A node goes away at `at_s` for `for_s`; `notice_s` is the warning given before."""
+    """A node is lost at `at_s` for `for_s`; `notice_s` is the warning given before."""
 
     at_s: float
     node: str

@@ -1,6 +1,6 @@
-"""A comparison as one picture: load, queue, fragmentation over time; waits and costs by project.
+"""The plot of a comparison: load, queue, fragmentation over time; waits and costs by project.
 
-Written as SVG without any plotting library, because a replay should need nothing but Phalanx.
+It is SVG written without a plotting library, so that a replay has no other dependencies.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BARS: tuple[tuple[str, Callable[[ProjectRow], float]], ...] = (
 
 
 def svg(outcomes: Sequence[Outcome]) -> str:
-    """The picture. One colour a scenario; time in hours from the first submission."""
+    """Return the plot as SVG: one colour a scenario, hours from the first submission."""
     parts: list[str] = []
     top = 40.0 + 20.0 * ((len(outcomes) + 2) // 3)
     for i, outcome in enumerate(outcomes):

@@ -1,6 +1,6 @@
 """Schedulers with queues that own quotas, lend them to one another and take them back.
 
-Kueue: the heads of all queues compete; a claim within its queue's quota may evict borrowers, and
+Kueue: the heads of all queues compete; a job within its queue's quota may evict borrowers, and
 within a queue lower priorities; victims by priority, then the newest, put back in reverse if not
 needed. KAI: queues by how far they are served; reclaim up to the deserved quota, preemption inside
 a queue by priority, and consolidation, which moves jobs so that a gang finds its slots together.
@@ -157,7 +157,7 @@ def _queues(state: Pass) -> dict[str, list[QueuedJob]]:
 
 
 def _victims(state: Pass, quotas: Quotas, job: QueuedJob, within: bool) -> list[RunningJob]:
-    """Borrowers of other queues for a claim within quota, then lower priorities of the own queue."""
+    """Return borrowers of other queues if within quota, then lower priorities of its queue."""
     borrowed: list[RunningJob] = []
     own: list[RunningJob] = []
     left: dict[str, int] = {}

@@ -92,7 +92,7 @@ def new_draft(cluster: ClusterIndex, now: int) -> Pass:
 
 
 def finish(state: Pass) -> Plan:
-    """Close the pass."""
+    """Roll the index back and return the plan."""
     state.index.rollback(0)
     return state.decisions.plan(None)
 

@@ -1,7 +1,7 @@
 """T5: the Sia workloads as elastic jobs, their speeds from the measured profiles.
 
 A job may run on 1 to 16 slots at the batch size its user asked for; how fast it is on each comes from
-the measured step times of its application at that batch. The traces say nothing of run times: hours on
+the measured step times of its application at that batch. The traces contain no run times: hours on
 one slot follow the size classes of the paper (`traces.sia_hours`), so times compare between policies
 here and not with published ones.
 """
@@ -81,7 +81,7 @@ def curve(path: Path, batch: float) -> tuple[float, ...]:
 
 
 def rigid(job: TraceJob, slots: int = 4) -> TraceJob:
-    """The same work on a fixed number of slots."""
+    """Return the job with the same work on a fixed number of slots."""
     seconds = job.duration_s / job.speeds[slots - 1]
     shape = gang_of(slots, _NODE)
     return replace(job, shape=shape, duration_s=seconds, min_nodes=None, speeds=())

@@ -29,7 +29,7 @@ class Rates:
     repair_s: float = 4 * 3600.0
 
     def times(self, factor: float) -> Rates:
-        """The same mix, more or less often."""
+        """Return the rates multiplied by `factor`."""
         return Rates(self.node_per_day * factor, self.rank_per_slot_hour * factor, self.repair_s)
 
 
@@ -39,7 +39,7 @@ PUBLISHED = Rates(6.5 / 1000.0, 419.0 / (54.0 * 24.0 * 16_384.0))
 def draw(
     rates: Rates, nodes: Sequence[Node], span_s: float, seed: int
 ) -> tuple[list[Outage], list[Crash]]:
-    """Outages and crashes within `span_s`. No node goes down while it is being repaired."""
+    """Draw outages and crashes within `span_s`; a node under repair does not fail again."""
     rng = random.Random(seed)
     outages: list[Outage] = []
     crashes: list[Crash] = []

@@ -161,12 +161,12 @@ class _Mixer:
     ) -> None:
         for at_s in self._arrivals(mould.per_hour):
             slots, lasts_s, who = self._slots(mould), self._run_s(mould), tenant()
-            # Which of them could change their size is drawn and left out: here they keep it.
+            # Drawn but unused (whether the job is elastic): all jobs here have a fixed size.
             self._drop(elastic)
             self._add(mould, at_s, slots, lasts_s, who, locality())
 
     def _bursts(self) -> None:
-        """Evaluations arrive together, after a checkpoint."""
+        """Add bursts of evaluations that arrive together after a checkpoint."""
         for at_s in self._arrivals(_EVALUATE.per_hour):
             for _ in range(self.rng.randint(10, 60)):
                 each_s = at_s + self.rng.random() * 120
@@ -194,7 +194,7 @@ class _Mixer:
         self.rows.append(row)
 
     def _arrivals(self, per_hour: float) -> Iterator[float]:
-        """A Poisson process that follows the hours of the day."""
+        """Yield arrivals of a Poisson process that follows the hours of the day."""
         at_s = 0.0
         while True:
             at_s += self.rng.expovariate(per_hour / _HOUR_S)

@@ -1,4 +1,4 @@
-"""Readers of job traces. A trace that does not parse is refused with its line and what was expected."""
+"""Readers of job traces; a parse error names the line and the expected content."""
 
 from __future__ import annotations
 
@@ -125,13 +125,13 @@ def tiresias(path: Path, node_size: int = 8) -> list[TraceJob]:
 
 
 # Hours on one slot of each application of the Sia workloads, by the size classes of their paper (small
-# 0-1, medium 1-10, large 10-100 GPU-hours); the traces themselves say nothing of run times.
+# 0-1, medium 1-10, large 10-100 GPU-hours); the traces contain no run times.
 _SIA_HOURS = {"cifar10": 0.6, "ncf": 0.4, "bert": 4.0, "deepspeech2": 5.0, "yolov3": 28.0}
 _SIA_OTHER = 60.0
 
 
 def sia_hours(application: str) -> float:
-    """Hours on one slot that an application of the Sia workloads is taken to need."""
+    """Return the assumed hours on one slot of an application of the Sia workloads."""
     return _SIA_HOURS.get(application, _SIA_OTHER)
 
 
@@ -156,7 +156,7 @@ def sia(path: Path, node_size: int = 4) -> list[TraceJob]:
 
 
 def openb(path: Path, node_size: int = 8, longest_s: float = float("inf")) -> list[TraceJob]:
-    """Pods of the openb trace that ask for whole devices; shared devices and CPU pods are left out."""
+    """Read the pods of the openb trace with whole devices; the other pods are left out."""
     jobs: list[TraceJob] = []
     needed = ("num_gpu", "gpu_milli", "creation_time", "deletion_time", "qos")
     for line, row in _rows(path, needed):
@@ -187,7 +187,7 @@ def swf(path: Path, node_size: int = 8, longest_s: float = float("inf")) -> list
     if not path.exists():
         raise NotFound(f"no trace at {path}")
     jobs: list[TraceJob] = []
-    # Comments of old logs hold names in whatever encoding.
+    # Comments of old logs contain names in unknown encodings.
     for number, text in enumerate(_text(path, errors="replace").splitlines(), start=1):
         line = text.split(";", 1)[0].split()
         if not line:

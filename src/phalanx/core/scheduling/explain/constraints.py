@@ -1,4 +1,4 @@
-"""What binds a waiting job: every constraint that keeps it out, with names and numbers.
+"""The constraints that keep a queued job from starting, with names and numbers.
 
 A constraint is stated as what the job needs against what there is now, after the starts that the plan
 has decided. The reason of a plan is one line; this is the whole list.
@@ -23,7 +23,7 @@ _MANY = 4
 
 
 class Binding(StrEnum):
-    """What kind of thing keeps a job out."""
+    """The kind of a constraint."""
 
     BACK_OFF = "back_off"
     QUOTA = "quota"
@@ -39,7 +39,7 @@ class Binding(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """One thing in the way: `need` against `have` in `unit`, and the names that it is about."""
+    """One constraint: `need` against `have` in `unit`, and the names concerned."""
 
     binding: Binding
     text: str
@@ -52,7 +52,7 @@ class Constraint:
 def constraints(
     cluster: ClusterIndex, decided: Plan, job: QueuedJob, now: int
 ) -> tuple[Constraint, ...]:
-    """Everything that keeps `job` from starting now, the most final first. Leaves the world as it was."""
+    """Return the constraints on `job`, the most permanent first; the index stays unchanged."""
     found = [*_back_off(job, now), *_quota(cluster, decided, job)]
     index, mark = cluster.index, cluster.index.mark()
     try:
@@ -113,7 +113,7 @@ def _quota(cluster: ClusterIndex, decided: Plan, job: QueuedJob) -> list[Constra
 
 
 def _no_such_nodes(index: SlotIndex, job: QueuedJob) -> Constraint:
-    """Which demand no node meets: the first one, in a fixed order, that leaves none."""
+    """Return the first requirement, in a fixed order, that no node meets."""
     nodes = list(index.nodes)
     where = ""
     if job.pools:
@@ -216,7 +216,7 @@ def _room(
         found.append(_too_few(cluster, job, groups, free))
         return found
     if place(index, request_of(job), groups, job.shape) is None:
-        # Without its CPUs and its memory, would the gang find its slots?
+        # Check whether the gang would fit without its CPUs and its memory.
         bare = replace(job, cpus_per_node=0, memory_per_node_bytes=0)
         if place(index, request_of(bare), groups, job.shape) is None:
             found.append(_scattered(cluster, job, groups, free))
@@ -257,7 +257,7 @@ def _too_few(
 def _role_without_room(
     cluster: ClusterIndex, job: QueuedJob, groups: Sequence[NodeGroup], free: int
 ) -> Constraint:
-    """The first part of a gang for which too few nodes have room; else that they are too far apart."""
+    """Return the first part of a gang without enough nodes, else a lack of room in one domain."""
     index, request = cluster.index, request_of(job)
     for shape in (job.shape, *job.roles):
         own, width = part_request(request, shape), shape.slots_per_node

@@ -1,4 +1,4 @@
-"""Why a job waits, what would start it now, and why a victim was chosen and what that costs.
+"""Why a job waits, which change would start it now, and why a victim was chosen.
 
 The forecast runs the production planner forward, and each counterfactual plans again with one
 change: both report what the planner would decide. Callers need only `why` and `why_victim`.
@@ -39,7 +39,7 @@ class ChangeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing that would let the job start now; `by_preemption`: once its victims have left."""
+    """One change that lets the job start now; `by_preemption`: after its victims have left."""
 
     text: str
     by_preemption: bool
@@ -168,7 +168,7 @@ def position(snapshot: PlanningInput, num: int, now: int) -> int:
     return order.index(num) + 1 if num in order else len(order) + 1
 
 
-# -- what would start it -----------------------------------------------------------------------------
+# -- counterfactuals ---------------------------------------------------------------------------------
 
 
 class _Trial:

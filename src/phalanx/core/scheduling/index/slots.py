@@ -22,7 +22,7 @@ _MOST_SHARES = 16_384
 
 @dataclass(frozen=True, slots=True)
 class GroupKey:
-    """Nodes that are alike for every purpose but their place and their load."""
+    """The properties shared by nodes that differ only in location and load."""
 
     pool: str
     slot_type: str
@@ -73,7 +73,7 @@ class NodeGroup:
         return leaf
 
     def change_full(self, leaf: int, node: int, step: int) -> None:
-        """A node of this leaf became (+1) or is no longer (-1) entirely free."""
+        """Count a node of this leaf that became (+1) or is no longer (-1) entirely free."""
         full = self.leaf_full[leaf]
         _drop(self.leaves_by_full[len(full)], leaf)
         if step > 0:
@@ -151,7 +151,7 @@ class SlotIndex:
             self.groups.append(group)
 
     def _hosts(self, members: list[int]) -> list[tuple[int, ...]]:
-        """The open ones among these nodes, those that are parts of one machine together."""
+        """Return the open nodes among these, grouped by machine."""
         found: dict[tuple[int, int], list[int]] = {}
         for i in members:
             if not self.nodes[i].closed:
@@ -187,8 +187,7 @@ class SlotIndex:
     def in_order(self, group: NodeGroup) -> list[list[int]]:
         """The open nodes of each leaf as `free slots << NODE_BITS | node`, least room first.
 
-        Nodes that changed since the last look are put in their places only now: most gangs are placed
-        without it.
+        Changed nodes are sorted only here: most gangs are placed without this order.
         """
         num_free, leaf_of, place_of = self.num_free, self.leaf_of, group.place_of
         for node in group.unsorted:

@@ -1,8 +1,8 @@
 """Placement: the smallest topology domain that holds the whole gang, then best fit.
 
 Whole-node gangs take entirely free nodes of the leaf with the least left over; parts of nodes go to
-nodes that are broken into already, so that whole nodes and whole leaves stay whole. Wider domains are
-used only when no narrower one holds the gang, and then by the fewest leaves.
+nodes that are partly used already, so that whole nodes and whole leaves stay free. Wider domains
+are used only when no narrower one holds the gang, and then by the fewest leaves.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def _roles_inside(
     try:
         for at, part in parts(shape, request.roles):
             own, nodes = part_request(request, part), []
-            # The smallest nodes that will do: larger ones are left to parts that need them.
+            # The smallest sufficient nodes: larger ones are left to parts that need them.
             for group in sorted(groups, key=lambda group: group.size):
                 if hosts(group, request, part):
                     rooms = _rooms(index, own, group, part.slots_per_node)

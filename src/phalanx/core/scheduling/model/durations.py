@@ -1,4 +1,4 @@
-"""Learned durations: how likely a job of this kind is to end soon, given what it has had already.
+"""Learned durations: the chance that a job of a kind ends soon, given its attained service.
 
 Service is counted in slot-seconds, in bins that grow by a third. Until a kind has a history of its
 own it borrows from jobs of its size, then from all jobs, then from a prior under which the index is
@@ -71,10 +71,10 @@ class _Table:
 class History:
     """How long finished jobs ran and how long jobs of each size waited.
 
-    The caller records; the planner only reads. What is known of a kind is worked out anew after every
-    twelfth more evidence on it, so that not all kinds change at once. Names that never come again must
-    not fill the memory: beyond `KINDS_KEPT` the kind that was seen longest ago is forgotten, and its jobs
-    are estimated as any others of their size.
+    The caller records; the planner only reads. The estimates of a kind are recomputed when its
+    evidence has grown by a twelfth, so that not all kinds change at once. To bound the memory, the
+    kind seen longest ago is dropped beyond `KINDS_KEPT`, and its jobs are estimated as others of
+    their size.
     """
 
     counts: dict[Hashable, list[float]] = field(default_factory=dict)

@@ -112,7 +112,7 @@ class PeerCandidates:
 class IncrementalCandidateSet(CandidateSet):
     """The candidate set of one gang after another of the same priority, changed by their difference.
 
-    It always equals a set built anew, except for the order of its nodes, which `in_turn` restores. It
+    It always equals a rebuilt set, except for the order of its nodes, which `in_turn` restores. It
     covers all jobs `below` and the first `num` of the `peers`, without those that leave.
     """
 
@@ -152,7 +152,7 @@ class IncrementalCandidateSet(CandidateSet):
                 yield from nodes_of[one]
 
     def _look_again(self, cluster: ClusterIndex, node: int) -> None:
-        """Recompute what the node offers, in the order in which a set built anew would be summed."""
+        """Recompute the sums of a node in the order in which a rebuilt set would sum them."""
         below, ranked, on_node = self.below, self.peers.ranked, cluster.on_node[node]
         rank, prices = self.peers.rank, self.prices
         places = sorted([rank[one] for one in on_node if one in prices and one in rank])
