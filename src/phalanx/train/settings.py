@@ -159,32 +159,32 @@ class SyncSettings:
 class RunOptions:
     """How to train. `phalanx.train.init` documents each option."""
 
-    seed: int = 0
-    exact: bool = True
-    accumulate: int = 1
-    clip: float | None = None
-    ddp: Mapping[str, Any] = field(default_factory=dict)
-    strategy: str | Mapping[str, int] = "ddp"
-    tp_plan: Mapping[str, Any] = field(default_factory=dict)
-    fsdp: Mapping[str, Any] = field(default_factory=dict)
-    precision: str = "fp32"
-    sync_batchnorm: bool = False
-    activation_checkpointing: bool | tuple[str, ...] = False
-    max_micro_batch: int | None = None
-    on_resize: str = "keep_batch"
-    warmup_steps: int = 0
-    on_non_finite: GuardPolicy = GuardPolicy.OFF
-    on_spike: GuardPolicy = GuardPolicy.OFF
-    deterministic: bool = False
-    straggler_window: int = 0
-    compression: CompressionSettings = CompressionSettings()
-    sync: SyncSettings = SyncSettings()
-    batch_shares: str | tuple[float, ...] = "even"
-    data_changed: str = "refuse"
-    pipeline_schedule: str = "1f1b"
-    micro_batches: int | None = None
-    pipeline_split: tuple[str, ...] = ()
-    preflight: str = "check"
+    seed: int = 0  # of initial weights, data order and sample randomness
+    exact: bool = True  # make a resume at the same world size bit-identical
+    accumulate: int = 1  # micro-batches of an optimizer step
+    clip: float | None = None  # largest norm of a step's gradients; None: not clipped
+    ddp: Mapping[str, Any] = field(default_factory=dict)  # arguments of DistributedDataParallel
+    strategy: str | Mapping[str, int] = "ddp"  # a strategy, or ranks by dimension
+    tp_plan: Mapping[str, Any] = field(default_factory=dict)  # tensor parallel style by module name
+    fsdp: Mapping[str, Any] = field(default_factory=dict)  # arguments of `fully_shard`
+    precision: str = "fp32"  # one of PRECISIONS
+    sync_batchnorm: bool = False  # batch norm statistics over all ranks
+    activation_checkpointing: bool | tuple[str, ...] = False  # True: all blocks; or class names
+    max_micro_batch: int | None = None  # most samples that a rank computes at once
+    on_resize: str = "keep_batch"  # one of RESIZES: the global batch at another world size
+    warmup_steps: int = 0  # steps to the learning rate of a new batch size
+    on_non_finite: GuardPolicy = GuardPolicy.OFF  # for gradients that are not finite
+    on_spike: GuardPolicy = GuardPolicy.OFF  # for a logged loss that jumps
+    deterministic: bool = False  # allow only deterministic kernels
+    straggler_window: int = 0  # steps between comparisons of compute times; 0: never
+    compression: CompressionSettings = CompressionSettings()  # of gradients between replicas
+    sync: SyncSettings = SyncSettings()  # exchange of weights between ranks that train on their own
+    batch_shares: str | tuple[float, ...] = "even"  # `even`, `auto` or one number per rank
+    data_changed: str = "refuse"  # `refuse` or `allow` a resume on other data
+    pipeline_schedule: str = "1f1b"  # one of SCHEDULES
+    micro_batches: int | None = None  # most pieces of a batch in a pipeline; None: 2 × stages
+    pipeline_split: tuple[str, ...] = ()  # layers that begin a pipeline stage
+    preflight: str = "check"  # `check` or `off`
 
 
 def parse(values: Mapping[str, Any]) -> RunOptions:

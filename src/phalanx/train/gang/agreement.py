@@ -167,7 +167,7 @@ class FixedInterval:
 class AdaptiveInterval:
     """Exchange requests about once a second, measured by the slowest rank; at first after each step.
 
-    For links whose bytes or round trips count.
+    For links on which bytes or round trips are expensive.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -197,10 +197,10 @@ class AdaptiveInterval:
 class DelayedReductionAgreement:
     """Agreement by a small asynchronous reduction at each due step, on a process group of its own.
 
-    What was asked for counts when the next one is due. For gangs over several nodes, and for those that
-    reduce no gradients. A save is due until it is made, which is a reduction after it was asked for: what
-    is asked for meanwhile is not asked for again. Without a `pace` every step has one; others are for links
-    that take longer than a step, or whose bytes count.
+    A request takes effect when the next reduction is due. For gangs over several nodes, and for
+    those that reduce no gradients. A save stays due until it is made, one reduction after the
+    request; in between, a rank does not send it again. Without a `pace` every step has a reduction;
+    other intervals are for slow or expensive links.
     """
 
     def __init__(self, group: dist.ProcessGroup, pace: AgreementInterval | None = None) -> None:

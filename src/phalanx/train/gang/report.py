@@ -129,7 +129,7 @@ class ReportFile:
 
 
 class Journal:
-    """A buffer of logged metrics, whose tensors are read one step later.
+    """A buffer of logged metrics that reads their tensors one step later.
 
     Reading a tensor would wait for the device, so `log` only keeps it; the value is taken when the next
     step commits or logs. `latest` holds the newest value of each name that has been read.

@@ -35,7 +35,7 @@ _SEQUENCE = Shard(1)
 STYLES: Mapping[str, Any] = {
     "colwise": ColwiseParallel,
     "rowwise": RowwiseParallel,
-    # Whose output every rank needs whole, as a last layer's.
+    # For a layer such as the last, of which every rank needs the whole output.
     "colwise_gather": lambda: ColwiseParallel(output_layouts=Replicate()),
     # Between sequence parallel layers: split on the way out, gathered on the way in.
     "rowwise_sequence": lambda: RowwiseParallel(output_layouts=_SEQUENCE),

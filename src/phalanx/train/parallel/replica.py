@@ -1,4 +1,4 @@
-"""Data parallel replicas whose restart reduces gradients in the very same order.
+"""Data parallel replicas that reduce gradients in the same order after a restart.
 
 DDP groups gradients into buckets by registration order, and regroups them by arrival order after its
 first backward pass. A restarted run would therefore reduce its first step in another order, and with

@@ -1,4 +1,4 @@
-"""The one place that turns written files into a checkpoint, for every framework. No torch here.
+"""The commit of written files as a checkpoint, for every framework. It does not import torch.
 
 Every rank writes its file with `write_part`; rank 0 gathers what they return and commits.
 """
@@ -45,21 +45,21 @@ def write_part(
 class SavedState:
     """What a manifest says about the state in its files."""
 
-    step: int
-    why: str
+    step: int  # optimizer steps done
+    why: str  # the reason for the save, such as `every`, `asked`, `stop` or `final`
     #: when the save began, monotonic seconds
     began: float
-    strategy: str
-    mesh: Mapping[str, int]
+    strategy: str  # the parallel strategy that wrote it
+    mesh: Mapping[str, int]  # number of ranks by mesh dimension
     #: versions of frameworks by name
     versions: Mapping[str, str]
     #: the kind of device that sums depend on
     device: str
-    threads: int = 1
-    position: Position = field(default_factory=Position)
-    global_batch: int | None = None
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-    data: Mapping[str, Any] = field(default_factory=dict)
+    threads: int = 1  # CPU threads of a rank, on which sums depend
+    position: Position = field(default_factory=Position)  # in the training data
+    global_batch: int | None = None  # samples of a step over all ranks; None: unknown
+    metrics: Mapping[str, Any] = field(default_factory=dict)  # the newest logged values by name
+    data: Mapping[str, Any] = field(default_factory=dict)  # fingerprint of the data set
 
 
 class Committer:

@@ -40,7 +40,7 @@ _DTYPES = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command. Returns its exit code."""
+    """Run the export command; returns its exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m phalanx.train.state.export", description=__doc__
     )
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def weights_of(
     path: Path, model: int = 0, keys: Sequence[EncryptionKey] = ()
 ) -> tuple[dict[str, StoredTensor], Manifest]:
-    """The named weights and buffers of one model of a verified checkpoint, still in their files.
+    """Return the named weights and buffers of one model of a verified checkpoint, not read yet.
 
     Raises CheckpointNotFound, CheckpointCorrupt, PermissionDenied (no key, the wrong one) or UserError.
     """
@@ -88,7 +88,7 @@ def weights_of(
 def write_safetensors(
     out: Path, weights: dict[str, StoredTensor], manifest: Manifest, dtype: str | None = None
 ) -> None:
-    """Write one safetensors file, whole or not at all. Raises OSError, UserError."""
+    """Write one safetensors file atomically. Raises OSError, UserError."""
     header: dict[str, Any] = {
         "__metadata__": {"format": "pt", "checkpoint": manifest.name, "step": str(manifest.step)}
     }
@@ -109,9 +109,9 @@ def write_safetensors(
 
 
 def write_state_dict(out: Path, weights: dict[str, StoredTensor], dtype: str | None = None) -> None:
-    """Write a state dictionary as `torch.save` does, whole or not at all. Raises OSError, UserError.
+    """Write a state dictionary as `torch.save` does, atomically. Raises OSError, UserError.
 
-    The weights are in memory meanwhile, twice.
+    Needs memory for two copies of the weights.
     """
     tensors = {
         name: one.read().to(tree.dtype_of(_converted(one, dtype))) for name, one in weights.items()
@@ -122,7 +122,7 @@ def write_state_dict(out: Path, weights: dict[str, StoredTensor], dtype: str | N
 
 
 def _write_whole(out: Path, pieces: Iterable[Any]) -> None:
-    """A file of these pieces, whole or not at all. Raises OSError."""
+    """Write a file from these pieces atomically. Raises OSError."""
     out.parent.mkdir(parents=True, exist_ok=True)
     disk, draft = checkpoint.LocalDisk(), out.with_name(f"{out.name}.{random_hex(8)}.tmp")
     try:
@@ -144,9 +144,9 @@ def _pieces(head: bytes, weights: dict[str, StoredTensor], dtype: str | None) ->
 def write_weights_only(
     out: Path, weights: dict[str, StoredTensor], manifest: Manifest, dtype: str | None = None
 ) -> Path:
-    """Commit a checkpoint below `out` that holds the weights alone; returns its directory.
+    """Commit a checkpoint below `out` with the weights only; returns its directory.
 
-    Nothing resumes from it: it has no optimizer. Raises OSError.
+    A run cannot resume from it, since it has no optimizer. Raises OSError.
     """
     name = checkpoint_name(manifest.step, random_hex(8))
     draft = checkpoint.CheckpointWriter(out, name)

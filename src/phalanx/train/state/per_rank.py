@@ -1,7 +1,7 @@
-"""What every rank holds for itself, as one tensor with a row for each rank.
+"""State that differs between ranks, saved as one tensor with a row for each rank.
 
-So a checkpoint keeps all of it: each rank writes its own row, and reads it again where there are as many
-ranks as before. At another number of ranks all begin with the mean of the rows.
+Each rank writes its own row and reads it again at the same world size. At another world size every
+rank starts with the mean of the rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MESHES: dict[str, DeviceMesh] = {}
 
 
 def row(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's tensor as one row of a tensor over all ranks, sharing its memory."""
+    """Return this rank's tensor as one row of a tensor over all ranks; it shares memory."""
     mine = tensor.detach().unsqueeze(0)
     if num_ranks() == 1:
         return mine
@@ -31,7 +31,7 @@ def row(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def mine(saved: Any) -> torch.Tensor:
-    """This rank's row in memory of its own; the mean of all where there are not as many as ranks.
+    """Return this rank's row in new memory, or the mean of all rows when the world size changed.
 
     Raises CheckpointCorrupt.
     """
@@ -45,7 +45,7 @@ def mine(saved: Any) -> torch.Tensor:
 
 
 def mean(saved: Any) -> torch.Tensor:
-    """The mean of all rows in memory of its own; of whole numbers, which have none, the first row.
+    """Return the mean of all rows in new memory; for integers, the first row.
 
     Raises CheckpointCorrupt.
     """
@@ -56,12 +56,12 @@ def mean(saved: Any) -> torch.Tensor:
 
 
 def as_before(saved: Any) -> bool:
-    """Whether there are as many ranks as rows."""
+    """Return whether the world size is the one at which the tensor was saved."""
     return bool(saved.shape[0] == num_ranks())
 
 
 def spread(value: Any) -> Any:
-    """A state with every tensor in it as a row."""
+    """Return a state in which `row` has replaced every tensor."""
     if isinstance(value, torch.Tensor):
         return row(value)
     if isinstance(value, Mapping):
@@ -72,7 +72,7 @@ def spread(value: Any) -> Any:
 
 
 def gathered(value: Any, take: Callable[[Any], torch.Tensor]) -> Any:
-    """What `spread` made of a state, with `take` (`mine` or `mean`) of every tensor's rows.
+    """Undo `spread`: apply `take` (`mine` or `mean`) to the rows of every tensor.
 
     Raises CheckpointCorrupt.
     """
@@ -86,7 +86,7 @@ def gathered(value: Any, take: Callable[[Any], torch.Tensor]) -> Any:
 
 
 def num_ranks() -> int:
-    """How many ranks there are."""
+    """Return the number of ranks; 1 without a process group."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 

@@ -1,4 +1,4 @@
-"""Putting saved state back into live objects, with a clear word where they do not fit."""
+"""Loading of saved state into live objects, with errors that name what does not fit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def model(target: nn.Module, saved: Mapping[str, Any], where: str) -> None:
         if isinstance(tensor, torch.Tensor) and isinstance(other, torch.Tensor | StoredTensor):
             problems += _unlike(name, tensor, other)
     _refuse(problems, "the model", where)
-    # What was read into the model's own memory is not copied again: torch sees that it is there.
+    # Tensors already read into the model's own memory are not copied again by torch.
     filling = BatchedReads()
     placed = {name: _placed(one, live.get(name), None, filling) for name, one in saved.items()}
     filling.run()
@@ -35,7 +35,7 @@ def model(target: nn.Module, saved: Mapping[str, Any], where: str) -> None:
 
 
 def optimizer_state(target: Optimizer) -> dict[str, Any]:
-    """What is saved of an optimizer: its state, its class and the shapes it was made for."""
+    """Return what is saved of an optimizer: its state, class and parameter shapes."""
     return {
         "kind": type(target).__name__,
         "shapes": [list(parameter.shape) for parameter in parameters_of(target)],
@@ -78,7 +78,7 @@ def optimizer(target: Optimizer, saved: Mapping[str, Any], where: str) -> None:
 
 
 def parameters_of(target: Optimizer) -> list[torch.Tensor]:
-    """All parameters of an optimizer, in the order of its groups."""
+    """Return all parameters of an optimizer, in the order of its groups."""
     return [parameter for group in target.param_groups for parameter in group["params"]]
 
 
@@ -93,16 +93,16 @@ def anything(target: Any, saved: Any, name: str, where: str) -> None:
 def _placed_state(
     saved: Mapping[str, Any], owner: torch.Tensor, target: Optimizer, filling: BatchedReads
 ) -> dict[str, Any]:
-    """One parameter's state: where the optimizer has it already, else laid out as the parameter is."""
+    """Return a parameter's state, in the optimizer's tensors or sharded like the parameter."""
     held = target.state.get(owner, {})
     return {name: _placed(one, held.get(name), owner, filling) for name, one in saved.items()}
 
 
 def _placed(saved: Any, held: Any, like: torch.Tensor | None, filling: BatchedReads) -> Any:
-    """What was saved, sharing no tensor with its source; all there once `filling` was run.
+    """Return a saved value that shares no tensor with its source; valid after `filling.run()`.
 
-    A tensor in a file goes straight into `held`, where that is such a tensor already; else into new
-    memory, laid out over the ranks as `like` is.
+    A tensor in a file is read into `held` if shape and dtype agree, else into new memory, sharded
+    like `held` or, without it, like `like`.
     """
     if not isinstance(saved, StoredTensor):
         return cloned(saved)

@@ -1,4 +1,4 @@
-"""Which checkpoint a run resumes from: rank 0 chooses, all ranks read and vote, bad ones are set aside."""
+"""The choice of the checkpoint to resume from: rank 0 chooses, all ranks verify and vote."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from phalanx.train.gang.report import Report
 from phalanx.train.state.checkpoint_reader import Restored, device_text, read_state
 from phalanx.train.state.storage import CheckpointStorage
 
-# How rank 0 has a checkpoint opened: whether there is another one behind it.
+# How a checkpoint is opened, as rank 0 sends it: whether an older candidate is left.
 _FURTHER, _LAST = "+", "."
 
 
 class ResumeChoice:
-    """Goes through a job's checkpoints, best first, until all ranks are content with one.
+    """Tries a job's checkpoints, best first, until all ranks accept one.
 
-    Every rank makes the same calls; rank 0 alone looks at the directory. `newest_commit` is the highest
-    commit number it met there.
+    Every rank makes the same calls; only rank 0 lists the directory. `newest_commit` is the highest
+    commit number found there.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class ResumeChoice:
         self._untried: list[Path] | None = None
 
     def open(self, storage: CheckpointStorage) -> Restored | None:
-        """The newest checkpoint of the head's lineage that was not tried yet.
+        """Return the newest checkpoint of the head's lineage that was not tried yet.
 
-        Rank 0 chooses. One that has another behind it is only looked into: its tensors are checked while
-        they are read, and `accept` tells. The last is checked whole, before anything is overwritten.
-        Bad ones are set aside and reported.
+        Rank 0 chooses. While an older candidate is left, tensors are verified as they are read and
+        `accept` decides. The last candidate is verified completely before anything is overwritten.
+        Corrupt checkpoints are quarantined and reported.
         """
         if self._untried is None:
             self._untried = self._candidates(storage) if self._info.is_main else []
@@ -64,9 +64,9 @@ class ResumeChoice:
                 return restored
 
     def accept(self, restored: Restored, problem: str, storage: CheckpointStorage) -> bool:
-        """Whether everybody could read theirs, and what nobody had to read is sound too.
+        """Return whether all ranks read their parts, and the bytes that no rank read are valid too.
 
-        Otherwise it is set aside, and `open` gives the one before. Collective.
+        Otherwise a corrupt checkpoint is quarantined, and `open` returns an older one. Collective.
         """
         if restored.read is not None and not problem:
             place = (self._info.rank, self._info.world_size)
@@ -82,9 +82,9 @@ class ResumeChoice:
     def _agreed(
         self, path: Path, problem: str, rot: str | None, storage: CheckpointStorage
     ) -> bool:
-        """Whether no rank has a problem with a checkpoint; rank 0 sees to it that it is not used.
+        """Return whether no rank has a problem with a checkpoint; else it is rejected.
 
-        `rot` is what rank 0 knows to be wrong with the files themselves; None where it has yet to look.
+        `rot` is the corruption that rank 0 found in the files; None: rank 0 verifies them here.
         """
         failed = self._channel.total([1.0 if problem else 0.0])[0]
         if failed and self._info.is_main:
@@ -138,7 +138,7 @@ class ResumeChoice:
         return Restored(path, manifest, state, rng, self._differs(manifest), read), ""
 
     def _differs(self, manifest: Manifest) -> str | None:
-        """What makes a resume on this machine not bit-identical, if anything."""
+        """Return the differences that make a resume here not bit-identical; None without any."""
         mine = {
             "world size": (manifest.world_size, self._info.world_size),
             "torch": (manifest.versions.get("torch"), torch.__version__),
@@ -150,7 +150,7 @@ class ResumeChoice:
 
 
 def _next(candidates: list[Path], storage: CheckpointStorage) -> str:
-    """The first that is here, or comes from the object store; empty when there is none."""
+    """Return the first candidate on disk or in the object store; empty when there is none."""
     while candidates:
         path = candidates.pop(0)
         if storage.tier.bring(path):
@@ -159,7 +159,7 @@ def _next(candidates: list[Path], storage: CheckpointStorage) -> str:
 
 
 def _rot(path: Path) -> str:
-    """What is wrong with a checkpoint that others could not read, as seen from here."""
+    """Return what this process finds corrupt in a checkpoint; empty when it is valid."""
     try:
         checkpoint.verify(path)
     except (CheckpointCorrupt, CheckpointNotFound) as error:
@@ -170,7 +170,7 @@ def _rot(path: Path) -> str:
 def _opened(
     known: dict[str, checkpoint.VerifiedFile], cold: ReadMode, root: Path, entry: FileEntry
 ) -> checkpoint.VerifiedFile:
-    """A file of the checkpoint, remembered with what was read of it."""
+    """Open a file of the checkpoint and record it, so that its verified chunks are not verified again."""
     file = known[entry.path] = checkpoint.VerifiedFile(root, entry, cold)
     file.check_size()
     return file

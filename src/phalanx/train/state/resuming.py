@@ -1,8 +1,8 @@
-"""Resuming: what a checkpoint holds goes straight into live objects, and is believed only afterwards.
+"""Restoring of a checkpoint directly into live objects, with verification while it is read.
 
-To check every byte first and read it again would take twice as long. So the parts are read where they
-are needed, checked on the way, and then all ranks vote. When one of them met a bad byte, some live
-objects are half overwritten: everything is put in place once more, from the checkpoint before.
+Verifying all bytes before reading them again would take twice as long. Each part is therefore
+verified as it is read, and then all ranks vote. If a rank found corruption, some live objects are
+partly overwritten: every part is restored again, from the previous checkpoint.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ Place = Callable[[Restored], None]
 
 
 class CheckpointSource(Protocol):
-    """Where checkpoints come from: the part of a `Saver` that is needed here."""
+    """The methods of a `Saver` that provide checkpoints to resume from."""
 
     def open(self) -> Restored | None:
-        """The next one to try, the same on all ranks."""
+        """Return the next checkpoint to try, the same on all ranks; None when there is none."""
         ...
 
     def accept(self, restored: Restored, problem: str) -> bool:
-        """Whether all ranks have read theirs without a problem; the same answer on all."""
+        """Return whether all ranks read it without a problem; the same result on all ranks."""
         ...
 
 
 class Resumption:
-    """One start's way back into a checkpoint. Every rank makes the same calls."""
+    """The restore of one checkpoint at the start of a run. Every rank makes the same calls."""
 
     def __init__(self, source: CheckpointSource) -> None:
         self.restored: Restored | None = None
@@ -41,19 +41,19 @@ class Resumption:
 
     @property
     def where(self) -> str:
-        """The checkpoint, for messages."""
+        """Return the checkpoint's name for messages."""
         if self.restored is not None:
             self._where = f"checkpoint {self.restored.manifest.name}"
         return self._where
 
     def open(self) -> None:
-        """Find a checkpoint. Collective."""
+        """Open the checkpoint to resume from, if there is one. Collective."""
         self.restored = self._source.open()
 
     def put(self, place: Place) -> None:
-        """Put a part of the state into something live, now, and again where it comes to that.
+        """Restore a part of the state into a live object, and again if `settle` falls back.
 
-        Raises RestoreMismatch, and CheckpointCorrupt when the checkpoint rotted after it was accepted.
+        Raises RestoreMismatch, or CheckpointCorrupt if it became corrupt after its acceptance.
         """
         if self._settled:
             if self.restored is not None:
@@ -70,10 +70,10 @@ class Resumption:
             self._problem = error.message
 
     def settle(self) -> bool:
-        """All ranks have what they need, or all of them go on to an older checkpoint. Collective.
+        """Accept the checkpoint on all ranks, or fall back to an older one. Collective.
 
-        True when this call settled it, and there is something to resume from. Raises
-        CheckpointCorrupt when nothing is left to go on to: the next start begins anew.
+        Returns True when this call accepted a checkpoint. Raises CheckpointCorrupt when no older
+        checkpoint is left: the next start then begins without one.
         """
         if self._settled:
             return False
@@ -95,9 +95,9 @@ class Resumption:
         return self.restored is not None
 
     def used_up(self, held: Mapping[str, Sized]) -> None:
-        """Training begins, with what is `held` by section: nothing of the checkpoint may be left over.
+        """Check before training that every object in the checkpoint was restored, and release it.
 
-        Raises RestoreMismatch.
+        `held` has the live objects by section. Raises RestoreMismatch.
         """
         where = self.where
         restored, self.restored = self.restored, None

@@ -182,7 +182,7 @@ class RankSnapshot:
 class CheckpointDirectory:
     """A job's directory of checkpoints.
 
-    `channel` is used by the thread that writes, so nobody else may.
+    Only the writer thread may use `channel`.
     """
 
     saves = True

@@ -1,9 +1,9 @@
-"""Which rank writes which part of the state, and how any rank finds the part it needs again.
+"""Division of a checkpoint's tensors over the ranks that write them, and reading of any part.
 
-A tensor of the state has a number. A part of it is a box: where it begins, and its shape. Replicated
-tensors are cut into rows, so that ranks write about equally much; sharded ones are written by whoever
-holds them; everything else is rank 0's. Reading needs no knowledge of who wrote: the boxes say it, and
-so a state comes back under any number of ranks and any strategy, bit for bit.
+Every tensor of the state has a number; a part of it is a region: a start and a shape. Replicated
+tensors are split by rows, so that ranks write about equally much; a rank writes the shards that it
+holds; rank 0 writes everything else. A reader looks regions up by tensor number, whichever rank
+wrote them, so a state is restored bit for bit at any world size and under any strategy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from phalanx.train.state.tree import dtype_name, dtype_of
 
 CUT_FROM_BYTES = 64 << 10
 _HUGE_FROM_BYTES = 4 << 20
-_HELD_BYTES = 64 << 20  # of memory that is only passed through
+_HELD_BYTES = 64 << 20  # most bytes of temporary buffers before the pending reads are run
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class TensorPart:
 
 
 def region_of(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(shape, start) of what this rank holds of a tensor."""
+    """Return (shape, start) of the region of a tensor that this rank holds."""
     if not isinstance(tensor, DTensor):
         return tuple(tensor.shape), (0,) * tensor.dim()
     shape, start = compute_local_shape_and_global_offset(
@@ -51,9 +51,9 @@ def region_of(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def replicated(models: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> frozenset[int]:
-    """The addresses of tensors that are equal on all ranks: reduced parameters, and their state.
+    """Return the addresses of tensors equal on all ranks: reduced parameters and their state.
 
-    Buffers are not among them: between two forward passes every rank has its own.
+    Buffers are not included: between two forward passes they differ between ranks.
     """
     found = {one for model in models for one in model.parameters() if one.requires_grad}
     tensors: list[torch.Tensor] = [one for one in found if not isinstance(one, DTensor)]
@@ -67,10 +67,10 @@ def replicated(models: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> 
 def pieces_of(
     leaves: Sequence[torch.Tensor], common: frozenset[int], place: tuple[int, int]
 ) -> list[TensorPart]:
-    """What the rank at `place` (rank, number of ranks) writes. `common` as `replicated` gives it.
+    """Return the parts that the rank at `place` (rank, number of ranks) writes.
 
-    The ranks are those that hold the same layers; a leaf without memory is held by others. Raises
-    NotSupported for partial sums.
+    `common` is the result of `replicated`. The ranks are those that hold the same layers; a meta
+    tensor is held by other ranks. Raises NotSupported for partial sums.
     """
     rank, world = place
     cut = [_cut(leaf, common) for leaf in leaves]
@@ -119,7 +119,7 @@ def _held(number: int, leaf: DTensor) -> list[TensorPart]:
 
 
 def _first_copy(leaf: DTensor) -> bool:
-    """Whether no lower rank holds the same: a tensor may be laid out over a part of the mesh only."""
+    """Return whether no lower rank has the same shard: a tensor may use a part of the mesh only."""
     mesh = leaf.device_mesh
     root = mesh._get_root_mesh()
     # Ranks of other pipeline stages hold other tensors, not copies of this one.
@@ -133,7 +133,7 @@ def _size(leaf: torch.Tensor) -> int:
 
 
 def signature(leaves: Sequence[torch.Tensor], common: frozenset[int]) -> str:
-    """Equal on two ranks that hold the same layers exactly when their parts fit together."""
+    """Return a digest, equal on ranks of the same layers exactly when their parts fit together."""
     rows = [
         [number, list(leaf.shape), dtype_name(leaf.dtype), isinstance(leaf, DTensor)]
         for number, leaf in enumerate(leaves)
@@ -143,13 +143,13 @@ def signature(leaves: Sequence[torch.Tensor], common: frozenset[int]) -> str:
 
 
 def outline(leaves: Sequence[torch.Tensor]) -> str:
-    """Equal on two ranks of different pipeline stages exactly when their parts fit together."""
+    """Return a digest, equal on ranks of different stages exactly when their parts fit together."""
     rows = [[list(leaf.shape), dtype_name(leaf.dtype)] for leaf in leaves]
     return digest_of(canonical({"rows": rows}))
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """GuardState for a tensor: large ones in large pages, which are many times faster to touch first."""
+    """Return an uninitialized tensor; large ones use huge pages, which speed up first access."""
     num = math.prod(shape)
     size = num * dtype.itemsize
     if size < _HUGE_FROM_BYTES:
@@ -161,7 +161,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 class BatchedReads:
-    """Many reads, done together by `run`: every chunk of a file passes once, whoever wants parts of it."""
+    """A batch of reads that `run` executes together, so that a file's chunks are read only once."""
 
     def __init__(self) -> None:
         self._wanted: dict[int, tuple[ByteSource, list[tuple[int, memoryview]]]] = {}
@@ -169,19 +169,19 @@ class BatchedReads:
         self._held_bytes = 0
 
     def want(self, source: ByteSource, at: int, into: memoryview) -> None:
-        """Have `into` filled with what begins at byte `at` of `source`."""
+        """Queue a read of the bytes from `at` of `source` into `into`."""
         if into.nbytes:
             self._wanted.setdefault(id(source), (source, []))[1].append((at, into))
 
     def then(self, action: Callable[[], object], held: torch.Tensor) -> None:
-        """Do something with `held` once it is filled: soon, when much memory waits for it."""
+        """Queue an action for after `held` is filled; runs the batch when buffers are too large."""
         self._after.append(action)
         self._held_bytes += _size(held)
         if self._held_bytes > _HELD_BYTES:
             self.run()
 
     def run(self) -> None:
-        """Read all that is wanted. Raises CheckpointCorrupt; memory may be half filled then."""
+        """Execute all queued reads. Raises CheckpointCorrupt; targets may then be partly filled."""
         for source, wanted in self._wanted.values():
             if isinstance(source, VerifiedFile):
                 source.read_scattered(wanted)
@@ -195,9 +195,9 @@ class BatchedReads:
 
 @dataclass(slots=True)
 class StoredTensor:
-    """A tensor that lies in one or several files; read when and where somebody needs it.
+    """A tensor stored in one or several files and read on demand.
 
-    What is read as part of a `BatchedReads` is there after its `run`.
+    Data read through a `BatchedReads` is valid after its `run`.
     """
 
     where: str
@@ -206,18 +206,18 @@ class StoredTensor:
     parts: list[tuple[ByteSource, TensorEntry]] = field(default_factory=list)
 
     def read(self) -> torch.Tensor:
-        """The whole tensor, in memory of its own. Raises CheckpointCorrupt."""
+        """Return the whole tensor in new memory. Raises CheckpointCorrupt."""
         return self.read_region(self.shape, (0,) * len(self.shape))
 
     def read_region(self, shape: Sequence[int], start: Sequence[int]) -> torch.Tensor:
-        """One box of it, in memory of its own. Raises CheckpointCorrupt."""
+        """Return one region in new memory. Raises CheckpointCorrupt."""
         filling = BatchedReads()
         target = self._box(shape, start, filling)
         filling.run()
         return target
 
     def read_like(self, live: Any, filling: BatchedReads) -> torch.Tensor:
-        """The tensor in new memory, laid out over the ranks as `live` is if that has the same shape.
+        """Return the tensor in new memory, sharded like `live` if that has the same shape.
 
         Raises CheckpointCorrupt.
         """
@@ -232,9 +232,9 @@ class StoredTensor:
         )  # fmt: skip
 
     def read_onto(self, live: torch.Tensor, filling: BatchedReads) -> torch.Tensor:
-        """`live` with what was saved in it: read straight into its memory where that lies in order.
+        """Read the saved values into `live`, directly if it is contiguous on the CPU; returns it.
 
-        `live` has the same shape and dtype; one without memory stays so. Raises CheckpointCorrupt.
+        `live` has the same shape and dtype; a meta tensor stays one. Raises CheckpointCorrupt.
         """
         if live.is_meta:
             return live
@@ -300,7 +300,7 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 def stored_tensors(
     files: Iterable[tuple[ByteSource, Sequence[TensorEntry]]], where: str
 ) -> dict[int, StoredTensor]:
-    """All tensors of a checkpoint by number. Raises CheckpointCorrupt when parts contradict."""
+    """Return a checkpoint's tensors by number. Raises CheckpointCorrupt if parts do not match."""
     found: dict[int, StoredTensor] = {}
     for source, row in _rows(files):
         try:

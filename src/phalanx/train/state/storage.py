@@ -1,4 +1,4 @@
-"""What a run's checkpoints have beyond their folder: far copies, encryption, compression."""
+"""Optional storage layers of checkpoints: remote copy, encryption, compression."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from phalanx.core.training.checkpoints import Manifest
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.report import Report
 
-UPLOAD_LIMIT_S = 600.0  # after the last step of a run that nobody asked to stop
+UPLOAD_LIMIT_S = 600.0  # after the last step of a run that was not asked to stop
 _SHARE_OF_GRACE = 0.4
 _FAILED_LIMIT_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStorage:
-    """By default nothing: one tier, plain files."""
+    """The storage layers of a run's checkpoints; by default plain files in their folder."""
 
     tier: CheckpointTier = field(default_factory=LocalTier)
     encryption: Encryption = field(default_factory=NoEncryption)
     compression: FileCompression = field(default_factory=NoCompression)
 
     def known(self, listing: CheckpointListing, report: Report) -> dict[str, Manifest]:
-        """Checkpoints of both tiers, by name; see `remote_tier.known`."""
+        """Return the manifests of both tiers by name; see `remote_tier.known`."""
         near = [one.manifest for one in listing.good]
         return known(self.tier, near, lambda said: report.write(WarningRecord(said)))
 

@@ -1,6 +1,6 @@
-"""State dictionaries as JSON trees beside raw tensors, and back. No pickle on either way.
+"""Conversion of state dictionaries to JSON trees with raw tensors, and back, without pickle.
 
-Plain JSON values stand for themselves. What JSON lacks is an object with one key that starts with `$`:
+Plain JSON values are unchanged. Other values become an object with one key that starts with `$`:
 `{"$tensor": 3}`, `{"$tuple": […]}`, `{"$set": […]}`, `{"$map": [[key, value], …]}` for dictionaries with
 keys that are not text, `{"$bytes": hex}`, `{"$array": 3}` for numpy, `{"$float": "nan"}`,
 `{"$dtype": name}`.
@@ -20,16 +20,16 @@ from phalanx.errors import CheckpointCorrupt, TrainingError
 
 
 def flatten(value: Any) -> tuple[Any, list[TensorBytes]]:
-    """A JSON tree and the tensors it points to; tensors are read, not copied, where they lie in order.
+    """Return a JSON tree and the bytes of its tensors; contiguous CPU tensors are not copied.
 
-    Raises TrainingError naming the place of anything that only a pickle could hold.
+    Raises TrainingError with the path of any value that only a pickle could hold.
     """
     body, leaves = collect(value)
     return body, [blob_of(leaf) for leaf in leaves]
 
 
 def collect(value: Any) -> tuple[Any, list[torch.Tensor]]:
-    """A JSON tree and the live tensors it points to. Raises TrainingError as `flatten` does."""
+    """Return a JSON tree and its live tensors. Raises TrainingError as `flatten` does."""
     leaves: list[torch.Tensor] = []
     return _down(value, "", leaves), leaves
 
@@ -77,7 +77,7 @@ def _down_mapping(value: Mapping[Any, Any], path: str, blobs: list[torch.Tensor]
 
 
 def _dense(tensor: torch.Tensor, path: str) -> torch.Tensor:
-    # A tensor without memory is one that a rank of another pipeline stage holds.
+    # A meta tensor is allowed: a rank of another pipeline stage holds its data.
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise TrainingError(
             f"{path}: a {tensor.layout} tensor on {tensor.device} cannot be saved yet",
@@ -87,12 +87,12 @@ def _dense(tensor: torch.Tensor, path: str) -> torch.Tensor:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """`float32` for torch.float32."""
+    """Return a dtype's name: `float32` for torch.float32."""
     return str(dtype).removeprefix("torch.")
 
 
 def blob_of(tensor: torch.Tensor, part: TensorRegion | None = None) -> TensorBytes:
-    """A tensor's bytes; copied only where they do not lie in order in this process's memory."""
+    """Return a tensor's bytes; only a tensor that is not contiguous or not on the CPU is copied."""
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     data = flat.view(torch.uint8).numpy() if flat.numel() else b""
     size = flat.numel() * flat.element_size()
@@ -100,12 +100,12 @@ def blob_of(tensor: torch.Tensor, part: TensorRegion | None = None) -> TensorByt
 
 
 def unflatten(tree: Any, blobs: Sequence[TensorBytes], where: str) -> Any:
-    """The value again; every tensor has its own memory. Raises CheckpointCorrupt."""
+    """Return the value that `flatten` took; tensors have new memory. Raises CheckpointCorrupt."""
     return rebuild(tree, lambda at: _tensor(blobs[at]), where)
 
 
 def rebuild(tree: Any, tensor: Callable[[int], Any], where: str) -> Any:
-    """The value again, with `tensor(number)` in every tensor's place. Raises CheckpointCorrupt."""
+    """Return the value, with `tensor(number)` for each tensor. Raises CheckpointCorrupt."""
     try:
         return _up(tree, tensor)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -141,7 +141,7 @@ def _up(tree: Any, tensor: Callable[[int], Any]) -> Any:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """torch.float32 for `float32`. Raises AttributeError or ValueError for what is no dtype."""
+    """Return the dtype of a name such as `float32`. Raises AttributeError or ValueError."""
     dtype = getattr(torch, name)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"unknown dtype {name!r}")
@@ -151,7 +151,7 @@ def dtype_of(name: str) -> torch.dtype:
 def _tensor(blob: TensorBytes) -> torch.Tensor:
     dtype = dtype_of(blob.dtype)
     if blob.size_bytes == 0:
-        if 0 not in blob.shape:  # else it would hold whatever lies in this process's memory
+        if 0 not in blob.shape:  # otherwise its content would be uninitialized memory
             raise ValueError(f"a tensor of shape {list(blob.shape)} without its bytes")
         return torch.empty(blob.shape, dtype=dtype)
     raw = torch.frombuffer(blob.data, dtype=torch.uint8).clone()
@@ -159,30 +159,30 @@ def _tensor(blob: TensorBytes) -> torch.Tensor:
 
 
 class Unread(Protocol):
-    """A tensor that still lies in a file."""
+    """A tensor that has not been read from its file yet."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole tensor."""
+        """Return the shape of the whole tensor."""
         ...
 
     def read(self) -> torch.Tensor:
-        """The whole tensor, in memory of its own. Raises CheckpointCorrupt."""
+        """Return the whole tensor in new memory. Raises CheckpointCorrupt."""
         ...
 
 
 def read_now(value: Any) -> torch.Tensor:
-    """A tensor, read if it still lies in a file."""
+    """Return a tensor, after reading it if it is still in a file."""
     found = value if isinstance(value, torch.Tensor) else value.read()
     assert isinstance(found, torch.Tensor)
     return found
 
 
 def cloned(value: Any) -> Any:
-    """A copy that shares no tensor with the original; what still lies in a file is read.
+    """Return a copy that shares no tensor with the original; tensors still in a file are read.
 
-    Optimizers keep the very tensors they are given to load, so a state that may be loaded twice has to
-    be copied for each.
+    Optimizers keep the tensors they load, so a state that may be loaded twice is copied for each
+    load.
     """
     if isinstance(value, torch.Tensor):
         return value.detach().clone()

@@ -1,7 +1,7 @@
-"""Going on from a checkpoint that another job made.
+"""Warm start: a job begins from a checkpoint of another job.
 
-It becomes the first of this job's own, older than all that follow: files are shared where both lie on
-one disk, and from then on everything is as after any interruption.
+The checkpoint is copied, or hard linked on the same disk, as the job's own first one, older than
+all later ones. The run then resumes from it as after an interruption.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from phalanx.train.gang.context import RankInfo
 
 
 def checkpoint_at(where: str | Path, info: RankInfo, flag: str) -> Path:
-    """The folder of a checkpoint, the newest of a folder of them, or of another job (`j-12`) beside ours.
+    """Return a checkpoint's folder, given that folder, a folder of checkpoints or a job (`j-12`).
 
-    Raises UserError in the name of `flag`.
+    The newest checkpoint of a folder is chosen. Raises UserError, which names `flag`.
     """
     path = Path(where).expanduser()
     if not path.exists() and info.checkpoint_dir is not None:
@@ -38,9 +38,9 @@ def checkpoint_at(where: str | Path, info: RankInfo, flag: str) -> Path:
 
 
 def adopt(where: str | Path, info: RankInfo, disk: checkpoint.Disk) -> None:
-    """Rank 0, before anybody looks for a checkpoint: have a job without any begin with this one.
+    """Copy a checkpoint into a job that has none; done by rank 0 before ranks choose a checkpoint.
 
-    Raises UserError where there is none, or it is not sound: to begin anew would be worse. Raises OSError.
+    Raises UserError when it is missing or corrupt, instead of starting without it. Raises OSError.
     """
     store = info.checkpoint_dir
     if store is None:
@@ -63,10 +63,10 @@ def adopt(where: str | Path, info: RankInfo, disk: checkpoint.Disk) -> None:
 def _take(draft: checkpoint.CheckpointWriter, path: Path, entry: FileEntry) -> None:
     try:
         draft.add_link(path / entry.path, entry)
-    except OSError:  # another disk, or one that shares no files
+    except OSError:  # another disk, or a file system without hard links
         draft.add_file(entry.path, path / entry.path)
 
 
 def _first_of(manifest: Manifest, files: tuple[FileEntry, ...]) -> Manifest:
-    """Older than any that an attempt of this job makes: those count from 1."""
+    """Return a manifest older than any checkpoint of this job, where attempts count from 1."""
     return replace(manifest, attempt=0, generation=0, parent=None, why="adopted", files=files)

@@ -1,4 +1,4 @@
-"""What the parts of a run are made from."""
+"""The components that `init` creates and the other parts of a run are built from."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from phalanx.train.state.saving import Saver
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunComponents:
-    """What `init` opens before any model is there; each has a null twin."""
+    """The components that `init` opens before there is a model."""
 
-    info: RankInfo
-    options: RunOptions
-    clock: Clock
+    info: RankInfo  # the environment of this rank
+    options: RunOptions  # the script's options, overridden by the job's spec
+    clock: Clock  # of the process
     #: the process groups of the gang
     connection: Connection
-    report: Report
-    saver: Saver
-    stop: StopSignal
-    device: torch.device
+    report: Report  # of this rank's progress and metrics
+    saver: Saver  # writes and restores checkpoints
+    stop: StopSignal  # set by SIGTERM
+    device: torch.device  # on which this rank trains
     #: which rank holds what part of the model
     layout: Layout

@@ -145,7 +145,7 @@ class SpikeGuard:
         self._guard.leave_with(guard_state, f"{text}; the next generation computes it once more")
 
     def _judge(self, suspect: Suspect, again: list[str]) -> None:
-        """The step whose loss had jumped was computed a second time."""
+        """Attribute a loss jump after its step was computed a second time, and act on it."""
         blame, ranks = suspect.verdict(again)
         step = suspect.step
         if blame is not FaultOrigin.HARDWARE:

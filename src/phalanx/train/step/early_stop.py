@@ -1,4 +1,4 @@
-"""Stopping when a metric no longer improves; its count is part of the checkpoint.
+"""Early stopping when a metric no longer improves; the counter is saved in checkpoints.
 
 early = run.early_stopping(patience=3, mode="min")
 for epoch in run.epochs(100):
@@ -18,12 +18,12 @@ from phalanx.errors import Problem, SpecInvalid
 
 
 class EarlyStopping:
-    """Counts updates without an improvement of more than `min_delta`; NaN never is one."""
+    """Counts updates without an improvement by more than `min_delta`; NaN is no improvement."""
 
     def __init__(
         self, patience: int, mode: str, min_delta: float, agreed: Callable[[float], float]
     ) -> None:
-        """`agreed` gives every rank rank 0's value: a rank that stops alone leaves others waiting.
+        """`agreed` returns rank 0's value on every rank, so that all ranks stop together.
 
         Raises SpecInvalid.
         """
@@ -40,7 +40,7 @@ class EarlyStopping:
         self._sign = 1.0 if mode == "min" else -1.0
 
     def update(self, value: float) -> bool:
-        """Take the newest value; says whether to stop, the same on every rank. Collective."""
+        """Add the newest value; returns whether to stop, the same on every rank. Collective."""
         value = self._agreed(float(value))
         if self._sign * value < self._sign * self.best - self._min_delta:
             self.best, self.waited = value, 0
@@ -49,9 +49,9 @@ class EarlyStopping:
         return self.waited >= self._patience
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {"best": self.best, "waited": self.waited}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put it back."""
+        """Restore the state."""
         self.best, self.waited = float(state["best"]), int(state["waited"])

@@ -63,34 +63,34 @@ from phalanx.train.step.trained import TrainedObjects
 class StepParts:
     """What the engine is made of."""
 
-    info: RankInfo
-    clock: Clock
-    report: Report
-    stop: StopSignal
-    channel: ControlChannel
-    progress: Progress
+    info: RankInfo  # the environment of this rank
+    clock: Clock  # of the process
+    report: Report  # of this rank's progress
+    stop: StopSignal  # set by SIGTERM
+    channel: ControlChannel  # small collectives beside the gradients'
+    progress: Progress  # the current step and position in the data
     #: metrics that the script logs
     journal: Journal
-    timing: CurrentTiming
-    profiling: Profiling
-    trained: TrainedObjects
+    timing: CurrentTiming  # of the sections of a step
+    profiling: Profiling  # of a few steps, on request
+    trained: TrainedObjects  # models, optimizers, schedulers and tracked objects
     #: how ranks hold the model, and reduce its gradients
     strategy: Strategy
-    compressors: Compressors
+    compressors: Compressors  # compression of gradients, by replica
     #: exchanges of weights, where gradients are not reduced
     rounds: Rounds
     #: the weight of this rank's part of a batch
     share_scale: GradientScale
     #: the factor of fp16 losses
     loss_scale: Scale
-    guard: StepGuard
-    losses: LossGuard
+    guard: StepGuard  # against gradients that are not finite
+    losses: LossGuard  # guard against losses that jump
     #: the largest norm of the gradients; None: not clipped
     clip: float | None
-    policies: TrainingPolicies
-    stragglers: Stragglers
-    saver: Saver
-    schedule: SaveSchedule
+    policies: TrainingPolicies  # precision, batch size and learning rate
+    stragglers: Stragglers  # comparison of the ranks' compute times
+    saver: Saver  # writes and restores checkpoints
+    schedule: SaveSchedule  # decides when to save
     #: whether this rank reports the samples, of those that share them
     speaks: bool
     #: the number of places that samples are divided over

@@ -1,7 +1,7 @@
-"""What each rank computed by itself in a step, so that a fault can be laid at one rank's door.
+"""Attribution of a faulty step to the ranks that caused it.
 
-Gradients are looked at after the ranks have reduced them, when nobody can tell any more whose they were.
-The sums of a rank's own outputs, and of the gradients that arrive at its first parameter, still can.
+Gradients are checked after the reduction, which hides the rank they came from. The sums of a rank's
+own outputs, and of the gradients that arrive at its first parameter, identify it.
 """
 
 from __future__ import annotations
@@ -18,44 +18,44 @@ from phalanx.train.gang.groups import ControlChannel
 
 
 class FaultAttribution(Protocol):
-    """Remembers one try of one step."""
+    """Records what this rank computed in each try of a step."""
 
     def watch(self, model: nn.Module) -> None:
-        """Look at this model's outputs and gradients."""
+        """Record this model's outputs and gradients."""
         ...
 
     def begin(self) -> None:
-        """A step, or another try of it, begins."""
+        """Begin a step, or another try of it."""
         ...
 
     def end(self) -> None:
-        """The try is over: what was seen counts."""
+        """End the try and keep what was recorded."""
         ...
 
     def blamed(self) -> list[int]:
-        """Ranks at fault, on rank 0: from both tries, or the one there was. Collective."""
+        """Return the ranks at fault, on rank 0, from the tries recorded so far. Collective."""
         ...
 
 
 class NoFaultAttribution:
-    """Nobody looks."""
+    """Attribution that is switched off: records nothing and blames no rank."""
 
     def watch(self, model: nn.Module) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def begin(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def end(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def blamed(self) -> list[int]:
-        """Nobody."""
+        """Return no rank."""
         return []
 
 
 class OutputSums:
-    """OutputSums of outputs and of the first parameter's gradients, read only when they are asked for."""
+    """Sums of outputs and the first parameter's gradients; only `blamed` waits for the device."""
 
     def __init__(self, channel: ControlChannel) -> None:
         self._channel = channel
@@ -63,7 +63,7 @@ class OutputSums:
         self._tries: list[list[torch.Tensor]] = []
 
     def watch(self, model: nn.Module) -> None:
-        """Look at this model's outputs, and at the last gradient of its backward pass."""
+        """Record the sums of this model's outputs and of the last gradient of its backward pass."""
         model.register_forward_hook(self._left)
         first = next((one for one in model.parameters() if one.requires_grad), None)
         if first is not None:
@@ -80,16 +80,16 @@ class OutputSums:
         self._now.append(value.detach().sum(dtype=torch.float64))
 
     def begin(self) -> None:
-        """A step, or another try of it, begins."""
+        """Begin a step, or another try of it."""
         self._now.clear()
 
     def end(self) -> None:
-        """The try is over: what was seen counts."""
+        """End the try and keep what was recorded."""
         self._tries.append(self._now)
         self._now = []
 
     def blamed(self) -> list[int]:
-        """Ranks that computed something else the second time; else those with what is not finite."""
+        """Return the ranks with other sums in the second try, or else with non-finite sums."""
         tries, self._tries = [[float(one) for one in row] for row in self._tries], []
         texts = [[value.hex() for value in row] for row in tries]
         other = len(texts) > 1 and texts[0] != texts[-1]

@@ -68,7 +68,7 @@ def gate_model(model: nn.Module, progress: Progress) -> ClearGate:
 
 
 class ScheduleGate:
-    """A scheduler whose `step` does nothing unless an optimizer stepped since its last call."""
+    """A scheduler that skips `step` unless an optimizer stepped since the last call."""
 
     def __init__(self, scheduler: LRScheduler) -> None:
         self.scheduler = scheduler

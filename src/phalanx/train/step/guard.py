@@ -29,7 +29,7 @@ from phalanx.train.step.progress import Progress
 
 
 class StepVerdict(Enum):
-    """What happens to a step whose gradients were reduced."""
+    """What happens to a step after its gradients were reduced."""
 
     ACCEPT = auto()
     REPEAT = auto()

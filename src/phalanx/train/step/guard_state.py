@@ -1,7 +1,7 @@
-"""What one generation leaves for the next: a small file beside the checkpoints.
+"""Storage of the guard state, which one generation passes to the next, beside the checkpoints.
 
-Written whole and renamed into place, so that it is either the old or the new one. Rank 0 writes it when
-all have agreed; only a rank that runs out of memory writes it by itself, because it cannot ask any more.
+The file is replaced atomically. Rank 0 writes it after all ranks have agreed; only a rank that runs
+out of memory writes it on its own, since it can no longer communicate.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from phalanx.train.gang.report import Report
 
 
 class GuardStateStore(Protocol):
-    """Where the guard state of a run is stored."""
+    """The storage of a run's guard state."""
 
     keeps: bool
 
     def open(self) -> GuardState:
-        """The guard state of earlier generations, the same on all ranks. Collective."""
+        """Return the guard state of earlier generations, the same on all ranks. Collective."""
         ...
 
     def keep(self, state: GuardState) -> None:
-        """Replace it. Raises OSError."""
+        """Replace the stored guard state. Raises OSError."""
         ...
 
 
 class NoGuardStateStore:
-    """Without a directory nothing lasts."""
+    """Storage of a run without a checkpoint directory: nothing is kept."""
 
     keeps = False
 
     def open(self) -> GuardState:
-        """Nothing."""
+        """Return an empty guard state."""
         return GuardState()
 
     def keep(self, state: GuardState) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class GuardStateFile:
-    """`guards.json` in the job's directory of checkpoints."""
+    """The guard state in `guards.json` in the job's checkpoint directory."""
 
     keeps = True
 
@@ -65,9 +65,9 @@ class GuardStateFile:
         self._info, self._channel, self._report = info, channel, report
 
     def open(self) -> GuardState:
-        """The guard state of earlier generations, the same on all ranks; a file nobody can read is none.
+        """Return the guard state of earlier generations on all ranks; empty if it is unreadable.
 
-        Checkpoints it says to undo are set aside before anybody looks for one to resume from.
+        Checkpoints that it says to undo are quarantined before one is chosen to resume from.
         """
         text = ""
         if self._info.is_main:
@@ -89,7 +89,7 @@ class GuardStateFile:
             return GuardState()
 
     def _died_silently(self, state: GuardState) -> bool:
-        """Whether the kernel ended the generation before for its memory: no rank could write it down."""
+        """Return whether the previous generation ran out of memory without recording it."""
         before = (self._info.attempt, self._info.generation - 1)
         return self._info.restart_cause == Cause.OOM.value and state.halved_in != before
 
@@ -123,7 +123,7 @@ class GuardStateFile:
         return done
 
     def keep(self, state: GuardState) -> None:
-        """Replace the file. Raises OSError."""
+        """Replace the file atomically. Raises OSError."""
         self._store.mkdir(parents=True, exist_ok=True)
         draft = self._path.with_name(f"{GUARD_STATE_FILE}.{random_hex(8)}")
         try:
@@ -142,7 +142,7 @@ class GuardStateFile:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory was too small, in the words of the job's causes."""
+    """Return whether an exception is classified as out of memory (`Cause.OOM`)."""
     name, message = type(error).__name__, str(error)
     exit = RankExit(rank=0, at=0, exit_code=1, exception=name, message=message)
     return classify(exit, stepped=True) is Cause.OOM
@@ -152,7 +152,7 @@ Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 
 def install_memory_hook(on_out_of_memory: Callable[[], None]) -> Hook:
-    """Call this when the script ends for want of memory, then do what was done before.
+    """Install an exception hook that calls `on_out_of_memory`, then the previous hook.
 
     Returns the hook, so that tests can call it.
     """
@@ -164,7 +164,7 @@ def install_memory_hook(on_out_of_memory: Callable[[], None]) -> Hook:
                 on_out_of_memory()
             except (OSError, MemoryError) as problem:
                 message = f"the next generation will not know about it: {problem}"
-                print(message, file=sys.stderr)  # noqa: T201 - nobody else is left to tell
+                print(message, file=sys.stderr)  # noqa: T201 - no report is possible any more
         before(kind, error, trace)
 
     sys.excepthook = hook

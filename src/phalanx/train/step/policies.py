@@ -1,4 +1,4 @@
-"""Precision, batch size and learning rate of one run: what its options say, applied to models and steps."""
+"""Precision, batch size and learning rate of a run, applied to its models and steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from phalanx.train.step.progress import Progress
 
 
 class TrainingPolicies:
-    """The options of a run at work."""
+    """Applies the options of a run to its models, optimizers and steps."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class TrainingPolicies:
 
 
 def make_deterministic() -> None:
-    """Allow only kernels whose sums always come out the same; those that have none raise an error."""
+    """Allow only deterministic kernels; an operation that has none raises an error."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # noqa: TID251 - read by cuBLAS
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False

@@ -1,4 +1,4 @@
-"""When to save: a pure decision, shared by every framework. Reads no clock and writes nothing."""
+"""The schedule of saves, for every framework. It reads no clock and writes nothing."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from phalanx.train.gang.context import RankInfo
 class SaveSchedule:
     """Saves every N steps, seconds or passes, at a better value of a metric, or on request.
 
-    Every rank makes the same calls, except those of rank 0 (`proposes`, `observe`), whose answer travels
-    to the others as a request.
+    Every rank makes the same calls, except `proposes` and `observe`: rank 0 calls these and sends
+    the result to the others as a request.
     """
 
     def __init__(self, info: RankInfo, now: float) -> None:

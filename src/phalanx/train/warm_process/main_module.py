@@ -99,7 +99,7 @@ def _fail(error: BaseException) -> NoReturn:
     error.__traceback__ = ours
     write_error_file(error)
     sys.excepthook(type(error), error, ours)
-    # Interpreters end with 130 or the signal itself on Ctrl-C; nobody presses it here.
+    # An interpreter ends with 130 or the signal itself on Ctrl-C, which does not happen here.
     raise SystemExit(130 if isinstance(error, KeyboardInterrupt) else 1) from None
 
 

@@ -36,20 +36,20 @@ _DIGEST_BYTES = 16
 class Index:
     """The index of one data set. Built from a listing alone, it has no digests.
 
-    `sample_starts` has one more entry than there are files: the samples of file i are numbered from
-    entry i up to entry i+1. For text a sample is a byte, since blocks are chosen later. `tables` holds
-    what the kind of data needs beside that; `docs/reference/data-index.md` lists it.
+    The samples of file i are numbered from entry i of `sample_starts` up to entry i+1. For text a
+    sample is a byte, since blocks are chosen later. `docs/reference/data-index.md` lists `tables`.
     """
 
-    kind: str
-    files: Names
-    sizes: Int64s
-    sample_starts: Int64s
-    algorithm: str = ""
+    kind: str  # one of KINDS
+    files: Names  # paths relative to the data set
+    sizes: Int64s  # bytes of each file
+    sample_starts: Int64s  # number of each file's first sample, then the number of samples
+    algorithm: str = ""  # of the digests, such as `xxh3-128`; empty: there are no digests
+    #: 16 bytes for each file; no rows without digests
     digests: Array = field(default_factory=lambda: np.zeros((0, _DIGEST_BYTES), np.uint8))
-    classes: tuple[str, ...] = ()
-    suffixes: tuple[str, ...] = ()
-    tables: Mapping[str, Array] = field(default_factory=dict)
+    classes: tuple[str, ...] = ()  # names of the classes, in the order of their labels
+    suffixes: tuple[str, ...] = ()  # suffixes of tar members, by number
+    tables: Mapping[str, Array] = field(default_factory=dict)  # other columns by name
 
     @property
     def num_files(self) -> int:

@@ -1,8 +1,8 @@
-"""Pytrees as rows of JSON beside raw arrays, and back: into arrays laid out as the live ones are.
+"""Conversion of JAX pytrees to JSON rows with raw arrays, and back into arrays of any sharding.
 
-Every array of a tree has a number. A process writes the shards that it holds the first copy of, each with
-its place in the whole; so a tree comes back under any number of processes and any sharding. Typed random
-keys are stored as their words. Plain numbers, text and None stand in the rows themselves.
+Every array of a tree has a number. A process writes the shards of which it holds the first copy,
+each with its region, so a tree is restored under any number of processes and any sharding. Typed
+random keys are stored as integers. Plain numbers, text and None are stored in the rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Rows = list[dict[str, Any]]
 
 
 def taken(tree: Any, rank: int) -> tuple[Rows, list[TensorBytes]]:
-    """What the leaves of a tree are, and copies of the parts that this process writes.
+    """Return a row for each leaf of a tree, and copies of the parts that this process writes.
 
     Raises TrainingError for a leaf that only a pickle could hold.
     """
@@ -42,7 +42,7 @@ def taken(tree: Any, rank: int) -> tuple[Rows, list[TensorBytes]]:
 
 
 def _leaves(tree: Any) -> list[tuple[str, Any]]:
-    # None is a leaf here: JAX would leave it out, and a tree without it would look like another.
+    # None is a leaf here: JAX omits it, and different trees would then have the same rows.
     pairs, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda one: one is None)
     return [(jax.tree_util.keystr(path), leaf) for path, leaf in pairs]
 
@@ -85,7 +85,7 @@ def _parts(array: Any, number: int, rank: int) -> list[TensorBytes]:
         return [_blob(array, TensorRegion(number, whole, start))] if rank == 0 else []
     found = []
     for shard in array.addressable_shards:
-        # Of shards that several devices hold, the first copy is written.
+        # Of a shard with several replicas, only the first is written.
         if shard.replica_id == 0:
             start = tuple(one.start or 0 for one in shard.index)
             found.append(_blob(np.asarray(shard.data), TensorRegion(number, whole, start)))
@@ -93,7 +93,7 @@ def _parts(array: Any, number: int, rank: int) -> list[TensorBytes]:
 
 
 def _blob(array: np.ndarray[Any, Any], part: TensorRegion) -> TensorBytes:
-    # A copy: the next step may be given the very memory that this array lies in.
+    # A copy: the next step may reuse the memory of this array.
     own = np.array(array, order="C", copy=True)
     data = own.reshape(-1).view(np.uint8) if own.size else b""
     return TensorBytes(str(own.dtype), tuple(own.shape), data, own.nbytes, part)
@@ -101,7 +101,7 @@ def _blob(array: np.ndarray[Any, Any], part: TensorRegion) -> TensorBytes:
 
 @dataclass(slots=True)
 class StoredArray:
-    """One array of a checkpoint, in one or several files."""
+    """An array of a checkpoint, stored in one or several files and read on demand."""
 
     where: str
     dtype: np.dtype[Any]
@@ -109,7 +109,7 @@ class StoredArray:
     parts: list[tuple[ByteSource, TensorEntry]] = field(default_factory=list)
 
     def read(self, shape: Sequence[int], start: Sequence[int]) -> np.ndarray[Any, Any]:
-        """One box of it. Raises CheckpointCorrupt."""
+        """Return one region of the array. Raises CheckpointCorrupt."""
         target = np.empty(tuple(shape), dtype=self.dtype)
         missing = target.size
         for source, row in self.parts:
@@ -134,7 +134,7 @@ def _inside(at: Sequence[int], start: Sequence[int], size: Sequence[int]) -> tup
 def stored_arrays(
     rows: Rows, files: Sequence[tuple[ByteSource, Sequence[TensorEntry]]], where: str
 ) -> dict[int, StoredArray]:
-    """The arrays of a checkpoint by number. Raises CheckpointCorrupt when the parts contradict."""
+    """Return a checkpoint's arrays by number. Raises CheckpointCorrupt if parts do not match."""
     try:
         found = {
             number: StoredArray(where, jax.numpy.dtype(row["dtype"]), tuple(row["shape"]))
@@ -154,9 +154,9 @@ def stored_arrays(
 
 
 def put_back(like: Any, rows: Rows, stored: Mapping[int, StoredArray], where: str) -> Any:
-    """A tree of the same form as `like`, with what was saved in it, sharded as its arrays are.
+    """Return the saved tree with the structure and shardings of `like`.
 
-    Raises RestoreMismatch naming what does not fit, CheckpointCorrupt.
+    Raises RestoreMismatch, which names what does not fit, and CheckpointCorrupt.
     """
     leaves = _leaves(like)
     _require_same(leaves, rows, where)

@@ -1,4 +1,4 @@
-"""What the processes of a run tell one another, in collectives of their own: all make the same calls."""
+"""Small collectives between the processes of a JAX run. All processes make the same calls."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from jax.experimental import multihost_utils
 
 
 class Processes(Protocol):
-    """Small collectives."""
+    """The collectives of a run's processes."""
 
     def gather(self, mine: bytes) -> list[bytes]:
-        """Everybody's bytes, in the order of ranks."""
+        """Return the bytes of every process, in the order of ranks."""
         ...
 
     def numbers(self, mine: Sequence[int]) -> list[list[int]]:
-        """Everybody's numbers, as many from each, in the order of ranks."""
+        """Return the numbers of every process, equally many from each, in the order of ranks."""
         ...
 
 
@@ -25,19 +25,19 @@ class SingleProcess:
     """A run of one process."""
 
     def gather(self, mine: bytes) -> list[bytes]:
-        """One's own."""
+        """Return the argument as the only row."""
         return [mine]
 
     def numbers(self, mine: Sequence[int]) -> list[list[int]]:
-        """One's own."""
+        """Return the argument as the only row."""
         return [list(mine)]
 
 
 class JaxProcesses:
-    """Over JAX's own collectives: on the thread that trains, so that their order is the same everywhere."""
+    """JAX's own collectives, called on the training thread to have the same order everywhere."""
 
     def gather(self, mine: bytes) -> list[bytes]:
-        """Everybody's bytes, in the order of ranks."""
+        """Return the bytes of every process, in the order of ranks."""
         sizes = [row[0] for row in self.numbers([len(mine)])]
         room = np.zeros(max(1, *sizes), dtype=np.uint8)
         room[: len(mine)] = np.frombuffer(mine, dtype=np.uint8)
@@ -45,7 +45,7 @@ class JaxProcesses:
         return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
 
     def numbers(self, mine: Sequence[int]) -> list[list[int]]:
-        """Everybody's numbers, as many from each, in the order of ranks; each below 2^31."""
+        """Return the numbers of every process, each below 2^31, in the order of ranks."""
         row = np.asarray(mine, dtype=np.int32)
         return [
             [int(one) for one in found]

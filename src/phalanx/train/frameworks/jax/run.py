@@ -42,7 +42,7 @@ def start(given: Mapping[str, Any]) -> JaxRun:
             num_processes=info.world_size,
             process_id=info.rank,
             cluster_detection_method="deactivate",
-            # Who dies is noticed by the platform; a process that only stands still must not end the others.
+            # The platform detects dead processes; one that only stalls must not end the others.
             heartbeat_timeout_seconds=_HEARTBEAT_S,
         )
     clock = SystemClock()
@@ -145,7 +145,7 @@ class JaxRun:
     # -- agreement ---------------------------------------------------------------------------------
 
     def _agree(self) -> None:
-        """Ask one another: who was told to stop, is a save due, has everybody written the last one."""
+        """Exchange requests to stop, saves that are due, and whether the last save is written."""
         now = self._clock.monotonic()
         took_s = max(1e-6, (now - self._agreed_s) / max(1, self.step - self._agreed_step))
         ahead = min(_MOST_STEPS, max(1, int(_AGREE_EVERY_S / took_s)))
@@ -153,7 +153,7 @@ class JaxRun:
         stopping, written = self._stop.at is not None, self._saver.written
         rows = self._processes.numbers([int(stopping), int(due), int(written), ahead])
         self._agreed_s, self._agreed_step = now, self.step
-        # What only one process can say, rank 0 says for all.
+        # Rank 0 decides when the next exchange is.
         self._agree_at = self.step + rows[0][3]
         if any(row[0] for row in rows):
             self._leave()

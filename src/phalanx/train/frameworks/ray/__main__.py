@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     env = dict(os.environ)  # noqa: TID251 - a program's entry point
     try:
-        # Short: Ray puts sockets below it, whose paths may have 107 bytes.
+        # Short: Ray puts sockets below it, and a socket path has at most 107 bytes.
         with scratch(Path(tempfile.gettempdir()), "phr") as folder:
             return _run(options, env, folder)
     except TrainingError as error:

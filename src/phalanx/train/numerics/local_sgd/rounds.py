@@ -179,11 +179,11 @@ class Rounds(Protocol):
     """Why a resumed run is not bit-identical, if it is not."""
 
     def watch(self, model: nn.Module) -> None:
-        """Add a model whose weights are equal on all ranks."""
+        """Add a model with weights that are equal on all ranks."""
         ...
 
     def restore(self, at: int, state: Mapping[str, Any] | None) -> None:
-        """Restore the state of the `at`-th model, whose weights are loaded; None: there is no state."""
+        """Restore the state of model number `at`, with weights already loaded; None: no state."""
         ...
 
     def step_over(self, step: int) -> None:
@@ -292,11 +292,11 @@ class LocalRounds:
         self._members: list[ModelRounds] = []
 
     def watch(self, model: nn.Module) -> None:
-        """Add a model whose weights are equal on all ranks."""
+        """Add a model with weights that are equal on all ranks."""
         self._members.append(ModelRounds(model, self._wishes, self._outside(len(self._members))))
 
     def restore(self, at: int, state: Mapping[str, Any] | None) -> None:
-        """Restore the state of the `at`-th model, whose weights are loaded; None: there is no state."""
+        """Restore the state of model number `at`, with weights already loaded; None: no state."""
         self._members[at].load_state_dict(state)
 
     def step_over(self, step: int) -> None:
