@@ -1,7 +1,7 @@
 """Reading a checkpoint: every rank checks its share of the bytes, and reads only what it needs.
 
 The small parts of the state are read at once. Models and optimizers stay in the files until their live
-twins are known, and go straight to the place where they are needed: no rank ever holds a state twice.
+objects exist, and are read directly into them: no rank ever holds a state twice.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Opener = Callable[[Path, FileEntry], tensorfile.ByteSource]
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A verified checkpoint.
+    """A checkpoint opened for reading.
 
-    Code that loads from `state` must clone: models and optimizers hold `sharding.StoredTensor` in their
-    tensors' places.
+    Code that loads from `state` must clone it: models and optimizers hold a `sharding.StoredTensor`
+    for each tensor.
     """
 
     path: Path
@@ -39,15 +39,15 @@ class Restored:
     rng: tuple[bytes, ...]
     differs: str | None
     read: Mapping[str, checkpoint.VerifiedFile] | None = None
-    """Its files, where they are checked while they are read; None where all was checked before."""
+    """Its files if they are verified as they are read; None if they were verified before."""
 
     def rng_of(self, rank: int) -> bytes | None:
-        """The generators of this rank, if there was such a rank."""
+        """Return the saved random generators of a rank; None if there was no such rank."""
         return self.rng[rank] if rank < len(self.rng) else None
 
 
 def section(restored: Restored, name: str, at: int) -> Any:
-    """What was saved of the `at`-th of some objects; None when there were fewer."""
+    """Return the saved state of object number `at` of a section; None when there were fewer."""
     rows = restored.state.get(name, ())
     return rows[at] if at < len(rows) else None
 
@@ -55,7 +55,7 @@ def section(restored: Restored, name: str, at: int) -> Any:
 def read_state(
     path: Path, manifest: Manifest, opener: Opener = checkpoint.VerifiedFile
 ) -> tuple[dict[str, Any], tuple[bytes, ...]]:
-    """The state, and every rank's generators; large tensors of models and optimizers as `StoredTensor`.
+    """Return the state, with unread tensors as `StoredTensor`, and every rank's random generators.
 
     Raises CheckpointCorrupt.
     """
@@ -94,7 +94,7 @@ def read_state(
 
 
 def materialised(value: Any) -> Any:
-    """A state with every tensor read. Raises CheckpointCorrupt."""
+    """Return a state with every tensor read. Raises CheckpointCorrupt."""
     if isinstance(value, sharding.StoredTensor):
         return value.read()
     if isinstance(value, Mapping):
@@ -105,7 +105,7 @@ def materialised(value: Any) -> Any:
 
 
 def device_text() -> str:
-    """The kind of device that sums depend on, for example `cpu:AVX512`."""
+    """Return the kind of device that sums depend on, for example `cpu:AVX512`."""
     if torch.cuda.is_available():
         return f"cuda:{torch.cuda.get_device_name()}"
     return f"cpu:{torch.backends.cpu.get_cpu_capability()}"

@@ -170,7 +170,7 @@ def _rot(path: Path) -> str:
 def _opened(
     known: dict[str, checkpoint.VerifiedFile], cold: ReadMode, root: Path, entry: FileEntry
 ) -> checkpoint.VerifiedFile:
-    """Open a file of the checkpoint and record it, so that its verified chunks are not verified again."""
+    """Open a file and record it, so that the chunks it verified are not verified again."""
     file = known[entry.path] = checkpoint.VerifiedFile(root, entry, cold)
     file.check_size()
     return file

@@ -1,7 +1,7 @@
-"""Saving and restoring a run: every rank writes its part, rank 0 commits, all agree on what is read.
+"""Saving and restoring of a run: every rank writes its part, rank 0 commits, all ranks agree.
 
-A save that training does not wait for copies this rank's part (`staging`) and is written by a thread,
-which talks to the other ranks on a group of its own; one is under way at most.
+For a save in the background, a rank copies its part (`staging`), and a thread writes the copy and
+communicates over its own process group. At most one save is in progress.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from phalanx.train.state.resume_choice import ResumeChoice
 from phalanx.train.state.staging import NoStaging, Staging
 from phalanx.train.state.storage import CheckpointStorage
 
-# Training ends after these, so nothing is won by copying first.
+# Training ends after these, so a copy would save no time.
 _AWAITED = frozenset({"final", "stop"})
 
 
 @dataclass(frozen=True, slots=True)
 class SaveRequest:
-    """What is saved beside the state: where training is, why now, and this rank's generators."""
+    """What is saved with the state: position, reason, metrics and this rank's random generators."""
 
     step: int
     position: Position
@@ -56,16 +56,16 @@ class SaveRequest:
 
 
 class Saver(Protocol):
-    """Where a run's state goes and comes from. Every rank makes the same calls."""
+    """Saves and restores the state of a run. Every rank makes the same calls."""
 
     @property
     def saves(self) -> bool:
-        """Whether anything is kept at all."""
+        """Return whether saves are kept."""
         ...
 
     @property
     def estimate_s(self) -> float:
-        """Seconds that the next save is likely to take."""
+        """Return the estimated seconds of the next save."""
         ...
 
     def watch(
@@ -75,47 +75,47 @@ class Saver(Protocol):
         strategy: str,
         place: tuple[int, int] | None = None,
     ) -> None:
-        """What the run trains, and how its ranks share it; both lists may still grow.
+        """Set what the run trains and how its ranks share it; both lists may still grow.
 
         `place` is (rank, number) among the ranks that hold the same layers: all, if not given.
         """
         ...
 
     def share_as(self, strategy: str) -> None:
-        """The ranks share models in another way than `watch` was told."""
+        """Replace the strategy that `watch` received."""
         ...
 
     def open(self) -> Restored | None:
-        """The newest checkpoint not tried yet, agreed on by all ranks; not all of it need be valid."""
+        """Return the newest untried checkpoint, the same on all ranks; it may be partly corrupt."""
         ...
 
     def accept(self, restored: Restored, problem: str) -> bool:
-        """All has been read from it, with or without a problem: whether it was valid, for all ranks."""
+        """Return whether all ranks read the checkpoint without a problem."""
         ...
 
     def warm(self, state: Callable[[], Any]) -> None:
-        """The first step is done: make ready for saves of such a state. Never fails."""
+        """Prepare saves of such a state after the first step. Never fails."""
         ...
 
     def save(self, state: Callable[[], Any], request: SaveRequest) -> bool:
-        """Save, or begin to; False when it has failed already. The same answer on all ranks."""
+        """Save, or begin to; returns False on failure, the same on all ranks."""
         ...
 
     def wait(self) -> bool:
-        """Wait for the save under way; whether the last one was committed, the same on all ranks."""
+        """Wait for the save in progress; returns whether the last save was committed."""
         ...
 
     def close(self) -> None:
-        """Wait, and leave nothing under way."""
+        """Wait for the save in progress and release resources."""
         ...
 
     def best_known(self) -> float | None:
-        """The best value of the kept metric so far (rank 0)."""
+        """Return the best value of the kept metric so far (rank 0)."""
         ...
 
 
 class NoCheckpoints:
-    """Nothing is kept."""
+    """The saver of a run without a checkpoint directory: nothing is saved."""
 
     saves = False
     estimate_s = 0.0
@@ -127,40 +127,40 @@ class NoCheckpoints:
         strategy: str,
         place: tuple[int, int] | None = None,
     ) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def share_as(self, strategy: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def open(self) -> Restored | None:
-        """Nothing."""
+        """Do nothing."""
         return None
 
     def accept(self, restored: Restored, problem: str) -> bool:
-        """Nothing."""
+        """Do nothing."""
         return True
 
     def warm(self, state: Callable[[], Any]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def save(self, state: Callable[[], Any], request: SaveRequest) -> bool:
-        """Nothing."""
+        """Do nothing."""
         return False
 
     def wait(self) -> bool:
-        """Nothing."""
+        """Do nothing."""
         return False
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def best_known(self) -> float | None:
-        """Nothing."""
+        """Do nothing."""
         return None
 
 
 class SaveOutcome(enum.Enum):
-    """How a save ended, for all ranks alike."""
+    """How a save ended, the same on all ranks."""
 
     COMMITTED = "committed"
     FAILED = "failed"
@@ -169,7 +169,7 @@ class SaveOutcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RankSnapshot:
-    """This rank's part of the state at one request. `head` is what its file says beside tensors."""
+    """This rank's part of the state at one request; `head` is the header of its file."""
 
     request: SaveRequest
     metrics: Mapping[str, Any]
@@ -216,7 +216,7 @@ class CheckpointDirectory:
 
     @property
     def estimate_s(self) -> float:
-        """Half as long again as the longest of the last saves, and never less than 0.2 s."""
+        """Return 1.5 times the longest of the last saves plus 0.2 s; more during a save."""
         usual = 1.5 * max(self._durations[-3:], default=1.0)
         under_way = self._thread is not None and self._thread.is_alive()
         return 0.2 + (2 * usual if under_way else usual)
@@ -228,16 +228,16 @@ class CheckpointDirectory:
         strategy: str,
         place: tuple[int, int] | None = None,
     ) -> None:
-        """What the run trains: its replicated tensors are shared out over the ranks at `place`."""
+        """Set what the run trains; replicated tensors are divided over the ranks at `place`."""
         self._models, self._optimizers, self._strategy = models, optimizers, strategy
         self._place = place or self._place
 
     def share_as(self, strategy: str) -> None:
-        """For the manifest."""
+        """Replace the strategy that the manifest names."""
         self._strategy = strategy
 
     def best_known(self) -> float | None:
-        """The best value of the kept metric among the checkpoints that lie here."""
+        """Return the best value of the kept metric among the local checkpoints."""
         best = self._info.checkpoint.keep.best
         if best is None:
             return None
@@ -245,13 +245,13 @@ class CheckpointDirectory:
         return float(found[0].metrics[best.metric]) if found else None
 
     def open(self) -> Restored | None:
-        """The next checkpoint to try; see `choosing`."""
+        """Return the next checkpoint to try; see `resume_choice`."""
         restored = self._choice.open(self.storage)
         self._committer.seen(self._choice.newest_commit)
         return restored
 
     def accept(self, restored: Restored, problem: str) -> bool:
-        """Go on from it, where every rank could read all it needs. Collective."""
+        """Continue the checkpoint's lineage if every rank could read its part. Collective."""
         if not self._choice.accept(restored, problem, self.storage):
             return False
         self._committer.resumed(restored.manifest)
@@ -259,22 +259,22 @@ class CheckpointDirectory:
         return True
 
     def warm(self, state: Callable[[], Any]) -> None:
-        """Have the memory that saves in the background copy to, from a thread."""
+        """Allocate the memory for background saves, in a thread."""
         if isinstance(self._staging, NoStaging):
             return
         try:
             pieces = self._pieces(state())[1]
         except TrainingError:
-            return  # the first save will say it
+            return  # the first save reports it
         self._warming = threading.Thread(
             target=self._staging.warm, args=(pieces,), name="phalanx-staging", daemon=True
         )
         self._warming.start()
 
     def save(self, state: Callable[[], Any], request: SaveRequest) -> bool:
-        """Take this rank's part of the state, and write it: at once where training ends after it.
+        """Copy this rank's part of the state and write it; without a copy when training ends.
 
-        A disk that refuses costs a warning in the report, never the training.
+        A disk error is reported as a warning and does not end training.
         """
         self.wait()
         if request.why in _AWAITED or isinstance(self._staging, NoStaging):
@@ -291,7 +291,7 @@ class CheckpointDirectory:
         return True
 
     def wait(self) -> bool:
-        """Wait for the save under way; whether the last one was committed."""
+        """Wait for the save in progress; returns whether the last one was committed."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -303,14 +303,14 @@ class CheckpointDirectory:
             self._warming = None
 
     def close(self) -> None:
-        """Wait, and have the group's threads let go of what they were given."""
+        """Wait for saves and uploads, then release what the group's threads hold."""
         self.wait()
         self._warmed()
         self.storage.finish(self._committer.last_why, self._info.grace_s)
         self._channel.settle()
 
     def _pieces(self, state: Mapping[str, Any]) -> tuple[Any, Sequence[sharding.TensorPart], str]:
-        """The state as a tree, what of its tensors this rank writes, and what they look like."""
+        """Return the state as a tree, the parts that this rank writes, and their signature."""
         body, leaves = tree.collect(state)
         common: frozenset[int] = frozenset()
         if not self._whole:
@@ -353,7 +353,7 @@ class CheckpointDirectory:
         return outcome
 
     def _write_together(self, image: RankSnapshot) -> SaveOutcome:
-        """Agree that the parts fit, write them, gather their digests, commit. Collective."""
+        """Compare the signatures, write the parts, gather their digests, commit. Collective."""
         signatures = self._channel.gather(image.signature.encode())
         writer = self._open(image, signatures) if self._info.is_main else None
         if self._info.is_main:
@@ -377,7 +377,7 @@ class CheckpointDirectory:
         return self._committer.open(checkpoint_name(step, random_hex(8)), step)
 
     def _write_part(self, name: str, image: RankSnapshot) -> bytes:
-        """Write this rank's file; returns what rank 0 commits, or why there is none."""
+        """Write this rank's file; returns its entry for rank 0, or the error."""
         compressed = self.storage.compression.wrap(tensorfile.lay_out(image.head, image.blobs))
         rank = self._info.rank
         pieces = self.storage.encryption.wrap(f"{name}/{shard_file(rank)}", compressed)
@@ -386,7 +386,7 @@ class CheckpointDirectory:
     def _commit_all(
         self, writer: checkpoint.CheckpointWriter, image: RankSnapshot, rows: Iterable[bytes]
     ) -> bool:
-        """Make it a checkpoint when the part of every rank is there, else remove it (rank 0)."""
+        """Commit the checkpoint if every rank wrote its part, else remove it (rank 0)."""
         request, world_size = image.request, self._info.world_size
         saved = SavedState(
             step=request.step,
@@ -409,7 +409,7 @@ class CheckpointDirectory:
 
 
 def _mesh(strategy: str, world_size: int) -> dict[str, int]:
-    """How the ranks were laid out, as a manifest says it."""
+    """Return the number of ranks by mesh dimension, for the manifest."""
     if "=" in strategy:
         pairs = (part.split("=") for part in strategy.split(","))
         return {name: int(size) for name, size in pairs}

@@ -1,6 +1,6 @@
-"""Copies of the state that a save in the background writes from, while training goes on.
+"""Staging buffers: copies of the state that a background save writes while training continues.
 
-The memory is kept from save to save: touching new pages costs several times as much as the copy.
+The memory is reused by later saves, since the first access to new pages takes longer than the copy.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from phalanx.train.state.sharding import TensorPart, empty
 from phalanx.train.state.tree import blob_of
 
 _ALIGN = 64
-_WARMED_BYTES = 32 << 20  # at a time: others want to run in between
+_WARMED_BYTES = 32 << 20  # at a time, so that other threads run in between
 
 
 class NoStaging:
-    """No copy: for saves that training waits for."""
+    """Staging without a copy, for saves that training waits for."""
 
     def take(self, pieces: Sequence[TensorPart]) -> list[TensorBytes]:
-        """The bytes where they are."""
+        """Return the bytes of the live tensors."""
         return [blob_of(piece.tensor, piece.part) for piece in pieces]
 
 
 class Staging:
-    """One room for all pieces of this rank, laid out anew only when they change shape."""
+    """One buffer for all parts of this rank, laid out again only when their shapes change."""
 
     def __init__(self) -> None:
         self._layout: list[tuple[torch.dtype, tuple[int, ...], TensorRegion]] = []
@@ -36,9 +36,9 @@ class Staging:
         self._blobs: list[TensorBytes] = []
 
     def warm(self, pieces: Sequence[TensorPart]) -> None:
-        """Have the memory for copies of `pieces`, so that the first save finds it; copies nothing.
+        """Allocate the memory for copies of `pieces` before the first save; copies nothing.
 
-        Meant for a thread: new memory costs many times what copying into it does.
+        Meant for a thread: the first access to new memory takes longer than a copy into it.
         """
         self._lay_out(pieces)
         room = self._room.numpy()
@@ -46,7 +46,7 @@ class Staging:
             room[at : at + _WARMED_BYTES : mmap.PAGESIZE] = 0
 
     def take(self, pieces: Sequence[TensorPart]) -> list[TensorBytes]:
-        """Copy; the bytes stay as they are until the next call."""
+        """Copy the parts; the returned bytes stay unchanged until the next call."""
         self._lay_out(pieces)
         for copy, piece in zip(self._copies, pieces, strict=True):
             copy.copy_(piece.tensor)
@@ -61,7 +61,7 @@ class Staging:
         room = sum(size + -size % _ALIGN for size in sizes)
         self._copies, self._blobs = [], []
         if room > self._room.numel():
-            self._room = torch.empty(0, dtype=torch.uint8)  # the old one goes first
+            self._room = torch.empty(0, dtype=torch.uint8)  # frees the old one first
             self._room = empty((room,), torch.uint8)
         at = 0
         for piece, size in zip(pieces, sizes, strict=True):

@@ -1,4 +1,4 @@
-"""Checkpoints of a JAX run: every process writes its part in a thread, an agreement later commits them."""
+"""Checkpoints of a JAX run: processes write their parts in threads and commit them later."""
 
 from __future__ import annotations
 
@@ -32,43 +32,43 @@ STRATEGY = "jax"
 
 
 class JaxSaver(Protocol):
-    """Where a run's trees go and come from. Every process makes the same calls."""
+    """Saves and restores the trees of a run. Every process makes the same calls."""
 
     @property
     def saves(self) -> bool:
-        """Whether anything is kept at all."""
+        """Return whether saves are kept."""
         ...
 
     @property
     def estimate_s(self) -> float:
-        """Seconds that the next save is likely to take."""
+        """Return the estimated seconds of the next save."""
         ...
 
     @property
     def written(self) -> bool:
-        """Whether this process has nothing more to write."""
+        """Return whether this process has nothing more to write."""
         ...
 
     @property
     def under_way(self) -> bool:
-        """Whether a save was begun and not committed."""
+        """Return whether a save was begun and not committed."""
         ...
 
     def restore(self, like: Any) -> tuple[Any, Manifest] | None:
-        """The newest tree that verifies, formed and sharded as `like`; None when there is none."""
+        """Return the newest valid tree, structured and sharded like `like`; None without any."""
         ...
 
     def begin(self, tree: Any, step: int, why: str, metrics: Mapping[str, Any]) -> None:
-        """Copy this process's part, and have a thread write it."""
+        """Copy this process's part and write it in a thread."""
         ...
 
     def commit(self) -> bool:
-        """Wait for what was begun and make it a checkpoint; the same answer everywhere."""
+        """Wait for the pending save and commit it; returns the same on every process."""
         ...
 
 
 class NoJaxCheckpoints:
-    """Nothing is kept."""
+    """The saver of a run without a checkpoint directory: nothing is saved."""
 
     saves = False
     estimate_s = 0.0
@@ -76,20 +76,20 @@ class NoJaxCheckpoints:
     under_way = False
 
     def restore(self, like: Any) -> tuple[Any, Manifest] | None:
-        """Nothing."""
+        """Do nothing."""
         return None
 
     def begin(self, tree: Any, step: int, why: str, metrics: Mapping[str, Any]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def commit(self) -> bool:
-        """Nothing."""
+        """Do nothing."""
         return False
 
 
 @dataclass(slots=True)
 class PendingSave:
-    """A save under way, as one process sees it."""
+    """A save in progress on one process."""
 
     name: str
     step: int
@@ -101,7 +101,7 @@ class PendingSave:
 
 
 class JaxCheckpoints:
-    """A job's directory of checkpoints. One save is under way at most."""
+    """A job's checkpoint directory. At most one save is in progress."""
 
     saves = True
 
@@ -117,18 +117,18 @@ class JaxCheckpoints:
 
     @property
     def estimate_s(self) -> float:
-        """Half as long again as the last save, and never less than 0.2 s."""
+        """Return 1.5 times the last save plus 0.2 s."""
         return 0.2 + 1.5 * self._took_s
 
     @property
     def written(self) -> bool:
-        """Whether this process has nothing more to write."""
+        """Return whether this process has nothing more to write."""
         draft = self._draft
         return draft is None or draft.thread is None or not draft.thread.is_alive()
 
     @property
     def under_way(self) -> bool:
-        """Whether a save was begun and not committed."""
+        """Return whether a save was begun and not committed."""
         return self._draft is not None
 
     # -- saving ------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class JaxCheckpoints:
         draft.row = write_part(self._disk, self._store, draft.name, self._info.rank, pieces)
 
     def commit(self) -> bool:
-        """See `JaxSaver`. A disk that refuses costs a warning in the report, never the training."""
+        """See `JaxSaver`. A disk error is reported as a warning and does not end training."""
         draft, self._draft = self._draft, None
         if draft is None or draft.thread is None:
             return False
@@ -187,9 +187,9 @@ class JaxCheckpoints:
     # -- restoring ---------------------------------------------------------------------------------
 
     def restore(self, like: Any) -> tuple[Any, Manifest] | None:
-        """See `JaxSaver`. Rank 0 chooses, all check a part of the bytes, bad ones are set aside.
+        """See `JaxSaver`. Rank 0 chooses, all verify a part, corrupt ones are quarantined.
 
-        Raises RestoreMismatch where the tree has another form.
+        Raises RestoreMismatch if the tree has another structure.
         """
         untried = self._candidates() if self._info.is_main else []
         while True:
@@ -265,7 +265,7 @@ def _device() -> str:
 
 
 def _differs(manifest: Manifest, info: RankInfo) -> str | None:
-    """What makes a resume here not bit-identical, if anything."""
+    """Return the differences that make a resume here not bit-identical; None without any."""
     mine = {
         "world size": (manifest.world_size, info.world_size),
         "jax": (manifest.versions.get("jax"), jax.__version__),
