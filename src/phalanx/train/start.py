@@ -1,4 +1,4 @@
-"""`init`: put a run together from the environment."""
+"""Construction of a run from the environment and the script's options, for `init`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _stand_ins: list[Callable[[RunOptions], Any]] = []
 
 @contextlib.contextmanager
 def standing_in(make: Callable[[RunOptions], Any]) -> Iterator[None]:
-    """In here `init` returns what `make` makes: for programs that look at a script."""
+    """Return a context in which `init` returns `make(options)`, for programs that plan a script."""
     _stand_ins.append(make)
     try:
         yield
@@ -72,7 +72,7 @@ def start(
     disk: Disk | None = None,
     resume_from: str | Path | None = None,
 ) -> Run:
-    """Build every part and meet the other ranks; see `phalanx.train.init`."""
+    """Build every part and connect to the other ranks; see `phalanx.train.init`."""
     if _stand_ins:
         made: Run = _stand_ins[-1](options)
         return made
@@ -85,7 +85,7 @@ def start(
     serves, info = is_server(sync, gang), as_worker(sync, gang)
     layout = _laid_out(options, info.world_size)
     if options.strategy == meshes.AUTO or layout.dp < info.world_size:
-        # Shards map and give back large blocks all the time (`making`): page by page that is slow.
+        # Shards allocate and release large blocks often (`materialize`): small pages are slow.
         context.ask_for_huge_pages()
     failure.install(info.error_file)
     clock = SystemClock()
@@ -231,7 +231,7 @@ def _stragglers(components: RunComponents, shares: Shares) -> Stragglers:
 
 
 def _laid_out(options: RunOptions, world_size: int) -> Layout:
-    """How the ranks are laid out. Raises SpecInvalid for wishes that do not go together."""
+    """Return the layout of the ranks. Raises SpecInvalid for options that exclude each other."""
     problems = []
     layout = Layout(dp=world_size)
     try:

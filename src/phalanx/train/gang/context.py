@@ -1,7 +1,7 @@
-"""What a rank finds in its environment, read once.
+"""The environment of a rank: the launcher's variables, read once.
 
 This is the only module of the library that reads environment variables. Outside a launcher none of
-them exist, and the answer is a run of one process.
+them exist, and the run has one process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RankInfo(RankContract[Path]):
 
 
 def keys(variable: str | None, file: Path | None) -> tuple[EncryptionKey, ...]:
-    """The keys in a variable of this process, or in a file. Raises UserError."""
+    """Return the keys in an environment variable or a file. Raises UserError."""
     try:
         return keys_from(os.environ, variable, file)  # noqa: TID251
     except ValueError as error:
@@ -41,12 +41,12 @@ def keys(variable: str | None, file: Path | None) -> tuple[EncryptionKey, ...]:
 
 
 def network_variables() -> dict[str, str]:
-    """What this process's environment says to NCCL, gloo and torch's collectives."""
+    """Return the environment variables that NCCL, gloo and torch's collectives read."""
     return {key: value for key, value in os.environ.items() if key.startswith(PREFIXES)}  # noqa: TID251
 
 
 def error_file() -> Path | None:
-    """Where this process is to leave why it failed, whatever else its environment says."""
+    """Return the path of this process's error file; None without a launcher."""
     text = os.environ.get("TORCHELASTIC_ERROR_FILE", "")  # noqa: TID251
     return Path(text) if text else None
 
@@ -54,19 +54,19 @@ def error_file() -> Path | None:
 def ask_for_huge_pages() -> None:
     """Have torch put large CPU tensors on huge pages, unless this process's environment says otherwise.
 
-    It looks when it makes the first tensor, and never again.
+    torch reads the setting once, when it creates the first tensor.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # noqa: TID251
 
 
 def tunes_malloc() -> bool:
-    """Whether this process's environment says when the C library gives memory back."""
+    """Return whether the environment already tunes how the C library releases memory."""
     env = os.environ  # noqa: TID251
     return "MALLOC_MMAP_THRESHOLD_" in env or "glibc.malloc" in env.get("GLIBC_TUNABLES", "")
 
 
 def read(environ: Mapping[str, str] | None = None) -> RankInfo:
-    """The contract of this rank. Raises SpecInvalid naming each variable that makes no sense."""
+    """Return the contract of this rank. Raises SpecInvalid, which names each invalid variable."""
     env = os.environ if environ is None else environ  # noqa: TID251
     info, problems = from_environment(env, RankInfo, Path)
     variable, file = info.checkpoint.key_env, info.checkpoint.key_file

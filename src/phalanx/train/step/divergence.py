@@ -98,7 +98,7 @@ class SpikeGuard:
         return control.ROLL_BACK if self._spiked is not None or self._due else 0
 
     def act(self) -> None:
-        """All ranks have agreed that one of them has something to say.
+        """Act after all ranks agreed that one of them has a finding.
 
         Returns where training goes on. Raises Diverged or DivergedForGood.
         """
@@ -113,7 +113,7 @@ class SpikeGuard:
             self._suspect(min(steps), rows)
 
     def _tell_one_another(self) -> list[dict[str, Any]]:
-        """What every rank saw, on all of them."""
+        """Return what every rank observed, on all ranks."""
         suspect = self._progress.guard_state.suspect
         known = dict(self._values)
         mine = {

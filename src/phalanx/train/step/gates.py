@@ -53,7 +53,7 @@ def gate_optimizer(
     def commit(*args: Any, **kwargs: Any) -> Any:
         return take_step(optimizer, lambda: step(*args, **kwargs))
 
-    # Schedulers look for this mark, to see whether the step they know has been replaced.
+    # Schedulers check this mark to detect that `step` has been replaced.
     commit._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     optimizer.step = commit  # type: ignore[method-assign]
     optimizer.zero_grad = gate  # type: ignore[method-assign]

@@ -90,7 +90,7 @@ class StepBackup:
 
 @dataclass(slots=True)
 class StepAttempt:
-    """What the guard found in the step in hand."""
+    """What the guard found in the current step."""
 
     prints: list[int] = field(default_factory=list)
     refused: bool = False
@@ -184,7 +184,7 @@ class StepGuard:
 
     @property
     def applied(self) -> bool:
-        """Whether the step in hand changed the weights."""
+        """Return whether the current step changed the weights."""
         return not self._attempt.refused
 
     def settle(self) -> None:
@@ -254,7 +254,7 @@ class StepGuard:
         raise Diverged(text)
 
     def store(self, state: GuardState) -> str:
-        """Have rank 0 write `state` down; returns what went wrong, on all ranks. Collective."""
+        """Store `state` on rank 0; returns the error, on all ranks. Collective."""
         problem = ""
         if self._report is not None:
             try:
@@ -266,7 +266,7 @@ class StepGuard:
 
     @property
     def lasting(self) -> bool:
-        """Whether the next generation can read what this one stores."""
+        """Return whether the next generation can read what this one stores."""
         return self._store.keeps
 
 

@@ -63,7 +63,7 @@ class TrainingPolicies:
 
     @property
     def may_accumulate(self) -> bool:
-        """Whether a step can take several micro-batches."""
+        """Return whether a step can take several micro-batches."""
         return (
             self._options.accumulate > 1
             or self._options.max_micro_batch is not None
@@ -72,7 +72,7 @@ class TrainingPolicies:
 
     @property
     def batch_world(self) -> int:
-        """The number of places that the loader's batch size is multiplied by."""
+        """Return the number of places that the loader's batch size is multiplied by."""
         if self._options.on_resize == "keep_batch":
             return self._reference_places
         return self._layout.num_places

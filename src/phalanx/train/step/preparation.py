@@ -1,4 +1,4 @@
-"""What `run.prepare` does: models, optimizers, schedulers and loaders join the run, with saved state."""
+"""Preparation of models, optimizers, schedulers and loaders for a run, with their saved state."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class RunPreparation:
 
     @property
     def _rng_path(self) -> tuple[int, ...]:
-        """What tells this rank's random numbers from others': its samples, and its layers."""
+        """Return what this rank's random numbers depend on: its samples and its layers."""
         stage = self._components.layout.coordinates(self._components.info.rank)["pp"]
         return (_RANKS, self._place[0], stage) if stage else (_RANKS, self._place[0])
 

@@ -20,15 +20,15 @@ from phalanx.train.gang.report import Journal, NoReport, Report, ReportFile
 from phalanx.train.gang.stopping import StopSignal
 from phalanx.train.step.save_schedule import SaveSchedule
 
-# How far apart the processes ask one another whether to stop and to save: a collective in every step
-# would have the host wait for the device each time.
+# The interval between agreements to stop and to save: with a collective in every step, the host
+# would wait for the device each time.
 _AGREE_EVERY_S = 0.5
 _HEARTBEAT_S = 600
 _MOST_STEPS = 100_000
 
 
 def start(given: Mapping[str, Any]) -> JaxRun:
-    """Meet the others and put the run together; see `phalanx.train.frameworks.jax.init`."""
+    """Connect to the other processes and build the run; see `phalanx.train.frameworks.jax.init`."""
     info = context.with_checkpoints(context.read(), given)
     if info.keys or info.checkpoint.store is not None or info.checkpoint.compress != "none":
         raise NotSupported(
@@ -81,9 +81,9 @@ class JaxRun:
         atexit.register(self._close)
 
     def restore(self, like: Any) -> Any:
-        """The newest committed tree, formed and sharded as `like`; `like` itself when there is none.
+        """Return the newest committed tree, structured and sharded like `like`, or `like` itself.
 
-        Call it on every process, before `steps`. Raises RestoreMismatch where it has another form.
+        Call it on every process, before `steps`. Raises RestoreMismatch if the structure differs.
         """
         found = self._saver.restore(like)
         if found is None:
@@ -116,9 +116,9 @@ class JaxRun:
         self._close()
 
     def commit(self, tree: Any) -> None:
-        """This step is done, and `tree` is what a resume has to begin with.
+        """End a step; a resume begins with `tree`.
 
-        Here it is saved, when that is due, and here all processes leave together when they are asked to.
+        Saves the tree when a save is due, and ends all processes together on a stop request.
         """
         self._tree = tree
         self.step += 1
@@ -130,15 +130,15 @@ class JaxRun:
             self._agree()
 
     def log(self, **values: Any) -> None:
-        """Report numbers of this step. Arrays are kept, and read when the step is committed."""
+        """Report numbers of this step. Arrays are read when the step is committed."""
         self._journal.log(self.step + 1, values)
 
     def should_stop(self) -> bool:
-        """Whether all processes have agreed to stop; `commit` leaves by itself."""
+        """Return whether all processes have agreed to stop; `commit` then ends the script."""
         return self._stopping
 
     def checkpoint(self) -> None:
-        """Save what was committed last, now. Call it on every process."""
+        """Save the last committed tree now. Call it on every process."""
         if self._tree is not None:
             self._save("asked")
 
@@ -179,7 +179,7 @@ class JaxRun:
         )
 
     def _leave(self) -> None:
-        """Save if there is time, say so, and end the script: all processes at the same step."""
+        """Save if there is time, report it, and end the script, all processes at one step."""
         self._stopping = True
         left_s = self._stop.left_s(self._info.grace_s)
         fits = self._saver.saves and left_s >= self._saver.estimate_s

@@ -1,4 +1,4 @@
-"""Where DDP hands its buckets over. One `Compressor` per replica.
+"""The DDP communication hook that compresses gradient buckets, with one `Compressor` per replica.
 
 torch reads a hook's annotations and its name: this module therefore keeps its annotations as they are,
 and no hook here has the name of one that torch refuses on CPU.
