@@ -60,26 +60,25 @@ class NoClusters:
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """The store, the executor, and the few facts that do not change while a control plane lives.
+    """The store, the executor and the constants of one control plane process.
 
-    `base_env` is what ranks of `submit` jobs start from. `signing_key` makes the supervisors' tokens:
-    the same one for the same attempt, so that a launch that is repeated after a crash fits the
-    supervisor that was started before it.
+    A supervisor's token is derived from `signing_key` and the attempt: a launch that is repeated
+    after a crash matches the supervisor that was started before it.
     """
 
-    store: Store
-    executor: Executor
-    home: HomeLayout
-    server_url: str
-    signing_key: bytes
-    base_env: Mapping[str, str] = field(default_factory=dict)
-    contact_lost_after_s: float = 480.0
-    policy: PlanningPolicy = PlanningPolicy()
-    scheduler_cache: SchedulerCache = field(default_factory=SchedulerCache, compare=False)
-    clusters: Clusters = field(default_factory=NoClusters, compare=False)
+    store: Store  # the database
+    executor: Executor  # starts and stops supervisors
+    home: HomeLayout  # paths of the home directory
+    server_url: str  # URL that supervisors connect to
+    signing_key: bytes  # key of supervisor tokens
+    base_env: Mapping[str, str] = field(default_factory=dict)  # base environment of `submit` jobs
+    contact_lost_after_s: float = 480.0  # silence before a supervisor is lost
+    policy: PlanningPolicy = PlanningPolicy()  # planning configuration
+    scheduler_cache: SchedulerCache = field(default_factory=SchedulerCache, compare=False)  # cache
+    clusters: Clusters = field(default_factory=NoClusters, compare=False)  # connected Ray clusters
 
     def __post_init__(self) -> None:
-        """What this process stores need not be read back for the next plan."""
+        """Register the scheduler cache, so that rows stored by this process are not read back."""
         self.store.on_commit(self.scheduler_cache.rows.remember)
 
     def cluster(self) -> tuple[Node, ...]:
@@ -88,11 +87,11 @@ class Platform:
         return self.store.view(lambda tx: self.scheduler_cache.rows.nodes(tx, real))
 
     def supervisor_token(self, job: int, attempt: int) -> str:
-        """The secret by which the supervisors of one attempt are known."""
+        """The secret that authenticates the supervisors of one attempt."""
         text = f"supervisor/{job}/{attempt}".encode()
         return hmac.new(self.signing_key, text, hashlib.sha256).hexdigest()
 
 
 def token_hash(token: str) -> str:
-    """What is stored of a token."""
+    """The stored form of a token: its SHA-256 digest in hexadecimal."""
     return hashlib.sha256(token.encode()).hexdigest()

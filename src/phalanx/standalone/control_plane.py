@@ -27,35 +27,30 @@ from phalanx.standalone.home import HomeLock, prepare_home, read_token, rotate_l
 from phalanx.standalone.pools import HomeClusters, known_clusters
 
 HOST = "127.0.0.1"
-# A control plane that is just leaving has this long to let go of the home.
+# How long to wait for the home lock of a control plane that is exiting.
 _LOCK_WAIT_S = 10.0
 _MIN_SLOTS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ControlPlaneOptions:
-    """What the command line says. `port` 0: any free one. `num_slots` None: max(4, cores).
+    """Options of the command line for a control plane."""
 
-    `advertise` is the URL under which other machines reach the server; None: `host` and the port.
-    `pools` are pool files to take in; those taken in before stay. `keep_logs_s`, `keep_metrics_s` None:
-    what the settings say.
-    """
-
-    root: Path
-    port: int = 0
-    num_slots: int | None = None
-    detached: bool = False
-    idle_exit_s: float | None = None
-    keep_warm: int = 0
-    host: str = HOST
-    advertise: str | None = None
-    pools: tuple[Path, ...] = ()
-    keep_logs_s: float | None = None
-    keep_metrics_s: float | None = None
+    root: Path  # home directory
+    port: int = 0  # 0: any free port
+    num_slots: int | None = None  # local slots; None: max(4, CPUs)
+    detached: bool = False  # started by a command: prints no banner
+    idle_exit_s: float | None = None  # None: as in the settings
+    keep_warm: int = 0  # number of idle warm processes
+    host: str = HOST  # interface to bind
+    advertise: str | None = None  # URL for other machines; None: host and port
+    pools: tuple[Path, ...] = ()  # pool files to add to the stored pools
+    keep_logs_s: float | None = None  # retention of logs; None: as in the settings
+    keep_metrics_s: float | None = None  # the same, of metrics
 
 
 def default_slots() -> int:
-    """Slots of the local pool where nobody says: the CPUs we may use, and never fewer than four."""
+    """The default size of the local pool: the number of usable CPUs, at least four."""
     return max(_MIN_SLOTS, len(os.sched_getaffinity(0)))
 
 

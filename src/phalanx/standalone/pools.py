@@ -76,13 +76,13 @@ class HomeClusters:
 
 
 def known_clusters(home: HomeLayout) -> dict[str, RayPool]:
-    """The clusters whose entries are kept in a home. Raises SpecInvalid."""
+    """Read the clusters stored in a home. Raises SpecInvalid."""
     paths = sorted((home.root / _FOLDER).glob("*.yaml"))
     return {pool.name: pool for path in paths for pool in read_pool_file(path)[0].clusters}
 
 
 def _owner(folder: Path) -> str:
-    """The name of this home in the clusters; stored, so that running attempts are found again."""
+    """The stored name of this home in the clusters, used to find its running attempts again."""
     path = folder / _OWNER
     if not path.exists():
         write_file(path, f"{random_hex(8)}\n".encode())

@@ -1,7 +1,7 @@
-"""Open a database and run transactions in it.
+"""Open a SQLite or PostgreSQL database and run transactions in it.
 
-SQLite by path and PostgreSQL by URL differ only here: how a transaction begins, and which errors mean
-"later". All else is the same SQL.
+Only this module treats the two differently: how a transaction begins, and which errors are
+temporary. All other modules use the same SQL.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ from phalanx.store.tables import counters
 T = TypeVar("T")
 _READ_ONLY = "phalanx_read_only"
 _BUSY_TIMEOUT_S = 10.0
-# PostgreSQL would show every statement what has been committed by then.
+# By default each statement of PostgreSQL sees all commits up to then.
 _ONE_PICTURE: dict[str, dict[str, Any]] = {
     "sqlite": {},
     "postgresql": {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True},
 }
-# Two writers that meet on one row: how often the later one decides again before it gives up.
+# Limit on retries of a transaction that conflicts with another writer.
 _RETRIES = 20
-# One encoder for all values: none of them holds itself, and blanks would only be stored.
+# One encoder for all values: without a check for cycles, and without spaces.
 _encoded = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 _DAMAGE = ("malformed", "not a database", "disk image", "no such table", "no such column")
 
 
 class JsonText(str):
-    """A value of a JSON column that its writer has turned into text already."""
+    """A value of a JSON column that is already serialized."""
 
     __slots__ = ()
 
 
 def to_json(value: object) -> str:
-    """What is stored of a value in a JSON column."""
+    """Serialize a value for a JSON column."""
     return value if type(value) is JsonText else _encoded(value)
 
 
 @dataclass(slots=True)
 class Touched:
-    """What one transaction changed: who waits for it is woken after the commit.
+    """The changes of one transaction; listeners receive them after the commit.
 
-    `rows` are values by key as they now stand, for caches that would otherwise read them again;
-    `feed` is the first and the last number that its events have in the global feed.
+    `rows` are the new values by key, so that caches need not read them again; `feed` is the first
+    and the last number of its events in the global feed.
     """
 
     jobs: set[int] = field(default_factory=set)
@@ -77,26 +77,26 @@ class Tx:
 
 
 class Listener(Protocol):
-    """Called after every commit that changed something, in the thread that committed."""
+    """A callback that runs after every commit with changes, in the committing thread."""
 
     def __call__(self, touched: Touched, /) -> None:
-        """Wake whoever waits for what was touched."""
+        """Process the changes of one commit."""
         ...
 
 
 class Store:
-    """One database. Safe to use from many threads."""
+    """A database that many threads may use at once."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        # SQLite takes one writer at a time: waiting here is fair and cheap, its busy handler is neither.
+        # SQLite allows one writer at a time; this lock is fairer and cheaper than its busy handler.
         self._writing = threading.RLock()
         self._listeners: list[Listener] = []
         self._trouble: str | None = None
 
     @property
     def trouble(self) -> str | None:
-        """Why the last write could not be stored; None once one has been."""
+        """Why the last write failed; None after a successful one."""
         return self._trouble
 
     @property
@@ -109,10 +109,10 @@ class Store:
         self._listeners.append(listener)
 
     def transact(self, work: Callable[[Tx], T]) -> T:
-        """Run `work` in one write transaction; again from the start when a row had changed under it.
+        """Run `work` in one write transaction, and repeat it when a row has changed meanwhile.
 
-        `work` must have no effect outside the transaction. Raises what it raises, with nothing stored;
-        StoreUnavailable, StoreCorrupt or StoreError for the database's own trouble.
+        `work` must have no effect outside the transaction. An exception of `work` rolls back and
+        propagates. Raises StoreUnavailable, StoreCorrupt or StoreError when the database fails.
         """
         for _ in range(_RETRIES):
             try:
@@ -137,10 +137,10 @@ class Store:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """Alone among the writers of this process, with a database that has one at a time anyway.
+        """Exclude the other writers of this process, for a database that allows one at a time.
 
-        For work that needs the processor for long as well. SQLite's driver gives Python's lock away at
-        every row: a writer beside a thread that computes would wait for it once a row.
+        Also for long computations. SQLite's driver releases the GIL at every row: a writer would
+        wait for a computing thread once per row.
         """
         if self.dialect != "sqlite":
             yield
@@ -149,21 +149,21 @@ class Store:
             yield
 
     def view(self, work: Callable[[Tx], T]) -> T:
-        """Run `work` on one consistent picture of the database; it must not write."""
+        """Run `work` in one read-only transaction on a consistent snapshot of the database."""
         with translated(), self._engine.connect() as conn:
             conn = conn.execution_options(**{_READ_ONLY: True}, **_ONE_PICTURE[self.dialect])
             with conn.begin():
                 return work(Tx(conn, read_only=True))
 
     def close(self) -> None:
-        """Give all connections back."""
+        """Close all connections."""
         self._engine.dispose()
 
 
 def open_store(where: Path | str) -> Store:
-    """The database at a SQLite path or a SQLAlchemy URL, created or migrated as needed.
+    """Open the database at a SQLite path or a SQLAlchemy URL; create or migrate it as needed.
 
-    Raises StoreCorrupt for a damaged or foreign file, which is left as it is; NotSupported for SQLite on
+    Raises StoreCorrupt for a damaged or foreign file, which is not changed; NotSupported for SQLite on
     a network file system; StoreUnavailable when the database cannot be reached.
     """
     if isinstance(where, Path):
@@ -198,9 +198,9 @@ def _sqlite(url: str) -> Engine:
 
     @event.listens_for(engine, "connect")
     def _connected(raw: Any, record: Any) -> None:
-        raw.isolation_level = None  # the driver must not open transactions of its own accord
+        raw.isolation_level = None  # the driver must not open transactions implicitly
         cursor = raw.cursor()
-        # FULL: a commit that was answered survives a power cut, not only a kill.
+        # FULL: an acknowledged commit survives a power failure, not only a kill.
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
@@ -215,7 +215,7 @@ def _sqlite(url: str) -> Engine:
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Errors of the database and its driver as our own."""
+    """Convert errors of the database and its driver to errors of `phalanx.errors`."""
     try:
         yield
     except IntegrityError as error:
@@ -248,9 +248,9 @@ def _damaged(error: DBAPIError) -> StoreError:
 
 
 def take_numbers(tx: Tx, name: str, count: int = 1) -> int:
-    """The first of `count` fresh numbers, in the order in which writers commit.
+    """Allocate `count` numbers in commit order and return the first.
 
-    A database sequence would not do: its numbers become visible out of order.
+    A database sequence is not enough: its numbers become visible out of order.
     """
     update = (
         counters.update()
@@ -263,6 +263,6 @@ def take_numbers(tx: Tx, name: str, count: int = 1) -> int:
 
 
 def last_number(tx: Tx, name: str) -> int:
-    """The last number given out, 0 before the first."""
+    """The last number allocated from a counter; 0 when there is none."""
     value = tx.conn.execute(select(counters.c.value).where(counters.c.name == name)).scalar()
     return int(value or 0)

@@ -1,7 +1,7 @@
-"""The event log: append-only, numbered per job and in one global feed.
+"""Append and read job events, numbered per job and in one global feed.
 
-A kind is the event class's name in snake case. Notes (`warned`, `restored`, …) are part of a job's story
-but not of its machine: `rebuild` skips them. Old versions of an event are read through `UPCASTERS`.
+A kind is the event class's name in snake case. Notes (`warned`, `restored`, …) are events that do
+not change the job's state: `rebuild` skips them. Old versions of an event are read through `UPCASTERS`.
 """
 
 from __future__ import annotations
@@ -41,36 +41,36 @@ UPCASTERS: dict[tuple[str, int], Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """One line of a job's story. `state` and the reason are the job's after it."""
+    """One event of a job as it is stored."""
 
-    job: int
-    seq: int
-    feed: int
-    v: int
-    at: int
-    kind: str
-    attempt: int | None
-    generation: int | None
-    actor: str
-    state: str
-    reason_code: str
-    reason_message: str
-    data: dict[str, Any]
+    job: int  # job number
+    seq: int  # number in the job, from 1
+    feed: int  # number in the global feed
+    v: int  # version of `data`
+    at: int  # µs UTC
+    kind: str  # event class in snake case
+    attempt: int | None  # None: not about an attempt
+    generation: int | None  # None: not about a generation
+    actor: str  # user or service that caused it
+    state: str  # of the job after the event
+    reason_code: str  # of the job after the event
+    reason_message: str  # of the job after the event
+    data: dict[str, Any]  # the encoded event
 
 
 @dataclass(frozen=True, slots=True)
 class NewEvent:
-    """What is appended: everything but the numbers."""
+    """An event to append; the store adds the feed number and the version."""
 
-    job: int
-    seq: int
-    at: int
-    kind: str
-    attempt: int | None
-    generation: int | None
-    actor: str
-    reason: dict[str, str]
-    data: dict[str, Any]
+    job: int  # job number
+    seq: int  # number in the job, from 1
+    at: int  # µs UTC
+    kind: str  # event class in snake case
+    attempt: int | None  # None: not about an attempt
+    generation: int | None  # None: not about a generation
+    actor: str  # user or service that causes it
+    reason: dict[str, str]  # the job's state and reason after it
+    data: dict[str, Any]  # the encoded event
 
 
 def append(tx: Tx, fresh: Sequence[NewEvent]) -> None:

@@ -1,4 +1,4 @@
-"""Job rows: the snapshot beside columns to search by. Every write of a job goes through `save`."""
+"""Read and write job rows: a snapshot of each job, and columns to search by."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from phalanx.store.database import JsonText, Tx, take_numbers, to_json
 from phalanx.store.tables import jobs
 
 _BATCH = 500
-# By the identity of what the codec made of them, and that itself, so that the identity stays its own.
+# Serialized policies by `id` of the encoded policy, which is kept so that its id stays unique.
 _POLICIES: dict[int, tuple[object, str]] = {}
 _POLICIES_KEPT = 4096
 HOLDING_STATES = tuple(sorted(state.value for state in HOLDING))
@@ -26,28 +26,28 @@ HOLDING_STATES = tuple(sorted(state.value for state in HOLDING))
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """What never changes after submission, beside the core's `JobPolicy`."""
+    """The facts of a job that never change after submission, except the core's `JobPolicy`."""
 
-    project: str
-    name: str
-    owner: str
-    labels: Mapping[str, str]
-    framework: str
-    kind: str
-    priority: int
-    pools: tuple[str, ...]
-    cpus_per_node: int
-    spec: Mapping[str, Any]
-    code_digest: str | None
-    caller_cwd: str | None
-    caller_env: Mapping[str, str] | None
-    demand: Demand = Demand()
-    contract: Mapping[str, Any] | None = None
+    project: str  # name of the project
+    name: str  # display name
+    owner: str  # submitting user
+    labels: Mapping[str, str]  # user labels
+    framework: str  # name of the framework adapter
+    kind: str  # `run` (caller's environment) or `submit`
+    priority: int  # higher is scheduled first
+    pools: tuple[str, ...]  # in order of preference; empty: any
+    cpus_per_node: int  # CPUs requested on each node
+    spec: Mapping[str, Any]  # resolved: every default written out
+    code_digest: str | None  # SHA-256 of the code archive; None: no code
+    caller_cwd: str | None  # the caller's working directory
+    caller_env: Mapping[str, str] | None  # of `run` jobs, without likely secrets
+    demand: Demand = Demand()  # requirements other than the shape
+    contract: Mapping[str, Any] | None = None  # `core.contract.job.JobContract`; None: old job
 
 
 @dataclass(frozen=True, slots=True)
 class StoredJob:
-    """A job with its facts, as of `version`."""
+    """A job and its facts at one version of its row."""
 
     job: Job
     facts: JobFacts
@@ -58,7 +58,7 @@ class StoredJob:
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """Which jobs to list. Empty means any."""
+    """A filter of jobs; an empty field matches every job."""
 
     states: tuple[JobState, ...] = ()
     project: str | None = None
@@ -68,12 +68,12 @@ class JobFilter:
 
 
 def new_num(tx: Tx, count: int = 1) -> int:
-    """The number of the next job, the first of `count`."""
+    """Allocate `count` job numbers and return the first."""
     return take_numbers(tx, "job", count)
 
 
 def insert(tx: Tx, fresh: Sequence[tuple[Job, JobFacts, int | None]]) -> None:
-    """Add jobs, each with when its timers want a look; their first events have number 1."""
+    """Insert jobs, each with the due time of its next timer; their first events have number 1."""
     if fresh:
         tx.conn.execute(jobs.insert(), [_fresh_row(*one) for one in fresh])
 
@@ -105,7 +105,7 @@ def _fresh_row(job: Job, facts: JobFacts, wake_at: int | None) -> dict[str, Any]
 
 
 def save(tx: Tx, stored: StoredJob, job: Job, wake_at: int | None, num_events: int) -> None:
-    """Write a job that `num_events` events have changed. Raises StaleRow when it changed meanwhile."""
+    """Update a job changed by `num_events` events. Raises StaleRow if its row changed meanwhile."""
     changes = _changing(job, wake_at)
     changes |= {"version": stored.version + 1, "last_seq": stored.last_seq + num_events}
     if job.state is not JobState.QUEUED:
@@ -120,7 +120,7 @@ def save(tx: Tx, stored: StoredJob, job: Job, wake_at: int | None, num_events: i
 
 
 def save_many(tx: Tx, changed: Sequence[tuple[StoredJob, Job, int | None, int]]) -> None:
-    """`save` for many jobs, each (before, after, wake_at, num_events), in two statements."""
+    """Save many jobs, each (before, after, wake_at, num_events), in at most two statements."""
     quiet = {"pending_code": None, "pending_message": None}
     groups: dict[bool, list[dict[str, Any]]] = {}
     for stored, job, wake_at, num_events in changed:
@@ -137,7 +137,7 @@ def save_many(tx: Tx, changed: Sequence[tuple[StoredJob, Job, int | None, int]])
 
 
 def set_pending_reason(tx: Tx, num: int, reason: Reason) -> None:
-    """Say why a queued job stays where it is. Not an event: it may change at every look."""
+    """Set the pending reason of a queued job. Not an event: every pass may change it."""
     tx.conn.execute(
         jobs.update()
         .where(jobs.c.num == num, jobs.c.state == JobState.QUEUED.value)
@@ -161,7 +161,7 @@ def _changing(job: Job, wake_at: int | None) -> dict[str, Any]:
 
 
 def _snapshot(job: Job) -> JsonText:
-    """The job as JSON. Its policy, most of the text, never changes and is serialized once."""
+    """Serialize a job. Its policy, most of the text, never changes and is serialized once."""
     plain = encode(job)
     policy = plain.pop("policy")
     known = _POLICIES.get(id(policy))
@@ -173,7 +173,7 @@ def _snapshot(job: Job) -> JsonText:
 
 
 def find(tx: Tx, num: int) -> StoredJob | None:
-    """One job, or None. In a write transaction of PostgreSQL the row is locked."""
+    """Read one job, or None. A write transaction of PostgreSQL locks the row."""
     query = select(jobs).where(jobs.c.num == num)
     if not tx.read_only:
         query = query.with_for_update()  # SQLite, with its one writer, leaves it out
@@ -182,7 +182,7 @@ def find(tx: Tx, num: int) -> StoredJob | None:
 
 
 def load(tx: Tx, num: int) -> StoredJob:
-    """One job. Raises NotFound."""
+    """Read one job. Raises NotFound."""
     stored = find(tx, num)
     if stored is None:
         raise NotFound(f"there is no job {job_label(num)}", "`phalanx ps` lists the jobs")
@@ -190,7 +190,7 @@ def load(tx: Tx, num: int) -> StoredJob:
 
 
 def in_states(tx: Tx, states: Iterable[JobState]) -> list[StoredJob]:
-    """Every job in one of `states`, by number."""
+    """Read all jobs in one of `states`, by number."""
     query = (
         select(jobs).where(jobs.c.state.in_([state.value for state in states])).order_by(jobs.c.num)
     )
@@ -198,31 +198,31 @@ def in_states(tx: Tx, states: Iterable[JobState]) -> list[StoredJob]:
 
 
 def waking(tx: Tx, now: int, limit: int = 500) -> list[int]:
-    """Jobs whose timers want a look by `now`, the longest due first."""
+    """Numbers of jobs with a timer due by `now`, the earliest first."""
     query = select(jobs.c.num).where(jobs.c.wake_at <= now).order_by(jobs.c.wake_at).limit(limit)
     return list(tx.conn.execute(query).scalars())
 
 
 def next_wake_at(tx: Tx) -> int | None:
-    """When the earliest timer is due."""
+    """The due time of the earliest timer; None without timers."""
     value = tx.conn.execute(select(func.min(jobs.c.wake_at))).scalar()
     return None if value is None else int(value)
 
 
 def count_live(tx: Tx) -> int:
-    """Jobs that something may still happen to without a user: neither terminal nor paused."""
+    """Count the jobs that are neither terminal nor paused."""
     quiet = [state.value for state in (*TERMINAL, JobState.PAUSED)]
     return int(tx.conn.execute(select(func.count()).where(jobs.c.state.not_in(quiet))).scalar_one())
 
 
 def count_by_state(tx: Tx) -> dict[str, int]:
-    """Number of jobs in each state that has any."""
+    """Count the jobs in each state that has any."""
     query = select(jobs.c.state, func.count()).group_by(jobs.c.state)
     return {state: int(count) for state, count in tx.conn.execute(query)}
 
 
 def page(tx: Tx, wanted: JobFilter, *, before: int | None, limit: int) -> list[StoredJob]:
-    """Newest first; `before` is the last number of the page before."""
+    """One page of jobs, newest first; `before` is the last number of the previous page."""
     query = select(jobs).order_by(jobs.c.num.desc())
     if wanted.states:
         query = query.where(jobs.c.state.in_([state.value for state in wanted.states]))
@@ -244,9 +244,9 @@ def page(tx: Tx, wanted: JobFilter, *, before: int | None, limit: int) -> list[S
 def versions(
     tx: Tx, states: Iterable[JobState], among: Sequence[int] | None = None
 ) -> dict[int, int]:
-    """The number and version of every job in one of `states`: enough to see what has changed.
+    """The versions of all jobs in one of `states`, by number, to detect changes.
 
-    `among`: only of these jobs.
+    `among` limits the result to these jobs.
     """
     wanted = [state.value for state in states]
     query = select(jobs.c.num, jobs.c.version).where(jobs.c.state.in_(wanted)).order_by(jobs.c.num)
@@ -260,7 +260,7 @@ def versions(
 
 
 def load_many(tx: Tx, nums: Sequence[int]) -> list[StoredJob]:
-    """These jobs, as far as they are there; by number within a page of those asked for."""
+    """Read the jobs of `nums` that exist, sorted by number within each batch of the query."""
     found: list[StoredJob] = []
     for start in range(0, len(nums), _BATCH):
         some = jobs.c.num.in_(nums[start : start + _BATCH])
@@ -270,7 +270,7 @@ def load_many(tx: Tx, nums: Sequence[int]) -> list[StoredJob]:
 
 
 def set_pending_reasons(tx: Tx, reasons: Sequence[tuple[int, Reason]]) -> None:
-    """`set_pending_reason` for many jobs in one statement."""
+    """Set the pending reasons of many jobs in one statement."""
     if not reasons:
         return
     update = (
@@ -287,22 +287,22 @@ def set_pending_reasons(tx: Tx, reasons: Sequence[tuple[int, Reason]]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What is left to learn from a job that is over."""
+    """The facts of an ended job for the duration history and for retention."""
 
-    num: int
-    project: str
-    name: str
-    owner: str
-    state: str
-    num_slots: int
-    attained_slot_s: float
-    submitted_at: int
-    started_at: int | None
-    ended_at: int
+    num: int  # job number
+    project: str  # name of the project
+    name: str  # display name
+    owner: str  # submitting user
+    state: str  # terminal state
+    num_slots: int  # slots requested
+    attained_slot_s: float  # service received, slot-seconds
+    submitted_at: int  # µs UTC
+    started_at: int | None  # first start, µs UTC; None: never
+    ended_at: int  # µs UTC
 
 
 def finished_after(tx: Tx, at: int, num: int, *, limit: int) -> list[Finished]:
-    """Jobs that ended behind (at, num), in the order of their ends."""
+    """Read jobs that ended after (at, num), ordered by end time."""
     columns = [jobs.c[field.name] for field in fields(Finished)]
     later = or_(jobs.c.ended_at > at, and_(jobs.c.ended_at == at, jobs.c.num > num))
     query = select(*columns).where(later).order_by(jobs.c.ended_at, jobs.c.num).limit(limit)
@@ -310,14 +310,14 @@ def finished_after(tx: Tx, at: int, num: int, *, limit: int) -> list[Finished]:
 
 
 def code_in_use(tx: Tx, *, since: int) -> set[str]:
-    """Digests of the code of jobs that are not over, or have not been since a time."""
+    """Digests of the code of jobs that have not ended, or ended at or after `since`."""
     alive = or_(jobs.c.ended_at.is_(None), jobs.c.ended_at >= since)
     query = select(jobs.c.code_digest).where(alive, jobs.c.code_digest.is_not(None)).distinct()
     return set(tx.conn.execute(query).scalars())
 
 
 def last_finished(tx: Tx, *, limit: int) -> list[Finished]:
-    """The newest jobs that ended, in the order of their ends."""
+    """Read the jobs that ended last, ordered by end time."""
     columns = [jobs.c[field.name] for field in fields(Finished)]
     query = (
         select(*columns)
@@ -329,7 +329,7 @@ def last_finished(tx: Tx, *, limit: int) -> list[Finished]:
 
 
 def waiting_and_holding(tx: Tx) -> tuple[list[StoredJob], list[StoredJob]]:
-    """What the planner looks at: queued jobs, and those that hold slots."""
+    """Read the input of the planner: queued jobs, and jobs that hold slots."""
     both: Sequence[StoredJob] = in_states(tx, (JobState.QUEUED, *HOLDING))
     waiting = [one for one in both if one.job.state is JobState.QUEUED]
     return waiting, [one for one in both if one.job.state is not JobState.QUEUED]

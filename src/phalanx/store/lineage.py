@@ -1,4 +1,4 @@
-"""Checkpoints, generations, restores and ledgers: what `show` tells about a job's way."""
+"""Read and write checkpoints, generations, restores and data ledgers of jobs."""
 
 from __future__ import annotations
 
@@ -19,57 +19,57 @@ Key = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRow:
-    """One checkpoint that was committed. `state`: valid, quarantined or removed."""
+    """One committed checkpoint."""
 
-    id: int
-    job: int
-    attempt: int
-    generation: int
-    step: int
-    epoch: int | None
-    path: str
-    size_bytes: int
-    took_s: float | None
-    metrics: Mapping[str, float]
-    created_at: int
-    state: str
+    id: int  # order of the reports
+    job: int  # job number
+    attempt: int  # number in the job
+    generation: int  # number in the attempt
+    step: int  # optimizer steps done
+    epoch: int | None  # None: not reported
+    path: str  # directory or URL
+    size_bytes: int  # all files together
+    took_s: float | None  # duration of the save, s
+    metrics: Mapping[str, float]  # at the save
+    created_at: int  # µs UTC
+    state: str  # valid, quarantined or removed
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRow:
-    """Times of one generation, all on our clock."""
+    """Times of one generation, in µs UTC of the control plane's clock."""
 
-    job: int
-    attempt: int
-    generation: int
-    up_at: int | None
-    first_step_at: int | None
-    last_step_at: int | None
-    first_step: int | None
-    last_step: int | None
-    failed_at: int | None
-    ended_at: int | None
+    job: int  # job number
+    attempt: int  # number in the job
+    generation: int  # number in the attempt
+    up_at: int | None  # all ranks run
+    first_step_at: int | None  # the first completed step
+    last_step_at: int | None  # the last completed step
+    first_step: int | None  # its number
+    last_step: int | None  # its number
+    failed_at: int | None  # the first failure
+    ended_at: int | None  # all ranks have ended
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreRow:
-    """From where a generation took up; `path` None: from the beginning."""
+    """The checkpoint and position from which a generation resumed."""
 
-    job: int
-    attempt: int
-    generation: int
-    path: str | None
-    step: int
-    epoch: int
-    position: int
-    exact: bool
-    took_s: float | None
-    at: int
+    job: int  # job number
+    attempt: int  # number in the job
+    generation: int  # number in the attempt
+    path: str | None  # None: started from the beginning
+    step: int  # optimizer steps done
+    epoch: int  # epoch to continue
+    position: int  # positions of the epoch already used
+    exact: bool  # whether the data order is continued exactly
+    took_s: float | None  # duration of the restore, s
+    at: int  # µs UTC
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerSlice:
-    """What one node consumed in one generation."""
+    """The data that one node consumed in one generation."""
 
     job: int
     attempt: int
@@ -80,7 +80,7 @@ class LedgerSlice:
 
 
 def add_checkpoint(tx: Tx, key: Key, values: Mapping[str, Any]) -> None:
-    """A checkpoint was committed; one that is known under its path is left as it is."""
+    """Add a committed checkpoint, unless its path is already stored for the job."""
     known = select(checkpoints.c.id).where(
         checkpoints.c.job == key[0], checkpoints.c.path == values["path"]
     )
@@ -92,7 +92,7 @@ def add_checkpoint(tx: Tx, key: Key, values: Mapping[str, Any]) -> None:
 
 
 def mark_checkpoint(tx: Tx, job: int, path: str, state: str) -> None:
-    """Set a checkpoint's state; an unknown path is no error."""
+    """Set the state of a checkpoint; an unknown path is ignored."""
     tx.conn.execute(
         checkpoints.update()
         .where(checkpoints.c.job == job, checkpoints.c.path == path)
@@ -101,13 +101,13 @@ def mark_checkpoint(tx: Tx, job: int, path: str, state: str) -> None:
 
 
 def checkpoints_of(tx: Tx, job: int) -> list[CheckpointRow]:
-    """A job's checkpoints in the order in which they were reported."""
+    """Read the checkpoints of a job in the order of their reports."""
     query = select(checkpoints).where(checkpoints.c.job == job).order_by(checkpoints.c.id)
     return [CheckpointRow(**row) for row in tx.conn.execute(query).mappings()]
 
 
 def checkpoints_after(tx: Tx, after: int, *, limit: int) -> list[CheckpointRow]:
-    """All jobs' checkpoints behind a number, in the order in which they were reported."""
+    """Read the checkpoints of all jobs after an id, in the order of their reports."""
     query = (
         select(checkpoints).where(checkpoints.c.id > after).order_by(checkpoints.c.id).limit(limit)
     )
@@ -115,12 +115,12 @@ def checkpoints_after(tx: Tx, after: int, *, limit: int) -> list[CheckpointRow]:
 
 
 def last_checkpoint_id(tx: Tx) -> int:
-    """The number of the newest checkpoint of any job."""
+    """The id of the newest checkpoint of any job; 0 when there is none."""
     return int(tx.conn.execute(select(func.max(checkpoints.c.id))).scalar() or 0)
 
 
 def touch_generation(tx: Tx, key: Key, **changes: Any) -> GenerationRow:
-    """The row of a generation with `changes` applied, made when it is missing."""
+    """Update or insert the row of a generation, and return it."""
     where = (
         (generations.c.job == key[0])
         & (generations.c.attempt == key[1])
@@ -138,7 +138,7 @@ def touch_generation(tx: Tx, key: Key, **changes: Any) -> GenerationRow:
 
 
 def generations_of(tx: Tx, job: int) -> list[GenerationRow]:
-    """A job's generations in order."""
+    """Read the generations of a job in order."""
     query = (
         select(generations)
         .where(generations.c.job == job)
@@ -148,7 +148,7 @@ def generations_of(tx: Tx, job: int) -> list[GenerationRow]:
 
 
 def add_restore(tx: Tx, key: Key, values: Mapping[str, Any]) -> bool:
-    """A generation continues from a checkpoint; False when that was known."""
+    """Add the restore of a generation; False when it is already stored."""
     where = (
         (restores.c.job == key[0])
         & (restores.c.attempt == key[1])
@@ -162,7 +162,7 @@ def add_restore(tx: Tx, key: Key, values: Mapping[str, Any]) -> bool:
 
 
 def restores_of(tx: Tx, job: int) -> list[RestoreRow]:
-    """Where each generation of a job took up, in order."""
+    """Read the restores of a job, ordered by generation."""
     query = (
         select(restores)
         .where(restores.c.job == job)
@@ -172,7 +172,7 @@ def restores_of(tx: Tx, job: int) -> list[RestoreRow]:
 
 
 def put_ledger(tx: Tx, fresh: LedgerSlice) -> None:
-    """Replace what is known of one node's ledger in one generation."""
+    """Replace the ledger of one node in one generation."""
     key = {
         "job": fresh.job, "attempt": fresh.attempt, "generation": fresh.generation,
         "node_rank": fresh.node_rank,
@@ -186,9 +186,9 @@ def put_ledger(tx: Tx, fresh: LedgerSlice) -> None:
 
 
 def add_to_ledger(tx: Tx, key: Key, num_samples: int | None, rows: Sequence[Consumed]) -> None:
-    """Add to what all nodes of a generation consumed, kept as one slice, that of node rank 0.
+    """Add data consumed by any node of a generation to one slice, stored for node rank 0.
 
-    What one node leaves out of every batch the others have: together they are a few rows.
+    The nodes split every batch among them: their merged ledgers need only a few rows.
     """
     here = ledger_rows.c
     where = (here.job == key[0], here.attempt == key[1], here.generation == key[2])
@@ -201,7 +201,7 @@ def add_to_ledger(tx: Tx, key: Key, num_samples: int | None, rows: Sequence[Cons
 
 
 def ledger_of(tx: Tx, job: int) -> list[LedgerSlice]:
-    """Everything a job consumed."""
+    """Read the ledger of a job, ordered by generation and node."""
     query = (
         select(ledger_rows)
         .where(ledger_rows.c.job == job)
@@ -214,16 +214,16 @@ def ledger_of(tx: Tx, job: int) -> list[LedgerSlice]:
 
 
 def count_checkpoints(tx: Tx, job: int) -> dict[str, int]:
-    """How many of a job's checkpoints are in each state that any is in."""
+    """Count the checkpoints of a job in each state that has any."""
     here = checkpoints.c
     query = select(here.state, func.count()).where(here.job == job).group_by(here.state)
     return {state: int(count) for state, count in tx.conn.execute(query)}
 
 
 def last_saves(tx: Tx) -> dict[int, tuple[int, float | None]]:
-    """When each job that holds slots last saved, and how long that took; left out where it never did.
+    """Time and duration (s) of the last save of each job that holds slots and has saved.
 
-    One seek in the index for each: a job may have saved ten thousand times.
+    The query makes one index seek per job: a job may have ten thousand checkpoints.
     """
     saved = checkpoints.alias()
     newest = (
@@ -242,7 +242,7 @@ def last_saves(tx: Tx) -> dict[int, tuple[int, float | None]]:
 
 
 def restoring(tx: Tx) -> set[int]:
-    """Jobs that hold slots and ever said where they take up: their scripts save when asked to."""
+    """Jobs that hold slots and have reported a restore: their scripts save on request."""
     query = (
         select(jobs.c.num)
         .where(jobs.c.state.in_(HOLDING_STATES))

@@ -58,7 +58,7 @@ def add_many(tx: Tx, fresh: Sequence[tuple[int, JobCommand]], now: int) -> None:
 def lease(
     tx: Tx, *, owner: str, token: str, now: int, expires_at: int, limit: int
 ) -> list[LeasedCommand]:
-    """Take up to `limit` open commands, oldest first, that nobody else is executing."""
+    """Lease up to `limit` open commands that no other worker is executing, oldest first."""
     free = or_(commands.c.lease_expires_at.is_(None), commands.c.lease_expires_at <= now)
     query = (
         select(commands)
@@ -86,7 +86,7 @@ def lease(
 
 
 def finish(tx: Tx, done: Sequence[LeasedCommand], now: int) -> None:
-    """Mark commands done. Raises LeaseLost when somebody else took one of them over."""
+    """Mark commands done. Raises LeaseLost when another worker took one of them over."""
     if not done:
         return
     update = (

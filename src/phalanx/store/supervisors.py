@@ -1,4 +1,4 @@
-"""What is known of each supervisor beside its job's state: its token, its clock, how far it is."""
+"""Read and write the row of each supervisor: its token, clock offset, progress and processes."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from phalanx.store.tables import jobs, supervisors
 
 @dataclass(frozen=True, slots=True)
 class SupervisorRow:
-    """One supervisor. `clock_offset_us` is what to add to its clock to get ours."""
+    """The stored state of one supervisor."""
 
-    job: int
-    attempt: int
-    node_rank: int
-    token_hash: str
-    last_seq: int
-    first_seen_at: int | None
-    last_seen_at: int | None
-    clock_offset_us: int | None
-    host: str | None
-    pid: int | None
-    generation: int
-    step: int | None
-    epoch: int | None
-    num_epochs: int | None
-    phase: str
-    pids: tuple[int, ...]
-    warm: bool | None
-    released_at: int | None
+    job: int  # job number
+    attempt: int  # number in the job
+    node_rank: int  # rank of its node in the gang
+    token_hash: str  # SHA-256 of its token
+    last_seq: int  # number of the last stored report
+    first_seen_at: int | None  # first contact, µs UTC
+    last_seen_at: int | None  # last contact, µs UTC
+    clock_offset_us: int | None  # add to its clock to get the control plane's
+    host: str | None  # host name
+    pid: int | None  # of the supervisor
+    generation: int  # current number
+    step: int | None  # last reported step
+    epoch: int | None  # epochs done
+    num_epochs: int | None  # epochs planned
+    phase: str  # what the ranks do now
+    pids: tuple[int, ...]  # of the ranks, by local rank
+    warm: bool | None  # ranks are forks of the warm process
+    released_at: int | None  # exit reported, µs UTC
 
 
 def expect(tx: Tx, attempts: Sequence[tuple[int, int, int, str]]) -> None:
-    """Make rows for attempts that are about to be launched; those that exist stay as they are.
+    """Insert the missing supervisor rows of attempts that are about to be launched.
 
-    Each is (job, attempt, number of nodes, hash of its supervisors' token).
+    Each attempt is (job, attempt, number of nodes, hash of the supervisors' token).
     """
     live = [(job, attempt) for job, attempt, _, _ in attempts]
     known = {(row.job, row.attempt, row.node_rank) for row in of_attempts(tx, live)}
@@ -58,10 +58,10 @@ def expect(tx: Tx, attempts: Sequence[tuple[int, int, int, str]]) -> None:
 
 
 def find(tx: Tx, job: int, attempt: int, node_rank: int) -> SupervisorRow | None:
-    """One supervisor, or None when no such one was ever launched.
+    """Read one supervisor, or None when it was never launched.
 
-    In a write transaction of PostgreSQL the row is locked, so that a call which a supervisor makes
-    again while the first one is still being stored waits, and finds its reports known.
+    A write transaction of PostgreSQL locks the row: a supervisor's retried call waits for the first
+    call to be stored, and its reports are then recognized as duplicates.
     """
     query = select(supervisors).where(_is(job, attempt, node_rank))
     if not tx.read_only:
@@ -71,13 +71,13 @@ def find(tx: Tx, job: int, attempt: int, node_rank: int) -> SupervisorRow | None
 
 
 def knows_token(tx: Tx, token_hash: str) -> bool:
-    """Whether a token with this hash was ever given to a supervisor."""
+    """Whether a token with this hash was ever issued to a supervisor."""
     query = select(supervisors.c.job).where(supervisors.c.token_hash == token_hash).limit(1)
     return tx.conn.execute(query).first() is not None
 
 
 def of_attempt(tx: Tx, job: int, attempt: int) -> list[SupervisorRow]:
-    """All supervisors of an attempt, by node rank."""
+    """Read the supervisors of an attempt, by node rank."""
     query = (
         select(supervisors)
         .where(supervisors.c.job == job, supervisors.c.attempt == attempt)
@@ -87,7 +87,7 @@ def of_attempt(tx: Tx, job: int, attempt: int) -> list[SupervisorRow]:
 
 
 def of_attempts(tx: Tx, live: Sequence[tuple[int, int]]) -> list[SupervisorRow]:
-    """All supervisors of several (job, attempt)."""
+    """Read the supervisors of several attempts, each (job, attempt)."""
     if not live:
         return []
     query = select(supervisors).where(supervisors.c.job.in_([job for job, _ in live]))
@@ -97,7 +97,7 @@ def of_attempts(tx: Tx, live: Sequence[tuple[int, int]]) -> list[SupervisorRow]:
 
 
 def silent_attempts(tx: Tx, job: int) -> set[int]:
-    """Attempts with a supervisor that checked in and never said that it goes."""
+    """Attempts with a supervisor that connected and never reported its exit."""
     here = supervisors.c
     query = select(here.attempt).where(
         here.job == job, here.first_seen_at.is_not(None), here.released_at.is_(None)
@@ -106,7 +106,7 @@ def silent_attempts(tx: Tx, job: int) -> set[int]:
 
 
 def released(tx: Tx) -> set[tuple[int, int, int]]:
-    """Who said that they go, of jobs that hold slots: (job, attempt, node rank)."""
+    """Supervisors that reported their exit, of jobs that hold slots: (job, attempt, node rank)."""
     here = supervisors.c
     query = (
         select(here.job, here.attempt, here.node_rank)
@@ -121,7 +121,7 @@ def released(tx: Tx) -> set[tuple[int, int, int]]:
 
 
 def epochs_now(tx: Tx) -> dict[int, tuple[int, int]]:
-    """Epochs done and planned of the attempts that hold slots, by the slowest of their nodes."""
+    """Epochs done (by the slowest node) and planned, of each job that holds slots."""
     here = supervisors.c
     query = (
         select(here.job, func.min(here.epoch), func.max(here.num_epochs))
@@ -139,7 +139,7 @@ def epochs_now(tx: Tx) -> dict[int, tuple[int, int]]:
 
 
 def update(tx: Tx, job: int, attempt: int, node_rank: int, **changes: Any) -> None:
-    """Change columns of one supervisor."""
+    """Update columns of one supervisor."""
     tx.conn.execute(supervisors.update().where(_is(job, attempt, node_rank)).values(**changes))
 
 

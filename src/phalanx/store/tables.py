@@ -62,7 +62,7 @@ jobs = Table(
     Column("contract", JSON),
     Column("code_digest", String(64)),  # SHA-256 of the archive; NULL: the job brings no code
     Column("caller_cwd", Text),
-    Column("caller_env", JSON),  # of `run` jobs, without what looks like a secret
+    Column("caller_env", JSON),  # of `run` jobs, without likely secrets
     Column("snapshot", JSON, nullable=False),  # core.jobs.model.Job; the events can rebuild it
     Column("attempts", Integer, nullable=False),
     Column("restarts", Integer, nullable=False),
@@ -70,11 +70,11 @@ jobs = Table(
     Column("submitted_at", BigInteger, nullable=False),
     Column("started_at", BigInteger),
     Column("ended_at", BigInteger),
-    Column("wake_at", BigInteger),  # when timers want a look; NULL: never
-    # Why the planner left it waiting; overwritten in place, not an event.
+    Column("wake_at", BigInteger),  # when the next timer is due; NULL: never
+    # Pending reason; overwritten in place, not an event.
     Column("pending_code", String(32)),
     Column("pending_message", Text),
-    # What the planner wants to know beside the shape (core.placement.Demand); NULL: nothing special.
+    # Requirements other than the shape (core.gang.placement.Demand); NULL: none.
     Column("demand", JSON),
     Column("attained_slot_s", Float, nullable=False, server_default=text("0")),
     Index(None, "state"),
@@ -150,9 +150,9 @@ node_marks = Table(
 reservations = Table(
     "reservations",
     metadata,
-    _key("job"),  # whose start it waits for
+    _key("job"),  # the job with the reservation
     Column("kind", String(16), nullable=False),  # preemption | move
-    Column("body", JSON, nullable=False),  # core.scheduling.snapshot.Hole
+    Column("body", JSON, nullable=False),  # core.scheduling.Reservation
     Column("placement", JSON),  # of a move: where the job itself goes
     Column("created_at", BigInteger, nullable=False),
 )
@@ -188,7 +188,7 @@ supervisors = Table(
     Column("phase", String(64), nullable=False),
     Column("pids", JSON, nullable=False),  # of the ranks of `generation`, by local rank
     Column("warm", Boolean),
-    Column("released_at", BigInteger),  # it said that it leaves; only the executor confirms
+    Column("released_at", BigInteger),  # it reported its exit; only the executor confirms
     Index(None, "token_hash"),
 )
 

@@ -18,16 +18,16 @@ from phalanx.store.tables import log_segments, metric_chunks, metric_names
 class LogSegment:
     """Bytes [offset, offset + len(data)) of one rank's stream in one generation."""
 
-    id: int
-    job: int
-    attempt: int
-    generation: int
-    rank: int
-    stream: str
-    offset: int
-    dropped: int
-    at: int
-    data: bytes
+    id: int  # order of arrival
+    job: int  # job number
+    attempt: int  # number in the job
+    generation: int  # number in the attempt
+    rank: int  # global rank
+    stream: str  # `out` or `err`
+    offset: int  # of the first byte in the stream
+    dropped: int  # bytes lost before this segment
+    at: int  # µs UTC
+    data: bytes  # raw output
 
 
 @dataclass(frozen=True, slots=True)

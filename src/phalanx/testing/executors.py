@@ -1,5 +1,5 @@
 # ruff: noqa: D102 - the names of the tests say what they promise
-"""The executor seam: a fake one, and the contract every executor has to keep."""
+"""A fake executor for tests, and the contract tests that every executor passes."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ def ref_of(assignment: Assignment) -> SupervisorRef:
 
 @dataclass
 class FakeExecutor:
-    """Starts nothing and remembers everything: tests play the supervisors themselves.
+    """An executor that records calls and starts nothing; tests act as the supervisors.
 
-    `refuse` is raised by the next `start` calls, one each. A stopped supervisor stays alive until
-    `bury`, when `slow_deaths` is set: an executor may need time to confirm a death.
+    Each `start` call raises the next error of `refuse`. With `slow_deaths`, a stopped supervisor
+    stays alive until `bury`.
     """
 
+    #: the inventory
     nodes: tuple[Node, ...] = (Node("local", "local", "127.0.0.1", 4, 4, 8 << 30, splittable=True),)
-    started: dict[SupervisorRef, Assignment] = field(default_factory=dict)
-    alive: set[SupervisorRef] = field(default_factory=set)
-    exits: dict[SupervisorRef, ExitRecord] = field(default_factory=dict)
-    stopped: list[SupervisorRef] = field(default_factory=list)
-    refuse: list[LaunchError | ExecutorUnavailable] = field(default_factory=list)
-    slow_deaths: bool = False
-    num_starts: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    started: dict[SupervisorRef, Assignment] = field(default_factory=dict)  # by supervisor
+    alive: set[SupervisorRef] = field(default_factory=set)  # running ones
+    exits: dict[SupervisorRef, ExitRecord] = field(default_factory=dict)  # exit records
+    stopped: list[SupervisorRef] = field(default_factory=list)  # in order of `stop` calls
+    refuse: list[LaunchError | ExecutorUnavailable] = field(default_factory=list)  # errors to raise
+    slow_deaths: bool = False  # `stop` does not end it
+    num_starts: int = 0  # first starts only
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # guards every field
 
     def inventory(self) -> Sequence[Node]:
         """See `Executor`."""
@@ -71,7 +72,7 @@ class FakeExecutor:
             ]
 
     def bury(self, ref: SupervisorRef, exit: ExitRecord | None = None) -> None:
-        """The supervisor is gone, leaving an exit record or none."""
+        """End a supervisor, with an exit record or without."""
         with self._lock:
             self.alive.discard(ref)
             if exit is not None:
@@ -79,7 +80,7 @@ class FakeExecutor:
 
 
 class ExecutorRig(Protocol):
-    """What a backend brings to the contract suite."""
+    """The functions that a backend supplies to the contract suite."""
 
     executor: Executor
 
@@ -88,7 +89,7 @@ class ExecutorRig(Protocol):
         ...
 
     def kill_supervisor(self, ref: SupervisorRef) -> None:
-        """End it from outside, as a crash would."""
+        """Kill the supervisor, as in a crash."""
         ...
 
     def num_started(self, ref: SupervisorRef) -> int:
@@ -101,7 +102,7 @@ class ExecutorRig(Protocol):
 
 
 class ExecutorContract:
-    """Subclass it, supply a `rig` fixture, and every promise of `Executor` is tested."""
+    """Contract tests of `Executor`: a subclass supplies the `rig` fixture."""
 
     def test_inventory_names_each_node_once(self, rig: ExecutorRig) -> None:
         nodes = rig.executor.inventory()

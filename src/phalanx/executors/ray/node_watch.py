@@ -1,4 +1,4 @@
-"""What is known of the nodes of a Ray cluster, looked at by a thread beside all requests."""
+"""Watch the nodes of a Ray cluster in a background thread."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class RayNodeState:
 
     #: Ray's node id, in hexadecimal
     id: str
-    name: str
-    address: str
+    name: str  # node name
+    address: str  # IP address
     #: of the raylet
     port: int
     #: in Ray's view
@@ -38,7 +38,7 @@ class RayNodeState:
     death: int
     #: everything the node has, by Ray's resource name
     resources: dict[str, float]
-    labels: dict[str, str]
+    labels: dict[str, str]  # Ray node labels
     #: None: not drained; 0 or less: drained without a deadline
     draining_deadline_ms: int | None = None
     #: its raylet refuses connections, although Ray counts it as alive

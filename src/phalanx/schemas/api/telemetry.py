@@ -27,7 +27,7 @@ class LogLine(ResponseBody):
 
     @property
     def source(self) -> str:
-        """Whose line it is: the rank, or the role and the rank in it."""
+        """The source of the line: the rank, or the role and the rank in it."""
         return f"{self.role} {self.rank_in_role}" if self.role else str(self.rank)
 
 

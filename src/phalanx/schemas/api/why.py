@@ -73,6 +73,6 @@ class WhyView(ResponseBody):
     eta_p90_at: At | None = None
     constraints: list[ConstraintView] = Field(default_factory=list)
     changes: list[CounterfactualView] = Field(default_factory=list)
-    victims: list[VictimView] = Field(default_factory=list)  # who makes room for it
-    preempted_for: VictimView | None = None  # whose victim it is itself
+    victims: list[VictimView] = Field(default_factory=list)  # the jobs that make room for it
+    preempted_for: VictimView | None = None  # the job it makes room for
     evictions: list[EvictionView] = Field(default_factory=list)

@@ -184,7 +184,7 @@ class StacksReport(Message):
 
 
 class ProfileReport(Message):
-    """What rank 0 gathered of a profile. `request` 0: the script asked for it, nobody else.
+    """A profile gathered by rank 0. `request` 0: the script asked for it.
 
     `splits` are those of `core.profiles.Split`, by rank; `trace` is where the merged trace lies.
     """

@@ -50,17 +50,17 @@ class BucketHistogram:
 class PlatformCounters:
     """Counters since the start of this control plane process."""
 
-    submitted: int = 0
-    finished: Counter[str] = field(default_factory=Counter)
-    restarts: Counter[str] = field(default_factory=Counter)
-    job_restarts: dict[int, Counter[str]] = field(default_factory=dict)
-    checkpoints: Counter[str] = field(default_factory=Counter)
-    checkpoint_bytes: int = 0
-    resumed: Counter[str] = field(default_factory=Counter)
-    saves: BucketHistogram = field(default_factory=lambda: BucketHistogram(SAVE_BOUNDS))
-    waits: BucketHistogram = field(default_factory=lambda: BucketHistogram(WAIT_BOUNDS))
-    _states: dict[int, str] = field(default_factory=dict)
-    _queued_at: dict[int, int] = field(default_factory=dict)
+    submitted: int = 0  # jobs
+    finished: Counter[str] = field(default_factory=Counter)  # jobs, by terminal state
+    restarts: Counter[str] = field(default_factory=Counter)  # by reason code
+    job_restarts: dict[int, Counter[str]] = field(default_factory=dict)  # by live job and code
+    checkpoints: Counter[str] = field(default_factory=Counter)  # committed and quarantined
+    checkpoint_bytes: int = 0  # committed
+    resumed: Counter[str] = field(default_factory=Counter)  # restores: exact or not_exact
+    saves: BucketHistogram = field(default_factory=lambda: BucketHistogram(SAVE_BOUNDS))  # s
+    waits: BucketHistogram = field(default_factory=lambda: BucketHistogram(WAIT_BOUNDS))  # s
+    _states: dict[int, str] = field(default_factory=dict)  # last state of live jobs
+    _queued_at: dict[int, int] = field(default_factory=dict)  # µs UTC, by queued job
 
     def register(self, num: int, state: str, queued_at: int) -> None:
         """Register a job that existed before counting began."""

@@ -1,4 +1,4 @@
-"""Stored jobs and projects as the planner's values: what each waits for, holds, and would lose."""
+"""Convert stored jobs and projects to planner input: demand, placement and preemption cost."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from phalanx.store.jobs import JobFacts, StoredJob
 from phalanx.store.planning import MOVE, StoredReservation, Usage
 
 _US = 1_000_000
-# What a save that was asked for is expected to take before the job has made one.
+# Expected duration of a requested save of a job that has not saved yet.
 _SAVE_S = 30.0
 _MIN_SAVE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class RunningFacts:
-    """What is known of running jobs beside their rows, by number.
+    """Facts about running jobs that their rows do not contain, by job number.
 
-    `saves`: when the last checkpoint was made, and how long it took. `savers`: jobs whose scripts
-    take up from checkpoints, so that they save when asked. `epochs`: (done, planned).
+    `saves`: time of the last checkpoint (µs UTC) and its duration (s). `savers`: jobs with a script
+    that resumes from checkpoints and therefore saves on request. `epochs`: (done, planned).
     """
 
     saves: Mapping[int, tuple[int, float | None]]
@@ -36,7 +36,7 @@ class RunningFacts:
 
 
 def kind_of(owner: str, name: str) -> str:
-    """Jobs of the same kind learn from one another: those of one owner and name."""
+    """Jobs of the same owner and name share one duration history."""
     return f"{owner}/{name}"
 
 
@@ -99,12 +99,12 @@ def over_running(
     projects: Mapping[str, ProjectSpec],
     owners: set[int],
 ) -> dict[int, Reason]:
-    """Queued jobs that a `max_running` keeps back for now, and what to say of them.
+    """Queued jobs that a `max_running` limit defers, each with its pending reason.
 
-    That of a project above binds the jobs of all its parts together.
+    The limit of a project applies to its own jobs and those of all its subprojects together.
     """
     found: dict[int, Reason] = {}
-    # The narrowest first: whom its own project keeps back takes no place of one above.
+    # Innermost projects first: a job deferred by its own project uses no place of an outer one.
     limits = {
         name: one.max_running for name, one in projects.items() if one.max_running is not None
     }
@@ -130,7 +130,7 @@ def held(
     terms: PlannerConfig,
     now: int,
 ) -> RunningJob:
-    """A job that holds slots. One on its way to another place holds that place as well."""
+    """A running job as the planner sees it; a moving job also holds the nodes it moves to."""
     job, attempt = stored.job, stored.job.attempt
     if attempt is None:
         raise InvariantBroken(f"job {job.num} holds slots without an attempt")
@@ -179,7 +179,7 @@ def _with_goal(placement: Placement, reservation: StoredReservation | None) -> P
 
 
 def _protected_until(stored: StoredJob, attempt: Attempt, terms: PlannerConfig) -> int:
-    """Whom the starvation guard let start is safe from its peers for a while."""
+    """The time until which a job started by the starvation guard is protected from its peers."""
     queued_at, placed_at = stored.job.queued_at, attempt.placed_at
     if queued_at is None or placed_at is None or not is_guarded(queued_at, placed_at, terms):
         return 0

@@ -33,18 +33,18 @@ from phalanx.store.planning import StoredReservation, Usage
 
 _US = 1_000_000
 _PAGE = 5000
-# How many finished jobs a control plane that starts learns from.
+# Number of finished jobs read at startup for the duration history.
 LEARNED_AT_START = 20_000
-# How many reasons a pass may write down of which only the words have changed.
+# Limit per pass on writes of pending reasons of which only the message has changed.
 REWORDED_AT_ONCE = 200
 _NEVER: tuple[None, None, int] = (None, None, 0)
-# The executor's own name for this machine, whose slots the stored pools share out.
+# The executor's name for this machine; the stored pools divide its slots.
 LOCAL = "local"
 
 
 @dataclass(frozen=True, slots=True)
 class PlanningPolicy:
-    """How this platform plans. `half_life_s`: what a project used counts half after so long."""
+    """Planning configuration. `half_life_s`: half-life of past usage in fair-share accounting."""
 
     config: PlannerConfig = PlannerConfig()
     half_life_s: float = 7 * 86_400.0
@@ -52,10 +52,10 @@ class PlanningPolicy:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerView:
-    """What the planner sees at one moment, and what the services know beside it.
+    """The planner input at one moment, and the facts that the services add to it.
 
-    `deferred` are queued jobs that the planner is not shown, with the reason why; `usage` is what
-    has to be written down because projects hold other numbers of slots than before.
+    `deferred` are queued jobs that the planner does not see, each with its reason; `usage` is the
+    project usage to store because the number of slots held has changed.
     """
 
     nodes: tuple[Node, ...]
@@ -65,15 +65,15 @@ class SchedulerView:
     attempts: Mapping[int, int]
     versions: Mapping[int, int]
     usage: Mapping[str, Usage]
-    #: The projects as they were read: another object once they have changed.
+    #: The cached projects; a different object after a change.
     projects_stamp: object = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a queued job asks for, as of a version; `patient` insists on what it only prefers.
+    """The request of a queued job at one version; in `patient`, its preferences are requirements.
 
-    `ask` is the number of what the patient one asks of nodes, None where it prefers nothing.
+    `ask` is the number of the node request of `patient`; None without preferences.
     """
 
     version: int
@@ -86,7 +86,7 @@ class _Asked:
 
 @dataclass
 class WrittenReasons:
-    """Which pending reason of each queued job has been written to the store last."""
+    """The pending reason of each queued job that was last written to the store."""
 
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _written: dict[int, tuple[int | None, Reason, int]] = field(default_factory=dict)
@@ -95,10 +95,10 @@ class WrittenReasons:
     def unwritten(
         self, pending: Sequence[tuple[int, Reason]], versions: Mapping[int, int]
     ) -> list[tuple[int, Reason]]:
-        """Reasons to write down: new ones, and a share of those that only say it in other words.
+        """Reasons to write: those with a new code, and some of those with only a new message.
 
-        In a long queue every start changes a number in the reason of every job, and to write them all
-        at every pass would be most of the work; so those go first that were written longest ago.
+        In a long queue every start changes a number in the message of every job; writing all of them
+        at every pass would dominate the work. The messages written longest ago come first.
         """
         fresh: list[tuple[int, Reason]] = []
         reworded: list[tuple[int, int, Reason]] = []
@@ -115,7 +115,7 @@ class WrittenReasons:
     def mark_written(
         self, pending: Sequence[tuple[int, Reason]], versions: Mapping[int, int]
     ) -> None:
-        """These reasons have been written down."""
+        """Record that these reasons have been written."""
         with self._lock:
             self._turn += 1
             for num, reason in pending:
@@ -126,27 +126,28 @@ class WrittenReasons:
 
 @dataclass
 class RowCache:
-    """Rows by what was stored when (versions of jobs, stamps of pools), under one lock."""
+    """Decoded rows, valid for a job version or a pool stamp, behind one lock."""
 
-    _lock: threading.RLock = field(default_factory=threading.RLock)
-    _jobs: dict[int, StoredJob] = field(default_factory=dict)
-    # The same jobs, those that wait and those that hold slots, and both by number once asked for.
+    _lock: threading.RLock = field(default_factory=threading.RLock)  # guards every field
+    _jobs: dict[int, StoredJob] = field(default_factory=dict)  # queued and holding jobs, by number
+    # The jobs of `_jobs` by state: queued, and holding slots.
     _queued: dict[int, StoredJob] = field(default_factory=dict)
-    _held: dict[int, StoredJob] = field(default_factory=dict)
-    _queue: list[StoredJob] | None = None
-    _holding: list[StoredJob] | None = None
-    _launched: set[tuple[int, int]] = field(default_factory=set)
-    _feed_seq: int | None = None
-    _learned: tuple[int, int] | None = None
-    _pools: tuple[object, tuple[PoolSpec, ...]] = ((), ())
+    _held: dict[int, StoredJob] = field(default_factory=dict)  # those that hold slots
+    _queue: list[StoredJob] | None = None  # values of `_queued`, sorted; None: stale
+    _holding: list[StoredJob] | None = None  # values of `_held`, sorted; None: stale
+    _launched: set[tuple[int, int]] = field(default_factory=set)  # (job, attempt) known as launched
+    _feed_seq: int | None = None  # last feed number included; None: empty cache
+    _learned: tuple[int, int] | None = None  # (ended_at, num) of the last finished job read
+    _pools: tuple[object, tuple[PoolSpec, ...]] = ((), ())  # (stamps, pools)
+    #: (stamps, projects by name)
     _projects: tuple[object, dict[str, ProjectSpec]] = field(default_factory=lambda: ((), {}))
-    _nodes: tuple[object, tuple[Node, ...]] = ((), ())
-    _asks: dict[NodeRequest, int] = field(default_factory=dict)
-    _fits: dict[int, bool] = field(default_factory=dict)
-    _empty: EmptyCluster = field(default_factory=lambda: EmptyCluster(()))
-    _narrowest: dict[str, str | None] = field(default_factory=dict)
-    _asked: dict[int, _Asked] = field(default_factory=dict)
-    _blocked: dict[int, tuple[int, Reason]] = field(default_factory=dict)
+    _nodes: tuple[object, tuple[Node, ...]] = ((), ())  # (key, nodes with marks)
+    _asks: dict[NodeRequest, int] = field(default_factory=dict)  # node request to its number
+    _fits: dict[int, bool] = field(default_factory=dict)  # request number: fits the empty cluster
+    _empty: EmptyCluster = field(default_factory=lambda: EmptyCluster(()))  # the idle cluster
+    _narrowest: dict[str, str | None] = field(default_factory=dict)  # narrowest topology level
+    _asked: dict[int, _Asked] = field(default_factory=dict)  # requests by job number
+    _blocked: dict[int, tuple[int, Reason]] = field(default_factory=dict)  # (until, reason) by job
 
     def view(
         self,
@@ -221,7 +222,7 @@ class RowCache:
             return list(self._queue), holding
 
     def holding(self, tx: Tx) -> list[StoredJob]:
-        """Jobs that hold slots, by number; however long the queue is."""
+        """Jobs that hold slots, by number, at a cost independent of the queue length."""
         with self._lock:
             self._look(tx)
             if self._holding is None:
@@ -229,7 +230,7 @@ class RowCache:
             return list(self._holding)
 
     def some(self, tx: Tx, nums: Sequence[int]) -> dict[int, StoredJob]:
-        """These jobs by number, as far as they are there; those that are over are read."""
+        """These jobs by number, if they exist; ended jobs are read from the store."""
         with self._lock:
             self._look(tx)
             found = {num: self._jobs[num] for num in nums if num in self._jobs}
@@ -239,7 +240,7 @@ class RowCache:
     def launched(self, tx: Tx, live: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
         """Which of these (job, attempt), all that are live, have been launched; a read only.
 
-        Whoever has been launched stays so, and is not asked for again.
+        Launched attempts are cached permanently.
         """
         with self._lock:
             known = self._launched.intersection(live)
@@ -248,7 +249,7 @@ class RowCache:
             return known
 
     def _look(self, tx: Tx) -> None:
-        """Be as new as the transaction's own view of the store."""
+        """Update the cache to the transaction's view of the store."""
         if tx.touched.feed is not None:
             raise InvariantBroken("the picture would show what may never be committed")
         feed = events.last_feed(tx)
@@ -257,7 +258,7 @@ class RowCache:
             self._feed_seq = feed
 
     def _catch_up(self, tx: Tx, since: int | None) -> None:
-        """Read the jobs that events behind `since` were about, unless they are known as they are."""
+        """Read the jobs with events after `since`, unless their current versions are cached."""
         if since is None:
             live = jobs.versions(tx, (JobState.QUEUED, *HOLDING))
             told = live.keys() | self._jobs.keys()
@@ -295,11 +296,10 @@ class RowCache:
             self._holding = None
 
     def remember(self, touched: Touched) -> None:
-        """Jobs as this process has just stored them. A row of another version is read again.
+        """Cache the jobs that this process has just stored. A row of another version is read again.
 
-        Commits of several threads may be told in another order than they were made in: what the
-        picture has caught up with already is older than what it knows, and what comes behind a gap
-        is looked at once more.
+        Threads may report their commits out of order: a commit that the cache already includes is
+        ignored, and jobs of a commit after a gap are checked again at the next look.
         """
         with self._lock:
             if self._feed_seq is None or touched.feed is None or touched.feed[1] <= self._feed_seq:
@@ -315,7 +315,7 @@ class RowCache:
                     self._forget(num)
 
     def nodes(self, tx: Tx, real: Sequence[Node]) -> tuple[Node, ...]:
-        """The executor's nodes, or those of the pool file that they play; with marks as `closed`."""
+        """The executor's nodes, or the pool file's nodes that emulate them; marks set `closed`."""
         with self._lock:
             stamps = resources.pool_stamps(tx)
             if self._pools[0] != stamps:
@@ -349,7 +349,7 @@ class RowCache:
                 found += page
 
     def keep_back(self, num: int, reason: Reason, until: int) -> None:
-        """Do not show a queued job to the planner for a while; the reason is what is said of it."""
+        """Defer a queued job until a time; `reason` becomes its pending reason."""
         with self._lock:
             self._blocked[num] = (until, reason)
 

@@ -94,8 +94,8 @@ def commit_many(
     """`commit_events` for many jobs at once, each named at most once: a few statements in all.
 
     `known` are jobs that the caller has already read; a stale one raises StaleRow when it is saved.
-    Jobs that do not exist are skipped. `on_bug` receives the number of a job whose events ran into a bug
-    of the job machine, and the error; when it returns, that job is unchanged and the others go on. By
+    Jobs that do not exist are skipped. `on_bug` receives the job number and the error when events
+    run into a bug of the state machine; when it returns, that job is unchanged and the others go on. By
     default it raises, with nothing stored. Raises StaleRow.
     """
     events = dict(batch)

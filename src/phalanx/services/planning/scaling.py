@@ -1,7 +1,6 @@
-"""One step of scaling: pools that can grow are told which gang is next, and of no other.
+"""One autoscaling step: each scalable pool receives the running gangs and the next queued one.
 
-Everybody who waits behind it may find room without new nodes, or be cancelled; nodes that nobody uses
-cost money.
+Gangs further back may fit without new nodes or be cancelled, and unused nodes cost money.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _FIRST_IN_LINE = (ReasonCode.WAITING_FOR_SLOTS, ReasonCode.WAITING_FOR_TOPOLOGY)
 
 
 def scaling_step(platform: Platform) -> None:
-    """Say what each pool should have room for. Raises ExecutorUnavailable."""
+    """Set the demand of each scalable pool. Raises ExecutorUnavailable."""
     executor = platform.executor
     if not isinstance(executor, ScalableExecutor) or not executor.pools:
         return

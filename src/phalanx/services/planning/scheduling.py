@@ -1,7 +1,7 @@
-"""One step of the scheduler: snapshot, plan, and everything the plan decided, after checking it again.
+"""One scheduling step: take a snapshot, plan, check the plan again and apply it.
 
-A gang starts whole or not at all. A hole and the evictions and shrinks that make it are applied
-together or refused together, so that nobody leaves for a start that cannot come.
+A gang starts whole or not at all. A reservation and its evictions and shrinks are applied together
+or refused together, so that no job is preempted for a start that cannot happen.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from phalanx.store.planning import MOVE, PREEMPTION, StoredReservation
 
 _LOG = logging.getLogger(__name__)
 _US = 1_000_000
-# After so long a job whose start ran into a bug is tried once more: what it met may have changed.
+# Interval before a start that ran into a bug is tried again: its cause may have changed.
 BLOCKED_US = 600 * _US
 _ACTOR = "scheduler"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step did, and when to look again without being woken; `planned`: not spared."""
+    """The result of one step; `wake_at` is when to plan again, `planned` is False if it was skipped."""
 
     started: tuple[int, ...]
     refused: tuple[int, ...]
@@ -45,7 +45,7 @@ class Step:
 
 
 def view_of(platform: Platform, now: int) -> SchedulerView:
-    """What the planner would see now. Raises ExecutorUnavailable when the nodes are not known."""
+    """The current planner input. Raises ExecutorUnavailable when the nodes are not known."""
     return _view(platform, tuple(platform.executor.inventory()), now)
 
 
@@ -56,10 +56,10 @@ def _view(platform: Platform, real: tuple[Node, ...], now: int) -> SchedulerView
 
 
 def scheduling_step(platform: Platform, now: int, spare_until: int = 0) -> Step:
-    """Plan and carry the plan out. Raises ExecutorUnavailable when the nodes are not known.
+    """Plan and apply the plan. Raises ExecutorUnavailable when the nodes are not known.
 
-    Up to `spare_until` the work of planning is spared where it would hardly start anybody: jobs have
-    only joined lines that stand still. What there is to start or to say of those waits for the next pass.
+    Until `spare_until`, planning is skipped if all new jobs belong to equivalence classes that
+    were blocked: few could start. Their starts and pending reasons wait for the next pass.
     """
     real = tuple(platform.executor.inventory())
     with platform.store.turn():
@@ -78,20 +78,20 @@ def _worth_a_plan(view: SchedulerView) -> bool:
 
 @dataclass(slots=True)
 class _Work:
-    """What a plan asks for, while it is applied in one transaction."""
+    """The state of one plan while a transaction applies it."""
 
-    tx: Tx
-    now: int
-    view: SchedulerView
-    live: Mapping[int, StoredJob]
-    taken: set[tuple[str, int]]
-    slots: Mapping[str, int]
-    ttl_us: int
-    started: list[int] = field(default_factory=list)
-    refused: list[int] = field(default_factory=list)
-    evicted: list[int] = field(default_factory=list)
-    moved: list[int] = field(default_factory=list)
-    struck: dict[int, str] = field(default_factory=dict)
+    tx: Tx  # the write transaction
+    now: int  # time of the step, µs UTC
+    view: SchedulerView  # the input of the plan
+    live: Mapping[int, StoredJob]  # jobs that hold slots, by number
+    taken: set[tuple[str, int]]  # (node, slot) in use
+    slots: Mapping[str, int]  # number of slots by node
+    ttl_us: int  # lifetime of a reservation
+    started: list[int] = field(default_factory=list)  # jobs placed
+    refused: list[int] = field(default_factory=list)  # jobs that no longer fit
+    evicted: list[int] = field(default_factory=list)  # jobs preempted
+    moved: list[int] = field(default_factory=list)  # jobs migrated or resized
+    struck: dict[int, str] = field(default_factory=dict)  # error by job that ran into a bug
 
 
 def apply(platform: Platform, decided: Plan, view: SchedulerView, now: int) -> Step:
@@ -145,9 +145,9 @@ def _decides(decided: Plan) -> bool:
 
 
 def _start(here: _Work, decided: Plan, queued: Mapping[int, StoredJob]) -> None:
-    """Place whole gangs; one that no longer fits the live state is refused.
+    """Place whole gangs; a gang that no longer fits the live state is refused.
 
-    One whose start runs into a bug stays queued, and the others start: they have done nothing.
+    A gang that runs into a bug at its start stays queued; the other gangs start.
     """
     placed: list[tuple[int, list[JobEvent | Note]]] = []
     for start in decided.starts:
@@ -182,11 +182,11 @@ def _held_slots(stored: StoredJob) -> list[tuple[str, int]]:
     return [] if attempt is None else _slots(attempt.placement)
 
 
-# -- holes ---------------------------------------------------------------------------------------
+# -- reservations --------------------------------------------------------------------------------
 
 
 def _keep_reservations(here: _Work, decided: Plan) -> None:
-    """A hole pending while the plan honours it, or while its owner is on its way into it."""
+    """Remove reservations that the plan does not honour, except those of jobs that are moving."""
     honoured = {reservation.job for reservation in decided.reservations}
     gone = [
         owner
@@ -200,7 +200,7 @@ def _keep_reservations(here: _Work, decided: Plan) -> None:
 
 
 def _cut_reservations(here: _Work, decided: Plan) -> None:
-    """New holes with everybody who leaves for them; then moves that are for the mover's own good."""
+    """Store new reservations with their preemptions and moves, then make the other moves."""
     evictions = {one.job: one for one in decided.preemptions}
     moves: dict[int, Resize | Migration] = {one.job: one for one in decided.resizes}
     moves |= {one.job: one for one in decided.migrations}
@@ -228,7 +228,7 @@ def _cut_reservations(here: _Work, decided: Plan) -> None:
 
 
 def _may_leave(here: _Work, num: int) -> bool:
-    """Whether the job still holds what the planner saw, and was not asked to leave meanwhile."""
+    """Whether the job still runs the attempt that the planner saw and is not stopping."""
     stored = here.live.get(num)
     if stored is None or stored.job.state is JobState.STOPPING or stored.job.attempt is None:
         return False
@@ -247,7 +247,7 @@ def _evict(here: _Work, one: Preemption) -> None:
 
 
 def _move(here: _Work, one: Resize | Migration, beneficiary: int | None) -> None:
-    """The job saves and leaves, and its next place is kept for it until it is there."""
+    """Stop a job with a save, and reserve its new placement until it starts there."""
     stored = here.live[one.job]
     grace_us = round(stored.job.policy.grace_s * _US)
     names = tuple(share.node for share in one.placement.shares)

@@ -1,4 +1,4 @@
-"""What has happened since the last look, for whoever draws curves of the platform as a whole."""
+"""Read new events, metrics and checkpoints of all jobs, for platform-wide metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEWEST_CHUNKS = 8
 
 @dataclass(frozen=True, slots=True)
 class Cursors:
-    """How far the last look saw."""
+    """The numbers of the last rows read."""
 
     feed: int
     chunk: int
@@ -28,7 +28,7 @@ class Cursors:
 
 @dataclass(frozen=True, slots=True)
 class LiveJob:
-    """A job that holds slots, and how far its ranks say they are."""
+    """A job that holds slots, and the progress that its ranks reported."""
 
     stored: StoredJob
     step: int | None
@@ -37,7 +37,7 @@ class LiveJob:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """A page of what is new; `more` says that another page waits."""
+    """A page of new rows; `more` is True when another page follows."""
 
     cursors: Cursors
     events: list[StoredEvent]
@@ -48,7 +48,7 @@ class News:
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """How things stand: jobs by state, those that wait and those that hold slots."""
+    """The current jobs: the number in each state, the queued ones, and those that hold slots."""
 
     by_state: dict[str, int]
     queued: list[StoredJob]
@@ -56,7 +56,7 @@ class Present:
 
 
 def newest(platform: Platform) -> Cursors:
-    """Cursors behind everything that has happened so far."""
+    """Cursors after the newest rows."""
 
     def work(tx: Tx) -> Cursors:
         return Cursors(
@@ -67,7 +67,7 @@ def newest(platform: Platform) -> Cursors:
 
 
 def news(platform: Platform, since: Cursors, limit: int = PAGE) -> News:
-    """The next page behind `since`, all jobs together."""
+    """The next page of rows after `since`, of all jobs."""
 
     def work(tx: Tx) -> News:
         fresh = events.feed(tx, after=since.feed, limit=limit)

@@ -123,7 +123,7 @@ def restarts_of(story: Sequence[StoredEvent], rows: Sequence[GenerationRow]) -> 
 def _failure(line: StoredEvent) -> tuple[str, str, int] | None:
     """(cause, message, at) of an event that ended a generation."""
     if line.kind == "stop_requested":
-        # Evictions and moves; whom a user stops or pauses has not been interrupted.
+        # Evictions and moves; a stop or pause by a user is not an interruption.
         asked = decode(StopRequested, line.data)
         if asked.goal is not StopGoal.REQUEUE:
             return None

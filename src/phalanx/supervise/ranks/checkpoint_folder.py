@@ -117,28 +117,28 @@ class CheckpointFolderConfig:
 
 @dataclass(slots=True)
 class WatchedCheckpointFolder:
-    """A folder of checkpoints. `outside` passes calls to the main thread, `report` takes records there.
+    """A folder of checkpoints that a thread watches and commits.
 
-    `intact` returns whether every rank still lives: a rank that died may have left half a file.
+    It is committed only while every rank lives: a rank that died may have left half a file.
     """
 
-    facts: CheckpointFolderConfig
-    clock: Clock
-    outside: Callable[[Call], None]
-    report: Report
-    progress: Callable[[], ScriptProgress]
-    intact: Callable[[], bool]
-    _over: threading.Event = field(default_factory=threading.Event)
-    _trusted: bool = False
-    _upload_s: float = SHORT_UPLOAD_S
-    _tier: CheckpointTier = field(default_factory=LocalTier)
-    _shared: PreviousCommit = field(default_factory=PreviousCommit)
-    _known: dict[str, Stat] = field(default_factory=dict)
-    _step: int = 0
-    _finished: Call | None = None
-    _thread: threading.Thread | None = None
-    _long_lived_pids: tuple[int, ...] = ()
-    _complained: set[str] = field(default_factory=set)
+    facts: CheckpointFolderConfig  # paths and options
+    clock: Clock  # monotonic time and UTC
+    outside: Callable[[Call], None]  # runs a call in the main thread
+    report: Report  # takes records in the main thread
+    progress: Callable[[], ScriptProgress]  # newest printed step
+    intact: Callable[[], bool]  # whether every rank lives
+    _over: threading.Event = field(default_factory=threading.Event)  # ends the thread
+    _trusted: bool = False  # the ranks succeeded
+    _upload_s: float = SHORT_UPLOAD_S  # time for the last copies, s
+    _tier: CheckpointTier = field(default_factory=LocalTier)  # where copies go
+    _shared: PreviousCommit = field(default_factory=PreviousCommit)  # files of the last commit
+    _known: dict[str, Stat] = field(default_factory=dict)  # last committed files
+    _step: int = 0  # last committed step
+    _finished: Call | None = None  # called at the end
+    _thread: threading.Thread | None = None  # None: not opened
+    _long_lived_pids: tuple[int, ...] = ()  # writers to wait for
+    _complained: set[str] = field(default_factory=set)  # warnings already sent
 
     def __post_init__(self) -> None:
         facts = self.facts

@@ -57,12 +57,12 @@ _SHARE_OF_GRACE = 0.4
 class GenerationContext:
     """What a generation uses of its supervisor."""
 
-    assignment: Assignment
+    assignment: Assignment  # the gang and its settings
     #: None: the command is no Python program
     command: PythonCommand | None
-    processes: ProcessTree
-    loop: EventLoop
-    clock: Clock
+    processes: ProcessTree  # children of the supervisor
+    loop: EventLoop  # of the main thread
+    clock: Clock  # times and monotonic time
     #: queues a report
     put: Put
     #: called once, when all of a generation has ended

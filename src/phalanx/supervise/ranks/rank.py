@@ -47,13 +47,13 @@ class RankObserver(Protocol):
 
 @dataclass(slots=True)
 class Stream:
-    """One captured stream of one rank, as far as it was read from the pipe and carried away."""
+    """One output stream of one rank: read from a pipe, stored in a file and shipped."""
 
-    rank: int
+    rank: int  # global rank
     #: `out` or `err`
     name: str
-    path: Path
-    capture: Capture
+    path: Path  # the output file
+    capture: Capture  # writes the file
     #: descriptor of the file at `path`
     file: int
     #: descriptor to read from; None when it was closed
@@ -62,8 +62,8 @@ class Stream:
     listener: Callable[[bytes], None] | None = None
     #: bytes that were shipped
     num_sent: int = 0
-    num_dropped_sent: int = 0
-    trimmed: TrimmedFile = field(default_factory=TrimmedFile)
+    num_dropped_sent: int = 0  # dropped bytes reported
+    trimmed: TrimmedFile = field(default_factory=TrimmedFile)  # start of the file removed
 
     def trim(self) -> None:
         """Let go of the file's beginning: what was carried away, but for the last `LOG_KEPT_BYTES`."""
@@ -133,15 +133,15 @@ class Stream:
 
 @dataclass(slots=True)
 class LocalRank:
-    """A rank of the current generation on this node. `rank` is the global number."""
+    """The process of one rank of the current generation on this node."""
 
-    rank: int
-    folder: Path
-    loop: EventLoop
-    observer: RankObserver
+    rank: int  # global rank
+    folder: Path  # files of the generation
+    loop: EventLoop  # reads its pipes
+    observer: RankObserver  # receives its exit
     #: opens a file for output; tests replace it
     opener: Opener = open_append
-    pid: int | None = None
+    pid: int | None = None  # None: not started
     #: it was forked from the warm process
     warm: bool = False
     #: None while it runs
@@ -150,7 +150,7 @@ class LocalRank:
     refused_: bool = False
     #: its start was requested
     asked: bool = False
-    streams: list[Stream] = field(default_factory=list)
+    streams: list[Stream] = field(default_factory=list)  # captured output
 
     @property
     def stem(self) -> str:
@@ -159,22 +159,22 @@ class LocalRank:
 
     @property
     def report_file(self) -> Path:
-        """What it reports through."""
+        """The file through which the rank reports."""
         return self.folder / f"{self.stem}.report"
 
     @property
     def stacks_file(self) -> Path:
-        """Where it writes its stacks when it is asked for them."""
+        """The file for its stacks, written on request."""
         return self.report_file.with_suffix(stacks.SUFFIX)
 
     @property
     def profile_file(self) -> Path:
-        """Where it looks for a request to profile its gang."""
+        """The file with requests to profile its gang."""
         return self.report_file.with_suffix(profiles.SUFFIX)
 
     @property
     def error_file(self) -> Path:
-        """Where an uncaught exception is left."""
+        """The file for an uncaught exception."""
         return self.folder / f"{self.stem}.error.json"
 
     def open_pipes(self) -> tuple[int, int, int]:
