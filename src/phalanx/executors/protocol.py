@@ -1,4 +1,4 @@
-"""The protocol between the control plane and what starts supervisors."""
+"""The protocol between the control plane and the executors, which start supervisors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process prints, byte for byte into a file of its own, without ever holding it up."""
+"""Write the output of a process to a file, byte for byte, without blocking the process."""
 
 from __future__ import annotations
 

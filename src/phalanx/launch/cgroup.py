@@ -1,4 +1,4 @@
-"""A control group for everything one reaper starts, where the system lets us make one.
+"""A control group for all processes of one reaper, where the system permits it.
 
 Version 2 groups can be killed as one: not even a process that forks all the time slips through, which a
 walk over /proc may need several rounds for. Where no group can be made (no version 2 mount, not

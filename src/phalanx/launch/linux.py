@@ -1,4 +1,4 @@
-"""What the launcher needs of Linux: names of processes that are never reused, trees, parent death."""
+"""Linux functions of the launcher: unique process identities, process trees, parent death."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A port for the next rendezvous, and the way to where it is."""
+"""Find a free port for a rendezvous, and the network interface that reaches an address."""
 
 from __future__ import annotations
 

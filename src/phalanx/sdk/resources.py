@@ -21,7 +21,7 @@ from phalanx.sdk.transport import V1, Transport
 
 
 class ResourceCalls(Transport):
-    """One method for each route about pools, nodes and projects."""
+    """One method for each route about what jobs run on and who may use how much of it."""
 
     def pools(self) -> list[PoolView]:
         """All pools with their free slots."""

@@ -163,8 +163,8 @@ class Store:
 def open_store(where: Path | str) -> Store:
     """Open the database at a SQLite path or a SQLAlchemy URL; create or migrate it as needed.
 
-    Raises StoreCorrupt for a damaged or foreign file, which is not changed; NotSupported for SQLite on
-    a network file system; StoreUnavailable when the database cannot be reached.
+    Raises StoreCorrupt for a damaged or foreign file, which is not changed; NotSupported for SQLite
+    on a network file system; StoreUnavailable when the database cannot be reached.
     """
     if isinstance(where, Path):
         sqlite_file.check(where)

@@ -1,7 +1,7 @@
 """Append and read job events, numbered per job and in one global feed.
 
 A kind is the event class's name in snake case. Notes (`warned`, `restored`, …) are events that do
-not change the job's state: `rebuild` skips them. Old versions of an event are read through `UPCASTERS`.
+not change the job's state: `rebuild` skips them. `UPCASTERS` convert old versions of an event.
 """
 
 from __future__ import annotations

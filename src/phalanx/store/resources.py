@@ -1,4 +1,4 @@
-"""What an operator lays down: pools, projects, and marks on nodes that nothing may start on."""
+"""Read and write pools, projects and node marks, which exclude nodes from scheduling."""
 
 from __future__ import annotations
 

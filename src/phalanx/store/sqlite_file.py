@@ -1,4 +1,4 @@
-"""What must be true of a SQLite file before it is opened. Nothing is ever repaired or overwritten."""
+"""Check a SQLite file before it is opened. A check never repairs or overwrites a file."""
 
 from __future__ import annotations
 

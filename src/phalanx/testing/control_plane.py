@@ -1,4 +1,4 @@
-"""A control plane that only speaks `sync`: takes reports, hands out whatever orders a test sets."""
+"""A test control plane with only the `sync` call: it records reports and returns set orders."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # ruff: noqa: D102 - the names of the tests say what they promise
-"""The store seam: the contract that every database has to keep.
+"""Contract tests that every database passes.
 
 Subclass `StoreContract` and supply a fixture `reopen`, which opens the same fresh database each time it
 is called.

@@ -1,4 +1,4 @@
-"""Supervisors on this machine: start, find and kill them; all state lies in their folders."""
+"""The executor of this machine: start, find and kill supervisors, with all state in folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One Ray cluster as the driver uses it: placement groups, actors, and what became of them.
+"""The placement groups and actors of one Ray cluster, and their states, for the driver.
 
 Everything is looked up by name when it is not known, so a driver that was killed is no loss.
 """

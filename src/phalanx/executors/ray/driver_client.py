@@ -1,4 +1,4 @@
-"""The control plane's line to the driver process of one Ray cluster."""
+"""The control plane's client of the driver process of one Ray cluster."""
 
 from __future__ import annotations
 

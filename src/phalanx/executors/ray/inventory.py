@@ -1,4 +1,4 @@
-"""Ray's nodes as Phalanx nodes: slots, labels, topology, and why nothing may start on some."""
+"""Convert Ray nodes to Phalanx nodes: slots, labels, topology, and reasons for exclusion."""
 
 from __future__ import annotations
 

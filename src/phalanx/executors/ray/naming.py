@@ -1,4 +1,4 @@
-"""Names by which everything of an attempt is found again in a Ray cluster."""
+"""Names of the actors and placement groups of an attempt in a Ray cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies on a Ray node: attempts, and code kept under its digest."""
+"""The files on a Ray node: folders of attempts, and code archives named by digest."""
 
 from __future__ import annotations
 

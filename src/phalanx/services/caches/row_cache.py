@@ -97,8 +97,8 @@ class WrittenReasons:
     ) -> list[tuple[int, Reason]]:
         """Reasons to write: those with a new code, and some of those with only a new message.
 
-        In a long queue every start changes a number in the message of every job; writing all of them
-        at every pass would dominate the work. The messages written longest ago come first.
+        In a long queue every start changes a number in the message of every job; writing all at
+        every pass would dominate the work. The messages written longest ago come first.
         """
         fresh: list[tuple[int, Reason]] = []
         reworded: list[tuple[int, int, Reason]] = []

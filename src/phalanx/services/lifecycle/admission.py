@@ -1,4 +1,4 @@
-"""Whether a spec could ever start here, and what to change where it could not."""
+"""Check whether a job could ever start on this platform, and suggest changes otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a stored job to the assignment of each supervisor."""
+"""Build the assignment of each supervisor from a stored job."""
 
 from __future__ import annotations
 

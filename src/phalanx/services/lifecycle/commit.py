@@ -95,8 +95,8 @@ def commit_many(
 
     `known` are jobs that the caller has already read; a stale one raises StaleRow when it is saved.
     Jobs that do not exist are skipped. `on_bug` receives the job number and the error when events
-    run into a bug of the state machine; when it returns, that job is unchanged and the others go on. By
-    default it raises, with nothing stored. Raises StaleRow.
+    run into a bug of the state machine; when it returns, that job is unchanged and the others
+    continue. By default it raises, with nothing stored. Raises StaleRow.
     """
     events = dict(batch)
     if len(events) != len(batch):

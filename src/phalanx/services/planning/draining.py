@@ -1,4 +1,4 @@
-"""One step of draining: what runs on a node that its own cluster takes away saves and leaves first."""
+"""One draining step: preempt, with a save, the jobs on nodes that their cluster will remove."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _ACTOR = "scheduler"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The result of one step; `wake_at` is when to plan again, `planned` is False if it was skipped."""
+    """The result of one step. `wake_at`: when to plan again; `planned`: False if skipped."""
 
     started: tuple[int, ...]
     refused: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Why a job waits, leaves or left: the planner's own answers, asked again, with the job's story."""
+"""Explain why a job waits or was preempted, from the planner's decisions and the job's events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became of a job's work: restarts and what they cost, checkpoints, and every sample's fate."""
+"""Restarts of a job and their cost, its checkpoints, and the samples that it consumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a running job's time goes: profiles asked for and profiles kept."""
+"""Request profiles of a running job, and read stored profiles."""
 
 from __future__ import annotations
 

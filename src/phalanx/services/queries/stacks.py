@@ -1,4 +1,4 @@
-"""Where a job's ranks are, or were: stacks asked for and stacks kept."""
+"""Request Python stacks of a job's ranks, and read stored stacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was built on this node: found by its content's digest, whole or not at all.
+"""The Python environments built on this node, each found by digest and always complete.
 
 Below the root lie, for each digest, `<digest>-<8 hex>/` (the environment, which never moves, as its
 scripts name their interpreter by its path), `<digest>` (a link to it, put in place by one rename when all

@@ -1,4 +1,4 @@
-"""What an interpreter is like, and what it can import already. Also run as a file by that interpreter.
+"""Describe a Python interpreter and its installed packages. Also runs as a file in it.
 
 Standard library only, and nothing of this project: the interpreter may have none of it.
 """

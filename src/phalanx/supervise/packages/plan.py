@@ -1,4 +1,4 @@
-"""Before a supervisor's program is loaded: which environment its job needs, and whether it is there."""
+"""Find the Python environment that a job needs, before the supervisor's program is loaded."""
 
 from __future__ import annotations
 

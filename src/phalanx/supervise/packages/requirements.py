@@ -1,4 +1,4 @@
-"""What a job's section `python` asks for, read from its work directory and named by its content."""
+"""The requirements of a job's section `python`, read from its work directory, with their digest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One generation of ranks on this node: from their start until nothing of them is left."""
+"""One generation of ranks on this node, from their start until all processes have ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watermarks: up to which place of the ranks' files each ledger report goes, written before it is sent.
+"""Watermarks: the file offset up to which each ledger report reads, written before it is sent.
 
 A supervisor may be killed at any moment. The control plane has the number of the last report that it
 stored; with the watermarks that number gives the place in the ranks' files where the unreported part

@@ -1,4 +1,4 @@
-"""One local rank: its files, its pipes, its end."""
+"""The process of one local rank: its files, its output pipes and its exit."""
 
 from __future__ import annotations
 
