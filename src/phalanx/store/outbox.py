@@ -1,4 +1,4 @@
-"""The outbox: commands stored with the events that asked for them, leased while they are executed.
+"""The outbox: commands stored with the events that caused them, leased during execution.
 
 A lease that runs out makes a command available again, so that a crash between commit and effect loses
 nothing; what it asks for must therefore be idempotent.
@@ -105,7 +105,7 @@ def finish(tx: Tx, done: Sequence[LeasedCommand], now: int) -> None:
 
 
 def retry(tx: Tx, command: LeasedCommand, *, not_before: int, error: str) -> None:
-    """Give a command back, to be tried again later. Raises LeaseLost."""
+    """Release a command for a later retry. Raises LeaseLost."""
     changes = {"not_before": not_before, "error": error, "lease_expires_at": None}
     _guarded(tx, command, changes)
 
@@ -125,14 +125,14 @@ def _guarded(tx: Tx, command: LeasedCommand, changes: dict[str, Any]) -> None:
 
 
 def free_all(tx: Tx) -> None:
-    """Free every lease: for an embedded control plane, which is alone on its home."""
+    """Release every lease, for an embedded control plane, the only one of its home."""
     tx.conn.execute(
         commands.update().where(commands.c.done_at.is_(None)).values(lease_expires_at=None)
     )
 
 
 def drop_done(tx: Tx, *, before: int, limit: int) -> int:
-    """Forget up to `limit` commands that were executed before a time; says how many.
+    """Delete up to `limit` commands executed before a time and return their number.
 
     Those of jobs that are not over stay: `launched` asks for them.
     """

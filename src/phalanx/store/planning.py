@@ -54,7 +54,7 @@ def reservations_now(tx: Tx) -> dict[int, StoredReservation]:
 
 
 def put_reservation(tx: Tx, one: StoredReservation) -> None:
-    """Keep a reservation; it replaces an earlier one of the same owner."""
+    """Store a reservation; it replaces an earlier one of the same owner."""
     remove_reservations(tx, [one.reservation.job])
     placement = None if one.placement is None else encode(one.placement)
     row = {"job": one.reservation.job, "kind": one.kind, "body": encode(one.reservation)}
@@ -64,14 +64,14 @@ def put_reservation(tx: Tx, one: StoredReservation) -> None:
 
 
 def remove_reservations(tx: Tx, owners: Iterable[int]) -> None:
-    """Forget the reservations of these jobs."""
+    """Delete the reservations of these jobs."""
     gone = list(owners)
     if gone:
         tx.conn.execute(reservations.delete().where(reservations.c.job.in_(gone)))
 
 
 def usage_now(tx: Tx) -> dict[str, Usage]:
-    """What every project that ever held slots has used."""
+    """Read the past usage of every project that ever held slots."""
     query = select(project_usage).order_by(project_usage.c.project)
     return {row["project"]: Usage(**row) for row in tx.conn.execute(query).mappings()}
 

@@ -24,7 +24,7 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class NodeMark:
-    """Why nothing may start on a node. `state`: drained or quarantined."""
+    """A mark that excludes a node from scheduling. `state`: drained or quarantined."""
 
     node: str
     state: str
@@ -44,12 +44,12 @@ def projects_now(tx: Tx) -> list[Applied]:
 
 
 def pool_stamps(tx: Tx) -> tuple[tuple[str, int], ...]:
-    """Name and time of every applied pool: enough to see whether one changed."""
+    """Name and time of every applied pool, to detect changes."""
     return _stamps(tx, pools)
 
 
 def project_stamps(tx: Tx) -> tuple[tuple[str, int], ...]:
-    """Name and time of every applied project: enough to see whether one changed."""
+    """Name and time of every applied project, to detect changes."""
     return _stamps(tx, projects)
 
 
@@ -64,12 +64,12 @@ def put_projects(tx: Tx, applied: Sequence[Applied]) -> None:
 
 
 def remove_pool(tx: Tx, name: str) -> None:
-    """Forget one pool."""
+    """Delete one pool."""
     tx.conn.execute(pools.delete().where(pools.c.name == name))
 
 
 def remove_project(tx: Tx, name: str) -> None:
-    """Forget one project's limits."""
+    """Delete the limits of one project."""
     tx.conn.execute(projects.delete().where(projects.c.name == name))
 
 
@@ -87,7 +87,7 @@ def mark_node(tx: Tx, mark: NodeMark) -> None:
 
 
 def unmark_node(tx: Tx, node: str) -> None:
-    """Take a node's mark away; one without a mark is no error."""
+    """Delete the mark of a node, if it has one."""
     tx.conn.execute(node_marks.delete().where(node_marks.c.node == node))
 
 

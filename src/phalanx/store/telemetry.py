@@ -83,7 +83,7 @@ def logs_after(
     stream: str | None = None,
     max_bytes: int = 4 << 20,
 ) -> list[LogSegment]:
-    """Segments that arrived behind `cursor`, oldest first, about `max_bytes` of them."""
+    """Read segments after `cursor`, oldest first, about `max_bytes` in total."""
     query = _logs(job, ranks, stream).where(log_segments.c.id > cursor).order_by(log_segments.c.id)
     return _up_to(tx, query, max_bytes)
 
@@ -96,7 +96,7 @@ def last_logs(
     stream: str | None = None,
     max_bytes: int = 4 << 20,
 ) -> list[LogSegment]:
-    """The newest segments, oldest first, about `max_bytes` of them."""
+    """Read the newest segments, oldest first, about `max_bytes` in total."""
     query = _logs(job, ranks, stream).order_by(log_segments.c.id.desc())
     return _up_to(tx, query, max_bytes)[::-1]
 
@@ -121,7 +121,7 @@ def _up_to(tx: Tx, query: Any, max_bytes: int) -> list[LogSegment]:
 
 
 def last_log_id(tx: Tx, job: int) -> int:
-    """The cursor that stands behind everything."""
+    """The cursor after the newest segment."""
     query = select(func.max(log_segments.c.id)).where(log_segments.c.job == job)
     return int(tx.conn.execute(query).scalar() or 0)
 
@@ -210,7 +210,7 @@ def last_chunks(tx: Tx, job: int, *, num_chunks: int = 4) -> list[MetricChunk]:
 
 
 def chunks_after(tx: Tx, after: int, *, limit: int) -> list[MetricChunk]:
-    """The chunks of all jobs behind a chunk number, in order."""
+    """Read the chunks of all jobs after a chunk id, in order."""
     query = (
         select(metric_chunks)
         .where(metric_chunks.c.id > after)
@@ -228,12 +228,12 @@ def _chunk(row: RowMapping) -> MetricChunk:
 
 
 def last_chunk_id(tx: Tx) -> int:
-    """The number of the newest chunk of any job."""
+    """The id of the newest chunk of any job."""
     return int(tx.conn.execute(select(func.max(metric_chunks.c.id))).scalar() or 0)
 
 
 def drop_logs(tx: Tx, *, before: int, limit: int) -> int:
-    """Forget up to `limit` of the oldest segments, as far as they came before a time; says how many.
+    """Delete up to `limit` of the oldest segments from before a time and return their number.
 
     They are numbered as they come, so those to go are the first ones.
     """
@@ -243,7 +243,7 @@ def drop_logs(tx: Tx, *, before: int, limit: int) -> int:
 
 
 def drop_points(tx: Tx, nums: Sequence[int], *, limit: int) -> int:
-    """Forget up to `limit` chunks of metrics of these jobs; says how many."""
+    """Delete up to `limit` metric chunks of these jobs and return their number."""
     if not nums:
         return 0
     here = metric_chunks.c

@@ -20,7 +20,7 @@ Nodes = Sequence[Node]
 
 
 def facts_of(spec: JobSpec) -> JobFacts:
-    """What a spec says of a job beside its terms."""
+    """The job facts of a spec, apart from the `JobPolicy`."""
     return JobFacts(
         project=spec.project,
         name=spec.name,
@@ -40,7 +40,7 @@ def facts_of(spec: JobSpec) -> JobFacts:
 
 
 def over_project(spec: JobSpec, projects: Sequence[Applied]) -> list[Problem]:
-    """What the project's limits forbid for ever."""
+    """Problems of a spec that can never meet the limits of its project."""
     known = {one.name: ProjectSpec(**one.body) for one in projects}
     problems = []
     least = sum(one.need.nodes.low * one.need.slots_per_node for one in spec.plans)
@@ -93,7 +93,7 @@ def misfits(spec: JobSpec, nodes: Nodes) -> list[Problem]:
 
 
 def _demand_of(spec: JobSpec, plan: RolePlan) -> Demand:
-    """What one role wants of its nodes."""
+    """The node requirements of one role."""
     demand = spec.to_demand()
     if plan.leads:
         return demand
@@ -107,7 +107,7 @@ def _demand_of(spec: JobSpec, plan: RolePlan) -> Demand:
 
 
 def _unfit(spec: JobSpec, plan: RolePlan, at: str, usable: Nodes, where: str) -> Problem:
-    """Why one role could never be placed; `at` is where it stands in the spec."""
+    """Why one role could never be placed; `at` is its path in the spec."""
     for unmet, path, value, explain in _wishes(_demand_of(spec, plan)):
         left = [node for node in usable if not unmet(node)]
         if not left:

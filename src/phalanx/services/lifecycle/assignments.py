@@ -50,7 +50,7 @@ def contract_of(facts: JobFacts) -> JobContract:
 def assignments(
     platform: Platform, stored: StoredJob, attempt: Attempt, nodes: dict[str, Node]
 ) -> list[tuple[Node, Assignment]]:
-    """What to start where, by node rank. Raises KeyError for a node that is not in the inventory."""
+    """The node and assignment of each node rank. Raises KeyError for an unknown node."""
     contract = contract_of(stored.facts)
     shares_on = Counter(share.node for share in attempt.placement.shares)
     parts = stored.job.policy.parts(len(attempt.placement.shares))

@@ -19,7 +19,7 @@ from phalanx.store.database import Tx
 from phalanx.store.supervisors import SupervisorRow
 
 _US = 1_000_000
-_MAX_DRIFT = 100e-6  # seconds per second: what a quartz may be off
+_MAX_DRIFT = 100e-6  # seconds per second: tolerance of a quartz clock
 _CLOCK_STEP_US = 10_000_000
 _PROTOCOLS = range(max(1, PROTOCOL - 1), PROTOCOL + 1)
 # A call without news is recorded at most this often: every write costs an fsync.

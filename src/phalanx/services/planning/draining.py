@@ -12,12 +12,12 @@ from phalanx.store import jobs
 from phalanx.store.database import Tx
 
 _US = 1_000_000
-# What remains for the supervisors to report and leave, once the ranks are gone.
+# Time reserved for supervisors to report and exit after the ranks have ended.
 _MARGIN_S = 2.0
 
 
 def draining_step(platform: Platform, now: int) -> tuple[int, ...]:
-    """Preempt jobs that stand on leaving nodes; returns their numbers. Raises ExecutorUnavailable."""
+    """Preempt jobs on draining nodes and return their numbers. Raises ExecutorUnavailable."""
     if not platform.store.view(jobs.count_live):
         return ()
     nodes = platform.executor.inventory()

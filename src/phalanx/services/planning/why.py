@@ -40,7 +40,7 @@ _BEFORE_RANKS = {
 
 
 def why_view(platform: Platform, num: int, now: int) -> WhyView:
-    """Why a job is where it is. Raises NotFound, ExecutorUnavailable."""
+    """Explain the state of a job. Raises NotFound, ExecutorUnavailable."""
     stored = platform.store.view(lambda tx: jobs.load(tx, num))
     view = WhyView(
         num=num,
@@ -95,7 +95,7 @@ def _waiting(platform: Platform, view: WhyView, stored: StoredJob, now: int) -> 
 def _deferred(
     view_now: SchedulerView, stored: StoredJob, said: Reason, now: int
 ) -> dict[str, object]:
-    """A job that the planner is not shown: what keeps it back, and what it would meet without that."""
+    """Explain a deferred job: why it is deferred, and the planner's decision without that."""
     num, project = stored.job.num, stored.facts.project
     shown = (*view_now.snapshot.waiting, waiting(stored, view_now.reservations.get(num)))
     found = why(replace(view_now.snapshot, waiting=shown), num, now, num_scenarios=1)
@@ -157,7 +157,7 @@ def _victim(one: Victim) -> VictimView:
 
 
 def evictions_of(tx: Tx, num: int) -> list[EvictionView]:
-    """Every time this job was asked to leave and come back, with what that cost so far."""
+    """Read every preemption and move of a job, with its cost so far."""
     asked = events.of_job(tx, num, limit=100_000, kinds=(events.kind_of(StopRequested),))
     leaving = [one for one in asked if one.data.get("goal") == StopGoal.REQUEUE.value]
     if not leaving:

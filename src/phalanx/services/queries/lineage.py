@@ -41,7 +41,7 @@ _FAILED: dict[str, type[RankFailed] | type[RanksStalled] | type[RanksEnded]] = {
 
 
 def lineage_view(tx: Tx, job: Job) -> LineageView:
-    """A job's whole way, as `show` tells it."""
+    """The lineage of a job, as `show` displays it."""
     rows = lineage.generations_of(tx, job.num)
     restores = lineage.restores_of(tx, job.num)
     endings = events.of_job(tx, job.num, limit=100_000, kinds=_ENDINGS)
@@ -74,7 +74,7 @@ def account(
     slices: Sequence[LedgerSlice], restores: Sequence[RestoreRow], num_samples: int,
     silent: Set[int] = frozenset(),
 ) -> LedgerSummary:  # fmt: skip
-    """What the lineage of the newest weights consumed.
+    """Summarize the data that the lineage of the newest weights consumed.
 
     `silent` are attempts that are over and of which a supervisor went without saying goodbye.
     """
@@ -102,7 +102,7 @@ def _head(generations: Sequence[GenerationLedger], num_samples: int) -> Point:
 
 
 def restarts_of(story: Sequence[StoredEvent], rows: Sequence[GenerationRow]) -> list[RestartView]:
-    """Every generation that something ended early, and the time until the next completed step."""
+    """Every generation that was interrupted, and the time until the next completed step."""
     failed: dict[tuple[int, int], RestartView] = {}
     for line in story:
         said = _failure(line)

@@ -60,7 +60,7 @@ def _check(steps: int, traced: int, extras: Sequence[str]) -> None:
 
 
 def read_profiles(platform: Platform, num: int) -> ProfilesView:
-    """Every profile that is kept of a job, oldest first. Raises NotFound."""
+    """Read the stored profiles of a job, oldest first. Raises NotFound."""
 
     def work(tx: Tx) -> ProfilesView:
         live = jobs.load(tx, num).job.attempt

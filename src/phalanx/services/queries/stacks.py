@@ -21,7 +21,7 @@ _Key = tuple[int, int, int]  # attempt, generation, request
 
 
 def ask_stacks(platform: Platform, num: int, now: int, actor: str) -> RequestTicket:
-    """Have every rank write down where it is.
+    """Request the Python stacks of every rank.
 
     Raises NotFound, and Conflict where no rank runs.
     """
@@ -43,7 +43,7 @@ def ask_stacks(platform: Platform, num: int, now: int, actor: str) -> RequestTic
 
 
 def read_stacks(platform: Platform, num: int) -> StacksView:
-    """Every set of stacks that is kept of a job, oldest first. Raises NotFound."""
+    """Read the stored stacks of a job, oldest first. Raises NotFound."""
 
     def work(tx: Tx) -> StacksView:
         stored = jobs.load(tx, num)
@@ -60,7 +60,7 @@ def read_stacks(platform: Platform, num: int) -> StacksView:
 
 
 def captures(notes: Iterable[StoredEvent]) -> list[StacksCapture]:
-    """Answers put together by what they answer.
+    """Group the reported stacks by request.
 
     A node that found its ranks hanging sends their stacks unasked; they stand in for its answer to
     the question that this makes the control plane ask.

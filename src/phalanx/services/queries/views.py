@@ -1,4 +1,4 @@
-"""Stored jobs as the API shows them."""
+"""Convert stored jobs, events and checkpoints to response bodies of the API."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from phalanx.store.telemetry import MetricChunk
 
 
 def job_view(platform: Platform, num: int) -> JobView:
-    """One job with everything. Raises NotFound."""
+    """Read one job with all details. Raises NotFound."""
     return platform.store.view(lambda tx: _detailed(platform, tx, num))
 
 
 def list_jobs(platform: Platform, wanted: JobFilter, *, before: int | None, limit: int) -> JobPage:
-    """Newest first."""
+    """Read a page of jobs, newest first."""
 
     def work(tx: Tx) -> JobPage:
         found = jobs.page(tx, wanted, before=before, limit=limit + 1)
@@ -68,7 +68,7 @@ def event_page(platform: Platform, num: int, *, after: int, limit: int = 500) ->
 
 
 def last_events(platform: Platform, num: int, count: int) -> list[EventView]:
-    """The newest events of a job's story, in order. Raises NotFound."""
+    """Read the newest events of a job, in order. Raises NotFound."""
 
     def work(tx: Tx) -> list[EventView]:
         last_seq = jobs.load(tx, num).last_seq
@@ -166,7 +166,7 @@ def world_size(stored: StoredJob) -> int:
 
 
 def parts_of(stored: StoredJob) -> tuple[Part, ...]:
-    """Where the roles of the live attempt lie; else those of the whole gang."""
+    """The rank ranges of the roles of the live attempt; else those of the whole gang."""
     attempt = stored.job.attempt
     return stored.job.policy.parts(None if attempt is None else len(attempt.placement.shares))
 
@@ -301,7 +301,7 @@ def _nodes(attempt: Attempt, rows: Sequence[SupervisorRow]) -> list[NodeRankView
 
 
 def _position(stored: StoredJob, rows: Sequence[SupervisorRow]) -> ProgressView:
-    """What the heartbeats say: the step that every node has reached."""
+    """Progress by heartbeats: the step that every node has reached."""
     job = stored.job
     steps = [row.step for row in rows if row.step is not None]
     epochs = [row.epoch for row in rows if row.epoch is not None]
