@@ -212,7 +212,7 @@ def test_a_supervisor_does_not_survive_its_raylet(rig):
     marker = rig.record(ref).marker
     rig.raylets.sigkill(node)
     status = wait_until(
-        lambda: next((s for s in rig.executor.poll([ref]) if not s.alive), None), timeout_s=20
+        lambda: next((s for s in rig.executor.poll([ref]) if not s.alive), None), guard_s=20
     )
     assert "raylet" in status.message
     assert linux.tagged(marker) == []
