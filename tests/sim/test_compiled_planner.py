@@ -82,7 +82,7 @@ def test_a_copy_that_decides_otherwise_is_refused(
     copy = tmp_path / "src"
     shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("__pycache__"))
     program._compare(copy)
-    config = copy / "phalanx" / "core" / "scheduling" / "snapshot.py"
+    config = copy / "phalanx" / "core" / "scheduling" / "model" / "planning_input.py"
     changed = config.read_text().replace(
         "preemption_budget: int = 16", "preemption_budget: int = 2"
     )
