@@ -37,7 +37,7 @@ def test_scaling_is_measured_and_drawn(platform: Platform, tmp_path: Path) -> No
     words = ("bench", "scaling", "--model", "resnet18", "--counts", "1,2,64", "--steps", 3,
              "--scale", 0.1, "--batch-size", 2, "--price", 3, "--plot", tmp_path / "s.svg")  # fmt: skip
     done = platform.run(*words, "--json")
-    assert "64 ranks have no place" in done.stderr
+    assert "64 ranks cannot be placed" in done.stderr
     table = json.loads(done.stdout)
     assert [row["ranks"] for row in table] == [1, 2]
     assert table[0]["speed_up"] == 1 and table[1]["speed_up"] > 0 < table[1]["cost_per_epoch"]
