@@ -3,15 +3,17 @@
 import dataclasses
 import importlib.util
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from e2e.training.gang import HERE
+from phalanx.train.programs import recipes
 
 pytestmark = [pytest.mark.e2e, pytest.mark.extras]  # whole trainings
 EXAMPLES = HERE.parents[2] / "examples"
-MODULE = HERE.parents[2] / "src" / "phalanx" / "train" / "recipes" / "__main__.py"
+MODULE = Path(recipes.__file__).with_name("__main__.py")
 SMALL = ("--scale", "0.1", "--num-dataloader-workers", "0", "--batch-size", "8", "--lr", "0.01")
 
 

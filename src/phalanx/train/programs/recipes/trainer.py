@@ -24,7 +24,10 @@ from phalanx.train.state import export, warm_start
 Loss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 _PROFILE_FROM = 10
 _HELD_OUT_SEED = 0
-_BLOCKS = ("Residual", "TransformerEncoderLayer", "Layer")
+_BLOCKS = tuple(
+    block.__name__
+    for block in (images.Residual, nn.TransformerEncoderLayer, texts.TransformerLayer)
+)
 
 
 @dataclass(frozen=True, slots=True)
