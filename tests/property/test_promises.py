@@ -33,6 +33,7 @@ from phalanx.sim.audit.auditor import Auditor
 from phalanx.sim.cluster.lifecycles import JobLifecycles
 from phalanx.sim.jobs import TraceJob
 from phalanx.sim.model import SlotTimes
+from support import clusters
 
 pytestmark = pytest.mark.unit
 
@@ -44,9 +45,7 @@ NOTHING = Plan((), ())
 
 
 def make_nodes(num: int = 4) -> list[Node]:
-    return [
-        Node(f"n{i}", "p", "h", 4, 8, 64, domains=(("rack", f"r{i // 2}"),)) for i in range(num)
-    ]
+    return list(clusters.nodes(num))
 
 
 def gang(num: int, count: int, per_node: int, **more: Any) -> QueuedJob:

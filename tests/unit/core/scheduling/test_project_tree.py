@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement
 from phalanx.core.reasons import ReasonCode
 from phalanx.core.scheduling import (
     Plan,
@@ -25,6 +24,7 @@ from phalanx.core.scheduling.model.entitlement import (
     project_shares,
     rolled_up,
 )
+from support.clusters import nodes, queued, running
 
 pytestmark = pytest.mark.unit
 
@@ -36,18 +36,12 @@ TEXT = Project("text", parent="lab")
 OTHER = Project("other")
 
 
-def nodes(num: int) -> tuple[Node, ...]:
-    return tuple(Node(f"n{i}", "p", "h", 4, 8, 100, domains=(("rack", "r0"),)) for i in range(num))
-
-
 def job(num: int, project: str, count: int = 1, **more: object) -> QueuedJob:
-    return QueuedJob(num, GangShape(count, 4, 4), 50, num, project=project, **more)  # type: ignore[arg-type]
+    return queued(num, count, 4, project=project, **more)
 
 
 def held(num: int, node: int, project: str, **more: object) -> RunningJob:
-    share = NodeShare(f"n{node}", "h", (0, 1, 2, 3))
-    facts: dict[str, object] = {"priority": 50, "started_at": 0, "project": project, **more}
-    return RunningJob(num, Placement("p", (share,)), **facts)  # type: ignore[arg-type]
+    return running(num, {node: (0, 1, 2, 3)}, project=project, **more)
 
 
 def started(decided: Plan) -> list[int]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement, RoleShape
+from phalanx.core.gang.placement import GangShape, NodeShare, Placement, RoleShape
 from phalanx.core.scheduling import (
     ClusterIndex,
     Plan,
@@ -17,6 +17,7 @@ from phalanx.core.scheduling import (
     plan,
 )
 from phalanx.core.scheduling.explain.why import why
+from support.clusters import nodes, running
 
 pytestmark = pytest.mark.unit
 
@@ -25,16 +26,8 @@ HOUR = 3600 * US
 FULL = (0, 1, 2, 3)
 
 
-def nodes(num: int, rack: int = 2, **more: object) -> tuple[Node, ...]:
-    made = [
-        Node(f"n{i}", "p", "h", 4, 8, 100, domains=(("rack", f"r{i // rack}"),)) for i in range(num)
-    ]
-    return tuple(replace(node, **more) for node in made)  # type: ignore[arg-type]
-
-
 def held(num: int, where: dict[int, tuple[int, ...]], **more: object) -> RunningJob:
-    shares = tuple(NodeShare(f"n{i}", "h", slots) for i, slots in where.items())
-    return RunningJob(num, Placement("p", shares), **{"priority": 10, "started_at": 0, **more})  # type: ignore[arg-type]
+    return running(num, where, **{"priority": 10, **more})
 
 
 def mixed(num: int = 1, **more: object) -> QueuedJob:
@@ -142,7 +135,7 @@ class TestPreemption:
 class TestOneSplittableNode:
     """The built-in `local` pool: one machine that plays several nodes of a gang."""
 
-    NODE = (Node("n0", "p", "h", 4, 4, 100, splittable=True),)
+    NODE = nodes(1, num_cpus=4, domains=(), splittable=True)
 
     def test_two_jobs_leave_for_a_gang_of_two_nodes(self) -> None:
         busy = (held(8, {0: (0, 1)}), held(9, {0: (2, 3)}))

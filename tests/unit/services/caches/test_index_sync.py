@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement
+from phalanx.core.gang.placement import GangShape, NodeShare, Placement
 from phalanx.core.scheduling import (
     ClusterIndex,
     PlanningInput,
@@ -20,13 +20,12 @@ from phalanx.core.scheduling import (
     plan_pass,
 )
 from phalanx.services.caches.index_sync import only_longer_classes, sync
+from support.clusters import nodes
 
 pytestmark = pytest.mark.unit
 
 US = 1_000_000
-NODES = tuple(
-    Node(f"n{i}", "p", "h", 4, 8, 64, domains=(("rack", f"r{i // 2}"),)) for i in range(4)
-)
+NODES = nodes(4)
 
 
 def changed(rng: random.Random, before: PlanningInput, at: int) -> PlanningInput:

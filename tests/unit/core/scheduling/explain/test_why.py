@@ -6,14 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement
 from phalanx.core.scheduling import (
     PlannerConfig,
     PlanningInput,
     Project,
     QueuedJob,
     Reservation,
-    RunningJob,
     Why,
     plan,
     why_victim,
@@ -22,31 +20,15 @@ from phalanx.core.scheduling.explain.constraints import Binding, Constraint
 from phalanx.core.scheduling.explain.forecast import eta
 from phalanx.core.scheduling.explain.why import why
 from phalanx.core.scheduling.model.durations import History, KindKey
+from support.clusters import nodes
+from support.clusters import queued as job
+from support.clusters import running as held
 
 pytestmark = pytest.mark.unit
 
 US = 1_000_000
 HOUR = 3600 * US
 FULL = (0, 1, 2, 3)
-
-
-def nodes(num: int, size: int = 4, rack: int = 2, **more: object) -> tuple[Node, ...]:
-    made = [
-        Node(f"n{i}", "p", "h", size, 8, 100, domains=(("rack", f"r{i // rack}"),))
-        for i in range(num)
-    ]
-    return tuple(replace(node, **more) for node in made)  # type: ignore[arg-type]
-
-
-def job(num: int, count: int, per_node: int, priority: int = 50, **more: object) -> QueuedJob:
-    shape = GangShape(count, per_node, per_node)
-    return QueuedJob(num, shape, priority, num, **more)  # type: ignore[arg-type]
-
-
-def held(num: int, where: dict[int, tuple[int, ...]], **more: object) -> RunningJob:
-    shares = tuple(NodeShare(f"n{i}", "h", slots) for i, slots in where.items())
-    facts: dict[str, object] = {"priority": 50, "started_at": 0, **more}
-    return RunningJob(num, Placement("p", shares), **facts)  # type: ignore[arg-type]
 
 
 def request(snapshot: PlanningInput, num: int = 1, now: int = HOUR) -> Why:

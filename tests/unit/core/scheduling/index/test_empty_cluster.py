@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.core.gang.placement import GangShape, Node
+from phalanx.core.gang.placement import GangShape
 from phalanx.core.scheduling import QueuedJob
 from phalanx.core.scheduling.index.empty_cluster import EmptyCluster, fits_ever
+from support import clusters
 
 pytestmark = pytest.mark.unit
 
-NODES = [
-    Node(f"n{i}", "main", "h", 4, 8, 64, domains=(("rack", f"r{i // 2}"),), closed="drained")
-    for i in range(4)
-]
+NODES = clusters.nodes(4, closed="drained")
 
 
 @pytest.mark.parametrize(

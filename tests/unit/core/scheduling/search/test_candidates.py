@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from phalanx.core.gang.placement import GangShape, Node
+from phalanx.core.gang.placement import GangShape
 from phalanx.core.scheduling import ClusterIndex, PlannerConfig, QueuedJob, RunningJob
 from phalanx.core.scheduling.index.slots import Allocation
 from phalanx.core.scheduling.model.entitlement import EntitlementTier
@@ -19,6 +19,7 @@ from phalanx.core.scheduling.search.candidate_set import (
 from phalanx.core.scheduling.search.candidates import candidate_set, ordered_candidate_set
 from phalanx.core.scheduling.search.victim_search import VictimSearch
 from phalanx.core.scheduling.stages.scheduling_pass import Pass
+from support.clusters import nodes
 
 pytestmark = pytest.mark.unit
 
@@ -28,10 +29,9 @@ NOW = 40_000 * US
 
 def crowded(rng: random.Random) -> ClusterIndex:
     """Forty nodes full of jobs of two priorities; some stand on two nodes, some saved just now."""
-    nodes = [
-        Node(f"n{i}", "main", "h", 4, 8, 64, domains=(("rack", f"r{i // 4}"),)) for i in range(40)
-    ]
-    cluster = ClusterIndex(nodes, config=PlannerConfig(step_budget=10**9, lost_per_need=1e9))
+    cluster = ClusterIndex(
+        nodes(40, rack=4), config=PlannerConfig(step_budget=10**9, lost_per_need=1e9)
+    )
     for num in range(1, 90):
         width = rng.choice([1, 1, 2, 3])
         homes = [i for i, mask in enumerate(cluster.index.free) if mask.bit_count() >= width]

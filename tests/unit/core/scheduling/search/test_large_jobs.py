@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement
+from phalanx.core.gang.placement import GangShape
 from phalanx.core.scheduling import (
     PlannerConfig,
     PlanningInput,
@@ -16,6 +16,7 @@ from phalanx.core.scheduling import (
     plan,
 )
 from phalanx.core.scheduling.model.durations import History, KindKey, size_class
+from support.clusters import nodes, running
 
 pytestmark = pytest.mark.unit
 
@@ -24,16 +25,12 @@ HOUR = 3600 * US
 FULL = (0, 1, 2, 3)
 # Two nodes are a hero, one is not.
 TERMS = PlannerConfig(large_job_slots=4, large_job_fraction=0.1, min_run_s=300.0)
-NODES = tuple(Node(f"n{i}", "p", "h", 4, 8, 100, domains=(("rack", "r"),)) for i in range(6))
+NODES = nodes(6, rack=6)
 
 
 def large_job(num: int, *where: int, **more: object) -> RunningJob:
-    shares = tuple(NodeShare(f"n{i}", "h", FULL) for i in where)
-    facts: dict[str, object] = {
-        **{"priority": 50, "started_at": 0, "attained_slot_s": 1e7},
-        **{"save_s": 30.0, "restart_s": 60.0, **more},
-    }
-    return RunningJob(num, Placement("p", shares), **facts)  # type: ignore[arg-type]
+    facts = {"attained_slot_s": 1e7, "save_s": 30.0, "restart_s": 60.0, **more}
+    return running(num, dict.fromkeys(where, FULL), **facts)
 
 
 def small(num: int, at: int, slots: int = 1, **more: object) -> QueuedJob:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement
+from phalanx.core.gang.placement import GangShape
 from phalanx.core.scheduling import (
     PlannerConfig,
     PlanningInput,
@@ -16,6 +16,7 @@ from phalanx.core.scheduling import (
     RunningJob,
     plan,
 )
+from support.clusters import nodes, running
 
 pytestmark = pytest.mark.unit
 
@@ -24,20 +25,17 @@ NOW = 2 * 3600 * US
 
 
 def held(num: int, node: int, slots: tuple[int, ...], **more: object) -> RunningJob:
-    facts: dict[str, object] = {"priority": 50, "started_at": 0, "remaining_s": 600.0, **more}
-    share = NodeShare(f"n{node}", "h", slots)
-    return RunningJob(num, Placement("p", (share,)), **facts)  # type: ignore[arg-type]
+    return running(num, {node: slots}, **{"remaining_s": 600.0, **more})
 
 
 def scattered(*, first: dict[str, object] | None = None, num_held: int = 1) -> PlanningInput:
     """Two nodes of four; a short job of one slot on each: six are free, and no node is whole."""
-    nodes = tuple(Node(f"n{i}", "p", "h", 4, 8, 100, domains=(("rack", "r0"),)) for i in range(2))
     more = {} if first is None else first
     busy = (held(1, 0, tuple(range(num_held)), **more), held(2, 1, (0,), **more))
     long = QueuedJob(
         9, GangShape(1, 4, 4), 50, NOW, remaining_s=1e6, project=str(more.get("project", ""))
     )
-    return PlanningInput(nodes, busy, (long,))
+    return PlanningInput(nodes(2), busy, (long,))
 
 
 def moved(snapshot: PlanningInput) -> list[int]:

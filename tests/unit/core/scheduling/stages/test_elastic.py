@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement
+from phalanx.core.gang.placement import GangShape, Node
 from phalanx.core.scheduling import Plan, PlanningInput, Project, QueuedJob, RunningJob, plan
 from phalanx.core.scheduling.stages.elastic import speed
+from support import clusters
 
 pytestmark = pytest.mark.unit
 
@@ -19,25 +20,18 @@ FLAT = (1.0, 1.1, 1.15, 1.18)
 
 
 def nodes(num: int = 4, size: int = 1) -> tuple[Node, ...]:
-    return tuple(
-        Node(f"n{i}", "p", "h", size, 8, 64, splittable=size > 1, domains=(("rack", "r"),))
-        for i in range(num)
-    )
+    return clusters.nodes(num, size, rack=num, splittable=size > 1)
 
 
 def held(
     num: int, where: tuple[int, ...], speeds: tuple[float, ...] = (), most: int = 4
 ) -> RunningJob:
-    shares = tuple(NodeShare(f"n{i}", "h", (0,)) for i in where)
-    return RunningJob(
-        num, Placement("p", shares), priority=50, started_at=0, min_nodes=1, max_nodes=most,
-        speeds=speeds,
-    )  # fmt: skip
+    slots = dict.fromkeys(where, (0,))
+    return clusters.running(num, slots, min_nodes=1, max_nodes=most, speeds=speeds)
 
 
 def elastic(num: int, speeds: tuple[float, ...] = (), **more: object) -> QueuedJob:
-    job = QueuedJob(num, GangShape(4, 1, 1), 50, num, min_nodes=1, speeds=speeds)
-    return replace(job, **more)  # type: ignore[arg-type]
+    return clusters.queued(num, 4, 1, **{"min_nodes": 1, "speeds": speeds, **more})
 
 
 def widths(decided: Plan) -> dict[int, int]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement
+from phalanx.core.gang.placement import GangShape
 from phalanx.core.reasons import ReasonCode
 from phalanx.core.scheduling import ClusterIndex, PlannerConfig, Project, QueuedJob, RunningJob
 from phalanx.core.scheduling.stages import entitlement, queue, reservations, serving
 from phalanx.core.scheduling.stages.queue import QueueHead, Verdict
 from phalanx.core.scheduling.stages.scheduling_pass import Pass
+from support import clusters
 
 pytestmark = pytest.mark.unit
 
@@ -23,8 +24,7 @@ def pass_on(
     projects: tuple[Project, ...] = (),
     config: PlannerConfig | None = None,
 ) -> Pass:
-    nodes = [Node(f"n{i}", "main", f"h{i}", 4, 8, 64) for i in range(2)]
-    cluster = ClusterIndex(nodes, projects, config=config)
+    cluster = ClusterIndex(clusters.nodes(2, domains=()), projects, config=config)
     for held in running:
         cluster.hold(held)
     for job in queued:
@@ -44,8 +44,7 @@ def job(num: int = 1, nodes: int = 1, slots: int = 4, priority: int = 50) -> Que
 
 
 def running(num: int, node: int, priority: int = 10) -> RunningJob:
-    share = NodeShare(f"n{node}", f"h{node}", (0, 1, 2, 3))
-    return RunningJob(num, Placement("main", (share,)), priority=priority, started_at=0)
+    return clusters.running(num, {node: (0, 1, 2, 3)}, priority=priority)
 
 
 class TestQuota:
