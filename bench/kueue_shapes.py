@@ -90,17 +90,17 @@ class Shape:
     node_slots: int = 0
 
 
-BASELINE = Shape(5, 6, 20, 100, (
+BASELINE_KINDS = (
     Kind("small", 350, 100, 200, 50, 1),
     Kind("medium", 100, 500, 500, 100, 5),
     Kind("large", 50, 1200, 1000, 200, 20),
-))  # fmt: skip
-LARGE = Shape(10, 100, 20, 100, (
+)
+LARGE_KINDS = (
     Kind("small", 35, 60, 150, 50, 1),
     Kind("medium", 11, 300, 350, 100, 5),
     Kind("large", 4, 700, 700, 200, 20),
-))  # fmt: skip
-TAS = Shape(5, 6, 80, 0, (
+)
+TAS_KINDS = (
     Kind("small-required-rack", 120, 100, 200, 50, 2, 2, True),
     Kind("small-preferred-rack", 120, 100, 200, 50, 2, 2),
     Kind("small-balanced-rack", 110, 100, 200, 50, 2, 2),
@@ -110,7 +110,10 @@ TAS = Shape(5, 6, 80, 0, (
     Kind("large-required-rack", 17, 1200, 1000, 200, 10, 8, True),
     Kind("large-preferred-rack", 17, 1200, 1000, 200, 10, 8),
     Kind("large-balanced-rack", 16, 1200, 1000, 200, 10, 8),
-), 10, 640, 384)  # fmt: skip
+)
+BASELINE = Shape(5, 6, 20, 100, BASELINE_KINDS)
+LARGE = Shape(10, 100, 20, 100, LARGE_KINDS)
+TAS = Shape(5, 6, 80, 0, TAS_KINDS, racks=10, nodes=640, node_slots=384)
 SHAPES = {"baseline": BASELINE, "large-scale": LARGE, "tas": TAS}
 THEIRS = {"baseline": (351, 80), "large-scale": (1179, 120), "tas": (401, 100)}
 
@@ -128,11 +131,19 @@ def of_config(path: Path) -> Shape:
         return round(cpus * parts)
 
     kinds = tuple(
-        Kind(one["className"], few["count"], few["creationIntervalMs"], one["runtimeMs"],
-             one["priority"], slots(one["request"]), one.get("podCount", 1),
-             one.get("tasConstraint") == "required")
-        for few in queues["workloadsSets"] for one in few["workloads"]
-    )  # fmt: skip
+        Kind(
+            one["className"],
+            few["count"],
+            few["creationIntervalMs"],
+            one["runtimeMs"],
+            one["priority"],
+            slots(one["request"]),
+            one.get("podCount", 1),
+            one.get("tasConstraint") == "required",
+        )
+        for few in queues["workloadsSets"]
+        for one in few["workloads"]
+    )
     nominal = slots(queues["nominalQuota"])
     if parts == 1:
         borrow = slots(queues["borrowingLimit"])
@@ -168,18 +179,18 @@ class NoOp:
 def nodes_of(shape: Shape) -> list[Node]:
     if shape.racks:
         each = shape.nodes // shape.racks
+        domains = [(("block", "b0"), ("rack", f"r{i // each}")) for i in range(shape.nodes)]
         return [
-            Node(f"n{i:03d}", "tas", "h", shape.node_slots, 4096, 1 << 40,
-                 domains=(("block", "b0"), ("rack", f"r{i // each}")))
+            Node(f"n{i:03d}", "tas", "h", shape.node_slots, 4096, 1 << 40, domains=domains[i])
             for i in range(shape.nodes)
-        ]  # fmt: skip
+        ]
     size = shape.nominal * shape.queues
     return [Node(f"c{i}", f"cohort-{i}", "h", size, 65536, 1 << 40) for i in range(shape.cohorts)]
 
 
 @dataclass
 class Bench:
-    """The outside world of a control plane: who submits, and supervisors that say what they would say."""
+    """The outside world of a control plane: the submissions and the reports of supervisors."""
 
     context: Context
     executor: NoOp
@@ -220,13 +231,15 @@ class Bench:
         for queue in range(self.shape.cohorts * self.shape.queues):
             for kind in self.shape.kinds:
                 pool = "tas" if self.shape.racks else f"cohort-{queue // self.shape.queues}"
-                spec = validate_spec({
-                    "schema": 1, "name": kind.name, "project": f"q{queue:04d}", "pool": [pool],
-                    "run": "true", "priority": kind.priority // 2, "framework": "none",
-                    "resources": {"nodes": kind.pods, "slots_per_node": kind.slots},
-                })  # fmt: skip
-                demand = Demand(required="rack" if kind.required else None,
-                                preferred="rack" if self.shape.racks else None)  # fmt: skip
+                resources = {"nodes": kind.pods, "slots_per_node": kind.slots}
+                fixed = {"schema": 1, "run": "true", "framework": "none"}
+                queued = {"project": f"q{queue:04d}", "pool": [pool]}
+                own = {"name": kind.name, "priority": kind.priority // 2, "resources": resources}
+                spec = validate_spec({**fixed, **queued, **own})
+                demand = Demand(
+                    required="rack" if kind.required else None,
+                    preferred="rack" if self.shape.racks else None,
+                )
                 facts = replace(facts_of(spec), spec=resolved(spec), owner="bench", demand=demand)
                 found[queue, kind.name] = (facts, spec.to_policy())
         return found
@@ -368,9 +381,10 @@ class Bench:
                 else NodeOutcome.SUCCEEDED
             )
             ranks = range(len(attempt.nodes))
-            told.append((num, [
+            ended = [
                 e.RanksEnded(attempt.num, attempt.generation, rank, how, 1, 1) for rank in ranks
-            ]))  # fmt: skip
+            ]
+            told.append((num, ended))
             gone += [SupervisorRef(num, attempt.num, rank) for rank in ranks]
         self._tell(told, gone)
 
@@ -380,7 +394,7 @@ class Bench:
         def work(tx) -> None:
             known = self.platform.scheduler_cache.rows.some(tx, [num for num, _ in told])
             commit_many(tx, told, self.context.clock.now(), "supervisor", known=known)
-            # Before the commit, which wakes who looks whether they are gone.
+            # Before the commit, which wakes the loop that checks whether they have ended.
             self.executor.alive.difference_update(gone)
 
         self.platform.store.transact(work)
@@ -393,14 +407,18 @@ def measure(name: str, shape: Shape, part: float) -> None:
         store = open_store(home.database_file)
         executor, clock = NoOp(nodes_of(shape)), SystemClock()
         context = build_context(
-            store=store, home=home, executor=executor, url="http://127.0.0.1:1", token="key",
-            settings=Settings(), clock=clock,
-        )  # fmt: skip
+            store=store,
+            home=home,
+            executor=executor,
+            url="http://127.0.0.1:1",
+            token="key",
+            settings=Settings(),
+            clock=clock,
+        )
         queues = [f"q{i:04d}" for i in range(shape.cohorts * shape.queues)]
-        file = {"schema": 1, "projects": [
-            {"name": queue, "guaranteed_slots": shape.nominal,
-             "max_slots": shape.nominal + shape.borrow} for queue in queues
-        ]}  # fmt: skip
+        most = shape.nominal + shape.borrow
+        quotas = {"guaranteed_slots": shape.nominal, "max_slots": most}
+        file = {"schema": 1, "projects": [{"name": queue, **quotas} for queue in queues]}
         projects.apply_projects(context.platform, file, clock.now(), "bench")
         bench = Bench(context, executor, shape, part)
         wall = asyncio.run(bench.run())
@@ -409,11 +427,13 @@ def measure(name: str, shape: Shape, part: float) -> None:
     service = sum(k.runtime_ms / 1000 * k.slots * k.pods for k in bench.kind_of.values())
     usage = service / (len(queues) * shape.nominal * wall)
     theirs, target = THEIRS.get(name, (0, 0))
-    print(f"{name}: {num} workloads in {wall:.1f} s ({num / wall:.0f}/s); Kueue with etcd {theirs} s, "
-          f"goal {target} s; usage {usage:.1%}; evictions {len(bench.evicted)}")  # fmt: skip
+    print(
+        f"{name}: {num} workloads in {wall:.1f} s ({num / wall:.0f}/s); Kueue with etcd {theirs} s, "
+        f"goal {target} s; usage {usage:.1%}; evictions {len(bench.evicted)}"
+    )
     for size in ("large", "medium", "small"):
-        waits = [bench.admitted[n] - bench.created[n] for n, k in bench.kind_of.items()
-                 if k.name.startswith(size)]  # fmt: skip
+        nums = [num for num, kind in bench.kind_of.items() if kind.name.startswith(size)]
+        waits = [bench.admitted[num] - bench.created[num] for num in nums]
         print(f"  mean time to admission, {size}: {sum(waits) / max(len(waits), 1):.2f} s")
     print(f"  CPU seconds of the whole process: {time.process_time():.0f}")
     print("  CPU seconds in:", {k: round(v, 1) for k, v in bench.spent.items() if v >= 0.05})

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import argparse
 import datetime
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from phalanx.sim import calibration
-from phalanx.sim.catalog import POLICIES
+from phalanx.core.scheduling import ClusterIndex, Plan, plan_pass
+from phalanx.core.scheduling.explain.forecast import NUM_SCENARIOS
+from phalanx.core.scheduling.explain.forecast import eta as start_estimate
 from phalanx.sim.cluster.engine import simulate
 from phalanx.sim.jobs import TraceJob
-from phalanx.sim.model import SimulationSetup
+from phalanx.sim.model import Oracle, SimulationSetup
 from phalanx.sim.output.report import HOUR, figures, mean, quantile, useful_under_load
+from phalanx.sim.peers.catalog import POLICIES
 from phalanx.sim.workload import faults, generated, traces
 
 EPOCH = datetime.datetime(2017, 9, 4, 10, 30, 41, tzinfo=datetime.UTC)
@@ -42,8 +45,8 @@ def year(where: Path, quick: bool) -> None:
     setup = SimulationSetup(nodes, outages=outages, crashes=crashes, sample_s=6 * 3600.0)
     result = simulate(jobs, setup, POLICIES["phalanx"]())
     row = figures(result)
-    restarts = sum(r.failures * result.setup.costs.restart_s * r.job.num_slots
-                   for r in result.runs.values())  # fmt: skip
+    restart_s = result.setup.costs.restart_s
+    restarts = sum(r.failures * restart_s * r.job.num_slots for r in result.runs.values())
     lost = (result.slot_times.lost_to_failures + restarts) / result.slot_times.held
     done = row.num_done / row.num_jobs
     print(
@@ -80,9 +83,11 @@ def load(where: Path, quick: bool) -> None:
             result = simulate(scaled, setup, POLICIES[policy]())
             useful = useful_under_load(result)
             bound = at_once(scaled, slots)
-            print(f"load 0.9 {name} {policy}: useful/capacity {useful:.3f}, of {bound:.3f} if every job "
-                  f"started at once on a cluster without end ({result.wall_s:.0f} s)",
-                  flush=True)  # fmt: skip
+            print(
+                f"load 0.9 {name} {policy}: useful/capacity {useful:.3f}, of {bound:.3f} if every job "
+                f"started at once on a cluster without end ({result.wall_s:.0f} s)",
+                flush=True,
+            )
             if policy == "phalanx":
                 goal(name, "useful / capacity >= 0.86 at load 0.9", f"{useful:.3f}", useful >= 0.86)
 
@@ -99,6 +104,57 @@ def at_once(jobs: list[TraceJob], slots: int) -> float:
     return done / (slots * (last - start_s))
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One ETA that was forecast at `asked_at`, and the real start; microseconds."""
+
+    job: int
+    asked_at: int
+    p50_at: int | None
+    p90_at: int | None
+    started_at: int
+
+
+@dataclass(slots=True)
+class _Asking:
+    """The production planner with a forecast for one queued job at every `every`-th pass."""
+
+    every: int
+    num_scenarios: int
+    name: str = "phalanx"
+    passes: int = 0
+    asked: list[tuple[int, int, int | None, int | None]] = field(default_factory=list)
+    starts: dict[int, list[int]] = field(default_factory=dict)
+
+    def plan(self, cluster: ClusterIndex, now: int, oracle: Oracle) -> Plan:
+        """Run one pass and, at some passes, forecast the start of a queued job."""
+        decided = plan_pass(cluster, now)
+        for start in decided.starts:
+            self.starts.setdefault(start.job, []).append(now)
+        stays = [num for num, _ in decided.pending_reasons]
+        if stays:
+            self.passes += 1
+            if self.passes % self.every == 0:
+                num = stays[(self.passes // self.every * 7919) % len(stays)]
+                when = start_estimate(cluster.snapshot(), num, now, self.num_scenarios)
+                self.asked.append((num, now, when.p50_at, when.p90_at))
+        return decided
+
+
+def ask(
+    jobs: Sequence[TraceJob], setup: SimulationSetup, every: int, num_scenarios: int = NUM_SCENARIOS
+) -> list[Question]:
+    """Run the jobs and return the forecasts, each with the real start of its job."""
+    asking = _Asking(every, num_scenarios)
+    simulate(jobs, setup, asking)
+    found = []
+    for num, now, p50_at, p90_at in asking.asked:
+        later = [at for at in asking.starts.get(num, []) if at >= now]
+        if later:
+            found.append(Question(num, now, p50_at, p90_at, later[0]))
+    return found
+
+
 def eta(where: Path, quick: bool) -> None:
     """Asked of waiting jobs at random moments: how many start before p50, and before p90?"""
     asked = []
@@ -106,7 +162,7 @@ def eta(where: Path, quick: bool) -> None:
         jobs = [j for j in generated.training(260, 1.4 * 32, seed=seed) if j.num_slots <= 16]
         nodes = traces.grid_nodes(4, 8, 4, 1)
         setup = SimulationSetup(nodes, pass_s=300.0, recheck_s=1800.0)
-        asked += calibration.ask(jobs, setup, every=12)
+        asked += ask(jobs, setup, every=12)
     known = [one for one in asked if one.p50_at is not None and one.p90_at is not None]
     p50 = mean(float(one.started_at <= one.p50_at) for one in known)
     p90 = mean(float(one.started_at <= one.p90_at) for one in known)

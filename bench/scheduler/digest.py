@@ -21,15 +21,15 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.scheduler import llm, philly, scale, steady
+from bench.scheduler.fgd import ProductionPacking, arrivals, machines, pods, replay
 
 from phalanx.core.gang.placement import Placement
 from phalanx.core.scheduling import ClusterIndex, Plan, Project, plan_pass
 from phalanx.sim.cluster.engine import simulate
-from phalanx.sim.cluster.packing import ProductionPacking, arrivals, machines, pods, replay
 from phalanx.sim.costs import Costs
 from phalanx.sim.jobs import TraceJob
 from phalanx.sim.model import Oracle, SimulationSetup
-from phalanx.sim.peers.production import Production
+from phalanx.sim.peers.catalog import Production
 from phalanx.sim.workload import elastic, generated, storms, traces
 
 _EVERY = 1000

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from bench.scheduler.table import Table
 
-from phalanx.sim.cluster.engine import simulate
-from phalanx.sim.cluster.run import Result
+from phalanx.sim.cluster.engine import Result, simulate
 from phalanx.sim.output.report import figures, mean
 from phalanx.sim.workload import elastic
 

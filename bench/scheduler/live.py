@@ -23,13 +23,13 @@ from bench.scheduler.philly import blind, week
 from bench.scheduler.table import Table
 
 from phalanx.core.gang.placement import GangShape
-from phalanx.sim.catalog import POLICIES
 from phalanx.sim.cluster.engine import simulate
 from phalanx.sim.costs import Costs
 from phalanx.sim.jobs import TraceJob
 from phalanx.sim.model import SimulationSetup
 from phalanx.sim.output.report import mean
 from phalanx.sim.peers.backfill import user_limit
+from phalanx.sim.peers.catalog import POLICIES
 from phalanx.sim.workload import traces
 
 NODES, SIZE = 60, 8

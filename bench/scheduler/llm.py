@@ -11,12 +11,12 @@ from bench.scheduler.table import Bench
 from phalanx.core.gang.placement import Node
 from phalanx.core.scheduling.stages.preference import NOTHING
 from phalanx.sim.audit.evictions import EvictionRecorder, lost_to_evictions_h
-from phalanx.sim.catalog import POLICIES
-from phalanx.sim.cluster.run import Result
+from phalanx.sim.cluster.engine import Result
 from phalanx.sim.costs import Costs
 from phalanx.sim.jobs import TraceJob
 from phalanx.sim.model import Outage, SimulationSetup
 from phalanx.sim.output.report import delays_h, mean
+from phalanx.sim.peers.catalog import POLICIES
 from phalanx.sim.workload import generated, traces
 
 _SPAN_S = 6e5

@@ -7,9 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.scheduler.table import Table
-
-from phalanx.sim.cluster.packing import (
+from bench.scheduler.fgd import (
     BestFit,
     Fgd,
     ProductionPacking,
@@ -18,6 +16,7 @@ from phalanx.sim.cluster.packing import (
     pods,
     replay,
 )
+from bench.scheduler.table import Table
 
 _RATIO = 1.3
 _SEEDS = 3

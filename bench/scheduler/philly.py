@@ -12,12 +12,12 @@ from bench.scheduler.table import KNOW_THE_TRUTH, Bench
 
 from phalanx.core.scheduling import Project
 from phalanx.sim.audit.evictions import EvictionRecorder
-from phalanx.sim.catalog import POLICIES
-from phalanx.sim.cluster.run import Result
+from phalanx.sim.cluster.engine import Result
 from phalanx.sim.costs import Costs
 from phalanx.sim.jobs import TraceJob
 from phalanx.sim.model import SimulationSetup
 from phalanx.sim.output.report import mean
+from phalanx.sim.peers.catalog import POLICIES
 from phalanx.sim.workload import traces
 
 DAY_S = 86_400.0

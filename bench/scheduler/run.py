@@ -36,8 +36,8 @@ from bench.scheduler.steady import t1s, t3s
 from bench.scheduler.storms import t8
 from bench.scheduler.table import Bench, Scenario, Table
 
-from phalanx.sim.catalog import POLICIES
 from phalanx.sim.model import SimulationSetup
+from phalanx.sim.peers.catalog import POLICIES
 from phalanx.sim.workload import generated, storms, traces
 
 

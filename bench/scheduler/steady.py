@@ -17,7 +17,7 @@ from bench.scheduler.table import Bench
 
 from phalanx.core.gang.placement import Node
 from phalanx.sim.audit.evictions import EvictionRecorder
-from phalanx.sim.cluster.run import Result
+from phalanx.sim.cluster.engine import Result
 from phalanx.sim.jobs import TraceJob
 from phalanx.sim.model import SimulationSetup
 from phalanx.sim.workload import generated, traces

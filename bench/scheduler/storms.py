@@ -11,8 +11,8 @@ from bench.scheduler.table import Table
 
 from phalanx.core.gang.placement import GangShape, NodeShare, Placement
 from phalanx.core.scheduling import ClusterIndex, QueuedJob, RunningJob, plan_pass
-from phalanx.sim.catalog import POLICIES
 from phalanx.sim.jobs import US
+from phalanx.sim.peers.catalog import POLICIES
 from phalanx.sim.workload import storms, traces
 
 _POLICIES = ("phalanx", "kueue-like", "kai-like", "las")

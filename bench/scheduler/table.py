@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from phalanx.sim.audit.evictions import EvictionRecorder
-from phalanx.sim.catalog import POLICIES
-from phalanx.sim.cluster.engine import simulate
-from phalanx.sim.cluster.run import Result
+from phalanx.sim.cluster.engine import Result, simulate
 from phalanx.sim.jobs import TraceJob
 from phalanx.sim.model import SchedulingPolicy, SimulationSetup
 from phalanx.sim.output.report import RunFigures, figures
+from phalanx.sim.peers.catalog import POLICIES
 
 KNOW_THE_TRUTH = frozenset({"srpt-oracle", "sjf-oracle", "themis-like"})
 """Policies that look at true durations: bounds, not rivals."""

@@ -20,11 +20,11 @@ from phalanx.core.scheduling import (
     plan_pass,
 )
 from phalanx.sim.audit import promises
-from phalanx.sim.catalog import POLICIES
 from phalanx.sim.cluster.engine import simulate
 from phalanx.sim.costs import Costs
 from phalanx.sim.jobs import TraceJob
 from phalanx.sim.model import Crash, Outage, SimulationSetup
+from phalanx.sim.peers.catalog import POLICIES
 from phalanx.sim.workload import traces
 
 pytestmark = pytest.mark.unit

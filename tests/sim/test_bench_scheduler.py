@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.sim.catalog import POLICIES
+from phalanx.sim.peers.catalog import POLICIES
 from phalanx.sim.workload import generated
 
 pytestmark = pytest.mark.integration

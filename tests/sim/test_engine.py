@@ -10,13 +10,12 @@ import pytest
 from phalanx.core.scheduling import PlannerConfig
 from phalanx.errors import UserError
 from phalanx.sim.__main__ import main
-from phalanx.sim.catalog import POLICIES
-from phalanx.sim.cluster.engine import simulate
-from phalanx.sim.cluster.run import Result
+from phalanx.sim.cluster.engine import Result, simulate
 from phalanx.sim.costs import Costs
 from phalanx.sim.jobs import TraceJob, gang_of
 from phalanx.sim.model import Outage, SimulationSetup
 from phalanx.sim.output.report import delay_s
+from phalanx.sim.peers.catalog import POLICIES
 from phalanx.sim.workload import generated, traces
 
 pytestmark = pytest.mark.unit

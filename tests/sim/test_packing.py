@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from phalanx.errors import NotFound, UserError
-from phalanx.sim.cluster.packing import (
+from bench.scheduler.fgd import (
     BestFit,
     Fgd,
     PackingHost,
@@ -18,6 +16,8 @@ from phalanx.sim.cluster.packing import (
     pods,
     replay,
 )
+
+from phalanx.errors import NotFound, UserError
 
 OPENB = Path(__file__).resolve().parents[3] / "shared" / "traces" / "openb_fgd"
 HALF, WHOLE, PAIR = Pod(1000, 64, 1, 500), Pod(1000, 64, 1, 1000), Pod(1000, 64, 2, 1000)

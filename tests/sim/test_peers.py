@@ -11,15 +11,13 @@ import pytest
 
 from phalanx.core.scheduling import Project
 from phalanx.sim.audit.evictions import EvictionRecorder
-from phalanx.sim.catalog import POLICIES
-from phalanx.sim.cluster.engine import simulate
-from phalanx.sim.cluster.run import Result
+from phalanx.sim.cluster.engine import Result, simulate
 from phalanx.sim.costs import Costs
 from phalanx.sim.jobs import TraceJob, gang_of
 from phalanx.sim.model import SimulationSetup
 from phalanx.sim.output.report import figures, mean
 from phalanx.sim.peers.backfill import Profile, user_limit
-from phalanx.sim.peers.production import Blind
+from phalanx.sim.peers.catalog import POLICIES, Blind
 from phalanx.sim.peers.rounds import water_level
 from phalanx.sim.workload import generated, traces
 

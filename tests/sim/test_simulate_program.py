@@ -8,13 +8,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from bench import simulator
 
 from phalanx.core.gang.placement import GangShape, NodeShare, Placement, RoleShape
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.model import JobPolicy, NodeOutcome
 from phalanx.schemas.home import HomeLayout
 from phalanx.services.lifecycle.commit import commit_events, commit_new
-from phalanx.sim import calibration
 from phalanx.sim.__main__ import main
 from phalanx.sim.jobs import TraceJob
 from phalanx.sim.model import SimulationSetup
@@ -68,8 +68,10 @@ class TestPastJobs:
     def test_they_are_read_as_they_ran(self, home: Path) -> None:
         found = history.past_jobs(home, 0)
         assert [(job.submit_s, job.duration_s) for job in found] == [
-            (0.0, 600.0), (100.0, 600.0), (200.0, 600.0),
-        ]  # fmt: skip
+            (0.0, 600.0),
+            (100.0, 600.0),
+            (200.0, 600.0),
+        ]
         assert {(job.project, job.num_slots, job.checkpoint_s) for job in found} == {
             ("vision", 2, 300.0)
         }
@@ -114,9 +116,11 @@ class TestProgram:
         assert main([*words, "--what-if", "quota.team-0=32"]) == 0
         rows = json.loads(capsys.readouterr().out)
         assert [row["policy"] for row in rows] == [
-            "phalanx", "phalanx [nodes=+2,price=1]", "fifo [policy=fifo]",
+            "phalanx",
+            "phalanx [nodes=+2,price=1]",
+            "fifo [policy=fifo]",
             "phalanx [quota.team-0=32]",
-        ]  # fmt: skip
+        ]
         span_h = rows[0]["makespan_h"]
         assert rows[0]["cost"] == pytest.approx(span_h * 4 * 8 * 2.0)
         assert rows[1]["cost"] == pytest.approx(rows[1]["makespan_h"] * 6 * 8 * 1.0)
@@ -210,9 +214,6 @@ def test_more_readers(tmp_path: Path) -> None:
     path.write_text(head + "1,460,0,9,LS\n2,1000,10,110,BE\n0,0,0,5,BE\n")
     (job,) = traces.openb(path)
     assert (job.submit_s, job.duration_s, job.num_slots, job.priority) == (10.0, 100.0, 2, 50)
-    path.write_text("sn,cpu_milli,memory_mib,gpu,model\nn0,64000,1024,2,P100\n")
-    (node,) = traces.openb_nodes(path)
-    assert (node.num_slots, node.num_cpus, node.slot_type) == (2, 64, "P100")
     assert generated.research(3, 1.0)
 
 
@@ -255,7 +256,7 @@ def test_start_times_are_neither_promised_too_early_nor_too_late() -> None:
     """Of waiting jobs, about half start before the p50 they were told, and most before the p90."""
     jobs = [job for job in generated.training(260, 45.0, seed=12) if job.num_slots <= 16]
     setup = SimulationSetup(traces.grid_nodes(4, 8, 4, 1), pass_s=300.0, recheck_s=1800.0)
-    asked = calibration.ask(jobs, setup, every=12)
+    asked = simulator.ask(jobs, setup, every=12)
     known = [(a.started_at, a.p50_at, a.p90_at) for a in asked]
     early = [start <= p50 for start, p50, _ in known if p50 is not None]
     late = [start <= p90 for start, _, p90 in known if p90 is not None]

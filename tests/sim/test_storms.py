@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from phalanx.core.scheduling import ClusterIndex, Plan
-from phalanx.sim.catalog import POLICIES
 from phalanx.sim.model import Oracle
+from phalanx.sim.peers.catalog import POLICIES
 from phalanx.sim.workload import storms
 
 pytestmark = pytest.mark.unit

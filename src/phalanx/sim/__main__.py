@@ -16,10 +16,10 @@ from phalanx.errors import NotFound, PlatformError, UserError
 from phalanx.kit.clock import SystemClock
 from phalanx.kit.units import parse_duration
 from phalanx.sim import plots
-from phalanx.sim.catalog import POLICIES
 from phalanx.sim.costs import Costs
 from phalanx.sim.jobs import TraceJob
 from phalanx.sim.output.report import ProjectRow, RunFigures
+from phalanx.sim.peers.catalog import POLICIES
 from phalanx.sim.scenario import Outcome, Scenario, changed, run, whole, with_project
 from phalanx.sim.workload import generated, history, traces
 

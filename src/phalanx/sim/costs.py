@@ -18,7 +18,6 @@ class Costs:
     save_s: float = 30.0
     graceful: bool = True
     resize_s: float = 60.0
-    repair_s: float = 3600.0
     slowdown: bool = True
 
     def stop_s(self) -> float:

@@ -59,6 +59,11 @@ class SimulatedJob:
     failed_s: float | None = None  # time at which it failed finally
     insisted: int = 0  # number of waits for a preferred level; outdates their timers
 
+    @property
+    def step(self) -> int:
+        """The current step; a step is a second of undisturbed work."""
+        return int(self.job.duration_s - self.left_s)
+
 
 @dataclass(slots=True)
 class SlotTimes:
@@ -74,7 +79,6 @@ class SlotTimes:
     lost_to_failures: float = 0.0  # part of `lost` that failures caused
     held: float = 0.0  # held by jobs in all
     pass_s: list[float] = field(default_factory=list)  # CPU seconds of each pass
-    needless: int = 0  # not set by the engine
     by_project: dict[str, float] = field(default_factory=dict)  # held, by project
 
 

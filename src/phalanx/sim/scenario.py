@@ -10,13 +10,12 @@ from phalanx.core.scheduling import Project
 from phalanx.core.scheduling.stages.preference import NOTHING
 from phalanx.errors import UserError
 from phalanx.kit.units import parse_duration
-from phalanx.sim.catalog import POLICIES
-from phalanx.sim.cluster.engine import simulate
-from phalanx.sim.cluster.run import Result
+from phalanx.sim.cluster.engine import Result, simulate
 from phalanx.sim.costs import Costs
 from phalanx.sim.jobs import TraceJob
 from phalanx.sim.model import SimulationSetup
 from phalanx.sim.output.report import ProjectRow, RunFigures, figures, project_rows
+from phalanx.sim.peers.catalog import POLICIES
 from phalanx.sim.workload import faults, traces
 
 _EXAMPLE = "write for example nodes=+4, policy=las, quota.vision=64 or price=1.90"

@@ -92,7 +92,7 @@ class Auditor:
         for reservation in plan.reservations:
             require(
                 reservation.expires_at >= now,
-                f"the hole of j-{reservation.job} is kept beyond its time",
+                f"the reservation of j-{reservation.job} is kept beyond its time",
             )
 
     def check_guarantees(self, cluster: ClusterIndex, plan: Plan, now: int) -> None:

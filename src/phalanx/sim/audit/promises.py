@@ -29,11 +29,11 @@ PROMISES: Mapping[int, str] = {
     4: "nothing starts on a closed node",
     5: "a guarantee is honoured within the time to reclaim it",
     6: "no project holds more than its limit",
-    7: "nobody more important is evicted, but to reclaim what was borrowed",
-    8: "an eviction has a hole that its beneficiary fits in, and nobody else starts there",
+    7: "no more important job is evicted, except to reclaim borrowed slots",
+    8: "an eviction has a reservation that its beneficiary fits, and no other job starts there",
     9: "no job is evicted again and again",
     10: "no victim is superfluous",
-    11: "what fits into free slots that nobody is promised starts",
+    11: "a job that fits into free slots that are not reserved starts",
     12: "every job that could ever run starts in the end",
     13: "equal snapshots give equal plans",
     14: "slot time adds up",
@@ -169,7 +169,7 @@ def check_victims(cluster: ClusterIndex, plan: Plan, now: int) -> None:
         reservation = owners.get(preemption.beneficiary)
         require(
             reservation is not None and preemption.job in reservation.victims,
-            "an eviction without a hole",
+            "an eviction without a reservation",
         )
         job = cluster.waiting[preemption.beneficiary]
         reclaims = bool(cluster.projects) and held.project != job.project
@@ -187,16 +187,21 @@ def check_reservations(cluster: ClusterIndex, plan: Plan) -> None:
     for reservation in plan.reservations:
         require(
             reservation.job in cluster.waiting,
-            f"a hole is kept for j-{reservation.job}, which does not wait",
+            f"slots are reserved for j-{reservation.job}, which does not wait",
         )
-        require(reservation.job not in started, f"j-{reservation.job} starts and keeps a hole")
+        require(
+            reservation.job not in started, f"j-{reservation.job} starts and keeps its reservation"
+        )
         if not reservation.victims:
             continue
         job, needs = cluster.waiting[reservation.job], _needs(cluster, reservation)
         leaving = {p.job for p in plan.preemptions} | set(reservation.victims)
         leaving |= {num for num, held in cluster.held.items() if held.stopping}
         for name, room in _room_in(cluster, plan, reservation, leaving).items():
-            require(room >= needs[name], f"the hole of j-{job.num} on {name} cannot hold its share")
+            require(
+                room >= needs[name],
+                f"the reservation of j-{job.num} on {name} cannot hold its share",
+            )
 
 
 def _needs(cluster: ClusterIndex, reservation: Reservation) -> dict[str, int]:
@@ -243,7 +248,7 @@ def check_minimal(cluster: ClusterIndex, plan: Plan) -> None:
         for victim in victims:
             room = _room_in(cluster, plan, reservation, set(reservation.victims) - {victim})
             enough = all(slots - others.get(name, 0) >= needs[name] for name, slots in room.items())
-            require(not enough, f"j-{job.num} evicts j-{victim}, whose slots it does not need")
+            require(not enough, f"j-{job.num} evicts j-{victim} and does not need its slots")
 
 
 def _kept_on(cluster: ClusterIndex, plan: Plan, mine: Reservation) -> dict[str, int]:

@@ -16,8 +16,6 @@ class Sample:
     num_slots: int
     held_slots: int
     queued_slots: int
-    num_queued: int
-    num_running: int
     whole_slots: int
     useful_slot_s: float
 
@@ -56,8 +54,6 @@ class Timeline:
                 total,
                 total - free,
                 sum(cluster.demand.values()),
-                len(cluster.waiting),
-                len(cluster.held),
                 sum(len(group.by_free[group.size]) * group.size for group in groups),
                 useful_slot_s,
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from phalanx.sim.cluster.run import Result
+from phalanx.sim.cluster.engine import Result
 from phalanx.sim.model import SimulatedJob
 
 HOUR = 3600.0

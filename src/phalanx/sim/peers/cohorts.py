@@ -128,16 +128,16 @@ class CohortQueues:
         hopeless: set[object] = set()
         for job in blocked:
             within = quotas.is_within(job)
-            whose = (job.project, job.priority, within)
-            if whose in hopeless or (whose, job.shape) in hopeless:
+            group = (job.project, job.priority, within)
+            if group in hopeless or (group, job.shape) in hopeless:
                 continue
             victims = _victims(state, quotas, job, within)
             if not victims:
-                hopeless.add(whose)
+                hopeless.add(group)
                 continue
             tries += 1
             if not evict_for(state, job, victims, self._spare):
-                hopeless.add((whose, job.shape))
+                hopeless.add((group, job.shape))
             if tries >= _MOST_TRIES:
                 return
 

@@ -17,7 +17,7 @@ from phalanx.core.scheduling.stages.reservations import honour
 from phalanx.core.scheduling.stages.scheduling_pass import Pass
 from phalanx.sim.model import Oracle
 from phalanx.sim.peers.queues import best_fit, finish, new_draft
-from phalanx.sim.peers.victims import evict_for, who_is_in_the_way
+from phalanx.sim.peers.victims import evict_for, in_the_way
 
 AUTHORS_QUEUES_SLOT_S = (3250.0, 7200.0)
 """Service at which a job leaves the first and second queue in the code of Tiresias's authors."""
@@ -43,7 +43,7 @@ class Scene:
     cluster: ClusterIndex
     now: int
     oracle: Oracle
-    everyone: Sequence[Active]
+    jobs: Sequence[Active]
 
 
 Order = Callable[[Scene], list[Active]]
@@ -55,7 +55,7 @@ def by(key: Key) -> Order:
 
     def order(scene: Scene) -> list[Active]:
         # Job numbers are unique, so that jobs themselves are never compared.
-        keyed = [(key(one, scene), one.held is None, one.num, one) for one in scene.everyone]
+        keyed = [(key(one, scene), one.held is None, one.num, one) for one in scene.jobs]
         keyed.sort()
         return [one for _, _, _, one in keyed]
 
@@ -97,14 +97,14 @@ class LeastAttained:
 
     def __call__(self, scene: Scene) -> list[Active]:
         """Return the jobs of the queues, one queue after another."""
-        known = {active.num: active for active in scene.everyone}
+        known = {active.num: active for active in scene.jobs}
         leaving = {num for num, held in scene.cluster.held.items() if held.stopping}
         for queue in self._queues:
             alive = [num for num in queue if num in known or num in leaving]
             # A stable sort: those that run first, otherwise as they stood.
             queue[:] = sorted(alive, key=lambda num: num not in known or known[num].held is None)
         self._queue_of = {n: i for i, queue in enumerate(self._queues) for n in queue}
-        fresh = [active for active in scene.everyone if active.num not in self._queue_of]
+        fresh = [active for active in scene.jobs if active.num not in self._queue_of]
         for active in sorted(fresh, key=lambda one: (one.submitted_at, one.num)):
             self._queues[0].append(active.num)
             self._queue_of[active.num] = 0
@@ -133,7 +133,7 @@ class Preemptive:
         """Order all jobs, choose, evict others as far as the chosen need it, fill the rest."""
         state = new_draft(cluster, now)
         honour(state)
-        ranked = self._order(Scene(cluster, now, oracle, self._everyone(cluster, now)))
+        ranked = self._order(Scene(cluster, now, oracle, self._active(cluster, now)))
         left = sum(node.num_slots for node in cluster.index.nodes if not node.closed)
         chosen: set[int] = set()
         for active in ranked:
@@ -153,7 +153,7 @@ class Preemptive:
             if allocations is not None:
                 state.start(job, allocations)
                 continue
-            for held in evict_for(state, job, victims, who_is_in_the_way):
+            for held in evict_for(state, job, victims, in_the_way):
                 victims.remove(held)
         self._fill(state, ranked)
         return finish(state)
@@ -170,18 +170,18 @@ class Preemptive:
             else:
                 state.start(job, allocations)
 
-    def _everyone(self, cluster: ClusterIndex, now: int) -> list[Active]:
-        everyone = []
+    def _active(self, cluster: ClusterIndex, now: int) -> list[Active]:
+        found = []
         for job in cluster.waiting.values():
             self._submitted.setdefault(job.num, job.submitted_at)
             attained = job.attained_slot_s
-            everyone.append(Active(job.num, job.num_slots, attained, job.submitted_at, job, None))
+            found.append(Active(job.num, job.num_slots, attained, job.submitted_at, job, None))
         for held in cluster.held.values():
             if not held.stopping:
                 at = self._submitted.get(held.job, 0)
                 attained = held.attained(now)
-                everyone.append(Active(held.job, held.num_slots, attained, at, None, held))
-        return everyone
+                found.append(Active(held.job, held.num_slots, attained, at, None, held))
+        return found
 
     def _may_stop(self, held: RunningJob, now: int) -> bool:
         return (now - (held.started_at or 0)) / US >= self._min_run_s

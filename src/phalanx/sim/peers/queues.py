@@ -77,11 +77,11 @@ class Shortest:
                 blur = 2.718281828 ** rng.gauss(0.0, self._sigma)
             return (oracle.remaining_s(job.num) * blur * job.num_slots, job.num)
 
-        fill(state, sorted(cluster.waiting.values(), key=work), best_fit, EVERYBODY)
+        fill(state, sorted(cluster.waiting.values(), key=work), best_fit, ALL_SHAPES)
         return finish(state)
 
 
-EVERYBODY = 1 << 30
+ALL_SHAPES = 1 << 30
 """Pass over any number of blocked shapes."""
 
 

@@ -39,7 +39,7 @@ def lateness_key(active: Active, scene: Scene) -> float:
 def max_min(scene: Scene) -> list[Active]:
     """Gavel with max-min fairness: target share of time over the share had, the highest first."""
     capacity = sum(node.num_slots for node in scene.cluster.index.nodes if not node.closed)
-    level = water_level([active.slots for active in scene.everyone], capacity)
+    level = water_level([active.slots for active in scene.jobs], capacity)
 
     def key(active: Active, _: Scene) -> float:
         target = min(1.0, level / active.slots)

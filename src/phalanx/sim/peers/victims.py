@@ -48,7 +48,7 @@ def evict_for(
     index.rollback(mark)
     if not leave:
         return []
-    # Where it fits once exactly those have left.
+    # The gang may fit elsewhere once exactly those jobs have left.
     for held in leave:
         for allocation in index.allocations(held.placement, 0, 0):
             index.give(allocation)
@@ -78,10 +78,10 @@ def _cut(
         state.decisions.preemptions.append(Preemption(held.job, job.num, 0.0, reason))
 
 
-def who_is_in_the_way(
+def in_the_way(
     cluster: ClusterIndex, job: QueuedJob, taken: list[RunningJob], allocations: list[Allocation]
 ) -> list[RunningJob]:
-    """Those on the nodes that the gang gets."""
+    """Return the victims on the nodes that the gang gets."""
     nodes = {cluster.index.nodes[allocation.node].id for allocation in allocations}
     return [held for held in taken if any(s.node in nodes for s in held.placement.shares)]
 
@@ -106,9 +106,9 @@ def filled_back(
 def placed_again(
     cluster: ClusterIndex, job: QueuedJob, taken: list[RunningJob], allocations: list[Allocation]
 ) -> list[RunningJob] | None:
-    """Consolidation: those in the way, if every one of them fits elsewhere at once."""
+    """Consolidation: the victims on its nodes, if each of them fits elsewhere at once."""
     index = cluster.index
-    leave = who_is_in_the_way(cluster, job, taken, allocations)
+    leave = in_the_way(cluster, job, taken, allocations)
     for held in taken:
         if held not in leave:
             for allocation in index.allocations(held.placement, 0, 0):

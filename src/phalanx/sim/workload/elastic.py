@@ -15,13 +15,13 @@ from pathlib import Path
 
 from phalanx.core.gang.placement import GangShape, Node
 from phalanx.core.scheduling import PlannerConfig
-from phalanx.sim.cluster.run import Result
+from phalanx.sim.cluster.engine import Result
 from phalanx.sim.costs import Costs
 from phalanx.sim.jobs import TraceJob, gang_of
 from phalanx.sim.model import SchedulingPolicy, SimulationSetup
+from phalanx.sim.peers.catalog import Production
 from phalanx.sim.peers.elastic import pollux_like, sia_like
 from phalanx.sim.peers.preemptive import las
-from phalanx.sim.peers.production import Production
 from phalanx.sim.workload import traces
 
 _MOST = 16

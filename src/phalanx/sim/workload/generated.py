@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from phalanx.sim.jobs import TraceJob, gang_of
+from phalanx.sim.workload.traces import LOCALITY, SENSITIVITIES, WEIGHTS
 
 _DAY_S = 86_400.0
 _HOUR_S = 3600.0
@@ -24,22 +25,9 @@ def research(
     rows = []
     for _ in range(num_jobs):
         slots = rng.choices([1, 2, 4, 8, 16, 32], [0.75, 0.07, 0.08, 0.07, 0.02, 0.01])[0]
-        slots = min(slots, node_size * 8)
         duration_s = min(max(rng.lognormvariate(math.log(1200.0), 1.9), 30.0), 5 * _DAY_S)
-        rows.append((slots, duration_s))
-    span_s = sum(slots * duration for slots, duration in rows) / max(load_slots, 1.0)
-    times = sorted(rng.random() * span_s for _ in rows)
-    return [
-        TraceJob(
-            num,
-            at_s,
-            duration_s,
-            gang_of(slots, node_size),
-            project=f"team-{rng.randrange(num_projects)}",
-            sensitivity=rng.choices([0.0, 0.1, 0.3, 0.8], [0.25, 0.35, 0.25, 0.15])[0],
-        )
-        for num, (at_s, (slots, duration_s)) in enumerate(zip(times, rows, strict=True), start=1)
-    ]
+        rows.append((min(slots, node_size * 8), duration_s))
+    return _spread(rng, rows, load_slots, node_size, num_projects, num_kinds=0)
 
 
 def training(
@@ -53,9 +41,20 @@ def training(
     rows = []
     for _ in range(num_jobs):
         slots = rng.choices([1, 2, 4, 8, 16, 32, 64], [0.4, 0.1, 0.12, 0.22, 0.1, 0.04, 0.02])[0]
-        slots = min(slots, node_size * 8)
         hours = rng.lognormvariate(math.log(5.0), 1.4)
-        rows.append((slots, min(max(hours * 3600.0, 120.0), 20 * _DAY_S)))
+        rows.append((min(slots, node_size * 8), min(max(hours * 3600.0, 120.0), 20 * _DAY_S)))
+    return _spread(rng, rows, load_slots, node_size, num_projects, num_kinds=12)
+
+
+def _spread(
+    rng: random.Random,
+    rows: list[tuple[int, float]],
+    load_slots: float,
+    node_size: int,
+    num_projects: int,
+    num_kinds: int,
+) -> list[TraceJob]:
+    """Jobs of these slots and durations, with arrivals that ask for `load_slots` on average."""
     span_s = sum(slots * duration for slots, duration in rows) / max(load_slots, 1.0)
     times = sorted(rng.random() * span_s for _ in rows)
     return [
@@ -65,8 +64,8 @@ def training(
             duration_s,
             gang_of(slots, node_size),
             project=f"team-{rng.randrange(num_projects)}",
-            kind=f"kind-{rng.randrange(12)}",
-            sensitivity=rng.choices([0.0, 0.1, 0.3, 0.8], [0.25, 0.35, 0.25, 0.15])[0],
+            kind=f"kind-{rng.randrange(num_kinds)}" if num_kinds else "",
+            sensitivity=rng.choices(SENSITIVITIES, WEIGHTS)[0],
         )
         for num, (at_s, (slots, duration_s)) in enumerate(zip(times, rows, strict=True), start=1)
     ]
@@ -99,7 +98,6 @@ _TENANTS = {
     **{"pretrain": 0.40, "align": 0.20, "multimodal": 0.15, "eval": 0.10, "infra": 0.05},
     **{"intern-a": 0.04, "intern-b": 0.03, "intern-c": 0.03},
 }
-_LOCALITY = {"low": 0.1, "mid": 0.3, "high": 0.8}
 _FAILED = 0.40
 
 
@@ -127,7 +125,7 @@ def llm_mix(
                 project=tenant,
                 kind=f"{tenant}/{label}",
                 label=label,
-                sensitivity=_LOCALITY[locality],
+                sensitivity=LOCALITY[locality],
                 checkpoint_s=every,
             )
         )
@@ -144,12 +142,12 @@ class _Mixer:
         self._each(_PRETRAIN, 0.3, lambda: "pretrain", lambda: "high")
         groups = ["align", "multimodal", "pretrain"]
         self._each(_TUNE, 0.5, lambda: rng.choice(groups), lambda: rng.choice(["mid", "high"]))
-        self._each(_DEBUG, None, self._anybody, lambda: "low")
+        self._each(_DEBUG, None, self._any_tenant, lambda: "low")
         self._bursts()
         interns = ["intern-a", "intern-b", "intern-c", "multimodal"]
         self._each(_SMALL, 0.4, lambda: rng.choice(interns), lambda: "mid")
 
-    def _anybody(self) -> str:
+    def _any_tenant(self) -> str:
         return self.rng.choices(list(_TENANTS), list(_TENANTS.values()))[0]
 
     def _each(
@@ -160,10 +158,10 @@ class _Mixer:
         locality: Callable[[], str],
     ) -> None:
         for at_s in self._arrivals(mould.per_hour):
-            slots, lasts_s, who = self._slots(mould), self._run_s(mould), tenant()
+            slots, lasts_s, owner = self._slots(mould), self._run_s(mould), tenant()
             # Drawn but unused (whether the job is elastic): all jobs here have a fixed size.
             self._drop(elastic)
-            self._add(mould, at_s, slots, lasts_s, who, locality())
+            self._add(mould, at_s, slots, lasts_s, owner, locality())
 
     def _bursts(self) -> None:
         """Add bursts of evaluations that arrive together after a checkpoint."""

@@ -9,13 +9,13 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from phalanx.core.gang.placement import GangShape, Node
+from phalanx.core.gang.placement import Node
 from phalanx.errors import NotFound, UserError
 from phalanx.sim.jobs import TraceJob, gang_of
 
-_SENSITIVITIES = (0.0, 0.1, 0.3, 0.8)
-_WEIGHTS = (0.25, 0.35, 0.25, 0.15)
-_LOCALITY = {"low": 0.1, "mid": 0.3, "high": 0.8}
+SENSITIVITIES = (0.0, 0.1, 0.3, 0.8)
+WEIGHTS = (0.25, 0.35, 0.25, 0.15)
+LOCALITY = {"low": 0.1, "mid": 0.3, "high": 0.8}
 
 
 def _rows(path: Path, needed: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
@@ -70,7 +70,7 @@ def philly(
         at_s = _number(path, line, row, "submit_s")
         if not start_s <= at_s < end_s:
             continue
-        sensitivity = rng.choices(_SENSITIVITIES, _WEIGHTS)[0]
+        sensitivity = rng.choices(SENSITIVITIES, WEIGHTS)[0]
         slots = int(_number(path, line, row, "gpus"))
         if slots < min_slots:
             continue
@@ -106,7 +106,7 @@ def llm_mix(path: Path, node_size: int = 8, longest_s: float = 864_000.0) -> lis
                 project=row["tenant"],
                 kind=f"{row['tenant']}/{row['kind']}",
                 label=row["kind"],
-                sensitivity=_LOCALITY.get(row["locality"], 0.0),
+                sensitivity=LOCALITY.get(row["locality"], 0.0),
                 checkpoint_s=_number(path, line, row, "ckpt_s"),
             )
         )
@@ -234,24 +234,6 @@ def lingjun_nodes(path: Path, num_slots: int = 8) -> list[Node]:
     return nodes
 
 
-def openb_nodes(path: Path) -> list[Node]:
-    """Nodes of the openb trace: slot types, CPUs and memory; no topology."""
-    nodes = []
-    for line, row in _rows(path, ("sn", "cpu_milli", "memory_mib", "gpu", "model")):
-        nodes.append(
-            Node(
-                row["sn"],
-                "openb",
-                row["sn"],
-                int(_number(path, line, row, "gpu")),
-                int(_number(path, line, row, "cpu_milli")) // 1000,
-                int(_number(path, line, row, "memory_mib")) << 20,
-                slot_type=row["model"],
-            )
-        )
-    return nodes
-
-
 def grid_nodes(
     num_nodes: int, node_size: int = 8, rack: int = 16, block: int = 8, pool: str = "pool"
 ) -> list[Node]:
@@ -262,8 +244,3 @@ def grid_nodes(
         name = f"{pool}-{i:05d}"
         nodes.append(Node(name, pool, name, node_size, 96, 0, domains=domains))
     return nodes
-
-
-def shape(num_nodes: int, per_node: int) -> GangShape:
-    """A gang of equal shares."""
-    return GangShape(num_nodes, per_node, per_node)

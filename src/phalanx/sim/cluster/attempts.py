@@ -1,0 +1,180 @@
+"""How simulated jobs enter the queue, start, are resized, are preempted and queue again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from phalanx.core.gang.placement import Placement
+from phalanx.core.jobs import Job
+from phalanx.core.jobs.model import NodeOutcome
+from phalanx.core.reasons import Reason
+from phalanx.core.scheduling import ClusterIndex, QueuedJob, RunningJob
+from phalanx.core.scheduling.index.empty_cluster import EmptyCluster
+from phalanx.core.scheduling.stages.preference import insistence, narrowest_levels
+from phalanx.sim.cluster.accounting import Accounting
+from phalanx.sim.cluster.events import EventQueue
+from phalanx.sim.cluster.lifecycles import JobLifecycles
+from phalanx.sim.jobs import US
+from phalanx.sim.model import SimulatedJob, SimulationSetup
+
+
+class Attempts:
+    """Applies each change of a job to the index, the job machine and the accounting together."""
+
+    def __init__(
+        self,
+        setup: SimulationSetup,
+        cluster: ClusterIndex,
+        events: EventQueue,
+        lifecycles: JobLifecycles,
+        accounting: Accounting,
+        *,
+        prefers: bool,
+    ) -> None:
+        """With `prefers`, gangs without a level of their own prefer the narrowest, as in a spec."""
+        self._setup = setup
+        self._costs = setup.costs
+        self._cluster = cluster
+        self._events = events
+        self._lifecycles = lifecycles
+        self._accounting = accounting
+        self._narrowest = narrowest_levels(setup.nodes) if prefers else {}
+        self._empty = EmptyCluster(setup.nodes)
+
+    def enqueue(self, run: SimulatedJob, waiting: QueuedJob) -> None:
+        """Queue a job, which insists on its preferred level for a while if that can hold it."""
+        wish, wish_s = run.job.preferred, run.job.patience_s
+        found = insistence(waiting, wish, wish_s, self._narrowest, self._cluster.history)
+        if found is None or not self._empty.can_hold(found[0]):
+            self._cluster.submit(waiting)
+            return
+        insisting, wait_s = found
+        self._cluster.submit(insisting)
+        run.insisted += 1
+        self._events.at(self._events.now_s + wait_s, "relent", run.job.num, run.insisted)
+
+    def relent(self, num: int, insisted: int) -> None:
+        """End the wait for a preferred level."""
+        job = self._cluster.waiting.get(num)
+        if job is None or self._accounting.runs[num].insisted != insisted:
+            return
+        if num in self._cluster.reservations:
+            # Its reservation meets the preference; should that fail, the preference ends later.
+            again_s = self._events.now_s + self._setup.recheck_s
+            self._events.at(again_s, "relent", num, insisted)
+            return
+        self._cluster.withdraw(num)
+        self._cluster.submit(replace(job, required=None))
+        self._events.pass_on_grid()
+
+    def start(self, num: int, placement: Placement) -> None:
+        """Start a queued job."""
+        run, costs, now_s = self._accounting.runs[num], self._costs, self._events.now_s
+        job, config, now = run.job, self._setup.config, int(now_s * US)
+        waited_s = now_s - run.queued_s
+        delayed_s = run.waited_s + waited_s
+        protected = delayed_s > config.guard_after_s
+        held = RunningJob(
+            num,
+            placement,
+            project=job.project,
+            priority=job.priority,
+            kind=job.kind,
+            started_at=now,
+            attained_slot_s=run.attained_slot_s,
+            max_duration_s=job.limit_s,
+            saved_at=now,
+            save_s=costs.stop_of(job) if costs.graceful else None,
+            restart_s=costs.restart_s,
+            protected_until=int((now_s + config.guard_quantum_s) * US) if protected else 0,
+            min_nodes=job.min_nodes,
+            max_nodes=None if job.min_nodes is None else job.shape.nodes,
+            delayed_s=delayed_s,
+            roles=job.roles,
+        )
+        self._cluster.start(num, placement, held)
+        self._lifecycles.placed(num, placement, now_s)
+        self._cluster.history.observe_wait(job.num_slots, waited_s)
+        overhead_s = costs.restart_s if run.starts else costs.start_s
+        run.waited_s += waited_s
+        run.first_start_s = now_s if run.first_start_s is None else run.first_start_s
+        run.starts += 1
+        run.stopping = False
+        self._accounting.place(run, placement, overhead_s)
+
+    def resize(self, num: int, placement: Placement, reason: Reason) -> None:
+        """Restart a running job on another number of nodes."""
+        run, held = self._accounting.runs[num], self._cluster.held[num]
+        self._accounting.advance(run)
+        run.resizes += 1
+        self._lifecycles.resized(num, placement, reason, run.step, self._events.now_s)
+        now = int(self._events.now_s * US)
+        self._cluster.release(num)
+        resized = replace(
+            held,
+            placement=placement,
+            started_at=now,
+            attained_slot_s=run.attained_slot_s,
+            resized_at=now,
+        )
+        self._cluster.hold(resized)
+        self._accounting.place(run, placement, self._costs.resize_s)
+
+    def ask_to_leave(self, num: int, reason: Reason) -> None:
+        """Ask a running job to save and stop."""
+        run = self._accounting.runs[num]
+        held = self._cluster.held.get(num)
+        if held is None or run.stopping:
+            return
+        self._accounting.advance(run)
+        run.preemptions += 1
+        run.stopping = True
+        run.version += 1
+        if self._costs.graceful:
+            run.saved_left_s = run.left_s
+        else:
+            self._accounting.lose(run, max(run.saved_left_s - run.left_s, 0.0))
+        stop_s = self._costs.stop_of(run.job)
+        self._lifecycles.asked_to_stop(num, reason, stop_s, self._events.now_s)
+        self._cluster.update(replace(held, stopping=True))
+        self._events.at(self._events.now_s + stop_s, "left", num, run.version)
+
+    def left(self, run: SimulatedJob) -> None:
+        """Queue a stopped job again."""
+        self._accounting.advance(run)
+        outcome, now_s = NodeOutcome.STOPPED, self._events.now_s
+        self.requeue(run, self._lifecycles.left(run.job.num, outcome, run.step, now_s))
+
+    def lost(self, run: SimulatedJob, node: str) -> None:
+        """Fail a job that held slots on a lost node."""
+        num = run.job.num
+        self._accounting.advance(run)
+        step = run.step
+        shares = self._cluster.held[num].placement.shares
+        ranks = [rank for rank, share in enumerate(shares) if share.node == node]
+        self._accounting.fail(run)
+        run.preemptions -= run.stopping
+        most = len(self._lifecycles.jobs[num].attempt.nodes)  # type: ignore[union-attr]
+        gone = [rank for rank in ranks if rank < most] or [0]
+        self.requeue(run, self._lifecycles.lost(num, gone, step, self._events.now_s))
+
+    def requeue(self, run: SimulatedJob, job: Job) -> None:
+        """Free the slots of a job. The job machine has decided whether it queues again."""
+        self._cluster.release(job.num)
+        run.version += 1
+        run.stopping = False
+        run.up_s = None
+        if job.is_terminal:
+            run.failed_s = self._events.now_s
+            return
+        run.queued_s = self._events.now_s
+        back = replace(
+            run.job.waiting(),
+            queued_at=int(self._events.now_s * US),
+            attained_slot_s=run.attained_slot_s,
+            not_before=job.not_before,
+            delayed_s=run.waited_s,
+        )
+        self.enqueue(run, back)
+        if job.not_before is not None:
+            self._events.at(job.not_before / US, "retry", job.num)
