@@ -24,7 +24,7 @@ from phalanx.server.context import Context
 from phalanx.server.settings import Settings
 from phalanx.services.lifecycle.dispatch import LeaseOwner, dispatch_step
 from phalanx.services.lifecycle.polling import poll_step
-from phalanx.services.lifecycle.timers import timers_step
+from phalanx.services.lifecycle.requests import timers_step
 from phalanx.services.planning.scheduling import scheduling_step
 from phalanx.store import events, jobs, open_store
 from phalanx.testing.asgi import AsgiTransport, asgi_transport

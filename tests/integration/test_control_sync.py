@@ -189,13 +189,53 @@ def test_ledgers_checkpoints_and_restores_add_up(rig: Rig, supervisor: ScriptedS
     found = rig.job(1).lineage
     assert found is not None
     assert (found.missed, found.duplicated, found.redone, found.consumed) == (0, 0, 30, 100)
-    assert (found.num_valid, found.exact) == (1, True)
-    assert [one.path for one in rig.client.checkpoints(1)] == ["/c/2"]
+    assert (found.num_valid, found.num_quarantined, found.exact) == (1, 1, True)
+    assert [one.path for one in rig.client.checkpoints(1)] == ["/c/2", "/c/9"]
     assert {"restored", "warned", "checkpoint_quarantined"} <= set(story(rig, 1))
     rig.check_log(1)
     slices = rig.store.view(lambda tx: lineage.ledger_of(tx, 1))
     assert len(slices) == 2
-    assert rig.store.view(lambda tx: events.count_kind(tx, 1, "warned")) == 1
+    assert rig.store.view(lambda tx: len(events.of_job(tx, 1, kinds=("warned",)))) == 1
+
+
+def test_a_quarantined_checkpoint_that_was_never_reported_counts(
+    rig: Rig, supervisor: ScriptedSupervisor
+) -> None:
+    """Its rank was killed between the commit and the report of it; that report may still come."""
+    path = "/c/step-00000040-0123abcd"
+
+    def commit(path: str, step: int) -> None:
+        supervisor.sync(
+            wire.CheckpointReport(
+                seq=supervisor.next_seq(), generation=0, step=step, path=path, at=supervisor.now(),
+                size_bytes=step, metrics={"val_acc": 0.9},
+            )
+        )  # fmt: skip
+
+    def counted() -> tuple[int, int]:
+        found = rig.job(1).lineage
+        assert found is not None
+        return found.num_valid, found.num_quarantined
+
+    commit("/c/step-00000020-0123abcd", 20)
+    supervisor.failed()
+    supervisor.ended(0, "failed", step=40)
+    supervisor.started(1)
+    for _ in range(2):
+        supervisor.sync(
+            wire.QuarantinedReport(
+                seq=supervisor.next_seq(), generation=1, path=path, message="bad digest"
+            )
+        )
+    assert counted() == (1, 1)
+    unseen = rig.client.checkpoints(1)[1]
+    assert (unseen.path, unseen.step, unseen.state) == (path, 40, "quarantined")
+    commit(path, 40)
+    assert counted() == (1, 1)
+    late = rig.client.checkpoints(1)[1]
+    assert (late.state, late.generation, late.size_bytes) == ("quarantined", 0, 40)
+    assert rig.job(1).progress.checkpoint_step == 20
+    rig.check_log(1)
 
 
 def test_ledgers_of_nodes_that_share_every_batch_are_a_few_rows_together(rig: Rig) -> None:

@@ -16,9 +16,9 @@ from phalanx.errors import InvariantBroken, StoreUnavailable
 from phalanx.kit.clock import SystemClock
 from phalanx.server.context import Presence
 from phalanx.server.loops.runner import until_idle
-from phalanx.services.lifecycle import polling, timers
+from phalanx.services.lifecycle import polling, requests
 from phalanx.services.lifecycle.polling import poll_leaving_step, poll_step
-from phalanx.services.lifecycle.timers import timers_step
+from phalanx.services.lifecycle.requests import timers_step
 from phalanx.services.planning import scheduling
 from phalanx.store.tables import jobs
 
@@ -83,7 +83,7 @@ def test_timers_of_the_others_fire_beside_a_job_with_a_bug(
             raise InvariantBroken("a bug")
         return due(job, now)
 
-    monkeypatch.setattr(timers, "due", broken)
+    monkeypatch.setattr(requests, "due", broken)
     with pytest.raises(InvariantBroken):
         timers_step(rig.platform, rig.clock.advance(61))
     assert (rig.job(one).state, rig.job(two).state) == ("running", "stopping")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,8 @@ from phalanx.kit.text import nearest
 from phalanx.kit.units import parse_duration
 
 _PREFIX = "PHALANX__"
+# Settings that had another name: section and key, then and now.
+_RENAMED = {("scheduler", "hole_ttl_s"): ("scheduler", "reservation_ttl_s")}
 
 
 class SettingsGroup(BaseModel):
@@ -110,11 +113,12 @@ class RetentionSettings(SettingsGroup):
 
     logs: Age = Field(
         default=None,
-        description="Age of stored output of ranks, and age of ended jobs whose log files are deleted; "
-        "absent: never.",
+        description="Age of stored output of ranks, and time after the end of a job, at which log files "
+        "are deleted; absent: never.",
     )
     metrics: Age = Field(
-        default=None, description="Age of ended jobs whose metrics are deleted; absent: never."
+        default=None,
+        description="Age of ended jobs at which their metrics are deleted; absent: never.",
     )
     tick_s: float = Field(default=600.0, gt=0, description="Interval between retention sweeps.")
 
@@ -158,30 +162,48 @@ class Settings(BaseSettings):
 
 def read_settings() -> Settings:
     """The settings of this process's environment. Raises SpecInvalid naming each wrong variable."""
-    problems = []
-    for name in sorted(os.environ):  # noqa: TID251
-        section = name.removeprefix(_PREFIX).partition("__")[0].lower()
-        if name.startswith(_PREFIX) and section not in Settings.model_fields:
-            close = nearest(section, Settings.model_fields)
-            hint = "" if close is None else f"; did you mean {_PREFIX}{close.upper()}?"
-            problems.append(Problem(name, f"there is no such setting{hint}"))
+    given = [name for name in sorted(os.environ) if name.upper().startswith(_PREFIX)]  # noqa: TID251
+    problems = {name.upper(): Problem(name, said) for name in given if (said := _unknown(name))}
     try:
         found = Settings()
     except ValidationError as error:
         for one in error.errors():
-            name = _PREFIX + "__".join(str(part).upper() for part in one["loc"])
-            problems.append(Problem(name, one["msg"], str(one["input"])))
+            name = _variable(one["loc"])
+            said = _unknown(name) if one["type"] == "extra_forbidden" else one["msg"]
+            problems.setdefault(name, Problem(name, said, str(one["input"])))
     except SettingsError as error:
-        problems.append(Problem("", f"{error}: write JSON"))
+        problems[""] = Problem("", f"{error}: write JSON")
     if problems:
-        raise SpecInvalid(problems, "docs/reference/settings.md lists all settings")
+        raise SpecInvalid(list(problems.values()), "docs/reference/settings.md lists all settings")
     return found
 
 
-_KEPT = (
-    "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "SHELL", "TMPDIR",
-    "TZ", "USER",
-)  # fmt: skip
+def _unknown(name: str) -> str:
+    """Why an environment variable is not a setting; empty when it is one."""
+    section, _, key = name.upper().removeprefix(_PREFIX).lower().partition("__")
+    renamed = _RENAMED.get((section, key))
+    if renamed is not None:
+        return f"this setting is now called {_variable(renamed)}: set that variable instead"
+    if section not in Settings.model_fields:
+        close = nearest(section, Settings.model_fields)
+        hint = "" if close is None else f"; did you mean {_variable((close,))}?"
+        return f"there is no such setting{hint}"
+    group = Settings.model_fields[section].annotation
+    known = group.model_fields if isinstance(group, type) and issubclass(group, BaseModel) else {}
+    if not key or key in known:
+        return ""
+    close = nearest(key, known)
+    hint = "" if close is None else f"; did you mean {_variable((section, close))}?"
+    return f"there is no such setting{hint}"
+
+
+def _variable(parts: Iterable[int | str]) -> str:
+    """The name of the environment variable of a setting: its section and key."""
+    return _PREFIX + "__".join(str(part).upper() for part in parts)
+
+
+_LOCALE = ("LANG", "LC_ALL", "LC_CTYPE", "TZ")
+_KEPT = (*_LOCALE, "HOME", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "SHELL", "TMPDIR", "USER")
 
 
 def base_environment() -> dict[str, str]:

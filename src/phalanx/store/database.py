@@ -10,11 +10,11 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event, select
+from sqlalchemy import Connection, Engine, Select, create_engine, event
 from sqlalchemy.exc import (
     DatabaseError,
     DataError,
@@ -262,7 +262,11 @@ def take_numbers(tx: Tx, name: str, count: int = 1) -> int:
     return int(last) - count + 1
 
 
-def last_number(tx: Tx, name: str) -> int:
-    """The last number allocated from a counter; 0 when there is none."""
-    value = tx.conn.execute(select(counters.c.value).where(counters.c.name == name)).scalar()
-    return int(value or 0)
+def read(tx: Tx, kind: type[T], query: Select[Any]) -> list[T]:
+    """The rows of a query whose columns are the fields of the dataclass `kind`."""
+    return [kind(**row) for row in tx.conn.execute(query).mappings()]
+
+
+def columns_of(row: Any) -> dict[str, Any]:
+    """The fields of a dataclass, for a table with columns of the same names."""
+    return {one.name: getattr(row, one.name) for one in fields(row)}

@@ -17,7 +17,7 @@ from sqlalchemy import func, select
 from phalanx.core.codec import decode, encode
 from phalanx.core.jobs.events import EVENT_TYPES, JobEvent
 from phalanx.errors import StoreCorrupt
-from phalanx.store.database import Tx, take_numbers
+from phalanx.store.database import Tx, columns_of, read, take_numbers
 from phalanx.store.tables import events
 
 EVENT_VERSION = 1
@@ -40,25 +40,6 @@ UPCASTERS: dict[tuple[str, int], Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class StoredEvent:
-    """One event of a job as it is stored."""
-
-    job: int  # job number
-    seq: int  # number in the job, from 1
-    feed: int  # number in the global feed
-    v: int  # version of `data`
-    at: int  # µs UTC
-    kind: str  # event class in snake case
-    attempt: int | None  # None: not about an attempt
-    generation: int | None  # None: not about a generation
-    actor: str  # user or service that caused it
-    state: str  # of the job after the event
-    reason_code: str  # of the job after the event
-    reason_message: str  # of the job after the event
-    data: dict[str, Any]  # the encoded event
-
-
-@dataclass(frozen=True, slots=True)
 class NewEvent:
     """An event to append; the store adds the feed number and the version."""
 
@@ -68,9 +49,32 @@ class NewEvent:
     kind: str  # event class in snake case
     attempt: int | None  # None: not about an attempt
     generation: int | None  # None: not about a generation
-    actor: str  # user or service that causes it
+    actor: str  # user or service that caused it
     reason: dict[str, str]  # the job's state and reason after it
     data: dict[str, Any]  # the encoded event
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent(NewEvent):
+    """One event of a job as it is stored."""
+
+    feed: int  # number in the global feed
+    v: int  # version of `data`
+
+    @property
+    def state(self) -> str:
+        """The state of the job after the event."""
+        return self.reason.get("state", "")
+
+    @property
+    def reason_code(self) -> str:
+        """The code of the job's reason after the event."""
+        return self.reason.get("code", "")
+
+    @property
+    def reason_message(self) -> str:
+        """The text of the job's reason after the event."""
+        return self.reason.get("message", "")
 
 
 def append(tx: Tx, fresh: Sequence[NewEvent]) -> None:
@@ -79,14 +83,9 @@ def append(tx: Tx, fresh: Sequence[NewEvent]) -> None:
         return
     first = take_numbers(tx, "feed", len(fresh))
     rows = [
-        {
-            "job": one.job, "seq": one.seq, "feed": first + index, "v": EVENT_VERSION,
-            "at": one.at, "kind": one.kind, "attempt": one.attempt,
-            "generation": one.generation, "actor": one.actor, "reason": one.reason,
-            "data": one.data,
-        }
+        {"feed": first + index, "v": EVENT_VERSION, **columns_of(one)}
         for index, one in enumerate(fresh)
-    ]  # fmt: skip
+    ]
     tx.conn.execute(events.insert(), rows)
     before, last = tx.touched.feed, first + len(fresh) - 1
     tx.touched.feed = (first if before is None else before[0], last)
@@ -110,13 +109,13 @@ def of_job(
     )
     if kinds:
         query = query.where(events.c.kind.in_(list(kinds)))
-    return [_stored(row) for row in tx.conn.execute(query).mappings()]
+    return read(tx, StoredEvent, query)
 
 
 def feed(tx: Tx, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
     """All jobs' events behind a feed number, in the order of their commits."""
     query = select(events).where(events.c.feed > after).order_by(events.c.feed).limit(limit)
-    return [_stored(row) for row in tx.conn.execute(query).mappings()]
+    return read(tx, StoredEvent, query)
 
 
 def jobs_behind(tx: Tx, after: int) -> list[int]:
@@ -133,8 +132,7 @@ def last_feed(tx: Tx) -> int:
 def machine_log(tx: Tx, num: int) -> list[tuple[JobEvent, int]]:
     """What `core.jobs.rebuild` folds: every machine event of a job with its time."""
     query = select(events).where(events.c.job == num).order_by(events.c.seq)
-    rows = (_stored(row) for row in tx.conn.execute(query).mappings())
-    return list(replayable(rows))
+    return list(replayable(read(tx, StoredEvent, query)))
 
 
 def replayable(rows: Iterable[StoredEvent]) -> Iterable[tuple[JobEvent, int]]:
@@ -149,28 +147,3 @@ def replayable(rows: Iterable[StoredEvent]) -> Iterable[tuple[JobEvent, int]]:
         while version < EVENT_VERSION:
             data, version = UPCASTERS[row.kind, version](data), version + 1
         yield decode(kind, data), row.at
-
-
-def count_kind(tx: Tx, num: int, kind: str) -> int:
-    """How many events of a kind a job has."""
-    query = select(func.count()).where(events.c.job == num, events.c.kind == kind)
-    return int(tx.conn.execute(query).scalar_one())
-
-
-def _stored(row: Mapping[Any, Any]) -> StoredEvent:
-    reason = row["reason"]
-    return StoredEvent(
-        job=row["job"],
-        seq=row["seq"],
-        feed=row["feed"],
-        v=row["v"],
-        at=row["at"],
-        kind=row["kind"],
-        attempt=row["attempt"],
-        generation=row["generation"],
-        actor=row["actor"],
-        state=reason.get("state", ""),
-        reason_code=reason.get("code", ""),
-        reason_message=reason.get("message", ""),
-        data=row["data"],
-    )

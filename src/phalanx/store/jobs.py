@@ -14,7 +14,7 @@ from phalanx.core.jobs.model import HOLDING, TERMINAL, Job, JobState
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.errors import NotFound, StaleRow
 from phalanx.kit.text import job_label
-from phalanx.store.database import JsonText, Tx, take_numbers, to_json
+from phalanx.store.database import JsonText, Tx, columns_of, read, take_numbers, to_json
 from phalanx.store.tables import jobs
 
 _BATCH = 500
@@ -43,6 +43,9 @@ class JobFacts:
     caller_env: Mapping[str, str] | None  # of `run` jobs, without likely secrets
     demand: Demand = Demand()  # requirements other than the shape
     contract: Mapping[str, Any] | None = None  # `core.contract.job.JobContract`; None: old job
+
+
+_FACTS = tuple(one.name for one in fields(JobFacts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,44 +86,19 @@ def _fresh_row(job: Job, facts: JobFacts, wake_at: int | None) -> dict[str, Any]
         "num": job.num,
         "version": 1,
         "last_seq": 1,
-        "project": facts.project,
-        "name": facts.name,
-        "owner": facts.owner,
-        "labels": dict(facts.labels),
-        "framework": facts.framework,
-        "kind": facts.kind,
-        "priority": facts.priority,
-        "pools": list(facts.pools),
-        "cpus_per_node": facts.cpus_per_node,
-        "spec": dict(facts.spec),
-        "code_digest": facts.code_digest,
-        "caller_cwd": facts.caller_cwd,
-        "caller_env": None if facts.caller_env is None else dict(facts.caller_env),
+        **columns_of(facts),
         "demand": encode(facts.demand),
-        "contract": None if facts.contract is None else dict(facts.contract),
         "num_slots": job.policy.num_slots,
         "submitted_at": job.submitted_at,
         **_changing(job, wake_at),
     }
 
 
-def save(tx: Tx, stored: StoredJob, job: Job, wake_at: int | None, num_events: int) -> None:
-    """Update a job changed by `num_events` events. Raises StaleRow if its row changed meanwhile."""
-    changes = _changing(job, wake_at)
-    changes |= {"version": stored.version + 1, "last_seq": stored.last_seq + num_events}
-    if job.state is not JobState.QUEUED:
-        changes |= {"pending_code": None, "pending_message": None}
-    update = (
-        jobs.update()
-        .where(jobs.c.num == job.num, jobs.c.version == stored.version)
-        .values(**changes)
-    )
-    if tx.conn.execute(update).rowcount != 1:
-        raise StaleRow(f"{job_label(job.num)} changed since it was read")
-
-
 def save_many(tx: Tx, changed: Sequence[tuple[StoredJob, Job, int | None, int]]) -> None:
-    """Save many jobs, each (before, after, wake_at, num_events), in at most two statements."""
+    """Save jobs, each (before, after, wake_at, num_events), in at most two statements.
+
+    Raises StaleRow if one of the rows changed since it was read.
+    """
     quiet = {"pending_code": None, "pending_message": None}
     groups: dict[bool, list[dict[str, Any]]] = {}
     for stored, job, wake_at, num_events in changed:
@@ -133,16 +111,8 @@ def save_many(tx: Tx, changed: Sequence[tuple[StoredJob, Job, int | None, int]])
             jobs.c.num == bindparam("_num"), jobs.c.version == bindparam("_version")
         )
         if tx.conn.execute(update, rows).rowcount != len(rows):
-            raise StaleRow("a job of the batch changed since it was read")
-
-
-def set_pending_reason(tx: Tx, num: int, reason: Reason) -> None:
-    """Set the pending reason of a queued job. Not an event: every pass may change it."""
-    tx.conn.execute(
-        jobs.update()
-        .where(jobs.c.num == num, jobs.c.state == JobState.QUEUED.value)
-        .values(pending_code=reason.code.value, pending_message=reason.message)
-    )
+            names = ", ".join(job_label(row["_num"]) for row in rows[:3])
+            raise StaleRow(f"{names}{', …' if rows[3:] else ''} changed since it was read")
 
 
 def _changing(job: Job, wake_at: int | None) -> dict[str, Any]:
@@ -306,7 +276,7 @@ def finished_after(tx: Tx, at: int, num: int, *, limit: int) -> list[Finished]:
     columns = [jobs.c[field.name] for field in fields(Finished)]
     later = or_(jobs.c.ended_at > at, and_(jobs.c.ended_at == at, jobs.c.num > num))
     query = select(*columns).where(later).order_by(jobs.c.ended_at, jobs.c.num).limit(limit)
-    return [Finished(**row) for row in tx.conn.execute(query).mappings()]
+    return read(tx, Finished, query)
 
 
 def code_in_use(tx: Tx, *, since: int) -> set[str]:
@@ -325,7 +295,7 @@ def last_finished(tx: Tx, *, limit: int) -> list[Finished]:
         .order_by(jobs.c.ended_at.desc(), jobs.c.num.desc())
         .limit(limit)
     )
-    return [Finished(**row) for row in tx.conn.execute(query).mappings()][::-1]
+    return read(tx, Finished, query)[::-1]
 
 
 def waiting_and_holding(tx: Tx) -> tuple[list[StoredJob], list[StoredJob]]:
@@ -336,25 +306,11 @@ def waiting_and_holding(tx: Tx) -> tuple[list[StoredJob], list[StoredJob]]:
 
 
 def _stored(row: Mapping[Any, Any]) -> StoredJob:
-    facts = JobFacts(
-        project=row["project"],
-        name=row["name"],
-        owner=row["owner"],
-        labels=row["labels"],
-        framework=row["framework"],
-        kind=row["kind"],
-        priority=row["priority"],
-        pools=tuple(row["pools"]),
-        cpus_per_node=row["cpus_per_node"],
-        spec=row["spec"],
-        code_digest=row["code_digest"],
-        caller_cwd=row["caller_cwd"],
-        caller_env=row["caller_env"],
-        contract=row["contract"],
-        demand=Demand() if row["demand"] is None else decode(Demand, row["demand"]),
-    )
+    plain = {name: row[name] for name in _FACTS}
+    plain["pools"] = tuple(row["pools"])
+    plain["demand"] = Demand() if row["demand"] is None else decode(Demand, row["demand"])
     pending_reason = None
     if row["pending_code"] is not None:
         pending_reason = Reason(ReasonCode(row["pending_code"]), row["pending_message"] or "")
     job = decode(Job, row["snapshot"])
-    return StoredJob(job, facts, row["version"], row["last_seq"], pending_reason)
+    return StoredJob(job, JobFacts(**plain), row["version"], row["last_seq"], pending_reason)

@@ -6,15 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, Select, Table, func, select
 
+from phalanx.core.training.checkpoints import step_of
 from phalanx.core.training.ledger import Consumed, merge
-from phalanx.store.database import Tx, take_numbers
+from phalanx.store.database import Tx, read, take_numbers
 from phalanx.store.jobs import HOLDING_STATES
 from phalanx.store.tables import checkpoints, generations, jobs, ledger_rows, restores
 
 Key = tuple[int, int, int]
 """(job, attempt, generation)."""
+QUARANTINED = "quarantined"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,39 +81,64 @@ class LedgerSlice:
     rows: tuple[Consumed, ...]
 
 
-def add_checkpoint(tx: Tx, key: Key, values: Mapping[str, Any]) -> None:
-    """Add a committed checkpoint, unless its path is already stored for the job."""
-    known = select(checkpoints.c.id).where(
-        checkpoints.c.job == key[0], checkpoints.c.path == values["path"]
-    )
-    if tx.conn.execute(known).first() is not None:
+def _of_generation(table: Table, key: Key) -> ColumnElement[bool]:
+    return (table.c.job == key[0]) & (table.c.attempt == key[1]) & (table.c.generation == key[2])
+
+
+def _columns(key: Key) -> dict[str, int]:
+    return {"job": key[0], "attempt": key[1], "generation": key[2]}
+
+
+def add_checkpoint(tx: Tx, key: Key, values: Mapping[str, Any]) -> bool:
+    """Add a committed checkpoint, unless its path is already stored for the job.
+
+    Returns whether the job may resume from it: not if it was quarantined before this report came.
+    Then its values are completed: the report of a quarantine has only the path.
+    """
+    path = (checkpoints.c.job == key[0]) & (checkpoints.c.path == values["path"])
+    state = tx.conn.execute(select(checkpoints.c.state).where(path)).scalar()
+    row = {**_columns(key), **values}
+    if state is None:
+        _insert_checkpoint(tx, {"state": "valid", **row})
+    elif state == QUARANTINED:
+        tx.conn.execute(checkpoints.update().where(path).values(row))
+    return state != QUARANTINED
+
+
+def quarantine_checkpoint(tx: Tx, key: Key, path: str, at: int) -> None:
+    """Mark a checkpoint as quarantined; add it if its commit was never reported.
+
+    That happens when a rank is killed between the commit and its report. `key` is the generation
+    that found the damage, `at` the time of its report in µs UTC.
+    """
+    if mark_checkpoint(tx, key[0], path, QUARANTINED):
         return
-    number = take_numbers(tx, "checkpoint")
-    row = dict(zip(("job", "attempt", "generation"), key, strict=True))
-    tx.conn.execute(checkpoints.insert(), {"id": number, "state": "valid", **row, **values})
+    step = step_of(path.rpartition("/")[2]) or 0
+    found = {"path": path, "step": step, "size_bytes": 0, "metrics": {}, "created_at": at}
+    _insert_checkpoint(tx, {"state": QUARANTINED, **_columns(key), **found})
 
 
-def mark_checkpoint(tx: Tx, job: int, path: str, state: str) -> None:
-    """Set the state of a checkpoint; an unknown path is ignored."""
-    tx.conn.execute(
-        checkpoints.update()
-        .where(checkpoints.c.job == job, checkpoints.c.path == path)
-        .values(state=state)
-    )
+def _insert_checkpoint(tx: Tx, row: Mapping[str, Any]) -> None:
+    tx.conn.execute(checkpoints.insert(), {"id": take_numbers(tx, "checkpoint"), **row})
+
+
+def mark_checkpoint(tx: Tx, job: int, path: str, state: str) -> bool:
+    """Set the state of a checkpoint; False when the path is unknown."""
+    known = (checkpoints.c.job == job) & (checkpoints.c.path == path)
+    return tx.conn.execute(checkpoints.update().where(known).values(state=state)).rowcount > 0
 
 
 def checkpoints_of(tx: Tx, job: int) -> list[CheckpointRow]:
     """Read the checkpoints of a job in the order of their reports."""
     query = select(checkpoints).where(checkpoints.c.job == job).order_by(checkpoints.c.id)
-    return [CheckpointRow(**row) for row in tx.conn.execute(query).mappings()]
+    return read(tx, CheckpointRow, query)
 
 
 def checkpoints_after(tx: Tx, after: int, *, limit: int) -> list[CheckpointRow]:
     """Read the checkpoints of all jobs after an id, in the order of their reports."""
-    query = (
-        select(checkpoints).where(checkpoints.c.id > after).order_by(checkpoints.c.id).limit(limit)
-    )
-    return [CheckpointRow(**row) for row in tx.conn.execute(query).mappings()]
+    here = checkpoints.c
+    query = select(checkpoints).where(here.id > after).order_by(here.id).limit(limit)
+    return read(tx, CheckpointRow, query)
 
 
 def last_checkpoint_id(tx: Tx) -> int:
@@ -121,15 +148,11 @@ def last_checkpoint_id(tx: Tx) -> int:
 
 def touch_generation(tx: Tx, key: Key, **changes: Any) -> GenerationRow:
     """Update or insert the row of a generation, and return it."""
-    where = (
-        (generations.c.job == key[0])
-        & (generations.c.attempt == key[1])
-        & (generations.c.generation == key[2])
-    )
+    where = _of_generation(generations, key)
     row = tx.conn.execute(select(generations).where(where)).mappings().first()
     if row is None:
         fresh = dict.fromkeys(column.name for column in generations.columns)
-        fresh |= dict(zip(("job", "attempt", "generation"), key, strict=True)) | changes
+        fresh |= _columns(key) | changes
         tx.conn.execute(generations.insert(), fresh)
         return GenerationRow(**fresh)  # type: ignore[arg-type]
     if any(row[name] != value for name, value in changes.items()):
@@ -139,50 +162,38 @@ def touch_generation(tx: Tx, key: Key, **changes: Any) -> GenerationRow:
 
 def generations_of(tx: Tx, job: int) -> list[GenerationRow]:
     """Read the generations of a job in order."""
-    query = (
-        select(generations)
-        .where(generations.c.job == job)
-        .order_by(generations.c.attempt, generations.c.generation)
-    )
-    return [GenerationRow(**row) for row in tx.conn.execute(query).mappings()]
+    return read(tx, GenerationRow, _of_job(generations, job))
+
+
+def _of_job(table: Table, job: int) -> Select[Any]:
+    query = select(table).where(table.c.job == job)
+    return query.order_by(table.c.attempt, table.c.generation)
 
 
 def add_restore(tx: Tx, key: Key, values: Mapping[str, Any]) -> bool:
     """Add the restore of a generation; False when it is already stored."""
-    where = (
-        (restores.c.job == key[0])
-        & (restores.c.attempt == key[1])
-        & (restores.c.generation == key[2])
-    )
+    where = _of_generation(restores, key)
     if tx.conn.execute(select(restores.c.step).where(where)).first() is not None:
         return False
-    row = dict(zip(("job", "attempt", "generation"), key, strict=True))
-    tx.conn.execute(restores.insert(), {**row, **values})
+    tx.conn.execute(restores.insert(), {**_columns(key), **values})
     return True
 
 
 def restores_of(tx: Tx, job: int) -> list[RestoreRow]:
     """Read the restores of a job, ordered by generation."""
-    query = (
-        select(restores)
-        .where(restores.c.job == job)
-        .order_by(restores.c.attempt, restores.c.generation)
-    )
-    return [RestoreRow(**row) for row in tx.conn.execute(query).mappings()]
+    return read(tx, RestoreRow, _of_job(restores, job))
 
 
 def put_ledger(tx: Tx, fresh: LedgerSlice) -> None:
     """Replace the ledger of one node in one generation."""
-    key = {
-        "job": fresh.job, "attempt": fresh.attempt, "generation": fresh.generation,
-        "node_rank": fresh.node_rank,
-    }  # fmt: skip
-    where = [ledger_rows.c[name] == value for name, value in key.items()]
+    key = (fresh.job, fresh.attempt, fresh.generation)
+    where = _of_generation(ledger_rows, key) & (ledger_rows.c.node_rank == fresh.node_rank)
     rows = [[row.epoch, row.lo, row.hi, row.times] for row in fresh.rows]
     values = {"num_samples": fresh.num_samples, "rows": rows}
-    changed = tx.conn.execute(ledger_rows.update().where(*where).values(**values)).rowcount
+    changed = tx.conn.execute(ledger_rows.update().where(where).values(**values)).rowcount
     if changed == 0:
-        tx.conn.execute(ledger_rows.insert(), {**key, **values})
+        row = _columns(key) | {"node_rank": fresh.node_rank}
+        tx.conn.execute(ledger_rows.insert(), {**row, **values})
 
 
 def add_to_ledger(tx: Tx, key: Key, num_samples: int | None, rows: Sequence[Consumed]) -> None:
@@ -190,9 +201,8 @@ def add_to_ledger(tx: Tx, key: Key, num_samples: int | None, rows: Sequence[Cons
 
     The nodes split every batch among them: their merged ledgers need only a few rows.
     """
-    here = ledger_rows.c
-    where = (here.job == key[0], here.attempt == key[1], here.generation == key[2])
-    query = select(ledger_rows).where(*where, here.node_rank == 0).with_for_update()
+    where = _of_generation(ledger_rows, key) & (ledger_rows.c.node_rank == 0)
+    query = select(ledger_rows).where(where).with_for_update()
     known = tx.conn.execute(query).mappings().first()
     before = [] if known is None else [Consumed(*cells) for cells in known["rows"]]
     if num_samples is None and known is not None:
@@ -202,11 +212,7 @@ def add_to_ledger(tx: Tx, key: Key, num_samples: int | None, rows: Sequence[Cons
 
 def ledger_of(tx: Tx, job: int) -> list[LedgerSlice]:
     """Read the ledger of a job, ordered by generation and node."""
-    query = (
-        select(ledger_rows)
-        .where(ledger_rows.c.job == job)
-        .order_by(ledger_rows.c.attempt, ledger_rows.c.generation, ledger_rows.c.node_rank)
-    )
+    query = _of_job(ledger_rows, job).order_by(ledger_rows.c.node_rank)
     return [
         LedgerSlice(**{**row, "rows": tuple(Consumed(*cells) for cells in row["rows"])})
         for row in tx.conn.execute(query).mappings()

@@ -34,23 +34,19 @@ class LeasedCommand:
     token: str
 
 
-def add(tx: Tx, num: int, fresh: Sequence[JobCommand], now: int) -> None:
-    """Store commands of one job, to be executed in this order."""
-    add_many(tx, [(num, one) for one in fresh], now)
-
-
-def add_many(tx: Tx, fresh: Sequence[tuple[int, JobCommand]], now: int) -> None:
-    """Store commands of many jobs, to be executed in this order."""
+def add(tx: Tx, fresh: Sequence[tuple[int, JobCommand]], now: int) -> None:
+    """Store commands, each with the number of its job, to be executed in this order."""
     if not fresh:
         return
     first = take_numbers(tx, "command", len(fresh))
     rows: list[dict[str, Any]] = [
         {
-            "id": first + index, "job": num, "attempt": one.attempt, "kind": kind_of(type(one)),
-            "data": encode(one), "created_at": now, "not_before": now, "tries": 0,
+            **{"id": first + index, "job": num, "attempt": one.attempt},
+            **{"kind": kind_of(type(one)), "data": encode(one)},
+            **{"created_at": now, "not_before": now, "tries": 0},
         }
         for index, (num, one) in enumerate(fresh)
-    ]  # fmt: skip
+    ]
     tx.conn.execute(commands.insert(), rows)
     tx.touched.topics.add(TOPIC)
 
@@ -87,41 +83,23 @@ def lease(
 
 def finish(tx: Tx, done: Sequence[LeasedCommand], now: int) -> None:
     """Mark commands done. Raises LeaseLost when another worker took one of them over."""
-    if not done:
-        return
-    update = (
-        commands.update()
-        .where(
-            commands.c.id == bindparam("_id"),
-            commands.c.lease_token == bindparam("_token"),
-            commands.c.done_at.is_(None),
-        )
-        .values(done_at=now, error=None)
-    )
-    rows = [{"_id": one.id, "_token": one.token} for one in done]
-    if tx.conn.execute(update, rows).rowcount != len(rows):
-        names = ", ".join(f"{one.id} of job {one.job}" for one in done)
-        raise LeaseLost(f"command {names} was taken over")
+    if done:
+        _update_leased(tx, done, {"done_at": now, "error": None})
 
 
 def retry(tx: Tx, command: LeasedCommand, *, not_before: int, error: str) -> None:
     """Release a command for a later retry. Raises LeaseLost."""
     changes = {"not_before": not_before, "error": error, "lease_expires_at": None}
-    _guarded(tx, command, changes)
+    _update_leased(tx, [command], changes)
 
 
-def _guarded(tx: Tx, command: LeasedCommand, changes: dict[str, Any]) -> None:
-    update = (
-        commands.update()
-        .where(
-            commands.c.id == command.id,
-            commands.c.lease_token == command.token,
-            commands.c.done_at.is_(None),
-        )
-        .values(**changes)
-    )
-    if tx.conn.execute(update).rowcount != 1:
-        raise LeaseLost(f"command {command.id} of job {command.job} was taken over")
+def _update_leased(tx: Tx, leased: Sequence[LeasedCommand], changes: dict[str, Any]) -> None:
+    mine = (commands.c.id == bindparam("_id")) & (commands.c.lease_token == bindparam("_token"))
+    update = commands.update().where(mine, commands.c.done_at.is_(None)).values(**changes)
+    rows = [{"_id": one.id, "_token": one.token} for one in leased]
+    if tx.conn.execute(update, rows).rowcount != len(rows):
+        names = ", ".join(f"{one.id} of job {one.job}" for one in leased)
+        raise LeaseLost(f"command {names} was taken over")
 
 
 def free_all(tx: Tx) -> None:

@@ -10,7 +10,7 @@ from sqlalchemy import select
 from phalanx.core.codec import decode, encode
 from phalanx.core.gang.placement import Placement
 from phalanx.core.scheduling import Reservation
-from phalanx.store.database import Tx
+from phalanx.store.database import Tx, columns_of, read
 from phalanx.store.tables import project_usage, reservations
 
 PREEMPTION = "preemption"
@@ -73,7 +73,7 @@ def remove_reservations(tx: Tx, owners: Iterable[int]) -> None:
 def usage_now(tx: Tx) -> dict[str, Usage]:
     """Read the past usage of every project that ever held slots."""
     query = select(project_usage).order_by(project_usage.c.project)
-    return {row["project"]: Usage(**row) for row in tx.conn.execute(query).mappings()}
+    return {one.project: one for one in read(tx, Usage, query)}
 
 
 def put_usage(tx: Tx, rows: Mapping[str, Usage]) -> None:
@@ -81,13 +81,4 @@ def put_usage(tx: Tx, rows: Mapping[str, Usage]) -> None:
     if not rows:
         return
     tx.conn.execute(project_usage.delete().where(project_usage.c.project.in_(list(rows))))
-    tx.conn.execute(
-        project_usage.insert(),
-        [
-            {
-                "project": one.project, "average_slots": one.average_slots,
-                "held_slots": one.held_slots, "at": one.at,
-            }
-            for one in rows.values()
-        ],
-    )  # fmt: skip
+    tx.conn.execute(project_usage.insert(), [columns_of(one) for one in rows.values()])

@@ -11,10 +11,8 @@ from phalanx.errors import NotSupported, StoreCorrupt, StoreUnavailable
 
 _MAGIC = b"SQLite format 3\0"
 # Where locks or shared memory do not work as WAL needs them.
-_NETWORK = {
-    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "afs", "ceph", "glusterfs",
-    "fuse.glusterfs", "lustre", "beegfs", "fuse.s3fs",
-}  # fmt: skip
+_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "beegfs"}
+_NETWORK |= {"glusterfs", "sshfs", "s3fs"}  # also as `fuse.NAME`
 RESCUE = "the file was left as it is: move it away to start afresh, or put a backup in its place"
 
 
@@ -25,15 +23,15 @@ def check(path: Path, mounts: str | None = None) -> None:
     the folder cannot be used.
     """
     kind = file_system(path.parent, _mounts() if mounts is None else mounts)
-    if kind in _NETWORK:
+    if kind.removeprefix("fuse.") in _NETWORK:
         raise NotSupported(
             f"{path.parent} is on a network file system ({kind}), where SQLite loses data",
             "put the home on a local disk, or use PostgreSQL",
         )
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        head = path.read_bytes()[:16] if path.exists() and path.stat().st_size < 4096 else b""
-        if path.exists() and not head and path.stat().st_size >= 4096:
+        head = b""
+        if path.exists():
             with path.open("rb") as file:
                 head = file.read(16)
     except OSError as error:

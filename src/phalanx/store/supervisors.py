@@ -37,6 +37,9 @@ class SupervisorRow:
     released_at: int | None  # exit reported, µs UTC
 
 
+_INITIAL: Mapping[str, Any] = {"last_seq": 0, "generation": 0, "phase": "", "pids": []}
+
+
 def expect(tx: Tx, attempts: Sequence[tuple[int, int, int, str]]) -> None:
     """Insert the missing supervisor rows of attempts that are about to be launched.
 
@@ -45,14 +48,11 @@ def expect(tx: Tx, attempts: Sequence[tuple[int, int, int, str]]) -> None:
     live = [(job, attempt) for job, attempt, _, _ in attempts]
     known = {(row.job, row.attempt, row.node_rank) for row in of_attempts(tx, live)}
     fresh = [
-        {
-            "job": job, "attempt": attempt, "node_rank": rank, "token_hash": token_hash,
-            "last_seq": 0, "generation": 0, "phase": "", "pids": [],
-        }
+        {"job": job, "attempt": attempt, "node_rank": rank, "token_hash": token_hash, **_INITIAL}
         for job, attempt, num_nodes, token_hash in attempts
         for rank in range(num_nodes)
         if (job, attempt, rank) not in known
-    ]  # fmt: skip
+    ]
     if fresh:
         tx.conn.execute(supervisors.insert(), fresh)
 

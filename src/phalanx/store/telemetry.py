@@ -7,11 +7,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import RowMapping, Select, Table, Text, cast, func, or_, select, text
+from sqlalchemy import (
+    ColumnElement,
+    RowMapping,
+    Select,
+    Table,
+    Text,
+    and_,
+    cast,
+    func,
+    or_,
+    select,
+    text,
+)
 
 from phalanx.core.contract.records import MetricPoint
-from phalanx.store.database import Tx, take_numbers, to_json
+from phalanx.store.database import Tx, columns_of, take_numbers, to_json
 from phalanx.store.tables import log_segments, metric_chunks, metric_names
+
+_END = log_segments.c.offset + func.length(log_segments.c.data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,31 +60,29 @@ def logs_topic(job: int) -> str:
     return f"logs:{job}"
 
 
+def _of_stream(job: int, key: tuple[int, int, int, str]) -> ColumnElement[bool]:
+    """The segments of one stream; `key` is (attempt, generation, rank, stream)."""
+    here = log_segments.c
+    attempt, generation, rank, stream = key
+    gang = and_(here.job == job, here.attempt == attempt, here.generation == generation)
+    return and_(gang, here.rank == rank, here.stream == stream)
+
+
 def add_log(tx: Tx, fresh: LogSegment) -> None:
     """Append a segment; its `id` is given here. Bytes that are known by their offset are left out.
 
     After a lost answer a supervisor reads its files again, and may cut them differently.
     """
-    same = (
-        log_segments.c.job == fresh.job,
-        log_segments.c.attempt == fresh.attempt,
-        log_segments.c.generation == fresh.generation,
-        log_segments.c.rank == fresh.rank,
-        log_segments.c.stream == fresh.stream,
-    )
+    same = _of_stream(fresh.job, (fresh.attempt, fresh.generation, fresh.rank, fresh.stream))
     # Segments of a stream do not overlap, so the newest ends last; the index leads straight to it.
-    end = log_segments.c.offset + func.length(log_segments.c.data)
-    newest = select(end).where(*same).order_by(log_segments.c.offset.desc()).limit(1)
+    newest = select(_END).where(same).order_by(log_segments.c.offset.desc()).limit(1)
     known = tx.conn.execute(newest).scalar()
     data = fresh.data[max(0, (known or 0) - fresh.offset) :]
     if not data:
         return
-    row: dict[str, Any] = {
-        name: getattr(fresh, name) for name in LogSegment.__slots__ if name != "id"
-    }
-    row |= {"data": data, "offset": fresh.offset + len(fresh.data) - len(data)}
-    row["id"] = take_numbers(tx, "log")
-    tx.conn.execute(log_segments.insert(), row)
+    offset = fresh.offset + len(fresh.data) - len(data)
+    added = {"id": take_numbers(tx, "log"), "data": data, "offset": offset}
+    tx.conn.execute(log_segments.insert(), columns_of(fresh) | added)
     tx.touched.topics.add(logs_topic(fresh.job))
 
 
@@ -276,18 +288,10 @@ def line_start(
 
     `key` is (attempt, generation, rank, stream).
     """
-    attempt, generation, rank, stream = key
+    here = log_segments.c
     query = (
-        select(log_segments.c.offset, log_segments.c.data)
-        .where(
-            log_segments.c.job == job,
-            log_segments.c.attempt == attempt,
-            log_segments.c.generation == generation,
-            log_segments.c.rank == rank,
-            log_segments.c.stream == stream,
-            log_segments.c.id <= up_to,
-            log_segments.c.offset + func.length(log_segments.c.data) > start,
-        )
-        .order_by(log_segments.c.offset)
+        select(here.offset, here.data)
+        .where(_of_stream(job, key), here.id <= up_to, start < _END)
+        .order_by(here.offset)
     )
     return b"".join(data[max(0, start - offset) :] for offset, data in tx.conn.execute(query))

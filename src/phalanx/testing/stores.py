@@ -68,7 +68,7 @@ def cancel(tx: Tx, num: int) -> None:
     stored = jobs.load(tx, num)
     event = StopRequested(StopGoal.CANCEL)
     job = decide(stored.job, event, NOW).job
-    jobs.save(tx, stored, job, None, 1)
+    jobs.save_many(tx, [(stored, job, None, 1)])
     events.append(tx, [entry(job, event, stored.last_seq + 1)])
 
 
@@ -113,7 +113,7 @@ class StoreContract:
         old = store.view(lambda tx: jobs.load(tx, num))
         store.transact(lambda tx: cancel(tx, num))
         with pytest.raises(StaleRow):
-            store._once(lambda tx: jobs.save(tx, old, old.job, None, 1))
+            store._once(lambda tx: jobs.save_many(tx, [(old, old.job, None, 1)]))
         assert store.view(lambda tx: jobs.load(tx, num)).job.state is JobState.CANCELLED
 
     def test_a_batch_with_a_row_that_changed_meanwhile_stores_nothing(self, store: Store) -> None:
@@ -135,7 +135,7 @@ class StoreContract:
         def work(tx: Tx) -> None:
             tries.append(1)
             if len(tries) < 3:
-                raise StaleRow("somebody was faster")
+                raise StaleRow("another writer was faster")
             cancel(tx, num)
 
         store.transact(work)
@@ -175,7 +175,7 @@ class StoreContract:
 
         with pytest.raises(NotFound):
             store.transact(broken)
-        store.transact(lambda tx: outbox.add(tx, 1, [LaunchAttempt(1)], NOW))
+        store.transact(lambda tx: outbox.add(tx, [(1, LaunchAttempt(1))], NOW))
         assert heard == [{outbox.TOPIC}]
 
     def test_pages_go_from_the_newest_and_filter(self, store: Store) -> None:
@@ -202,7 +202,7 @@ class StoreContract:
         )
 
     def test_a_command_is_executed_by_one_at_a_time(self, store: Store) -> None:
-        store.transact(lambda tx: outbox.add(tx, 1, [LaunchAttempt(1), KillAttempt(1)], NOW))
+        store.transact(lambda tx: outbox.add(tx, [(1, LaunchAttempt(1)), (1, KillAttempt(1))], NOW))
         taken = self._lease(store, "a", NOW)
         assert [one.kind for one in taken] == ["launch_attempt", "kill_attempt"]
         assert self._lease(store, "b", NOW + 99) == []
@@ -212,7 +212,7 @@ class StoreContract:
     def test_a_command_of_a_dead_owner_is_taken_over_and_its_result_refused(
         self, store: Store
     ) -> None:
-        store.transact(lambda tx: outbox.add(tx, 1, [LaunchAttempt(1)], NOW))
+        store.transact(lambda tx: outbox.add(tx, [(1, LaunchAttempt(1))], NOW))
         (old,) = self._lease(store, "a", NOW)
         (new,) = self._lease(store, "b", NOW + 100)
         assert new.tries == 2
@@ -222,7 +222,7 @@ class StoreContract:
         assert store.view(outbox.next_at) is None
 
     def test_a_command_given_back_waits_for_its_time(self, store: Store) -> None:
-        store.transact(lambda tx: outbox.add(tx, 1, [LaunchAttempt(1)], NOW))
+        store.transact(lambda tx: outbox.add(tx, [(1, LaunchAttempt(1))], NOW))
         (one,) = self._lease(store, "a", NOW)
         store.transact(lambda tx: outbox.retry(tx, one, not_before=NOW + 5, error="later"))
         assert store.view(outbox.next_at) == NOW + 5

@@ -156,6 +156,12 @@ def checkpoint_name(step: int, suffix: str) -> str:
     return name
 
 
+def step_of(name: str) -> int | None:
+    """The step in the name of a checkpoint; None for any other name."""
+    found = _NAME.fullmatch(name)
+    return None if found is None else int(found[1])
+
+
 def is_checkpoint_name(name: str) -> bool:
     """Whether a directory of this name may hold a committed checkpoint."""
     return _NAME.fullmatch(name) is not None

@@ -10,8 +10,8 @@ from phalanx.server.loops.runner import ServiceLoop
 from phalanx.services.lifecycle.commit import LEAVING, QUEUE, TIMERS
 from phalanx.services.lifecycle.dispatch import LeaseOwner, dispatch_step
 from phalanx.services.lifecycle.polling import poll_leaving_step, poll_step
+from phalanx.services.lifecycle.requests import timers_step
 from phalanx.services.lifecycle.retention import RetentionProgress, retention_step
-from phalanx.services.lifecycle.timers import timers_step
 from phalanx.services.planning.draining import draining_step
 from phalanx.services.planning.scaling import scaling_step
 from phalanx.services.planning.scheduling import scheduling_step

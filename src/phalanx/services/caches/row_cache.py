@@ -317,9 +317,9 @@ class RowCache:
     def nodes(self, tx: Tx, real: Sequence[Node]) -> tuple[Node, ...]:
         """The executor's nodes, or the pool file's nodes that emulate them; marks set `closed`."""
         with self._lock:
-            stamps = resources.pool_stamps(tx)
+            stamps = resources.pools.stamps(tx)
             if self._pools[0] != stamps:
-                found = tuple(PoolSpec(**one.body) for one in resources.pools_now(tx))
+                found = tuple(PoolSpec(**one.body) for one in resources.pools.now(tx))
                 self._pools = (stamps, found)
             marks = resources.marks(tx)
             key = (stamps, tuple(real), tuple(marks.items()))
@@ -367,9 +367,9 @@ class RowCache:
         return {num: reason for num, (_, reason) in self._blocked.items()}
 
     def _projects_now(self, tx: Tx) -> dict[str, ProjectSpec]:
-        stamps = resources.project_stamps(tx)
+        stamps = resources.projects.stamps(tx)
         if self._projects[0] != stamps:
-            found = {one.name: ProjectSpec(**one.body) for one in resources.projects_now(tx)}
+            found = {one.name: ProjectSpec(**one.body) for one in resources.projects.now(tx)}
             self._projects = (stamps, found)
         return self._projects[1]
 

@@ -74,8 +74,7 @@ def commit_events(
     changed = _applied(tx, stored, fresh, now, actor)
     if changed is None:
         return stored
-    jobs.save(tx, stored, changed.job, changed.wake, len(changed.entries))
-    _log(tx, [changed], now)
+    _write(tx, [changed], now)
     return changed.stored()
 
 
@@ -116,8 +115,7 @@ def commit_many(
             continue
         if one is not None:
             changed.append(one)
-    jobs.save_many(tx, [(one.before, one.job, one.wake, len(one.entries)) for one in changed])
-    _log(tx, changed, now)
+    _write(tx, changed, now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +158,11 @@ def _applied(
     return _Changed(stored, job, entries, commands, wake_at(job)) if entries else None
 
 
-def _log(tx: Tx, changed: Sequence[_Changed], now: int) -> None:
-    """Append the events, queue the commands and collect the topics to notify."""
+def _write(tx: Tx, changed: Sequence[_Changed], now: int) -> None:
+    """Save the jobs, append the events, queue the commands and collect the topics to notify."""
+    jobs.save_many(tx, [(one.before, one.job, one.wake, len(one.entries)) for one in changed])
     log.append(tx, [entry for one in changed for entry in one.entries])
-    outbox.add_many(tx, [(one.job.num, c) for one in changed for c in one.commands], now)
+    outbox.add(tx, [(one.job.num, c) for one in changed for c in one.commands], now)
     for one in changed:
         _touch(tx, one.job, one.wake)
         tx.touched.rows[one.job.num] = one.stored()

@@ -93,9 +93,11 @@ def _ranks_started(inbox: Inbox, report: wire.RanksStartedReport) -> None:
     lineage.touch_generation(inbox.tx, inbox.key(report.generation), up_at=inbox.now)
 
 
-def _rank_failed(inbox: Inbox, report: wire.RankFailedReport) -> None:
+def _rank_failed(inbox: Inbox, report: wire.RankFailedReport | wire.RanksStalledReport) -> None:
+    stalled = isinstance(report, wire.RanksStalledReport)
     failure = failure_of(report.failure, inbox.node_rank, inbox.offset_us)
-    inbox.events.append(e.RankFailed(inbox.attempt, report.generation, inbox.node_rank, failure))
+    event = e.RanksStalled if stalled else e.RankFailed
+    inbox.events.append(event(inbox.attempt, report.generation, inbox.node_rank, failure))
     _record_failure(inbox, report.generation, failure)
 
 
@@ -121,15 +123,12 @@ def _ranks_ended(inbox: Inbox, report: wire.RanksEndedReport) -> None:
 
 
 def _checkpoint(inbox: Inbox, report: wire.CheckpointReport) -> None:
-    values = {
-        "step": report.step, "epoch": report.epoch, "path": report.path,
-        "size_bytes": report.size_bytes, "took_s": report.took_s,
-        "metrics": report.metrics, "created_at": inbox.ours(report.at),
-    }  # fmt: skip
-    lineage.add_checkpoint(inbox.tx, inbox.key(report.generation), values)
-    inbox.events.append(
-        e.CheckpointCommitted(inbox.attempt, report.generation, report.step, report.path)
-    )
+    values = report.model_dump(exclude={"kind", "seq", "generation", "at"})
+    values["created_at"] = inbox.ours(report.at)
+    if lineage.add_checkpoint(inbox.tx, inbox.key(report.generation), values):
+        inbox.events.append(
+            e.CheckpointCommitted(inbox.attempt, report.generation, report.step, report.path)
+        )
 
 
 def _restored(inbox: Inbox, report: wire.RestoredReport) -> None:
@@ -139,7 +138,8 @@ def _restored(inbox: Inbox, report: wire.RestoredReport) -> None:
 
 
 def _quarantined(inbox: Inbox, report: wire.QuarantinedReport) -> None:
-    lineage.mark_checkpoint(inbox.tx, inbox.job, report.path, "quarantined")
+    key = inbox.key(report.generation)
+    lineage.quarantine_checkpoint(inbox.tx, key, report.path, inbox.now)
     inbox.events.append(
         e.CheckpointQuarantined(inbox.attempt, report.generation, report.path, report.message)
     )
@@ -165,11 +165,8 @@ def _guard(inbox: Inbox, report: wire.GuardReport) -> None:
 
 
 def _stacks(inbox: Inbox, report: wire.StacksReport) -> None:
-    rows = [one.model_dump() for one in report.ranks]
-    data = {
-        "request": report.request, "node_rank": inbox.node_rank, "at": inbox.ours(report.at),
-        "ranks": rows,
-    }  # fmt: skip
+    data = report.model_dump(exclude={"kind", "seq", "generation"})
+    data |= {"node_rank": inbox.node_rank, "at": inbox.ours(report.at)}
     inbox.events.append(Note("stacks", inbox.attempt, report.generation, data))
     inbox.events.append(
         e.StacksCaptured(inbox.attempt, report.generation, inbox.node_rank, report.request)
@@ -180,12 +177,6 @@ def _profile(inbox: Inbox, report: wire.ProfileReport) -> None:
     data = report.model_dump(exclude={"kind", "seq", "generation"})
     data["at"] = inbox.ours(report.at)
     inbox.events.append(Note("profiled", inbox.attempt, report.generation, data))
-
-
-def _ranks_stalled(inbox: Inbox, report: wire.RanksStalledReport) -> None:
-    failure = failure_of(report.failure, inbox.node_rank, inbox.offset_us)
-    inbox.events.append(e.RanksStalled(inbox.attempt, report.generation, inbox.node_rank, failure))
-    _record_failure(inbox, report.generation, failure)
 
 
 def _ledger(inbox: Inbox, report: wire.LedgerReport) -> None:
@@ -212,13 +203,9 @@ def _log(inbox: Inbox, report: wire.LogReport) -> None:
         data = base64.b64decode(report.data, validate=True)
     except binascii.Error as error:
         raise UserError(f"report {report.seq}: the log is not base64") from error
-    telemetry.add_log(
-        inbox.tx,
-        LogSegment(
-            0, *inbox.key(report.generation), report.rank, report.stream, report.offset,
-            report.dropped, inbox.now, data,
-        ),
-    )  # fmt: skip
+    place = (*inbox.key(report.generation), report.rank, report.stream)
+    segment = LogSegment(0, *place, report.offset, report.dropped, inbox.now, data)
+    telemetry.add_log(inbox.tx, segment)
 
 
 def _leaving(inbox: Inbox, report: wire.LeavingReport) -> None:
@@ -242,11 +229,8 @@ def read_heartbeat(inbox: Inbox, beat: wire.Heartbeat, known: supervisors.Superv
     """Record a node's progress. A late heartbeat of an ended generation is ignored."""
     if beat.generation < known.generation:
         return
-    inbox.row |= {
-        "generation": beat.generation, "step": beat.step, "epoch": beat.epoch,
-        "num_epochs": beat.num_epochs,
-        "phase": beat.phase[:64],
-    }  # fmt: skip
+    inbox.row |= beat.model_dump(include={"generation", "step", "epoch", "num_epochs"})
+    inbox.row["phase"] = beat.phase[:64]
     if beat.step is not None and (beat.generation, beat.step) != (known.generation, known.step):
         record_step(inbox, beat.generation, beat.step, inbox.now)
 
@@ -264,7 +248,7 @@ _READERS: Mapping[type, Callable[[Inbox, Any], None]] = {
     wire.GuardReport: _guard,
     wire.StacksReport: _stacks,
     wire.ProfileReport: _profile,
-    wire.RanksStalledReport: _ranks_stalled,
+    wire.RanksStalledReport: _rank_failed,
     wire.LedgerReport: _ledger,
     wire.MetricsReport: _metrics,
     wire.LogReport: _log,

@@ -1,13 +1,16 @@
-"""Requests for existing jobs: stop, pause, resume. Each may be repeated."""
+"""Stop, pause and resume jobs at a request, which may be repeated; apply their due timers."""
 
 from __future__ import annotations
 
-from phalanx.core.jobs.events import JobEvent, Resumed, StopRequested
-from phalanx.core.jobs.model import Job, JobState, StopGoal
+from collections.abc import Sequence
+
+from phalanx.core.jobs.events import Resumed, StopRequested
+from phalanx.core.jobs.model import JobState, StopGoal
+from phalanx.core.jobs.timers import due
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.errors import Conflict
 from phalanx.kit.text import job_label
-from phalanx.services.lifecycle.commit import commit_events
+from phalanx.services.lifecycle.commit import commit_events, isolate_bugs
 from phalanx.services.platform import Platform
 from phalanx.store import jobs
 from phalanx.store.database import Tx
@@ -32,10 +35,11 @@ def stop(
             return
         if job.is_terminal:
             raise Conflict(f"{job_label(num)} has {job.state} already: there is nothing to {goal}")
-        if goal is StopGoal.PAUSE and job.state is JobState.STOPPING:
-            _refuse_weaker(job)
+        ending = job.state is JobState.STOPPING and job.goal in (StopGoal.CANCEL, StopGoal.FAIL)
+        if goal is StopGoal.PAUSE and ending:
+            raise Conflict(f"{job_label(num)} is stopping to {job.goal} and cannot be paused")
         reason = Reason(_REASONS[goal], f"by {actor}")
-        _apply(tx, num, StopRequested(goal, reason, grace_s), now, actor)
+        commit_events(tx, num, [StopRequested(goal, reason, grace_s)], now, actor)
 
     platform.store.transact(work)
 
@@ -58,15 +62,22 @@ def resume(platform: Platform, num: int, now: int, actor: str) -> None:
                 f"{job_label(num)} is still stopping to {job.goal}", "try again when it has stopped"
             )
         if job.state is JobState.PAUSED:
-            _apply(tx, num, Resumed(), now, actor)
+            commit_events(tx, num, [Resumed()], now, actor)
 
     platform.store.transact(work)
 
 
-def _refuse_weaker(job: Job) -> None:
-    if job.goal in (StopGoal.CANCEL, StopGoal.FAIL):
-        raise Conflict(f"{job_label(job.num)} is stopping to {job.goal} and cannot be paused")
+def timers_step(platform: Platform, now: int) -> int | None:
+    """Apply due back-offs, time limits and stop deadlines; returns when the next timer is due.
 
+    None: there is no timer. Raises a Bug that one of the jobs runs into after the other jobs are done.
+    """
 
-def _apply(tx: Tx, num: int, event: JobEvent, now: int, actor: str) -> None:
-    commit_events(tx, num, [event], now, actor)
+    def fire(tx: Tx, some: Sequence[int]) -> None:
+        for num in some:
+            for event in due(jobs.load(tx, num).job, now):
+                commit_events(tx, num, [event], now, "timer")
+
+    waking = platform.store.view(lambda tx: jobs.waking(tx, now))
+    isolate_bugs(waking, lambda some: platform.store.transact(lambda tx: fire(tx, some)))
+    return platform.store.view(jobs.next_wake_at)

@@ -35,7 +35,7 @@ def check(platform: Platform, request: SubmitRequest) -> Accepted:
     spec = validate_spec(request.spec)
     problems = check_supported(spec)
     if not problems:
-        projects = platform.store.view(resources.projects_now)
+        projects = platform.store.view(resources.projects.now)
         problems = over_project(spec, projects) or [
             *misfits(spec, platform.cluster()),
             *_no_secrets(spec, platform.home),

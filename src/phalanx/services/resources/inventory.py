@@ -45,7 +45,7 @@ def _read(platform: Platform) -> _Inventory:
             nodes=platform.scheduler_cache.rows.nodes(tx, real),
             waiting=waiting,
             holding=holding,
-            pools={one.name: one for one in resources.pools_now(tx)},
+            pools={one.name: one for one in resources.pools.now(tx)},
             marks=resources.marks(tx),
             reserved=reserved,
         )

@@ -50,15 +50,15 @@ def apply_pools(platform: Platform, file: Mapping[str, Any], now: int, actor: st
 def _apply_local(platform: Platform, found: PoolFile, now: int, actor: str) -> ApplyResponse:
 
     def work(tx: Tx) -> ApplyResponse:
-        before = {one.name: PoolSpec(**one.body) for one in resources.pools_now(tx)}
+        before = {one.name: PoolSpec(**one.body) for one in resources.pools.now(tx)}
         _, holding = platform.scheduler_cache.rows.jobs(tx)
         fresh = {pool.name: pool for pool in found.pools}
         _refuse_shared_nodes(fresh, before)
         _refuse_cutting_off(fresh, before, holding)
         changed = [pool for pool in found.pools if before.get(pool.name) != pool]
         # Caches compare pools by this stamp, so it always increases.
-        stamp = max([now, *(at + 1 for _, at in resources.pool_stamps(tx))])
-        resources.put_pools(
+        stamp = max([now, *(at + 1 for _, at in resources.pools.stamps(tx))])
+        resources.pools.put(
             tx, [Applied(pool.name, pool.model_dump(mode="json"), stamp, actor) for pool in changed]
         )
         _remove_stale_marks(tx, {**before, **fresh})
@@ -77,12 +77,12 @@ def remove_pool(platform: Platform, name: str) -> None:
         return
 
     def work(tx: Tx) -> None:
-        before = {one.name: PoolSpec(**one.body) for one in resources.pools_now(tx)}
+        before = {one.name: PoolSpec(**one.body) for one in resources.pools.now(tx)}
         if name not in before:
             raise NotFound(f"there is no pool {name} from a pool file", suggestion(name, before))
         _, holding = platform.scheduler_cache.rows.jobs(tx)
         _refuse_used(name, holding)
-        resources.remove_pool(tx, name)
+        resources.pools.remove(tx, name)
         _remove_stale_marks(tx, {key: pool for key, pool in before.items() if key != name})
         tx.touched.topics.add(QUEUE)
 

@@ -30,13 +30,13 @@ def apply_projects(
     num_slots = sum(node.num_slots for node in platform.cluster())
 
     def work(tx: Tx) -> ApplyResponse:
-        before = {one.name: ProjectSpec(**one.body) for one in resources.projects_now(tx)}
+        before = {one.name: ProjectSpec(**one.body) for one in resources.projects.now(tx)}
         after = {**before, **{project.name: project for project in found.projects}}
         problems = check_tree(after.values())
         if problems:
             raise SpecInvalid(problems)
         changed = [one for one in found.projects if before.get(one.name) != one]
-        resources.put_projects(
+        resources.projects.put(
             tx, [Applied(one.name, one.model_dump(mode="json"), now, actor) for one in changed]
         )
         tx.touched.topics.add(QUEUE)
@@ -60,7 +60,7 @@ def remove_project(platform: Platform, name: str) -> None:
     """Remove a project's limits; its jobs go on. Raises NotFound, Conflict for a parent of others."""
 
     def work(tx: Tx) -> None:
-        before = {one.name: ProjectSpec(**one.body) for one in resources.projects_now(tx)}
+        before = {one.name: ProjectSpec(**one.body) for one in resources.projects.now(tx)}
         if name not in before:
             raise NotFound(
                 f"there is no project {name} from a project file", suggestion(name, before)
@@ -70,7 +70,7 @@ def remove_project(platform: Platform, name: str) -> None:
             raise Conflict(
                 f"project {name} is the parent of {', '.join(parts)}", "remove them first"
             )
-        resources.remove_project(tx, name)
+        resources.projects.remove(tx, name)
         tx.touched.topics.add(QUEUE)
 
     platform.store.transact(work)
@@ -81,7 +81,7 @@ def list_projects(platform: Platform, now: int) -> list[ProjectView]:
     num_slots = sum(node.num_slots for node in platform.cluster() if not node.closed)
 
     def work(tx: Tx) -> list[ProjectView]:
-        applied = {one.name: one for one in resources.projects_now(tx)}
+        applied = {one.name: one for one in resources.projects.now(tx)}
         usage = planning.usage_now(tx)
         waiting, holding = platform.scheduler_cache.rows.jobs(tx)
         counted = _count(waiting, holding)
@@ -114,7 +114,7 @@ def show_project(platform: Platform, name: str, now: int) -> ProjectView:
     views = {one.name: one for one in list_projects(platform, now)}
     if name not in views:
         raise NotFound(f"there is no project {name}", suggestion(name, views))
-    applied = platform.store.view(resources.projects_now)
+    applied = platform.store.view(resources.projects.now)
     spec = next((dict(one.body) for one in applied if one.name == name), None)
     return views[name].model_copy(update={"spec": spec})
 
