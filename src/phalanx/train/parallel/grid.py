@@ -6,7 +6,7 @@ others. Parameters become DTensors, so checkpoints fit any other layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -27,8 +27,7 @@ from torch.distributed.tensor.parallel import (
 from phalanx.core.gang.meshes import DIMENSIONS, Layout
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.kit.text import nearest
-from phalanx.train.parallel import materialize, replica
-from phalanx.train.parallel.strategies import ShardStrategy, blocks
+from phalanx.train.parallel.strategies import ShardStrategy
 
 # The sequence is the second dimension of activations: batch × sequence × width.
 _SEQUENCE = Shard(1)
@@ -67,28 +66,16 @@ class GridStrategy(ShardStrategy):
         self._layout, self._plan = layout, plan
         self._mesh: DeviceMesh | None = None
 
-    def wrap(
-        self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
-    ) -> nn.Module:
-        """Return the same module, split and sharded in place, with rank 0's weights.
+    def _sharder(self, model: nn.Module, device: torch.device) -> Callable[[nn.Module], object]:
+        """Return a function that splits and shards a part. Raises SpecInvalid without a plan."""
+        mesh, left = self._the_mesh(device), self._to_split(model)
 
-        Raises SpecInvalid where no plan says what to split.
-        """
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            return model
-        materialize.return_large_blocks(device)
-        maker = materialize.Materializer(model, device, wishes.seed)
-        before = dict(model.named_parameters())
-        mesh = self._the_mesh(device)
-        left = self._to_split(model)
-        for part in [*blocks(model), model]:
-            whole = self._begin_equal(part, maker)
+        def shard(part: nn.Module) -> None:
             self._split_layers(part, left, mesh)
             if self._layout.num_places > 1:
                 fully_shard(part, mesh=self._outer(mesh), **self._options)
-            materialize.free_replaced(model, whole)
-        self._remember(before, model)
-        return model
+
+        return shard
 
     def _to_split(self, model: nn.Module) -> dict[nn.Module, ParallelStyle]:
         """Return the style of each module that the plan names. Raises SpecInvalid without a plan."""

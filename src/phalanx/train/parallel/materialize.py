@@ -32,14 +32,14 @@ class Materializer:
         """Raise NotSupported for a module without memory and without `reset_parameters`."""
         self._device, self._seed = device, seed
         self._names = {id(module): name for name, module in model.named_modules()}
-        mute = [
+        unmade = [
             f"{name or 'the model'} ({type(module).__name__})"
             for name, module in model.named_modules()
             if _hollow(module) and _reset_of(module) is None
         ]
-        if mute:
+        if unmade:
             raise NotSupported(
-                f"{', '.join(mute[:3])}: on the meta device without reset_parameters()",
+                f"{', '.join(unmade[:3])}: on the meta device without reset_parameters()",
                 "give such modules a reset_parameters() for their own parameters and buffers, or make"
                 ' the model outside of torch.device("meta")',
             )
@@ -103,7 +103,7 @@ def _split(value: Any, owner: nn.Parameter, what: str) -> Any:
     if value.is_meta:
         raise NotSupported(
             f"{what} was loaded while the model had no memory, so its numbers are lost",
-            'make a model whose optimizer you load outside of torch.device("meta")',
+            'load an optimizer only for a model that is made outside of torch.device("meta")',
         )
     if value.shape != owner.shape:
         raise NotSupported(
@@ -113,19 +113,18 @@ def _split(value: Any, owner: nn.Parameter, what: str) -> Any:
         )
     shape, start = region_of(owner)
     part = value.detach()[tuple(slice(at, at + num) for at, num in zip(start, shape, strict=True))]
-    return DTensor.from_local(
-        part.clone(memory_format=torch.contiguous_format).to(owner.device), owner.device_mesh,
-        owner.placements, run_check=False, shape=owner.shape, stride=owner.stride(),
-    )  # fmt: skip
+    own = part.clone(memory_format=torch.contiguous_format).to(owner.device)
+    like: dict[str, Any] = {"shape": owner.shape, "stride": owner.stride()}
+    return DTensor.from_local(own, owner.device_mesh, owner.placements, run_check=False, **like)
 
 
 def return_large_blocks(device: torch.device) -> None:
     """Make the C library return large blocks to the system as soon as they are free.
 
-    Shards gather, use and free a block's parameters all the time. The C library learns from that to keep
-    freed memory for itself, in pieces that fit badly: three times what is in use. What this costs in page
-    faults, huge pages (`context.ask_for_huge_pages`) mostly save. What the environment
-    says (`MALLOC_MMAP_THRESHOLD_`, `GLIBC_TUNABLES`) stands over this; without glibc nothing is done.
+    Shards allocate and free a block's parameters in every pass. By default the C library then keeps up to
+    three times the memory in use, as free pieces of sizes that do not fit. Huge pages
+    (`context.ask_for_huge_pages`) make up for most of the additional page faults. The variables
+    `MALLOC_MMAP_THRESHOLD_` and `GLIBC_TUNABLES` take precedence; without glibc nothing is done.
     """
     if device.type != "cpu" or context.tunes_malloc():
         return

@@ -27,7 +27,7 @@ def meta_parameters() -> Iterator[None]:
 
     def hollow(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
         if param is not None and not param.is_meta:
-            param = nn.Parameter(stages.to_meta(param.detach()), param.requires_grad)
+            param = stages.meta_parameter(param)
         register(self, name, param)
 
     nn.Module.register_parameter = hollow  # type: ignore[method-assign]
@@ -35,18 +35,6 @@ def meta_parameters() -> Iterator[None]:
         yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
-
-
-def move_to_meta(model: nn.Module) -> None:
-    """Replace a model's tensors by ones without memory, in place."""
-    for module in model.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = stages.to_meta(buffer)
-        for name, parameter in module._parameters.items():
-            if parameter is not None and not parameter.is_meta:
-                made = nn.Parameter(stages.to_meta(parameter.detach()), parameter.requires_grad)
-                module._parameters[name] = made
 
 
 @contextlib.contextmanager

@@ -36,6 +36,7 @@ from phalanx.train.numerics import gradients, precision
 from phalanx.train.parallel import materialize, replica, stages
 from phalanx.train.parallel.grid import GridStrategy
 from phalanx.train.parallel.strategies import LossFn, blocks
+from phalanx.train.settings import RunOptions
 from phalanx.train.state import tree
 from phalanx.train.state.tree import dtype_name, dtype_of
 
@@ -56,9 +57,13 @@ class PipelineStrategy(GridStrategy):
     """The strategy of pipeline stages, with a grid of the other dimensions in each."""
 
     def __init__(
-        self, layout: Layout, rank: int, plan: Mapping[str, Any], options: Mapping[str, Any],
+        self,
+        layout: Layout,
+        rank: int,
+        plan: Mapping[str, Any],
+        options: Mapping[str, Any],
         pipeline: PipelineOptions,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(layout, plan, options)
         self._pipeline_options = pipeline
         self._stage_ranks = [
@@ -74,9 +79,7 @@ class PipelineStrategy(GridStrategy):
         self._told = ""
         self._others: list[dict[int, Any]] = []
 
-    def wrap(
-        self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
-    ) -> nn.Module:
+    def wrap(self, model: nn.Module, device: torch.device, options: RunOptions) -> nn.Module:
         """Return the same module with the memory of its own stages only, with rank 0's weights.
 
         Raises SpecInvalid where it cannot be cut, or no plan says what tp splits.
@@ -85,7 +88,7 @@ class PipelineStrategy(GridStrategy):
         num_stages = self._layout.pp * pipelines.chunks(self._pipeline_options.schedule)
         parts = stages.cut(stages.layers_of(model), num_stages, self._pipeline_options.split)
         materialize.return_large_blocks(device)
-        maker = materialize.Materializer(model, device, wishes.seed)
+        maker = materialize.Materializer(model, device, options.seed)
         before = dict(model.named_parameters())
         shapes = stages.StageShapes(parts)
         mesh = self._the_mesh(device)
@@ -112,9 +115,7 @@ class PipelineStrategy(GridStrategy):
         return model
 
     def _shard(self, module: nn.Module, mesh: Any) -> None:
-        if self._layout.num_places == 1 or not any(
-            one.requires_grad for one in module.parameters()
-        ):
+        if self._layout.num_places == 1 or not replica.learns(module):
             return
         outer = self._outer(mesh)
         for layer in [*blocks(module), *module.children()]:
@@ -133,9 +134,14 @@ class PipelineStrategy(GridStrategy):
     # -- a step ----------------------------------------------------------------------------------
 
     def compute(
-        self, model: nn.Module, inputs: Sequence[torch.Tensor], target: Any, loss_fn: LossFn,
-        backward: Callable[[torch.Tensor], None], factor: Callable[[], float],
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        model: nn.Module,
+        inputs: Sequence[torch.Tensor],
+        target: Any,
+        loss_fn: LossFn,
+        backward: Callable[[torch.Tensor], None],
+        factor: Callable[[], float],
+    ) -> torch.Tensor:
         """Run one batch through all stages, forward and backward; returns the mean loss on every rank."""
         pipeline = self._pipelines[model]
         if not torch.is_grad_enabled():
@@ -263,11 +269,11 @@ class Pipeline:
         self._loss_fn, self._factor = loss_fn, factor / num
         self._losses.clear()
         schedule = self._schedule(inputs, num, self._scaled_loss)
-        schedule.step(
-            *(inputs if self._first else ()), target=target if self._last else None,
-            losses=[] if self._last else None, return_outputs=False,
-        )  # fmt: skip
-        return self._spread(self._mean_loss())
+        received = inputs if self._first else ()
+        end = {"target": target, "losses": []} if self._last else {}
+        schedule.step(*received, **end, return_outputs=False)
+        loss = torch.stack(self._losses).mean() if self._losses else None
+        return self._spread(loss)
 
     def evaluate(
         self, inputs: Sequence[torch.Tensor], target: Any, loss_fn: LossFn
@@ -314,9 +320,6 @@ class Pipeline:
         self._losses.append(loss.detach())
         return loss * self._factor
 
-    def _mean_loss(self) -> torch.Tensor | None:
-        return torch.stack(self._losses).mean() if self._losses else None
-
     def _spread(self, loss: torch.Tensor | None) -> torch.Tensor:
         """Broadcast the last stage's loss; it may be ready before earlier stages have finished."""
         value = torch.zeros((), dtype=torch.float32, device=self._device)
@@ -344,10 +347,9 @@ class Pipeline:
     def _stage(
         self, number: int, module: nn.Module, passed: Sequence[tuple[torch.Tensor, ...]]
     ) -> PipelineStage:
-        return PipelineStage(
-            module, number, self._num_stages, self._device, group=self._group,
-            input_args=passed[number], output_args=passed[number + 1],
-        )  # fmt: skip
+        ends: dict[str, Any] = {"input_args": passed[number], "output_args": passed[number + 1]}
+        place = (number, self._num_stages)
+        return PipelineStage(module, *place, self._device, group=self._group, **ends)
 
     def _ordered(self, made: Sequence[PipelineStage], num: int, loss: LossFn | None) -> Any:
         """Return the schedule; all forward passes come first where the wished one does not fit.

@@ -8,13 +8,15 @@ in registration order, so that it never happens later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
+
+from phalanx.train.settings import RunOptions
 
 
 class Replica(DistributedDataParallel):
@@ -27,12 +29,14 @@ class Replica(DistributedDataParallel):
     def _check_sync_bufs_pre_fwd(self) -> bool:
         return self.training and bool(super()._check_sync_bufs_pre_fwd())  # type: ignore[no-untyped-call]
 
-    def start_step(self) -> None:
-        """Make the next training pass take rank 0's buffers.
+    def start_share(self, first: bool, last: bool) -> None:
+        """Reduce gradients in the last micro-batch of a step only; take rank 0's buffers in the first.
 
-        An evaluation leaves DDP believing that buffers are equal; a restarted run would not.
+        After an evaluation DDP takes the buffers for equal; in a restarted run it would not.
         """
-        self.require_forward_param_sync = True
+        self.require_backward_grad_sync = last
+        if first:
+            self.require_forward_param_sync = True
 
     def send_buffers(self) -> None:
         """Send rank 0's buffers to every rank. Collective."""
@@ -40,33 +44,19 @@ class Replica(DistributedDataParallel):
             self._sync_buffers()  # type: ignore[no-untyped-call]
 
 
-class ReplicationOptions(Protocol):
-    """The options of a run that strategies read."""
-
-    @property
-    def seed(self) -> int:
-        """Return the seed of initial weights."""
-        ...
-
-    @property
-    def exact(self) -> bool:
-        """Return whether a restart must reduce in the same order."""
-        ...
-
-    @property
-    def ddp(self) -> Mapping[str, Any]:
-        """Return further arguments of DistributedDataParallel."""
-        ...
+def learns(model: nn.Module) -> bool:
+    """Return whether the model has trainable parameters."""
+    return any(parameter.requires_grad for parameter in model.parameters())
 
 
-def replicate(model: nn.Module, device: torch.device, wishes: ReplicationOptions) -> nn.Module:
+def replicate(model: nn.Module, device: torch.device, options: RunOptions) -> nn.Module:
     """Wrap the model as one of several replicas; a model without trainable parameters is unchanged."""
-    if not any(parameter.requires_grad for parameter in model.parameters()):
+    if not learns(model):
         return model
     ids = [device.index] if device.type == "cuda" else None
-    replica = Replica(model, device_ids=ids, **wishes.ddp)
+    replica = Replica(model, device_ids=ids, **options.ddp)
     # With unused parameters to find, DDP never regroups.
-    if wishes.exact and not wishes.ddp.get("find_unused_parameters"):
+    if options.exact and not options.ddp.get("find_unused_parameters"):
         freeze_buckets(replica)
     return replica
 

@@ -1,16 +1,15 @@
 """A model as a sequence of layers, cut into pipeline stages.
 
-Layers are the children of an `nn.Sequential`, or what the model's attribute `pipeline_layers` names:
-modules that are called one after another, each with what the one before has put out; members of module
-lists and sequences count one by one. The model itself stays whole in name: parameters of other ranks'
-layers lose their memory and keep their places, so state dictionaries, optimizers and checkpoints have the
-same names everywhere.
+Layers are the children of an `nn.Sequential`, or the modules that the model's attribute `pipeline_layers`
+names: they are called one after another, each with the output of the one before; members of module lists
+and sequences count one by one. Parameters of other ranks' layers stay in the model without memory, so
+state dictionaries, optimizers and checkpoints have the same names on every rank.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,14 +37,12 @@ def layers_of(model: nn.Module) -> list[PipelineLayer]:
     names = getattr(model, _ATTRIBUTE, None)
     if names is None:
         if isinstance(model, nn.Sequential):
-            return [
-                PipelineLayer(name, one) for name, one in model._modules.items() if one is not None
-            ]
-        kind = type(model).__name__
-        raise _wrong(
-            "strategy", f"pp cannot cut a {kind}: give it an attribute {_ATTRIBUTE}, the names of modules"
-            " called one after another, or make it an nn.Sequential",
-        )  # fmt: skip
+            return _members(model, "")
+        said = (
+            f"pp cannot cut a {type(model).__name__}: give it an attribute {_ATTRIBUTE}, the names of"
+            " modules called one after another, or make it an nn.Sequential"
+        )
+        raise _wrong("strategy", said)
     known = dict(model.named_modules())
     found: list[PipelineLayer] = []
     for name in names:
@@ -55,22 +52,22 @@ def layers_of(model: nn.Module) -> list[PipelineLayer]:
             hint = f"; did you mean {near}?" if near else ""
             raise _wrong(_ATTRIBUTE, f"{name} is no module of the model{hint}")
         if isinstance(module, nn.ModuleList | nn.Sequential):
-            found += [
-                PipelineLayer(f"{name}.{at}", one)
-                for at, one in module._modules.items()
-                if one is not None
-            ]
+            found += _members(module, f"{name}.")
         else:
             found.append(PipelineLayer(name, module))
     _check_whole(model, found)
     return found
 
 
+def _members(sequence: nn.Module, prefix: str) -> list[PipelineLayer]:
+    named = sequence._modules.items()
+    return [PipelineLayer(f"{prefix}{name}", one) for name, one in named if one is not None]
+
+
 def _check_whole(model: nn.Module, layers: Sequence[PipelineLayer]) -> None:
     """Check that every parameter and buffer lies in a layer."""
-    inside = {id(one) for layer in layers for one in _tensors(layer.module)}
-    named = [*model.named_parameters(), *model.named_buffers()]
-    outside = [name for name, one in named if id(one) not in inside]
+    inside = {id(one) for layer in layers for _, one in _named_tensors(layer.module)}
+    outside = [name for name, one in _named_tensors(model) if id(one) not in inside]
     if outside:
         raise _wrong(_ATTRIBUTE, f"{outside[0]} is in none of the layers; name the module it is in")
 
@@ -90,13 +87,13 @@ def cut(
                 hint = f"; did you mean {near}?" if near else f"; there are {', '.join(names[:8])}"
                 raise _wrong("pipeline_split", f"{name} is no layer{hint}")
         if len(begins) != num_stages - 1:
-            raise _wrong(
-                "pipeline_split", f"must name {num_stages - 1} layers, the first of every stage but"
-                f" the first, not {len(begins)}",
-            )  # fmt: skip
+            wanted = f"{num_stages - 1} layers, the first of every stage but the first"
+            raise _wrong("pipeline_split", f"must name {wanted}, not {len(begins)}")
         edges = [0, *sorted(names.index(name) for name in begins)]
     else:
-        weights = [1 + sum(one.numel() for one in _tensors(layer.module)) for layer in layers]
+        weights = [
+            1 + sum(one.numel() for _, one in _named_tensors(layer.module)) for layer in layers
+        ]
         try:
             edges = pipelines.cuts(weights, num_stages)
         except ValueError as error:
@@ -112,17 +109,15 @@ def _check_apart(parts: Sequence[Sequence[PipelineLayer]]) -> None:
         if not part:
             raise _wrong("pipeline_split", f"stage {number} would have no layer")
         for layer in part:
-            for name, one in [*layer.module.named_parameters(), *layer.module.named_buffers()]:
+            for name, one in _named_tensors(layer.module):
                 if owner.setdefault(id(one), number) != number:
-                    raise _wrong(
-                        "strategy", f"pp: {layer.name}.{name} is shared with stage {owner[id(one)]};"
-                        " layers that share weights have to be on one stage, see pipeline_split",
-                    )  # fmt: skip
+                    said = f"{layer.name}.{name} is shared with stage {owner[id(one)]}"
+                    rule = "layers that share weights have to be on one stage, see pipeline_split"
+                    raise _wrong("strategy", f"pp: {said}; {rule}")
 
 
-def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()
+def _named_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [*module.named_parameters(), *module.named_buffers()]
 
 
 def _wrong(what: str, text: str) -> SpecInvalid:
@@ -130,15 +125,14 @@ def _wrong(what: str, text: str) -> SpecInvalid:
 
 
 def free_memory(module: nn.Module) -> None:
-    """Free the memory of a module's tensors; shapes and names stay."""
+    """Replace a module's tensors by ones without memory, in place; shapes and names stay."""
     for one in module.modules():
         for name, parameter in one._parameters.items():
-            if parameter is not None:
-                hollow = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
-                one._parameters[name] = nn.Parameter(hollow, parameter.requires_grad)
+            if parameter is not None and not parameter.is_meta:
+                one._parameters[name] = meta_parameter(parameter)
         for name, buffer in one._buffers.items():
             if buffer is not None:
-                one._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device="meta")
+                one._buffers[name] = to_meta(buffer)
 
 
 class StageShapes:
@@ -191,13 +185,15 @@ def to_meta(tensor: torch.Tensor) -> torch.Tensor:
     return found.requires_grad_(tensor.requires_grad)
 
 
+def meta_parameter(parameter: nn.Parameter) -> nn.Parameter:
+    """Return a parameter of the same shape without memory."""
+    return nn.Parameter(to_meta(parameter.detach()), parameter.requires_grad)
+
+
 def meta_copy(module: nn.Module) -> nn.Module:
     """Copy a module with tensors without memory."""
-    memo: dict[int, Any] = {}
-    for parameter in module.parameters():
-        memo[id(parameter)] = nn.Parameter(to_meta(parameter.detach()), parameter.requires_grad)
-    for buffer in module.buffers():
-        memo[id(buffer)] = to_meta(buffer)
+    memo: dict[int, Any] = {id(one): meta_parameter(one) for one in module.parameters()}
+    memo |= {id(one): to_meta(one) for one in module.buffers()}
     copied = copy.deepcopy(module, memo)
     for one in copied.modules():
         # A forward pass replaced on the instance belongs to the original.

@@ -1,15 +1,14 @@
 """Strategies of one dimension: a single rank, replicas (DDP), shards of every parameter (FSDP2).
 
-`parallel` and `pipeline` have the others.
-
 A strategy wraps models, says which micro-batch reduces gradients, and keeps buffers equal. Checkpoints
-do not depend on it: `sharding` finds any part of any tensor again.
+do not depend on it: `state.sharding` finds any part of any tensor. `grid` and `pipeline` have the
+strategies of several dimensions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,138 +22,91 @@ from torch.utils.weak import WeakIdKeyDictionary
 from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.numerics import gradients
 from phalanx.train.parallel import materialize, replica
+from phalanx.train.settings import RunOptions
 from phalanx.train.state.per_rank import num_ranks
 
 LossFn = Callable[[Any, Any], torch.Tensor]
 
 
-class Strategy(Protocol):
-    """How the ranks of a gang hold a model. Every rank makes the same calls."""
+class Strategy:
+    """How the ranks of a gang hold a model. Every rank makes the same calls.
+
+    The methods here are those of ranks that hold the whole model and reduce nothing.
+    """
 
     name: str
+    #: (rank, number) among the ranks that hold the same layers; None: all ranks do
+    place: tuple[int, int] | None = None
 
-    def receive(
-        self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
-    ) -> None:
-        """Allocate a new model, where the strategy holds it whole."""
-        ...
+    def receive(self, model: nn.Module, device: torch.device, options: RunOptions) -> None:
+        """Allocate a new model, where the strategy holds it whole.
 
-    def wrap(
-        self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
-    ) -> nn.Module:
+        Raises NotSupported for a module without memory and without `reset_parameters`.
+        """
+        materialize.materialize_model(model, device, options.seed)
+
+    def wrap(self, model: nn.Module, device: torch.device, options: RunOptions) -> nn.Module:
         """Return the model to train with, which the script gets."""
-        ...
+        return model
 
     def adopt(self, optimizer: Optimizer) -> None:
         """Replace an optimizer's parameters by those that `wrap` made."""
-        ...
 
     def watch(self, scale: replica.GradientScale, model: nn.Module) -> None:
         """Scale the gradients of a model that `wrap` returned."""
-        ...
+        scale.watch(replica.unwrapped(model))
 
     def start_share(self, models: Iterable[nn.Module], first: bool, last: bool) -> None:
         """Start a micro-batch, which may be the first or the last of its step."""
-        ...
 
     def send_buffers(self, models: Iterable[nn.Module]) -> None:
         """Send rank 0's buffers to every rank."""
-        ...
 
     def reduces(self, models: Iterable[nn.Module]) -> bool:
         """Return whether every step reduces gradients over all ranks."""
-        ...
-
-    @property
-    def place(self) -> tuple[int, int] | None:
-        """Return (rank, number) among the ranks that hold the same layers; None: all ranks do."""
-        ...
+        return False
 
     def compute(
-        self, model: nn.Module, inputs: Sequence[torch.Tensor], target: Any, loss_fn: LossFn,
-        backward: Callable[[torch.Tensor], None], factor: Callable[[], float],
-    ) -> torch.Tensor:  # fmt: skip
-        """Compute loss and gradients of one batch, by `backward(loss)` or with losses times `factor`."""
-        ...
+        self,
+        model: nn.Module,
+        inputs: Sequence[torch.Tensor],
+        target: Any,
+        loss_fn: LossFn,
+        backward: Callable[[torch.Tensor], None],
+        factor: Callable[[], float],
+    ) -> torch.Tensor:
+        """Compute the loss of one batch, and its gradients where they are enabled.
 
-    def norm(self, parameters: Iterable[torch.Tensor]) -> torch.Tensor:
-        """Return the norm of all ranks' gradients together."""
-        ...
-
-    def completed(self, state: dict[str, Any], channel: ControlChannel) -> dict[str, Any]:
-        """Complete the state with what other ranks hold, so that all ranks number its tensors alike."""
-        ...
-
-
-class BaseStrategy:
-    """The common part of strategies in which every rank holds all layers."""
-
-    place: tuple[int, int] | None = None
-
-    def receive(
-        self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
-    ) -> None:
-        """Allocate the whole model. Raises NotSupported for a module without `reset_parameters`."""
-        materialize.materialize_model(model, device, wishes.seed)
-
-    def compute(
-        self, model: nn.Module, inputs: Sequence[torch.Tensor], target: Any, loss_fn: LossFn,
-        backward: Callable[[torch.Tensor], None], factor: Callable[[], float],
-    ) -> torch.Tensor:  # fmt: skip
-        """Make a forward pass, and a backward pass where gradients are enabled."""
+        Gradients come from `backward(loss)`, or from losses that are multiplied by `factor`.
+        """
         loss = loss_fn(model(*inputs), target)
         if torch.is_grad_enabled():
             backward(loss)
         return loss.detach()
 
     def norm(self, parameters: Iterable[torch.Tensor]) -> torch.Tensor:
-        """Return the norm of the reduced gradients."""
+        """Return the norm of all ranks' gradients together, once they are reduced."""
         return gradients.gradient_norm(parameters)
 
     def completed(self, state: dict[str, Any], channel: ControlChannel) -> dict[str, Any]:
-        """Return or pass on without a change."""
+        """Return the state with the tensors that other ranks hold, numbered alike on all ranks."""
         return state
 
 
-class SingleRank(BaseStrategy):
+class SingleRank(Strategy):
     """The strategy of one rank."""
 
     name = "single"
 
-    def wrap(
-        self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
-    ) -> nn.Module:
-        """Return or pass on without a change."""
-        return model
 
-    def adopt(self, optimizer: Optimizer) -> None:
-        """Do nothing."""
-
-    def watch(self, scale: replica.GradientScale, model: nn.Module) -> None:
-        """Scale the gradients of its parameters."""
-        scale.watch(model)
-
-    def start_share(self, models: Iterable[nn.Module], first: bool, last: bool) -> None:
-        """Do nothing."""
-
-    def send_buffers(self, models: Iterable[nn.Module]) -> None:
-        """Do nothing."""
-
-    def reduces(self, models: Iterable[nn.Module]) -> bool:
-        """Return False."""
-        return False
-
-
-class IndependentReplicas(SingleRank):
+class IndependentReplicas(Strategy):
     """Independent replicas that start from rank 0's weights; `rounds` averages them later."""
 
     def __init__(self, name: str) -> None:
         """Create the strategy; checkpoints record `name`."""
         self.name = name
 
-    def wrap(
-        self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
-    ) -> nn.Module:
+    def wrap(self, model: nn.Module, device: torch.device, options: RunOptions) -> nn.Module:
         """Return the same module, with rank 0's weights."""
         if num_ranks() > 1:
             with torch.no_grad():
@@ -163,31 +115,20 @@ class IndependentReplicas(SingleRank):
         return model
 
 
-class ReplicaStrategy(BaseStrategy):
+class ReplicaStrategy(Strategy):
     """The strategy of replicas: every rank holds the whole model."""
 
     name = "ddp"
 
-    def wrap(
-        self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
-    ) -> nn.Module:
+    def wrap(self, model: nn.Module, device: torch.device, options: RunOptions) -> nn.Module:
         """Return the model as one of several replicas."""
-        return replica.replicate(model, device, wishes)
-
-    def adopt(self, optimizer: Optimizer) -> None:
-        """Do nothing: the parameters are the same."""
-
-    def watch(self, scale: replica.GradientScale, model: nn.Module) -> None:
-        """Scale the gradients of its parameters."""
-        scale.watch(replica.unwrapped(model))
+        return replica.replicate(model, device, options)
 
     def start_share(self, models: Iterable[nn.Module], first: bool, last: bool) -> None:
         """Reduce gradients in the last micro-batch of a step only."""
         for model in models:
             if isinstance(model, replica.Replica):
-                model.require_backward_grad_sync = last
-                if first:
-                    model.start_step()
+                model.start_share(first, last)
 
     def send_buffers(self, models: Iterable[nn.Module]) -> None:
         """Send rank 0's buffers to every rank."""
@@ -200,7 +141,7 @@ class ReplicaStrategy(BaseStrategy):
         return any(isinstance(model, replica.Replica) for model in models)
 
 
-class ShardStrategy(BaseStrategy):
+class ShardStrategy(Strategy):
     """The strategy of shards: every rank holds a part of each parameter, gathered block by block.
 
     Blocks are the members of every `nn.ModuleList`, and the model itself.
@@ -215,32 +156,33 @@ class ShardStrategy(BaseStrategy):
         self._moved: MutableMapping[Any, nn.Parameter] = WeakIdKeyDictionary()
         self._optimizers: list[Optimizer] = []
 
-    def receive(
-        self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
-    ) -> None:
+    def receive(self, model: nn.Module, device: torch.device, options: RunOptions) -> None:
         """Allocate a whole model only when it is not sharded."""
-        if not _learns(model):
-            materialize.materialize_model(model, device, wishes.seed)
+        if not replica.learns(model):
+            materialize.materialize_model(model, device, options.seed)
 
-    def wrap(
-        self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
-    ) -> nn.Module:
+    def wrap(self, model: nn.Module, device: torch.device, options: RunOptions) -> nn.Module:
         """Return the same module, sharded in place block by block, with rank 0's weights.
 
         Parameters that the script still holds from before are empty afterwards.
         """
-        if not _learns(model):
+        if not replica.learns(model):
             return model
         materialize.return_large_blocks(device)
-        maker = materialize.Materializer(model, device, wishes.seed)
+        maker = materialize.Materializer(model, device, options.seed)
         before = dict(model.named_parameters())
-        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+        shard = self._sharder(model, device)
         for part in [*blocks(model), model]:
             whole = self._begin_equal(part, maker)
-            fully_shard(part, mesh=mesh, **self._options)
+            shard(part)
             materialize.free_replaced(model, whole)
         self._remember(before, model)
         return model
+
+    def _sharder(self, model: nn.Module, device: torch.device) -> Callable[[nn.Module], object]:
+        """Return a function that shards a part of the model in place."""
+        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+        return lambda part: fully_shard(part, mesh=mesh, **self._options)
 
     def _begin_equal(self, part: nn.Module, maker: materialize.Materializer) -> list[nn.Parameter]:
         """Broadcast rank 0's weights of a part of the model; returns those that are not split yet."""
@@ -294,10 +236,6 @@ class ShardStrategy(BaseStrategy):
     def reduces(self, models: Iterable[nn.Module]) -> bool:
         """Return whether a model is sharded."""
         return any(isinstance(model, FSDPModule) for model in models)
-
-
-def _learns(model: nn.Module) -> bool:
-    return any(parameter.requires_grad for parameter in model.parameters())
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:

@@ -28,7 +28,6 @@ from phalanx.train.parallel import replica
 from phalanx.train.parallel.grid import GridStrategy
 from phalanx.train.parallel.model_costs import block_bytes, bytes_of
 from phalanx.train.parallel.strategies import (
-    BaseStrategy,
     IndependentReplicas,
     ReplicaStrategy,
     ShardStrategy,
@@ -77,7 +76,7 @@ def pick(model: nn.Module, world: DeviceSet) -> LayoutChoice:
     return estimates.recommend(world, outline)
 
 
-class AutoStrategy(BaseStrategy):
+class AutoStrategy(Strategy):
     """A strategy chosen at the first model; delegates to the chosen one."""
 
     name = "auto"
@@ -96,19 +95,15 @@ class AutoStrategy(BaseStrategy):
         self._optimizers: list[Optimizer] = []
         self._on_choice = on_choice
 
-    def receive(
-        self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
-    ) -> None:
+    def receive(self, model: nn.Module, device: torch.device, options: RunOptions) -> None:
         """Choose a strategy at the first model, then delegate to it."""
         if isinstance(self._made, SingleRank):
             self._decide(model)
-        self._made.receive(model, device, wishes)
+        self._made.receive(model, device, options)
 
-    def wrap(
-        self, model: nn.Module, device: torch.device, wishes: replica.ReplicationOptions
-    ) -> nn.Module:
+    def wrap(self, model: nn.Module, device: torch.device, options: RunOptions) -> nn.Module:
         """Delegate to the chosen strategy."""
-        return self._made.wrap(model, device, wishes)
+        return self._made.wrap(model, device, options)
 
     def _decide(self, model: nn.Module) -> None:
         info = self._info

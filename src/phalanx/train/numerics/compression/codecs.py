@@ -1,14 +1,14 @@
 """Compression methods that replace all gradients of a step together by an approximate mean.
 
-Each rank leaves with the very same bits: what is computed after a collective is computed from what the
-collective gave to all ranks.
+All ranks end with the same bits: everything after a collective is computed from its result, which is equal
+on all ranks.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,34 +16,13 @@ import torch.distributed as dist
 from phalanx.train.gang import randomness
 from phalanx.train.numerics.compression.error_feedback import Residuals
 from phalanx.train.settings import CompressionSettings
+from phalanx.train.state import tree
 
 Named = tuple[str, torch.Tensor]
 # Smaller tensors cost more as messages than as bytes.
 _SPARSE_FROM = 1024
 _TINY = 1e-30
 _FIRST, _CHOICE = 11, 12
-
-
-class Codec(Protocol):
-    """A compression method. All ranks make the same calls with the same names in the same order."""
-
-    def reduce(self, gradients: Sequence[Named], scale: float, step: int) -> None:
-        """Replace the gradients, which a loss scale has multiplied by `scale`."""
-        ...
-
-    def settle(self, applied: bool) -> None:
-        """End the step; `applied` says whether it changed the parameters."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state that the next steps depend on."""
-        ...
-
-    def load_state_dict(
-        self, state: Mapping[str, Any], parameters: Mapping[str, torch.Tensor]
-    ) -> None:
-        """Restore the state."""
-        ...
 
 
 class NoErrorFeedback(Residuals):
@@ -59,6 +38,48 @@ def residuals_for(wishes: CompressionSettings) -> Residuals:
     return Residuals() if wishes.error_feedback else NoErrorFeedback()
 
 
+class Codec:
+    """A compression method with the residuals of error feedback.
+
+    All ranks make the same calls with the same names in the same order.
+    """
+
+    def __init__(self, wishes: CompressionSettings, seed: int) -> None:
+        self._wishes, self._seed = wishes, seed
+        self._owed = residuals_for(wishes)
+
+    def reduce(self, gradients: Sequence[Named], scale: float, step: int) -> None:
+        """Replace the gradients, which a loss scale has multiplied by `scale`, by their mean."""
+        raise NotImplementedError
+
+    def _divided(self, gradients: Sequence[Named]) -> tuple[list[torch.Tensor], list[Named]]:
+        """Return the gradients that are sent whole, and those that are compressed."""
+        small = [grad for _, grad in gradients if not self._pays(grad)]
+        return small, [(name, grad) for name, grad in gradients if self._pays(grad)]
+
+    def _pays(self, grad: torch.Tensor) -> bool:
+        """Return whether compression makes a gradient smaller."""
+        return grad.numel() >= _SPARSE_FROM
+
+    def _count(self, tensor: torch.Tensor) -> int:
+        """Return the number of a tensor's elements that are sent."""
+        return max(1, math.ceil(tensor.numel() * self._wishes.fraction))
+
+    def settle(self, applied: bool) -> None:
+        """End the step; `applied` says whether it changed the parameters."""
+        self._owed.settle(applied)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return every rank's residuals, and what else the next steps depend on."""
+        return {"owed": self._owed.state_dict()}
+
+    def load_state_dict(
+        self, state: Mapping[str, Any], parameters: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Restore the state."""
+        self._owed.load_state_dict(state["owed"], parameters)
+
+
 def mean_together(tensors: Sequence[torch.Tensor]) -> None:
     """Replace tensors by their means over all ranks in one collective."""
     if not tensors:
@@ -72,7 +93,7 @@ def mean_together(tensors: Sequence[torch.Tensor]) -> None:
         at += one.numel()
 
 
-class PowerSGD:
+class PowerSGD(Codec):
     """Low-rank approximation of each matrix (Vogels et al. 2019, algorithm 1), with warm start.
 
     A matrix M of n × m travels as P (n × r) and Q (m × r) where that is less. All P of a step travel
@@ -80,15 +101,14 @@ class PowerSGD:
     """
 
     def __init__(self, wishes: CompressionSettings, seed: int) -> None:
-        self._rank, self._seed = wishes.rank, seed
-        self._owed = residuals_for(wishes)
+        super().__init__(wishes, seed)
+        self._rank = wishes.rank
         self._q: dict[str, torch.Tensor] = {}
         self._next_q: dict[str, torch.Tensor] = {}
 
     def reduce(self, gradients: Sequence[Named], scale: float, step: int) -> None:
         """Replace the gradients by low-rank approximations of their mean."""
-        small = [grad for _, grad in gradients if not self._pays(grad)]
-        large = [(name, grad) for name, grad in gradients if self._pays(grad)]
+        small, large = self._divided(gradients)
         matrices = [
             self._owed.add(name, grad, scale).view(grad.shape[0], -1) for name, grad in large
         ]
@@ -124,22 +144,22 @@ class PowerSGD:
 
     def settle(self, applied: bool) -> None:
         """Keep the step's residuals and factors, or discard them."""
-        self._owed.settle(applied)
+        super().settle(applied)
         if applied:
             self._q.update(self._next_q)
         self._next_q.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Return every rank's residuals, and the factors that the next step starts from."""
-        return {"owed": self._owed.state_dict(), "q": dict(sorted(self._q.items()))}
+        return {**super().state_dict(), "q": dict(sorted(self._q.items()))}
 
     def load_state_dict(
         self, state: Mapping[str, Any], parameters: Mapping[str, torch.Tensor]
     ) -> None:
         """Restore the state; factors of another rank start anew."""
-        self._owed.load_state_dict(state["owed"], parameters)
+        super().load_state_dict(state, parameters)
         for name, saved in state["q"].items():
-            factor = _whole(saved).to(parameters[name])
+            factor = tree.cloned(saved).to(parameters[name])
             if factor.shape[1] == min(self._rank, factor.shape[0], parameters[name].shape[0]):
                 self._q[name] = factor
 
@@ -162,24 +182,19 @@ def _put_product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> 
         out.copy_((left @ right).view(out.shape))
 
 
-class TopK:
+class TopK(Codec):
     """Sparsification to each rank's largest elements of each tensor, sent as (index, value) pairs."""
-
-    def __init__(self, wishes: CompressionSettings, seed: int) -> None:
-        self._fraction = wishes.fraction
-        self._owed = residuals_for(wishes)
 
     def reduce(self, gradients: Sequence[Named], scale: float, step: int) -> None:
         """Replace the gradients by the mean of what all ranks send."""
-        small = [grad for _, grad in gradients if grad.numel() < _SPARSE_FROM]
-        large = [(name, grad) for name, grad in gradients if grad.numel() >= _SPARSE_FROM]
+        small, large = self._divided(gradients)
         mean_together(small)
         if not large:
             return
         values, places, at = [], [], [0]
         for name, grad in large:
             owed = self._owed.add(name, grad, scale).view(-1)
-            best = owed.abs().topk(_count(owed, self._fraction), sorted=False).indices
+            best = owed.abs().topk(self._count(owed), sorted=False).indices
             values.append(owed[best].float())
             places.append(best.to(torch.int32))
             owed[best] = 0
@@ -195,38 +210,19 @@ class TopK:
                 mean.index_add_(0, row[1, part].long(), row[0, part].view(torch.float32))
             grad.copy_(mean.div_(len(rows)).mul_(scale).view_as(grad))
 
-    def settle(self, applied: bool) -> None:
-        """Keep what was not sent, or discard the step."""
-        self._owed.settle(applied)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return every rank's residuals."""
-        return {"owed": self._owed.state_dict()}
-
-    def load_state_dict(
-        self, state: Mapping[str, Any], parameters: Mapping[str, torch.Tensor]
-    ) -> None:
-        """Restore the state."""
-        self._owed.load_state_dict(state["owed"], parameters)
-
-
-class RandomK:
+class RandomK(Codec):
     """Sparsification to random elements, the same on all ranks, so that only values are sent."""
-
-    def __init__(self, wishes: CompressionSettings, seed: int) -> None:
-        self._fraction, self._seed = wishes.fraction, seed
-        self._owed = residuals_for(wishes)
 
     def reduce(self, gradients: Sequence[Named], scale: float, step: int) -> None:
         """Replace the gradients by the mean of what all ranks send."""
-        small = [grad for _, grad in gradients if grad.numel() < _SPARSE_FROM]
-        large = [(name, grad) for name, grad in gradients if grad.numel() >= _SPARSE_FROM]
+        small, large = self._divided(gradients)
         sent, places = [], []
         for name, grad in large:
             owed = self._owed.add(name, grad, scale).view(-1)
             seed = randomness.mix(self._seed, _CHOICE, step, *name.encode())
             generator = torch.Generator().manual_seed(seed)
-            draw = torch.randint(owed.numel(), (_count(owed, self._fraction),), generator=generator)
+            draw = torch.randint(owed.numel(), (self._count(owed),), generator=generator)
             place = torch.unique(draw).to(owed.device)
             sent.append(owed[place])
             places.append(place)
@@ -237,33 +233,5 @@ class RandomK:
             dense[place] = values.to(grad.dtype) * scale
             grad.copy_(dense.view_as(grad))
 
-    def settle(self, applied: bool) -> None:
-        """Keep what was not sent, or discard the step."""
-        self._owed.settle(applied)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return every rank's residuals."""
-        return {"owed": self._owed.state_dict()}
-
-    def load_state_dict(
-        self, state: Mapping[str, Any], parameters: Mapping[str, torch.Tensor]
-    ) -> None:
-        """Restore the state."""
-        self._owed.load_state_dict(state["owed"], parameters)
-
-
-def _count(tensor: torch.Tensor, fraction: float) -> int:
-    return max(1, math.ceil(tensor.numel() * fraction))
-
-
-def _whole(saved: Any) -> torch.Tensor:
-    found = saved if isinstance(saved, torch.Tensor) else saved.read()
-    assert isinstance(found, torch.Tensor)
-    return found.detach().clone()
-
-
-CODECS: Mapping[str, type[PowerSGD] | type[TopK] | type[RandomK]] = {
-    "powersgd": PowerSGD,
-    "topk": TopK,
-    "randomk": RandomK,
-}
+CODECS: Mapping[str, type[Codec]] = {"powersgd": PowerSGD, "topk": TopK, "randomk": RandomK}

@@ -1,8 +1,9 @@
 """The mean of one flat tensor over all ranks, in float32 or in 8 or 4 bits a value.
 
-Quantised values travel in blocks with a scale of their own: each rank sends every other one that one's
-part, adds up what it gets, and sends the mean of its part to all. What quantising lost is owed, and added
-to the next exchange. All ranks end with the same bits, because all compute from what was sent.
+The tensor is divided into one part for each rank. Each rank sends every other rank that rank's part,
+averages the parts that it receives, and sends the mean to all. Quantized values are sent in blocks, each
+with a scale of its own; the quantization error is kept and added to the next exchange. All ranks end with
+the same bits, because all compute from the values that were sent.
 """
 
 from __future__ import annotations
@@ -70,11 +71,11 @@ class QuantizedExchange:
         for one in got.view(world, -1):  # in the order of ranks, so that sums come out alike
             total += unpack(one, bits)
         total /= world
-        said = pack(total, bits)
-        # What the second rounding lost is this rank's to make good: its own part counts once in `world`.
-        left.view(world, part)[at] += (total - unpack(said, bits)) * world
-        received = said.new_empty(world * said.numel())
-        dist.all_gather_single(received, said)
+        sent = pack(total, bits)
+        # This rank keeps the error of the second rounding too: its own part counts once in `world`.
+        left.view(world, part)[at] += (total - unpack(sent, bits)) * world
+        received = sent.new_empty(world * sent.numel())
+        dist.all_gather_single(received, sent)
         owed.copy_(left[: mine.numel()])
         return torch.cat([unpack(one, bits) for one in received.view(world, -1)])[: mine.numel()]
 

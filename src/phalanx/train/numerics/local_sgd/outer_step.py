@@ -1,4 +1,4 @@
-"""The outer step at the end of a round: by all ranks together; `worker` has that of servers."""
+"""The outer step at the end of a round, by all ranks together; `worker` has that of servers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.optim.sgd import sgd
 
 from phalanx.train.numerics.local_sgd.exchange import EXCHANGES
 from phalanx.train.settings import OuterSettings
-from phalanx.train.state import per_rank
+from phalanx.train.state import per_rank, tree
 
 Named = Mapping[str, torch.Tensor]
 
@@ -20,7 +20,7 @@ class OuterStep(Protocol):
 
     averages_buffers: bool
     lags: bool
-    """Whether ranks may go on from different outer weights."""
+    """Whether ranks may continue from different outer weights."""
 
     def step(self, at: str, done: Named, outer: Named) -> int:
         """Update `outer` in place; `done` is outer minus this rank's weights. Returns bytes sent.
@@ -58,18 +58,13 @@ class AllReducedOuterStep:
         """Make one step of SGD along the mean."""
         names = list(done)
         flat = torch.cat([done[name].reshape(-1).float() for name in names])
-        zeros = (torch.zeros_like(done[name], dtype=torch.float32) for name in names)
-        owed = torch.cat(
-            [
-                self._owed.get(name, zero).reshape(-1)
-                for name, zero in zip(names, zeros, strict=True)
-            ]
-        )
+        zeros = {name: torch.zeros_like(one, dtype=torch.float32) for name, one in done.items()}
+        owed = torch.cat([self._owed.get(name, zeros[name]).reshape(-1) for name in names])
         mean = self._exchange.mean(flat, owed)
-        gradients = dict(zip(names, split(mean, [done[name] for name in names]), strict=True))
+        shapes = list(done.values())
+        gradients = dict(zip(names, split(mean, shapes), strict=True))
         if self._keeps:
-            left = split(owed, [done[name] for name in names])
-            self._owed.update(zip(names, left, strict=True))
+            self._owed.update(zip(names, split(owed, shapes), strict=True))
         outer_step(self._wishes, outer, gradients, self._momentum)
         return self._exchange.sent_bytes(flat.numel())
 
@@ -86,7 +81,7 @@ class AllReducedOuterStep:
         self._momentum, self._owed = {}, {}
         for name, saved in state.get("momentum", {}).items():
             if name in outer:
-                self._momentum[name] = _read(saved).to(outer[name].device)
+                self._momentum[name] = tree.cloned(saved).to(outer[name].device)
         for name, saved in state.get("owed", {}).items() if self._keeps else ():
             if name in outer:
                 self._owed[name] = per_rank.mine(saved).to(outer[name].device)
@@ -118,9 +113,3 @@ def split(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor
     """Split a flat tensor into parts shaped as `like`."""
     parts = torch.split(flat, [one.numel() for one in like])
     return [part.view(one.shape) for part, one in zip(parts, like, strict=True)]
-
-
-def _read(saved: Any) -> torch.Tensor:
-    found = saved if isinstance(saved, torch.Tensor) else saved.read()
-    assert isinstance(found, torch.Tensor)
-    return found.detach().clone()

@@ -1,17 +1,17 @@
 """Rounds of local SGD: ranks take optimizer steps on their own and exchange weights after each round.
 
-Each rank's model holds weights of its own. Beside them lie the *outer* weights, equal on all ranks: what
-the last exchange of each fragment has made of them. An exchange takes how far the ranks have gone from
-there, on average, for a gradient, lets the outer optimizer step (Douillard et al. 2023, DiLoCo; with plain
-averaging: Local SGD), and every rank goes on from the result.
+Each rank's model holds weights of its own. Beside them are the *outer* weights, equal on all ranks: the
+result of the last exchange of each fragment. An exchange averages (outer - own) weights over the ranks and
+gives the mean to the outer optimizer as a gradient (Douillard et al. 2023, DiLoCo; with plain averaging:
+Local SGD). Every rank continues from the result.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -42,7 +42,7 @@ class ModelRounds:
         self._every = wishes.every
         self._inner = {name: one for name, one in model.named_parameters() if one.requires_grad}
         self._names = list(self._inner)
-        # Parameters that are tied have several names; only the first is theirs in the rounds.
+        # A tied parameter has several names; the rounds use the first.
         first = {one: name for name, one in reversed(self._inner.items())}
         every = model.named_parameters(remove_duplicate=False)
         self._aliases = {name: first[one] for name, one in every if one in first}
@@ -148,8 +148,8 @@ class ModelRounds:
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Restore the state; the model holds the outer weights already.
 
-        Where the number of ranks is another one, all go on from the mean of what they had, so that no work
-        is lost.
+        At another number of ranks all of them continue from the mean of their weights, so that no work is
+        lost.
         """
         self._start()
         saved = state or {}
@@ -167,91 +167,47 @@ class ModelRounds:
                 if per_rank.as_before(one):
                     self._outer[name].copy_(per_rank.mine(one))
                 else:
-                    # Ranks that lagged had begun elsewhere: only what they did from there counts.
+                    # The ranks began at different outer weights: only the change since then counts.
                     self._inner[name].add_(self._outer[name] - per_rank.mine(one))
 
 
-class Rounds(Protocol):
-    """The exchange of weights for all models of a run. Every rank makes the same calls."""
+class Rounds:
+    """The exchange of weights for all models of a run. Every rank makes the same calls.
 
-    is_local: bool
-    inexact: str | None
+    The methods here are those of a run whose gradients are reduced in every step: its weights are equal
+    on all ranks, so there is nothing to exchange.
+    """
+
+    is_local = False
+    inexact: str | None = None
     """Why a resumed run is not bit-identical, if it is not."""
 
     def watch(self, model: nn.Module) -> None:
         """Add a model with weights that are equal on all ranks."""
-        ...
 
     def restore(self, at: int, state: Mapping[str, Any] | None) -> None:
         """Restore the state of model number `at`, with weights already loaded; None: no state."""
-        ...
 
     def step_over(self, step: int) -> None:
-        """End an optimizer step."""
-        ...
+        """End an optimizer step: exchange what is due after it."""
 
     def finish(self, step: int) -> bool:
         """Make the weights of all ranks equal at the end; returns whether any changed."""
-        ...
-
-    def model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Return the model's state for a checkpoint."""
-        ...
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return an optimizer's state for a checkpoint."""
-        ...
-
-    def saved_optimizer(self, saved: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
-        """Return this rank's part of a saved optimizer. Raises RestoreMismatch."""
-        ...
-
-    def state_dict(self) -> list[dict[str, Any]]:
-        """Return the further state for a checkpoint, model by model."""
-        ...
-
-    def agreement(self, connection: Connection) -> Agreement:
-        """Create the agreement for gangs without a shared page. Collective."""
-        ...
-
-    def close(self) -> None:
-        """End the exchanges."""
-        ...
-
-    def outer_weights(self) -> Any:
-        """Return a context in which all models have the weights of the last exchange."""
-        ...
-
-
-class NoRounds:
-    """No rounds: gradients are reduced in every step, so weights are always equal."""
-
-    is_local = False
-    inexact: str | None = None
-
-    def watch(self, model: nn.Module) -> None:
-        """Do nothing."""
-
-    def restore(self, at: int, state: Mapping[str, Any] | None) -> None:
-        """Do nothing."""
-
-    def step_over(self, step: int) -> None:
-        """Do nothing."""
-
-    def finish(self, step: int) -> bool:
-        """Return False: weights are equal already."""
         return False
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Return or pass on without a change."""
+        """Return the model's state for a checkpoint, equal on all ranks."""
         return dict(model.state_dict())
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return or pass on without a change."""
+        """Return an optimizer's state for a checkpoint."""
         return restoring.optimizer_state(optimizer)
 
     def saved_optimizer(self, saved: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
-        """Return the mean of the ranks' optimizer states, where each rank had its own."""
+        """Return this rank's part of a saved optimizer. Raises RestoreMismatch.
+
+        Where the ranks that saved it each had their own, it is the mean of theirs.
+        """
         if not saved.get("rows"):
             return saved
         if any(isinstance(one, DTensor) for one in restoring.parameters_of(optimizer)):
@@ -262,23 +218,23 @@ class NoRounds:
         return {**saved, "state": _rowwise(saved["state"], per_rank.mean)}
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """Do nothing."""
+        """Return the further state for a checkpoint, model by model."""
         return []
 
     def agreement(self, connection: Connection) -> Agreement:
-        """Create an agreement by a small reduction in every step."""
+        """Create the agreement for gangs without a shared page. Collective."""
         return DelayedReductionAgreement(connection.private_group())
 
     def close(self) -> None:
-        """Do nothing."""
+        """End the exchanges."""
 
     @contextmanager
     def outer_weights(self) -> Iterator[None]:
-        """Do nothing: the models hold the outer weights."""
+        """Put the weights of the last exchange into all models for the duration of the block."""
         yield
 
 
-class LocalRounds:
+class LocalRounds(Rounds):
     """Rounds in which ranks train on their own between exchanges."""
 
     is_local = True
@@ -344,23 +300,13 @@ class LocalRounds:
         pace = AdaptiveInterval() if every is None else FixedInterval(every)
         return DelayedReductionAgreement(connection.private_group(), pace)
 
-    def close(self) -> None:
-        """Do nothing."""
-
     @contextmanager
     def outer_weights(self) -> Iterator[None]:
         """Put the weights of the last exchange into all models for the duration of the block."""
-        with _all(self._members):
+        with ExitStack() as stack:
+            for member in self._members:
+                stack.enter_context(member.outer_weights())
             yield
-
-
-@contextmanager
-def _all(members: Sequence[ModelRounds]) -> Iterator[None]:
-    if not members:
-        yield
-        return
-    with members[0].outer_weights(), _all(members[1:]):
-        yield
 
 
 def _only_state(saved: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """A parameter server: a rank that holds a part of the weights for the workers.
 
-A server knows no model, only tensors by name. It belongs to one generation of one attempt: a message of
-another one is refused, and so nothing of a gang that was fenced off reaches the weights. What it holds
-is in the workers' checkpoints, and comes back from there.
+A server has no model, only tensors by name. It belongs to one generation of one attempt and refuses
+messages of any other, so a gang that has been fenced off cannot change the weights. The workers'
+checkpoints hold the server's state, and the workers load it from there.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import torch
 from phalanx.core.training.staleness import Clocks, SharedRequests
 from phalanx.errors import TrainingError
 from phalanx.train.numerics.local_sgd import wire
-from phalanx.train.numerics.local_sgd.outer_step import outer_step
+from phalanx.train.numerics.local_sgd.outer_step import Named, outer_step
 from phalanx.train.settings import SyncSettings
 
 Place = tuple[int, int]
-_LOOK_S = 0.05
+_ACCEPT_S = 0.05
 
 
 class ParameterShard:
@@ -34,21 +34,20 @@ class ParameterShard:
         self._together = wishes.staleness == 0
         self._weights: dict[str, torch.Tensor] = {}
         self._momentum: dict[str, torch.Tensor] = {}
-        self._waiting: dict[int, Mapping[str, torch.Tensor]] = {}
+        self._waiting: dict[int, Named] = {}
         self._asking: set[int] = set()
         self.clocks = Clocks(num_workers, wishes.staleness)
         self.loaded = False
-        self.looks = 0
-        self.shown: dict[str, Any] = {}
+        self.snapshots = 0  # the number of them
+        self.snapshot: dict[str, Any] = {}  # the last one
 
-    def load(self, weights: Mapping[str, torch.Tensor], momentum: Mapping[str, torch.Tensor],
-             clock: int) -> None:  # fmt: skip
+    def load(self, weights: Named, momentum: Named, clock: int) -> None:
         """Load weights and momentum after `clock` exchanges."""
         self._weights, self._momentum = dict(weights), dict(momentum)
         self.clocks.start(clock)
         self.loaded = True
 
-    def push(self, worker: int, clock: int, done: Mapping[str, torch.Tensor]) -> None:
+    def push(self, worker: int, clock: int, done: Named) -> None:
         """Apply a worker's change at once, or the mean of all workers' changes in rank order."""
         self.clocks.advance(worker, clock)
         if not self._together:
@@ -60,28 +59,26 @@ class ParameterShard:
             self._waiting = {}
             self._step({name: torch.stack([row[name] for row in rows]).mean(0) for name in done})
 
-    def _step(self, gradients: Mapping[str, torch.Tensor]) -> None:
+    def _step(self, gradients: Named) -> None:
         if gradients:
             outer_step(self._outer, self._weights, gradients, self._momentum)
 
-    def look(self, worker: int) -> int:
+    def request_snapshot(self, worker: int) -> int:
         """Request a snapshot for a worker; returns the number of the snapshot that will answer it.
 
-        There is one look once all have asked: no worker has pushed anything that others do not see. What it
-        shows is in `shown`, whatever those push that have seen it first.
+        The snapshot is made when all workers have asked, so it holds every push that was made before, and
+        is kept in `snapshot`: later pushes do not change it.
         """
         self._asking.add(worker)
-        number = self.looks + 1
+        number = self.snapshots + 1
         if len(self._asking) == self._num:
             self._asking = set()
-            self.looks, self.shown = number, self._state()
+            self.snapshots, self.snapshot = number, self._state()
         return number
 
     def _state(self) -> dict[str, Any]:
-        return {
-            "weights": {name: one.clone() for name, one in self._weights.items()},
-            "momentum": {name: one.clone() for name, one in self._momentum.items()},
-        }
+        momentum = {name: one.clone() for name, one in self._momentum.items()}
+        return {"weights": self.weights(), "momentum": momentum}
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return a copy of the weights."""
@@ -89,11 +86,11 @@ class ParameterShard:
 
 
 class ParameterServer:
-    """The server's answers to workers, each on its own thread."""
+    """Answers the workers' messages. Each worker's connection has a thread of its own."""
 
     def __init__(self, wishes: SyncSettings, num_workers: int, place: Place) -> None:
         self._wishes, self._num, self._place = wishes, num_workers, place
-        self._shelves: dict[int, ParameterShard] = {}
+        self._shards: dict[int, ParameterShard] = {}
         self._decisions = SharedRequests(num_workers)
         self._left: set[int] = set()
         self._changed = threading.Condition()
@@ -102,11 +99,13 @@ class ParameterServer:
         """Return the answer to one message; waits for other workers where needed."""
         place = tuple(message.get("place", ()))
         if place != self._place:
-            return self._refusal(f"{place} is not the generation of this server, {self._place}")
+            return self._refusal(
+                f"the message is of (attempt, generation) {place}, the server of {self._place}"
+            )
         work: Callable[[Mapping[str, Any]], dict[str, Any]] | None
         work = getattr(self, f"_do_{message.get('do')}", None)
         if work is None:
-            return self._refusal(f"{message.get('do')!r} is not known")
+            return self._refusal(f"there is no operation {message.get('do')!r}")
         try:
             with self._changed:
                 found = work(message)
@@ -118,30 +117,30 @@ class ParameterServer:
     def _refusal(self, why: str) -> dict[str, Any]:
         return {"place": list(self._place), "refused": why}
 
-    def _shelf(self, message: Mapping[str, Any]) -> ParameterShard:
+    def _shard(self, message: Mapping[str, Any]) -> ParameterShard:
         number = int(message["model"])
-        return self._shelves.setdefault(number, ParameterShard(self._wishes, self._num))
+        return self._shards.setdefault(number, ParameterShard(self._wishes, self._num))
 
     def _do_load(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        shelf = self._shelf(message)
-        shelf.load(message["weights"], message["momentum"], int(message["clock"]))
+        shard = self._shard(message)
+        shard.load(message["weights"], message["momentum"], int(message["clock"]))
         return {}
 
     def _do_push(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        shelf, worker = self._shelf(message), int(message["worker"])
-        self._changed.wait_for(lambda: shelf.loaded)
-        shelf.push(worker, int(message["clock"]), message["done"])
+        shard, worker = self._shard(message), int(message["worker"])
+        self._changed.wait_for(lambda: shard.loaded)
+        shard.push(worker, int(message["clock"]), message["done"])
         self._changed.notify_all()
-        self._changed.wait_for(lambda: shelf.clocks.may_go_on(worker))
-        return {"weights": shelf.weights()}
+        self._changed.wait_for(lambda: shard.clocks.may_go_on(worker))
+        return {"weights": shard.weights()}
 
-    def _do_look(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        shelf = self._shelf(message)
-        self._changed.wait_for(lambda: shelf.loaded)
-        number = shelf.look(int(message["worker"]))
+    def _do_snapshot(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        shard = self._shard(message)
+        self._changed.wait_for(lambda: shard.loaded)
+        number = shard.request_snapshot(int(message["worker"]))
         self._changed.notify_all()
-        self._changed.wait_for(lambda: shelf.looks >= number)
-        return shelf.shown
+        self._changed.wait_for(lambda: shard.snapshots >= number)
+        return shard.snapshot
 
     def _do_ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
         tick, requests = int(message["tick"]), int(message["requests"])
@@ -150,8 +149,8 @@ class ParameterServer:
     def _do_bye(self, message: Mapping[str, Any]) -> dict[str, Any]:
         worker = int(message["worker"])
         self._left.add(worker)
-        for shelf in self._shelves.values():
-            shelf.clocks.leave(worker)
+        for shard in self._shards.values():
+            shard.clocks.leave(worker)
         return {}
 
     def request(self, bits: int) -> None:
@@ -160,27 +159,27 @@ class ParameterServer:
             self._decisions.request(bits)
 
     @property
-    def deserted(self) -> bool:
+    def all_left(self) -> bool:
         """Return whether all workers have left."""
         return len(self._left) == self._num
 
 
 def listen() -> socket.socket:
     """Listen on every interface, at a free port."""
-    room = socket.create_server(("", 0), backlog=256)
-    room.settimeout(_LOOK_S)
-    return room
+    listener = socket.create_server(("", 0), backlog=256)
+    listener.settimeout(_ACCEPT_S)
+    return listener
 
 
 def serve(
-    room: socket.socket, server: ParameterServer, token: str, look: Callable[[], None]
+    listener: socket.socket, server: ParameterServer, token: str, poll: Callable[[], None]
 ) -> None:
-    """Answer until all workers have left; calls `look` at least every 50 ms."""
-    with room:
-        while not server.deserted:
-            look()
+    """Answer until all workers have left; calls `poll` at least every 50 ms."""
+    with listener:
+        while not server.all_left:
+            poll()
             try:
-                peer, _ = room.accept()
+                peer, _ = listener.accept()
             except TimeoutError:
                 continue
             threading.Thread(target=_talk, args=(peer, server, token), daemon=True).start()
@@ -188,7 +187,7 @@ def serve(
 
 def _talk(peer: socket.socket, server: ParameterServer, token: str) -> None:
     """Serve one worker's connection: the token first, then messages and answers."""
-    # A worker that goes away without good-bye ends the generation; that is for others to say.
+    # A worker that disconnects without `bye` has failed: the supervisor ends its generation.
     with peer, contextlib.suppress(OSError, TrainingError):
         peer.settimeout(wire.TOKEN_S)
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

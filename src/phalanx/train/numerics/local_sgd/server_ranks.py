@@ -1,7 +1,7 @@
 """The ranks of a gang that are parameter servers, and their addresses in the rendezvous store.
 
-The last ranks serve. They take no part in the workers' process groups, so that to everything else the gang
-is the workers alone; what they and the workers know of one another is in the rendezvous store.
+The last ranks of the gang are servers. They are not in the workers' process groups: to the rest of the
+library the gang consists of the workers alone. Each server puts its address into the rendezvous store.
 """
 
 from __future__ import annotations
@@ -38,10 +38,9 @@ def is_server(sync: SyncSettings, info: RankInfo) -> bool:
     """Return whether this rank is a server. Raises SpecInvalid where a node would have no worker."""
     num = num_servers(sync)
     if num and num >= info.local_world_size:
-        said = f"{num} of the {info.local_world_size} ranks of a node leave no worker there"
-        raise SpecInvalid(
-            [Problem("sync.servers", said)], "the last ranks serve; every node needs a worker"
-        )
+        said = f"{num} servers leave no worker on a node of {info.local_world_size} ranks"
+        hint = "the last ranks of the gang are servers; every node needs a worker"
+        raise SpecInvalid([Problem("sync.servers", said)], hint)
     return info.rank >= info.world_size - num
 
 
@@ -63,18 +62,18 @@ def run_server(
     """Serve until all workers have left, then raise SystemExit."""
     num_workers = info.world_size - num_servers(sync)
     store = _store(info)
-    room, token = listen(), secrets.token_hex(16)
+    listener, token = listen(), secrets.token_hex(16)
     host = _own_address(info.master[0])
-    address: Address = (host, room.getsockname()[1], token)
+    address: Address = (host, listener.getsockname()[1], token)
     store.set(f"{_KEY}/{info.rank - num_workers}", json.dumps(address))
     server = ParameterServer(sync, num_workers, (info.attempt, info.generation))
     report.write(PhaseRecord("ready"))
 
-    def look() -> None:
+    def poll() -> None:
         if stopped():
             server.request(control.STOP)
 
-    serve(room, server, token, look)
+    serve(listener, server, token, poll)
     if stopped():
         report.write(StoppedRecord(saved=True, step=0))
     else:

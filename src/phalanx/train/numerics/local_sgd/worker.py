@@ -57,7 +57,7 @@ class ServerConnections:
             if why := answer.get("refused"):
                 raise TrainingError(f"parameter server {number} refused: {why}")
             if tuple(answer.get("place", ())) != self._place:
-                raise TrainingError(f"parameter server {number} is of another generation")
+                raise TrainingError(f"parameter server {number} belongs to another generation")
         return answers
 
     def parts(self, tensors: Named) -> list[dict[str, torch.Tensor]]:
@@ -110,16 +110,15 @@ class ServerOuterStep:
             return
         weights = self._servers.parts(self._start["weights"])
         momentum = self._servers.parts(self._start["momentum"])
-        self._servers.ask("load", [
-            {"model": self._model, "weights": one, "momentum": two, "clock": self._clock}
-            for one, two in zip(weights, momentum, strict=True)
-        ])  # fmt: skip
+        head = {"model": self._model, "clock": self._clock}
+        rows = zip(weights, momentum, strict=True)
+        self._servers.ask("load", [{**head, "weights": w, "momentum": m} for w, m in rows])
         self._start = {}
 
     def shared(self, outer: Named) -> Named:
         """Return the servers' weights after all pushes. Collective."""
         self._load()
-        answers = self._servers.ask("look", [{"model": self._model}] * len(self._servers))
+        answers = self._servers.ask("snapshot", [{"model": self._model}] * len(self._servers))
         found = {name: one.clone() for name, one in outer.items()}
         self._take([one["weights"] for one in answers], found)
         self._momentum = {}

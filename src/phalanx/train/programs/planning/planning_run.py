@@ -65,7 +65,7 @@ class PlanningRun:
         """Return the same objects, without memory."""
         models = [one for one in things if isinstance(one, nn.Module)]
         for model in models:
-            model_costs.move_to_meta(model)
+            stages.free_memory(model)
             recompute.recompute_blocks(model, self.options.activation_checkpointing)
         self.models += models
         done = [self._prepare_one(one) for one in things]

@@ -37,7 +37,7 @@ def test_no_worker_begins_while_it_is_ahead_by_more_than_the_bound(num, bound, t
     assert max(at.values()) - min(at.values()) <= bound + 1
 
 
-def test_whoever_leaves_is_waited_for_no_longer():
+def test_a_worker_that_left_is_waited_for_no_longer():
     clocks = Clocks(2, 0)
     clocks.advance(0, 1)
     assert not clocks.may_go_on(0)
@@ -84,11 +84,11 @@ class Gang:
         self.servers = [
             ParameterServer(self.wishes, num_workers, PLACE) for _ in range(num_servers)
         ]
-        self.rooms = [listen() for _ in self.servers]
-        self.addresses = [("127.0.0.1", room.getsockname()[1], "secret") for room in self.rooms]
+        listeners = [listen() for _ in self.servers]
+        self.addresses = [("127.0.0.1", one.getsockname()[1], "secret") for one in listeners]
         self.threads = [
-            threading.Thread(target=serve, args=(room, server, "secret", lambda: None), daemon=True)
-            for room, server in zip(self.rooms, self.servers, strict=True)
+            threading.Thread(target=serve, args=(one, server, "secret", lambda: None), daemon=True)
+            for one, server in zip(listeners, self.servers, strict=True)
         ]
         for one in self.threads:
             one.start()
@@ -130,9 +130,8 @@ def push(servers, clock, done):
 
 
 def load(servers, weights):
-    messages = [{"model": 0, "weights": part, "momentum": {}, "clock": 0}
-                for part in servers.parts(weights)]  # fmt: skip
-    servers.ask("load", messages)
+    head = {"model": 0, "momentum": {}, "clock": 0}
+    servers.ask("load", [{**head, "weights": part} for part in servers.parts(weights)])
 
 
 START = {name: torch.zeros(3) for name in "abcdef"}
@@ -192,8 +191,8 @@ def test_a_worker_that_is_ahead_waits_for_the_slowest(bound, reached):
     assert clocks == {0: 8, 1: 8}
 
 
-def test_a_look_shows_all_workers_the_same_whatever_the_first_to_see_it_do_next():
-    """Workers with a bound on staleness: after each look some push at once, others read late."""
+def test_a_snapshot_is_the_same_for_all_workers_whatever_the_first_to_read_it_pushes():
+    """Workers with a bound on staleness: after each snapshot some push at once, others read late."""
     gang, seen = Gang(3, num_servers=1, staleness=5), {}
 
     def work(number):
@@ -202,7 +201,7 @@ def test_a_look_shows_all_workers_the_same_whatever_the_first_to_see_it_do_next(
             load(servers, START)
         for clock in range(1, 21):
             push(servers, clock, {name: torch.ones(3) for name in START})
-            seen[number, clock] = servers.ask("look", [{"model": 0}])[0]["weights"]
+            seen[number, clock] = servers.ask("snapshot", [{"model": 0}])[0]["weights"]
         servers.close()
 
     run_workers(3, work)
@@ -217,7 +216,7 @@ def test_another_generation_is_refused_and_changes_nothing():
     load(servers, START)
     for stale in [(2, 0), (1, 7), (2, 2)]:
         other = gang.worker(0, stale)
-        with pytest.raises(TrainingError, match="not the generation"):
+        with pytest.raises(TrainingError, match="the message is of"):
             push(other, 1, {k: torch.ones(3) for k in START})
         other.close()
     weights = push(servers, 1, {k: torch.ones(3) for k in START})
@@ -228,7 +227,7 @@ def test_another_generation_is_refused_and_changes_nothing():
     gang.join()
 
 
-def test_who_does_not_know_the_token_gets_no_answer():
+def test_a_client_without_the_token_gets_no_answer():
     gang = Gang(1, num_servers=1)
     with socket.create_connection(gang.addresses[0][:2]) as peer:
         peer.settimeout(GUARD_S)
