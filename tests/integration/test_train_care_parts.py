@@ -114,7 +114,7 @@ def test_at_the_smallest_scale_an_overflow_is_somebody_elses_fault():
     scale = precision.LossScale(initial=2.0)
     assert scale.overflowed()
     assert not precision.LossScale(initial=1.0).overflowed()
-    assert not precision.NoScale().overflowed()
+    assert not precision.Scale().overflowed()
 
 
 def test_a_step_without_the_scaled_backward_is_refused():

@@ -25,7 +25,7 @@ class Bench:
         self.ns = 0
         self.records = []
         self.said = []
-        self.timing = StepTiming(self, speaks=self.said.append, clock_ns=lambda: self.ns)
+        self.timing = StepTiming(self, warn=self.said.append, clock_ns=lambda: self.ns)
 
     def write(self, record):
         self.records.append((record.kind, to_json(record, 0)))

@@ -1,7 +1,8 @@
 """How ranks agree on requests (stop, save) at the same step, without a collective in a signal handler.
 
-`propose` is called before the gradients of a step are reduced, `agree` after. What `agree` returns is the
-same on every rank. The words are those of `core.control`.
+`propose` is called before the gradients of a step are reduced, `agree` after. `agree` returns the same
+requests on every rank. Requests are bits, and the shared page holds control words: see
+`core.training.control`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from phalanx.train.gang.report import Report
 _PACE_US = 1_000_000
 _MOST_STEPS = 1000
 _LAST_WAIT = timedelta(seconds=5)
-# What fits into 32 bits, with room.
+# The longest step that is sent: well below 2³¹, the limit of int32.
 _LONG_US = 1 << 30
 
 
@@ -69,7 +70,7 @@ class LocalAgreement:
 class SharedPageAgreement:
     """Agreement through a memory page shared by the ranks of one node: no collective, no waiting.
 
-    Needs a reduction of gradients between `propose` and `agree`; that is the barrier.
+    The reduction of gradients between `propose` and `agree` is the barrier, so there has to be one.
     """
 
     def __init__(self, path: Path, local_rank: int, local_world_size: int) -> None:
@@ -118,10 +119,10 @@ class SharedPageAgreement:
 
 @contextlib.contextmanager
 def untraced() -> Iterator[None]:
-    """Keep what this thread starts inside out of a profiler trace.
+    """Exclude operations that this thread starts inside the block from a profiler trace.
 
-    For collectives that may still run when a trace stops: one that ended after that would write
-    its time into memory that the profiler has freed.
+    For collectives that may still run when a trace stops: they would write their end into memory that the
+    profiler has freed.
     """
     torch._C._autograd._enable_record_function(False)
     try:
@@ -130,47 +131,32 @@ def untraced() -> Iterator[None]:
         torch._C._autograd._enable_record_function(True)
 
 
-class AgreementInterval(Protocol):
-    """The steps at which ranks exchange requests; all ranks compute the same steps."""
-
-    def due(self, step: int) -> bool:
-        """Return whether ranks exchange requests after this step."""
-        ...
-
-    def offer(self, step: int) -> int:
-        """Return this rank's measurement at a due step; the largest of all ranks goes to `update`."""
-        ...
-
-    def update(self, step: int, largest: int) -> None:
-        """Take the largest measurement of the previous due step."""
-        ...
-
-
 class FixedInterval:
-    """Exchange requests every fixed number of steps."""
+    """The steps at which ranks exchange requests, equal on all ranks; here every so many steps."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int = 1) -> None:
         self._steps = steps
 
     def due(self, step: int) -> bool:
-        """Return whether the step is a multiple of the interval."""
+        """Return whether ranks exchange requests after this step."""
         return step % self._steps == 0
 
     def offer(self, step: int) -> int:
-        """Do nothing."""
+        """Return this rank's measurement at a due step; the largest of all ranks goes to `update`."""
         return 0
 
     def update(self, step: int, largest: int) -> None:
-        """Do nothing."""
+        """Take the largest measurement of the previous due step."""
 
 
-class AdaptiveInterval:
-    """Exchange requests about once a second, measured by the slowest rank; at first after each step.
+class AdaptiveInterval(FixedInterval):
+    """Exchange requests about once a second of the slowest rank; at first after each step.
 
     For links on which bytes or round trips are expensive.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
         self._monotonic = monotonic
         self._next = self._between = 1
         self._last: tuple[int, float] | None = None
@@ -197,14 +183,14 @@ class AdaptiveInterval:
 class DelayedReductionAgreement:
     """Agreement by a small asynchronous reduction at each due step, on a process group of its own.
 
-    A request takes effect when the next reduction is due. For gangs over several nodes, and for
-    those that reduce no gradients. A save stays due until it is made, one reduction after the
-    request; in between, a rank does not send it again. Without a `pace` every step has a reduction;
-    other intervals are for slow or expensive links.
+    For gangs over several nodes, and for those that reduce no gradients. A request takes effect when the
+    next reduction is due. A rank requests a save in every step until it is made, which is one reduction
+    later; in between the request is not sent again. Without a `pace` every step has a reduction; other
+    intervals are for slow or expensive links.
     """
 
-    def __init__(self, group: dist.ProcessGroup, pace: AgreementInterval | None = None) -> None:
-        self._group, self._pace = group, pace or FixedInterval(1)
+    def __init__(self, group: dist.ProcessGroup, pace: FixedInterval | None = None) -> None:
+        self._group, self._pace = group, pace or FixedInterval()
         self._requests = self._sent = 0
         self._flags: torch.Tensor | None = None
         self._work: Any = None
@@ -228,7 +214,7 @@ class DelayedReductionAgreement:
         self._requests = 0
         mine = [int(bool(self._sent & bit)) for bit in control.REQUESTS]
         self._flags = torch.tensor([*mine, self._pace.offer(step)], dtype=torch.int32)
-        with untraced():  # it ends in another step, and a trace may stop before
+        with untraced():  # it ends in a later step, and a trace may stop before that
             self._work = dist.all_reduce(
                 self._flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True
             )
@@ -237,22 +223,25 @@ class DelayedReductionAgreement:
     def close(self) -> None:
         """Wait up to five seconds for the last reduction.
 
-        It holds a tensor of Python's. Were it to end while the interpreter is taken apart, gloo's thread
-        would let go of that tensor without an interpreter to ask, and the process would abort.
+        It holds a tensor. If it ended while the interpreter shuts down, gloo's thread would release that
+        tensor without the interpreter's lock, and the process would abort.
         """
         work, self._work = self._work, None
         if work is not None:
-            with contextlib.suppress(RuntimeError):  # a peer is gone, or does not come
+            with contextlib.suppress(RuntimeError):  # a peer has ended, or does not answer
                 work.wait(_LAST_WAIT)
 
 
 def agreement_for(
-    info: RankInfo, connection: Connection, report: Report, reduces: bool,
+    info: RankInfo,
+    connection: Connection,
+    report: Report,
+    reduces: bool,
     otherwise: Callable[[Connection], Agreement],
-) -> Agreement:  # fmt: skip
+) -> Agreement:
     """Choose the agreement for this gang; `reduces`: every step reduces gradients. Collective.
 
-    `otherwise` makes the one for gangs that share no page of memory.
+    `otherwise` makes the agreement of ranks that share no memory page.
     """
     if info.world_size == 1:
         return LocalAgreement()
@@ -262,7 +251,8 @@ def agreement_for(
         try:
             page = SharedPageAgreement(path, info.local_rank, info.local_world_size)
         except OSError as error:
-            report.write(WarningRecord(f"{path}: {error}; control by collectives"))
+            message = f"ranks agree by collectives, because the shared page {path} failed: {error}"
+            report.write(WarningRecord(message))
     without = connection.channel.total([0.0 if page is not None else 1.0])[0]
     if without == 0 and page is not None:
         return page

@@ -1,7 +1,7 @@
 """Process groups: one for gradients, private ones for checkpoints and control.
 
-Checkpoint traffic on the group that reduces gradients would interleave with them and break both, so it
-has a group of its own. `ControlChannel` is all that the rest of the library asks of it.
+Collectives of checkpoints would interleave with gradients on the same group and break both, so they have a
+group of their own. The rest of the library uses it through `ControlChannel`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -30,54 +29,37 @@ _LOOK_EVERY_S = 0.005
 _LET_GO_S = 2.0
 
 
-class ControlChannel(Protocol):
-    """Small collectives outside the gradients' process group. Every rank makes the same calls."""
+class ControlChannel:
+    """Small collectives outside the gradients' process group. Every rank makes the same calls.
+
+    This class is the channel of a run with one process.
+    """
 
     def gather(self, mine: bytes) -> list[bytes]:
         """Return every rank's bytes in rank order on rank 0, an empty list on the others."""
-        ...
-
-    def broadcast(self, text: str) -> str:
-        """Return rank 0's text, at most 4 KB in UTF-8."""
-        ...
-
-    def spread(self, text: str) -> str:
-        """Return rank 0's text of any length."""
-        ...
-
-    def total(self, values: Sequence[float]) -> list[float]:
-        """Return the sums over all ranks, in double precision."""
-        ...
-
-    def settle(self) -> None:
-        """Wait for pending operations; called before the interpreter ends."""
-        ...
-
-
-class LocalChannel:
-    """The control channel of a run with one process."""
-
-    def gather(self, mine: bytes) -> list[bytes]:
-        """Return the rank's own value."""
         return [mine]
 
     def broadcast(self, text: str) -> str:
-        """Return the rank's own value."""
+        """Return rank 0's text, at most 4 KB in UTF-8."""
         return text
 
     def spread(self, text: str) -> str:
-        """Return the rank's own value."""
+        """Return rank 0's text of any length."""
         return text
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """Return the rank's own value."""
+        """Return the sums over all ranks, in double precision."""
         return [float(value) for value in values]
 
     def settle(self) -> None:
-        """Do nothing: no operation is ever pending."""
+        """Wait for pending operations; called before the interpreter ends."""
 
 
-class GroupChannel:
+class LocalChannel(ControlChannel):
+    """The control channel of a run with one process."""
+
+
+class GroupChannel(ControlChannel):
     """A control channel over a private gloo group."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -92,8 +74,8 @@ class GroupChannel:
     def settle(self) -> None:
         """Wait until the group's threads have released every tensor they were given.
 
-        They do so a moment after the caller has its answer, and need the interpreter's lock for it: a
-        thread that asks for it while the interpreter shuts down aborts the whole process.
+        They do so shortly after the caller has its result, and need the interpreter's lock for it: a
+        thread that waits for the lock while the interpreter shuts down aborts the whole process.
         """
         deadline = time.monotonic() + _LET_GO_S
         while any(ref() is not None for ref in self._lent) and time.monotonic() < deadline:
@@ -149,8 +131,8 @@ class GroupChannel:
 def await_host(address: str, port: int) -> None:
     """Wait until rank 0 listens, polling often.
 
-    torch's own client backs off for most of a second when it comes a moment too early, as ranks that
-    are forked together do. Whatever is wrong with the address, torch says it better.
+    torch's own client waits for most of a second after a refused connection, and ranks that are forked
+    together often connect too early. Other errors are ignored: torch's client reports them.
     """
     deadline = time.monotonic() + _LISTEN_S
     while time.monotonic() < deadline:

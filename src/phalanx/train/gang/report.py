@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from phalanx.core.contract import records
 from phalanx.core.contract.records import MetricRecord, Record, WarningRecord
@@ -17,29 +17,21 @@ from phalanx.core.contract.records import MetricRecord, Record, WarningRecord
 CHUNK_BYTES = 256 * 1024
 
 
-class Report(Protocol):
-    """The report of a rank, a sequence of records. Never raises into training."""
+class Report:
+    """The report of a rank, a sequence of records; this class drops them. Never raises into training."""
 
     def write(self, record: Record) -> None:
         """Append one record."""
-        ...
 
     def close(self) -> None:
         """Close the report."""
-        ...
 
 
-class NoReport:
+class NoReport(Report):
     """The report of a rank without a report file: records are dropped."""
 
-    def write(self, record: Record) -> None:
-        """Do nothing."""
 
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class ReportFile:
+class ReportFile(Report):
     """A report in a mapped file. On a full disk records are dropped and counted.
 
     The blocks behind the mapping are allocated before they are touched: a write to an unallocated block

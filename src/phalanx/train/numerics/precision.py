@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -57,67 +57,40 @@ def _like(value: Mapping[Any, Any], made: dict[Any, Any]) -> Any:
     return value
 
 
-class Scale(Protocol):
-    """The loss scale: multiplies a loss before the backward pass and divides its gradients after it."""
+class Scale:
+    """The loss scale: multiplies a loss before the backward pass and divides its gradients after it.
+
+    This class is the scale of fp32 and bf16: none.
+    """
 
     @property
     def factor(self) -> float:
         """Return the current factor."""
-        ...
+        return 1.0
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the loss to call `backward` on."""
-        ...
-
-    def unscale(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Divide gradients by the scale, once per step and parameter."""
-        ...
-
-    def overflowed(self) -> bool:
-        """Record an overflow; return whether a smaller scale can avoid it."""
-        ...
-
-    def settle(self) -> None:
-        """End the step."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state."""
-        ...
-
-
-class NoScale:
-    """The loss scale of fp32 and bf16: none."""
-
-    factor = 1.0
-
-    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the loss itself."""
         return loss
 
     def unscale(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Do nothing."""
+        """Divide gradients by the scale, once per step and parameter."""
 
     def overflowed(self) -> bool:
-        """Return False: there is no scale to reduce."""
+        """Record an overflow; return whether a smaller scale can avoid it."""
         return False
 
     def settle(self) -> None:
-        """Do nothing."""
+        """End the step."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Do nothing."""
+        """Return the state for a checkpoint."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Do nothing."""
+        """Restore the state; an empty one changes nothing."""
 
 
-class LossScale:
+class LossScale(Scale):
     """The dynamic scale of fp16, with the rules and the saved state of `torch.amp.GradScaler`.
 
     Not that class itself: it decides per rank and optimizer, and cannot share its one pass over the
@@ -150,7 +123,7 @@ class LossScale:
         self._stepped = True
         todo = [one for one in parameters if one.grad is not None and id(one) not in self._done]
         self._done.update(id(one) for one in todo)
-        # Sharded gradients, whole ones and those of other meshes do not mix in one call; their parts do.
+        # One call takes no mixture of whole gradients and sharded ones; it does take their local parts.
         gradients = [own_part(one.grad) for one in todo if one.grad is not None]
         if gradients:
             torch._foreach_mul_(gradients, 1.0 / self.scale)
@@ -184,4 +157,4 @@ class LossScale:
 
 def scale_for(precision: str) -> Scale:
     """Return the loss scale for a precision."""
-    return LossScale() if precision == "fp16" else NoScale()
+    return LossScale() if precision == "fp16" else Scale()

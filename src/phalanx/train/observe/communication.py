@@ -1,8 +1,8 @@
-"""The time of gradient communication, from DDP's own reducer, read once per window.
+"""The time of gradient communication, as DDP's own reducer measures it, read once per window.
 
-No communication hook and no synchronisation: the reducer reads a clock where it launches its first
-bucket and where it has the last one back. On a GPU it reads events, for one step of a hundred only,
-because reading an event waits for it.
+This needs no communication hook and no synchronization: the reducer reads a clock when it launches its
+first bucket and when the last one is reduced. On a GPU it reads events, in one step of a hundred only,
+because reading an event waits for the GPU.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def reducer_probe(model: nn.Module, device: torch.device) -> Probe:
 def times(data: Mapping[str, int]) -> dict[str, float]:
     """Convert the reducer's nanoseconds to metric values.
 
-    Communication is what the backward pass did not hide: the rest of it ran meanwhile.
+    `communication_time_seconds` is only the part that did not overlap the backward pass.
     """
     values: dict[str, float] = {}
     for name, key in (
@@ -53,9 +53,9 @@ def times(data: Mapping[str, int]) -> dict[str, float]:
     ):
         if data.get(key):
             values[name] = short(data[key] * _NS)
-    travelled = data.get("backward_comm_time", 0)
-    if travelled:
-        hidden = min(travelled, data.get("backward_compute_comm_overlap_time", 0))
-        values |= sample("gradient_sync_time_seconds", travelled * _NS)
-        values |= sample("communication_time_seconds", (travelled - hidden) * _NS)
+    total = data.get("backward_comm_time", 0)
+    if total:
+        hidden = min(total, data.get("backward_compute_comm_overlap_time", 0))
+        values |= sample("gradient_sync_time_seconds", total * _NS)
+        values |= sample("communication_time_seconds", (total - hidden) * _NS)
     return values

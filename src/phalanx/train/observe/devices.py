@@ -1,6 +1,6 @@
 """Memory and utilisation of this rank's process and device; NVML where there is one.
 
-NVML comes with the optional package `nvidia-ml-py`. Whatever it cannot say is left out.
+NVML comes with the optional package `nvidia-ml-py`. Values that it does not have are left out.
 """
 
 from __future__ import annotations
@@ -95,11 +95,11 @@ def nvml_probe(nvml: Any, uuid: str) -> Probe | None:
 def step_timing(info: RankInfo, report: Report, device: torch.device) -> StepTiming:
     """Return the step timing of a rank with a report; one rank per node warns about waiting for data."""
 
-    def speak(sentence: str) -> None:
+    def warn(message: str) -> None:
         if info.local_rank == 0:
-            report.write(WarningRecord(sentence))
+            report.write(WarningRecord(message))
 
-    timing = StepTiming(report, speaks=speak)
+    timing = StepTiming(report, warn=warn)
     for probe in (process_probe(), *device_probes(device)):
         timing.watch(probe)
     return timing

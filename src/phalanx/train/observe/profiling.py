@@ -1,8 +1,8 @@
 """Profiles of a few steps: the time of each section on every rank, and a merged trace.
 
-Without a profile under way there is one look for a file per step on rank 0, and nothing on the others.
-A profile first reads clocks where a step turns from one section to the next, then has torch's profiler
-trace some steps; its collectives run between steps, on the channel for small matters.
+While no profile runs, rank 0 looks for a request file once per step, and the other ranks do nothing. A
+profile first reads clocks where one section of a step ends and the next begins, then torch's profiler
+traces some steps. The collectives of a profile run between steps, on the control channel.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import statistics
 import sys
 import time
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -52,13 +53,18 @@ from phalanx.train.observe.timing import (
 from phalanx.train.observe.tracing import Tracer, write_extras
 
 _BACKWARD = 6
-_NAMES = {
-    REST: "rest", DATA: "data", COMPUTE: "forward", OPTIMIZER: "optimizer", STALL: "saving",
-    OUTSIDE: "between passes", _BACKWARD: "backward",
-}  # fmt: skip
+_SECTIONS: Mapping[int, tuple[str, str]] = {
+    REST: ("rest", "rest_s"),
+    DATA: ("data", "data_s"),
+    COMPUTE: ("forward", "forward_s"),
+    _BACKWARD: ("backward", "backward_s"),
+    OPTIMIZER: ("optimizer", "optimizer_s"),
+    STALL: ("saving", "stall_s"),
+}
+"""Of each section of a step: its name in a trace, and its field of `StepBreakdown`."""
 _CLOCK_ROUNDS = 20
 MAX_RANKS = 64
-"""Of how many ranks events are gathered; of the rest only sections and figures."""
+"""The trace holds the events of so many ranks at most; the others only give their figures."""
 
 
 def profile_settings(steps: int, trace: int, extras: Sequence[str]) -> RequestedProfile:
@@ -77,54 +83,20 @@ def profile_settings(steps: int, trace: int, extras: Sequence[str]) -> Requested
     return RequestedProfile(0, steps, trace, tuple(extras))
 
 
-class Profiling(Protocol):
-    """The profiling calls of the loop between steps. Every rank makes the same calls."""
-
-    def asked(self) -> bool:
-        """Return whether a request for a profile waits on this rank."""
-        ...
-
-    def start(self, settings: RequestedProfile) -> None:
-        """Start a profile at the next boundary; called on every rank."""
-        ...
-
-    def boundary(self, agreed: bool) -> None:
-        """Handle the end of a step; `agreed`: all ranks start the profile that rank 0 has received."""
-        ...
-
-    def finish(self) -> None:
-        """End a running profile with the run."""
-        ...
-
-
-class NoProfiling:
-    """Profiling that never starts."""
-
-    def asked(self) -> bool:
-        """Return False."""
-        return False
-
-    def start(self, settings: RequestedProfile) -> None:
-        """Do nothing."""
-
-    def boundary(self, agreed: bool) -> None:
-        """Do nothing."""
-
-    def finish(self) -> None:
-        """Do nothing."""
-
-
-class RecordingTiming:
+class RecordingTiming(Timing):
     """A timing that records sections for a profile and passes every call to the run's own timing."""
 
     def __init__(
         self, inner: Timing, settle: Callable[[], None], sync_s: Callable[[], Any]
     ) -> None:
-        """`settle` waits for a device; `sync_s` gives (travelled, exposed) seconds of a step or None."""
+        """`settle` waits for a device; `sync_s` gives a step's seconds of communication.
+
+        These are (all, exposed) seconds, or None where they are not known.
+        """
         self.inner = inner
         self.sections: list[tuple[str, int, int]] = []
         self.steps: list[dict[int, int]] = []
-        self.travels: list[tuple[float, float]] = []
+        self.communication: list[tuple[float, float]] = []
         self.samples = self._taken = 0
         self._settle, self._sync_s = settle, sync_s
         self._ahead_ns = time.time_ns() - time.perf_counter_ns()
@@ -137,7 +109,7 @@ class RecordingTiming:
         if now > self._since and self._section != OUTSIDE:
             self._spent[self._section] = self._spent.get(self._section, 0) + now - self._since
             ahead = self._ahead_ns
-            self.sections.append((_NAMES[self._section], self._since + ahead, now + ahead))
+            self.sections.append((_SECTIONS[self._section][0], self._since + ahead, now + ahead))
         self._section, self._since = section, now
 
     def enter(self, section: int) -> int:
@@ -160,11 +132,11 @@ class RecordingTiming:
         self.inner.stepped(step)
 
     def flush(self) -> None:
-        """Return or pass on without a change."""
+        """Report the window of the run's own timing."""
         self.inner.flush()
 
     def watch(self, probe: Probe) -> None:
-        """Return or pass on without a change."""
+        """Add a probe to the run's own timing."""
         self.inner.watch(probe)
 
     def close_step(self) -> None:
@@ -173,38 +145,37 @@ class RecordingTiming:
         self.steps.append(self._spent)
         self.samples += self._taken
         self._spent, self._taken = {}, 0
-        travelled = self._sync_s()
-        if travelled is not None:
-            self.travels.append(travelled)
+        communication = self._sync_s()
+        if communication is not None:
+            self.communication.append(communication)
         self._since = time.perf_counter_ns()
 
     def split(self, rank: int, seen: traces.TraceTotals | None, traced: int) -> StepBreakdown:
         """Return the means over all steps; communication from the reducer, else from the trace."""
         num = max(1, len(self.steps))
-
-        def mean(section: int) -> float:
-            return sum(one.get(section, 0) for one in self.steps) * 1e-9 / num
-
-        exposed, hidden = 0.0, 0.0
-        if self.travels:
-            exposed = sum(one[1] for one in self.travels) / len(self.travels)
-            hidden = sum(one[0] - one[1] for one in self.travels) / len(self.travels)
-        elif seen is not None and traced:
-            exposed, hidden = seen.exposed_s / traced, seen.hidden_s / traced
-        forward, backward = mean(COMPUTE), mean(_BACKWARD)
-        exposed = min(exposed, forward + backward)
-        behind = min(exposed, backward)
-        whole = sum(map(mean, (REST, DATA, COMPUTE, _BACKWARD, OPTIMIZER, STALL)))
+        times = {
+            field: sum(one.get(section, 0) for one in self.steps) * 1e-9 / num
+            for section, (_, field) in _SECTIONS.items()
+        }
+        whole = sum(times.values())
+        exposed = hidden = ops = 0.0
         busy = None
-        if seen is not None and seen.busy_s is not None and traced and whole:
-            busy = min(1.0, seen.busy_s / traced / whole)
+        if seen is not None and traced:
+            exposed, hidden, ops = (x / traced for x in (seen.exposed_s, seen.hidden_s, seen.ops))
+            if seen.busy_s is not None and whole:
+                busy = min(1.0, seen.busy_s / traced / whole)
+        if self.communication:
+            exposed = statistics.fmean(one[1] for one in self.communication)
+            hidden = statistics.fmean(one[0] - one[1] for one in self.communication)
+        exposed = min(exposed, times["forward_s"] + times["backward_s"])
+        in_backward = min(exposed, times["backward_s"])
+        times["backward_s"] -= in_backward
+        times["forward_s"] -= exposed - in_backward
+        times |= {"step_s": whole, "exposed_s": exposed, "hidden_s": hidden, "ops": ops}
+        rounded = {name: short(value) for name, value in times.items()}
         return StepBreakdown(
-            rank=rank, steps=len(self.steps), step_s=short(whole), data_s=short(mean(DATA)),
-            forward_s=short(forward - (exposed - behind)), backward_s=short(backward - behind),
-            exposed_s=short(exposed), hidden_s=short(hidden), optimizer_s=short(mean(OPTIMIZER)),
-            stall_s=short(mean(STALL)), rest_s=short(mean(REST)), samples=self.samples / num,
-            ops=0.0 if seen is None or not traced else short(seen.ops / traced), busy=busy,
-        )  # fmt: skip
+            rank, len(self.steps), samples=self.samples / num, busy=busy, **rounded
+        )
 
 
 @dataclass(slots=True)
@@ -214,8 +185,17 @@ class _ActiveProfile:
     settings: RequestedProfile
     first_step: int
     recorder: RecordingTiming
-    steps_left: int = 0
     traced: int = 0
+
+    def all_timed(self) -> bool:
+        """Close a timed step; return whether it was the last one."""
+        self.recorder.close_step()
+        return len(self.recorder.steps) >= self.settings.steps
+
+    def all_traced(self) -> bool:
+        """Count a traced step; return whether it was the last one."""
+        self.traced += 1
+        return self.traced >= self.settings.traced
 
 
 class Profiler:
@@ -236,15 +216,15 @@ class Profiler:
         self._info, self._channel, self._report = info, channel, report
         self._models, self._device = models, device
         self._file = None if info.report_file is None else info.report_file.with_suffix(SUFFIX)
-        self._heard: RequestedProfile | None = None
-        self._own: RequestedProfile | None = None
+        self._requested: RequestedProfile | None = None  # by the supervisor
+        self._own: RequestedProfile | None = None  # by the script
         self._answered = 0
         self._mark: tuple[int, int] | None = None
         self._active: _ActiveProfile | None = None
         self._tracer: Tracer | None = None
         self._hooks: list[Any] = []
 
-    # -- being asked -----------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------
 
     def asked(self) -> bool:
         """Return whether rank 0's supervisor has written a new request file."""
@@ -254,31 +234,33 @@ class Profiler:
             about = os.stat(self._file)
             mark = (about.st_ino, about.st_mtime_ns)
             if mark == self._mark:
-                return self._heard is not None and self._heard.request > self._answered
+                return self._requested is not None and self._requested.request > self._answered
             found = json.loads(self._file.read_text())
-            settings = RequestedProfile(
-                int(found["request"]), max(1, int(found["steps"])), int(found["traced"]),
-                tuple(str(one) for one in found["extras"]),
-            )  # fmt: skip
+            steps, traced = max(1, int(found["steps"])), int(found["traced"])
+            extras = tuple(str(one) for one in found["extras"])
+            settings = RequestedProfile(int(found["request"]), steps, traced, extras)
         except (OSError, ValueError, KeyError, TypeError):
             return False
         self._mark = mark
-        self._heard = settings if settings.request > self._answered else None
-        return self._heard is not None
+        self._requested = settings if settings.request > self._answered else None
+        return self._requested is not None
 
     def start(self, settings: RequestedProfile) -> None:
-        """Start a profile at the next boundary."""
+        """Start a profile at the next boundary; called on every rank."""
         self._own = settings
 
     def boundary(self, agreed: bool) -> None:
-        """Start, continue or end a profile."""
+        """Start, continue or end a profile; called at the end of every step.
+
+        `agreed`: all ranks start the profile that rank 0 was asked for.
+        """
         if self._active is not None:
             self._go_on(self._active)
         elif self._own is not None:
             settings, self._own = self._own, None
             self._begin(settings)
         elif agreed:
-            mine = "" if self._heard is None else json.dumps(asdict(self._heard))
+            mine = "" if self._requested is None else json.dumps(asdict(self._requested))
             found = json.loads(self._channel.broadcast(mine) or "null")
             if found is not None:
                 settings = RequestedProfile(**{**found, "extras": tuple(found["extras"])})
@@ -294,19 +276,14 @@ class Profiler:
 
     def _begin(self, settings: RequestedProfile) -> None:
         on_gpu = self._device.type == "cuda"
-        recorder = RecordingTiming(
-            self._timing.current,
-            (lambda: torch.cuda.synchronize(self._device)) if on_gpu else _nothing,
-            self._travel,
-        )
+        settle = (lambda: torch.cuda.synchronize(self._device)) if on_gpu else lambda: None
+        recorder = RecordingTiming(self._timing.current, settle, self._communication_s)
         self._timing.replace(recorder)
         for model in self._models:
             self._hooks.append(model.register_forward_hook(_marks_backward(recorder)))
-        self._active = _ActiveProfile(
-            settings, self._step() + 1, recorder, steps_left=settings.steps
-        )
+        self._active = _ActiveProfile(settings, self._step() + 1, recorder)
 
-    def _travel(self) -> tuple[float, float] | None:
+    def _communication_s(self) -> tuple[float, float] | None:
         """Return the communication seconds of the newest step, and the exposed part of them."""
         if self._device.type != "cpu":
             return None
@@ -314,24 +291,19 @@ class Profiler:
             read = getattr(model, "_get_ddp_logging_data", None)
             values = communication.times(read()) if read is not None else {}
             if "gradient_sync_time_seconds" in values:
-                travelled = values["gradient_sync_time_seconds"]
-                return travelled, values["communication_time_seconds"]
+                return values["gradient_sync_time_seconds"], values["communication_time_seconds"]
         return None
 
     def _go_on(self, active: _ActiveProfile) -> None:
         if self._tracer is None:
-            active.recorder.close_step()
-            active.steps_left -= 1
-            if active.steps_left > 0:
+            if not active.all_timed():
                 return
             if active.settings.traced > 0:
                 self._tracer = Tracer(self._device, active.settings.extras)
                 self._tracer.start()
                 return
-        else:
-            active.traced += 1
-            if active.traced < active.settings.traced:
-                return
+        elif not active.all_traced():
+            return
         self._end(active)
 
     def _end(self, active: _ActiveProfile) -> None:
@@ -355,14 +327,17 @@ class Profiler:
         split = recorder.split(self._info.rank, seen, active.traced)
         keeps = self._info.rank < MAX_RANKS
         mine = {
-            "split": asdict(split), "clock": self._clock(), "base_ns": base_ns,
-            "sections": recorder.sections if keeps else [], "events": events if keeps else [],
+            "split": asdict(split),
+            "clock": self._clock(),
+            "base_ns": base_ns,
+            "sections": recorder.sections if keeps else [],
+            "events": events if keeps else [],
             "notes": notes,
-        }  # fmt: skip
+        }
         rows = self._channel.gather(zlib.compress(json.dumps(mine).encode(), 1))
         if self._info.rank == 0:
             self._tell(active, [json.loads(zlib.decompress(row)) for row in rows], folder, stem)
-        # No rank trains on while rank 0 still writes: the next step would wait for it unseen.
+        # All wait until rank 0 has written: else the next step would wait for it, which shows nowhere.
         self._channel.total([0.0])
 
     def _clock(self) -> list[tuple[int, int]]:
@@ -373,7 +348,7 @@ class Profiler:
             found.append((entered, time.time_ns()))
         return found
 
-    # -- the answer ------------------------------------------------------------------------------
+    # -- the result ------------------------------------------------------------------------------
 
     def _tell(
         self, active: _ActiveProfile, rows: list[dict[str, Any]], folder: Path, stem: str
@@ -391,12 +366,11 @@ class Profiler:
         if active.traced:
             merged = traces.merge([_rank_trace(row) for row in rows], clocks)
             path = self._written(folder / f"{stem}.trace.json.gz", merged, notes)
-        names = [field.name for field in fields(StepBreakdown)]
         self._report.write(
             ProfileRecord(
                 request=active.settings.request,
                 first_step=active.first_step,
-                splits=[{name: getattr(one, name) for name in names} for one in splits],
+                splits=[row["split"] for row in rows],
                 finding=verdict.finding.value,
                 said=verdict.said,
                 advice=verdict.advice,
@@ -454,7 +428,3 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, list | tuple):
         return [tensor for item in value for tensor in _tensors(item)]
     return []
-
-
-def _nothing() -> None:
-    """Do nothing: there is no device to wait for."""

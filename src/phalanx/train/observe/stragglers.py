@@ -1,8 +1,8 @@
 """Each rank's compute time, compared over all ranks once per window of steps.
 
-A rank's clock runs from the moment it has its micro-batch to the moment its backward pass reaches the
-first parameter it registered, which is the last one to get a gradient. Waiting for other ranks comes
-after that. One small collective per window; one hook per run.
+A rank's compute time begins when it has its micro-batch and ends when the first registered parameter, the
+last one that the backward pass reaches, gets its gradient. It does not include waiting for other ranks,
+which comes later. The cost is one small collective per window and one hook per run.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 from torch import nn
@@ -21,44 +20,36 @@ from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.gang.report import Report
 
 
-class Stragglers(Protocol):
-    """The events of computing that straggler detection needs."""
+class Stragglers:
+    """The events of computing that straggler detection needs; this class measures nothing."""
 
     def watch(self, model: nn.Module) -> None:
         """Time this model's backward passes."""
-        ...
 
     def began(self) -> None:
         """Start the clock of a micro-batch."""
-        ...
 
     def stepped(self) -> None:
         """End a step."""
-        ...
 
 
-class NoStragglers:
+class NoStragglers(Stragglers):
     """Straggler detection that is off."""
 
-    def watch(self, model: nn.Module) -> None:
-        """Do nothing."""
 
-    def began(self) -> None:
-        """Do nothing."""
-
-    def stepped(self) -> None:
-        """Do nothing."""
-
-
-class ComputeTimes:
+class ComputeTimes(Stragglers):
     """Compare the medians of the last `window` steps over all ranks; rank 0 reports."""
 
     def __init__(
-        self, window: int, place: tuple[int, int], channel: ControlChannel, report: Report,
-        listen: Callable[[Sequence[float]], None] = lambda compute_s: None,
-    ) -> None:  # fmt: skip
-        """`place` is (rank, world size); `listen` gets every window's times on all ranks."""
-        self._listen = listen
+        self,
+        window: int,
+        place: tuple[int, int],
+        channel: ControlChannel,
+        report: Report,
+        observe: Callable[[Sequence[float]], None] = lambda compute_s: None,
+    ) -> None:
+        """`place` is (rank, world size); `observe` gets every window's times on all ranks."""
+        self._observe = observe
         self._window, self._channel, self._report = window, channel, report
         self._rank, self._world_size = place
         self._watch = StragglerWatch()
@@ -95,7 +86,7 @@ class ComputeTimes:
         row[self._rank] = statistics.median(self._steps_s)
         self._steps_s.clear()
         times = self._channel.total(row)
-        self._listen(times)
+        self._observe(times)
         if self._rank == 0:
             self._tell(times)
 

@@ -1,9 +1,9 @@
 """The time of each section of a step, from clock readings alone: no device synchronization.
 
 Every moment belongs to one section; entering the next one ends the last. A step costs five readings of
-the clock and some additions (about 2 µs); once per window the means and the distribution are reported
-through the ordinary report (`core.instruments` has the names). On a GPU the sections are the host's:
-work that is only enqueued shows up where the host waits for it.
+the clock and some additions (about 2 µs); once per window the means and the distribution are written to
+the rank's report (`core.telemetry.instruments` has the names). On a GPU these are the host's times: the
+time of work that is only enqueued counts in the section in which the host waits for it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from enum import IntEnum
-from typing import Protocol
 
 from phalanx.core.contract.records import MetricRecord
 from phalanx.core.telemetry.instruments import (
@@ -27,7 +26,7 @@ FIRST_WINDOW_S = 0.5
 LAST_WINDOW_S = 10.0
 GROWTH = 0.05
 """A window lasts this share of the time trained so far, between the two bounds above."""
-SAY_AFTER_S = 20.0
+WARN_AFTER_S = 20.0
 _NS = 1e-9
 Probe = Callable[[], Mapping[str, float]]
 
@@ -51,48 +50,28 @@ _NAMED = (
 )
 
 
-class Timing(Protocol):
-    """The events of training that timing needs."""
+class Timing:
+    """The events of training that timing needs; this class measures nothing."""
 
     def enter(self, section: int) -> int:
         """Begin a section; return the one that ended."""
-        ...
-
-    def took(self, num_samples: int) -> None:
-        """Count samples that the loader gave this rank."""
-        ...
-
-    def stepped(self, step: int) -> None:
-        """End an optimizer step."""
-        ...
-
-    def flush(self) -> None:
-        """Report the window before a pause."""
-        ...
-
-    def watch(self, probe: Probe) -> None:
-        """Add a probe, read at the end of every window."""
-        ...
-
-
-class NoTiming:
-    """Timing that is off."""
-
-    def enter(self, section: int) -> int:
-        """Do nothing."""
         return OUTSIDE
 
     def took(self, num_samples: int) -> None:
-        """Do nothing."""
+        """Count samples that the loader gave this rank."""
 
     def stepped(self, step: int) -> None:
-        """Do nothing."""
+        """End an optimizer step."""
 
     def flush(self) -> None:
-        """Do nothing."""
+        """Report the current window, for example before a pause."""
 
     def watch(self, probe: Probe) -> None:
-        """Do nothing."""
+        """Add a probe, read at the end of every window."""
+
+
+class NoTiming(Timing):
+    """Timing that is off."""
 
 
 class CurrentTiming:
@@ -134,18 +113,18 @@ class DurationHistogram:
         return found
 
 
-class StepTiming:
+class StepTiming(Timing):
     """Measure sections, and report once per window."""
 
     def __init__(
         self,
         report: Report,
         *,
-        speaks: Callable[[str], None],
+        warn: Callable[[str], None],
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        """Create the timing; `speaks` gets a warning when more than a tenth of the time waits for data."""
-        self._report, self._speaks, self._clock_ns = report, speaks, clock_ns
+        """`warn` gets a message when more than a tenth of the training time is spent waiting for data."""
+        self._report, self._warn, self._clock_ns = report, warn, clock_ns
         self._probes: list[Probe] = []
         self._section = OUTSIDE
         self._since = clock_ns()
@@ -153,7 +132,7 @@ class StepTiming:
         self._samples = 0
         self._step = 0
         self._trained_ns = self._waited_ns = 0
-        self._said = False
+        self._warned = False
         self._open_window()
 
     def _open_window(self) -> None:
@@ -213,27 +192,27 @@ class StepTiming:
             values |= probe()
         self._report.write(MetricRecord(step=self._step, values=values))
         self._trained_ns += self._window_ns
-        self._say()
+        self._warn_of_data()
         self._open_window()
 
     def watch(self, probe: Probe) -> None:
         """Add a probe, read at the end of every window."""
         self._probes.append(probe)
 
-    def _say(self) -> None:
-        if self._said or self._trained_ns * _NS < SAY_AFTER_S:
+    def _warn_of_data(self) -> None:
+        if self._warned or self._trained_ns * _NS < WARN_AFTER_S:
             return
         share = self._waited_ns / self._trained_ns
         if share > WORTH_SAYING:
-            self._said = True
-            self._speaks(data_wait_message(share))
+            self._warned = True
+            self._warn(data_wait_message(share))
 
 
 def data_wait_message(share: float) -> str:
     """Return the warning for a share of time spent waiting for data."""
     return (
-        f"{share:.0%} of the training time is spent waiting for data: more loader workers"
-        " (num_workers), or data nearer to this node, would give it back"
+        f"{share:.0%} of the training time is spent waiting for data: use more loader workers"
+        " (num_workers), or store the data nearer to this node"
     )
 
 

@@ -36,7 +36,7 @@ from phalanx.train.numerics import gradients
 from phalanx.train.numerics.compression import Compressors
 from phalanx.train.numerics.local_sgd.rounds import Rounds
 from phalanx.train.numerics.precision import Scale
-from phalanx.train.observe.profiling import Profiling
+from phalanx.train.observe.profiling import Profiler
 from phalanx.train.observe.stragglers import Stragglers
 from phalanx.train.observe.timing import (
     COMPUTE,
@@ -72,7 +72,7 @@ class StepParts:
     #: metrics that the script logs
     journal: Journal
     timing: CurrentTiming  # of the sections of a step
-    profiling: Profiling  # of a few steps, on request
+    profiling: Profiler  # of a few steps, on request
     trained: TrainedObjects  # models, optimizers, schedulers and tracked objects
     #: how ranks hold the model, and reduce its gradients
     strategy: Strategy

@@ -1,9 +1,10 @@
-"""Gradient compression for replicas: fewer bytes between ranks, and nothing forgotten.
+"""Gradient compression for replicas: fewer bytes between ranks, without losing any part of a gradient.
 
-One hook per replica, with what it remembers keyed by parameter: so a run resumes exactly, under any
-grouping of gradients into buckets and any number of ranks. Methods that need more than one collective
-wait for the last bucket and treat a step's gradients together: collectives that are launched from
-several buckets' callbacks meet in different orders on different ranks, which hangs them.
+Read `hook` first (one hook of DDP per replica), then `method_choice` (the method of a step), `codecs` (the
+methods) and `error_feedback` (what was not sent yet). State is keyed by parameter name, so a resume is
+exact under any grouping of gradients into buckets. A method with several collectives waits for the last
+bucket: collectives that start in several buckets' callbacks may start in another order on each rank, and
+then hang. Nothing here exchanges weights: `local_sgd` does.
 """
 
 from phalanx.train.numerics.compression.hook import CompressionContext, Compressors

@@ -1,7 +1,7 @@
-"""The DDP communication hook that compresses gradient buckets, with one `Compressor` per replica.
+"""The DDP communication hook that compresses gradient buckets, with one `ReplicaCompressor` per replica.
 
-torch reads a hook's annotations and its name: this module therefore keeps its annotations as they are,
-and no hook here has the name of one that torch refuses on CPU.
+torch evaluates the annotations of a hook: this module has no `from __future__ import annotations`. It also
+refuses some hooks on CPU by their names, so no hook here has the name of one of torch's own.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,11 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from phalanx.core.contract.records import CompressionRecord
 from phalanx.train.gang.report import Report
 from phalanx.train.numerics.compression.codecs import CODECS, Codec, Named
-from phalanx.train.numerics.compression.method_choice import (
-    FastestMethod,
-    FixedMethod,
-    MethodSchedule,
-)
+from phalanx.train.numerics.compression.method_choice import FastestMethod, MethodSchedule
 from phalanx.train.settings import CompressionSettings
 
 _CASTS = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -43,6 +39,25 @@ class CompressionContext:
 
 
 class Compressor:
+    """The gradient compression of a model; this class compresses nothing."""
+
+    @property
+    def method(self) -> str:
+        """Return the method of the current step."""
+        return "none"
+
+    def settle(self, applied: bool) -> None:
+        """End the step; `applied` says whether it changed the parameters."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that the next steps depend on."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state; the state of unused methods is ignored."""
+
+
+class ReplicaCompressor(Compressor):
     """The gradient compression of one replica."""
 
     def __init__(
@@ -60,7 +75,7 @@ class Compressor:
         self._codecs: dict[str, Codec] = {
             name: CODECS[name](wishes, seed) for name in names if name in CODECS
         }
-        self._schedule: MethodSchedule = FixedMethod(wishes.method)
+        self._schedule = MethodSchedule(wishes.method)
         if wishes.method == "auto":
             self._schedule = FastestMethod(wishes.candidates, now.tell)
         self._held: list[tuple[torch.Tensor, torch.futures.Future[torch.Tensor]]] = []
@@ -128,34 +143,18 @@ class Compressor:
                 codec.load_state_dict(state["codecs"][name], self._parameters)
 
 
-class NoCompressor:
-    """Compression that is off."""
-
-    method = "none"
-
-    def settle(self, applied: bool) -> None:
-        """Do nothing."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Do nothing."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Do nothing."""
-
-
 class Compressors:
     """The compressors of all models of a run."""
 
     def __init__(self, wishes: CompressionSettings, seed: int, now: CompressionContext) -> None:
         self._wishes, self._seed, self._now = wishes, seed, now
-        self._all: list[Compressor | NoCompressor] = []
+        self._all: list[Compressor] = []
 
-    def watch(self, model: nn.Module) -> Compressor | NoCompressor:
+    def watch(self, model: nn.Module) -> Compressor:
         """Compress the gradients of a replica; other models are left unchanged."""
-        made: Compressor | NoCompressor = NoCompressor()
+        made = Compressor()
         if self._wishes.compresses and isinstance(model, DistributedDataParallel):
-            made = Compressor(model, self._wishes, self._seed, self._now)
+            made = ReplicaCompressor(model, self._wishes, self._seed, self._now)
         self._all.append(made)
         return made
 
@@ -175,7 +174,7 @@ class Compressors:
 
 
 def _reduce_bucket(
-    compressor: Compressor, bucket: GradBucket
+    compressor: ReplicaCompressor, bucket: GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
     return compressor.reduce(bucket)
 

@@ -5,78 +5,59 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-# A step of each candidate warms up. Of each that stays in the race at least so many count, and at most,
-# unless steps are so short that more of them take no longer than this.
+# A round is one step of each candidate; the first one warms up. Candidates are compared after LEAST rounds,
+# and one is chosen after MOST of them: after MOST_OF_SHORT where all steps take less than SHORT_S seconds.
 LEAST, MOST, MOST_OF_SHORT = 3, 12, 40
 SHORT_S = 10.0
-# After so many rounds, slower than the fastest by this factor is slower whatever the noise.
+# (rounds, factor): after so many rounds a candidate slower than the fastest by this factor is dropped.
 _SURE = ((0, 1.5), (6, 1.2), (20, 1.1))
 # A less faithful method has to save at least this share of a step.
 WORTH = 0.02
 
+Tell = Callable[[str, Mapping[str, float]], None]
 
-class MethodSchedule(Protocol):
-    """A schedule of compression methods. All ranks make the same calls."""
+
+class MethodSchedule:
+    """A schedule of compression methods; this one has a fixed method. All ranks make the same calls."""
+
+    def __init__(self, method: str) -> None:
+        self.racing: Sequence[str] = (method,)
+        """The methods that may still be used."""
 
     @property
     def method(self) -> str:
         """Return the method of the current step."""
-        ...
-
-    @property
-    def racing(self) -> Sequence[str]:
-        """Return the methods that may still be used."""
-        ...
+        return self.racing[0]
 
     def settle(self) -> None:
         """End a step."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the decision."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state."""
-        ...
-
-
-class FixedMethod:
-    """A schedule with one method."""
-
-    def __init__(self, method: str) -> None:
-        self.method = method
-        self.racing: Sequence[str] = (method,)
-
-    def settle(self) -> None:
-        """Do nothing: the method is fixed."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Do nothing."""
+        """Return the decision, if there is one."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Do nothing."""
+        """Restore the decision."""
 
 
-class FastestMethod:
+class FastestMethod(MethodSchedule):
     """A schedule that measures candidates in turn, drops slower ones, and ends with the fastest.
 
-    Whole steps are compared, because a method costs computing as well as waiting, and because what a
-    backward pass hides costs nothing. The decision is saved with the run: a resumed run goes on as the
-    uninterrupted one would have.
+    Whole steps are compared, because a method costs computing as well as communication, and because
+    communication that overlaps the backward pass costs nothing. The decision is saved with the run, so a
+    resumed run continues as the uninterrupted one would have.
     """
 
     def __init__(
-        self, candidates: Sequence[str], tell: Callable[[str, Mapping[str, float]], None],
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:  # fmt: skip
-        self.racing: Sequence[str] = tuple(candidates)
+        self, candidates: Sequence[str], tell: Tell, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """`tell` gets the chosen method and the median seconds of a step with each candidate."""
+        self.racing = tuple(candidates)
         self.medians: dict[str, float] = {}
         self._tell, self._clock = tell, clock
         self._took: dict[str, list[float]] = {name: [] for name in candidates}
