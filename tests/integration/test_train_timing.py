@@ -207,12 +207,12 @@ def test_nvml_leaves_out_what_it_does_not_know():
     assert devices.nvml_probe(nvml, "8a3c") is None
 
 
-def test_one_rank_of_a_node_speaks():
+def test_one_rank_of_a_node_warns():
     for local_rank, count in ((0, 1), (1, 0)):
         bench = Bench()
         info = RankInfo(local_rank=local_rank)
         measured = devices.step_timing(info, bench, torch.device("cpu"))
-        measured._speaks("slow")
+        measured._warn("slow")
         assert len(bench.records) == count
 
 
