@@ -183,10 +183,9 @@ def sdk_page() -> list[str]:
     """`PhalanxClient`: its constructor and one method for each route, by subject."""
     parts: list[str] = []
     for module, name, title in (
-        ("sdk/client", "PhalanxClient", "The client"),
+        ("sdk/client", "PhalanxClient", "The client, the server, pools, nodes and projects"),
         ("sdk/transport", "Transport", "The connection"),
         ("sdk/jobs", "JobCalls", "Jobs"),
-        ("sdk/resources", "ResourceCalls", "Pools, nodes and projects"),
     ):
         node = _definition(_parsed(module), name)
         assert isinstance(node, ast.ClassDef)

@@ -121,13 +121,27 @@ def cli_page() -> str:
 # -- the job spec --------------------------------------------------------------------------------
 
 _SAMPLES: dict[str, Any] = {
-    "class": "x", "framework": "jax", "env_compat": ["slurm"], "image": "x",
-    "resources": {"nodes": "2+", "cpus": "4+", "memory": "1GB..2GB", "shm": "1GB",
-                  "accelerator_memory": "1GB..2GB"},
-    "checkpoint": {"every": "auto", "store": "s3://x/y"}, "stall": {}, "secrets": ["X"],
-    "data": {"a": "b"}, "mounts": ["x:/y"], "budget": {"usd": 1}, "depends_on": [1], "array": "0-1",
+    "class": "x",
+    "framework": "jax",
+    "env_compat": ["slurm"],
+    "image": "x",
+    "resources": {
+        "nodes": "2+",
+        "cpus": "4+",
+        "memory": "1GB..2GB",
+        "shm": "1GB",
+        "accelerator_memory": "1GB..2GB",
+    },
+    "checkpoint": {"every": "auto", "store": "s3://x/y"},
+    "stall": {},
+    "secrets": ["X"],
+    "data": {"a": "b"},
+    "mounts": ["x:/y"],
+    "budget": {"usd": 1},
+    "depends_on": [1],
+    "array": "0-1",
     "schedule": {"cron": "0 0 * * *"},
-}  # fmt: skip
+}
 
 
 def refused() -> dict[str, str]:

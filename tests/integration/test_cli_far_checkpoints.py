@@ -29,10 +29,20 @@ def save(folder, step, seal):
     pieces = seal.wrap(f"{draft.name}/shard-00000/state.tensors", [bytes(range(256)) * 20])
     draft.add_bytes("shard-00000/state.tensors", b"".join(bytes(memoryview(one)) for one in pieces))
     manifest = Manifest(
-        name=draft.name, step=step, position=Position(), attempt=1, generation=0, commit=step,
-        parent=None, world_size=1, reference_world=1, global_batch=8, created_at=step, why="every",
+        name=draft.name,
+        step=step,
+        position=Position(),
+        attempt=1,
+        generation=0,
+        commit=step,
+        parent=None,
+        world_size=1,
+        reference_world=1,
+        global_batch=8,
+        created_at=step,
+        why="every",
         files=draft.files,
-    )  # fmt: skip
+    )
     return draft.commit(seal.stamp(manifest))
 
 

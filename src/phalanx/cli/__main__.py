@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 from phalanx.cli.app import app
 from phalanx.cli.client.session import describe
 from phalanx.cli.exits import ERROR, INTERRUPTED
+from phalanx.cli.terminal.output import note
 from phalanx.errors import Bug, PlatformError
 
 _USAGE = 2  # Typer's code for wrong usage; `phalanx` exits with 1
@@ -55,7 +57,9 @@ def _code(argv: Sequence[str]) -> int:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one verb and exit with its code."""
-    code = _code(sys.argv[1:] if argv is None else argv)
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_rest, **_more: note(f"warning: {message}")
+        code = _code(sys.argv[1:] if argv is None else argv)
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -17,25 +17,10 @@ _DURATION_S = {
     "d": 86400.0,
     "w": 604800.0,
 }
-_SIZE_BYTES = {
-    "": 1,
-    "B": 1,
-    "K": 2**10,
-    "M": 2**20,
-    "G": 2**30,
-    "T": 2**40,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "TIB": 2**40,
-    "KI": 2**10,
-    "MI": 2**20,
-    "GI": 2**30,
-    "TI": 2**40,
+_SIZE_BYTES = {"": 1, "B": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate("KMGT", 1)
+    for suffix, base in (("", 1024), ("B", 1000), ("IB", 1024), ("I", 1024))
 }
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 

@@ -5,8 +5,8 @@
         client.job(num).state
 
 Results are models of `schemas.api`; errors are those of `phalanx.errors`, as the server raised them.
-`client` joins the parts: `jobs` and `resources` hold one method for each route, `transport` holds the
-connection. Nothing here prints, and nothing imports the server.
+`client` holds the methods about the platform, `jobs` those about jobs, `transport` the connection. Nothing
+here prints, and nothing imports the server.
 """
 
 from phalanx.sdk.client import PhalanxClient

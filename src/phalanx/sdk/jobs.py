@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import TypeAdapter
-
 from phalanx.schemas.api.jobs import (
     CheckpointView,
     EventPage,
@@ -142,8 +140,7 @@ class JobCalls(Transport):
 
     def checkpoints(self, num: int) -> list[CheckpointView]:
         """The job's checkpoints, oldest first."""
-        content = self._bytes(f"{V1}/jobs/{num}/checkpoints")
-        return TypeAdapter(list[CheckpointView]).validate_json(content)
+        return self._get(f"{V1}/jobs/{num}/checkpoints", list[CheckpointView])
 
     def ask_stacks(self, num: int) -> RequestTicket:
         """Request the stacks of every rank. Raises Conflict when no rank runs."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import ssl
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from phalanx.errors import (
     PlatformError,
@@ -20,7 +21,7 @@ from phalanx.errors import (
 )
 from phalanx.kit.text import replace_unencodable
 
-M = TypeVar("M", bound=BaseModel)
+M = TypeVar("M")
 V1 = "/api/v1"
 _RESPONSE_S = 30.0
 
@@ -62,12 +63,17 @@ def raise_for(response: httpx.Response) -> None:
 def read(model: type[M], response: httpx.Response) -> M:
     """Decode a response. Raises ServerError for a response that is not one of a Phalanx server."""
     try:
-        return model.model_validate_json(response.content)
+        return _adapter(model).validate_json(response.content)
     except ValidationError:
         raise ServerError(
             f"the response to {response.request.url.path} is not one of a Phalanx server",
             "is that the address of a Phalanx server of this version?",
         ) from None
+
+
+@functools.cache
+def _adapter(model: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(model)
 
 
 def encode(body: BaseModel) -> bytes:
@@ -140,20 +146,10 @@ class Transport:
         params: Mapping[str, Any] | None = None,
         wait_s: float = 0.0,
     ) -> M:
-        return read(model, self._request(path, params, wait_s))
-
-    def _bytes(
-        self, path: str, params: Mapping[str, Any] | None = None, wait_s: float = 0.0
-    ) -> bytes:
-        return self._request(path, params, wait_s).content
-
-    def _request(
-        self, path: str, params: Mapping[str, Any] | None, wait_s: float
-    ) -> httpx.Response:
         given = {key: one for key, one in (params or {}).items() if one is not None}
         response = self._send("GET", path, params=given, timeout=_RESPONSE_S + wait_s)
         raise_for(response)
-        return response
+        return read(model, response)
 
     def _post(
         self,

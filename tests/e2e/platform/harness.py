@@ -45,9 +45,12 @@ class Platform:
         with (self.root / "up.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [BIN / "phalanx", "up", "--slots", "4"],
-                env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         wait_until(self._answers, "the control plane")
 
     def _answers(self) -> bool:
@@ -80,9 +83,13 @@ class Platform:
     def run(self, *args: object, check: bool = True) -> subprocess.CompletedProcess[str]:
         """One verb, to its end."""
         done = subprocess.run(
-            [BIN / "phalanx", *map(str, args)], env=self.env, cwd=self.root,
-            capture_output=True, text=True, timeout=GUARD_S * 2,
-        )  # fmt: skip
+            [BIN / "phalanx", *map(str, args)],
+            env=self.env,
+            cwd=self.root,
+            capture_output=True,
+            text=True,
+            timeout=GUARD_S * 2,
+        )
         if check and done.returncode != 0:
             raise AssertionError(f"{args}: {done.returncode}\n{done.stdout}\n{done.stderr}")
         return done

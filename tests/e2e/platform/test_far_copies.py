@@ -38,9 +38,11 @@ def _lose_the_disk(platform: Platform, tmp_path: Path, secrets: list[str], far: 
     spec = probe_spec(out, "--epochs=4", "--samples=160", "--step-s=0.2", f"--until={go}", ranks=2)
     spec["env"] |= far
     spec["checkpoint"] = {
-        "every": "10 steps", "store": "s3://bucket/ckpt", "encryption": {"key_env": "CKPT_KEY"},
+        "every": "10 steps",
+        "store": "s3://bucket/ckpt",
+        "encryption": {"key_env": "CKPT_KEY"},
         "keep": {"last": 3},
-    }  # fmt: skip
+    }
     spec["secrets"] = secrets
     with pytest.raises(AssertionError, match="project default has no such secret"):
         platform.submit(spec)
@@ -107,7 +109,5 @@ def _nothing_was_told(platform: Platform) -> None:
         for file in platform.home.rglob("*")
         if file.is_file() and any(needle in file.read_bytes() for needle in needles)
     ]
-    assert sorted(kept) == [
-        "secrets/default/AWS_SECRET_ACCESS_KEY", "secrets/default/CKPT_KEY"
-    ]  # fmt: skip
+    assert sorted(kept) == ["secrets/default/AWS_SECRET_ACCESS_KEY", "secrets/default/CKPT_KEY"]
     assert all((platform.home / one).stat().st_mode & 0o777 == 0o600 for one in kept)

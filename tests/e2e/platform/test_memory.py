@@ -11,14 +11,13 @@ from phalanx.core.training.guards import GUARD_STATE_FILE
 
 pytestmark = pytest.mark.e2e
 TRAINING = Path(__file__).parents[1] / "training"
-WORDS = ("--epochs", "1", "--norm", "layer", "--dropout", "0", "--samples", "108",
-         "--batch-size", "12", "--memory-at", "2")  # fmt: skip
+WORDS = "--epochs 1 --norm layer --dropout 0 --samples 108 --batch-size 12 --memory-at 2"
 
 
 def starving(out: Path, *flags: str, **spec: Any) -> dict[str, Any]:
     return {
         **probe_spec(out),
-        "run": [str(BIN / "python"), "care_job.py", "--out", str(out), *WORDS, *flags],
+        "run": [str(BIN / "python"), "care_job.py", "--out", str(out), *WORDS.split(), *flags],
         "workdir": str(TRAINING),
         "checkpoint": {"every": "1 step", "async": False},
         **spec,

@@ -91,8 +91,12 @@ def test_ctrl_c_cancels_saves_and_waits(platform: Platform, tmp_path: Path):
     script = Path(__file__).with_name("training.py")
     follower = subprocess.Popen(
         [BIN / "phalanx", "run", "-n", "2", script, "--", "--epochs", "50", "--step-s", "0.02"],
-        env=env, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        env=env,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     platform.wait_steps(5, out)
     follower.send_signal(signal.SIGINT)
     text, _ = follower.communicate(timeout=120)
@@ -110,8 +114,11 @@ def test_killing_the_cli_leaves_the_job_running(platform: Platform, tmp_path: Pa
     script = Path(__file__).with_name("training.py")
     follower = subprocess.Popen(
         [BIN / "phalanx", "run", "-n", "2", script, "--", "--epochs", "3", "--step-s", "0.02"],
-        env=env, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        env=env,
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     platform.wait_steps(5, out)
     follower.kill()
     follower.wait(30)
@@ -176,9 +183,13 @@ def test_full_disk_warns_and_loses_nothing(tmp_path: Path):
     """
     env = {**os.environ, "PHALANX_HOME": str(home), "PROBE_OUT": str(out), "NO_COLOR": "1"}
     done = subprocess.run(
-        ["unshare", "-rm", "bash", "-c", script], env=env, capture_output=True, text=True,
-        timeout=280, cwd=tmp_path,
-    )  # fmt: skip
+        ["unshare", "-rm", "bash", "-c", script],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        cwd=tmp_path,
+    )
     log = (tmp_path / "log").read_text()
     assert done.returncode == 0, log + done.stderr
     assert "disk is full" in log
@@ -193,10 +204,11 @@ def test_full_disk_warns_and_loses_nothing(tmp_path: Path):
 def test_a_package_that_does_not_exist(platform: Platform):
     job = platform.submit(
         {
-            "run": f"{BIN / 'python'} -c pass", "warm": False,
+            "run": f"{BIN / 'python'} -c pass",
+            "warm": False,
             "python": {"packages": ["tinypkg==2.0"], "installer": "pip", "index_url": "none"},
         }
-    )  # fmt: skip
+    )
     assert platform.run("wait", job, check=False).returncode == 100
     view = platform.show(job)
     assert (view.state, view.restarts) == ("failed", 0)

@@ -21,10 +21,13 @@ def wheels(platform):
 
 def spec(platform, out, *packages, ranks=1):
     return {
-        "name": "packages", "run": f"{BIN / 'python'} packages_job.py", "warm": False,
+        "name": "packages",
+        "run": f"{BIN / 'python'} packages_job.py",
+        "warm": False,
         "resources": {"slots_per_node": ranks},
-        "env": {"PROBE_OUT": str(out)}, "python": {**wheels(platform), "packages": list(packages)},
-    }  # fmt: skip
+        "env": {"PROBE_OUT": str(out)},
+        "python": {**wheels(platform), "packages": list(packages)},
+    }
 
 
 def builds(platform, job):

@@ -76,15 +76,33 @@ def test_an_example_is_killed_paused_resumed_and_exported(
 
 # What each flag is to show in the dry run, or in the run itself.
 FLAGS = {
-    "--model": ("resnet18",), "--dataset": ("imagenet",), "--data-path": None, "--num-workers": (2,),
-    "--batch-size": (4,), "--epochs": (2,), "--lr": (0.05,), "--warmup-epochs": (1,),
-    "--mixed-precision": ("bf16",), "--gradient-accumulation-steps": (2,),
-    "--use-gradient-checkpointing": (), "--checkpoint-freq": (3,), "--resume-from": ("latest",),
-    "--num-dataloader-workers": (1,), "--prefetch-factor": (3,), "--profile-steps": (2,),
-    "--image-size": (32,), "--scale": (0.125,), "--seed": (3,), "--num-classes": (9,),
-    "--momentum": (0.8,), "--weight-decay": (0.001,), "--lr-scheduler": ("constant",),
-    "--label-smoothing": (0.1,), "--clip": (1.0,), "--keep-last-n": (2,),
-}  # fmt: skip
+    "--model": ("resnet18",),
+    "--dataset": ("imagenet",),
+    "--data-path": None,
+    "--num-workers": (2,),
+    "--batch-size": (4,),
+    "--epochs": (2,),
+    "--lr": (0.05,),
+    "--warmup-epochs": (1,),
+    "--mixed-precision": ("bf16",),
+    "--gradient-accumulation-steps": (2,),
+    "--use-gradient-checkpointing": (),
+    "--checkpoint-freq": (3,),
+    "--resume-from": ("latest",),
+    "--num-dataloader-workers": (1,),
+    "--prefetch-factor": (3,),
+    "--profile-steps": (2,),
+    "--image-size": (32,),
+    "--scale": (0.125,),
+    "--seed": (3,),
+    "--num-classes": (9,),
+    "--momentum": (0.8,),
+    "--weight-decay": (0.001,),
+    "--lr-scheduler": ("constant",),
+    "--label-smoothing": (0.1,),
+    "--clip": (1.0,),
+    "--keep-last-n": (2,),
+}
 
 
 def test_every_flag_at_once_then_another_job_goes_on(platform: Platform, tmp_path: Path) -> None:
@@ -130,8 +148,8 @@ def test_every_flag_at_once_then_another_job_goes_on(platform: Platform, tmp_pat
 def test_what_can_only_be_seen_on_the_ranks_fails_at_once(
     platform: Platform, words: tuple[object, ...], said: str
 ) -> None:
-    done = platform.run("recipe", "train", "-n", 2, "--model", "gpt", "--scale", 0.1,
-                        "--num-dataloader-workers", 0, *words, check=False)  # fmt: skip
+    flags = ["--model", "gpt", "--scale", 0.1, "--num-dataloader-workers", 0, *words]
+    done = platform.run("recipe", "train", "-n", 2, *flags, check=False)
     assert done.returncode == 100 and said in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     job = platform.jobs()[0]

@@ -14,9 +14,9 @@ SMALL = ("--scale", "0.1", "--block", "32", "--batch-size", "4", "--max-steps", 
 
 
 def test_a_recipe_is_a_job(platform: Platform) -> None:
-    words = ("recipe", "train", "--model", "gpt", "--dataset", EXAMPLES / "gpt" / "book.txt",
-             "--num-workers", 2, "--checkpoint-freq", 2, "--keep-last-n", 1,
-             "--num-dataloader-workers", 0, *SMALL)  # fmt: skip
+    words = ["recipe", "train", "--model", "gpt", "--dataset", EXAMPLES / "gpt" / "book.txt"]
+    words += ["--num-workers", 2, "--checkpoint-freq", 2, "--keep-last-n", 1]
+    words += ["--num-dataloader-workers", 0, *SMALL]
     planned = platform.run(*words, "--dry-run").stdout
     assert "2 steps" in planned and "phalanx.train.programs.recipes" in planned
     job = platform.run(*words, "--detach").stdout.split()[-1]
@@ -34,8 +34,8 @@ def test_a_recipe_is_a_job(platform: Platform) -> None:
 
 
 def test_scaling_is_measured_and_drawn(platform: Platform, tmp_path: Path) -> None:
-    words = ("bench", "scaling", "--model", "resnet18", "--counts", "1,2,64", "--steps", 3,
-             "--scale", 0.1, "--batch-size", 2, "--price", 3, "--plot", tmp_path / "s.svg")  # fmt: skip
+    words = ["bench", "scaling", "--model", "resnet18", "--counts", "1,2,64", "--steps", 3]
+    words += ["--scale", 0.1, "--batch-size", 2, "--price", 3, "--plot", tmp_path / "s.svg"]
     done = platform.run(*words, "--json")
     assert "64 ranks cannot be placed" in done.stderr
     table = json.loads(done.stdout)

@@ -74,9 +74,8 @@ def test_roles_of_different_shapes_start_together_and_end_together(
     assert {("learner", "wide"), ("actor", "thin-0"), ("actor", "thin-1")} < where
     with platform.client() as client:
         wait_until(lambda: len(client.logs(view.num).lines) == 6, "all to speak")
-    assert sorted(line for line in lines(platform, job, "--role", "actor")) == [
-        "[actor 0] actor 0/2 2/5", "[actor 1] actor 1/2 3/5",
-    ]  # fmt: skip
+    said = sorted(lines(platform, job, "--role", "actor"))
+    assert said == ["[actor 0] actor 0/2 2/5", "[actor 1] actor 1/2 3/5"]
     assert lines(platform, job, "--role", "actor", "--rank", "1") == ["actor 1/2 3/5"]
     said, peers = lines(platform, job, "--role", "server", "--rank", "0")
     assert said == "server 0/1 4/5"
@@ -121,9 +120,13 @@ def test_the_whole_gang_is_pushed_aside_and_comes_back(platform: Platform, tmp_p
     before = [one for held in pids(platform, job).values() for pid in held for one in family(pid)]
     until = f"until [ -e {tmp_path / 'past'} ]; do sleep 0.02; done"
     high = hand_in(
-        platform, framework="none", run=until, pool=["mixed"], priority="high",
+        platform,
+        framework="none",
+        run=until,
+        pool=["mixed"],
+        priority="high",
         resources={"nodes": 2, "slots_per_node": 1},
-    )  # fmt: skip
+    )
     # Two of four slots are wanted, both held by the gang: all of it leaves, for it is one.
     platform.wait_state(high, "running")
     assert survivors(before) == []

@@ -16,8 +16,8 @@ LINE = "threading.Event().wait()"
 
 
 def hanging(out: Path, stall: str, *flags: str) -> dict[str, Any]:
-    words = ["care_job.py", "--out", str(out), "--epochs", "1", "--norm", "layer",
-             "--samples", "120", "--hang-at", "9"]  # fmt: skip
+    words = ["care_job.py", "--out", str(out), "--norm", "layer"]
+    words += ["--epochs", "1", "--samples", "120", "--hang-at", "9"]
     return {
         **probe_spec(out),
         "run": [str(BIN / "python"), *words, *flags],

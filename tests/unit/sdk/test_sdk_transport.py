@@ -50,10 +50,15 @@ def test_problems_and_hints_survive() -> None:
 @pytest.mark.parametrize(
     ("header", "name"),
     [
-        ("localhost:80", "localhost"), ("LOCALHOST", "localhost"), ("[::1]:8080", "::1"),
-        ("[::1]", "::1"), ("127.0.0.1", "127.0.0.1"), ("", ""), ("a.b:1:2", "a.b"),
+        ("localhost:80", "localhost"),
+        ("LOCALHOST", "localhost"),
+        ("[::1]:8080", "::1"),
+        ("[::1]", "::1"),
+        ("127.0.0.1", "127.0.0.1"),
+        ("", ""),
+        ("a.b:1:2", "a.b"),
     ],
-)  # fmt: skip
+)
 def test_host_names(header: str, name: str) -> None:
     assert host_name(header) == name
 

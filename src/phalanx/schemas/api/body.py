@@ -1,4 +1,4 @@
-"""The base models of API bodies, times and errors. Times are RFC 3339 with Z."""
+"""The base models of API bodies, times, errors and the server itself. Times are RFC 3339 with Z."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 At = AwareDatetime
+API_VERSION = 1
 
 
 def at_of(at_us: int) -> datetime:
@@ -48,3 +49,29 @@ class ErrorView(ResponseBody):
     hint: str | None = None
     retryable: bool = False
     problems: list[ProblemView] = Field(default_factory=list)
+
+
+class InfoView(ResponseBody):
+    """The control plane: its version, its process and its state."""
+
+    version: str
+    api: int = API_VERSION
+    pid: int
+    home: str
+    started_at: At
+    now: At
+    num_live_jobs: int
+    idle_exit_s: float | None = None
+    trouble: str | None = None  # why nothing can be stored at present, a full disk for example
+
+
+class HelloRequest(RequestBody):
+    """A client announces itself; an embedded server stays up for it."""
+
+    client: str = ""
+
+
+class HelloResponse(ResponseBody):
+    """Seconds for which the server stays without another call; None: without limit."""
+
+    keep_alive_s: float | None

@@ -32,7 +32,7 @@ class CounterfactualView(ResponseBody):
 
 
 class VictimView(ResponseBody):
-    """A running job that leaves for another one: for whom, why it, and at what expected cost."""
+    """A running job that is preempted for another one: which, why, and the expected cost."""
 
     job: int
     beneficiary: int
@@ -60,7 +60,7 @@ class WhyView(ResponseBody):
     """Why a job is where it is. What concerns waiting is given for queued jobs only.
 
     `position` counts from 1 in the order in which the planner looks at the queue; ETAs are absent
-    where nobody knows.
+    where none can be estimated.
     """
 
     num: int

@@ -56,7 +56,7 @@ class KeepCheckpoints(Section):
     last: WholeFromOne | None = Field(default=3, description="The newest ones; null keeps all.")
     best: BestCheckpoints | None = Field(default=None, description="And the best ones by a metric.")
     every: WholeFromOne | None = Field(
-        default=None, description="And those whose step is a multiple of this."
+        default=None, description="And those at steps that are multiples of this."
     )
     age: Duration | None = Field(default=None, description="And those younger than this.")
 

@@ -13,6 +13,7 @@ import re
 import reprlib
 import tomllib
 import typing
+import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,10 +91,22 @@ def read_yaml(text: str, origin: str, noun: str = "a job spec") -> dict[str, Any
 
 
 def load_spec(source: str | Path) -> JobSpec:
-    """A spec from a YAML text, or from the file at a Path. Raises SpecInvalid."""
-    if isinstance(source, str):
-        return validate_spec(read_yaml(source, "spec"))
-    return validate_spec(read_yaml(read_text(source), str(source)))
+    """A spec from a YAML text, or from the file at a Path. Raises SpecInvalid.
+
+    Warns with FutureWarning of a key that has another name now.
+    """
+    text, origin = (source, "spec") if isinstance(source, str) else (read_text(source), str(source))
+    data = read_yaml(text, origin)
+    _warn_of_old_names(data, origin)
+    return validate_spec(data)
+
+
+def _warn_of_old_names(data: Mapping[str, Any], origin: str) -> None:
+    """Warn of keys that have another name now; `recovery` may still be anything."""
+    recovery = data.get("recovery")
+    if isinstance(recovery, dict) and "max_barren" in recovery:
+        said = "recovery.max_barren is now max_restarts_without_progress; write the new name"
+        warnings.warn(f"{origin}: {said}", FutureWarning, stacklevel=3)
 
 
 def read_text(path: Path) -> str:
@@ -127,6 +140,7 @@ def script_defaults(script: str, origin: str) -> dict[str, Any]:
     defaults = table.get("tool", {}).get("phalanx", {})
     if not isinstance(defaults, dict):
         raise SpecInvalid([Problem(f"{origin}: tool.phalanx", "must be a table")])
+    _warn_of_old_names(defaults, origin)
     return defaults
 
 

@@ -29,10 +29,11 @@ from phalanx.schemas.frameworks import names as known_frameworks
 
 _RANGE = re.compile(r"(?P<low>[^.+]+|\d+\.\d+\s*\w*)(?:(?P<open>\+|\.\.)|\.\.(?P<high>[^.+]+))?")
 _UNITS_S = (("w", 604800), ("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
-_SIZES = (
-    ("TiB", 2**40), ("TB", 10**12), ("GiB", 2**30), ("GB", 10**9),
-    ("MiB", 2**20), ("MB", 10**6), ("KiB", 2**10), ("KB", 10**3),
-)  # fmt: skip
+_SIZES = tuple(
+    size
+    for power, letter in ((4, "T"), (3, "G"), (2, "M"), (1, "K"))
+    for size in ((f"{letter}iB", 1024**power), (f"{letter}B", 1000**power))
+)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SPAN = re.compile(r"(\d+)(?:-(\d+))?")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import AliasChoices, BeforeValidator, Field, field_validator
 
 from phalanx.core.contract.job import (
     JobContract,
@@ -126,8 +126,10 @@ class Recovery(Section):
     exit_codes: dict[Annotated[int, Field(ge=1, le=255)], Literal["retry", "fail"]] = Field(
         default_factory=dict, description="What an exit code of a rank means: retry or fail."
     )
-    max_barren: WholeFromOne = Field(
+    max_restarts_without_progress: WholeFromOne = Field(
         default=5,
+        # The earlier name stands in stored specs; `document` warns of it in new ones.
+        validation_alias=AliasChoices("max_restarts_without_progress", "max_barren"),
         description="Generations in a row without a new step, where a budget is unlimited.",
     )
 
@@ -148,7 +150,7 @@ class Recovery(Section):
             budgets=tuple((cause, getattr(self, cause.value).to_core()) for cause in Cause),
             retry_codes=tuple(sorted(c for c, do in self.exit_codes.items() if do == "retry")),
             fail_codes=tuple(sorted(c for c, do in self.exit_codes.items() if do == "fail")),
-            max_no_progress=self.max_barren,
+            max_no_progress=self.max_restarts_without_progress,
         )
 
 
@@ -307,7 +309,7 @@ class JobSpec(Section):
     env: Environment = Field(default_factory=dict, description="Environment variables.")
     secrets: list[Variable] = Field(
         default_factory=list,
-        description="Variables of the ranks whose values `phalanx secrets` keeps.",
+        description="Variables of the ranks with values that `phalanx secrets` stores.",
     )
     mounts: list[Annotated[Mount, BeforeValidator(_mount)]] = Field(
         default_factory=list, description="File systems and buckets."

@@ -31,12 +31,11 @@ from phalanx.schemas.spec.training import Training
 
 _ONE = Range(1, 1)
 # Laid over the environment of every rank; a spec that sets them would be ignored silently.
-OURS = frozenset(
-    {
-        "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
-        "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE",
-    }
-)  # fmt: skip
+_OURS = (
+    "MASTER_ADDR MASTER_PORT RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK "
+    "GROUP_WORLD_SIZE NODE_RANK ROLE_RANK ROLE_NAME ROLE_WORLD_SIZE"
+)
+OURS = frozenset(_OURS.split())
 OUR_PREFIXES = ("PHALANX_", "TORCHELASTIC_", "PET_")
 _SHORT = ("nodes", "slots_per_node", "slots_per_rank", "cpus", "memory", "accelerator")
 

@@ -8,8 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 
 import phalanx
-from phalanx.schemas.api.body import at_of
-from phalanx.schemas.api.server import HelloRequest, HelloResponse, InfoView
+from phalanx.schemas.api.body import HelloRequest, HelloResponse, InfoView, at_of
 from phalanx.server.context import Context, Here, in_thread
 from phalanx.services.lifecycle import code
 from phalanx.store import jobs

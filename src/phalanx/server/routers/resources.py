@@ -11,8 +11,8 @@ from phalanx.schemas.api.pools import (
     DrainResponse,
     NodeView,
     PoolView,
+    ProjectView,
 )
-from phalanx.schemas.api.projects import ProjectView
 from phalanx.server.context import Here
 from phalanx.services.resources import inventory, pools, projects
 

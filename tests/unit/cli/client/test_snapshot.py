@@ -61,10 +61,10 @@ def test_ignore_files_count_at_every_depth(tmp_path: Path):
         notes_dot_txt="",
     )
     found = names(take(root, tmp_path / "1.tar"))
-    assert found == [
-        ".gitignore", ".phalanxignore", "keep.py", "sub", "sub/.gitignore", "sub/data",
-        "sub/data/small", "sub/x.log",
-    ]  # fmt: skip
+    expected = (
+        ".gitignore .phalanxignore keep.py sub sub/.gitignore sub/data sub/data/small sub/x.log"
+    )
+    assert " ".join(found) == expected
 
 
 def test_ignore_files_of_the_repository_above_count_too(tmp_path: Path):

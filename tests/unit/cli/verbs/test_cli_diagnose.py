@@ -30,9 +30,17 @@ def capture(request: int, **more: object) -> StacksCapture:
 
 def profile(request: int, **more: object) -> ProfileView:
     return ProfileView(
-        attempt=1, generation=0, request=request, at=NOON, first_step=1,
-        splits=[], finding="compute", said="", advice="", **more,
-    )  # fmt: skip
+        attempt=1,
+        generation=0,
+        request=request,
+        at=NOON,
+        first_step=1,
+        splits=[],
+        finding="compute",
+        said="",
+        advice="",
+        **more,
+    )
 
 
 def client(*captures: StacksCapture, profiles: tuple[ProfilesView, ...] = ()) -> SimpleNamespace:

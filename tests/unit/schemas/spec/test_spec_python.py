@@ -20,8 +20,14 @@ def test_short_forms():
 
 
 def test_what_is_written_can_be_read_again():
-    section = {"requirements": "a/needs.txt", "packages": ["b"], "installer": "uv", "index_url": "none",
-               "extra_index_urls": ["https://host/simple"], "find_links": ["wheels"]}  # fmt: skip
+    section = {
+        "requirements": "a/needs.txt",
+        "packages": ["b"],
+        "installer": "uv",
+        "index_url": "none",
+        "extra_index_urls": ["https://host/simple"],
+        "find_links": ["wheels"],
+    }
     spec = validate_spec({"run": "true", "python": section})
     assert validate_spec(resolved(spec)) == spec
 

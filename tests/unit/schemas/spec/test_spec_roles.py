@@ -44,9 +44,8 @@ def test_with_a_command_the_job_itself_is_the_first_role():
     spec = load_spec(BESIDE)
     assert check_supported(spec) == []
     worker, server = spec.plans
-    assert (worker.name, worker.run, worker.training) == (
-        "worker", "python train.py", {"precision": "bf16"},
-    )  # fmt: skip
+    assert (worker.name, worker.run) == ("worker", "python train.py")
+    assert worker.training == {"precision": "bf16"}
     assert (server.run, server.framework, server.training) == ("python ps.py", "none", None)
     assert server.shape == GangShape(1, 1, 1)
     assert spec.to_demand().memory_per_node_bytes == 0
