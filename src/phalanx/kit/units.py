@@ -17,7 +17,7 @@ _DURATION_S = {
     "d": 86400.0,
     "w": 604800.0,
 }
-_SIZE_BYTES = {"": 1, "B": 1} | {
+_SIZE_BYTES: dict[str, int] = {"": 1, "B": 1} | {
     f"{prefix}{suffix}": base**power
     for power, prefix in enumerate("KMGT", 1)
     for suffix, base in (("", 1024), ("B", 1000), ("IB", 1024), ("I", 1024))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import ssl
 from collections.abc import Iterator, Mapping
 from types import TracebackType
@@ -63,17 +62,12 @@ def raise_for(response: httpx.Response) -> None:
 def read(model: type[M], response: httpx.Response) -> M:
     """Decode a response. Raises ServerError for a response that is not one of a Phalanx server."""
     try:
-        return _adapter(model).validate_json(response.content)
+        return TypeAdapter(model).validate_json(response.content)
     except ValidationError:
         raise ServerError(
             f"the response to {response.request.url.path} is not one of a Phalanx server",
             "is that the address of a Phalanx server of this version?",
         ) from None
-
-
-@functools.cache
-def _adapter(model: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(model)
 
 
 def encode(body: BaseModel) -> bytes:
