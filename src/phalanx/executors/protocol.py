@@ -23,6 +23,12 @@ class SupervisorRef:
     node_rank: int
     pool: str = field(default="", compare=False)
 
+    @classmethod
+    def of(cls, assignment: Assignment) -> SupervisorRef:
+        """The name of the supervisor that an assignment is for."""
+        gang = assignment.gang
+        return cls(gang.job.num, gang.attempt, assignment.node_rank)
+
 
 @dataclass(frozen=True, slots=True)
 class SupervisorStatus:
@@ -43,7 +49,6 @@ class Executor(Protocol):
 
     def inventory(self) -> Sequence[Node]:
         """The nodes of this executor's pool as they are now."""
-        ...
 
     def start(self, node: Node, assignment: Assignment) -> None:
         """Start the supervisor of one node rank, unless it was started before.
@@ -51,15 +56,12 @@ class Executor(Protocol):
         Raises LaunchError when it cannot be started and nothing of it is left, and
         ExecutorUnavailable when that is not known.
         """
-        ...
 
     def stop(self, ref: SupervisorRef) -> None:
         """Kill a supervisor with everything it started; `poll` confirms. Unknown ones are no error."""
-        ...
 
     def poll(self, refs: Sequence[SupervisorRef]) -> Sequence[SupervisorStatus]:
         """The state of these supervisors. One that was never started, or is forgotten, is not alive."""
-        ...
 
 
 @runtime_checkable
@@ -71,7 +73,6 @@ class GangReserver(Protocol):
 
         Raises LaunchError when it cannot be had, and ExecutorUnavailable when that is not known.
         """
-        ...
 
 
 @runtime_checkable
@@ -81,11 +82,9 @@ class ScalableExecutor(Protocol):
     @property
     def pools(self) -> Sequence[str]:
         """Pools that can grow."""
-        ...
 
     def want(self, pool: str, gangs: Sequence[GangShape]) -> None:
         """Request room for these gangs together, those that run included, and no more.
 
         No gangs withdraw the request. Raises ExecutorUnavailable.
         """
-        ...

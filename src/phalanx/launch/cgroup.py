@@ -2,7 +2,7 @@
 
 Version 2 groups can be killed as one: not even a process that forks all the time slips through, which a
 walk over /proc may need several rounds for. Where no group can be made (no version 2 mount, not
-delegated to us, a read-only container) the null twin stands in, and the walk does the work alone.
+delegated to us, a read-only container) there is none, and the walk does the work alone.
 """
 
 from __future__ import annotations
@@ -10,39 +10,22 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Protocol
 
 
-class ControlGroup(Protocol):
-    """Where started processes are put."""
+class ControlGroup:
+    """No group: where the system permits none, the walk over /proc does the work alone."""
 
     def join(self) -> None:
         """Put the calling process in; called by a child before it executes its program."""
-        ...
 
     def kill(self) -> None:
         """SIGKILL to every process in it, at once."""
-        ...
 
     def remove(self) -> None:
         """Delete the group, if nothing is left in it."""
-        ...
 
 
-class NoControlGroup:
-    """There is none."""
-
-    def join(self) -> None:
-        """Nothing."""
-
-    def kill(self) -> None:
-        """Nothing."""
-
-    def remove(self) -> None:
-        """Nothing."""
-
-
-class CgroupV2:
+class CgroupV2(ControlGroup):
     """A version 2 group of our own."""
 
     def __init__(self, path: Path) -> None:
@@ -54,30 +37,30 @@ class CgroupV2:
             (self.path / "cgroup.procs").write_text("0")
 
     def kill(self) -> None:
-        """SIGKILL to every process in it, at once (`cgroup.kill`, Linux 5.14)."""
+        """Kill with `cgroup.kill` (Linux 5.14)."""
         with contextlib.suppress(OSError):
             (self.path / "cgroup.kill").write_text("1")
 
     def remove(self) -> None:
-        """Delete the group, if nothing is left in it."""
+        """See `ControlGroup`."""
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
 
 def make_group(name: str, proc: Path = Path("/proc/self")) -> ControlGroup:
-    """A group called `name` below the caller's own, or the null twin where that is not allowed."""
+    """A group called `name` below the caller's own, or none where that is not allowed."""
     parent = _own_group(proc)
     if parent is None:
-        return NoControlGroup()
+        return ControlGroup()
     path = parent / name
     _sweep(parent, name.rpartition("-")[0])
     try:
         path.mkdir()
     except OSError:
-        return NoControlGroup()
+        return ControlGroup()
     if not os.access(path / "cgroup.kill", os.W_OK):
         CgroupV2(path).remove()
-        return NoControlGroup()
+        return ControlGroup()
     return CgroupV2(path)
 
 

@@ -1,8 +1,9 @@
-"""Atomic writes of files, and temporary folders that do not outlive their process."""
+"""Atomic writes, locks and last lines of files; temporary folders that do not outlive their process."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import tempfile
@@ -29,6 +30,31 @@ def write_file(path: Path, data: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def try_lock(path: Path, how: int = fcntl.LOCK_EX, create: int = os.O_CREAT) -> int | None:
+    """Lock a file until the descriptor that this returns is closed; None: another process holds it.
+
+    `create` 0 leaves a missing file missing. Raises OSError.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | create, 0o600)
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            return None
+        raise
+    return descriptor
+
+
+def last_line(path: Path) -> str:
+    """The last line of a text file that is not blank; empty where there is none."""
+    try:
+        lines = path.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1] if lines else ""
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.launch import linux
-from phalanx.launch.files import write_file
+from phalanx.launch.files import try_lock, write_file
 
 ASSIGNMENT_NAME = "assignment.json"
 RECORD_NAME = "supervisor.json"
@@ -88,16 +88,12 @@ class SupervisorRecord:
 def is_held(node_dir: Path) -> bool:
     """Whether a supervisor holds the lock of this folder: it does for as long as it lives."""
     try:
-        descriptor = os.open(node_dir / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = try_lock(node_dir / LOCK_NAME, fcntl.LOCK_SH, create=0)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
+    if descriptor is not None:
         os.close(descriptor)
-    return False
+    return descriptor is None
 
 
 def this_process() -> ProcessIdentity:

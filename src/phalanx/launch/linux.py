@@ -7,7 +7,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -53,6 +53,22 @@ def flush_file_system(path: str | os.PathLike[str]) -> None:
         _libc().syncfs(descriptor)
     finally:
         os.close(descriptor)
+
+
+def wakeup_on_child_exit() -> int:
+    """A descriptor that turns readable when a child ends; read it empty before `reaped`."""
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return read
+
+
+def ignore_signals_to_end() -> None:
+    """Ignore the signals that a terminal or a system manager sends: the parent decides the end."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def num_threads() -> int:
@@ -119,6 +135,13 @@ def below(root: int) -> list[Entry]:
             found.append(one)
             todo.append(one.pid)
     return found
+
+
+def reaped() -> Iterator[tuple[int, int]]:
+    """Number and wait status of every child that has ended."""
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0] != 0:
+            yield found
 
 
 def kill_below(root: int, spare: frozenset[int], reap: Callable[[], None]) -> int:

@@ -23,7 +23,7 @@ import time
 from typing import Any
 
 from phalanx.launch import linux
-from phalanx.launch.cgroup import ControlGroup, NoControlGroup, make_group
+from phalanx.launch.cgroup import ControlGroup, make_group
 from phalanx.launch.wire import Channel, WireMessage
 
 # Descriptors are moved up here before they are put in place, so that none overwrites another.
@@ -35,9 +35,9 @@ _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 class Reaper:
     """The loop of the reaper process."""
 
-    def __init__(self, channel: Channel, wakeup: int, group: ControlGroup | None = None) -> None:
+    def __init__(self, channel: Channel, wakeup: int, group: ControlGroup) -> None:
         self._channel = channel
-        self._group = group or NoControlGroup()
+        self._group = group
         self._wakeup = wakeup
         self._spared: set[int] = set()
 
@@ -77,13 +77,7 @@ class Reaper:
             self._channel.send(body)
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        for pid, status in linux.reaped():
             self._spared.discard(pid)
             # Orphans are told as well: the ranks of a warm process that died end here.
             at = time.time_ns() // 1000
@@ -166,15 +160,10 @@ def main(descriptor: int) -> None:
     """Run as a process of its own, with the channel as an inherited descriptor."""
     linux.load()
     linux.become_subreaper()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    wakeup_read, wakeup_write = os.pipe()
-    os.set_blocking(wakeup_read, False)
-    os.set_blocking(wakeup_write, False)
-    signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    linux.ignore_signals_to_end()
+    wakeup = linux.wakeup_on_child_exit()
     channel = Channel(socket.socket(fileno=descriptor))
-    Reaper(channel, wakeup_read, make_group(f"phalanx-{os.getpid()}")).serve()
+    Reaper(channel, wakeup, make_group(f"phalanx-{os.getpid()}")).serve()
 
 
 if __name__ == "__main__":

@@ -44,18 +44,19 @@ class ReaperProcess:
         return cls(process, ours)
 
     def spawn(
-        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, descriptors: Sequence[int],
-    ) -> int:  # fmt: skip
-        """Ask for a program; answered by `spawned` or `refused` and, in the end, `exited`."""
-        return self._ask(
-            {"op": "spawn", "argv": list(argv), "env": dict(env), "cwd": cwd}, descriptors
-        )
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        descriptors: Sequence[int],
+        *,
+        spare: bool = False,
+    ) -> int:
+        """Ask for a program; answered by `spawned` or `refused` and, in the end, `exited`.
 
-    def spawn_exempt(
-        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, descriptors: Sequence[int],
-    ) -> int:  # fmt: skip
-        """The same for a program that `kill` leaves alone."""
-        body = {"op": "spawn", "argv": list(argv), "env": dict(env), "cwd": cwd, "spare": True}
+        `kill` leaves a program alone that was asked for with `spare`.
+        """
+        body = {"op": "spawn", "argv": list(argv), "env": dict(env), "cwd": cwd, "spare": spare}
         return self._ask(body, descriptors)
 
     def kill(self) -> int:
@@ -84,15 +85,22 @@ class WarmProcess:
 
     @classmethod
     def start(  # noqa: PLR0913
-        cls, reaper: ReaperProcess, *, python: str, unbuffered: bool, imports: Sequence[str],
-        env: Mapping[str, str], sensitive_env: Mapping[str, str], cwd: str,
+        cls,
+        reaper: ReaperProcess,
+        *,
+        python: str,
+        unbuffered: bool,
+        imports: Sequence[str],
+        env: Mapping[str, str],
+        sensitive_env: Mapping[str, str],
+        cwd: str,
         stdio: tuple[int, int, int],
-    ) -> WarmProcess:  # fmt: skip
+    ) -> WarmProcess:
         """Have the reaper start it. It runs `python -m phalanx.train.warm_process.fork_server`, by name."""
         ours, theirs = pair()
         argv = [python, *(["-u"] if unbuffered else []), "-m", FORK_SERVER_MODULE, *imports]
         with theirs:
-            request = reaper.spawn_exempt(argv, env, cwd, [*stdio, theirs.fileno()])
+            request = reaper.spawn(argv, env, cwd, [*stdio, theirs.fileno()], spare=True)
         return cls(ours, request, python, sensitive_env)
 
     def preload(self, imports: Sequence[str]) -> None:

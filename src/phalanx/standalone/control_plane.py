@@ -121,7 +121,8 @@ def _executor(
         raise ServerError("--slots must be at least 1")
     if num_slots == 0:
         return RoutedExecutor({})
-    here = local.build(home=home, num_slots=num_slots, clock=clock, keep_warm=setup.keep_warm)
+    here = local.LocalExecutor(home, num_slots=num_slots, clock=clock, keep_warm=setup.keep_warm)
+    here.keep_standby()
     return RoutedExecutor({local.POOL: here}, shared=here)
 
 

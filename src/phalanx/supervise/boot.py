@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import secrets
@@ -17,6 +16,7 @@ from typing import Any, BinaryIO
 from phalanx.core.gang.placement import omp_num_threads
 from phalanx.launch import linux
 from phalanx.launch.command import PythonCommand, parse_python, same_python, sensitive
+from phalanx.launch.files import try_lock
 from phalanx.launch.identity import (
     LOCK_NAME,
     LOG_NAME,
@@ -45,7 +45,7 @@ class BootContext:
 
 def boot(data: dict[str, Any]) -> BootContext | None:
     """Lock the node's folder and start the reaper and the warm process; None when it is locked already."""
-    if not _lock_folder(Path(data["node_dir"])):
+    if try_lock(Path(data["node_dir"], LOCK_NAME)) is None:
         return None
     _check_protocol(data)
     linux.become_subreaper()
@@ -71,7 +71,7 @@ def stand_by(
         return None
     data: dict[str, Any] = json.loads(Path(os.fsdecode(line[:-1])).read_bytes())
     node_dir = Path(data["node_dir"])
-    if not _lock_folder(node_dir):
+    if try_lock(node_dir / LOCK_NAME) is None:
         return None
     _check_protocol(data)
     _log_to(node_dir / LOG_NAME)
@@ -175,17 +175,6 @@ def _start_warm(
         )
     finally:
         os.close(stdin)
-
-
-def _lock_folder(node_dir: Path) -> bool:
-    """Lock the node's folder for the life of this process; False when it is locked already."""
-    descriptor = os.open(node_dir / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return False
-    return True
 
 
 def _log_to(path: Path) -> None:

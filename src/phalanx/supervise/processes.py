@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from phalanx.launch import linux
 from phalanx.launch.command import PythonCommand, cold_argv, sensitive
@@ -20,20 +20,19 @@ from phalanx.supervise.eventloop import EventLoop
 WARM_WITHIN_S = 300.0
 
 
-class ProcessObserver(Protocol):
-    """Receives what happens to one process."""
+class ProcessObserver:
+    """Receives what happens to one process; this one ignores it."""
+
+    __slots__ = ()
 
     def started(self, pid: int, *, warm: bool) -> None:
         """The process runs."""
-        ...
 
     def refused(self, message: str, *, missing: bool) -> None:
         """The process could not be started. `missing`: its program or folder does not exist."""
-        ...
 
     def exited(self, status: int, at: int) -> None:
         """The process has ended with a wait status, at a time in microseconds UTC."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,10 +303,5 @@ class ProcessTree:
 
 
 def _reap() -> None:
-    while True:
-        try:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
+    for _ in linux.reaped():
+        pass

@@ -16,10 +16,7 @@ from phalanx.schemas.wire.assignments import Assignment
 from phalanx.schemas.wire.supervision import ExitRecord
 
 
-def ref_of(assignment: Assignment) -> SupervisorRef:
-    """Which supervisor an assignment is for."""
-    gang = assignment.gang
-    return SupervisorRef(gang.job.num, gang.attempt, assignment.node_rank)
+ref_of = SupervisorRef.of
 
 
 @dataclass

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 CRIPPLED = """
     import sys
     from phalanx.launch import reaper, linux
-    reaper.make_group = lambda name: reaper.NoControlGroup()  # it would make up for the missing part
+    reaper.make_group = lambda name: reaper.ControlGroup()  # it would make up for the missing part
     {patch}
     reaper.main(int(sys.argv[1]))
 """
@@ -101,7 +101,7 @@ def test_kill_spares_whom_it_was_told_to(marker):
     reaper = ReaperProcess.start({})
     spawn_family(reaper, marker)
     stdin = os.open(os.devnull, os.O_RDONLY)
-    reaper.spawn_exempt(["/bin/sleep", "600"], {}, "/", [stdin, 2, 2])
+    reaper.spawn(["/bin/sleep", "600"], {}, "/", [stdin, 2, 2], spare=True)
     os.close(stdin)
     spared = reaper.channel.receive().body["pid"]
     reaper.kill()

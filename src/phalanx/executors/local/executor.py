@@ -14,11 +14,11 @@ from pathlib import Path
 
 from phalanx.core.gang.placement import Node
 from phalanx.errors import ExecutorUnavailable, LaunchError
-from phalanx.executors.local.standby import NoStandby, StandbySlot, StandbySupervisor
+from phalanx.executors.local.standby import NoStandby, StandbySupervisor
 from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
 from phalanx.kit.clock import Clock
 from phalanx.launch import linux
-from phalanx.launch.files import write_file
+from phalanx.launch.files import last_line, write_file
 from phalanx.launch.identity import ASSIGNMENT_NAME, EXIT_NAME, LOG_NAME, SupervisorRecord, is_held
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.wire.assignments import Assignment
@@ -50,9 +50,7 @@ class LocalExecutor:
         self._children: list[subprocess.Popen[bytes]] = []
         self._gone: set[SupervisorRef] = set()
         self._starting: set[Path] = set()
-        self._standby: StandbySlot = (
-            StandbySupervisor(self._num_cpus) if keep_warm > 0 else NoStandby()
-        )
+        self._standby = StandbySupervisor(self._num_cpus) if keep_warm > 0 else NoStandby()
 
     def inventory(self) -> Sequence[Node]:
         """This machine."""
@@ -82,7 +80,7 @@ class LocalExecutor:
                 self._starting.discard(node_dir)
 
     def _start(self, node_dir: Path, assignment: Assignment) -> None:
-        if self._record(ref_of(assignment)) is not None:
+        if self._record(SupervisorRef.of(assignment)) is not None:
             return
         try:
             node_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -119,9 +117,9 @@ class LocalExecutor:
             self._standby.keep()
         return statuses
 
-    def warm_up(self, imports: Sequence[str] = ()) -> None:
-        """Start the standby supervisor, where one is kept. Call when the platform is up."""
-        self._standby.prepare(imports)
+    def keep_standby(self) -> None:
+        """Start the standby supervisor, where one is kept and none waits."""
+        self._standby.keep()
 
     def close(self) -> None:
         """End the standby. Supervisors with work stay."""
@@ -177,7 +175,7 @@ class LocalExecutor:
             if child.poll() is not None and not is_held(node_dir):
                 if SupervisorRecord.read(node_dir) is not None:
                     return
-                tail = _tail(node_dir / LOG_NAME)
+                tail = last_line(node_dir / LOG_NAME) or "its log is empty"
                 raise LaunchError(f"the supervisor left at once: {tail}")
             if self._clock.monotonic() > deadline:
                 raise ExecutorUnavailable("the supervisor has not taken its folder yet")
@@ -191,12 +189,6 @@ def _kill(pids: Sequence[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def ref_of(assignment: Assignment) -> SupervisorRef:
-    """The name of the supervisor of an assignment."""
-    gang = assignment.gang
-    return SupervisorRef(gang.job.num, gang.attempt, assignment.node_rank)
 
 
 def _spawn(assignment: Path, node_dir: Path) -> subprocess.Popen[bytes]:
@@ -216,11 +208,3 @@ def _read_exit(node_dir: Path) -> ExitRecord | None:
         return ExitRecord.model_validate_json((node_dir / EXIT_NAME).read_bytes())
     except (OSError, ValueError):
         return None
-
-
-def _tail(path: Path) -> str:
-    try:
-        lines = path.read_text(errors="replace").strip().splitlines()
-    except OSError:
-        return ""
-    return lines[-1] if lines else "it said nothing"

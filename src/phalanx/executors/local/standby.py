@@ -7,53 +7,29 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 from phalanx.core.gang.placement import omp_num_threads
 from phalanx.launch.command import parse_python, same_python, sensitive
 from phalanx.schemas.wire.assignments import Assignment
 
 
-class StandbySlot(Protocol):
-    """A place for one standby, which `start` asks first."""
-
-    def take(self, assignment: Assignment, path: Path) -> subprocess.Popen[bytes] | None:
-        """Pass the assignment to a standby that matches it; None when there is none."""
-        ...
-
-    def prepare(self, imports: Sequence[str]) -> None:
-        """Start a standby with these modules imported."""
-        ...
-
-    def keep(self) -> None:
-        """Start a standby for a job like the last one, unless one waits."""
-        ...
-
-    def close(self) -> None:
-        """End the standby."""
-        ...
-
-
 class NoStandby:
     """Keeps no standby: every supervisor starts when it is needed."""
 
     def take(self, assignment: Assignment, path: Path) -> subprocess.Popen[bytes] | None:
-        """Return None."""
+        """Pass the assignment to a standby that matches it; None when there is none."""
         return None
 
-    def prepare(self, imports: Sequence[str]) -> None:
-        """Do nothing."""
-
     def keep(self) -> None:
-        """Do nothing."""
+        """Start a standby for a job like the last one, unless one waits."""
 
     def close(self) -> None:
-        """Do nothing."""
+        """End the standby."""
 
 
-class StandbySupervisor:
+class StandbySupervisor(NoStandby):
     """Keeps one standby. It ends with this process, by end-of-file on its input, unless it has work."""
 
     def __init__(self, num_cpus: int) -> None:
@@ -62,10 +38,10 @@ class StandbySupervisor:
         self._python = sys.executable
         self._env: Mapping[str, str] = _own_env(num_cpus)
         self._imports: tuple[str, ...] = ()
-        self._wanted = False
+        self._wanted = True
 
     def take(self, assignment: Assignment, path: Path) -> subprocess.Popen[bytes] | None:
-        """See `StandbySlot`. A standby that does not match is ended; the next one will match."""
+        """See `NoStandby`. A standby that does not match is ended; the next one will match."""
         with self._lock:
             process, self._process = self._process, None
             matches = self._remember(assignment)
@@ -84,15 +60,8 @@ class StandbySupervisor:
                 return None
             return process
 
-    def prepare(self, imports: Sequence[str]) -> None:
-        """See `StandbySlot`."""
-        with self._lock:
-            self._imports = tuple(imports) or self._imports
-            self._wanted = True
-        self.keep()
-
     def keep(self) -> None:
-        """See `StandbySlot`."""
+        """See `NoStandby`."""
         with self._lock:
             if not self._wanted or (self._process is not None and self._process.poll() is None):
                 return
@@ -108,7 +77,7 @@ class StandbySupervisor:
             )
 
     def close(self) -> None:
-        """See `StandbySlot`."""
+        """See `NoStandby`."""
         with self._lock:
             process, self._process = self._process, None
             self._wanted = False

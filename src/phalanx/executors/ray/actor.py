@@ -22,7 +22,7 @@ from typing import Any
 from phalanx import __version__
 from phalanx.executors.ray.node_files import CodeSource, CodeUnavailable, NodeFiles
 from phalanx.launch import linux
-from phalanx.launch.files import write_file
+from phalanx.launch.files import last_line, write_file
 from phalanx.launch.identity import ASSIGNMENT_NAME, EXIT_NAME, LOG_NAME, SupervisorRecord
 
 _STARTED_WITHIN_S = 30.0
@@ -67,7 +67,7 @@ class SupervisorActor:
         if shim is None or node_dir is None:
             return {"exit": None, "message": "it was never started"}
         await self._over.wait()
-        return {"exit": _read(node_dir / EXIT_NAME), "message": _tail(node_dir / LOG_NAME)}
+        return {"exit": _read(node_dir / EXIT_NAME), "message": last_line(node_dir / LOG_NAME)}
 
     async def _wait(self) -> None:
         if self._shim is not None and self._node_dir is not None:
@@ -147,7 +147,7 @@ class SupervisorActor:
         deadline = time.monotonic() + _STARTED_WITHIN_S
         while SupervisorRecord.read(node_dir) is None:
             if shim.poll() is not None:
-                return {"error": f"the supervisor left at once: {_tail(node_dir / LOG_NAME)}"}
+                return {"error": f"the supervisor left at once: {last_line(node_dir / LOG_NAME)}"}
             if time.monotonic() > deadline:
                 shim.kill()
                 self._sweep(node_dir)
@@ -228,11 +228,3 @@ def _read(path: Path) -> str | None:
         return path.read_text()
     except OSError:
         return None
-
-
-def _tail(path: Path) -> str:
-    try:
-        lines = path.read_text(errors="replace").strip().splitlines()
-    except OSError:
-        return ""
-    return lines[-1] if lines else ""

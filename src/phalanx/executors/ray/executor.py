@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from phalanx import __version__
-from phalanx.core.gang.placement import GangShape, Node, Placement
+from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement
 from phalanx.errors import ExecutorUnavailable, LaunchError
 from phalanx.executors.protocol import SupervisorRef, SupervisorStatus
 from phalanx.executors.ray.driver_client import DriverClient
@@ -65,7 +65,7 @@ class RayExecutor:
     def reserve(self, placement: Placement, gang: Sequence[Assignment]) -> None:
         """See `GangReserver`: one placement group with exactly this placement."""
         facts = gang[0].gang
-        if any(self._note(ref_of(one)) is not None for one in gang):
+        if any(self._note(SupervisorRef.of(one)) is not None for one in gang):
             return  # begun by a control plane before this one: what is gone stays gone
         nodes, bundles = [], []
         for share, assignment in zip(placement.shares, gang, strict=True):
@@ -88,17 +88,17 @@ class RayExecutor:
             self._reserved.add((facts.job.num, facts.attempt))
             # Side by side: `start` comes for one after the other, and each takes a second or more.
             for one in gang:
-                self._beginning[ref_of(one)] = self._threads.submit(self._begin, one)
+                self._beginning[SupervisorRef.of(one)] = self._threads.submit(self._begin, one)
 
     def start(self, node: Node, assignment: Assignment) -> None:
         """See `Executor`. A gang of one node is reserved here unless it was before."""
-        ref = ref_of(assignment)
+        ref = SupervisorRef.of(assignment)
         if self._note(ref) is not None:
             return
         alone = assignment.gang.world.num_nodes == 1 and assignment.role is None
         if (ref.job, ref.attempt) not in self._reserved and alone:
             slots = tuple(range(assignment.gang.world.ranks_per_node))
-            share = _share(node, slots)
+            share = NodeShare(node.id, node.address, slots)
             self.reserve(Placement(node.pool, (share,)), [assignment])
         with self._lock:
             beginning = self._beginning.pop(ref, None)
@@ -106,7 +106,7 @@ class RayExecutor:
         self._write_note(ref, node, begun)
 
     def _begin(self, assignment: Assignment) -> dict[str, Any]:
-        ref = ref_of(assignment)
+        ref = SupervisorRef.of(assignment)
         begun: dict[str, Any] = self._driver.ask(
             "start",
             answer_s=_BEGIN_S,
@@ -222,18 +222,6 @@ class RayExecutor:
         except (OSError, ValueError) as error:
             raise ExecutorUnavailable(f"the note of {ref} cannot be read: {error}") from error
         return note
-
-
-def ref_of(assignment: Assignment) -> SupervisorRef:
-    """The name of the supervisor of an assignment."""
-    gang = assignment.gang
-    return SupervisorRef(gang.job.num, gang.attempt, assignment.node_rank)
-
-
-def _share(node: Node, slots: tuple[int, ...]) -> Any:
-    from phalanx.core.gang.placement import NodeShare
-
-    return NodeShare(node.id, node.address, slots)
 
 
 def _record(text: str | None) -> ExitRecord | None:

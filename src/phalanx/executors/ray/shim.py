@@ -16,13 +16,12 @@ import contextlib
 import json
 import os
 import selectors
-import signal
 import socket
 import sys
 from typing import Any
 
 from phalanx.launch import linux
-from phalanx.launch.cgroup import NoControlGroup
+from phalanx.launch.cgroup import ControlGroup
 from phalanx.launch.reaper import spawn
 
 # How often the raylet is looked for: a fence must not depend on the actor noticing anything.
@@ -45,9 +44,7 @@ class SupervisorShim:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         log = os.open(told["log"], flags, 0o600)
         try:
-            return spawn(
-                told["argv"], told["env"], told["cwd"], (stdin, log, log), NoControlGroup()
-            )
+            return spawn(told["argv"], told["env"], told["cwd"], (stdin, log, log), ControlGroup())
         finally:
             os.close(stdin)
             os.close(log)
@@ -81,14 +78,7 @@ class SupervisorShim:
         return raylet_gone or not self._pid
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                self._pid = 0
-                return
-            if pid == 0:
-                return
+        for pid, _ in linux.reaped():
             if pid == self._pid:
                 self._pid = 0
 
@@ -105,13 +95,8 @@ def main() -> int:
     """Returns 0 when nothing is left."""
     linux.load()
     linux.become_subreaper()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    read, write = os.pipe()
-    os.set_blocking(read, False)
-    os.set_blocking(write, False)
-    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    linux.ignore_signals_to_end()
+    wakeup = linux.wakeup_on_child_exit()
     told = json.loads(_line())
     try:
         shim = SupervisorShim(told)
@@ -119,7 +104,7 @@ def main() -> int:
         _answer({"error": f"{error.strerror}: {error.filename}"})
         return 1
     _answer({"port": shim.port, "pid": os.getpid()})
-    shim.serve(read)
+    shim.serve(wakeup)
     return 0
 
 

@@ -24,7 +24,7 @@ from typing import Any
 from phalanx.core.reasons import Cause
 from phalanx.launch.files import write_file
 from phalanx.supervise.packages import interpreter, requirements
-from phalanx.supervise.packages.environments import EnvironmentLimits, EnvironmentStore
+from phalanx.supervise.packages.environments import EnvironmentStore
 from phalanx.supervise.packages.plan import VERDICT
 
 _TAIL_LINES = 40
@@ -82,7 +82,7 @@ def build(request: Mapping[str, Any], env: Mapping[str, str]) -> None:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         say(f"environment {digest} is there after {took_s:.1f} s")
-    for gone in store.prune(EnvironmentLimits()):
+    for gone in store.prune():
         say(f"environment {gone} was removed: the least recently used")
 
 

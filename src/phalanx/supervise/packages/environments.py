@@ -19,18 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.launch import linux
-from phalanx.launch.files import write_file
+from phalanx.launch.files import try_lock, write_file
 
 RECORD = "phalanx.json"
 IN_USE = "phalanx.in-use"
-
-
-@dataclass(frozen=True, slots=True)
-class EnvironmentLimits:
-    """Bounds on environments that are not in use; the least recently used are removed first."""
-
-    num: int = 16
-    size_bytes: int = 32 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +91,15 @@ class EnvironmentStore:
         link.symlink_to(folder.name)
         link.rename(self.path(digest))
 
-    def prune(self, limits: EnvironmentLimits) -> list[str]:
-        """Remove unused environments beyond the limits, and debris; returns the digests removed."""
+    def prune(self, max_num: int = 16, max_bytes: int = 32 << 30) -> list[str]:
+        """Remove debris, and unused environments beyond the limits, the least recently used first.
+
+        Returns the digests removed.
+        """
         removed, num, size_bytes = [], 0, 0
         for digest, record in sorted(self._known(), key=lambda one: -one[1]["used_at_s"]):
             num, size_bytes = num + 1, size_bytes + record["size_bytes"]
-            beyond = num > limits.num or size_bytes > limits.size_bytes
+            beyond = num > max_num or size_bytes > max_bytes
             if beyond and self._remove(digest):
                 removed.append(digest)
                 num, size_bytes = num - 1, size_bytes - record["size_bytes"]
@@ -167,15 +162,9 @@ class EnvironmentStore:
 def _lock(path: Path, how: int) -> int | None:
     """A descriptor that holds the lock; None when another process does, or the folder is missing."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return try_lock(path, how)
     except FileNotFoundError:
         return None
-    try:
-        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
 
 
 def _size(folder: Path) -> int:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from phalanx import checkpoint
 from phalanx.checkpoint import folders
@@ -52,49 +52,32 @@ class ScriptProgress:
     metrics: Mapping[str, float | str]
 
 
-class CheckpointFolder(Protocol):
-    """The folder during one generation. Every call comes from the main thread and returns at once."""
+class CheckpointFolder:
+    """The folder during one generation, of a script that has none.
+
+    Every call comes from the main thread and returns at once.
+    """
 
     def open(self, then: Call, failed: Callable[[str], None]) -> None:
         """Restore the last commit, then call `then`, and begin to watch.
 
         Where that fails, `failed` is called with the reason instead.
         """
-        ...
+        then()
 
     def finish(self, then: Call, upload_s: float) -> None:
         """Commit the folder and copy it to the object store, then call `then`: the ranks succeeded.
 
         The copy may take `upload_s`.
         """
-        ...
+        then()
 
     def abandon(self, then: Call) -> None:
         """Leave what is not committed alone, then call `then`: the ranks were killed."""
-        ...
+        then()
 
     def hurry(self) -> None:
         """Do not wait for copies any more."""
-        ...
-
-
-class NoCheckpointFolder:
-    """The null object of a script without such a folder."""
-
-    def open(self, then: Call, failed: Callable[[str], None]) -> None:
-        """Call `then`."""
-        then()
-
-    def finish(self, then: Call, upload_s: float) -> None:
-        """Call `then`."""
-        then()
-
-    def abandon(self, then: Call) -> None:
-        """Call `then`."""
-        then()
-
-    def hurry(self) -> None:
-        """Do nothing."""
 
 
 @dataclass(slots=True)
@@ -116,7 +99,7 @@ class CheckpointFolderConfig:
 
 
 @dataclass(slots=True)
-class WatchedCheckpointFolder:
+class WatchedCheckpointFolder(CheckpointFolder):
     """A folder of checkpoints that a thread watches and commits.
 
     It is committed only while every rank lives: a rank that died may have left half a file.

@@ -35,7 +35,6 @@ from phalanx.supervise.ranks import rendezvous
 from phalanx.supervise.ranks.checkpoint_folder import (
     CheckpointFolder,
     CheckpointFolderConfig,
-    NoCheckpointFolder,
     WatchedCheckpointFolder,
 )
 from phalanx.supervise.ranks.ledger_watermarks import WatermarkFile
@@ -408,7 +407,7 @@ def open_checkpoint_folder(
     assignment = context.assignment
     gang, policy = assignment.gang, assignment.gang.role.checkpoint
     if policy.directory is None:
-        return NoCheckpointFolder()
+        return CheckpointFolder()
     facts = CheckpointFolderConfig(
         folder=Path(assignment.cwd, policy.directory),
         store=Path(gang.checkpoint_dir),

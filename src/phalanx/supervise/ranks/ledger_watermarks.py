@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from phalanx.core.contract import records
 from phalanx.core.contract.records import Record
@@ -43,36 +42,20 @@ class LedgerWatermark:
     saves: tuple[tuple[int, Record], ...] = ()
 
 
-class WatermarkLog(Protocol):
-    """Where the watermarks of one generation are written."""
+class WatermarkLog:
+    """Where the watermarks of one generation are written; this one writes none."""
 
     def begin(self) -> None:
         """Create the file: the generation's folder exists, and nothing was reported yet."""
-        ...
 
     def write(self, mark: LedgerWatermark) -> None:
         """Write a watermark before its report is sent."""
-        ...
 
     def close(self) -> None:
         """Close the file: nothing more will be reported."""
-        ...
 
 
-class NoWatermarkLog:
-    """Writes nothing, for reports that no later supervisor continues."""
-
-    def begin(self) -> None:
-        """Nothing."""
-
-    def write(self, mark: LedgerWatermark) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
-
-
-class WatermarkFile:
+class WatermarkFile(WatermarkLog):
     """One line for each watermark, in the generation's `folder`.
 
     `acked` returns the number of the last report that was stored; `last` is the watermark to continue

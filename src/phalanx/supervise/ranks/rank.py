@@ -20,6 +20,7 @@ from phalanx.launch.capture import Capture, open_append, read_available
 from phalanx.launch.space import TrimmedFile
 from phalanx.schemas.wire.supervision import ProfileOrder
 from phalanx.supervise.eventloop import EventLoop
+from phalanx.supervise.processes import ProcessObserver
 from phalanx.supervise.ranks.postmortem import rank_exit
 
 _LOG = logging.getLogger(__name__)
@@ -34,15 +35,12 @@ class RankObserver(Protocol):
 
     def rank_started(self, rank: LocalRank) -> None:
         """It runs."""
-        ...
 
     def rank_refused(self, rank: LocalRank, message: str, *, missing: bool) -> None:
         """It could not be started."""
-        ...
 
     def rank_exited(self, rank: LocalRank) -> None:
         """It is gone; `rank.exit` says how."""
-        ...
 
 
 @dataclass(slots=True)
@@ -132,7 +130,7 @@ class Stream:
 
 
 @dataclass(slots=True)
-class LocalRank:
+class LocalRank(ProcessObserver):
     """The process of one rank of the current generation on this node."""
 
     rank: int  # global rank

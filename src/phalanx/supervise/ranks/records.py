@@ -34,7 +34,7 @@ from phalanx.schemas.wire.supervision import (
     RestoredReport,
     WarningReport,
 )
-from phalanx.supervise.ranks.ledger_watermarks import LedgerWatermark, NoWatermarkLog, WatermarkLog
+from phalanx.supervise.ranks.ledger_watermarks import LedgerWatermark, WatermarkLog
 
 _READ_BYTES = 1 << 20
 # Of a report file this much is kept after it was read, and this much at most until it is.
@@ -140,7 +140,7 @@ class GenerationRecords:
     ) -> None:
         self._generation = generation
         self._watch = watch
-        self.watermarks: WatermarkLog = NoWatermarkLog() if watermarks is None else watermarks
+        self.watermarks = WatermarkLog() if watermarks is None else watermarks
         self._tails = {rank: RecordTail(path, _is_no_metric) for rank, path in files.items()}
         self._put = put
         self.step: int | None = None

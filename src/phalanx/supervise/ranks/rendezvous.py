@@ -14,7 +14,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from phalanx.supervise.processes import LaunchRequest, ProcessTree
+from phalanx.supervise.processes import LaunchRequest, ProcessObserver, ProcessTree
 
 _PATH = re.compile(r"/([^/]+)/([^/]+)")
 _MOST_DIGITS = 8
@@ -59,20 +59,8 @@ def start(processes: ProcessTree, port: int, folder: str) -> None:
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     launch = LaunchRequest({}, folder, (listening.detach(), output, output))
     command = [sys.executable, "-P", "-m", _MODULE]
-    processes.start_command(command, launch, IgnoredExit(), folder)
-
-
-class IgnoredExit:
-    """Ignores the end of the store: without it the ranks fail by themselves, with their own message."""
-
-    def started(self, pid: int, *, warm: bool) -> None:
-        """See `ProcessObserver`."""
-
-    def refused(self, message: str, *, missing: bool) -> None:
-        """See `ProcessObserver`."""
-
-    def exited(self, status: int, at: int) -> None:
-        """See `ProcessObserver`."""
+    # Nothing follows from its end: without it the ranks fail by themselves, with their own message.
+    processes.start_command(command, launch, ProcessObserver(), folder)
 
 
 class RendezvousRequest(BaseHTTPRequestHandler):

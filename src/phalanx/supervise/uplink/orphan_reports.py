@@ -9,7 +9,6 @@ token and continues its report numbers, so that nothing is stored twice.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import re
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from phalanx.core.gang.stalls import StallLimit, StallWatch
 from phalanx.kit.clock import Clock, backoff_s
+from phalanx.launch.files import try_lock
 from phalanx.launch.identity import ASSIGNMENT_NAME, LOCK_NAME, SupervisorRecord, boot_id
 from phalanx.schemas.wire.assignments import Assignment
 from phalanx.schemas.wire.supervision import (
@@ -257,20 +257,11 @@ def _left_behind(folder: Path) -> Assignment | None:
 @contextlib.contextmanager
 def _held(folder: Path) -> Iterator[bool]:
     """Take the lock of a supervisor's folder; False where a supervisor holds it, or none ever did."""
+    descriptor: int | None = None
+    with contextlib.suppress(OSError):
+        descriptor = try_lock(folder / LOCK_NAME, create=0)
     try:
-        descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        yield False
-        return
-    try:
-        yield _lock(descriptor)
+        yield descriptor is not None
     finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        if descriptor is not None:
+            os.close(descriptor)

@@ -52,8 +52,7 @@ class ForkRequest:
 
 def main(modules: Sequence[str]) -> None:
     """Serve until the supervisor ends. In a forked child, return when the script has ended."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    linux.ignore_signals_to_end()
     linux.load()
     channel = Channel(socket.socket(fileno=CHANNEL))
     # Where there is no torch, or an older one, the script itself will say so.
@@ -99,19 +98,15 @@ def settle_threads() -> None:
 
 def serve(channel: Channel) -> ForkRequest | None:
     """Handle messages. Returns None at the end, and in each child the request to run."""
-    wakeup_read, wakeup_write = os.pipe()
-    os.set_blocking(wakeup_read, False)
-    os.set_blocking(wakeup_write, False)
-    signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    wakeup = linux.wakeup_on_child_exit()
     while True:
         poll = select.poll()
         poll.register(channel.fileno(), select.POLLIN)
-        poll.register(wakeup_read, select.POLLIN)
+        poll.register(wakeup, select.POLLIN)
         ready = {descriptor for descriptor, _ in poll.poll()}
-        if wakeup_read in ready:
+        if wakeup in ready:
             with contextlib.suppress(BlockingIOError):
-                os.read(wakeup_read, 4096)
+                os.read(wakeup, 4096)
             _reap(channel)
         if channel.fileno() not in ready:
             continue
@@ -125,13 +120,7 @@ def serve(channel: Channel) -> ForkRequest | None:
 
 
 def _reap(channel: Channel) -> None:
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
+    for pid, status in linux.reaped():
         at = time.time_ns() // 1000
         with contextlib.suppress(OSError):
             channel.send({"event": "exited", "pid": pid, "status": status, "at": at})

@@ -7,7 +7,7 @@ import pytest
 
 from phalanx.core.reasons import Cause
 from phalanx.supervise.packages.build import judge
-from phalanx.supervise.packages.environments import RECORD, EnvironmentLimits, EnvironmentStore
+from phalanx.supervise.packages.environments import RECORD, EnvironmentStore
 
 pytestmark = pytest.mark.unit
 
@@ -54,7 +54,7 @@ def test_debris_is_cleared_by_the_next_build(store):
     with store.building("d2", lambda: None):
         other = store.new("d2", "dead")
     built(store, "d3")
-    store.prune(EnvironmentLimits())
+    store.prune()
     assert not other.exists()
     assert kept(store) == ["d3"]
 
@@ -62,7 +62,7 @@ def test_debris_is_cleared_by_the_next_build(store):
 def test_a_build_in_progress_is_no_debris(store):
     with store.building("d1", lambda: None):
         folder = store.new("d1", "aaaa")
-        store.prune(EnvironmentLimits())
+        store.prune()
         assert folder.exists()
 
 
@@ -70,7 +70,7 @@ def test_the_least_recently_used_go_first(store):
     for number in range(4):
         built(store, f"d{number}", used_at_s=1000 + number)
     os.close(store.hold("d0"))  # used just now
-    assert store.prune(EnvironmentLimits(num=2)) == ["d2", "d1"]
+    assert store.prune(max_num=2) == ["d2", "d1"]
     assert kept(store) == ["d0", "d3"]
     assert sorted(one.name for one in store.root.iterdir() if one.is_dir()) == [
         "d0", "d0-00000000", "d3", "d3-00000000",
@@ -80,18 +80,18 @@ def test_the_least_recently_used_go_first(store):
 def test_size_counts_too(store):
     for number in range(3):
         built(store, f"d{number}", used_at_s=1000 + number, size_bytes=100)
-    assert store.prune(EnvironmentLimits(size_bytes=250)) == ["d0"]
+    assert store.prune(max_bytes=250) == ["d0"]
     assert json.loads((built(store, "d9") / RECORD).read_text())["size_bytes"] > 0
 
 
 def test_one_in_use_is_never_removed(store):
     built(store, "d1")
     using = store.hold("d1")
-    assert store.prune(EnvironmentLimits(num=0)) == []
+    assert store.prune(max_num=0) == []
     assert kept(store) == ["d1"]
     # The negative control: without its user it goes.
     os.close(using)
-    assert store.prune(EnvironmentLimits(num=0)) == ["d1"]
+    assert store.prune(max_num=0) == ["d1"]
     assert store.hold("d1") is None
 
 
