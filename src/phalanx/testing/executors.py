@@ -15,7 +15,6 @@ from phalanx.executors.protocol import Executor, SupervisorRef, SupervisorStatus
 from phalanx.schemas.wire.assignments import Assignment
 from phalanx.schemas.wire.supervision import ExitRecord
 
-
 ref_of = SupervisorRef.of
 
 

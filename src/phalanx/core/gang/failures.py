@@ -1,9 +1,17 @@
-"""Classification of rank failures: the cause, and whether another rank's failure led to it."""
+"""How ranks end: their exit, the exception that they printed, and the cause of a failure.
+
+Reading order: `rank_exit` (one rank), `failure_of_node` (the first that failed on a node), `classify`
+and `is_collateral` (why), `first_failure` (among nodes), `from_error_file` and `from_stderr` (texts).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import json
+import re
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from phalanx.core.reasons import Cause
 
@@ -45,6 +53,19 @@ _COLLATERAL_TYPES = frozenset(
     {"DistBackendError", "DistNetworkError", "DistStoreError", "UnavailableError"}
 )
 
+_MAX_TRACEBACK = 16_000
+_MAX_MESSAGE = 2_000
+_HEAD = "Traceback (most recent call last):"
+_LAST = re.compile(
+    r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Iteration))(?:: (.*))?$"
+)
+_LINE = re.compile(r'^  File ".*", line \d+')
+_CANNOT_OPEN = re.compile(r"can't open file '.*': \[Errno \d+\] .*")
+_NO_MODULE = re.compile(r"No module named \S+$")
+# torch puts this before every line once a process group exists.
+_PREFIX = re.compile(r"^\[rank\d+\]: ")
+_FATAL = "Fatal Python error"
+
 
 @dataclass(frozen=True, slots=True)
 class RankExit:
@@ -79,6 +100,62 @@ class Failure:
     traceback: str = ""  # of that exception; empty: none
 
 
+@dataclass(frozen=True, slots=True)
+class ErrorText:
+    """The exception that ended a rank: its name (or None), its message, the traceback."""
+
+    exception: str | None
+    message: str
+    traceback: str
+
+
+def rank_exit(
+    rank: int, exit_code: int, at: int, error_file: str | None, stderr: bytes
+) -> RankExit:
+    """The end of one rank. `exit_code` is minus the signal after a death by signal.
+
+    `error_file` is the text of its error file, `stderr` the last that it printed there.
+    """
+    if exit_code == 0:
+        return RankExit(rank=rank, at=at, exit_code=0)
+    text = stderr.decode("utf-8", "replace")
+    if exit_code < 0:
+        return RankExit(rank=rank, at=at, signal=-exit_code, traceback=_fatal(text))
+    words = (from_error_file(error_file) if error_file else None) or from_stderr(text)
+    return RankExit(
+        rank=rank,
+        at=at,
+        exit_code=exit_code,
+        exception=words.exception,
+        message=words.message[:_MAX_MESSAGE],
+        traceback=words.traceback[-_MAX_TRACEBACK:],
+    )
+
+
+def failure_of_node(
+    exits: Sequence[RankExit], *, node_rank: int, stepped: bool, oom_killed: bool
+) -> Failure:
+    """The failure of a node from its failed ranks: that of the first one that was not collateral.
+
+    `stepped`: the job has made a step, so its code can work. `oom_killed`: the kernel has killed a
+    process here for want of memory, which explains a SIGKILL.
+    """
+    first = min(exits, key=lambda exit: (is_collateral(exit), exit.at, exit.rank))
+    first = replace(first, out_of_memory=oom_killed and first.signal == signal.SIGKILL)
+    return Failure(
+        cause=classify(first, stepped=stepped),
+        rank=first.rank,
+        node_rank=node_rank,
+        at=first.at,
+        message=describe(first),
+        collateral=is_collateral(first),
+        exit_code=first.exit_code,
+        signal=first.signal,
+        exception=first.exception,
+        traceback=first.traceback,
+    )
+
+
 def is_collateral(exit: RankExit) -> bool:
     """Whether another rank's failure led to this one, as in connection errors of NCCL."""
     if exit.exception in _COLLATERAL_TYPES:
@@ -107,12 +184,12 @@ def is_final(failure: Failure) -> bool:
     return failure.exception == "DivergedForGood"
 
 
-def describe(exit: RankExit, signal_name: str | None = None) -> str:
+def describe(exit: RankExit) -> str:
     """One line: which rank, and what happened to it."""
     if exit.out_of_memory:
         return f"rank {exit.rank} was killed by the kernel: its memory group is full"
     if exit.signal is not None:
-        return f"rank {exit.rank} was killed by {signal_name or f'signal {exit.signal}'}"
+        return f"rank {exit.rank} was killed by {signal_name(exit.signal)}"
     if exit.exception:
         first = exit.message.strip().splitlines()[0] if exit.message.strip() else ""
         return f"rank {exit.rank}: {exit.exception}: {first}".rstrip(": ")
@@ -123,3 +200,69 @@ def first_failure(failures: Iterable[Failure]) -> Failure | None:
     """The earliest failure that is not collateral; the earliest of all when every one is."""
     found = sorted(failures, key=lambda f: (f.collateral, f.at, f.node_rank, f.rank or 0))
     return found[0] if found else None
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal, or `signal` and its number where it has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def from_error_file(text: str) -> ErrorText | None:
+    """The exception in a torchelastic error file; None when the file cannot be understood."""
+    try:
+        body: Any = json.loads(text)["message"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    if isinstance(body, str):
+        body = {"message": body}
+    if not isinstance(body, dict):
+        return None
+    said = str(body.get("message", ""))
+    extra = body.get("extraInfo")
+    extra = extra if isinstance(extra, dict) else {}
+    kind, _, rest = said.partition(": ")
+    exception = str(extra.get("exc_type") or (kind if kind.isidentifier() else "")) or None
+    message = rest if exception is not None and kind == exception else said
+    return ErrorText(exception, message, str(extra.get("py_callstack", "")))
+
+
+def from_stderr(text: str) -> ErrorText:
+    """The last Python exception printed; without one, the last lines as they are."""
+    lines = [_PREFIX.sub("", line) for line in text.rstrip().splitlines()]
+    for number in range(len(lines) - 1, -1, -1):
+        found = _LAST.match(lines[number])
+        if found is None:
+            continue
+        start = _start_of_traceback(lines, number)
+        if start is None:
+            continue
+        # A message may have several lines.
+        message = "\n".join([found[2] or "", *lines[number + 1 : number + 6]]).rstrip()
+        return ErrorText(found[1].rpartition(".")[2], message, "\n".join(lines[start:]))
+    tail = "\n".join(lines[-20:])
+    for line in reversed(lines[-5:]):
+        if found := _CANNOT_OPEN.search(line):
+            return ErrorText("FileNotFoundError", found[0], tail)
+        if found := _NO_MODULE.search(line):
+            return ErrorText("ModuleNotFoundError", found[0], tail)
+    return ErrorText(None, "", tail)
+
+
+def _start_of_traceback(lines: list[str], end: int) -> int | None:
+    """Where the traceback that ends at `end` begins; a SyntaxError has no headline."""
+    for number in range(end - 1, -1, -1):
+        if lines[number] == _HEAD:
+            return number
+    for number in range(end - 1, max(-1, end - 6), -1):
+        if _LINE.match(lines[number]):
+            return number
+    return None
+
+
+def _fatal(text: str) -> str:
+    """The stack that faulthandler printed, if it did."""
+    at = text.rfind(_FATAL)
+    return text[at:][:_MAX_TRACEBACK] if at >= 0 else ""

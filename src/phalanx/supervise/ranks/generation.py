@@ -11,7 +11,7 @@ from pathlib import Path
 from phalanx.checkpoint.folders import FolderOrigin
 from phalanx.core.contract.gang import RankFiles
 from phalanx.core.frameworks.rank_environment import NodeSetting, rank_environment
-from phalanx.core.gang.failures import Failure, RankExit, is_collateral
+from phalanx.core.gang.failures import Failure, RankExit, failure_of_node, is_collateral
 from phalanx.core.gang.stalls import StallWatch
 from phalanx.core.jobs.model import NodeOutcome
 from phalanx.core.reasons import Cause
@@ -39,7 +39,6 @@ from phalanx.supervise.ranks.checkpoint_folder import (
 )
 from phalanx.supervise.ranks.ledger_watermarks import WatermarkFile
 from phalanx.supervise.ranks.line_metrics import RecordsFromOutput
-from phalanx.supervise.ranks.postmortem import first_failure, node_outcome
 from phalanx.supervise.ranks.rank import LocalRank
 from phalanx.supervise.ranks.records import GenerationRecords, MetricTail, Put, SideRecords
 from phalanx.supervise.ranks.stall_monitor import StallMonitor, patience_of
@@ -248,7 +247,7 @@ class Generation:
         if not exits:
             return
         self._report_failure(
-            first_failure(
+            failure_of_node(
                 exits,
                 node_rank=self._context.assignment.node_rank,
                 stepped=self.records.step is not None or self._orders.restarts > 0,
@@ -389,12 +388,11 @@ class Generation:
         """How it ended on this node."""
         if self.failure is not None or self._ended_from_above:
             return NodeOutcome.FAILED
+        if not all(_is_clean(one) for one in self.ranks):
+            return NodeOutcome.STOPPED if self.stop_delivered else NodeOutcome.FAILED
+        asked_to_stop = self.stop_delivered or bool(self.records.stopped)
         done = self.records.done == {one.rank for one in self.ranks}
-        return node_outcome(
-            [one.exit for one in self.ranks],
-            stopping=self.stop_delivered,
-            left_early=bool(self.stop_delivered or self.records.stopped) and not done,
-        )
+        return NodeOutcome.STOPPED if asked_to_stop and not done else NodeOutcome.SUCCEEDED
 
 
 def open_checkpoint_folder(

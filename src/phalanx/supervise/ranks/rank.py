@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from phalanx.core.gang import stacks
-from phalanx.core.gang.failures import RankExit
+from phalanx.core.gang.failures import RankExit, rank_exit
 from phalanx.core.telemetry import profiles
 from phalanx.launch import linux
 from phalanx.launch.capture import Capture, open_append, read_available
@@ -21,7 +21,6 @@ from phalanx.launch.space import TrimmedFile
 from phalanx.schemas.wire.supervision import ProfileOrder
 from phalanx.supervise.eventloop import EventLoop
 from phalanx.supervise.processes import ProcessObserver
-from phalanx.supervise.ranks.postmortem import rank_exit
 
 _LOG = logging.getLogger(__name__)
 _MAX_READS = 64
@@ -233,7 +232,7 @@ class LocalRank(ProcessObserver):
         with contextlib.suppress(OSError):
             error = self.error_file.read_text(errors="replace")
         stderr = bytes(self.streams[1].capture.tail) if self.streams else b""
-        self.exit = rank_exit(self.rank, status, at, error, stderr)
+        self.exit = rank_exit(self.rank, os.waitstatus_to_exitcode(status), at, error, stderr)
         self.observer.rank_exited(self)
 
     def terminate(self) -> list[int]:

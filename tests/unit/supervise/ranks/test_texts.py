@@ -5,7 +5,7 @@ import json
 import pytest
 
 from phalanx.core.contract.records import from_json
-from phalanx.core.gang.failures import Failure
+from phalanx.core.gang.failures import Failure, from_error_file
 from phalanx.core.gang.stalls import StallLimit, StallWatch
 from phalanx.core.reasons import Cause
 from phalanx.kit.text import replace_unencodable
@@ -18,7 +18,6 @@ from phalanx.schemas.wire.supervision import (
     StacksReport,
     SyncRequest,
 )
-from phalanx.supervise.ranks.postmortem import from_error_file
 from phalanx.supervise.ranks.records import GenerationRecords
 
 pytestmark = pytest.mark.unit

@@ -2,9 +2,8 @@
 
 import pytest
 
-from phalanx.core.gang.failures import RankExit
+from phalanx.core.gang.failures import RankExit, failure_of_node
 from phalanx.core.reasons import Cause
-from phalanx.supervise.ranks.postmortem import first_failure
 
 pytestmark = pytest.mark.unit
 
@@ -15,7 +14,7 @@ TORN = RankExit(
 
 
 def failed(*exits, **facts):
-    return first_failure(exits, **{"node_rank": 2, "stepped": True, "oom_killed": False, **facts})
+    return failure_of_node(exits, **{"node_rank": 2, "stepped": True, "oom_killed": False, **facts})
 
 
 def test_a_death_of_its_own_comes_before_an_earlier_collateral_one():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from phalanx.supervise.ranks.postmortem import from_error_file, from_stderr, rank_exit, signal_name
+from phalanx.core.gang.failures import from_error_file, from_stderr, rank_exit, signal_name
 
 pytestmark = pytest.mark.unit
 
@@ -23,18 +23,18 @@ def test_success_says_nothing():
 
 
 def test_a_signal():
-    found = rank_exit(0, 9, 17, None, TRACE.encode())
+    found = rank_exit(0, -9, 17, None, TRACE.encode())
     assert (found.signal, found.exit_code, found.exception) == (9, None, None)
-    assert signal_name(found) == "SIGKILL"
+    assert signal_name(found.signal) == "SIGKILL"
 
 
 def test_a_crash_keeps_the_interpreters_own_stack():
     text = "noise\nFatal Python error: Segmentation fault\n\nThread 0x01:\n  File x\n"
-    assert rank_exit(0, 11, 1, None, text.encode()).traceback.startswith("Fatal Python error")
+    assert rank_exit(0, -11, 1, None, text.encode()).traceback.startswith("Fatal Python error")
 
 
 def test_a_traceback_on_stderr():
-    found = rank_exit(0, 1 << 8, 17, None, TRACE.encode())
+    found = rank_exit(0, 1, 17, None, TRACE.encode())
     assert (found.exit_code, found.exception) == (1, "DistBackendError")
     assert found.message == "NCCL error\nwith a second line"
     assert found.traceback.startswith("Traceback (most")
@@ -82,7 +82,7 @@ def test_other_last_words(text, exception):
 def test_the_error_file_wins():
     extra = {"py_callstack": "T", "timestamp": "1", "exc_type": "KeyError"}
     body = {"message": {"message": "KeyError: 'x: y'", "extraInfo": extra}}
-    found = rank_exit(0, 1 << 8, 17, json.dumps(body), TRACE.encode())
+    found = rank_exit(0, 1, 17, json.dumps(body), TRACE.encode())
     assert (found.exception, found.message, found.traceback) == ("KeyError", "'x: y'", "T")
 
 
@@ -95,5 +95,5 @@ def test_torchs_own_error_file_names_no_type_apart():
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"message": 3}', '{"x": 1}', "null"])
 def test_a_broken_error_file_is_passed_over(text):
     assert from_error_file(text) is None
-    found = rank_exit(0, 1 << 8, 17, text, TRACE.encode())
+    found = rank_exit(0, 1, 17, text, TRACE.encode())
     assert found.exception == "DistBackendError"
