@@ -6,17 +6,15 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from phalanx.core.reasons import Cause
 from phalanx.launch.files import write_file
 from phalanx.schemas.wire.assignments import Assignment
 from phalanx.supervise.packages.plan import VERDICT, EnvironmentPlan
-from phalanx.supervise.processes import LaunchRequest, ProcessTree
+from phalanx.supervise.processes import LaunchRequest, ProcessObserver, ProcessTree
 from phalanx.supervise.ranks.generation import Generation
 
-_BUILD_PHASE, _SETUP_PHASE = "packages", "setup"
 _REQUEST = "packages.json"
 _TAIL_BYTES = 4096
 # The shell's own codes for a command that does not exist or cannot be executed.
@@ -44,74 +42,100 @@ class Preparation:
         self._environment.run(generation, lambda: self._setup.run(generation, then))
 
 
-@dataclass(slots=True)
-class EnvironmentBuild:
+class PreparationStep(ProcessObserver):
+    """A program that must have succeeded on this node before ranks start."""
+
+    #: the phase that heartbeats show while it runs
+    phase = ""
+    #: how messages begin when it could not be started
+    failed = ""
+
+    def __init__(self, assignment: Assignment, processes: ProcessTree) -> None:
+        self._assignment = assignment
+        self._processes = processes
+        self._generation: Generation | None = None
+        self._then: Then = lambda: None
+
+    def _start(
+        self, generation: Generation, then: Then, command: list[str] | str, launch: LaunchRequest
+    ) -> None:
+        self._generation, self._then = generation, then
+        generation.records.phase = self.phase
+        self._processes.start_command(command, launch, self, self._assignment.workdir)
+
+    def _ended(self) -> Generation | None:
+        """The generation that waits for the program; None where the program has ended before."""
+        generation, self._generation = self._generation, None
+        if generation is not None:
+            generation.records.phase = ""
+        return generation
+
+    def refused(self, message: str, *, missing: bool) -> None:
+        """See `ProcessObserver`."""
+        generation = self._ended()
+        if generation is not None:
+            cause = Cause.USER_ERROR if missing else Cause.START_FAILED
+            generation.fail(f"{self.failed}: {message}", cause)
+
+
+class EnvironmentBuild(PreparationStep):
     """Builds the job's Python environment in a child process, unless this node has it already."""
 
-    assignment: Assignment
-    processes: ProcessTree
-    plan: EnvironmentPlan
-    generation: Generation | None = None
-    then: Then | None = None
+    phase = "packages"
+    failed = "the environment cannot be built"
+
+    def __init__(
+        self, assignment: Assignment, processes: ProcessTree, plan: EnvironmentPlan
+    ) -> None:
+        super().__init__(assignment, processes)
+        self._plan = plan
 
     def run(self, generation: Generation, then: Then) -> None:
         """Call `then` once the environment exists; end `generation` where it cannot be built."""
-        if self.plan.problem:
-            generation.fail(self.plan.problem, Cause.USER_ERROR)
-        elif self.plan.ready:
+        if self._plan.problem:
+            generation.fail(self._plan.problem, Cause.USER_ERROR)
+        elif self._plan.ready:
             then()
         else:
             self._build(generation, then)
 
     def _build(self, generation: Generation, then: Then) -> None:
-        folder = Path(self.assignment.node_dir)
+        folder = Path(self._assignment.node_dir)
         try:
             (folder / VERDICT).unlink(missing_ok=True)
-            write_file(folder / _REQUEST, json.dumps(self.plan.request).encode())
-            stdio = generation.open_prelude()
+            write_file(folder / _REQUEST, json.dumps(self._plan.request).encode())
+            generation.folder.mkdir(mode=0o700, exist_ok=True)
+            stdio = generation.ranks[0].open_prelude()
         except OSError as error:
-            generation.fail(f"the environment cannot be built: {error}", Cause.START_FAILED)
+            generation.fail(f"{self.failed}: {error}", Cause.START_FAILED)
             return
-        self.generation, self.then = generation, then
-        generation.records.phase = _BUILD_PHASE
-        launch = LaunchRequest(self.assignment.env, self.assignment.workdir, stdio)
+        launch = LaunchRequest(self._assignment.env, self._assignment.workdir, stdio)
         argv = [sys.executable, "-I", "-S", "-c", _BUILDER, str(folder / _REQUEST)]
-        self.processes.start_command(argv, launch, self, self.assignment.workdir)
+        self._start(generation, then, argv, launch)
 
-    def started(self, pid: int, *, warm: bool) -> None:
-        """See `ProcessObserver`."""
-
-    def refused(self, message: str, *, missing: bool) -> None:
-        """See `ProcessObserver`."""
-        generation = self._close()
+    def _ended(self) -> Generation | None:
+        generation = super()._ended()
         if generation is not None:
-            said = f"the environment cannot be built: {message}"
-            generation.fail(said, Cause.START_FAILED)
+            generation.ranks[0].close_prelude()
+        return generation
 
     def exited(self, status: int, at: int) -> None:
         """See `ProcessObserver`."""
-        generation, then = self._close(), self.then
-        if generation is None or then is None or generation.ending:
+        generation = self._ended()
+        if generation is None or generation.ending:
             return
-        if os.waitstatus_to_exitcode(status) == 0 and self.plan.hold():
-            if self.assignment.setup is None:
-                self.processes.start_warm_process()
-            then()
+        if os.waitstatus_to_exitcode(status) == 0 and self._plan.hold():
+            if self._assignment.setup is None:
+                self._processes.start_warm_process()
+            self._then()
             return
         cause, message, tail = self._verdict(status)
         generation.fail(message, cause, traceback=tail)
 
-    def _close(self) -> Generation | None:
-        generation, self.generation = self.generation, None
-        if generation is not None:
-            generation.close_prelude()
-            generation.records.phase = ""
-        return generation
-
     def _verdict(self, status: int) -> tuple[Cause, str, str]:
         """Cause, message and last output of a failed build, from the builder's own file if it wrote one."""
         try:
-            body = json.loads((Path(self.assignment.node_dir) / VERDICT).read_bytes())
+            body = json.loads((Path(self._assignment.node_dir) / VERDICT).read_bytes())
             if body["cause"] is not None:
                 return Cause(body["cause"]), str(body["message"]), str(body["tail"])
             said = "the environment was removed as soon as it was built"
@@ -120,58 +144,43 @@ class EnvironmentBuild:
         return Cause.START_FAILED, said, ""
 
 
-@dataclass(slots=True)
-class SetupCommand:
+class SetupCommand(PreparationStep):
     """Runs the job's `setup` command until it has succeeded once on this node."""
 
-    assignment: Assignment
-    processes: ProcessTree
-    done: bool = False
-    generation: Generation | None = None
-    then: Then | None = None
+    phase = "setup"
+    failed = "setup could not be started"
+    _done = False
 
     def run(self, generation: Generation, then: Then) -> None:
         """Call `then` after the setup command, if the job has one that has not succeeded yet."""
-        if self.done or self.assignment.setup is None:
+        assignment = self._assignment
+        if self._done or assignment.setup is None:
             then()
             return
-        self.generation, self.then = generation, then
         try:
             stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
             output = os.open(self._log, flags, 0o600)
         except OSError as error:
-            generation.fail(f"setup could not be started: {error}", Cause.START_FAILED)
+            generation.fail(f"{self.failed}: {error}", Cause.START_FAILED)
             return
-        generation.records.phase = _SETUP_PHASE
-        launch = LaunchRequest(self.assignment.env, self.assignment.cwd, (stdin, output, output))
-        workdir = self.assignment.workdir
-        self.processes.start_command(self.assignment.setup, launch, self, workdir)
+        launch = LaunchRequest(assignment.env, assignment.cwd, (stdin, output, output))
+        self._start(generation, then, assignment.setup, launch)
 
     @property
     def _log(self) -> Path:
-        return Path(self.assignment.node_dir, "setup.log")
-
-    def started(self, pid: int, *, warm: bool) -> None:
-        """See `ProcessObserver`."""
-
-    def refused(self, message: str, *, missing: bool) -> None:
-        """See `ProcessObserver`."""
-        if self.generation is not None:
-            cause = Cause.USER_ERROR if missing else Cause.START_FAILED
-            self.generation.fail(f"setup could not be started: {message}", cause)
+        return Path(self._assignment.node_dir, "setup.log")
 
     def exited(self, status: int, at: int) -> None:
         """See `ProcessObserver`."""
-        generation, self.generation = self.generation, None
-        if generation is None or self.then is None:
+        generation = self._ended()
+        if generation is None:
             return
-        generation.records.phase = ""
         code = os.waitstatus_to_exitcode(status)
         if code == 0 and not generation.ending:
-            self.done = True
-            self.processes.start_warm_process()
-            self.then()
+            self._done = True
+            self._processes.start_warm_process()
+            self._then()
         elif code != 0:
             cause = Cause.USER_ERROR if code in _NOT_EXECUTABLE else Cause.START_FAILED
             generation.fail(f"setup {_how(status)}", cause, traceback=self._tail())

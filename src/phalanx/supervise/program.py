@@ -42,9 +42,8 @@ from phalanx.supervise.preparation import Preparation
 from phalanx.supervise.processes import ProcessTree
 from phalanx.supervise.ranks.generation import Generation, GenerationContext
 from phalanx.supervise.uplink.bulk_shipper import BulkShipper
-from phalanx.supervise.uplink.link import ControlPlaneLink
+from phalanx.supervise.uplink.link import ControlPlaneLink, Outbox
 from phalanx.supervise.uplink.orphan_reports import OrphanReports, mark_reported
-from phalanx.supervise.uplink.outbox import Outbox
 
 _LOG = logging.getLogger(__name__)
 # Interval at which report files and log backlogs are read while ranks run.
@@ -93,7 +92,7 @@ class Supervisor:
         """Check in, then follow orders until released, drained, or out of contact for too long."""
         self._parts.processes.listen()
         port, host = free_port(self._parts.rng), socket.gethostname()
-        self._put(lambda seq: NodeReadyReport(seq=seq, port=port, pid=os.getpid(), host=host))
+        self._link.put(lambda seq: NodeReadyReport(seq=seq, port=port, pid=os.getpid(), host=host))
         self._link.start()
         self._orphans.start()
         self._tick()
@@ -163,7 +162,7 @@ class Supervisor:
             processes=parts.processes,
             loop=self._loop,
             clock=self._clock,
-            put=self._put,
+            put=self._link.put,
             ended=self._ended,
             opener=parts.opener,
             acked=lambda: self._outbox.acked,
@@ -202,15 +201,12 @@ class Supervisor:
 
     # -- what happens ------------------------------------------------------------------------------
 
-    def _put(self, make: Callable[[int], Report]) -> Report:
-        report = self._outbox.put(make)
-        self._link.push()
-        return report
-
     def _warn(self, message: str) -> None:
         number = self._current.number if self._current else max(0, self._last_ended)
         at = self._clock.now()
-        self._put(lambda seq: WarningReport(seq=seq, generation=number, message=message, at=at))
+        self._link.put(
+            lambda seq: WarningReport(seq=seq, generation=number, message=message, at=at)
+        )
 
     def _lost(self, message: str) -> None:
         """Fail the current generation: the reaper or the warm process died with ranks below it."""
@@ -223,7 +219,7 @@ class Supervisor:
     def _ended(self, generation: Generation) -> None:
         """Report the end of a generation, then leave or start the next one that was ordered."""
         self._current = None
-        self._shipper.ship_last()
+        self._shipper.ship_now()
         self._report_ended(generation.number, generation.outcome, generation)
         upcoming, self._next = self._next, None
         if self._leaving:
@@ -252,7 +248,7 @@ class Supervisor:
             self._write_exit(report)
             return report
 
-        self._put(make)
+        self._link.put(make)
         self._last_report = ended[0]
 
     def _write_exit(self, report: RanksEndedReport | None) -> None:
@@ -309,7 +305,7 @@ class Supervisor:
         if self._clock.monotonic() > deadline:
             self._loop.stop()
         elif self._outbox.empty and self._orphans.over:
-            self._put(lambda seq: LeavingReport(seq=seq))
+            self._link.put(lambda seq: LeavingReport(seq=seq))
             self._send_leaving(deadline)
         else:
             self._loop.call_later(0.01, lambda: self._send_final_reports(deadline))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from phalanx.checkpoint.folders import FolderOrigin
 from phalanx.core.contract.gang import RankFiles
@@ -37,9 +36,10 @@ from phalanx.supervise.ranks.checkpoint_folder import (
     CheckpointFolderConfig,
     WatchedCheckpointFolder,
 )
+from phalanx.supervise.ranks.grace_period import GracePeriod
 from phalanx.supervise.ranks.ledger_watermarks import WatermarkFile
 from phalanx.supervise.ranks.line_metrics import RecordsFromOutput
-from phalanx.supervise.ranks.rank import LocalRank
+from phalanx.supervise.ranks.rank import LocalRank, Stream
 from phalanx.supervise.ranks.records import GenerationRecords, MetricTail, Put, SideRecords
 from phalanx.supervise.ranks.stall_monitor import StallMonitor, patience_of
 
@@ -97,9 +97,14 @@ class Generation:
         watermarks = WatermarkFile(self.folder, context.acked)
         self.records = kind(self.number, files, context.put, watch, watermarks)
         self.stalls = StallMonitor(
-            (node, self.number), self.ranks, watch, context.loop, context.clock, context.put,
-            lambda: self.ending or self.failure is not None,
-        )  # fmt: skip
+            (node, self.number),
+            self.ranks,
+            watch,
+            loop=context.loop,
+            clock=context.clock,
+            put=context.put,
+            ending=lambda: self.ending or self.failure is not None,
+        )
         self.metrics = MetricTail(files, self.records.warn_not_finite)
         self._line_metrics = RecordsFromOutput(
             gang.role.metric_lines, context.clock, self.records, self.metrics
@@ -116,23 +121,9 @@ class Generation:
         self._killed = False
         self._finished = False
         self._settle: Timer | None = None
-        self._deadline: Timer | None = None
-        self._deadline_at = math.inf
-        self._signalled: set[int] = set()
+        self._grace = GracePeriod(context.loop, context.clock, self._check_over, self._kill)
 
     # -- starting ----------------------------------------------------------------------------------
-
-    def open_prelude(self) -> tuple[int, int, int]:
-        """Open the descriptors of a program that runs before the ranks; its output joins that of the first.
-
-        Raises OSError.
-        """
-        self.folder.mkdir(mode=0o700, exist_ok=True)
-        return self.ranks[0].open_prelude()
-
-    def close_prelude(self) -> None:
-        """Close those descriptors: the program has ended."""
-        self.ranks[0].close_prelude()
 
     def start(self) -> None:
         """Restore the script's checkpoint folder, where there is one, then start every rank."""
@@ -188,6 +179,11 @@ class Generation:
             rendezvous.start(self._context.processes, self._orders.master_port, assignment.node_dir)
 
     @property
+    def streams(self) -> list[Stream]:
+        """The captured output of all its ranks."""
+        return [stream for rank in self.ranks for stream in rank.streams]
+
+    @property
     def ending(self) -> bool:
         """Whether the generation is being ended, so that nothing more may be started."""
         return self._killing or self.stop_delivered
@@ -200,7 +196,7 @@ class Generation:
             self._kill_again()
             return
         if self.stop_delivered:
-            self._follow(rank.terminate())
+            self._grace.follow(rank.terminate())
         self._announce_start()
 
     def _announce_start(self) -> None:
@@ -279,8 +275,8 @@ class Generation:
             assert role is not None
             # The role is not required: its failure does not fail the job, but the user must see it.
             said = f"role {role.name}: {report.message}; the job goes on without it"
-            self._context.put(lambda seq: WarningReport(
-                seq=seq, generation=self.number, rank=report.rank, message=said, at=report.at))  # fmt: skip
+            fields: dict[str, Any] = {"rank": report.rank, "message": said, "at": report.at}
+            self._context.put(lambda seq: WarningReport(seq=seq, generation=self.number, **fields))
             return
         self._context.put(
             lambda seq: RankFailedReport(seq=seq, generation=self.number, failure=report)
@@ -297,33 +293,15 @@ class Generation:
 
     def stop(self, grace_s: float) -> None:
         """Ask the ranks to leave with SIGTERM, and kill the rest when the grace period is over."""
-        context = self._context
-        at = context.clock.monotonic() + grace_s
-        if at < self._deadline_at:
-            # A repeated order may shorten the grace period, never extend it.
-            self._deadline_at = at
-            if self._deadline is not None:
-                self._deadline.cancel()
-            self._deadline = context.loop.call_later(grace_s, self._kill)
+        self._grace.begin(grace_s)
         if self._finished or not self._announced:
             self._checkpoint_folder.hurry()
         if self.stop_delivered:
             return
         self.stop_delivered = True
         for rank in self.ranks:
-            self._follow(rank.terminate())
+            self._grace.follow(rank.terminate())
         # A program that runs before the ranks has nothing to save.
-        self._check_over()
-
-    def _follow(self, handles: list[int]) -> None:
-        for handle in handles:
-            self._signalled.add(handle)
-            self._context.loop.watch(handle, lambda handle=handle: self._left(handle))  # type: ignore[misc]
-
-    def _left(self, handle: int) -> None:
-        self._context.loop.forget(handle)
-        self._signalled.discard(handle)
-        os.close(handle)
         self._check_over()
 
     def _kill(self) -> None:
@@ -346,16 +324,14 @@ class Generation:
             if self._settle is not None and self.failure is None:
                 # Every rank has ended: the cause of a collateral death will not appear any more.
                 self._conclude()
-            elif not self._signalled:
+            elif not self._grace.waiting:
                 # All ranks have ended. Kill what they left behind: daemons, data workers.
                 self._kill()
         if self._killed and not self._finished:
             self._finished = True
             if self.failure is None and all(_is_clean(one) for one in self.ranks):
-                left_s = max(0.0, self._deadline_at - self._context.clock.monotonic())
-                self._checkpoint_folder.finish(
-                    self._finish, min(_UPLOAD_S, _SHARE_OF_GRACE * left_s)
-                )
+                upload_s = min(_UPLOAD_S, _SHARE_OF_GRACE * self._grace.left_s)
+                self._checkpoint_folder.finish(self._finish, upload_s)
             else:
                 self._checkpoint_folder.abandon(self._finish)
 
@@ -365,13 +341,9 @@ class Generation:
         self.metrics.close()
 
     def _finish(self) -> None:
-        for timer in (self._settle, self._deadline):
-            if timer is not None:
-                timer.cancel()
-        for handle in list(self._signalled):
-            self._context.loop.forget(handle)
-            os.close(handle)
-        self._signalled.clear()
+        if self._settle is not None:
+            self._settle.cancel()
+        self._grace.close()
         for rank in self.ranks:
             rank.close()
         self.records.read()

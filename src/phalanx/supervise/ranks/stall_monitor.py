@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from phalanx.core.contract.job import StallPolicy
 from phalanx.core.gang.failures import Failure
@@ -36,9 +37,16 @@ class StallMonitor:
     """
 
     def __init__(
-        self, place: tuple[int, int], ranks: list[LocalRank], watch: StallWatch, loop: EventLoop,
-        clock: Clock, put: Put, ending: Callable[[], bool],
-    ) -> None:  # fmt: skip
+        self,
+        place: tuple[int, int],
+        ranks: list[LocalRank],
+        watch: StallWatch,
+        *,
+        loop: EventLoop,
+        clock: Clock,
+        put: Put,
+        ending: Callable[[], bool],
+    ) -> None:
         """`place` is (node rank, generation)."""
         self._node_rank, self._generation = place
         self._ranks, self._watch = ranks, watch
@@ -66,9 +74,8 @@ class StallMonitor:
             )
 
     def _report_stacks(self, request: int, found: list[RankStacks]) -> None:
-        at = self._clock.now()
-        self._put(lambda seq: StacksReport(
-            seq=seq, generation=self._generation, request=request, at=at, ranks=found))  # fmt: skip
+        fields: dict[str, Any] = {"request": request, "at": self._clock.now(), "ranks": found}
+        self._put(lambda seq: StacksReport(seq=seq, generation=self._generation, **fields))
 
     def _stalled(self, said: str, found: list[RankStacks]) -> None:
         if self._ending() or self._watch.is_on:
@@ -87,8 +94,8 @@ class StallMonitor:
                 traceback="" if rank is None else texts[rank],
             )
         )
-        self._put(lambda seq: RanksStalledReport(
-            seq=seq, generation=self._generation, failure=failure))  # fmt: skip
+        number = self._generation
+        self._put(lambda seq: RanksStalledReport(seq=seq, generation=number, failure=failure))
 
 
 def _differences(found: list[RankStacks], odd: tuple[int, ...]) -> str:

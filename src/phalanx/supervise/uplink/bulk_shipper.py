@@ -6,30 +6,16 @@ At most one batch is in flight, so that a slow control plane delays bulk data an
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import Any
 
 from phalanx.kit.clock import Clock
 from phalanx.schemas.wire.supervision import LogReport, MetricsReport, WarningReport
 from phalanx.supervise.ranks.generation import Generation
 from phalanx.supervise.ranks.rank import Stream
-from phalanx.supervise.uplink.outbox import Outbox
+from phalanx.supervise.uplink.link import Outbox
 
 LOG_BYTES = 256 * 1024
 NUM_POINTS = 2000
-
-
-@dataclass(slots=True)
-class Backlog:
-    """The bulk data of one generation that was not shipped yet."""
-
-    generation: Generation
-    warned: set[tuple[int, str]] = field(default_factory=set)
-
-    @property
-    def streams(self) -> list[Stream]:
-        """All captured streams of this node."""
-        return [stream for rank in self.generation.ranks for stream in rank.streams]
 
 
 class BulkShipper:
@@ -38,89 +24,85 @@ class BulkShipper:
     def __init__(self, outbox: Outbox, clock: Clock) -> None:
         self._outbox = outbox
         self._clock = clock
-        self._backlogs: list[Backlog] = []
+        # Generations with data that was not shipped yet.
+        self._generations: list[Generation] = []
+        self._warned: set[tuple[int, int, str]] = set()
 
     def add(self, generation: Generation) -> None:
         """Ship this generation's bulk data, too."""
-        self._backlogs.append(Backlog(generation))
+        self._generations.append(generation)
 
     def ship(self) -> bool:
         """Queue the next batch unless one is in flight; returns whether anything was queued."""
-        for backlog in self._backlogs:
-            self._trim(backlog)
-        return False if self._outbox.bulk_in_flight else self._queue()
+        for generation in self._generations:
+            self._trim(generation)
+        return False if self._outbox.bulk_in_flight else self.ship_now()
 
-    def ship_last(self) -> None:
-        """Queue the next batch at the end of a generation, although one may be in flight.
+    def ship_now(self) -> bool:
+        """Queue the next batch although one may be in flight; returns whether anything was queued.
 
-        The last output of the ranks then arrives before the report of their end: not all of a long
-        backlog, but all of an ordinary one.
+        For the end of a generation: the last output of the ranks then arrives before the report of
+        their end, unless the backlog is larger than one batch.
         """
-        self._queue()
-
-    def _queue(self) -> bool:
         left, queued = LOG_BYTES, False
-        for backlog in self._backlogs:
-            for stream in self._fair(backlog):
-                taken = self._ship_log(backlog, stream, left)
+        for generation in self._generations:
+            # The least shipped first, so that a stream with much output does not delay the others.
+            for stream in sorted(generation.streams, key=lambda one: one.num_sent):
+                taken = self._ship_log(generation.number, stream, left)
                 left, queued = left - taken, queued or taken > 0
-            queued = backlog.generation.records.put_ledger(self._outbox.put_bulk) or queued
-            queued = self._ship_metrics(backlog) or queued
-        while len(self._backlogs) > 1 and not queued:
+            queued = generation.records.put_ledger(self._outbox.put_bulk) or queued
+            queued = self._ship_metrics(generation) or queued
+        while len(self._generations) > 1 and not queued:
             # An older generation without a backlog produces nothing more.
-            self._backlogs.pop(0).generation.close()
+            self._generations.pop(0).close()
         return queued
 
-    def _fair(self, backlog: Backlog) -> list[Stream]:
-        """Streams with the least shipped first, so that one that prints much does not delay the others."""
-        return sorted(backlog.streams, key=lambda stream: stream.num_sent)
-
-    def _ship_log(self, backlog: Backlog, stream: Stream, left: int) -> int:
-        number = backlog.generation.number
+    def _ship_log(self, number: int, stream: Stream, left: int) -> int:
         lost = stream.capture.num_dropped
-        key = (stream.rank, stream.name)
-        if lost and key not in backlog.warned:
-            backlog.warned.add(key)
+        if lost:
             said = f"output of rank {stream.rank} could not be stored: {stream.capture.error}"
-            at = self._clock.now()
-            self._outbox.put(lambda seq: WarningReport(
-                seq=seq, generation=number, rank=stream.rank, message=said, at=at))  # fmt: skip
+            self._warn_once(number, stream.rank, stream.name, said)
         data = stream.read_back(left)
         if not data:
             return 0
-        dropped, offset = lost - stream.num_dropped_sent, stream.num_sent
-        name = cast("Literal['out', 'err']", stream.name)
-        text = base64.b64encode(data).decode()
-        self._outbox.put_bulk(lambda seq: LogReport(
-            seq=seq, generation=number, rank=stream.rank, stream=name, offset=offset, data=text,
-            dropped=dropped))  # fmt: skip
+        fields: dict[str, Any] = {
+            "generation": number,
+            "rank": stream.rank,
+            "stream": stream.name,
+            "offset": stream.num_sent,
+            "data": base64.b64encode(data).decode(),
+            "dropped": lost - stream.num_dropped_sent,
+        }
+        self._outbox.put_bulk(lambda seq: LogReport(seq=seq, **fields))
         stream.num_sent += len(data)
         stream.num_dropped_sent = lost
         return len(data)
 
-    def _trim(self, backlog: Backlog) -> None:
+    def _trim(self, generation: Generation) -> None:
         """Free the disk space of what was shipped, however long a generation lasts."""
-        for stream in backlog.streams:
+        for stream in generation.streams:
             stream.trim()
-        generation = backlog.generation
         for rank in generation.metrics.trim(generation.records.tails):
-            self._warn_left_out(backlog, rank)
-
-    def _warn_left_out(self, backlog: Backlog, rank: int) -> None:
-        number, at = backlog.generation.number, self._clock.now()
-        if (rank, "metrics") not in backlog.warned:
-            backlog.warned.add((rank, "metrics"))
             said = (
                 f"metrics of rank {rank} were left out: they waited too long for the control plane"
             )
-            self._outbox.put(lambda seq: WarningReport(
-                seq=seq, generation=number, rank=rank, message=said, at=at))  # fmt: skip
+            self._warn_once(generation.number, rank, "metrics", said)
 
-    def _ship_metrics(self, backlog: Backlog) -> bool:
-        points = backlog.generation.metrics.take(NUM_POINTS)
+    def _warn_once(self, number: int, rank: int, what: str, message: str) -> None:
+        if (number, rank, what) in self._warned:
+            return
+        self._warned.add((number, rank, what))
+        at = self._clock.now()
+        self._outbox.put(
+            lambda seq: WarningReport(seq=seq, generation=number, rank=rank, message=message, at=at)
+        )
+
+    def _ship_metrics(self, generation: Generation) -> bool:
+        points = generation.metrics.take(NUM_POINTS)
         if not points:
             return False
-        number, leads = backlog.generation.number, backlog.generation.leads
-        self._outbox.put_bulk(lambda seq: MetricsReport(
-            seq=seq, generation=number, points=points, leads=leads))  # fmt: skip
+        number, leads = generation.number, generation.leads
+        self._outbox.put_bulk(
+            lambda seq: MetricsReport(seq=seq, generation=number, points=points, leads=leads)
+        )
         return True

@@ -12,7 +12,7 @@ from phalanx.kit.clock import SystemClock
 from phalanx.supervise.ranks import records
 from phalanx.supervise.ranks.records import GenerationRecords
 from phalanx.supervise.uplink.bulk_shipper import BulkShipper
-from phalanx.supervise.uplink.outbox import Outbox
+from phalanx.supervise.uplink.link import Outbox
 
 pytestmark = pytest.mark.unit
 
@@ -150,7 +150,7 @@ def test_what_was_said_last_is_queued_before_the_end_although_a_batch_is_in_flig
     """Whoever hears that the ranks have ended finds their last values, and a whole account."""
     here, _ = opened()
     metrics = records.MetricTail({})
-    generation = SimpleNamespace(number=0, ranks=(), leads=True, records=here, metrics=metrics)
+    generation = SimpleNamespace(number=0, streams=(), leads=True, records=here, metrics=metrics)
     outbox = Outbox(tmp_path)
     shipper = BulkShipper(outbox, SystemClock())
     shipper.add(generation)
@@ -164,7 +164,7 @@ def test_what_was_said_last_is_queued_before_the_end_although_a_batch_is_in_flig
     speak(1)
     assert not shipper.ship()
     assert [one.kind for one in outbox.pending()] == ["ledger", "metrics"]
-    shipper.ship_last()
+    shipper.ship_now()
     assert [one.kind for one in outbox.pending()] == ["ledger", "metrics"] * 2
 
 

@@ -10,8 +10,7 @@ from phalanx.core.contract.job import WarmStart
 from phalanx.errors import StoreUnavailable
 from phalanx.kit.clock import ManualClock
 from phalanx.schemas.wire.assignments import Assignment
-from phalanx.supervise.uplink.link import ControlPlaneLink, SyncConnection
-from phalanx.supervise.uplink.outbox import Outbox
+from phalanx.supervise.uplink.link import ControlPlaneLink, Outbox, SyncConnection
 from phalanx.testing.contracts import gang_contract
 
 pytestmark = pytest.mark.unit

@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.schemas.wire.supervision import LeavingReport, LogReport, WarningReport
-from phalanx.supervise.uplink.outbox import MAX_WAITING, Outbox
+from phalanx.supervise.uplink.link import MAX_WAITING, Outbox
 
 pytestmark = pytest.mark.unit
 

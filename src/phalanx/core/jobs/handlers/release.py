@@ -7,9 +7,9 @@ from dataclasses import replace
 from phalanx.core.gang.failures import Failure
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.commands import Decision
+from phalanx.core.jobs.handlers.generation import GiveUp, advance, charge, judge
 from phalanx.core.jobs.handlers.steps import US, live, stop
 from phalanx.core.jobs.model import Job, JobState, NodePhase, StopGoal
-from phalanx.core.jobs.recovery import GiveUp, advance, charge, judge
 from phalanx.core.reasons import Cause, Reason, ReasonCode
 
 NodeGone = e.NodeReleased | e.NodeLost | e.LaunchFailed
