@@ -84,7 +84,7 @@ def test_each_end_of_a_signalled_process_is_told_once(rig):
         assert rig.grace.waiting and not rig.calls
         rig.loop.watched[handle]()
         assert rig.calls == ["left"] and not rig.grace.waiting and not rig.loop.watched
-        with pytest.raises(OSError):
+        with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(handle)  # closed
     finally:
         child.kill()
