@@ -72,7 +72,7 @@ def build(gib):
 def saver_for(folder, staging, model, opt):
     saver = CheckpointDirectory(
         folder, RankInfo(checkpoint=CheckpointPolicy(keep=Keep(2))), LocalChannel(), NoReport(),
-        SystemClock(), checkpoint.LocalDisk(), staging,
+        SystemClock(), checkpoint.Disk(), staging,
     )  # fmt: skip
     saver.watch([model], [opt], "single")
     return saver

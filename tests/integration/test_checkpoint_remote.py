@@ -23,8 +23,8 @@ from phalanx import checkpoint
 from phalanx.checkpoint import remote, remote_store
 from phalanx.checkpoint.commit import MANIFEST
 from phalanx.checkpoint.remote_mirror import Mirror
-from phalanx.checkpoint.remote_store import RemoteObjects, open_store
-from phalanx.checkpoint.remote_tier import LocalTier, RemoteTier
+from phalanx.checkpoint.remote_store import ObjectStore, open_store
+from phalanx.checkpoint.remote_tier import CheckpointTier, RemoteTier
 from phalanx.core.training.checkpoints import Keep, Manifest, Position, checkpoint_name
 from phalanx.errors import CheckpointCorrupt, CheckpointUnavailable, NotFound, PermissionDenied
 from phalanx.kit.clock import SystemClock
@@ -183,7 +183,7 @@ def s3(monkeypatch):
         for name, value in environment(port, options.pop("secret", SECRET)).items():
             monkeypatch.setenv(name, value)
         opened = open_store(f"s3://bucket/{prefix}", os.environ)
-        return RemoteObjects(opened._client, **options) if options else opened
+        return ObjectStore(opened._client, **options) if options else opened
 
     return use
 
@@ -234,7 +234,7 @@ def test_the_manifest_is_never_replaced(server, gate, s3, tmp_path, conditions):
     assert store.create(theirs, b"ours") is (conditions == "ignored")
     assert store.get(theirs) == (b"theirs" if conditions == "kept" else b"ours")
     if conditions == "kept":
-        with pytest.raises(CheckpointCorrupt, match="somebody else"):
+        with pytest.raises(CheckpointCorrupt, match="another process has written"):
             upload(store, path)
         assert store.get(theirs) == b"theirs"
 
@@ -412,7 +412,7 @@ def test_saved_here_loaded_there(tmp_path):
     assert other.tier.has_another(paths[2])
     assert other.tier.bring(paths[2]) and content(paths[2]) == before
     assert not other.tier.has_another(paths[2])
-    assert not LocalTier().bring(paths[1])
+    assert not CheckpointTier().bring(paths[1])
     other.tier.finish(HANG_GUARD_S)
 
 
@@ -513,7 +513,7 @@ def test_a_dead_uploader_is_started_again(tmp_path):
 
 
 def test_a_store_that_does_not_answer_never_makes_a_run_begin_anew(tmp_path):
-    class Silent(LocalTier):
+    class Silent(CheckpointTier):
         def manifests(self):
             raise CheckpointUnavailable("no answer")
 

@@ -27,7 +27,7 @@ SAMPLES = Path(__file__).parent / "samples"
 
 
 def local(rank):
-    return checkpoint.LocalDisk()
+    return checkpoint.Disk()
 
 
 def content(path):
@@ -64,7 +64,7 @@ def parts_on_disk(tmp_path, leaves, world):
         pieces = sharding.pieces_of(leaves, common, (rank, world))
         blobs = [tree.blob_of(piece.tensor, piece.part) for piece in pieces]
         entry = tensorfile.write_pieces(
-            checkpoint.LocalDisk(), tmp_path, f"{world}-{rank}", tensorfile.lay_out({}, blobs)
+            checkpoint.Disk(), tmp_path, f"{world}-{rank}", tensorfile.lay_out({}, blobs)
         )
         source = checkpoint.VerifiedFile(tmp_path, entry)
         files.append((source, tensorfile.read_header(source, "x")[1]))
@@ -103,7 +103,7 @@ def test_a_part_that_is_missing_is_noticed(tmp_path):
 def test_a_file_is_read_in_checked_pieces(tmp_path):
     size = 9_000_001
     data = random.Random(3).randbytes(size)
-    entry = tensorfile.write_pieces(checkpoint.LocalDisk(), tmp_path, "x", [data])
+    entry = tensorfile.write_pieces(checkpoint.Disk(), tmp_path, "x", [data])
     file = checkpoint.VerifiedFile(tmp_path, entry)
     assert file.num_chunks == 3
     for at, num in [(0, size), (0, 1), (size - 1, 1), (4_194_303, 2), (5, 8_500_000), (7, 0)]:
@@ -147,7 +147,7 @@ class Slow:
     """A disk on which no file is begun before `go` is set."""
 
     def __init__(self, go):
-        self._go, self._disk = go, checkpoint.LocalDisk()
+        self._go, self._disk = go, checkpoint.Disk()
 
     def __getattr__(self, name):
         if name == "create":
@@ -177,11 +177,11 @@ def test_training_on_changes_nothing_in_a_save_under_way(tmp_path, staging, kept
 
 
 def test_a_rank_whose_disk_refuses_fails_the_save_for_all_and_says_why(tmp_path):
-    class Full(checkpoint.LocalDisk):
+    class Full(checkpoint.Disk):
         def write(self, fd, data):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    gang = ThreadGang(tmp_path, 3, lambda rank: Full() if rank == 2 else checkpoint.LocalDisk())
+    gang = ThreadGang(tmp_path, 3, lambda rank: Full() if rank == 2 else checkpoint.Disk())
     gang.save(1)
     assert gang.wait() == [False] * 3
     (warning,) = gang.reports[0].records
@@ -190,12 +190,12 @@ def test_a_rank_whose_disk_refuses_fails_the_save_for_all_and_says_why(tmp_path)
 
 
 def test_parts_that_lie_on_another_machine_are_not_committed(tmp_path):
-    class Elsewhere(checkpoint.LocalDisk):
+    class Elsewhere(checkpoint.Disk):
         def create(self, path):
             return super().create(tmp_path / "elsewhere")
 
     gang = ThreadGang(
-        tmp_path / "store", 2, lambda rank: Elsewhere() if rank else checkpoint.LocalDisk()
+        tmp_path / "store", 2, lambda rank: Elsewhere() if rank else checkpoint.Disk()
     )
     gang.save(1)
     assert gang.wait() == [False] * 2
@@ -291,7 +291,7 @@ class Killing:
 
     def __init__(self, at):
         self.at, self.count = at, 0
-        self._lock, self._disk = threading.Lock(), checkpoint.LocalDisk()
+        self._lock, self._disk = threading.Lock(), checkpoint.Disk()
 
     def __getattr__(self, name):
         with self._lock:

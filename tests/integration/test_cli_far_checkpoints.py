@@ -6,7 +6,7 @@ import pytest
 
 from phalanx import checkpoint
 from phalanx.checkpoint import remote
-from phalanx.checkpoint.encryption import AesGcmEncryption, EncryptionKey, NoEncryption
+from phalanx.checkpoint.encryption import AesGcmEncryption, Encryption, EncryptionKey
 from phalanx.checkpoint.remote_store import open_store
 from phalanx.cli.__main__ import main as program
 from phalanx.core.training.checkpoints import Manifest, Position, checkpoint_name
@@ -50,7 +50,7 @@ def save(folder, step, seal):
 def places(request, tmp_path):
     """(seal's name, local folder, URL of its copies) with steps 10 and 20."""
     seal = (
-        NoEncryption() if request.param == "plain" else AesGcmEncryption([EncryptionKey.parse(HEX)])
+        Encryption() if request.param == "plain" else AesGcmEncryption([EncryptionKey.parse(HEX)])
     )
     url = f"file://{tmp_path}/far"
     store = open_store(url, {})

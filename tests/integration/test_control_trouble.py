@@ -10,8 +10,8 @@ import pytest
 from integration.rig import Rig
 from phalanx.core.jobs import machine
 from phalanx.core.jobs.events import AttemptPlaced
+from phalanx.core.jobs.machine import due
 from phalanx.core.jobs.model import JobState
-from phalanx.core.jobs.timers import due
 from phalanx.errors import InvariantBroken, StoreUnavailable
 from phalanx.kit.clock import SystemClock
 from phalanx.server.context import Presence

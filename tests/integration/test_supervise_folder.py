@@ -13,7 +13,7 @@ import pytest
 from phalanx import checkpoint
 from phalanx.checkpoint import folders
 from phalanx.checkpoint.folders import SET_ASIDE, FolderOrigin
-from phalanx.checkpoint.remote_tier import LocalTier
+from phalanx.checkpoint.remote_tier import CheckpointTier
 from phalanx.core.contract.records import to_json
 from phalanx.core.training.checkpoints import Keep
 from phalanx.kit.clock import SystemClock
@@ -312,7 +312,7 @@ def test_a_store_that_cannot_be_reached_is_a_warning_or_fails_the_start(tmp_path
 def test_nobody_waits_for_copies_once_the_attempt_is_over(tmp_path, monkeypatch):
     released, waits = threading.Event(), threading.Event()
 
-    class Slow(LocalTier):
+    class Slow(CheckpointTier):
         def finish(self, limit_s):
             waits.set()
             assert released.wait(limit_s)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.integration
 @pytest.fixture
 def theirs(tmp_path):
     """Another job's folder, with two checkpoints."""
-    gang = ThreadGang(tmp_path / "j-1", 2, lambda rank: checkpoint.LocalDisk())
+    gang = ThreadGang(tmp_path / "j-1", 2, lambda rank: checkpoint.Disk())
     for step in (1, 2):
         gang.set(step)
         gang.save(step)
@@ -36,7 +36,7 @@ def refuses(*args):
 
 
 def adopt(where, info):
-    warm_start.adopt(where, info, checkpoint.LocalDisk())
+    warm_start.adopt(where, info, checkpoint.Disk())
     return checkpoint.list_checkpoints(info.checkpoint_dir)
 
 
@@ -55,7 +55,7 @@ def test_the_newest_of_a_job_is_the_first_of_another(theirs, info, monkeypatch, 
 
 
 def test_own_checkpoints_stand_over_it_and_other_ranks_leave_it_alone(theirs, info):
-    warm_start.adopt(theirs, replace(info, rank=1, world_size=2), checkpoint.LocalDisk())
+    warm_start.adopt(theirs, replace(info, rank=1, world_size=2), checkpoint.Disk())
     assert not info.checkpoint_dir.exists()
     older = min(checkpoint.list_checkpoints(theirs), key=lambda one: one.manifest.step)
     assert [one.manifest.step for one in adopt(older.path, info)] == [1]
@@ -83,4 +83,4 @@ def test_nothing_begins_anew_in_silence(theirs, info, tmp_path):
         adopt(theirs, info)
     assert not checkpoint.list_checkpoints(info.checkpoint_dir)
     with pytest.raises(UserError, match="needs a folder"):
-        warm_start.adopt(theirs, RankInfo(), checkpoint.LocalDisk())
+        warm_start.adopt(theirs, RankInfo(), checkpoint.Disk())

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from phalanx.core.telemetry.stragglers import StragglerWatch, scores
+from phalanx.core.telemetry.profiles import StragglerWatch, scores
 from phalanx.errors import SpecInvalid, TrainingError
 from phalanx.train import batch_size
 from phalanx.train.gang import randomness, stacks

@@ -15,18 +15,17 @@ from phalanx.core.gang.roles import part_at
 from phalanx.core.jobs import Job, JobState, create, decide, rebuild
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.budgets import Budget, RecoveryPolicy
-from phalanx.core.jobs.commands import LaunchAttempt
 from phalanx.core.jobs.desired import Action, desired
-from phalanx.core.jobs.machine import TRANSITIONS
+from phalanx.core.jobs.machine import TRANSITIONS, due, wake_at
 from phalanx.core.jobs.model import (
     HOLDING,
     TERMINAL,
     JobPolicy,
+    LaunchAttempt,
     NodeOutcome,
     NodePhase,
     StopGoal,
 )
-from phalanx.core.jobs.timers import due, wake_at
 from phalanx.core.reasons import Cause
 from phalanx.errors import InvalidTransition
 

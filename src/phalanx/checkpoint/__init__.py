@@ -23,7 +23,7 @@ from phalanx.checkpoint.catalog import (
     verify_share,
 )
 from phalanx.checkpoint.commit import CheckpointWriter, write_shard
-from phalanx.checkpoint.disk import Disk, LocalDisk
+from phalanx.checkpoint.disk import Disk
 from phalanx.checkpoint.verified_reads import VerifiedFile
 
 __all__ = [
@@ -31,7 +31,6 @@ __all__ = [
     "CheckpointWriter",
     "CommittedCheckpoint",
     "Disk",
-    "LocalDisk",
     "ScrubReport",
     "VerifiedFile",
     "clean_debris",

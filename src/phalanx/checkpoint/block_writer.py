@@ -2,7 +2,7 @@
 
 A block is one chunk of the file's digest. Where a piece covers a block and begins at a page's beginning,
 the block is the piece's own memory; everything else is gathered in a small ring of buffers. So every
-block but the last can bypass the page cache (`LocalDisk.write`), whatever the sizes of the pieces.
+block but the last can bypass the page cache (`Disk.write`), whatever the sizes of the pieces.
 """
 
 from __future__ import annotations

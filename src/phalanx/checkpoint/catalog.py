@@ -10,8 +10,8 @@ from pathlib import Path
 
 from phalanx.checkpoint.commit import DEBRIS, MANIFEST
 from phalanx.checkpoint.digest import canonical, digest_of
-from phalanx.checkpoint.disk import Disk, LocalDisk
-from phalanx.checkpoint.verified_reads import DirectReads, VerifiedFile, in_threads
+from phalanx.checkpoint.disk import Disk
+from phalanx.checkpoint.verified_reads import VerifiedFile, in_threads
 from phalanx.core.training.checkpoints import Keep, Manifest, expired, is_checkpoint_name, lineages
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound
 
@@ -127,7 +127,7 @@ def verify_share(
     reader, readers = place
     units: list[tuple[VerifiedFile, int]] = []
     for entry in manifest.files:
-        file = (read or {}).get(entry.path) or VerifiedFile(path, entry, DirectReads())
+        file = (read or {}).get(entry.path) or VerifiedFile(path, entry, direct=True)
         file.check_size()
         units += [(file, at) for at in range(file.num_chunks)]
     mine = units[len(units) * reader // readers : len(units) * (reader + 1) // readers]
@@ -151,7 +151,7 @@ def quarantine(path: Path, suffix: str, disk: Disk | None = None) -> Path:
     Raises OSError.
     """
     target = path.with_name(f"{path.name}{QUARANTINED}{suffix}")
-    (disk or LocalDisk()).rename(path, target)
+    (disk or Disk()).rename(path, target)
     return target
 
 
@@ -159,13 +159,13 @@ def clean_debris(store: Path, disk: Disk | None = None) -> list[Path]:
     """Remove unfinished checkpoints of earlier generations. Call it before the first save."""
     found = scan(store).debris
     for path in found:
-        (disk or LocalDisk()).remove_tree(path)
+        (disk or Disk()).remove_tree(path)
     return list(found)
 
 
 def remove(path: Path, disk: Disk | None = None) -> None:
     """Rename one checkpoint to debris, then delete its files. Raises OSError."""
-    disk = disk or LocalDisk()
+    disk = disk or Disk()
     gone = path.with_name(path.name + DEBRIS)
     disk.rename(path, gone)
     disk.remove_tree(gone)

@@ -16,7 +16,7 @@ from typing import Any
 
 from phalanx.checkpoint import tensorfile
 from phalanx.checkpoint.digest import canonical, digest_of
-from phalanx.checkpoint.disk import Disk, LocalDisk
+from phalanx.checkpoint.disk import Disk
 from phalanx.core.training.checkpoints import FileEntry, Manifest
 
 MANIFEST = "MANIFEST.json"
@@ -31,7 +31,7 @@ class CheckpointWriter:
         """Make the draft's directory. Raises OSError."""
         self.name = name
         self.store = store
-        self.disk: Disk = disk or LocalDisk()
+        self.disk: Disk = disk or Disk()
         self.root = store / (name + DEBRIS)
         self._files: list[FileEntry] = []
         self._dirs: set[Path] = set()

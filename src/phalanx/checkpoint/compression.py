@@ -23,7 +23,7 @@ import struct
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 from phalanx.checkpoint.tensorfile import ByteSource
 from phalanx.errors import CheckpointCorrupt, NotSupported
@@ -50,24 +50,16 @@ def zstd() -> Any:
     )
 
 
-class FileCompression(Protocol):
-    """What happens to the bytes of a file before they are encrypted and written."""
+class FileCompression:
+    """The stored form of a file before it is encrypted and written; here the plain bytes."""
 
     def wrap(self, pieces: Iterable[Any]) -> Iterable[Any]:
         """The bytes as they are stored."""
-        ...
-
-
-class NoCompression:
-    """Stored as they are."""
-
-    def wrap(self, pieces: Iterable[Any]) -> Iterable[Any]:
-        """The same."""
         return pieces
 
 
-class ZstdCompression:
-    """Stored in frames of zstd."""
+class ZstdCompression(FileCompression):
+    """Files stored in frames of zstd."""
 
     def __init__(self) -> None:
         """Raises NotSupported where there is no zstd."""
@@ -103,7 +95,7 @@ class ZstdCompression:
 
 def compression_for(compression: str) -> FileCompression:
     """How files are stored under one of `core.checkpoints.COMPRESSIONS`. Raises NotSupported."""
-    return NoCompression() if compression == "none" else ZstdCompression()
+    return FileCompression() if compression == "none" else ZstdCompression()
 
 
 def _frames(pieces: Iterable[Any]) -> Iterator[bytes]:

@@ -13,7 +13,7 @@ import mmap
 import os
 import shutil
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 PAGE_BYTES = mmap.PAGESIZE
 _DIRECT_FROM_BYTES = 1 << 20
@@ -28,43 +28,7 @@ def begins_a_page(view: memoryview) -> bool:
     return ctypes.addressof(ctypes.c_char.from_buffer(view)) % PAGE_BYTES == 0
 
 
-class Disk(Protocol):
-    """The file operations for committing and deleting checkpoints. All raise OSError."""
-
-    def make_dir(self, path: Path) -> None:
-        """Create a directory and its parents; one that exists is fine."""
-        ...
-
-    def create(self, path: Path) -> int:
-        """Open a new file for writing; it must not exist."""
-        ...
-
-    def write(self, fd: int, data: Any) -> None:
-        """Write all of `data`."""
-        ...
-
-    def sync(self, fd: int) -> None:
-        """Have the file's bytes on stable storage."""
-        ...
-
-    def close(self, fd: int) -> None:
-        """Close a file made by `create`."""
-        ...
-
-    def sync_dir(self, path: Path) -> None:
-        """Have the directory's entries on stable storage."""
-        ...
-
-    def rename(self, source: Path, target: Path) -> None:
-        """Move within one file system, atomically."""
-        ...
-
-    def remove_tree(self, path: Path) -> None:
-        """Delete a directory and all in it; one that is gone is fine."""
-        ...
-
-
-class LocalDisk:
+class Disk:
     """The operating system's files."""
 
     def make_dir(self, path: Path) -> None:

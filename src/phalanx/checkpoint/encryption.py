@@ -26,7 +26,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from phalanx.checkpoint.digest import canonical
 from phalanx.checkpoint.tensorfile import ByteSource
@@ -40,6 +40,11 @@ KEY_BYTES = 32
 TAG_BYTES = 16
 CHUNK_BYTES = 1 << 20
 _HEADER = struct.Struct("<8sI20x32s")
+# Fields of a manifest that its tag covers.
+_AUTHENTICATED = (
+    "name step attempt generation commit parent created_at world_size reference_world global_batch"
+    " encryption"
+)
 _BATCH_CHUNKS = 16  # decrypted at a time: bounds the memory of reading
 
 Opener = Callable[[Path, FileEntry], ByteSource]
@@ -81,24 +86,11 @@ def parse_keys(text: str) -> tuple[EncryptionKey, ...]:
     return keys
 
 
-class Encryption(Protocol):
-    """How the files of a run's checkpoints are protected."""
+class Encryption:
+    """How the files of a run's checkpoints are protected; here not at all.
 
-    def wrap(self, place: str, pieces: Iterable[Any]) -> Iterable[Any]:
-        """The stored form of `pieces`; `place` is `<checkpoint>/<path>`."""
-        ...
-
-    def stamp(self, manifest: Manifest) -> Manifest:
-        """The manifest with the parameters that a reader needs."""
-        ...
-
-    def opener(self, manifest: Manifest) -> Opener:
-        """How its files are read. Raises CheckpointCorrupt or PermissionDenied."""
-        ...
-
-
-class NoEncryption:
-    """Files as they are; `hint` says to people how a key would be named here."""
+    `hint` tells users how to name a key where they are.
+    """
 
     def __init__(
         self, hint: str = "name the key under checkpoint.encryption in the job's spec"
@@ -106,15 +98,15 @@ class NoEncryption:
         self._hint = hint
 
     def wrap(self, place: str, pieces: Iterable[Any]) -> Iterable[Any]:
-        """The same."""
+        """The stored form of `pieces`; `place` is `<checkpoint>/<path>`."""
         return pieces
 
     def stamp(self, manifest: Manifest) -> Manifest:
-        """The same."""
+        """The manifest with the parameters that a reader needs."""
         return manifest
 
     def opener(self, manifest: Manifest) -> Opener:
-        """Plain files. Raises PermissionDenied for a sealed checkpoint."""
+        """How its files are read. Raises CheckpointCorrupt, or PermissionDenied without its key."""
         if manifest.encryption is not None:
             raise PermissionDenied(
                 f"{manifest.name} is encrypted with key {manifest.encryption.get('key')}",
@@ -123,11 +115,12 @@ class NoEncryption:
         return VerifiedFile
 
 
-class AesGcmEncryption:
+class AesGcmEncryption(Encryption):
     """Files encrypted with the first key; any of the keys reads."""
 
     def __init__(self, keys: Sequence[EncryptionKey]) -> None:
         """Raises NotSupported where the cipher is not installed."""
+        super().__init__()
         _cipher()
         self._keys = {key.id: key for key in keys}
         self._writer = keys[0]
@@ -159,7 +152,7 @@ class AesGcmEncryption:
             )
         bare = replace(manifest, encryption={k: v for k, v in said.items() if k != "tag"})
         if not hmac.compare_digest(_manifest_tag(key, bare), str(said.get("tag"))):
-            raise CheckpointCorrupt(f"{manifest.name}: its manifest was changed by somebody")
+            raise CheckpointCorrupt(f"{manifest.name}: its manifest was changed after the save")
         return lambda root, entry: EncryptedFile(
             VerifiedFile(root, entry), key, f"{manifest.name}/{entry.path}", str(root / entry.path)
         )
@@ -167,11 +160,7 @@ class AesGcmEncryption:
 
 def _manifest_tag(key: EncryptionKey, manifest: Manifest) -> str:
     """Over what a resume acts on, in a form that no later schema of the manifest changes."""
-    names = (
-        "name", "step", "attempt", "generation", "commit", "parent", "created_at", "world_size",
-        "reference_world", "global_batch", "encryption",
-    )  # fmt: skip
-    body: dict[str, Any] = {name: getattr(manifest, name) for name in names}
+    body: dict[str, Any] = {name: getattr(manifest, name) for name in _AUTHENTICATED.split()}
     at = manifest.position
     body["position"] = [at.epoch, at.epoch_pass, at.total_passes, at.consumed]
     body["metrics"] = dict(manifest.metrics)

@@ -18,7 +18,7 @@ from typing import IO, Any
 from phalanx.checkpoint.catalog import parse_manifest, read_manifest
 from phalanx.checkpoint.commit import DEBRIS, MANIFEST
 from phalanx.checkpoint.digest import running
-from phalanx.checkpoint.disk import Disk, LocalDisk
+from phalanx.checkpoint.disk import Disk
 from phalanx.checkpoint.remote_store import ObjectInfo, ObjectStore
 from phalanx.core.training.checkpoints import (
     FileEntry,
@@ -148,7 +148,7 @@ class CheckpointUpload:
         # An earlier try may have succeeded unanswered, and a server without conditional writes
         # accepts both writers: only the content that is read back counts.
         if store.get(place) != data:
-            raise CheckpointCorrupt(f"{place}: somebody else has written it")
+            raise CheckpointCorrupt(f"{place}: another process has written it")
 
     def _pieces(self, entry: FileEntry) -> Iterator[bytes]:
         """The file's bytes; the last block only goes out when the digest of all is right."""
@@ -184,7 +184,7 @@ def fetch(store: ObjectStore, name: str, into: Path, suffix: str, disk: Disk | N
     Every byte is compared with its digest on the way. Raises NotFound, CheckpointCorrupt,
     CheckpointUnavailable, PermissionDenied, OSError.
     """
-    disk = disk or LocalDisk()
+    disk = disk or Disk()
     data = store.get(_at(name, MANIFEST))
     manifest = _manifest_of(data, name)
     root = into / f"{name}.{suffix}{DEBRIS}"

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from phalanx.errors import CheckpointUnavailable, NotFound, NotSupported, PermissionDenied
 from phalanx.kit.clock import backoff_s
@@ -29,40 +29,6 @@ class ObjectInfo:
     name: str
     size_bytes: int
     changed_at_s: float
-
-
-class ObjectStore(Protocol):
-    """The operations on an object store that checkpoint copies need.
-
-    All raise CheckpointUnavailable (after retries), PermissionDenied or NotSupported.
-    """
-
-    def objects(self) -> list[ObjectInfo]:
-        """All objects below the prefix."""
-        ...
-
-    def get(self, name: str) -> bytes:
-        """A small object. Raises NotFound."""
-        ...
-
-    def stream(self, name: str) -> Iterator[Any]:
-        """An object, piece by piece; may break in the middle. Raises NotFound."""
-        ...
-
-    def put(self, name: str, pieces: Callable[[], Iterable[Any]], size_bytes: int) -> None:
-        """Make an object of pieces; it appears whole or not at all.
-
-        `pieces` is called once per try. Raises what `pieces` raises; then there is no object.
-        """
-        ...
-
-    def create(self, name: str, data: bytes) -> bool:
-        """Make a small object unless there is one; whether it was made."""
-        ...
-
-    def delete(self, names: Iterable[str]) -> None:
-        """Delete objects; those that are gone are fine."""
-        ...
 
 
 def client_options(
@@ -87,7 +53,7 @@ def client_options(
 
 def open_store(
     url: str, environ: Mapping[str, str], given: Mapping[str, Any] | None = None
-) -> RemoteObjects:
+) -> ObjectStore:
     """The store behind `url` (`s3://bucket/prefix`, `gs://`, `az://`, `file:///…`). Connects later.
 
     Raises NotSupported.
@@ -101,7 +67,7 @@ def open_store(
     if url.startswith("file:"):
         options["mkdir"] = True
     try:
-        return RemoteObjects(from_url(url, **options))
+        return ObjectStore(from_url(url, **options))
     except Exception as error:  # the client raises many kinds
         raise NotSupported(f"this object store cannot be used: {brief(error)}") from error
 
@@ -111,8 +77,11 @@ def brief(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"
 
 
-class RemoteObjects:
-    """An object store behind obstore's client; every call is tried again, with growing pauses."""
+class ObjectStore:
+    """A prefix of an object store, behind obstore's client; every call is tried again, with growing pauses.
+
+    All operations raise CheckpointUnavailable (after retries), PermissionDenied or NotSupported.
+    """
 
     def __init__(
         self, client: Any, *, attempts: int = _ATTEMPTS, pause: Callable[[float], None] = time.sleep
@@ -136,7 +105,7 @@ class RemoteObjects:
         return self._retried(lambda: bytes(self._client.get(name).bytes()))
 
     def stream(self, name: str) -> Iterator[Any]:
-        """An object, piece by piece; a break in the middle raises, too."""
+        """An object, piece by piece; a break in the middle raises, too. Raises NotFound."""
         answer = self._retried(lambda: self._client.get(name))
         try:
             for piece in answer.stream(min_chunk_size=1 << 20):
@@ -145,7 +114,10 @@ class RemoteObjects:
             raise _translated(error) from error
 
     def put(self, name: str, pieces: Callable[[], Iterable[Any]], size_bytes: int) -> None:
-        """Make an object of pieces; it appears whole or not at all."""
+        """Make an object of pieces; it appears whole or not at all.
+
+        `pieces` is called once per try. Raises what `pieces` raises; then there is no object.
+        """
         if size_bytes <= _PART_BYTES:
             data = b"".join(pieces())
             self._retried(lambda: self._client.put(name, data, use_multipart=False))

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from phalanx.core.training.checkpoints import Keep, Manifest
 from phalanx.errors import (
@@ -33,60 +33,32 @@ _RAISED: dict[str, type[PlatformError]] = {
 Tell = Callable[[str, Mapping[str, Any]], None]
 
 
-class CheckpointTier(Protocol):
-    """The interface of a tier with copies of a job's checkpoints beyond its local folder."""
+class CheckpointTier:
+    """Where the checkpoints of a job are kept beyond its local folder; here nowhere."""
 
     def manifests(self) -> Mapping[str, Manifest]:
         """What is there, by name. Raises CheckpointUnavailable, PermissionDenied, NotSupported."""
-        ...
-
-    def bring(self, path: Path) -> bool:
-        """Have a checkpoint at `path`, fetched if it is not there; whether it is."""
-        ...
-
-    def has_another(self, path: Path) -> bool:
-        """Whether a bad checkpoint's far copy may be better, and was not fetched yet."""
-        ...
-
-    def committed(self) -> None:
-        """Start copying new checkpoints, without waiting."""
-        ...
-
-    def finish(self, limit_s: float) -> None:
-        """Wait until everything is copied, for so long; what is left goes on at the next start."""
-        ...
-
-    def leave(self) -> None:
-        """Copy nothing more; a `finish` that waits in another thread comes back."""
-        ...
-
-
-class LocalTier:
-    """The tier of jobs without an object store: all operations do nothing."""
-
-    def manifests(self) -> Mapping[str, Manifest]:
-        """Nothing."""
         return {}
 
     def bring(self, path: Path) -> bool:
-        """What is not there cannot be fetched."""
+        """Fetch the checkpoint at `path` if it is missing; returns whether it is there."""
         return path.is_dir()
 
     def has_another(self, path: Path) -> bool:
-        """Never."""
+        """Whether there is a copy of a bad checkpoint that was not fetched yet."""
         return False
 
     def committed(self) -> None:
-        """Nothing."""
+        """Start copying new checkpoints, without waiting."""
 
     def finish(self, limit_s: float) -> None:
-        """Nothing."""
+        """Wait until everything is copied, for `limit_s`; the next start continues with the rest."""
 
     def leave(self) -> None:
-        """Nothing."""
+        """Copy nothing more; a `finish` that waits in another thread returns."""
 
 
-class RemoteTier:
+class RemoteTier(CheckpointTier):
     """A prefix of an object store, reached through a process of its own (`remote_mirror`).
 
     `tell` gets ("warn", {"message"}) and ("uploaded", {"name", "bytes", "took_s"}) from another thread.

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from phalanx.checkpoint.block_writer import BLOCK_BYTES, BackgroundWriter, blocks_of
-from phalanx.checkpoint.digest import TreeDigest, digest_of
+from phalanx.checkpoint.digest import TreeDigest
 from phalanx.checkpoint.disk import PAGE_BYTES, Disk
 from phalanx.core.training.checkpoints import FileEntry
 from phalanx.errors import CheckpointCorrupt
@@ -176,23 +176,6 @@ def write_pieces(disk: Disk, root: Path, path: str, pieces: Iterable[Any]) -> Fi
     finally:
         disk.close(fd)
     return FileEntry(path, size, digest.text, digest.chunks)
-
-
-def read_verified(root: Path, entry: FileEntry) -> bytearray:
-    """All bytes of a file, checked against its manifest entry.
-
-    A bytearray, because frameworks want writable memory. Raises CheckpointCorrupt.
-    """
-    path = root / entry.path
-    try:
-        data = bytearray(path.read_bytes())
-    except OSError as error:
-        raise CheckpointCorrupt(f"{path}: cannot be read: {error.strerror or error}") from error
-    if len(data) != entry.size_bytes:
-        raise CheckpointCorrupt(f"{path}: {len(data)} bytes, the manifest says {entry.size_bytes}")
-    if digest_of(data, like=entry.digest) != entry.digest:
-        raise CheckpointCorrupt(f"{path}: the bytes do not match their digest")
-    return data
 
 
 def parse(data: bytearray, where: str) -> tuple[Any, list[TensorBytes]]:

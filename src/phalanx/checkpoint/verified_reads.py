@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from phalanx.checkpoint.digest import CHUNK_BYTES, Digest, digest_of_file, is_tree, root_of
 from phalanx.core.training.checkpoints import FileEntry
@@ -25,36 +24,14 @@ _own = threading.local()
 _MAX_VIEWS = 512  # the kernel takes 1024 at a time
 
 
-class ReadMode(Protocol):
-    """The way of reading chunks that are not in the page cache."""
-
-    def open(self, path: Path) -> int:
-        """Another descriptor of the file, for those chunks; -1: through the cache. Raises OSError."""
-        ...
-
-
-class CachedReads:
-    """Reads through the page cache, for bytes that other processes of the machine read too."""
-
-    def open(self, path: Path) -> int:
-        """Return -1: all reads use the cache."""
-        return -1
-
-
-class DirectReads:
-    """Direct reads past the page cache, where supported, for bytes that no other process reads.
-
-    New pages cost more than reading a fast device does, and evict training data.
-    """
-
-    def open(self, path: Path) -> int:
-        """A descriptor that reads from the device; -1 where there is no such thing."""
-        try:
-            return os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_DIRECT", 0))
-        except OSError as error:
-            if error.errno == errno.EINVAL:
-                return -1
-            raise
+def _open_past_the_cache(path: Path) -> int:
+    """A descriptor that reads from the device; -1 where the file system has none. Raises OSError."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_DIRECT", 0))
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return -1
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +45,16 @@ class _File:
 class VerifiedFile:
     """One file of a checkpoint, beside what its manifest says about it.
 
-    A file of the first schema has one digest for all of it and is checked whole, once.
+    A file of the first schema has one digest for all of it and is checked whole, once. With `direct`,
+    chunks that are not in the page cache are read past it: for bytes that no other process reads. New
+    pages cost more than reading a fast device does, and evict training data.
     """
 
-    def __init__(self, root: Path, entry: FileEntry, cold: ReadMode | None = None) -> None:
+    def __init__(self, root: Path, entry: FileEntry, *, direct: bool = False) -> None:
         """Raises CheckpointCorrupt when the entry contradicts itself."""
         self.path = root / entry.path
         self.size_bytes = entry.size_bytes
-        self._entry, self._cold = entry, cold or CachedReads()
+        self._entry, self._direct = entry, direct
         self._in_chunks = is_tree(entry.digest)
         self._whole_checked = False
         self._lock = threading.Lock()
@@ -99,11 +78,6 @@ class VerifiedFile:
     def num_chunks(self) -> int:
         """How many parts can be checked one by one."""
         return len(self._entry.chunks) if self._in_chunks else 1
-
-    @property
-    def checks_while_reading(self) -> bool:
-        """Whether what `read_into` hands out is all that it had to check."""
-        return self._in_chunks
 
     def has_checked(self, chunk: int) -> bool:
         """Whether this reader has read that chunk, and found it good."""
@@ -263,7 +237,7 @@ class VerifiedFile:
             try:
                 fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
                 open_files.callback(os.close, fd)
-                direct = self._cold.open(self.path)
+                direct = _open_past_the_cache(self.path) if self._direct else -1
             except OSError as error:
                 raise self._unreadable(error) from error
             if direct >= 0:

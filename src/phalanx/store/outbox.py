@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import bindparam, func, or_, select
 
 from phalanx.core.codec import encode
-from phalanx.core.jobs.commands import JobCommand
+from phalanx.core.jobs.model import JobCommand
 from phalanx.errors import LeaseLost
 from phalanx.store.database import Tx, take_numbers
 from phalanx.store.events import kind_of

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from phalanx.checkpoint import Disk, LocalDisk
+from phalanx.checkpoint import Disk
 from phalanx.core.gang import meshes
 from phalanx.core.gang.meshes import Layout
 from phalanx.core.training.guards import GuardPolicy
@@ -98,7 +98,7 @@ def start(
     if serves:
         run_server(sync, gang, lambda: stop.at is not None, report)
     if resume_from is not None:
-        warm_start.adopt(resume_from, info, disk or LocalDisk())
+        warm_start.adopt(resume_from, info, disk or Disk())
     device = _device(info)
     randomness.seed_everything(options.seed)
     look = preflight.check if options.preflight == "check" else preflight.skip_check
@@ -112,7 +112,7 @@ def start(
             connection.private_channel(),
             report,
             clock,
-            disk or LocalDisk(),
+            disk or Disk(),
             staging,
             storage_for(info, report),
         )

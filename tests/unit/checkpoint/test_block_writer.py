@@ -55,7 +55,7 @@ def test_what_begins_a_page_is_not_copied():
     assert not begins_a_page(room[64:]) and not begins_a_page(memoryview(bytes(8192)))
 
 
-class Noted(checkpoint.LocalDisk):
+class Noted(checkpoint.Disk):
     def __init__(self):
         self.sizes = []
 
@@ -84,12 +84,12 @@ def test_a_file_system_that_must_cache_is_no_obstacle(tmp_path, monkeypatch):
 
     monkeypatch.setattr(disks, "set_flags", refuse)
     data = pages(2 * BLOCK_BYTES + 5)
-    tensorfile.write_pieces(checkpoint.LocalDisk(), tmp_path, "x", [data])
+    tensorfile.write_pieces(checkpoint.Disk(), tmp_path, "x", [data])
     assert (tmp_path / "x").read_bytes() == data
 
 
 def test_an_error_of_a_write_behind_comes_out():
-    class Full(checkpoint.LocalDisk):
+    class Full(checkpoint.Disk):
         def write(self, fd, data):
             raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -103,7 +103,7 @@ def test_scattered_places_are_filled_and_every_chunk_is_read_once(tmp_path, monk
     rng = random.Random(2)
     size = 3 * BLOCK_BYTES + 12_345
     data = rng.randbytes(size)
-    entry = tensorfile.write_pieces(checkpoint.LocalDisk(), tmp_path, "x", [data])
+    entry = tensorfile.write_pieces(checkpoint.Disk(), tmp_path, "x", [data])
     cuts = sorted({0, size, *(rng.randrange(size) for _ in range(3000))})
     wanted = [
         (lo, memoryview(bytearray(hi - lo)))
@@ -130,15 +130,15 @@ def test_scattered_places_are_filled_and_every_chunk_is_read_once(tmp_path, monk
         checkpoint.VerifiedFile(tmp_path, entry).read_scattered(wanted)
 
 
-@pytest.mark.parametrize("cold", [verified_reads.DirectReads(), verified_reads.CachedReads()])
-def test_what_the_page_cache_does_not_hold_is_checked_just_the_same(tmp_path, monkeypatch, cold):
+@pytest.mark.parametrize("direct", [True, False])
+def test_what_the_page_cache_does_not_hold_is_checked_just_the_same(tmp_path, monkeypatch, direct):
     monkeypatch.setattr(verified_reads, "_is_cached", lambda fd, at: False)
     size = 2 * BLOCK_BYTES + 12_345
     data = random.Random(5).randbytes(size)
-    entry = tensorfile.write_pieces(checkpoint.LocalDisk(), tmp_path, "x", [data])
+    entry = tensorfile.write_pieces(checkpoint.Disk(), tmp_path, "x", [data])
     cuts = [0, 5, 4096, BLOCK_BYTES + 3, size - 1, size]
     wanted = [(lo, memoryview(bytearray(hi - lo))) for lo, hi in itertools.pairwise(cuts)]
-    file = checkpoint.VerifiedFile(tmp_path, entry, cold)
+    file = checkpoint.VerifiedFile(tmp_path, entry, direct=direct)
     file.read_scattered(wanted)
     assert b"".join(view for _, view in wanted) == data
     into = bytearray(size - 7)
@@ -153,10 +153,10 @@ def test_what_the_page_cache_does_not_hold_is_checked_just_the_same(tmp_path, mo
         lambda file: file.read_into(0, memoryview(bytearray(size))),
     ):
         with pytest.raises(CheckpointCorrupt, match="digest"):
-            read(checkpoint.VerifiedFile(tmp_path, entry, cold))
+            read(checkpoint.VerifiedFile(tmp_path, entry, direct=direct))
     os.truncate(tmp_path / "x", size - 1)
     with pytest.raises(CheckpointCorrupt, match="ends"):
-        checkpoint.VerifiedFile(tmp_path, entry, cold).read_scattered(wanted)
+        checkpoint.VerifiedFile(tmp_path, entry, direct=direct).read_scattered(wanted)
 
 
 def test_warmed_staging_is_what_the_first_save_copies_into():

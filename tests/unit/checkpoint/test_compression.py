@@ -25,7 +25,7 @@ pytestmark = pytest.mark.unit
 
 def written(tmp_path, data, wrap=lambda pieces: pieces):
     entry = tensorfile.write_pieces(
-        checkpoint.LocalDisk(), tmp_path, "x", wrap(ZstdCompression().wrap([data[:7], data[7:]]))
+        checkpoint.Disk(), tmp_path, "x", wrap(ZstdCompression().wrap([data[:7], data[7:]]))
     )
     return checkpoint.VerifiedFile(tmp_path, entry), entry
 
@@ -57,7 +57,7 @@ def test_what_is_packed_comes_back_in_any_pieces(tmp_path, size, kind):
 
 
 def test_what_is_not_packed_is_handed_on(tmp_path):
-    entry = tensorfile.write_pieces(checkpoint.LocalDisk(), tmp_path, "x", [bytes(5000)])
+    entry = tensorfile.write_pieces(checkpoint.Disk(), tmp_path, "x", [bytes(5000)])
     source = checkpoint.VerifiedFile(tmp_path, entry)
     assert decompressed(source, "x") is source
 
@@ -88,7 +88,7 @@ def test_frames_that_contradict_themselves_are_refused(tmp_path):
 
 
 def gang_of(tmp_path, storage):
-    return ThreadGang(tmp_path, 2, lambda rank: checkpoint.LocalDisk(), width=6000, storage=storage)
+    return ThreadGang(tmp_path, 2, lambda rank: checkpoint.Disk(), width=6000, storage=storage)
 
 
 @pytest.mark.parametrize("sealed", [False, True])
@@ -97,7 +97,7 @@ def test_a_compressed_checkpoint_loads_and_falls_back_as_any_other(tmp_path, sea
     own = (
         encryption.AesGcmEncryption((encryption.EncryptionKey(bytes(32)),))
         if sealed
-        else encryption.NoEncryption()
+        else encryption.Encryption()
     )
     storage = CheckpointStorage(encryption=own, compression=ZstdCompression())
     saved = gang_of(tmp_path, storage)

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from phalanx.core.training.cadence import FIRST_S
-from phalanx.core.training.checkpoints import Keep, compression
+from phalanx.core.training.checkpoints import FIRST_SAVE_S, Keep, compression
 from phalanx.kit.units import parse_duration
 
 DEFAULT_EVERY_S = 600.0
@@ -24,7 +23,7 @@ _COUNTED = re.compile(r"(\d+)\s*(steps?|epochs?)")
 class SaveInterval:
     """How often to save: after `seconds`, every `steps` steps or every `epochs` passes.
 
-    With `auto`, `seconds` is the time to the first save; `core.training.cadence` computes the next ones.
+    With `auto`, `seconds` is the time to the first save; `core.training.checkpoints` computes the next.
     """
 
     seconds: float | None = None
@@ -37,7 +36,7 @@ class SaveInterval:
         """From `10m`, `500 steps`, `1 epoch` or `auto`; empty: the default. Raises ValueError."""
         text = text.strip()
         if text == "auto":
-            return cls(seconds=FIRST_S, auto=True)
+            return cls(seconds=FIRST_SAVE_S, auto=True)
         if not text:
             return cls(seconds=DEFAULT_EVERY_S)
         if counted := _COUNTED.fullmatch(text):

@@ -1,14 +1,14 @@
 """The job state machine: it computes a new job state and commands from a job and an event.
 
-Reading order: `model` (the job and its live attempt), `events`, `machine` (the table: one row an event,
-one column a group of states), `handlers` (one module for each group of events), `recovery` (restart or
-fail, over `budgets`), `desired` (the desired state of each supervisor), `timers` (events due by the
-clock). Nothing here reads a clock, a database or the scheduler; effects are returned as commands
-of `commands`. How to extend it: docs/dev/job-machine.md.
+Reading order: `model` (the job, its live attempt, and the decision of a handler with its commands),
+`events`, `machine` (the table: one row an event, one column a group of states; and the events due by the
+clock), `handlers` (one module for each group of events; `generation` decides on restarts, over `budgets`),
+`desired` (the desired state of each supervisor). Nothing here reads a clock, a database or the scheduler.
+Commands are executed outside the core: they are idempotent, and fenced by the attempt's number. How to
+extend it: docs/dev/job-machine.md.
 """
 
-from phalanx.core.jobs.commands import Decision
 from phalanx.core.jobs.machine import create, decide, rebuild
-from phalanx.core.jobs.model import Job, JobState
+from phalanx.core.jobs.model import Decision, Job, JobState
 
 __all__ = ["Decision", "Job", "JobState", "create", "decide", "rebuild"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 from phalanx.core.codec import earlier_names
 from phalanx.core.gang.failures import Failure
@@ -221,26 +222,4 @@ JobEvent = (
     | StacksOverdue
 )
 
-EVENT_TYPES: tuple[type[JobEvent], ...] = (
-    Submitted,
-    AttemptPlaced,
-    NodeReady,
-    LaunchFailed,
-    RanksStarted,
-    RankFailed,
-    RanksEnded,
-    NodeReleased,
-    NodeLost,
-    CheckpointCommitted,
-    CheckpointQuarantined,
-    StopRequested,
-    Resumed,
-    BackoffElapsed,
-    DurationExceeded,
-    StopOverdue,
-    RanksStalled,
-    StacksRequested,
-    ProfileRequested,
-    StacksCaptured,
-    StacksOverdue,
-)
+EVENT_TYPES: tuple[type[JobEvent], ...] = get_args(JobEvent)

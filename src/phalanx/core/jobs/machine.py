@@ -13,9 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.core.jobs import events as e
-from phalanx.core.jobs.commands import Decision
-from phalanx.core.jobs.handlers.checkpoint import committed, quarantined
-from phalanx.core.jobs.handlers.generation import backoff_elapsed, rank_failed, ranks_ended
+from phalanx.core.jobs.handlers.generation import (
+    backoff_elapsed,
+    committed,
+    quarantined,
+    rank_failed,
+    ranks_ended,
+)
 from phalanx.core.jobs.handlers.release import node_gone
 from phalanx.core.jobs.handlers.stall import (
     profile_requested,
@@ -25,6 +29,7 @@ from phalanx.core.jobs.handlers.stall import (
     stacks_requested,
 )
 from phalanx.core.jobs.handlers.start import attempt_placed, node_ready, ranks_started
+from phalanx.core.jobs.handlers.steps import US
 from phalanx.core.jobs.handlers.stop import (
     duration_exceeded,
     resumed,
@@ -33,8 +38,11 @@ from phalanx.core.jobs.handlers.stop import (
     stop_overdue,
     stop_stopping,
 )
-from phalanx.core.jobs.model import Job, JobState
+from phalanx.core.jobs.model import Decision, Job, JobState
 from phalanx.errors import InvalidTransition, InvariantBroken
+
+STOP_SLACK_S = 15.0
+"""How long after the grace period supervisors may take to report before the executor kills them."""
 
 Cell = Callable[[Job, Any, int], Decision]
 
@@ -153,3 +161,33 @@ def rebuild(log: Iterable[tuple[e.JobEvent, int]]) -> Job:
     if job is None:
         raise InvariantBroken("an empty log")
     return job
+
+
+def _alarms(job: Job) -> list[tuple[int, e.JobEvent]]:
+    """Every timer of a job: when it is due, and its event."""
+    attempt = job.attempt
+    if attempt is None:
+        return []
+    if job.state is JobState.STOPPING:
+        deadline_at = job.stop_deadline_at or 0
+        return [(deadline_at + round(STOP_SLACK_S * US), e.StopOverdue(attempt.num))]
+    alarms: list[tuple[int, e.JobEvent]] = []
+    if job.not_before is not None:
+        alarms.append((job.not_before, e.BackoffElapsed()))
+    limit = job.policy.max_duration_s
+    if limit is not None and job.started_at is not None:
+        alarms.append((job.started_at + round(limit * US), e.DurationExceeded()))
+    if attempt.stall_until is not None and not attempt.failures:
+        alarms.append((attempt.stall_until, e.StacksOverdue(attempt.num, attempt.generation)))
+    return alarms
+
+
+def due(job: Job, now: int) -> tuple[e.JobEvent, ...]:
+    """The timer events that are due at `now`, earliest first."""
+    ripe = sorted((a for a in _alarms(job) if a[0] <= now), key=lambda alarm: alarm[0])
+    return tuple(event for _, event in ripe)
+
+
+def wake_at(job: Job) -> int | None:
+    """The time of the next timer event, microseconds UTC; None if there is none."""
+    return min((at for at, _ in _alarms(job)), default=None)

@@ -1,4 +1,4 @@
-"""The state of a job and of its live attempt, as immutable values."""
+"""The state of a job and of its live attempt, and the result of a handler, as immutable values."""
 
 from __future__ import annotations
 
@@ -214,3 +214,29 @@ class Job:
     def holds_slots(self) -> bool:
         """Whether the job holds the slots of a placement."""
         return self.state in HOLDING
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchAttempt:
+    """Start one supervisor per node of the attempt. Ends as NodeReady or LaunchFailed."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class KillAttempt:
+    """Kill what is left of the attempt's supervisors. Ends as NodeReleased or NodeLost."""
+
+    attempt: int
+
+
+JobCommand = LaunchAttempt | KillAttempt
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The new job, the commands, and the reason why the event was ignored, where it was."""
+
+    job: Job
+    commands: tuple[JobCommand, ...] = ()
+    ignored: str | None = None

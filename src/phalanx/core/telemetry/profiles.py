@@ -2,23 +2,28 @@
 
 A step's sections on one rank add up to the step. Communication that ran while the rank computed is
 hidden and costs nothing; what the rank waited for is exposed, and is no part of `backward_s`.
+
+Slow ranks are found by the time that each spends computing: whole steps take equally long on all ranks,
+because all wait for the slowest.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from phalanx.core.telemetry.instruments import WORTH_SAYING
-from phalanx.core.telemetry.stragglers import THRESHOLD, scores
 
 SUFFIX = ".profile"
 """Suffix of the file beside rank 0's report file that requests a profile."""
 EXTRAS = ("memory", "nvtx")
 """Optional contents of a profile: a snapshot of the device's memory, NVTX ranges."""
 MAX_STEPS = 10_000
+THRESHOLD = 0.75
+"""A rank that scores lower is a straggler."""
 COMMUNICATION_SHARE = 0.2
 SAVING_SHARE = 0.1
 OVERHEAD_SHARE = 0.5
@@ -214,3 +219,28 @@ def _small(splits: Sequence[StepBreakdown]) -> _Limit | None:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms"
+
+
+def scores(compute_s: Sequence[float]) -> list[float]:
+    """Each rank's score from 0 to 1; 1 is the fastest. Ranks without a time count as fast."""
+    known = [one for one in compute_s if one > 0]
+    if not known:
+        return [1.0] * len(compute_s)
+    return [min(known) / one if one > 0 else 1.0 for one in compute_s]
+
+
+class StragglerWatch:
+    """Names a rank that scored below the threshold in `least` of its last `windows` windows."""
+
+    def __init__(self, windows: int = 5, least: int = 3, threshold: float = THRESHOLD) -> None:
+        self._least, self._threshold = least, threshold
+        self._slow: deque[frozenset[int]] = deque(maxlen=windows)
+
+    def observe(self, compute_s: Sequence[float]) -> list[int]:
+        """One window's times by rank; the stragglers, in rank order."""
+        found = scores(compute_s)
+        self._slow.append(
+            frozenset(rank for rank, one in enumerate(found) if one < self._threshold)
+        )
+        counts = [sum(rank in slow for slow in self._slow) for rank in range(len(compute_s))]
+        return [rank for rank, count in enumerate(counts) if count >= self._least]

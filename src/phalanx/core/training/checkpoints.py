@@ -1,4 +1,4 @@
-"""The manifest of a committed checkpoint, its JSON form, and the retention rules.
+"""The manifest of a committed checkpoint, the retention rules, and the automatic interval of saves.
 
 `checkpoint/` reads and writes the files; this module only defines the values.
 """
@@ -14,7 +14,11 @@ from typing import Any
 SCHEMA = 3
 _OBJECT_STORES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "file")
 _NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{8})")
-
+# Assumed before anything is known: one failure a day.
+FAILURE_PRIOR_S = 86_400.0
+FIRST_SAVE_S = 60.0  # the first save shows what saves cost
+LEAST_INTERVAL_S, MOST_INTERVAL_S = 10.0, 3600.0
+_WRITES = 4.0  # a disk that is always busy with checkpoints would serve nothing else
 
 COMPRESSIONS = ("none", "zstd")
 
@@ -292,3 +296,23 @@ def _number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         return None
     return float(value)
+
+
+def mean_time_between_failures_s(num_failures: int, run_s: float) -> float:
+    """The job's run time over its failures, with one more failure in `FAILURE_PRIOR_S`."""
+    return (FAILURE_PRIOR_S + max(0.0, run_s)) / (1 + num_failures)
+
+
+def save_interval_s(stall_s: float, write_s: float, between_failures_s: float) -> float:
+    """Seconds between saves that lose the least training time, after Young (1974) and Daly (2006).
+
+    `stall_s` is what training waits for one save, `write_s` what all of its writing takes. With a stall
+    C and a time M between failures, half an interval is lost at each failure, so the optimum is near
+    sqrt(2 C M); Daly's terms matter where C is not small against M.
+    """
+    stall_s, mean = max(stall_s, 1e-4), between_failures_s
+    part = stall_s / (2 * mean)
+    best = mean
+    if part < 1:
+        best = math.sqrt(2 * stall_s * mean) * (1 + math.sqrt(part) / 3 + part / 9) - stall_s
+    return min(MOST_INTERVAL_S, max(LEAST_INTERVAL_S, _WRITES * write_s, best))

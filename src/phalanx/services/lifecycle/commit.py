@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.core.jobs import Job, create, decide
-from phalanx.core.jobs.commands import JobCommand
 from phalanx.core.jobs.events import JobEvent, StopRequested, Submitted
-from phalanx.core.jobs.model import HOLDING, JobState
-from phalanx.core.jobs.timers import wake_at
+from phalanx.core.jobs.machine import wake_at
+from phalanx.core.jobs.model import HOLDING, JobCommand, JobState
 from phalanx.errors import Bug, InvalidTransition, InvariantBroken, StoreError
 from phalanx.kit.units import to_rfc3339
 from phalanx.store import events as log

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from phalanx.core.jobs.events import Resumed, StopRequested
+from phalanx.core.jobs.machine import due
 from phalanx.core.jobs.model import JobState, StopGoal
-from phalanx.core.jobs.timers import due
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.errors import Conflict
 from phalanx.kit.text import job_label

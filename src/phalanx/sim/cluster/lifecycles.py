@@ -16,8 +16,15 @@ from phalanx.core.gang.placement import NodeShare, Placement
 from phalanx.core.jobs import Decision, Job, JobState, create, decide
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.budgets import RecoveryPolicy
-from phalanx.core.jobs.commands import LaunchAttempt
-from phalanx.core.jobs.model import HOLDING, Attempt, JobPolicy, NodeOutcome, NodePhase, StopGoal
+from phalanx.core.jobs.model import (
+    HOLDING,
+    Attempt,
+    JobPolicy,
+    LaunchAttempt,
+    NodeOutcome,
+    NodePhase,
+    StopGoal,
+)
 from phalanx.core.reasons import Cause, Reason
 from phalanx.errors import InvariantBroken
 from phalanx.sim.jobs import US, TraceJob

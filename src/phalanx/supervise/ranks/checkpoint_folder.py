@@ -17,7 +17,7 @@ from typing import Any
 from phalanx import checkpoint
 from phalanx.checkpoint import folders
 from phalanx.checkpoint.folders import FolderOrigin, PreviousCommit, Stat
-from phalanx.checkpoint.remote_tier import CheckpointTier, LocalTier, RemoteTier, known
+from phalanx.checkpoint.remote_tier import CheckpointTier, RemoteTier, known
 from phalanx.core.contract import records
 from phalanx.core.contract.records import Record
 from phalanx.core.training.checkpoints import Keep, checkpoint_name, lineages
@@ -114,7 +114,7 @@ class WatchedCheckpointFolder(CheckpointFolder):
     _over: threading.Event = field(default_factory=threading.Event)  # ends the thread
     _trusted: bool = False  # the ranks succeeded
     _upload_s: float = SHORT_UPLOAD_S  # time for the last copies, s
-    _tier: CheckpointTier = field(default_factory=LocalTier)  # where copies go
+    _tier: CheckpointTier = field(default_factory=CheckpointTier)  # where copies go
     _shared: PreviousCommit = field(default_factory=PreviousCommit)  # files of the last commit
     _known: dict[str, Stat] = field(default_factory=dict)  # last committed files
     _step: int = 0  # last committed step

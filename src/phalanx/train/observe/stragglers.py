@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from phalanx.core.contract.records import StragglersRecord, WarningRecord
-from phalanx.core.telemetry.stragglers import StragglerWatch, scores
+from phalanx.core.telemetry.profiles import StragglerWatch, scores
 from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.gang.report import Report
 

@@ -22,7 +22,7 @@ import torch
 
 from phalanx import checkpoint
 from phalanx.checkpoint import tensorfile
-from phalanx.checkpoint.encryption import AesGcmEncryption, EncryptionKey, NoEncryption
+from phalanx.checkpoint.encryption import AesGcmEncryption, Encryption, EncryptionKey
 from phalanx.core.training.checkpoints import Manifest, checkpoint_name
 from phalanx.errors import PlatformError, UserError
 from phalanx.kit.text import random_hex
@@ -77,7 +77,7 @@ def weights_of(
     Raises CheckpointNotFound, CheckpointCorrupt, PermissionDenied (no key, the wrong one) or UserError.
     """
     manifest = checkpoint.verify(path)
-    seal = AesGcmEncryption(keys) if keys else NoEncryption("give --key-env or --key-file")
+    seal = AesGcmEncryption(keys) if keys else Encryption("give --key-env or --key-file")
     state, _ = read_state(path, manifest, seal.opener(manifest))
     if not 0 <= model < len(state["models"]):
         raise UserError(f"{path} holds {len(state['models'])} models, there is no number {model}")
@@ -124,7 +124,7 @@ def write_state_dict(out: Path, weights: dict[str, StoredTensor], dtype: str | N
 def _write_whole(out: Path, pieces: Iterable[Any]) -> None:
     """Write a file from these pieces atomically. Raises OSError."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    disk, draft = checkpoint.LocalDisk(), out.with_name(f"{out.name}.{random_hex(8)}.tmp")
+    disk, draft = checkpoint.Disk(), out.with_name(f"{out.name}.{random_hex(8)}.tmp")
     try:
         tensorfile.write_pieces(disk, draft.parent, draft.name, pieces)
         disk.rename(draft, out)

@@ -60,7 +60,7 @@ def save(
     report = _report(info.report_file)
     if info.checkpoint.store is not None:
         _say_once(info.report_file, _NO_COPIES)
-    committer = Committer(info.checkpoint_dir, info, report, clock, checkpoint.LocalDisk())
+    committer = Committer(info.checkpoint_dir, info, report, clock, checkpoint.Disk())
     writer = checkpoint.CheckpointWriter(info.checkpoint_dir, checkpoint_name(step, random_hex(8)))
     try:
         for path in files:

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from phalanx import checkpoint
-from phalanx.checkpoint.verified_reads import CachedReads, DirectReads, ReadMode
 from phalanx.core.contract.records import QuarantinedRecord, WarningRecord
 from phalanx.core.training.checkpoints import FileEntry, Manifest, lineages
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound
@@ -129,7 +128,7 @@ class ResumeChoice:
             if how == _FURTHER and opener is checkpoint.VerifiedFile:
                 read = {}
                 alone = self._info.local_world_size == 1
-                opener = partial(_opened, read, DirectReads() if alone else CachedReads())
+                opener = partial(_opened, read, alone)
             else:
                 checkpoint.verify_share(path, manifest, place)
             state, rng = read_state(path, manifest, opener)
@@ -168,9 +167,9 @@ def _rot(path: Path) -> str:
 
 
 def _opened(
-    known: dict[str, checkpoint.VerifiedFile], cold: ReadMode, root: Path, entry: FileEntry
+    known: dict[str, checkpoint.VerifiedFile], direct: bool, root: Path, entry: FileEntry
 ) -> checkpoint.VerifiedFile:
     """Open a file and record it, so that the chunks it verified are not verified again."""
-    file = known[entry.path] = checkpoint.VerifiedFile(root, entry, cold)
+    file = known[entry.path] = checkpoint.VerifiedFile(root, entry, direct=direct)
     file.check_size()
     return file

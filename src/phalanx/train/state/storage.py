@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from phalanx.checkpoint import CheckpointListing
-from phalanx.checkpoint.compression import FileCompression, NoCompression, compression_for
-from phalanx.checkpoint.encryption import AesGcmEncryption, Encryption, NoEncryption
-from phalanx.checkpoint.remote_tier import CheckpointTier, LocalTier, RemoteTier, known
+from phalanx.checkpoint.compression import FileCompression, compression_for
+from phalanx.checkpoint.encryption import AesGcmEncryption, Encryption
+from phalanx.checkpoint.remote_tier import CheckpointTier, RemoteTier, known
 from phalanx.core.contract.records import WarningRecord, make
 from phalanx.core.training.checkpoints import Manifest
 from phalanx.train.gang.context import RankInfo
@@ -22,9 +22,9 @@ _FAILED_LIMIT_S = 0.5
 class CheckpointStorage:
     """The storage layers of a run's checkpoints; by default plain files in their folder."""
 
-    tier: CheckpointTier = field(default_factory=LocalTier)
-    encryption: Encryption = field(default_factory=NoEncryption)
-    compression: FileCompression = field(default_factory=NoCompression)
+    tier: CheckpointTier = field(default_factory=CheckpointTier)
+    encryption: Encryption = field(default_factory=Encryption)
+    compression: FileCompression = field(default_factory=FileCompression)
 
     def known(self, listing: CheckpointListing, report: Report) -> dict[str, Manifest]:
         """Return the manifests of both tiers by name; see `remote_tier.known`."""
@@ -43,8 +43,8 @@ class CheckpointStorage:
 
 def storage_for(info: RankInfo, report: Report) -> CheckpointStorage:
     """What this rank needs: every rank the keys, rank 0 the store. Raises NotSupported."""
-    encryption: Encryption = AesGcmEncryption(info.keys) if info.keys else NoEncryption()
-    tier: CheckpointTier = LocalTier()
+    encryption: Encryption = AesGcmEncryption(info.keys) if info.keys else Encryption()
+    tier: CheckpointTier = CheckpointTier()
     if info.is_main and info.checkpoint.store is not None and info.checkpoint_dir is not None:
         tier = RemoteTier(
             info.checkpoint.store,

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from phalanx.core.contract.checkpointing import SaveInterval
-from phalanx.core.training import cadence
-from phalanx.core.training.checkpoints import Best
+from phalanx.core.training.checkpoints import (
+    Best,
+    mean_time_between_failures_s,
+    save_interval_s,
+)
 from phalanx.train.gang.context import RankInfo
 
 
@@ -91,5 +94,5 @@ class SaveSchedule:
             return self._every.seconds or 0.0
         began_at = self._job_started_at
         run_s = 0.0 if began_at is None else (wall_us - began_at) / 1e6
-        between_s = cadence.mean_time_between_failures_s(self._restarts, run_s)
-        return cadence.interval_s(stall_s, write_s, between_s)
+        between_s = mean_time_between_failures_s(self._restarts, run_s)
+        return save_interval_s(stall_s, write_s, between_s)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from phalanx.core.contract.checkpointing import CheckpointPolicy, SaveInterval
 from phalanx.core.contract.environment import from_environment, to_environment
 from phalanx.core.contract.gang import RankContract
-from phalanx.core.training.cadence import FIRST_S
-from phalanx.core.training.checkpoints import COMPRESSIONS, Best, Keep
+from phalanx.core.training.checkpoints import COMPRESSIONS, FIRST_SAVE_S, Best, Keep
 
 pytestmark = pytest.mark.unit
 
@@ -23,7 +22,7 @@ INTERVALS = (
     SECONDS.map(lambda s: SaveInterval(seconds=s))
     | COUNT.map(lambda n: SaveInterval(steps=n))
     | COUNT.map(lambda n: SaveInterval(epochs=n))
-    | st.just(SaveInterval(seconds=FIRST_S, auto=True))
+    | st.just(SaveInterval(seconds=FIRST_SAVE_S, auto=True))
 )
 KEEPS = st.builds(
     Keep,

@@ -8,8 +8,8 @@ from phalanx.core.jobs import events as e
 from phalanx.core.jobs.budgets import Budget, RecoveryPolicy
 from phalanx.core.jobs.desired import Action, desired
 from phalanx.core.jobs.handlers.stall import STACKS_WAIT_S
+from phalanx.core.jobs.machine import due, wake_at
 from phalanx.core.jobs.model import NodeOutcome, StopGoal
-from phalanx.core.jobs.timers import due, wake_at
 from phalanx.core.reasons import Cause
 from unit.core.jobs.test_machine import DIED, NOW, UP, UP_2, S, play
 

@@ -4,12 +4,12 @@ import random
 
 import pytest
 
-from phalanx.core.training.cadence import (
-    LEAST_S,
-    MOST_S,
-    PRIOR_S,
-    interval_s,
+from phalanx.core.training.checkpoints import (
+    FAILURE_PRIOR_S,
+    LEAST_INTERVAL_S,
+    MOST_INTERVAL_S,
     mean_time_between_failures_s,
+    save_interval_s,
 )
 
 pytestmark = pytest.mark.unit
@@ -32,7 +32,7 @@ def lost(interval: float, stall: float, mean: float, rng: random.Random) -> floa
 
 @pytest.mark.parametrize(("stall", "mean"), [(2.0, 3000.0), (0.5, 2000.0), (60.0, 4000.0)])
 def test_no_other_interval_loses_much_less(stall, mean):
-    chosen = interval_s(stall, 0.0, mean)
+    chosen = save_interval_s(stall, 0.0, mean)
     mine = lost(chosen, stall, mean, random.Random(1))
     for factor in (0.2, 0.5, 2.0, 5.0):
         other = lost(chosen * factor, stall, mean, random.Random(1))
@@ -41,11 +41,11 @@ def test_no_other_interval_loses_much_less(stall, mean):
 
 
 def test_bounds_and_history():
-    assert interval_s(0.0, 0.0, PRIOR_S) == LEAST_S
-    assert interval_s(1e4, 0.0, 1e6) == MOST_S
-    assert interval_s(0.001, 30.0, PRIOR_S) == 120.0  # four times what the disk needs
-    assert mean_time_between_failures_s(0, 0.0) == PRIOR_S
-    assert mean_time_between_failures_s(9, 0.0) == PRIOR_S / 10
-    rare = interval_s(1.0, 0.0, mean_time_between_failures_s(0, 3600.0))
-    often = interval_s(1.0, 0.0, mean_time_between_failures_s(20, 3600.0))
+    assert save_interval_s(0.0, 0.0, FAILURE_PRIOR_S) == LEAST_INTERVAL_S
+    assert save_interval_s(1e4, 0.0, 1e6) == MOST_INTERVAL_S
+    assert save_interval_s(0.001, 30.0, FAILURE_PRIOR_S) == 120.0  # four times what the disk needs
+    assert mean_time_between_failures_s(0, 0.0) == FAILURE_PRIOR_S
+    assert mean_time_between_failures_s(9, 0.0) == FAILURE_PRIOR_S / 10
+    rare = save_interval_s(1.0, 0.0, mean_time_between_failures_s(0, 3600.0))
+    often = save_interval_s(1.0, 0.0, mean_time_between_failures_s(20, 3600.0))
     assert often < rare / 3

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from phalanx.core.contract.checkpointing import CheckpointPolicy, SaveInterval
-from phalanx.core.training import cadence
+from phalanx.core.training import checkpoints
 from phalanx.core.training.checkpoints import Best, Keep
 from phalanx.train.gang import context
 from phalanx.train.gang.context import RankInfo
@@ -93,7 +93,7 @@ def interval(info, stall_s):
 def test_dear_saves_are_rare_and_failures_make_them_frequent():
     auto = RankInfo(checkpoint=policy("auto"), job_started_at=-HOUR_US)
     first, cheap = interval(auto, 0.01)
-    assert first == cadence.FIRST_S
+    assert first == checkpoints.FIRST_SAVE_S
     _, dear = interval(auto, 5.0)
     assert cheap < 60 < dear
     _, failing = interval(replace(auto, restarts=30), 5.0)

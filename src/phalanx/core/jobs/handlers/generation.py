@@ -1,7 +1,7 @@
-"""The end of a generation: RankFailed, RanksEnded, BackoffElapsed, and whether the job restarts.
+"""What a generation reports until its end, the start of the next one, and whether the job restarts.
 
-`judge` decides between `Retry`, after which back-off, and `GiveUp`; the budgets are values of the
-job's policy.
+Events: CheckpointCommitted, CheckpointQuarantined, RankFailed, RanksEnded, BackoffElapsed. `judge` decides
+whether the job restarts, and after which back-off; the budgets are values of the job's policy.
 """
 
 from __future__ import annotations
@@ -11,30 +11,40 @@ from dataclasses import dataclass, replace
 from phalanx.core.gang.failures import Failure, is_final
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.budgets import RestartsUsed
-from phalanx.core.jobs.commands import Decision
 from phalanx.core.jobs.handlers.steps import US, live, record_failure, stop
-from phalanx.core.jobs.model import Job, JobState, NodeOutcome, NodePhase, NodeStatus, StopGoal
+from phalanx.core.jobs.model import (
+    Decision,
+    Job,
+    JobState,
+    NodeOutcome,
+    NodePhase,
+    NodeStatus,
+    StopGoal,
+)
 from phalanx.core.reasons import Cause, Reason, ReasonCode, reason_of
 
 _RANKS_EXIST = (NodePhase.UP, NodePhase.READY)
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
-    """Restart the job after `wait_s` seconds."""
-
-    wait_s: float
-    reason: Reason
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """Fail the job."""
+class RecoveryVerdict:
+    """Whether a job restarts after a failure: after `wait_s` seconds, or not at all with None."""
 
     reason: Reason
+    wait_s: float | None = None
 
 
-Verdict = Retry | GiveUp
+def committed(job: Job, event: e.CheckpointCommitted, now: int) -> Decision:
+    """Record the checkpoint that the next generation resumes from."""
+    progress = replace(job.progress, checkpoint_step=event.step, checkpoint_path=event.path)
+    return Decision(replace(job, progress=progress))
+
+
+def quarantined(job: Job, event: e.CheckpointQuarantined, now: int) -> Decision:
+    """Forget a checkpoint that failed verification."""
+    if job.progress.checkpoint_path != event.path:
+        return Decision(job)
+    return Decision(replace(job, progress=replace(job.progress, checkpoint_path=None)))
 
 
 def rank_failed(job: Job, event: e.RankFailed, now: int) -> Decision:
@@ -97,7 +107,7 @@ def _generation_over(job: Job, now: int) -> Job:
     failure = attempt.failure or Failure(Cause.RANK_CRASH, None, 0, now, message)
     job = replace(advance(job, step), last_failure=failure)
     verdict = judge(job, failure, now)
-    if isinstance(verdict, GiveUp):
+    if verdict.wait_s is None:
         return stop(job, StopGoal.FAIL, verdict.reason, deadline_at=now)
     job = replace(charge(job, failure, now), reason=verdict.reason)
     if verdict.wait_s > 0:
@@ -143,23 +153,25 @@ def advance(job: Job, step: int | None) -> Job:
     return replace(job, progress=replace(progress, no_progress=progress.no_progress + 1))
 
 
-def judge(job: Job, failure: Failure, now: int) -> Verdict:
+def judge(job: Job, failure: Failure, now: int) -> RecoveryVerdict:
     """Whether `job`, already advanced by the ended generation, may run again."""
     policy, message = job.policy.recovery, failure.message
     if failure.exit_code is not None and failure.exit_code in policy.fail_codes:
-        return GiveUp(Reason(ReasonCode.EXIT_CODE, f"{message}; the spec says that code is final"))
+        return RecoveryVerdict(
+            Reason(ReasonCode.EXIT_CODE, f"{message}; the spec says that code is final")
+        )
     cause = failure.cause
     if is_final(failure):
-        return GiveUp(reason_of(cause, message))
+        return RecoveryVerdict(reason_of(cause, message))
     if failure.exit_code is not None and failure.exit_code in policy.retry_codes:
         cause = Cause.RANK_CRASH
     budget = policy.budget(cause)
     used = job.spending.within(cause, budget, now)
     if budget.count is not None and used >= budget.count:
         if budget.count == 0:
-            return GiveUp(reason_of(cause, message))
+            return RecoveryVerdict(reason_of(cause, message))
         spent = f"{message}; {used} restarts without progress used up the {cause} budget"
-        return GiveUp(Reason(ReasonCode.BUDGET_SPENT, spent))
+        return RecoveryVerdict(Reason(ReasonCode.BUDGET_SPENT, spent))
     no_progress = job.progress.no_progress
     # An unlimited budget ends after too many generations without progress.
     if (
@@ -168,12 +180,12 @@ def judge(job: Job, failure: Failure, now: int) -> Verdict:
         and no_progress > policy.max_no_progress
     ):
         loop = f"{message}; {no_progress} generations in a row completed no new step"
-        return GiveUp(Reason(ReasonCode.CRASH_LOOP, loop))
+        return RecoveryVerdict(Reason(ReasonCode.CRASH_LOOP, loop))
     # No back-off before the first restart: most faults are transient, and the slots would idle.
     wait_s = 0.0
     if no_progress > 1 and budget.first_wait_s > 0:
         wait_s = min(budget.max_wait_s, budget.first_wait_s * 2.0 ** (no_progress - 2))
-    return Retry(wait_s, reason_of(cause, message))
+    return RecoveryVerdict(reason_of(cause, message), wait_s)
 
 
 def charge(job: Job, failure: Failure, now: int) -> Job:

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 from phalanx.core.gang.failures import Failure
 from phalanx.core.jobs import events as e
-from phalanx.core.jobs.commands import Decision
-from phalanx.core.jobs.handlers.generation import GiveUp, advance, charge, judge
+from phalanx.core.jobs.handlers.generation import advance, charge, judge
 from phalanx.core.jobs.handlers.steps import US, live, stop
-from phalanx.core.jobs.model import Job, JobState, NodePhase, StopGoal
+from phalanx.core.jobs.model import Decision, Job, JobState, NodePhase, StopGoal
 from phalanx.core.reasons import Cause, Reason, ReasonCode
 
 NodeGone = e.NodeReleased | e.NodeLost | e.LaunchFailed
@@ -36,7 +35,7 @@ def _lose_attempt(job: Job, event: NodeGone, now: int) -> Job:
     verdict = judge(job, failure, now)
     attempt = replace(attempt, failures=(*attempt.failures, failure))
     job = replace(job, last_failure=failure, attempt=attempt)
-    if isinstance(verdict, GiveUp):
+    if verdict.wait_s is None:
         return stop(job, StopGoal.FAIL, verdict.reason, deadline_at=now)
     job = stop(charge(job, failure, now), StopGoal.REQUEUE, verdict.reason, deadline_at=now)
     return replace(job, not_before=now + round(verdict.wait_s * US) if verdict.wait_s > 0 else None)

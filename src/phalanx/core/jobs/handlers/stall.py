@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from phalanx.core.jobs import events as e
-from phalanx.core.jobs.commands import Decision
 from phalanx.core.jobs.handlers.steps import US, live, record_failure
-from phalanx.core.jobs.model import Attempt, Job, JobState, NodePhase
+from phalanx.core.jobs.model import Attempt, Decision, Job, JobState, NodePhase
 from phalanx.core.telemetry.profiles import RequestedProfile
 
 STACKS_WAIT_S = 10.0

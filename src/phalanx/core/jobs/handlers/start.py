@@ -6,9 +6,16 @@ from dataclasses import replace
 
 from phalanx.core.gang.placement import Placement
 from phalanx.core.jobs import events as e
-from phalanx.core.jobs.commands import Decision, LaunchAttempt
 from phalanx.core.jobs.handlers.steps import US, live
-from phalanx.core.jobs.model import Attempt, Job, JobState, NodePhase, NodeStatus
+from phalanx.core.jobs.model import (
+    Attempt,
+    Decision,
+    Job,
+    JobState,
+    LaunchAttempt,
+    NodePhase,
+    NodeStatus,
+)
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.errors import InvariantBroken
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from phalanx.core.jobs import events as e
-from phalanx.core.jobs.commands import Decision, KillAttempt
 from phalanx.core.jobs.handlers.steps import US, stop
-from phalanx.core.jobs.model import Job, JobState, StopGoal
+from phalanx.core.jobs.model import Decision, Job, JobState, KillAttempt, StopGoal
 from phalanx.core.reasons import Reason, ReasonCode
 
 _GOALS = tuple(StopGoal)

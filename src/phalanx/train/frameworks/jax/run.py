@@ -56,7 +56,7 @@ def start(given: Mapping[str, Any]) -> JaxRun:
     processes: Processes = JaxProcesses() if info.world_size > 1 else SingleProcess()
     saver: JaxSaver = NoJaxCheckpoints()
     if info.checkpoint_dir is not None:
-        disk = checkpoint.LocalDisk()
+        disk = checkpoint.Disk()
         saver = JaxCheckpoints(info.checkpoint_dir, info, processes, report, clock, disk)
     return JaxRun(info, processes, saver, report, clock, stop)
 
