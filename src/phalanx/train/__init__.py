@@ -121,45 +121,14 @@ def init(  # noqa: PLR0913 - one keyword for each wish, none of them positional
         UserError: There is no sound checkpoint at `resume_from`.
         PreflightFailed: The ranks do not fit together.
     """
+    given = dict(locals())
+    del given["resume_from"]
+    checkpoints = {
+        name.removeprefix("checkpoint_"): given.pop(name)
+        for name in tuple(given)
+        if name.startswith("checkpoint_")
+    }
     from phalanx.train import settings, start
 
-    options = settings.parse(
-        {
-            "seed": seed,
-            "exact": exact,
-            "accumulate": accumulate,
-            "clip": clip,
-            "ddp": ddp or {},
-            "strategy": strategy,
-            "fsdp": fsdp or {},
-            "tp_plan": tp_plan or {},
-            "pipeline_schedule": pipeline_schedule,
-            "micro_batches": micro_batches,
-            "pipeline_split": pipeline_split,
-            "precision": precision,
-            "sync_batchnorm": sync_batchnorm,
-            "activation_checkpointing": activation_checkpointing,
-            "max_micro_batch": max_micro_batch,
-            "on_resize": on_resize,
-            "warmup_steps": warmup_steps,
-            "on_non_finite": on_non_finite,
-            "on_spike": on_spike,
-            "deterministic": deterministic,
-            "straggler_window": straggler_window,
-            "compression": compression,
-            "sync": sync,
-            "batch_shares": batch_shares,
-            "data_changed": data_changed,
-            "preflight": preflight,
-        }
-    )
-    checkpoints = {
-        "dir": checkpoint_dir,
-        "every": checkpoint_every,
-        "keep": checkpoint_keep,
-        "compress": checkpoint_compress,
-        "store": checkpoint_store,
-        "key_env": checkpoint_key_env,
-        "key_file": checkpoint_key_file,
-    }
+    options = settings.parse(given)
     return start.start(options, checkpoints=checkpoints, resume_from=resume_from)

@@ -7,33 +7,9 @@ from typing import TYPE_CHECKING, Any
 from phalanx.train.data import readers
 
 if TYPE_CHECKING:
-    from phalanx.train.data.readers import (
-        ImageFolder,
-        LocalSource,
-        NodeCache,
-        ObjectSource,
-        Parquet,
-        Skew,
-        TarShards,
-        TextFile,
-        decode_image,
-        rank_counts,
-        skew,
-    )
+    from phalanx.train.data.readers import *  # noqa: F403
 
-__all__ = [
-    "ImageFolder",
-    "LocalSource",
-    "NodeCache",
-    "ObjectSource",
-    "Parquet",
-    "Skew",
-    "TarShards",
-    "TextFile",
-    "decode_image",
-    "rank_counts",
-    "skew",
-]
+__all__ = readers.__all__
 
 
 def __getattr__(name: str) -> Any:

@@ -157,7 +157,7 @@ class Run:
         """Clip gradients as torch's function does, where a step ends.
 
         Args:
-            parameters: The parameters whose gradients are clipped.
+            parameters: The parameters with the gradients to clip.
             max_norm: The largest norm, above 0.
             options: Further arguments of `torch.nn.utils.clip_grad_norm_`.
 
@@ -211,7 +211,7 @@ class Run:
         `profiles` beside the checkpoints.
 
         Args:
-            steps: The number of steps whose sections are timed.
+            steps: The number of steps that are timed by section.
             trace: The number of steps that are traced after them.
             extras: Any of `memory` and `nvtx`.
 

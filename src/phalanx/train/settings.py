@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -18,225 +19,19 @@ from phalanx.kit.text import nearest
 PRECISIONS = ("fp32", "bf16", "fp16")
 RESIZES = ("keep_batch", "scale_batch")
 COMPRESSIONS = ("none", "fp16", "bf16", "powersgd", "topk", "randomk", "auto")
-LOSSY = ("powersgd", "topk", "randomk")
 SYNCS = ("none", "local_sgd", "diloco", "server")
 QUANTIZATIONS = ("none", "int8", "int4")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompressionSettings:
-    """How replicas send gradients to each other."""
-
-    method: str = "none"
-    rank: int = 1
-    """The rank of PowerSGD's approximation."""
-    fraction: float = 0.01
-    """The share of each tensor's elements that topk and randomk send."""
-    start_step: int = 0
-    """Steps before this one send whole gradients."""
-    error_feedback: bool = True
-    """Whether what was not sent is added to the next step's gradient."""
-    candidates: tuple[str, ...] = ("none", "bf16", "powersgd")
-    """The methods that auto measures, most accurate first; it takes the first that is fast enough."""
-
-    @classmethod
-    def parse(cls, value: Any) -> CompressionSettings:
-        """Read a method's name or a mapping of these fields. Raises ValueError or TypeError."""
-        if isinstance(value, CompressionSettings):
-            return value
-        if value is None or value is False:
-            return cls()
-        given = dict(value) if isinstance(value, Mapping) else {"method": value}
-        _require_known(given, cls)
-        if "candidates" in given:
-            given["candidates"] = tuple(given["candidates"])
-        made = cls(**given)
-        made._check()
-        return made
-
-    def _check(self) -> None:
-        _require_one_of(self.method, COMPRESSIONS, "method")
-        _require_whole(self.rank, "rank", least=1)
-        if not isinstance(self.fraction, int | float) or not 0 < self.fraction <= 1:
-            raise ValueError(f"fraction must be above 0 and at most 1, not {self.fraction!r}")
-        _require_whole(self.start_step, "start_step", least=0)
-        if not isinstance(self.error_feedback, bool):
-            raise ValueError("error_feedback must be true or false")
-        if not self.candidates:
-            raise ValueError("candidates must name at least one method")
-        for name in self.candidates:
-            _require_one_of(name, COMPRESSIONS[:-1], "candidates")
-
-    @property
-    def compresses(self) -> bool:
-        """Whether gradients are reduced in any other way than DDP's own."""
-        return self.method != "none"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OuterSettings:
-    """The outer optimizer, SGD: its gradient is the mean of the ranks' weight changes."""
-
-    lr: float = 1.0
-    momentum: float = 0.0
-    nesterov: bool = False
-
-
-_OUTER = {"diloco": OuterSettings(lr=0.7, momentum=0.9, nesterov=True)}
-_EVERY = {"local_sgd": 50, "diloco": 50}
-# The methods to which a setting applies.
-_ONLY = {
-    "fragments": ("local_sgd", "diloco"),
-    "quantize": ("local_sgd", "diloco"),
-    "control_every": ("local_sgd", "diloco", "server"),
-    "servers": ("server",),
-    "staleness": ("server",),
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyncSettings:
-    """How ranks stay synchronised: by the gradients of every step (`none`), or by weights at intervals."""
-
-    method: str = "none"
-    every: int = 1
-    """Optimizer steps between two exchanges."""
-    outer: OuterSettings = OuterSettings()
-    fragments: int = 1
-    """The number of parts of the model that are exchanged in turn."""
-    quantize: str = "none"
-    control_every: int | None = None
-    """Steps between requests to stop or save; None: about a second, with `server` every step."""
-    servers: int = 1
-    """The last ranks of the gang, which hold the weights."""
-    staleness: int = 0
-    """The most exchanges a rank may be ahead of the slowest; 0 keeps them in step."""
-
-    @classmethod
-    def parse(cls, value: Any) -> SyncSettings:
-        """Read a method's name or a mapping of these fields. Raises ValueError or TypeError."""
-        if isinstance(value, SyncSettings):
-            return value
-        if value is None or value is False:
-            return cls()
-        given = dict(value) if isinstance(value, Mapping) else {"method": value}
-        _require_known(given, cls)
-        method = given.get("method", "none")
-        _require_one_of(method, SYNCS, "method")
-        for key, methods in _ONLY.items():
-            if key in given and method not in methods:
-                raise ValueError(f"{key} goes with {' or '.join(methods)}, not with {method}")
-        chosen = dict(given.pop("outer", None) or {})
-        _require_known(chosen, OuterSettings, "outer.")
-        outer = replace(_OUTER.get(method, OuterSettings()), **chosen)
-        made = cls(**{"every": _EVERY.get(method, 1), **given, "outer": outer})
-        made._check()
-        return made
-
-    def _check(self) -> None:
-        for name in ("every", "fragments", "servers"):
-            _require_whole(getattr(self, name), name, least=1)
-        if self.control_every is not None:
-            _require_whole(self.control_every, "control_every", least=1)
-        _require_whole(self.staleness, "staleness", least=0)
-        if self.fragments > self.every:
-            raise ValueError(f"fragments must be at most every, which is {self.every}")
-        _require_one_of(self.quantize, QUANTIZATIONS, "quantize")
-        _require_number(self.outer.lr, "outer.lr", above=0.0, below=float("inf"))
-        _require_number(self.outer.momentum, "outer.momentum", above=None, below=1.0)
-        if not isinstance(self.outer.nesterov, bool):
-            raise ValueError("outer.nesterov must be true or false")
-        if self.outer.nesterov and not self.outer.momentum:
-            raise ValueError("outer.nesterov needs a momentum above 0")
-
-    @property
-    def is_local(self) -> bool:
-        """Whether ranks take optimizer steps on their own."""
-        return self.method != "none"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """How to train. `phalanx.train.init` documents each option."""
-
-    seed: int = 0  # of initial weights, data order and sample randomness
-    exact: bool = True  # make a resume at the same world size bit-identical
-    accumulate: int = 1  # micro-batches of an optimizer step
-    clip: float | None = None  # largest norm of a step's gradients; None: not clipped
-    ddp: Mapping[str, Any] = field(default_factory=dict)  # arguments of DistributedDataParallel
-    strategy: str | Mapping[str, int] = "ddp"  # a strategy, or ranks by dimension
-    tp_plan: Mapping[str, Any] = field(default_factory=dict)  # tensor parallel style by module name
-    fsdp: Mapping[str, Any] = field(default_factory=dict)  # arguments of `fully_shard`
-    precision: str = "fp32"  # one of PRECISIONS
-    sync_batchnorm: bool = False  # batch norm statistics over all ranks
-    activation_checkpointing: bool | tuple[str, ...] = False  # True: all blocks; or class names
-    max_micro_batch: int | None = None  # most samples that a rank computes at once
-    on_resize: str = "keep_batch"  # one of RESIZES: the global batch at another world size
-    warmup_steps: int = 0  # steps to the learning rate of a new batch size
-    on_non_finite: GuardPolicy = GuardPolicy.OFF  # for gradients that are not finite
-    on_spike: GuardPolicy = GuardPolicy.OFF  # for a logged loss that jumps
-    deterministic: bool = False  # allow only deterministic kernels
-    straggler_window: int = 0  # steps between comparisons of compute times; 0: never
-    compression: CompressionSettings = CompressionSettings()  # of gradients between replicas
-    sync: SyncSettings = SyncSettings()  # exchange of weights between ranks that train on their own
-    batch_shares: str | tuple[float, ...] = "even"  # `even`, `auto` or one number per rank
-    data_changed: str = "refuse"  # `refuse` or `allow` a resume on other data
-    pipeline_schedule: str = "1f1b"  # one of SCHEDULES
-    micro_batches: int | None = None  # most pieces of a batch in a pipeline; None: 2 × stages
-    pipeline_split: tuple[str, ...] = ()  # layers that begin a pipeline stage
-    preflight: str = "check"  # `check` or `off`
-
-
-def parse(values: Mapping[str, Any]) -> RunOptions:
-    """Check a script's options. Raises SpecInvalid naming every one that makes no sense."""
-    known = [one.name for one in fields(RunOptions)]
-    problems = []
-    checked: dict[str, Any] = {}
-    for key, value in values.items():
-        if key not in known:
-            near = nearest(key, known)
-            problems.append(Problem(key, f"is unknown{f'; did you mean {near}?' if near else ''}"))
-            continue
-        try:
-            checked[key] = _CHECKS[key](value)
-        except (ValueError, TypeError) as error:
-            problems.append(Problem(key, str(error), str(value)))
-    if problems:
-        raise SpecInvalid(problems, "these are arguments of phalanx.train.init")
-    return RunOptions(**checked)
-
-
-def with_spec(options: RunOptions, training: Mapping[str, Any]) -> RunOptions:
-    """Replace a script's options by those of the job's spec. Raises SpecInvalid as `parse` does."""
-    own = {one.name: getattr(options, one.name) for one in fields(RunOptions)}
-    return parse({**own, **training})
-
-
-def sync_conflicts(options: RunOptions, layout: meshes.Layout) -> list[Problem]:
-    """Return the options that exclude local SGD, where `sync` asks for it."""
-    if not options.sync.is_local:
-        return []
-    method, problems = options.sync.method, []
-    if layout.dp != layout.world_size:
-        problems.append(Problem("sync", "works between whole replicas: strategy ddp", method))
-    if options.compression.method != "none":
-        text = "compresses gradients, which sync does not send; use sync's quantize"
-        problems.append(Problem("compression", text, options.compression.method))
-    guarded = options.on_non_finite is not GuardPolicy.OFF or options.precision == "fp16"
-    if method == "server" and options.sync.staleness and guarded:
-        text = "asks all ranks in every step, which staleness is there to avoid"
-        which = "precision" if options.precision == "fp16" else "on_non_finite"
-        problems.append(Problem(which, text))
-    if options.sync_batchnorm:
-        text = "needs all ranks in every step, which sync does without"
-        problems.append(Problem("sync_batchnorm", text, "true"))
-    return problems
+# -- checks of single values: each returns the value to use, or raises ValueError or TypeError ------
 
 
 def _one_of(*allowed: str) -> Any:
     def check(value: Any) -> str:
         if value not in allowed:
-            raise ValueError(f"must be {', '.join(allowed[:-1])} or {allowed[-1]}")
+            near = nearest(str(value), allowed)
+            hint = f"; did you mean {near}?" if near else ""
+            raise ValueError(f"must be {', '.join(allowed[:-1])} or {allowed[-1]}{hint}")
         return str(value)
 
     return check
@@ -244,11 +39,21 @@ def _one_of(*allowed: str) -> Any:
 
 def _whole(least: int | None = None) -> Any:
     def check(value: Any) -> int:
-        low = "" if least is None else f", at least {least}"
-        if isinstance(value, bool) or not isinstance(value, int):
+        plain = isinstance(value, int) and not isinstance(value, bool)
+        if not plain or (least is not None and value < least):
+            low = "" if least is None else f", at least {least}"
             raise ValueError(f"must be a whole number{low}")
-        if least is not None and value < least:
-            raise ValueError(f"must be a whole number{low}")
+        return int(value)
+
+    return check
+
+
+def _number(text: str, fits: Callable[[float], bool]) -> Any:
+    """Return a check for numbers that `text` describes and `fits` accepts."""
+
+    def check(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not fits(value):
+            raise ValueError(f"must be a number {text}")
         return value
 
     return check
@@ -291,15 +96,19 @@ def _shares(value: Any) -> str | tuple[float, ...]:
     return tuple(float(one) for one in value)
 
 
+def _candidates(value: Any) -> tuple[str, ...]:
+    if not value:
+        raise ValueError("must name at least one method")
+    return tuple(_one_of(*COMPRESSIONS[:-1])(name) for name in value)
+
+
+def _or_off(*allowed: str) -> Any:
+    # YAML reads a bare `off` as false.
+    return lambda value: _one_of(*allowed)("off" if value is False else value)
+
+
 def _policy(value: Any) -> GuardPolicy:
-    # YAML reads a bare `off` as false.
-    allowed = _one_of("off", "skip", "rollback", "stop")
-    return GuardPolicy(allowed("off" if value is False else value))
-
-
-def _preflight(value: Any) -> str:
-    # YAML reads a bare `off` as false.
-    return str(_one_of("check", "off")("off" if value is False else value))
+    return GuardPolicy(_or_off("off", "skip", "rollback", "stop")(value))
 
 
 def _optional(check: Any) -> Any:
@@ -310,64 +119,219 @@ def _as_is(value: Any) -> Any:
     return value
 
 
-_CHECKS: Mapping[str, Callable[[Any], Any]] = {
-    "seed": _whole(),
-    "exact": _as_is,
-    "accumulate": _whole(1),
-    "clip": _optional(_norm),
-    "ddp": _as_is,
-    "strategy": meshes.parse_sizes,
-    "tp_plan": _as_is,
-    "fsdp": _as_is,
-    "precision": _one_of(*PRECISIONS),
-    "sync_batchnorm": _switch,
-    "activation_checkpointing": _blocks,
-    "max_micro_batch": _optional(_whole(1)),
-    "on_resize": _one_of(*RESIZES),
-    "warmup_steps": _whole(0),
-    "on_non_finite": _policy,
-    "on_spike": _policy,
-    "deterministic": _switch,
-    "straggler_window": _whole(0),
-    "compression": CompressionSettings.parse,
-    "sync": SyncSettings.parse,
-    "batch_shares": _shares,
-    "data_changed": _one_of("refuse", "allow"),
-    "pipeline_schedule": _one_of(*SCHEDULES),
-    "micro_batches": _optional(_whole(1)),
-    "pipeline_split": _names("a list of names of layers"),
-    "preflight": _preflight,
+def _arguments(value: Any) -> Mapping[str, Any]:
+    return value or {}
+
+
+def _option(default: Any, check: Callable[[Any], Any]) -> Any:
+    """Return a field of a settings class: its default, and the check of given values."""
+    return field(default_factory=lambda: default, metadata={"check": check})
+
+
+def _checked(
+    kind: Any, given: Mapping[str, Any], prefix: str = ""
+) -> tuple[dict[str, Any], list[Problem]]:
+    """Return the values for the fields of a settings class, and what is wrong with others."""
+    checks = {one.name: one.metadata["check"] for one in fields(kind)}
+    found: dict[str, Any] = {}
+    problems = []
+    for key, value in given.items():
+        if key not in checks:
+            near = nearest(str(key), checks)
+            hint = f"; did you mean {prefix}{near}?" if near else ""
+            problems.append(Problem(f"{prefix}{key}", f"is unknown{hint}"))
+            continue
+        try:
+            found[key] = checks[key](value)
+        except (ValueError, TypeError) as error:
+            problems.append(Problem(f"{prefix}{key}", str(error), str(value)))
+    return found, problems
+
+
+def _nested(kind: Any, value: Any, prefix: str = "") -> dict[str, Any]:
+    """Read a method's name or a mapping of fields. Raises ValueError naming each wrong field."""
+    if value is None or value is False:
+        return {}
+    given = value if isinstance(value, Mapping) else {"method": value}
+    found, problems = _checked(kind, given, prefix)
+    if problems:
+        raise ValueError("; ".join(f"{one.path} {one.message}" for one in problems))
+    return found
+
+
+# -- the settings ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressionSettings:
+    """How replicas send gradients to each other."""
+
+    method: str = _option("none", _one_of(*COMPRESSIONS))
+    rank: int = _option(1, _whole(1))
+    """The rank of PowerSGD's approximation."""
+    fraction: float = _option(0.01, _number("above 0 and at most 1", lambda one: 0 < one <= 1))
+    """The share of each tensor's elements that topk and randomk send."""
+    start_step: int = _option(0, _whole(0))
+    """Steps before this one send whole gradients."""
+    error_feedback: bool = _option(True, _switch)
+    """Whether what was not sent is added to the next step's gradient."""
+    candidates: tuple[str, ...] = _option(("none", "bf16", "powersgd"), _candidates)
+    """The methods that auto measures, most accurate first; it takes the first that is fast enough."""
+
+    @classmethod
+    def parse(cls, value: Any) -> CompressionSettings:
+        """Read a method's name or a mapping of these fields. Raises ValueError or TypeError."""
+        return value if isinstance(value, CompressionSettings) else cls(**_nested(cls, value))
+
+    @property
+    def compresses(self) -> bool:
+        """Whether gradients are reduced in any other way than DDP's own."""
+        return self.method != "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OuterSettings:
+    """The outer optimizer, SGD: its gradient is the mean of the ranks' weight changes."""
+
+    lr: float = _option(1.0, _number("above 0", lambda one: 0 < one < math.inf))
+    momentum: float = _option(0.0, _number("at least 0 and below 1", lambda one: 0 <= one < 1))
+    nesterov: bool = _option(False, _switch)
+
+
+_OUTER = {"diloco": OuterSettings(lr=0.7, momentum=0.9, nesterov=True)}
+_EVERY = {"local_sgd": 50, "diloco": 50}
+# The methods to which a setting applies.
+_ONLY = {
+    "fragments": ("local_sgd", "diloco"),
+    "quantize": ("local_sgd", "diloco"),
+    "control_every": ("local_sgd", "diloco", "server"),
+    "servers": ("server",),
+    "staleness": ("server",),
 }
 
 
-# -- checks of nested settings: they name the field ------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncSettings:
+    """How ranks stay synchronised: by the gradients of every step (`none`), or by weights at intervals."""
+
+    method: str = _option("none", _one_of(*SYNCS))
+    every: int = _option(1, _whole(1))
+    """Optimizer steps between two exchanges."""
+    outer: OuterSettings = _option(OuterSettings(), _as_is)
+    fragments: int = _option(1, _whole(1))
+    """The number of parts of the model that are exchanged in turn."""
+    quantize: str = _option("none", _one_of(*QUANTIZATIONS))
+    control_every: int | None = _option(None, _optional(_whole(1)))
+    """Steps between requests to stop or save; None: about a second, with `server` every step."""
+    servers: int = _option(1, _whole(1))
+    """The last ranks of the gang, which hold the weights."""
+    staleness: int = _option(0, _whole(0))
+    """The most exchanges a rank may be ahead of the slowest; 0 keeps them in step."""
+
+    @classmethod
+    def parse(cls, value: Any) -> SyncSettings:
+        """Read a method's name or a mapping of these fields. Raises ValueError or TypeError."""
+        if isinstance(value, SyncSettings):
+            return value
+        given = _nested(cls, value)
+        method = given.get("method", "none")
+        for key, methods in _ONLY.items():
+            if key in given and method not in methods:
+                raise ValueError(f"{key} goes with {' or '.join(methods)}, not with {method}")
+        chosen = _nested(OuterSettings, given.pop("outer", None) or {}, "outer.")
+        outer = replace(_OUTER.get(method, OuterSettings()), **chosen)
+        made = cls(**{"every": _EVERY.get(method, 1), **given, "outer": outer})
+        if made.fragments > made.every:
+            raise ValueError(f"fragments must be at most every, which is {made.every}")
+        if outer.nesterov and not outer.momentum:
+            raise ValueError("outer.nesterov needs a momentum above 0")
+        return made
+
+    @property
+    def is_local(self) -> bool:
+        """Whether ranks take optimizer steps on their own."""
+        return self.method != "none"
 
 
-def _require_known(given: Mapping[str, Any], kind: Any, prefix: str = "") -> None:
-    known = [one.name for one in fields(kind)]
-    for key in given:
-        if key not in known:
-            near = nearest(str(key), known)
-            hint = f"; did you mean {prefix}{near}?" if near else ""
-            raise ValueError(f"{prefix}{key} is unknown{hint}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How to train. `phalanx.train.init` documents each option."""
+
+    #: of initial weights, data order and sample randomness
+    seed: int = _option(0, _whole())
+    #: make a resume at the same world size bit-identical
+    exact: bool = _option(True, _as_is)
+    #: micro-batches of an optimizer step
+    accumulate: int = _option(1, _whole(1))
+    #: largest norm of a step's gradients; None: not clipped
+    clip: float | None = _option(None, _optional(_norm))
+    #: arguments of DistributedDataParallel
+    ddp: Mapping[str, Any] = _option({}, _arguments)
+    #: a strategy, or ranks by dimension
+    strategy: str | Mapping[str, int] = _option("ddp", meshes.parse_sizes)
+    #: tensor parallel style by module name
+    tp_plan: Mapping[str, Any] = _option({}, _arguments)
+    #: arguments of `fully_shard`
+    fsdp: Mapping[str, Any] = _option({}, _arguments)
+    precision: str = _option("fp32", _one_of(*PRECISIONS))  # of computing
+    sync_batchnorm: bool = _option(False, _switch)  # batch norm statistics over all ranks
+    #: recompute activations. True: of all blocks; or class names
+    activation_checkpointing: bool | tuple[str, ...] = _option(False, _blocks)
+    #: most samples that a rank computes at once
+    max_micro_batch: int | None = _option(None, _optional(_whole(1)))
+    on_resize: str = _option("keep_batch", _one_of(*RESIZES))  # what a resize keeps
+    warmup_steps: int = _option(0, _whole(0))  # steps to the learning rate of a new batch size
+    #: for gradients that are not finite
+    on_non_finite: GuardPolicy = _option(GuardPolicy.OFF, _policy)
+    on_spike: GuardPolicy = _option(GuardPolicy.OFF, _policy)  # for a logged loss that jumps
+    deterministic: bool = _option(False, _switch)  # allow only deterministic kernels
+    straggler_window: int = _option(0, _whole(0))  # steps between comparisons of compute times
+    #: of gradients between replicas
+    compression: CompressionSettings = _option(CompressionSettings(), CompressionSettings.parse)
+    #: exchange of weights between ranks that train on their own
+    sync: SyncSettings = _option(SyncSettings(), SyncSettings.parse)
+    #: `even`, `auto` or one number per rank
+    batch_shares: str | tuple[float, ...] = _option("even", _shares)
+    #: what a resume on other data does
+    data_changed: str = _option("refuse", _one_of("refuse", "allow"))
+    pipeline_schedule: str = _option("1f1b", _one_of(*SCHEDULES))  # order of micro-batches
+    #: most pieces of a batch in a pipeline; None: 2 × stages
+    micro_batches: int | None = _option(None, _optional(_whole(1)))
+    #: layers that begin a pipeline stage
+    pipeline_split: tuple[str, ...] = _option((), _names("a list of names of layers"))
+    preflight: str = _option("check", _or_off("check", "off"))  # the comparison of ranks
 
 
-def _require_one_of(name: Any, allowed: tuple[str, ...], where: str) -> None:
-    if name not in allowed:
-        near = nearest(str(name), allowed)
-        hint = f"; did you mean {near}?" if near else ""
-        raise ValueError(f"{where} must be one of {', '.join(allowed)}, not {name!r}{hint}")
+def parse(values: Mapping[str, Any]) -> RunOptions:
+    """Check a script's options. Raises SpecInvalid naming every one that makes no sense."""
+    checked, problems = _checked(RunOptions, values)
+    if problems:
+        raise SpecInvalid(problems, "these are arguments of phalanx.train.init")
+    return RunOptions(**checked)
 
 
-def _require_whole(value: Any, where: str, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{where} must be a whole number, at least {least}, not {value!r}")
+def with_spec(options: RunOptions, training: Mapping[str, Any]) -> RunOptions:
+    """Replace a script's options by those of the job's spec. Raises SpecInvalid as `parse` does."""
+    own = {one.name: getattr(options, one.name) for one in fields(RunOptions)}
+    return parse({**own, **training})
 
 
-def _require_number(value: Any, where: str, above: float | None, below: float) -> None:
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    low = plain and (value > above if above is not None else value >= 0)
-    if not low or not value < below:
-        least = f"above {above:g}" if above is not None else "at least 0"
-        most = "" if below == float("inf") else f" and below {below:g}"
-        raise ValueError(f"{where} must be a number {least}{most}, not {value!r}")
+def sync_conflicts(options: RunOptions, layout: meshes.Layout) -> list[Problem]:
+    """Return the options that exclude local SGD, where `sync` asks for it."""
+    if not options.sync.is_local:
+        return []
+    method, problems = options.sync.method, []
+    if layout.dp != layout.world_size:
+        problems.append(Problem("sync", "works between whole replicas: strategy ddp", method))
+    if options.compression.method != "none":
+        text = "compresses gradients, which sync does not send; use sync's quantize"
+        problems.append(Problem("compression", text, options.compression.method))
+    guarded = options.on_non_finite is not GuardPolicy.OFF or options.precision == "fp16"
+    if method == "server" and options.sync.staleness and guarded:
+        text = "asks all ranks in every step, which staleness is there to avoid"
+        which = "precision" if options.precision == "fp16" else "on_non_finite"
+        problems.append(Problem(which, text))
+    if options.sync_batchnorm:
+        text = "needs all ranks in every step, which sync does without"
+        problems.append(Problem("sync_batchnorm", text, "true"))
+    return problems

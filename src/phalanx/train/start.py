@@ -37,14 +37,14 @@ from phalanx.train.run import Run
 from phalanx.train.settings import RunOptions
 from phalanx.train.state import warm_start
 from phalanx.train.state.resuming import Resumption
-from phalanx.train.state.saving import CheckpointDirectory, NoCheckpoints, Saver
+from phalanx.train.state.saving import CheckpointDirectory, Saver
 from phalanx.train.state.staging import NoStaging, Staging
 from phalanx.train.state.storage import storage_for
 from phalanx.train.step.components import RunComponents
-from phalanx.train.step.divergence import LossGuard, NoSpikeGuard, SpikeGuard
+from phalanx.train.step.divergence import LossGuard, SpikeGuard
 from phalanx.train.step.engine import StepEngine, StepParts
 from phalanx.train.step.guard import StepGuard
-from phalanx.train.step.guard_state import GuardStateFile, GuardStateStore, NoGuardStateStore
+from phalanx.train.step.guard_state import GuardStateFile, GuardStateStore
 from phalanx.train.step.policies import TrainingPolicies
 from phalanx.train.step.preparation import RunPreparation
 from phalanx.train.step.progress import Progress
@@ -103,7 +103,7 @@ def start(
     randomness.seed_everything(options.seed)
     look = preflight.check if options.preflight == "check" else preflight.skip_check
     connection = Connection(info, look)
-    saver: Saver = NoCheckpoints()
+    saver = Saver()
     if info.checkpoint_dir is not None:
         staging = Staging() if info.checkpoint.background else NoStaging()
         saver = CheckpointDirectory(
@@ -140,7 +140,7 @@ def assemble(components: RunComponents) -> Run:
     strategy = strategy_choice.strategy_for(
         options, layout, info, channel=channel, report=report, on_choice=saver.share_as
     )
-    store: GuardStateStore = NoGuardStateStore()
+    store = GuardStateStore()
     if info.checkpoint_dir is not None:
         store = GuardStateFile(info.checkpoint_dir, info, channel, report)
     guard = StepGuard(
@@ -152,7 +152,7 @@ def assemble(components: RunComponents) -> Run:
         loss_scale,
         independent=options.sync.is_local,
     )
-    losses: LossGuard = NoSpikeGuard()
+    losses = LossGuard()
     if options.on_spike is not GuardPolicy.OFF:
         place = (info.attempt, info.generation)
         losses = SpikeGuard(progress, journal, guard, channel, options.on_spike, place)

@@ -8,30 +8,18 @@ partly overwritten: every part is restored again, from the previous checkpoint.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sized
-from typing import Protocol
 
 from phalanx.errors import CheckpointCorrupt, RestoreMismatch
 from phalanx.train.state.checkpoint_reader import Restored
+from phalanx.train.state.saving import Saver
 
 Place = Callable[[Restored], None]
-
-
-class CheckpointSource(Protocol):
-    """The methods of a `Saver` that provide checkpoints to resume from."""
-
-    def open(self) -> Restored | None:
-        """Return the next checkpoint to try, the same on all ranks; None when there is none."""
-        ...
-
-    def accept(self, restored: Restored, problem: str) -> bool:
-        """Return whether all ranks read it without a problem; the same result on all ranks."""
-        ...
 
 
 class Resumption:
     """The restore of one checkpoint at the start of a run. Every rank makes the same calls."""
 
-    def __init__(self, source: CheckpointSource) -> None:
+    def __init__(self, source: Saver) -> None:
         self.restored: Restored | None = None
         self._source = source
         self._places: list[Place] = []

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -55,18 +55,19 @@ class SaveRequest:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Saver(Protocol):
-    """Saves and restores the state of a run. Every rank makes the same calls."""
+class Saver:
+    """Saves and restores the state of a run. Every rank makes the same calls.
 
-    @property
-    def saves(self) -> bool:
-        """Return whether saves are kept."""
-        ...
+    This one is for a run without a checkpoint directory: it saves nothing.
+    """
+
+    saves = False
+    """Whether saves are kept."""
 
     @property
     def estimate_s(self) -> float:
         """Return the estimated seconds of the next save."""
-        ...
+        return 0.0
 
     def watch(
         self,
@@ -78,84 +79,36 @@ class Saver(Protocol):
         """Set what the run trains and how its ranks share it; both lists may still grow.
 
         `place` is (rank, number) among the ranks that hold the same layers: all, if not given.
+        Replicated tensors are divided over them.
         """
-        ...
 
     def share_as(self, strategy: str) -> None:
         """Replace the strategy that `watch` received."""
-        ...
 
     def open(self) -> Restored | None:
         """Return the newest untried checkpoint, the same on all ranks; it may be partly corrupt."""
-        ...
-
-    def accept(self, restored: Restored, problem: str) -> bool:
-        """Return whether all ranks read the checkpoint without a problem."""
-        ...
-
-    def warm(self, state: Callable[[], Any]) -> None:
-        """Prepare saves of such a state after the first step. Never fails."""
-        ...
-
-    def save(self, state: Callable[[], Any], request: SaveRequest) -> bool:
-        """Save, or begin to; returns False on failure, the same on all ranks."""
-        ...
-
-    def wait(self) -> bool:
-        """Wait for the save in progress; returns whether the last save was committed."""
-        ...
-
-    def close(self) -> None:
-        """Wait for the save in progress and release resources."""
-        ...
-
-    def best_known(self) -> float | None:
-        """Return the best value of the kept metric so far (rank 0)."""
-        ...
-
-
-class NoCheckpoints:
-    """The saver of a run without a checkpoint directory: nothing is saved."""
-
-    saves = False
-    estimate_s = 0.0
-
-    def watch(
-        self,
-        models: Sequence[nn.Module],
-        optimizers: Sequence[Optimizer],
-        strategy: str,
-        place: tuple[int, int] | None = None,
-    ) -> None:
-        """Do nothing."""
-
-    def share_as(self, strategy: str) -> None:
-        """Do nothing."""
-
-    def open(self) -> Restored | None:
-        """Do nothing."""
         return None
 
     def accept(self, restored: Restored, problem: str) -> bool:
-        """Do nothing."""
+        """Return whether all ranks read the checkpoint without a problem. Collective."""
         return True
 
     def warm(self, state: Callable[[], Any]) -> None:
-        """Do nothing."""
+        """Prepare saves of such a state after the first step. Never fails."""
 
     def save(self, state: Callable[[], Any], request: SaveRequest) -> bool:
-        """Do nothing."""
+        """Save, or begin to; returns False on failure, the same on all ranks."""
         return False
 
     def wait(self) -> bool:
-        """Do nothing."""
+        """Wait for the save in progress; returns whether the last save was committed."""
         return False
 
     def close(self) -> None:
-        """Do nothing."""
+        """Wait for the save in progress and release resources."""
 
     def best_known(self) -> float | None:
-        """Do nothing."""
+        """Return the best value of the kept metric so far (rank 0)."""
         return None
 
 
@@ -179,7 +132,7 @@ class RankSnapshot:
     began: float
 
 
-class CheckpointDirectory:
+class CheckpointDirectory(Saver):
     """A job's directory of checkpoints.
 
     Only the writer thread may use `channel`.
@@ -228,7 +181,7 @@ class CheckpointDirectory:
         strategy: str,
         place: tuple[int, int] | None = None,
     ) -> None:
-        """Set what the run trains; replicated tensors are divided over the ranks at `place`."""
+        """See `Saver`."""
         self._models, self._optimizers, self._strategy = models, optimizers, strategy
         self._place = place or self._place
 

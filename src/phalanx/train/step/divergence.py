@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from phalanx.core.training import control
 from phalanx.core.training.guards import FaultOrigin, GuardPolicy, SpikeDetector, Suspect, Undo
@@ -22,37 +22,21 @@ from phalanx.train.step.guard import StepGuard
 from phalanx.train.step.progress import Progress
 
 
-class LossGuard(Protocol):
-    """Watches the logged loss between steps."""
+class LossGuard:
+    """Watches the logged loss between steps. This one is switched off."""
 
     def observe(self) -> None:
         """Look at the newest value that has been read."""
-        ...
 
     def requests(self) -> int:
         """Return the request for the control words."""
-        ...
-
-    def act(self) -> None:
-        """Act on what one of the ranks found. Collective. Raises Diverged or DivergedForGood."""
-        ...
-
-
-class NoSpikeGuard:
-    """Losses are not watched."""
-
-    def observe(self) -> None:
-        """Do nothing."""
-
-    def requests(self) -> int:
-        """Request nothing."""
         return 0
 
     def act(self) -> None:
-        """Do nothing."""
+        """Act on what one of the ranks found. Collective. Raises Diverged or DivergedForGood."""
 
 
-class SpikeGuard:
+class SpikeGuard(LossGuard):
     """Watches the value logged as `loss`."""
 
     def __init__(

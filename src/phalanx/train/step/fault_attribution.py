@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,44 +17,24 @@ from torch.utils._pytree import tree_leaves
 from phalanx.train.gang.groups import ControlChannel
 
 
-class FaultAttribution(Protocol):
-    """Records what this rank computed in each try of a step."""
+class FaultAttribution:
+    """Records what this rank computed in each try of a step. This one is switched off."""
 
     def watch(self, model: nn.Module) -> None:
         """Record this model's outputs and gradients."""
-        ...
 
     def begin(self) -> None:
         """Begin a step, or another try of it."""
-        ...
 
     def end(self) -> None:
         """End the try and keep what was recorded."""
-        ...
 
     def blamed(self) -> list[int]:
         """Return the ranks at fault, on rank 0, from the tries recorded so far. Collective."""
-        ...
-
-
-class NoFaultAttribution:
-    """Attribution that is switched off: records nothing and blames no rank."""
-
-    def watch(self, model: nn.Module) -> None:
-        """Do nothing."""
-
-    def begin(self) -> None:
-        """Do nothing."""
-
-    def end(self) -> None:
-        """Do nothing."""
-
-    def blamed(self) -> list[int]:
-        """Return no rank."""
         return []
 
 
-class OutputSums:
+class OutputSums(FaultAttribution):
     """Sums of outputs and the first parameter's gradients; only `blamed` waits for the device."""
 
     def __init__(self, channel: ControlChannel) -> None:

@@ -23,7 +23,7 @@ from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.gang.report import Report
 from phalanx.train.numerics.gradients import own_part, whole
 from phalanx.train.numerics.precision import Scale
-from phalanx.train.step.fault_attribution import FaultAttribution, NoFaultAttribution, OutputSums
+from phalanx.train.step.fault_attribution import FaultAttribution, OutputSums
 from phalanx.train.step.guard_state import GuardStateStore
 from phalanx.train.step.progress import Progress
 
@@ -120,9 +120,7 @@ class StepGuard:
         self._models: list[nn.Module] = []
         self._backup = StepBackup()
         self._attempt = StepAttempt()
-        self._attribution: FaultAttribution = NoFaultAttribution()
-        if self.enabled:
-            self._attribution = OutputSums(channel)
+        self._attribution = OutputSums(channel) if self.enabled else FaultAttribution()
 
     def watch(self, model: nn.Module) -> None:
         """Include a model."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from phalanx import checkpoint
 from phalanx.core.contract.records import QuarantinedRecord, WarningRecord
@@ -26,34 +26,20 @@ from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.gang.report import Report
 
 
-class GuardStateStore(Protocol):
-    """The storage of a run's guard state."""
-
-    keeps: bool
-
-    def open(self) -> GuardState:
-        """Return the guard state of earlier generations, the same on all ranks. Collective."""
-        ...
-
-    def keep(self, state: GuardState) -> None:
-        """Replace the stored guard state. Raises OSError."""
-        ...
-
-
-class NoGuardStateStore:
-    """Storage of a run without a checkpoint directory: nothing is kept."""
+class GuardStateStore:
+    """The storage of a run's guard state. Without a checkpoint directory it keeps nothing."""
 
     keeps = False
 
     def open(self) -> GuardState:
-        """Return an empty guard state."""
+        """Return the guard state of earlier generations, the same on all ranks. Collective."""
         return GuardState()
 
     def keep(self, state: GuardState) -> None:
-        """Do nothing."""
+        """Replace the stored guard state. Raises OSError."""
 
 
-class GuardStateFile:
+class GuardStateFile(GuardStateStore):
     """The guard state in `guards.json` in the job's checkpoint directory."""
 
     keeps = True
@@ -95,12 +81,7 @@ class GuardStateFile:
 
     def _halve(self, state: GuardState) -> GuardState:
         before = (self._info.attempt, self._info.generation - 1)
-        smaller = replace(state, halvings=state.halvings + 1, halved_in=before)
-        try:
-            self.keep(smaller)
-        except OSError as error:
-            self._report.write(WarningRecord(f"{self._path}: {error}"))
-        return smaller
+        return self._kept(replace(state, halvings=state.halvings + 1, halved_in=before))
 
     def _undo(self, state: GuardState) -> GuardState:
         assert state.undo is not None
@@ -115,12 +96,15 @@ class GuardStateFile:
                 continue
             why = f"it holds step {state.undo.step}, which was rolled back"
             self._report.write(QuarantinedRecord(path=str(one.path), moved_to=str(moved), why=why))
-        done = replace(state, undo=None)
+        return self._kept(replace(state, undo=None))
+
+    def _kept(self, state: GuardState) -> GuardState:
+        """Keep `state`, with a warning where the disk refuses; returns it."""
         try:
-            self.keep(done)
+            self.keep(state)
         except OSError as error:
             self._report.write(WarningRecord(f"{self._path}: {error}"))
-        return done
+        return state
 
     def keep(self, state: GuardState) -> None:
         """Replace the file atomically. Raises OSError."""

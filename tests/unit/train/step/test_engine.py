@@ -15,7 +15,7 @@ from phalanx.train import settings, start
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import LocalChannel
 from phalanx.train.gang.stopping import StopSignal
-from phalanx.train.state.saving import NoCheckpoints
+from phalanx.train.state.saving import Saver
 from phalanx.train.step import guard
 from phalanx.train.step.components import RunComponents
 from phalanx.train.step.guard import StepVerdict, verdict
@@ -68,7 +68,7 @@ class Connection:
         pass
 
 
-class Saves(NoCheckpoints):
+class Saves(Saver):
     """Checkpoints in memory."""
 
     saves = True

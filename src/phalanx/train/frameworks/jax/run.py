@@ -13,7 +13,7 @@ from phalanx.core.contract.records import DoneRecord, PhaseRecord, StepRecord, S
 from phalanx.errors import NotSupported, UserError
 from phalanx.kit.clock import Clock, SystemClock
 from phalanx.train.frameworks.jax.processes import JaxProcesses, Processes, SingleProcess
-from phalanx.train.frameworks.jax.saving import JaxCheckpoints, JaxSaver, NoJaxCheckpoints
+from phalanx.train.frameworks.jax.saving import JaxCheckpoints, JaxSaver
 from phalanx.train.gang import context, failure, stacks
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.report import Journal, NoReport, Report, ReportFile
@@ -54,7 +54,7 @@ def start(given: Mapping[str, Any]) -> JaxRun:
         report = ReportFile(info.report_file, now=clock.now)
     stacks.install_handler(info.report_file)
     processes: Processes = JaxProcesses() if info.world_size > 1 else SingleProcess()
-    saver: JaxSaver = NoJaxCheckpoints()
+    saver = JaxSaver()
     if info.checkpoint_dir is not None:
         disk = checkpoint.Disk()
         saver = JaxCheckpoints(info.checkpoint_dir, info, processes, report, clock, disk)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
@@ -31,59 +31,39 @@ from phalanx.train.state.committer import Committer, SavedState, write_part
 STRATEGY = "jax"
 
 
-class JaxSaver(Protocol):
-    """Saves and restores the trees of a run. Every process makes the same calls."""
+class JaxSaver:
+    """Saves and restores the trees of a run. Every process makes the same calls.
 
-    @property
-    def saves(self) -> bool:
-        """Return whether saves are kept."""
-        ...
+    This one is for a run without a checkpoint directory: it saves nothing.
+    """
+
+    saves = False
+    """Whether saves are kept."""
 
     @property
     def estimate_s(self) -> float:
         """Return the estimated seconds of the next save."""
-        ...
+        return 0.0
 
     @property
     def written(self) -> bool:
         """Return whether this process has nothing more to write."""
-        ...
+        return True
 
     @property
     def under_way(self) -> bool:
         """Return whether a save was begun and not committed."""
-        ...
+        return False
 
     def restore(self, like: Any) -> tuple[Any, Manifest] | None:
         """Return the newest valid tree, structured and sharded like `like`; None without any."""
-        ...
-
-    def begin(self, tree: Any, step: int, why: str, metrics: Mapping[str, Any]) -> None:
-        """Copy this process's part and write it in a thread."""
-        ...
-
-    def commit(self) -> bool:
-        """Wait for the pending save and commit it; returns the same on every process."""
-        ...
-
-
-class NoJaxCheckpoints:
-    """The saver of a run without a checkpoint directory: nothing is saved."""
-
-    saves = False
-    estimate_s = 0.0
-    written = True
-    under_way = False
-
-    def restore(self, like: Any) -> tuple[Any, Manifest] | None:
-        """Do nothing."""
         return None
 
     def begin(self, tree: Any, step: int, why: str, metrics: Mapping[str, Any]) -> None:
-        """Do nothing."""
+        """Copy this process's part and write it in a thread."""
 
     def commit(self) -> bool:
-        """Do nothing."""
+        """Wait for the pending save and commit it; returns the same on every process."""
         return False
 
 
@@ -100,7 +80,7 @@ class PendingSave:
     row: dict[str, Any] = field(default_factory=dict)
 
 
-class JaxCheckpoints:
+class JaxCheckpoints(JaxSaver):
     """A job's checkpoint directory. At most one save is in progress."""
 
     saves = True
