@@ -16,9 +16,9 @@ from phalanx.train.data.loader import EvaluationLoader
 from phalanx.train.numerics import gradients
 from phalanx.train.observe.profiling import profile_settings
 from phalanx.train.parallel import replica
-from phalanx.train.step.components import RunComponents
 from phalanx.train.step.early_stop import EarlyStopping
 from phalanx.train.step.engine import StepEngine, StepParts
+from phalanx.train.step.policies import RunComponents
 from phalanx.train.step.preparation import RunPreparation
 
 
@@ -45,6 +45,7 @@ class Run:
         self.is_main, self.batch_world = info.is_main, parts.policies.batch_world
         self._components, self._parts, self._engine = components, parts, engine
         self._preparation, self._progress = preparation, parts.progress
+        self._channel = components.connection.channel
         self._closed = self._reported_done = False
         atexit.register(self._close)
 
@@ -236,7 +237,7 @@ class Run:
         Raises:
             SpecInvalid: An argument makes no sense.
         """
-        channel = self._parts.channel
+        channel = self._channel
         made = EarlyStopping(
             patience, mode, min_delta, lambda value: float(channel.broadcast(repr(value)))
         )
@@ -259,8 +260,8 @@ class Run:
         Args:
             values: This rank's values. Of ranks that share samples, the first one counts.
         """
-        mine = [float(value) if self._parts.speaks else 0.0 for value in values]
-        return self._parts.channel.total(mine)
+        counts = self._components.layout.speaks(self.rank)
+        return self._channel.total([float(value) if counts else 0.0 for value in values])
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Return the module that was given to `prepare`.
@@ -294,7 +295,7 @@ class Run:
             self._reported_done = True
             self._parts.profiling.finish()
             self._engine.flush()
-            self._parts.report.write(DoneRecord(self._progress.step))
+            self._components.report.write(DoneRecord(self._progress.step))
 
     def _close(self) -> None:
         if self._closed:
@@ -302,9 +303,9 @@ class Run:
         self._closed = True
         atexit.unregister(self._close)
         self._parts.journal.flush()
-        self._parts.saver.close()
-        self._parts.report.close()
+        self._components.saver.close()
+        self._components.report.close()
         self._engine.close()
         self._parts.rounds.close()
         self._components.connection.close()
-        self._parts.stop.remove()
+        self._components.stop.remove()

@@ -15,18 +15,19 @@ from phalanx.core.gang import meshes
 from phalanx.core.gang.meshes import Layout
 from phalanx.core.training.guards import GuardPolicy
 from phalanx.errors import Problem, SpecInvalid
-from phalanx.kit.clock import SystemClock
+from phalanx.kit.clock import Clock, SystemClock
 from phalanx.train import settings
 from phalanx.train.data.shares import AUTO, MEASURED_STEPS, Shares, shares_for
 from phalanx.train.gang import context, failure, preflight, randomness, stacks
 from phalanx.train.gang.agreement import Agreement, agreement_for
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import Connection
-from phalanx.train.gang.report import Journal, NoReport, Report, ReportFile
+from phalanx.train.gang.report import Journal, NoReport, Report, report_to
 from phalanx.train.gang.stopping import StopSignal
 from phalanx.train.numerics import batch_norm, local_sgd, precision
 from phalanx.train.numerics.compression import CompressionContext, Compressors
 from phalanx.train.numerics.local_sgd.server_ranks import as_worker, is_server, run_server
+from phalanx.train.numerics.precision import Scale
 from phalanx.train.observe.devices import step_timing
 from phalanx.train.observe.profiling import Profiler
 from phalanx.train.observe.stragglers import ComputeTimes, NoStragglers, Stragglers
@@ -40,12 +41,11 @@ from phalanx.train.state.resuming import Resumption
 from phalanx.train.state.saving import CheckpointDirectory, Saver
 from phalanx.train.state.staging import NoStaging, Staging
 from phalanx.train.state.storage import storage_for
-from phalanx.train.step.components import RunComponents
 from phalanx.train.step.divergence import LossGuard, SpikeGuard
 from phalanx.train.step.engine import StepEngine, StepParts
 from phalanx.train.step.guard import StepGuard
 from phalanx.train.step.guard_state import GuardStateFile, GuardStateStore
-from phalanx.train.step.policies import TrainingPolicies
+from phalanx.train.step.policies import RunComponents, TrainingPolicies
 from phalanx.train.step.preparation import RunPreparation
 from phalanx.train.step.progress import Progress
 from phalanx.train.step.save_schedule import SaveSchedule
@@ -81,8 +81,7 @@ def start(
         options = settings.with_spec(options, info.training)
     if info.strategy is not None:
         options = replace(options, strategy=info.strategy)
-    sync, gang = options.sync, info
-    serves, info = is_server(sync, gang), as_worker(sync, gang)
+    gang, info = info, as_worker(options.sync, info)
     layout = _laid_out(options, info.world_size)
     if options.strategy == meshes.AUTO or layout.dp < info.world_size:
         # Shards allocate and release large blocks often (`materialize`): small pages are slow.
@@ -91,88 +90,70 @@ def start(
     clock = SystemClock()
     stop = StopSignal(clock)
     stop.install()
-    report: Report = NoReport()
-    if info.report_file is not None:
-        report = ReportFile(info.report_file, now=clock.now)
+    report = report_to(info.report_file, clock.now)
     stacks.install_handler(info.report_file)
-    if serves:
-        run_server(sync, gang, lambda: stop.at is not None, report)
+    if is_server(options.sync, gang):
+        run_server(options.sync, gang, lambda: stop.at is not None, report)
+    disk = disk or Disk()
     if resume_from is not None:
-        warm_start.adopt(resume_from, info, disk or Disk())
+        warm_start.adopt(resume_from, info, disk)
     device = _device(info)
     randomness.seed_everything(options.seed)
     look = preflight.check if options.preflight == "check" else preflight.skip_check
     connection = Connection(info, look)
-    saver = Saver()
-    if info.checkpoint_dir is not None:
-        staging = Staging() if info.checkpoint.background else NoStaging()
-        saver = CheckpointDirectory(
-            info.checkpoint_dir,
-            info,
-            connection.private_channel(),
-            report,
-            clock,
-            disk or Disk(),
-            staging,
-            storage_for(info, report),
-        )
-    return assemble(
-        RunComponents(
-            info=info,
-            options=options,
-            clock=clock,
-            connection=connection,
-            report=report,
-            saver=saver,
-            stop=stop,
-            device=device,
-            layout=layout,
-        )
+    components = RunComponents(
+        info=info,
+        options=options,
+        clock=clock,
+        connection=connection,
+        report=report,
+        saver=_saver(info, connection, report, clock, disk),
+        stop=stop,
+        device=device,
+        layout=layout,
+    )
+    return assemble(components)
+
+
+def _saver(
+    info: RankInfo, connection: Connection, report: Report, clock: Clock, disk: Disk
+) -> Saver:
+    """Return what saves the checkpoints of this run. Collective."""
+    if info.checkpoint_dir is None:
+        return Saver()
+    staging = Staging() if info.checkpoint.background else NoStaging()
+    channel, storage = connection.private_channel(), storage_for(info, report)
+    return CheckpointDirectory(
+        info.checkpoint_dir, info, channel, report, clock, disk, staging, storage
     )
 
 
 def assemble(components: RunComponents) -> Run:
     """Build the step engine and the run around it: the only wiring. Collective."""
     info, options, report = components.info, components.options, components.report
-    channel, saver, layout = components.connection.channel, components.saver, components.layout
-    progress, journal = Progress(), Journal(report)
+    channel, saver = components.connection.channel, components.saver
+    progress, journal, timing = Progress(), Journal(report), CurrentTiming(NoTiming())
+    if info.report_file is not None:
+        timing.replace(step_timing(info, report, components.device))
     share_scale, loss_scale = GradientScale(), precision.scale_for(options.precision)
     strategy = strategy_choice.strategy_for(
-        options, layout, info, channel=channel, report=report, on_choice=saver.share_as
+        options, components.layout, info, channel=channel, report=report, on_choice=saver.share_as
     )
-    store = GuardStateStore()
-    if info.checkpoint_dir is not None:
-        store = GuardStateFile(info.checkpoint_dir, info, channel, report)
-    guard = StepGuard(
-        progress,
-        report if info.is_main else None,
-        channel,
-        store,
-        options.on_non_finite,
-        loss_scale,
-        independent=options.sync.is_local,
+    compressors = Compressors(
+        options.compression,
+        options.seed,
+        CompressionContext(lambda: progress.step, lambda: loss_scale.factor, report),
     )
-    losses = LossGuard()
-    if options.on_spike is not GuardPolicy.OFF:
-        place = (info.attempt, info.generation)
-        losses = SpikeGuard(progress, journal, guard, channel, options.on_spike, place)
-    shares = shares_for(
-        options.batch_shares, info.world_size, report if info.is_main else NoReport()
-    )
-    stragglers = _stragglers(components, shares)
-    statistics = None
-    if options.sync_batchnorm and info.world_size > 1:
-        statistics = batch_norm.StatisticsGroup(components.connection.private_group(), share_scale)
-    policies = TrainingPolicies(components, progress, store, loss_scale, shares, statistics)
-    context = CompressionContext(lambda: progress.step, lambda: loss_scale.factor, report)
-    compressors = Compressors(options.compression, options.seed, context)
     rounds = local_sgd.rounds_for(options.sync, info, report)
     trained = TrainedObjects(progress, strategy, channel, compressors, rounds, options.seed)
     saver.watch(trained.models, trained.optimizers, strategy.name, strategy.place)
+    store = _guard_state_store(components)
+    guard, losses = _guards(components, progress, journal, store, loss_scale)
+    shares = shares_for(
+        options.batch_shares, info.world_size, report if info.is_main else NoReport()
+    )
+    statistics = _statistics(components, share_scale)
     resumption = Resumption(saver)
-    timing = CurrentTiming(NoTiming())
-    if info.report_file is not None:
-        timing.replace(step_timing(info, report, components.device))
 
     def begin_training() -> Agreement:
         resumption.used_up(trained.held())
@@ -184,11 +165,6 @@ def assemble(components: RunComponents) -> Run:
         saver.warm(engine.state)
 
     parts = StepParts(
-        info=info,
-        clock=components.clock,
-        report=report,
-        stop=components.stop,
-        channel=channel,
         progress=progress,
         journal=journal,
         timing=timing,
@@ -203,19 +179,57 @@ def assemble(components: RunComponents) -> Run:
         loss_scale=loss_scale,
         guard=guard,
         losses=losses,
-        clip=options.clip,
-        policies=policies,
-        stragglers=stragglers,
-        saver=saver,
+        policies=TrainingPolicies(components, progress, store, loss_scale, shares, statistics),
+        stragglers=_stragglers(components, shares),
         schedule=SaveSchedule(info, components.clock.monotonic()),
-        speaks=layout.speaks(info.rank),
-        num_places=layout.place(info.rank)[1],
         start=begin_training,
         on_first_step=first_step_done,
     )
-    engine = StepEngine(parts)
-    preparation = RunPreparation(components, parts, engine, resumption)
-    return Run(components, parts, engine, preparation)
+    engine = StepEngine(components, parts)
+    return Run(components, parts, engine, RunPreparation(components, parts, engine, resumption))
+
+
+def _guard_state_store(components: RunComponents) -> GuardStateStore:
+    """Return the storage of what a generation leaves to the next one."""
+    info = components.info
+    if info.checkpoint_dir is None:
+        return GuardStateStore()
+    channel = components.connection.channel
+    return GuardStateFile(info.checkpoint_dir, info, channel, components.report)
+
+
+def _guards(
+    components: RunComponents,
+    progress: Progress,
+    journal: Journal,
+    store: GuardStateStore,
+    scale: Scale,
+) -> tuple[StepGuard, LossGuard]:
+    """Return the guards against gradients that are not finite, and against losses that jump."""
+    info, options = components.info, components.options
+    channel, report = components.connection.channel, components.report if info.is_main else None
+    guard = StepGuard(
+        progress,
+        report,
+        channel,
+        store,
+        options.on_non_finite,
+        scale,
+        independent=options.sync.is_local,
+    )
+    if options.on_spike is GuardPolicy.OFF:
+        return guard, LossGuard()
+    place = (info.attempt, info.generation)
+    return guard, SpikeGuard(progress, journal, guard, channel, options.on_spike, place)
+
+
+def _statistics(
+    components: RunComponents, scale: GradientScale
+) -> batch_norm.StatisticsGroup | None:
+    """Return the group over which batch norms are synchronised, if they are. Collective."""
+    if not components.options.sync_batchnorm or components.info.world_size == 1:
+        return None
+    return batch_norm.StatisticsGroup(components.connection.private_group(), scale)
 
 
 def _stragglers(components: RunComponents, shares: Shares) -> Stragglers:

@@ -26,7 +26,7 @@ from phalanx.errors import CheckpointCorrupt, Problem, SpecInvalid, TrainingErro
 from phalanx.kit.clock import Clock, SystemClock
 from phalanx.train.federated.folder import FederationFolder, Tensors, load_weights
 from phalanx.train.gang import context
-from phalanx.train.gang.report import NoReport, Report, ReportFile
+from phalanx.train.gang.report import report_to
 from phalanx.train.numerics.local_sgd import wire
 from phalanx.train.numerics.local_sgd.outer_step import outer_step
 from phalanx.train.settings import OuterSettings
@@ -98,9 +98,7 @@ class Coordinator:
         self._talks = threading.Semaphore(_MOST_TALKS)
         self._seen_s: dict[str, float] = {}
         self._told: set[str] = set()
-        self._report: Report = NoReport()
-        if info.report_file is not None:
-            self._report = ReportFile(info.report_file, now=self._clock.now)
+        self._report = report_to(info.report_file, self._clock.now)
         self._resume()
 
     def _resume(self) -> None:

@@ -120,6 +120,11 @@ class ReportFile(Report):
             self._fd = -1
 
 
+def report_to(path: Path | None, now: Callable[[], int]) -> Report:
+    """Return the report in the file at `path`; without one, records are dropped."""
+    return NoReport() if path is None else ReportFile(path, now=now)
+
+
 class Journal:
     """A buffer of logged metrics that reads their tensors one step later.
 
@@ -166,8 +171,8 @@ class Journal:
 
 def plain(value: Any) -> float | str:
     """A number for JSON; what is not finite becomes "nan", "inf" or "-inf". Raises TypeError."""
-    if isinstance(value, bool | int):
-        return int(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
+    if isinstance(value, int):  # booleans, too
+        return int(value)
     raise TypeError(f"{type(value).__name__} is not a number")

@@ -24,7 +24,7 @@ from phalanx.kit.clock import SystemClock
 from phalanx.kit.text import random_hex
 from phalanx.train.gang import context
 from phalanx.train.gang.context import RankInfo
-from phalanx.train.gang.report import NoReport, Report, ReportFile
+from phalanx.train.gang.report import Report, report_to
 from phalanx.train.state.committer import Committer
 
 _NO_COPIES = (
@@ -111,7 +111,7 @@ def _say_once(path: Path | None, message: str) -> None:
 
 @cache
 def _report(path: Path | None) -> Report:
-    return NoReport() if path is None else ReportFile(path, now=SystemClock().now)
+    return report_to(path, SystemClock().now)
 
 
 def _origin(info: RankInfo) -> FolderOrigin:

@@ -16,22 +16,12 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from phalanx.core.contract.records import (
-    DataRecord,
-    LedgerRecord,
-    PhaseRecord,
-    StepRecord,
-    StoppedRecord,
-)
+from phalanx.core.contract.records import PhaseRecord, StoppedRecord
 from phalanx.core.training import control
 from phalanx.core.training.batches import Share
-from phalanx.kit.clock import Clock
 from phalanx.train.gang import randomness
 from phalanx.train.gang.agreement import Agreement, LocalAgreement
-from phalanx.train.gang.context import RankInfo
-from phalanx.train.gang.groups import ControlChannel
-from phalanx.train.gang.report import Journal, Report
-from phalanx.train.gang.stopping import StopSignal
+from phalanx.train.gang.report import Journal
 from phalanx.train.numerics import gradients
 from phalanx.train.numerics.compression import Compressors
 from phalanx.train.numerics.local_sgd.rounds import Rounds
@@ -50,10 +40,10 @@ from phalanx.train.observe.timing import (
 from phalanx.train.parallel.replica import GradientScale
 from phalanx.train.parallel.strategies import Strategy
 from phalanx.train.state import restoring
-from phalanx.train.state.saving import Saver, SaveRequest
+from phalanx.train.state.saving import SaveRequest
 from phalanx.train.step.divergence import LossGuard
 from phalanx.train.step.guard import StepGuard, StepVerdict
-from phalanx.train.step.policies import TrainingPolicies
+from phalanx.train.step.policies import RunComponents, TrainingPolicies
 from phalanx.train.step.progress import Progress
 from phalanx.train.step.save_schedule import SaveSchedule
 from phalanx.train.step.trained import TrainedObjects
@@ -61,13 +51,8 @@ from phalanx.train.step.trained import TrainedObjects
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
-    """What the engine is made of."""
+    """What the engine is made of, beside the components of the run."""
 
-    info: RankInfo  # the environment of this rank
-    clock: Clock  # of the process
-    report: Report  # of this rank's progress
-    stop: StopSignal  # set by SIGTERM
-    channel: ControlChannel  # small collectives beside the gradients'
     progress: Progress  # the current step and position in the data
     #: metrics that the script logs
     journal: Journal
@@ -85,16 +70,9 @@ class StepParts:
     loss_scale: Scale
     guard: StepGuard  # against gradients that are not finite
     losses: LossGuard  # guard against losses that jump
-    #: the largest norm of the gradients; None: not clipped
-    clip: float | None
     policies: TrainingPolicies  # precision, batch size and learning rate
     stragglers: Stragglers  # comparison of the ranks' compute times
-    saver: Saver  # writes and restores checkpoints
     schedule: SaveSchedule  # decides when to save
-    #: whether this rank reports the samples, of those that share them
-    speaks: bool
-    #: the number of places that samples are divided over
-    num_places: int
     #: training begins: returns the agreement of the gang; collective
     start: Callable[[], Agreement]
     #: the first step is done
@@ -104,10 +82,14 @@ class StepParts:
 class StepEngine:
     """Runs steps, and acts between them. One per run; every rank makes the same calls."""
 
-    def __init__(self, parts: StepParts) -> None:
+    def __init__(self, components: RunComponents, parts: StepParts) -> None:
         self.keeps_batches = parts.guard.enabled
         self.stopping = False
+        self._components, self._channel = components, components.connection.channel
+        self._saver, self._report = components.saver, components.report
         self._parts, self._progress, self._timing = parts, parts.progress, parts.timing
+        # Of ranks that share samples, one reports them.
+        self._reports_samples = components.layout.speaks(components.info.rank)
         self._agreement: Agreement = LocalAgreement()
         self._agreed = self._tick = 0
         self._began = self._committed_any = False
@@ -155,7 +137,7 @@ class StepEngine:
         self._restore_rng()
         parts.share_scale.set(1.0)
         parts.strategy.send_buffers(parts.trained.models)
-        if parts.saver.saves:
+        if self._saver.saves:
             self._rng_at_end = randomness.capture()
         if parts.schedule.due_after_pass(progress.position.total_passes + 1, progress.step):
             self.save("every")
@@ -192,7 +174,7 @@ class StepEngine:
         return result
 
     def _apply(self, optimizer: Optimizer, update: Callable[[], Any]) -> Any:
-        guard, clip = self._parts.guard, self._parts.clip
+        guard, clip = self._parts.guard, self._components.options.clip
         parameters = restoring.parameters_of(optimizer)
         self.finish_gradients(parameters)
         if clip is not None or guard.needs_norm:
@@ -216,8 +198,8 @@ class StepEngine:
         mine, self._tokens = self._tokens, None
         total, places = mine, 1
         if not parts.rounds.is_local:
-            total = parts.channel.total([mine if parts.speaks else 0.0])[0]
-            places = parts.num_places
+            total = self._channel.total([mine if self._reports_samples else 0.0])[0]
+            places = self._components.layout.num_places
         if total:
             gradients.scale(parts.trained.models, places / total)
 
@@ -241,13 +223,14 @@ class StepEngine:
         self._timing.current.stepped(progress.step)
         parts.trained.step_committed(parts.guard.applied)
         parts.stragglers.stepped()
-        self._report_step()
+        for record in progress.step_records(self._reports_samples):
+            self._report.write(record)
         if not self._committed_any:
             self._committed_any = True
             parts.on_first_step()
         parts.journal.flush()
         parts.losses.observe()
-        if parts.info.is_main:
+        if self._components.info.is_main:
             parts.schedule.observe(parts.journal.latest)
         if not with_loader:  # no call of a loader will follow
             self._settle()
@@ -286,12 +269,12 @@ class StepEngine:
         """Return what this rank asks all ranks to do at the next boundary."""
         parts = self._parts
         requests = parts.losses.requests()
-        if parts.stop.at is not None:
+        if self._components.stop.at is not None:
             requests |= control.STOP
         if parts.profiling.asked():
             requests |= control.PROFILE
-        saves = parts.info.is_main and parts.saver.saves
-        if saves and parts.schedule.proposes(parts.clock.monotonic()):
+        saves = self._components.info.is_main and self._saver.saves
+        if saves and parts.schedule.proposes(self._components.clock.monotonic()):
             requests |= control.SAVE
         return requests
 
@@ -306,7 +289,7 @@ class StepEngine:
         """Save now. Collective; on rank 0, returns whether it worked, or has begun."""
         parts, progress = self._parts, self._progress
         parts.schedule.begin()
-        if not parts.saver.saves:
+        if not self._saver.saves:
             return False
         parts.journal.flush()
         request = SaveRequest(
@@ -319,16 +302,16 @@ class StepEngine:
             data=progress.data,
         )
         section = self._timing.current.enter(STALL)
-        began = parts.clock.monotonic()
-        done = parts.saver.save(self.state, request)
-        now = parts.clock.monotonic()
+        began = self._components.clock.monotonic()
+        done = self._saver.save(self.state, request)
+        now = self._components.clock.monotonic()
         self._timing.current.enter(section)
         parts.schedule.saved(
             progress.step if done else None,
             now=now,
             stall_s=now - began,
-            write_s=parts.saver.estimate_s,
-            wall_us=parts.clock.now(),
+            write_s=self._saver.estimate_s,
+            wall_us=self._components.clock.now(),
         )
         return done
 
@@ -338,15 +321,14 @@ class StepEngine:
 
     def _leave(self) -> None:
         """Save if there is time, and end the script: all ranks at the same step."""
-        parts, step = self._parts, self._progress.step
-        saved = False
+        step, saved = self._progress.step, False
         if self._fits_the_grace():
-            there = parts.schedule.saved_step == step and parts.saver.wait()
+            there = self._parts.schedule.saved_step == step and self._saver.wait()
             saved = there or self.save("stop")
         # Only rank 0 has the result of the disk; no rank leaves before it.
-        saved = parts.channel.broadcast("saved" if saved else "") == "saved"
+        saved = self._channel.broadcast("saved" if saved else "") == "saved"
         self.flush()
-        parts.report.write(StoppedRecord(saved=saved, step=step))
+        self._report.write(StoppedRecord(saved=saved, step=step))
         raise SystemExit(0)
 
     def _fits_the_grace(self) -> bool:
@@ -354,11 +336,10 @@ class StepEngine:
 
         Any rank may have received the signal; only rank 0 measures how long a save takes.
         """
-        parts = self._parts
-        left = parts.stop.left_s(parts.info.grace_s)
-        gathered = [float(one) for one in parts.channel.gather(repr(left).encode())]
-        fits = bool(gathered) and min(gathered) >= parts.saver.estimate_s
-        return parts.channel.broadcast("save" if fits else "") == "save"
+        left = self._components.stop.left_s(self._components.info.grace_s)
+        gathered = [float(one) for one in self._channel.gather(repr(left).encode())]
+        fits = bool(gathered) and min(gathered) >= self._saver.estimate_s
+        return self._channel.broadcast("save" if fits else "") == "save"
 
     # -- begin and end ---------------------------------------------------------------------------
 
@@ -378,30 +359,11 @@ class StepEngine:
         self._began = True
         parts, progress = self._parts, self._progress
         self._agreement = parts.start()
-        if parts.info.is_main:
-            parts.schedule.start_best(parts.saver.best_known())
-        parts.report.write(PhaseRecord("ready"))
-        if parts.info.is_main and progress.plan is not None:
-            parts.report.write(
-                DataRecord(
-                    num_samples=progress.plan.usable,
-                    global_batch=progress.plan.step_batch,
-                    drop_last=progress.plan.drop_last,
-                    epochs=progress.num_epochs,
-                    epoch=progress.position.total_passes,
-                    position=progress.position.consumed,
-                )
-            )
-
-    def _report_step(self) -> None:
-        parts, progress = self._parts, self._progress
-        epoch, step = progress.position.total_passes, progress.step
-        # Ranks that share samples have used them once between them.
-        for lo, hi in progress.slices if parts.speaks else ():
-            parts.report.write(LedgerRecord(step=step, epoch=epoch, lo=lo, hi=hi))
-        progress.slices.clear()
-        consumed = progress.position.consumed
-        parts.report.write(StepRecord(step=step, epoch=epoch, consumed=consumed))
+        if self._components.info.is_main:
+            parts.schedule.start_best(self._saver.best_known())
+        self._report.write(PhaseRecord("ready"))
+        if self._components.info.is_main and (record := progress.data_record()) is not None:
+            self._report.write(record)
 
     def finish(self) -> None:
         """Exchange what is due, and save what was not saved. Collective."""

@@ -1,27 +1,51 @@
-"""Precision, batch size and learning rate of a run, applied to its models and steps."""
+"""The components of a run, and its precision, batch size and learning rate."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from phalanx.core.gang.meshes import Layout
 from phalanx.core.training import learning_rate
 from phalanx.core.training.batches import BatchPlan
 from phalanx.core.training.guards import num_pieces
 from phalanx.core.training.learning_rate import Ramp
+from phalanx.kit.clock import Clock
 from phalanx.train.data.shares import Shares
+from phalanx.train.gang.context import RankInfo
+from phalanx.train.gang.groups import Connection
+from phalanx.train.gang.report import Report
+from phalanx.train.gang.stopping import StopSignal
 from phalanx.train.numerics import batch_norm, precision, recompute
 from phalanx.train.numerics.precision import Scale
-from phalanx.train.step.components import RunComponents
+from phalanx.train.settings import RunOptions
+from phalanx.train.state.saving import Saver
 from phalanx.train.step.guard_state import GuardStateStore, install_memory_hook
 from phalanx.train.step.progress import Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunComponents:
+    """The components that `init` opens before there is a model."""
+
+    info: RankInfo  # the environment of this rank
+    options: RunOptions  # the script's options, overridden by the job's spec
+    clock: Clock  # of the process
+    #: the process groups of the gang
+    connection: Connection
+    report: Report  # of this rank's progress and metrics
+    saver: Saver  # writes and restores checkpoints
+    stop: StopSignal  # set by SIGTERM
+    device: torch.device  # on which this rank trains
+    #: which rank holds what part of the model
+    layout: Layout
 
 
 class TrainingPolicies:

@@ -19,9 +19,9 @@ from phalanx.train.observe import communication
 from phalanx.train.state import restoring
 from phalanx.train.state.checkpoint_reader import Restored, section
 from phalanx.train.state.resuming import Resumption
-from phalanx.train.step.components import RunComponents
 from phalanx.train.step.engine import StepEngine, StepParts
 from phalanx.train.step.gates import ScheduleGate, gate_model, gate_optimizer
+from phalanx.train.step.policies import RunComponents
 
 _RANKS = 5
 
@@ -77,7 +77,7 @@ class RunPreparation:
         restored = self._resumption.restored
         assert restored is not None
         manifest, why = restored.manifest, restored.differs or self._parts.rounds.inexact
-        self._parts.report.write(
+        self._components.report.write(
             RestoredRecord(
                 path=str(restored.path),
                 name=manifest.name,
@@ -176,7 +176,7 @@ class RunPreparation:
         evaluating = bool(models) and not models[-1].training
         if parts.progress.plan is not None or evaluating:
             return self.eval_loader(loader)
-        agree = ordering.agreement_over(parts.channel)
+        agree = ordering.agreement_over(self._components.connection.channel)
         restored = self._resumption.restored
         prepared = data.positioned(
             loader,
@@ -210,14 +210,14 @@ class RunPreparation:
             fingerprint.require_same(before, now, where)
         elif found := fingerprint.changes(before, now):
             message = f"other data than in {where}, as allowed: {'; '.join(found)}"
-            self._parts.report.write(WarningRecord(message))
+            self._components.report.write(WarningRecord(message))
             return
         if self._trained.loader is not None:
             self._trained.loader.take_up(saved.get("stream"))
 
     def eval_loader(self, loader: DataLoader[Any]) -> data.EvaluationLoader:
         """Return a loader over this rank's part of the data, for evaluation."""
-        begins = partial(self._parts.report.write, PhaseRecord("evaluating"))
+        begins = partial(self._components.report.write, PhaseRecord("evaluating"))
         return data.EvaluationLoader(loader, self._place, self._options.seed, self._device, begins)
 
     def track(self, objects: Mapping[str, Any]) -> None:

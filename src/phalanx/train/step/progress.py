@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from phalanx.core.contract.records import DataRecord, LedgerRecord, Record, StepRecord
 from phalanx.core.training.batches import BatchPlan, Share
 from phalanx.core.training.checkpoints import Position
 from phalanx.core.training.guards import GuardState
@@ -137,3 +138,26 @@ class Progress:
         """Begin the step in hand again, with its first micro-batch."""
         self.committed = self._step_open = self.repeating = False
         self.slices.clear()
+
+    # -- records ---------------------------------------------------------------------------------
+
+    def data_record(self) -> DataRecord | None:
+        """Return the record of the training data and the position in it; None without a loader."""
+        if self.plan is None:
+            return None
+        return DataRecord(
+            num_samples=self.plan.usable,
+            global_batch=self.plan.step_batch,
+            drop_last=self.plan.drop_last,
+            epochs=self.num_epochs,
+            epoch=self.position.total_passes,
+            position=self.position.consumed,
+        )
+
+    def step_records(self, with_samples: bool) -> Iterator[Record]:
+        """Yield the records of the step that was counted last, and forget the samples it used."""
+        epoch, slices = self.position.total_passes, self.slices[:]
+        self.slices.clear()
+        for lo, hi in slices if with_samples else ():
+            yield LedgerRecord(step=self.step, epoch=epoch, lo=lo, hi=hi)
+        yield StepRecord(step=self.step, epoch=epoch, consumed=self.position.consumed)

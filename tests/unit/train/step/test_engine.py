@@ -17,8 +17,8 @@ from phalanx.train.gang.groups import LocalChannel
 from phalanx.train.gang.stopping import StopSignal
 from phalanx.train.state.saving import Saver
 from phalanx.train.step import guard
-from phalanx.train.step.components import RunComponents
 from phalanx.train.step.guard import StepVerdict, verdict
+from phalanx.train.step.policies import RunComponents
 
 pytestmark = pytest.mark.unit
 

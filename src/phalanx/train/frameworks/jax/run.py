@@ -16,7 +16,7 @@ from phalanx.train.frameworks.jax.processes import JaxProcesses, Processes, Sing
 from phalanx.train.frameworks.jax.saving import JaxCheckpoints, JaxSaver
 from phalanx.train.gang import context, failure, stacks
 from phalanx.train.gang.context import RankInfo
-from phalanx.train.gang.report import Journal, NoReport, Report, ReportFile
+from phalanx.train.gang.report import Journal, Report, report_to
 from phalanx.train.gang.stopping import StopSignal
 from phalanx.train.step.save_schedule import SaveSchedule
 
@@ -49,9 +49,7 @@ def start(given: Mapping[str, Any]) -> JaxRun:
     # After JAX, which takes SIGTERM for itself.
     stop = StopSignal(clock)
     stop.install()
-    report: Report = NoReport()
-    if info.report_file is not None:
-        report = ReportFile(info.report_file, now=clock.now)
+    report = report_to(info.report_file, clock.now)
     stacks.install_handler(info.report_file)
     processes: Processes = JaxProcesses() if info.world_size > 1 else SingleProcess()
     saver = JaxSaver()
