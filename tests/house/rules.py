@@ -30,6 +30,9 @@ MAX_FORMAT_SKIPS = 20
 SHORT_FILES: dict[str, str] = {
     "executors/ray/naming.py": "the driver and the watch of nodes find placement groups by these names",
     "schemas/frameworks.py": "reads entry points; supervisors import it without the models of the spec",
+    "train/folders.py": "a public name of the library",
+    "train/jax.py": "a public name of the library",
+    "train/readers.py": "a public name of the library",
     "cli/exits.py": "the exit codes are an interface of their own, below all of cli",
 }
 

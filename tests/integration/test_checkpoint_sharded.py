@@ -33,7 +33,7 @@ def local(rank):
 def content(path):
     """The whole state of a checkpoint as plain tensors."""
     state, rng = checkpoint_reader.read_state(path, checkpoint.verify(path))
-    return checkpoint_reader.materialised(state), rng
+    return tree.cloned(state), rng
 
 
 WIDE = 12_000  # a state of 25 MB: the parts of three ranks have several chunks
@@ -140,7 +140,7 @@ def test_every_rank_writes_its_part_and_all_open_the_whole(tmp_path):
     assert [restored.path for restored in gang.open()] == [one.path] * 3
     for world in (1, 2, 5):
         fewer = ThreadGang(tmp_path, world, local).open()
-        assert all(same(checkpoint_reader.materialised(one.state), 7) for one in fewer)
+        assert all(same(tree.cloned(one.state), 7) for one in fewer)
 
 
 class Slow:
@@ -370,7 +370,7 @@ def corruptions(tmp_path, count, width, seed=0):
         again = ThreadGang(store, 2, local, width=width)
         opened = again.open()
         assert [one.path for one in opened] == [older.path] * 2
-        assert same(checkpoint_reader.materialised(opened[1].state), 1)
+        assert same(tree.cloned(opened[1].state), 1)
         assert all(holds(model, 1) for model, _ in again.pairs)
         assert again.reports[0].records[0]["k"] == "quarantined"
         shutil.rmtree(store)

@@ -10,7 +10,7 @@ from phalanx.core.contract.records import to_json
 from phalanx.core.training.checkpoints import Position
 from phalanx.kit.clock import SystemClock
 from phalanx.train.gang.context import RankInfo
-from phalanx.train.state import checkpoint_reader, restoring
+from phalanx.train.state import restoring, tree
 from phalanx.train.state.resuming import Resumption
 from phalanx.train.state.saving import CheckpointDirectory, SaveRequest
 from phalanx.train.state.staging import Staging
@@ -152,7 +152,7 @@ class ThreadGang:
             resumption = self.resumption(self.savers[rank])
             resumption.open()
             resumption.put(lambda one: restoring.model(model, one.state["models"][0], "test"))
-            resumption.put(lambda one: checkpoint_reader.materialised(one.state["optimizers"]))
+            resumption.put(lambda one: tree.cloned(one.state["optimizers"]))
             resumption.settle()
             return resumption.restored
 

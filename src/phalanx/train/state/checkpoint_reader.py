@@ -93,17 +93,6 @@ def read_state(
     return state, rng
 
 
-def materialised(value: Any) -> Any:
-    """Return a state with every tensor read. Raises CheckpointCorrupt."""
-    if isinstance(value, sharding.StoredTensor):
-        return value.read()
-    if isinstance(value, Mapping):
-        return {key: materialised(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(materialised(item) for item in value)
-    return value
-
-
 def device_text() -> str:
     """Return the kind of device that sums depend on, for example `cpu:AVX512`."""
     if torch.cuda.is_available():

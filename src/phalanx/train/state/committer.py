@@ -14,9 +14,15 @@ from typing import Any
 import phalanx
 from phalanx import checkpoint
 from phalanx.checkpoint.commit import DEBRIS
-from phalanx.core.contract.records import CheckpointRecord, RemovedRecord, WarningRecord
+from phalanx.core.contract.records import (
+    CheckpointRecord,
+    QuarantinedRecord,
+    RemovedRecord,
+    WarningRecord,
+)
 from phalanx.core.training.checkpoints import FileEntry, Manifest, Position
 from phalanx.kit.clock import Clock
+from phalanx.kit.text import random_hex
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.report import Report
 from phalanx.train.state.storage import CheckpointStorage
@@ -60,6 +66,21 @@ class SavedState:
     global_batch: int | None = None  # samples of a step over all ranks; None: unknown
     metrics: Mapping[str, Any] = field(default_factory=dict)  # the newest logged values by name
     data: Mapping[str, Any] = field(default_factory=dict)  # fingerprint of the data set
+
+
+def set_aside(path: Path, why: str, report: Report, disk: checkpoint.Disk) -> None:
+    """Quarantine a corrupt checkpoint, and report it."""
+    try:
+        moved = checkpoint.quarantine(path, random_hex(8), disk)
+    except OSError:
+        moved = path
+    report.write(QuarantinedRecord(path=str(path), moved_to=str(moved), why=why))
+
+
+def differences(facts: Mapping[str, tuple[Any, Any]]) -> str | None:
+    """Return which facts, each (saved, now), make a resume not bit-identical; None without any."""
+    found = [f"{name} {was} is now {now}" for name, (was, now) in facts.items() if was != now]
+    return "; ".join(found) or None
 
 
 class Committer:

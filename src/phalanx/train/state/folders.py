@@ -13,11 +13,7 @@ from pathlib import Path
 
 from phalanx import checkpoint
 from phalanx.checkpoint.folders import FolderOrigin, manifest_of
-from phalanx.core.contract.records import (
-    QuarantinedRecord,
-    StepRecord,
-    WarningRecord,
-)
+from phalanx.core.contract.records import StepRecord, WarningRecord
 from phalanx.core.training.checkpoints import checkpoint_name
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, NotSupported, UserError
 from phalanx.kit.clock import SystemClock
@@ -25,7 +21,7 @@ from phalanx.kit.text import random_hex
 from phalanx.train.gang import context
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.report import Report, report_to
-from phalanx.train.state.committer import Committer
+from phalanx.train.state.committer import Committer, set_aside
 
 _NO_COPIES = (
     "checkpoint.store: folders that a script saves itself are not copied there; name the folder in"
@@ -91,10 +87,8 @@ def newest(checkpoint_dir: str | Path | None = None) -> tuple[Path, int] | None:
             continue
         except CheckpointCorrupt as error:
             if info.is_main and one.path.is_dir():
-                moved = checkpoint.quarantine(one.path, random_hex(8))
-                _report(info.report_file).write(
-                    QuarantinedRecord(path=str(one.path), moved_to=str(moved), why=error.message)
-                )
+                report = _report(info.report_file)
+                set_aside(one.path, error.message, report, checkpoint.Disk())
             continue
         return one.path, manifest.step
     return None
@@ -116,6 +110,10 @@ def _report(path: Path | None) -> Report:
 
 def _origin(info: RankInfo) -> FolderOrigin:
     return FolderOrigin(
-        job=info.job, attempt=info.attempt, generation=info.generation, world_size=info.world_size,
-        reference_world=info.reference_world, script=Path(sys.argv[0]).name,
-    )  # fmt: skip
+        job=info.job,
+        attempt=info.attempt,
+        generation=info.generation,
+        world_size=info.world_size,
+        reference_world=info.reference_world,
+        script=Path(sys.argv[0]).name,
+    )

@@ -6,7 +6,7 @@ rank starts with the mean of the rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from phalanx.train.state.sharding import StoredTensor
+from phalanx.train.state.tree import mapped
 
 _MESHES: dict[str, DeviceMesh] = {}
 
@@ -62,13 +63,7 @@ def as_before(saved: Any) -> bool:
 
 def spread(value: Any) -> Any:
     """Return a state in which `row` has replaced every tensor."""
-    if isinstance(value, torch.Tensor):
-        return row(value)
-    if isinstance(value, Mapping):
-        return {key: spread(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(spread(item) for item in value)
-    return value
+    return mapped(value, lambda one: row(one) if isinstance(one, torch.Tensor) else one)
 
 
 def gathered(value: Any, take: Callable[[Any], torch.Tensor]) -> Any:
@@ -76,13 +71,8 @@ def gathered(value: Any, take: Callable[[Any], torch.Tensor]) -> Any:
 
     Raises CheckpointCorrupt.
     """
-    if isinstance(value, torch.Tensor | StoredTensor):
-        return take(value)
-    if isinstance(value, Mapping):
-        return {key: gathered(item, take) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(gathered(item, take) for item in value)
-    return value
+    saved = (torch.Tensor, StoredTensor)
+    return mapped(value, lambda one: take(one) if isinstance(one, saved) else one)
 
 
 def num_ranks() -> int:

@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 
 from phalanx import checkpoint
-from phalanx.core.contract.records import QuarantinedRecord, WarningRecord
+from phalanx.core.contract.records import WarningRecord
 from phalanx.core.training.checkpoints import FileEntry, Manifest, lineages
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound
-from phalanx.kit.text import random_hex
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import ControlChannel
 from phalanx.train.gang.report import Report
 from phalanx.train.state.checkpoint_reader import Restored, device_text, read_state
+from phalanx.train.state.committer import differences, set_aside
 from phalanx.train.state.storage import CheckpointStorage
 
 # How a checkpoint is opened, as rank 0 sends it: whether an older candidate is left.
@@ -89,7 +89,7 @@ class ResumeChoice:
         if failed and self._info.is_main:
             found = _rot(path) if rot is None else rot
             if found:
-                self._set_aside(path, found)
+                set_aside(path, found, self._report, self._disk)
                 if self._untried is not None and storage.tier.has_another(path):
                     self._untried.insert(0, path)
             else:
@@ -105,17 +105,10 @@ class ResumeChoice:
             self._report.write(WarningRecord(f"{self._store}: {error}"))
             return []
         for path, why in listing.bad.items():
-            self._set_aside(path, why)
+            set_aside(path, why, self._report, self._disk)
         known = storage.known(listing, self._report)
         self.newest_commit = max((one.commit for one in known.values()), default=0)
         return [self._store / one.name for one in lineages(known)]
-
-    def _set_aside(self, path: Path, why: str) -> None:
-        try:
-            moved = checkpoint.quarantine(path, random_hex(8), self._disk)
-        except OSError:
-            moved = path
-        self._report.write(QuarantinedRecord(path=str(path), moved_to=str(moved), why=why))
 
     def _read(
         self, path: Path, how: str, storage: CheckpointStorage
@@ -138,14 +131,13 @@ class ResumeChoice:
 
     def _differs(self, manifest: Manifest) -> str | None:
         """Return the differences that make a resume here not bit-identical; None without any."""
-        mine = {
+        facts = {
             "world size": (manifest.world_size, self._info.world_size),
             "torch": (manifest.versions.get("torch"), torch.__version__),
             "threads": (manifest.threads, torch.get_num_threads()),
             "device": (manifest.device, device_text()),
         }
-        found = [f"{name} {was} is now {now}" for name, (was, now) in mine.items() if was != now]
-        return "; ".join(found) or None
+        return differences(facts)
 
 
 def _next(candidates: list[Path], storage: CheckpointStorage) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from phalanx.checkpoint.digest import canonical, digest_of
 from phalanx.checkpoint.tensorfile import ByteSource, TensorEntry, TensorRegion
 from phalanx.checkpoint.verified_reads import VerifiedFile
 from phalanx.errors import CheckpointCorrupt, NotSupported
-from phalanx.train.state.regions import overlap_of
+from phalanx.train.state.regions import StoredPart, index_in, stored_overlaps
 from phalanx.train.state.tree import dtype_name, dtype_of
 
 CUT_FROM_BYTES = 64 << 10
@@ -203,7 +203,7 @@ class StoredTensor:
     where: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    parts: list[tuple[ByteSource, TensorEntry]] = field(default_factory=list)
+    parts: list[StoredPart] = field(default_factory=list)
 
     def read(self) -> torch.Tensor:
         """Return the whole tensor in new memory. Raises CheckpointCorrupt."""
@@ -227,9 +227,13 @@ class StoredTensor:
         if live.device.type != "cpu":
             filling.run()
         return DTensor.from_local(
-            local.to(live.device), live.device_mesh, live.placements, run_check=False,
-            shape=live.shape, stride=live.stride(),
-        )  # fmt: skip
+            local.to(live.device),
+            live.device_mesh,
+            live.placements,
+            run_check=False,
+            shape=live.shape,
+            stride=live.stride(),
+        )
 
     def read_onto(self, live: torch.Tensor, filling: BatchedReads) -> torch.Tensor:
         """Read the saved values into `live`, directly if it is contiguous on the CPU; returns it.
@@ -262,33 +266,26 @@ class StoredTensor:
         start: Sequence[int],
         filling: BatchedReads,
     ) -> None:
-        missing = target.numel()
-        for source, row in self.parts:
-            overlap = overlap_of(row.part.start, row.shape, start, shape)
-            if overlap is None:
-                continue
-            at, size = overlap
-            inside = tuple(slice(a - s, a - s + n) for a, s, n in zip(at, start, size, strict=True))
-            self._fill_part(target[inside] if inside else target, source, row, overlap, filling)
-            missing -= math.prod(size)
-        if missing:
-            raise CheckpointCorrupt(f"{self.where}: parts of a tensor are missing or overlap")
+        for source, row, at, size in stored_overlaps(self.parts, start, shape, self.where):
+            inside = index_in(start, at, size)
+            self._fill_part(target[inside] if inside else target, source, row, at, filling)
 
     def _fill_part(
-        self, target: torch.Tensor, source: ByteSource, row: TensorEntry,
-        overlap: tuple[Sequence[int], Sequence[int]], filling: BatchedReads,
-    ) -> None:  # fmt: skip
-        at, size = overlap
-        whole_rows = tuple(size[1:]) == tuple(row.shape[1:])
-        if whole_rows and target.is_contiguous():
+        self,
+        target: torch.Tensor,
+        source: ByteSource,
+        row: TensorEntry,
+        at: Sequence[int],
+        filling: BatchedReads,
+    ) -> None:
+        """Read a part of a stored part: the region that begins `at`, in the shape of `target`."""
+        if tuple(target.shape[1:]) == tuple(row.shape[1:]) and target.is_contiguous():
             stride = math.prod(row.shape[1:]) * self.dtype.itemsize
-            first = (at[0] - row.part.start[0]) * stride if size else 0
+            first = (at[0] - row.part.start[0]) * stride if at else 0
             filling.want(source, row.at + first, _bytes_of(target))
             return
         saved = empty(row.shape, self.dtype)
-        inside = tuple(
-            slice(a - s, a - s + n) for a, s, n in zip(at, row.part.start, size, strict=True)
-        )
+        inside = index_in(row.part.start, at, target.shape)
         filling.want(source, row.at, _bytes_of(saved))
         filling.then(lambda: target.copy_(saved[inside]), saved)
 
@@ -302,7 +299,7 @@ def stored_tensors(
 ) -> dict[int, StoredTensor]:
     """Return a checkpoint's tensors by number. Raises CheckpointCorrupt if parts do not match."""
     found: dict[int, StoredTensor] = {}
-    for source, row in _rows(files):
+    for source, row in ((source, row) for source, rows in files for row in rows):
         try:
             dtype = dtype_of(row.dtype)
         except (AttributeError, ValueError, TypeError) as error:
@@ -315,11 +312,3 @@ def stored_tensors(
             raise CheckpointCorrupt(f"{where}: the parts of tensor {part.id} do not fit together")
         known.parts.append((source, row))
     return found
-
-
-def _rows(
-    files: Iterable[tuple[ByteSource, Sequence[TensorEntry]]],
-) -> Iterator[tuple[ByteSource, TensorEntry]]:
-    for source, rows in files:
-        for row in rows:
-            yield source, row

@@ -184,14 +184,21 @@ def cloned(value: Any) -> Any:
     Optimizers keep the tensors they load, so a state that may be loaded twice is copied for each
     load.
     """
+    return mapped(value, _cloned_leaf)
+
+
+def _cloned_leaf(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
-    if hasattr(value, "read_region"):
-        return read_now(value)
-    if isinstance(value, dict):
-        return {key: cloned(item) for key, item in value.items()}
+    return read_now(value) if hasattr(value, "read_region") else value
+
+
+def mapped(value: Any, leaf: Callable[[Any], Any]) -> Any:
+    """Return a state with `leaf(one)` for all that is in its dictionaries, lists and tuples."""
+    if isinstance(value, Mapping):
+        return {key: mapped(item, leaf) for key, item in value.items()}
     if isinstance(value, list):
-        return [cloned(item) for item in value]
+        return [mapped(item, leaf) for item in value]
     if isinstance(value, tuple):
-        return tuple(cloned(item) for item in value)
-    return value
+        return tuple(mapped(item, leaf) for item in value)
+    return leaf(value)

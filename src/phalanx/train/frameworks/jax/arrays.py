@@ -17,7 +17,7 @@ import numpy as np
 
 from phalanx.checkpoint.tensorfile import ByteSource, TensorBytes, TensorEntry, TensorRegion
 from phalanx.errors import CheckpointCorrupt, RestoreMismatch, TrainingError
-from phalanx.train.state.regions import overlap_of
+from phalanx.train.state.regions import StoredPart, index_in, stored_overlaps
 
 _HINT = "restore into the tree that was saved, or start a new job"
 _SHOWN = 6
@@ -106,29 +106,17 @@ class StoredArray:
     where: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    parts: list[tuple[ByteSource, TensorEntry]] = field(default_factory=list)
+    parts: list[StoredPart] = field(default_factory=list)
 
     def read(self, shape: Sequence[int], start: Sequence[int]) -> np.ndarray[Any, Any]:
         """Return one region of the array. Raises CheckpointCorrupt."""
         target = np.empty(tuple(shape), dtype=self.dtype)
-        missing = target.size
-        for source, row in self.parts:
-            both = overlap_of(row.part.start, row.shape, start, shape)
-            if both is None:
-                continue
-            at, size = both
+        for source, row, at, size in stored_overlaps(self.parts, start, shape, self.where):
             saved = np.empty(row.shape, dtype=self.dtype)
             if saved.size:
                 source.read_into(row.at, memoryview(saved.reshape(-1).view(np.uint8).data))
-            target[_inside(at, start, size)] = saved[_inside(at, row.part.start, size)]
-            missing -= math.prod(size)
-        if missing:
-            raise CheckpointCorrupt(f"{self.where}: parts of an array are missing or overlap")
+            target[index_in(start, at, size)] = saved[index_in(row.part.start, at, size)]
         return target
-
-
-def _inside(at: Sequence[int], start: Sequence[int], size: Sequence[int]) -> tuple[slice, ...]:
-    return tuple(slice(a - s, a - s + n) for a, s, n in zip(at, start, size, strict=True))
 
 
 def stored_arrays(

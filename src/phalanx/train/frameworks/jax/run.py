@@ -63,9 +63,14 @@ class JaxRun:
     """One process's view of a training run. Made by `phalanx.train.frameworks.jax.init`."""
 
     def __init__(
-        self, info: RankInfo, processes: Processes, saver: JaxSaver, report: Report, clock: Clock,
+        self,
+        info: RankInfo,
+        processes: Processes,
+        saver: JaxSaver,
+        report: Report,
+        clock: Clock,
         stop: StopSignal,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.rank, self.world_size, self.is_main = info.rank, info.world_size, info.is_main
         self.step = 0
         self._info, self._processes, self._saver = info, processes, saver
@@ -181,13 +186,13 @@ class JaxRun:
         self._stopping = True
         left_s = self._stop.left_s(self._info.grace_s)
         fits = self._saver.saves and left_s >= self._saver.estimate_s
-        everybody = self._processes.numbers([int(fits)])
+        rows = self._processes.numbers([int(fits)])
         saved = (
             self._saver.under_way
             and self._saver.commit()
             and self._schedule.saved_step == self.step
         )
-        if all(row[0] for row in everybody) and not saved:
+        if all(row[0] for row in rows) and not saved:
             self._saver.begin(self._tree, self.step, "stop", self._journal.latest)
             saved = self._saver.commit()
         self._journal.flush()

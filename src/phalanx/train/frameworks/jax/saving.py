@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,7 @@ import jax
 from phalanx import checkpoint
 from phalanx.checkpoint import tensorfile
 from phalanx.checkpoint.commit import DEBRIS
-from phalanx.core.contract.records import (
-    QuarantinedRecord,
-    RestoredRecord,
-)
+from phalanx.core.contract.records import RestoredRecord
 from phalanx.core.training.checkpoints import Manifest, checkpoint_name
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound
 from phalanx.kit.clock import Clock
@@ -26,7 +23,13 @@ from phalanx.train.frameworks.jax import arrays
 from phalanx.train.frameworks.jax.processes import Processes
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.report import Report
-from phalanx.train.state.committer import Committer, SavedState, write_part
+from phalanx.train.state.committer import (
+    Committer,
+    SavedState,
+    differences,
+    set_aside,
+    write_part,
+)
 
 STRATEGY = "jax"
 
@@ -67,17 +70,17 @@ class JaxSaver:
         return False
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class PendingSave:
-    """A save in progress on one process."""
+    """A save in progress on one process: its thread puts the file's entry into `row`."""
 
     name: str
     step: int
     why: str
     metrics: Mapping[str, Any]
     began: float
-    thread: threading.Thread | None = None
-    row: dict[str, Any] = field(default_factory=dict)
+    thread: threading.Thread
+    row: dict[str, Any]
 
 
 class JaxCheckpoints(JaxSaver):
@@ -86,9 +89,14 @@ class JaxCheckpoints(JaxSaver):
     saves = True
 
     def __init__(
-        self, store: Path, info: RankInfo, processes: Processes, report: Report, clock: Clock,
+        self,
+        store: Path,
+        info: RankInfo,
+        processes: Processes,
+        report: Report,
+        clock: Clock,
         disk: checkpoint.Disk,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._store, self._info, self._processes = store, info, processes
         self._report, self._clock, self._disk = report, clock, disk
         self._draft: PendingSave | None = None
@@ -103,8 +111,7 @@ class JaxCheckpoints(JaxSaver):
     @property
     def written(self) -> bool:
         """Return whether this process has nothing more to write."""
-        draft = self._draft
-        return draft is None or draft.thread is None or not draft.thread.is_alive()
+        return self._draft is None or not self._draft.thread.is_alive()
 
     @property
     def under_way(self) -> bool:
@@ -118,27 +125,22 @@ class JaxCheckpoints(JaxSaver):
         if self.under_way:
             self.commit()
         suffix = self._processes.gather(random_hex(8).encode())[0].decode()
-        draft = PendingSave(
-            checkpoint_name(step, suffix), step, why, dict(metrics), self._clock.monotonic()
-        )
+        name, began, row = checkpoint_name(step, suffix), self._clock.monotonic(), {}
         rows, blobs = arrays.taken(tree, self._info.rank)
         head = {"leaves": rows} if self._info.is_main else {}
-        draft.thread = threading.Thread(
-            target=self._write, args=(draft, head, blobs), name="phalanx-checkpoint", daemon=True
-        )
-        self._draft = draft
-        draft.thread.start()
 
-    def _write(
-        self, draft: PendingSave, head: Mapping[str, Any], blobs: Sequence[tensorfile.TensorBytes]
-    ) -> None:
-        pieces = tensorfile.lay_out(head, blobs)
-        draft.row = write_part(self._disk, self._store, draft.name, self._info.rank, pieces)
+        def write() -> None:
+            pieces = tensorfile.lay_out(head, blobs)
+            row.update(write_part(self._disk, self._store, name, self._info.rank, pieces))
+
+        thread = threading.Thread(target=write, name="phalanx-checkpoint", daemon=True)
+        self._draft = PendingSave(name, step, why, dict(metrics), began, thread, row)
+        thread.start()
 
     def commit(self) -> bool:
         """See `JaxSaver`. A disk error is reported as a warning and does not end training."""
         draft, self._draft = self._draft, None
-        if draft is None or draft.thread is None:
+        if draft is None:
             return False
         draft.thread.join()
         rows = [json.loads(row) for row in self._processes.gather(json.dumps(draft.row).encode())]
@@ -206,8 +208,7 @@ class JaxCheckpoints(JaxSaver):
 
     def _set_aside(self, path: Path, why: str) -> None:
         if path.is_dir():
-            moved = checkpoint.quarantine(path, random_hex(8), self._disk)
-            self._report.write(QuarantinedRecord(path=str(path), moved_to=str(moved), why=why))
+            set_aside(path, why, self._report, self._disk)
 
     def _read(self, path: Path, manifest: Manifest, like: Any) -> tuple[Any, Manifest]:
         began = self._clock.monotonic()
@@ -246,10 +247,9 @@ def _device() -> str:
 
 def _differs(manifest: Manifest, info: RankInfo) -> str | None:
     """Return the differences that make a resume here not bit-identical; None without any."""
-    mine = {
+    facts = {
         "world size": (manifest.world_size, info.world_size),
         "jax": (manifest.versions.get("jax"), jax.__version__),
         "device": (manifest.device, _device()),
     }
-    found = [f"{name} {was} is now {now}" for name, (was, now) in mine.items() if was != now]
-    return "; ".join(found) or None
+    return differences(facts)

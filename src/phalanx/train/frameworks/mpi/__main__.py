@@ -26,11 +26,14 @@ from phalanx.train.frameworks.mpi.rank import FOLDER_VARIABLE, PID_STEM, TMPDIR_
 from phalanx.train.gang.gathering import RankConnection, accept_ranks
 
 _NODE = "phalanx-node-"
+_CALL = "--call-node"
 _MISSING = "there is no mpirun on this node: install Open MPI (on Debian and Ubuntu, openmpi-bin)"
 
 
 def main(argv: Sequence[str]) -> int:
     """Run one node; returns the exit code of `mpirun` on node rank 0, and 0 on other nodes."""
+    if argv[:1] == [_CALL]:
+        return call_node(argv[1:])
     parser = argparse.ArgumentParser(prog="phalanx.train.frameworks.mpi")
     parser.add_argument("--slots", type=int, default=1, help="MPI processes on each node")
     parser.add_argument("--shell", action="store_true", help="COMMAND is one line for the shell")
@@ -105,11 +108,19 @@ class MpirunNode:
     def _command(self, agent: str, words: Sequence[str]) -> list[str]:
         hosts = ",".join(f"{_NODE}{rank}:{self._slots}" for rank in range(self._num_nodes))
         rank = [sys.executable, "-P", "-m", "phalanx.train.frameworks.mpi.rank", *words]
-        return [
-            "mpirun", "-n", str(self._num_nodes * self._slots), "-H", hosts,
-            "--mca", "plm", "rsh", "--mca", "plm_rsh_agent", agent,
-            "--mca", "plm_rsh_no_tree_spawn", "1", "-x", "MASTER_PORT", *rank,
-        ]  # fmt: skip
+        words = [
+            "mpirun",
+            "-n",
+            str(self._num_nodes * self._slots),
+            "-H",
+            hosts,
+            "-x",
+            "MASTER_PORT",
+        ]
+        settings = {"plm": "rsh", "plm_rsh_agent": agent, "plm_rsh_no_tree_spawn": "1"}
+        for name, value in settings.items():
+            words += ["--mca", name, value]
+        return words + rank
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int:
         while True:
@@ -146,7 +157,7 @@ class MpirunNode:
         threading.Thread(target=accept, daemon=True).start()
         script = self._folder / "agent"
         script.write_text(
-            f'#!/bin/sh\nexec "{sys.executable}" -P -m phalanx.train.frameworks.mpi.agent "{path}" "$@"\n'
+            f'#!/bin/sh\nexec "{sys.executable}" -P -m phalanx.train.frameworks.mpi {_CALL} "{path}" "$@"\n'
         )
         script.chmod(0o700)
         return str(script)
@@ -167,6 +178,21 @@ class MpirunNode:
         while (message := line.receive()) is not None:
             self._answers[rank].pop(0).send(message)
         self._lost.set()
+
+
+def call_node(argv: Sequence[str]) -> int:
+    """Be the remote shell that `mpirun` calls: run a command on the named node.
+
+    `argv` is the socket of node rank 0's process, the node and the command. Returns the command's exit
+    code, or 255 when the node is gone.
+    """
+    path, node, *command = argv
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    line.connect(path)
+    connection = RankConnection(line)
+    connection.send({"node": node, "command": " ".join(command)})
+    message = connection.receive()
+    return 255 if message is None else int(message["code"])
 
 
 def stop_processes(folder: Path) -> None:

@@ -77,8 +77,8 @@ def _lead(
     options: argparse.Namespace, env: dict[str, str], folder: Path, table: RankServer, take: Take
 ) -> int:
     own, num_nodes, port = env["MASTER_ADDR"], int(env["WORLD_SIZE"]), _free_port()
-    head = _ray(options, env, ["--head", f"--port={port}", f"--temp-dir={folder}",
-        f"--node-ip-address={own}", "--include-dashboard=false"])  # fmt: skip
+    words = ["--head", f"--port={port}", f"--temp-dir={folder}", f"--node-ip-address={own}"]
+    head = _ray(options, env, [*words, "--include-dashboard=false"])
     address = f"{own}:{port}"
     _await_head(head, own, port)
     table.gather({"head": address})
@@ -124,11 +124,9 @@ def _ray(
     options: argparse.Namespace, env: Mapping[str, str], words: list[str]
 ) -> subprocess.Popen[bytes]:
     """Start `ray start --block`; it and its daemons end with this rank."""
-    command = [
-        sys.executable, "-W", "ignore", "-m", "ray.scripts.scripts", "start", "--block",
-        f"--num-cpus={options.cpus}", f"--object-store-memory={_STORE_BYTES}",
-        "--disable-usage-stats", *words,
-    ]  # fmt: skip
+    command = [sys.executable, "-W", "ignore", "-m", "ray.scripts.scripts", "start", "--block"]
+    command += [f"--num-cpus={options.cpus}", f"--object-store-memory={_STORE_BYTES}"]
+    command += ["--disable-usage-stats", *words]
     env = {**env, "RAY_worker_niceness": "0"}
     return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
@@ -165,9 +163,11 @@ def _await_nodes(
 
 
 def _script(
-    options: argparse.Namespace, env: dict[str, str], head: subprocess.Popen[bytes],
+    options: argparse.Namespace,
+    env: dict[str, str],
+    head: subprocess.Popen[bytes],
     lost: threading.Event,
-) -> int:  # fmt: skip
+) -> int:
     """Run the user's command to its end; SIGTERM is forwarded to it."""
     env["RAY_JOB_CONFIG_JSON_ENV_VAR"] = json.dumps(
         {"runtime_env": {"worker_process_setup_hook": _HOOK}}
@@ -201,7 +201,7 @@ def _words(options: argparse.Namespace) -> list[str]:
         while rest and rest[0] in ("-u", "-B", "-I"):
             rest = rest[1:]
         if rest and (rest[0] == "-m" or not rest[0].startswith("-")):
-            return [words[0], "-m", "phalanx.train.frameworks.ray.script", *rest]
+            return [words[0], "-m", "phalanx.train.frameworks.ray.hooks", *rest]
     return words
 
 

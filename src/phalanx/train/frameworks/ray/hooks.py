@@ -1,5 +1,7 @@
 """Hooks in the processes of a Ray script: its reports become metrics, its runs resumable.
 
+`python -m phalanx.train.frameworks.ray.hooks X …` runs the user's script X with them.
+
 Nothing of Ray is imported before the script does it: functions are replaced right after the import.
 """
 
@@ -12,9 +14,11 @@ import importlib.util
 import json
 import math
 import os
+import runpy
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -139,3 +143,24 @@ def _store(module: ModuleType) -> None:
 def _run_name(module: ModuleType) -> None:
     """Give an unnamed run the same name in every attempt, so that it resumes."""
     module.date_str = lambda *_args, **_kwargs: _variable("PHALANX_JOB")  # type: ignore[attr-defined]
+
+
+# -- the script ----------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Run a script, or a module after `-m`, with the hooks."""
+    words = sys.argv[1:]
+    install()
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        sys.path.insert(0, "")
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = words
+        sys.path.insert(0, str(Path(words[0]).resolve().parent))
+        runpy.run_path(words[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
