@@ -73,9 +73,14 @@ def started(command: list, env: dict[str, str], log: Path) -> Iterator[subproces
     """A process in its own session, ended with everything in it."""
     with log.open("ab") as out:
         process = subprocess.Popen(
-            command, env=env, cwd=log.parent, stdout=out, stderr=out,
-            stdin=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+            command,
+            env=env,
+            cwd=log.parent,
+            stdout=out,
+            stderr=out,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
     try:
         yield process
     finally:

@@ -51,10 +51,18 @@ def measure(folder, ranks, kills, warm):
     plane = FakeControlPlane()
     gang = gang_contract(1, ranks_per_node=ranks, grace_s=5.0, checkpoint_dir=str(folder))
     assignment = Assignment(
-        gang=gang, node_rank=0, node_dir=str(node), workdir=str(node), cwd=str(node),
-        command=[sys.executable, "train.py"], env=dict(os.environ), cpus=os.cpu_count() or 1,
-        server_url=plane.url, token=plane.token, warm=WarmStart(enabled=warm),
-    )  # fmt: skip
+        gang=gang,
+        node_rank=0,
+        node_dir=str(node),
+        workdir=str(node),
+        cwd=str(node),
+        command=[sys.executable, "train.py"],
+        env=dict(os.environ),
+        cpus=os.cpu_count() or 1,
+        server_url=plane.url,
+        token=plane.token,
+        warm=WarmStart(enabled=warm),
+    )
     (node / "assignment.json").write_text(assignment.model_dump_json())
     began = time.time()
     argv = [
@@ -68,8 +76,15 @@ def measure(folder, ranks, kills, warm):
     port = plane.wait_for(lambda: plane.reports(NodeReadyReport))[0].port
     gaps = []
     for generation in range(kills + 1):
-        plane.order(Orders(version=f"run:{generation}", action=Action.RUN, generation=generation,
-                           master_address="127.0.0.1", master_port=port))  # fmt: skip
+        plane.order(
+            Orders(
+                version=f"run:{generation}",
+                action=Action.RUN,
+                generation=generation,
+                master_address="127.0.0.1",
+                master_port=port,
+            )
+        )
         pids = of(plane, RanksStartedReport, generation).pids
         gaps.append(first_step(node / f"g{generation:03d}", ranks) - began)
         time.sleep(0.3)

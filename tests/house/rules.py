@@ -28,7 +28,6 @@ MAX_FORMAT_SKIPS = 20
 
 #: Files under MIN_FILE lines, each with the reason for which it is a file of its own.
 SHORT_FILES: dict[str, str] = {
-    "executors/ray/naming.py": "the driver and the watch of nodes find placement groups by these names",
     "schemas/frameworks.py": "reads entry points; supervisors import it without the models of the spec",
     "train/folders.py": "a public name of the library",
     "train/jax.py": "a public name of the library",

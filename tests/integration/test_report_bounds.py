@@ -126,7 +126,7 @@ def test_the_supervisor_trims_also_while_nobody_takes_its_bulk(tmp_path):
 
     class Generation:
         number = 0
-        ranks = ()
+        streams = ()
         metrics = SimpleNamespace(trim=lambda tails: [3])
         records = SimpleNamespace(tails={})
 

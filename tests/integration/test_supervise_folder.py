@@ -34,23 +34,36 @@ GUARD_S = 60.0
 class Watched:
     """One generation's folder, and what its watcher said."""
 
-    def __init__(self, root, generation=0, intact=lambda: True, keep=3, commits=True, folder="out",
-                 far=None):  # fmt: skip
+    def __init__(
+        self, root, generation=0, intact=lambda: True, keep=3, commits=True, folder="out", far=None
+    ):
         self.folder, self.store = root / folder, root / "store"
         self.said, self.step, self.failed = [], None, []
         self.calls: queue.Queue = queue.Queue()
         facts = CheckpointFolderConfig(
-            folder=self.folder, store=self.store, keep=Keep(last=keep), commits=commits,
-            far=far, env=dict(os.environ),
+            folder=self.folder,
+            store=self.store,
+            keep=Keep(last=keep),
+            commits=commits,
+            far=far,
+            env=dict(os.environ),
             meeting=f"127.0.0.1:{4000 + generation}",
             origin=FolderOrigin(
-                job="j-1", attempt=1, generation=generation, world_size=2, reference_world=2,
+                job="j-1",
+                attempt=1,
+                generation=generation,
+                world_size=2,
+                reference_world=2,
             ),
-        )  # fmt: skip
+        )
         self.kept = WatchedCheckpointFolder(
-            facts, SystemClock(), self.calls.put, lambda at, record: self.said.append(to_json(record, at)),
-            lambda: ScriptProgress(self.step, {"loss": 0.5}), intact,
-        )  # fmt: skip
+            facts,
+            SystemClock(),
+            self.calls.put,
+            lambda at, record: self.said.append(to_json(record, at)),
+            lambda: ScriptProgress(self.step, {"loss": 0.5}),
+            intact,
+        )
         opened = threading.Event()
         self.kept.open(opened.set, self.failed.append)
         self.until(lambda: opened.is_set() or self.failed)

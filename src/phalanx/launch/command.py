@@ -12,10 +12,9 @@ from typing import Literal
 
 _SHELL_WORDS = frozenset("|&;<>()$`\\*?[]#~{}!\n")
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
-_SENSITIVE = (
-    "ATEN_", "DNNL_", "GLIBC_TUNABLES", "GOMP_", "KMP_", "LANG", "LC_", "LD_", "MALLOC_", "MKL_",
-    "OMP_", "ONEDNN_", "OPENBLAS_", "PYTHON", "THP_", "TORCH",
-)  # fmt: skip
+_SENSITIVE = re.compile(
+    r"(ATEN|DNNL|GOMP|KMP|LC|LD|MALLOC|MKL|OMP|ONEDNN|OPENBLAS|THP)_|GLIBC_TUNABLES|LANG|PYTHON|TORCH"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +120,7 @@ def sensitive(env: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in env.items()
-        if name.startswith(_SENSITIVE) and not name.startswith("TORCHELASTIC_")
+        if _SENSITIVE.match(name) and not name.startswith("TORCHELASTIC_")
     }
 
 

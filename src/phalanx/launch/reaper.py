@@ -129,9 +129,13 @@ def spawn(
 
 
 def _become(
-    argv: list[str], env: dict[str, str], cwd: str, descriptors: tuple[int, ...],
-    report: int, parent: int,
-) -> None:  # fmt: skip
+    argv: list[str],
+    env: dict[str, str],
+    cwd: str,
+    descriptors: tuple[int, ...],
+    report: int,
+    parent: int,
+) -> None:
     what = argv[0]
     try:
         linux.die_with_parent(parent)

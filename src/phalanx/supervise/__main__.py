@@ -50,7 +50,7 @@ def _supervise(context: BootContext) -> int:
     from phalanx.schemas.wire.assignments import Assignment
     from phalanx.supervise.eventloop import EventLoop
     from phalanx.supervise.processes import ProcessTree
-    from phalanx.supervise.program import Supervisor, SupervisorParts
+    from phalanx.supervise.program import Supervisor
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     clock = SystemClock()
@@ -59,10 +59,9 @@ def _supervise(context: BootContext) -> int:
         loop, context.reaper, context.warm, context.tag_env, context.start_warm_process
     )
     assignment = Assignment.model_validate(context.data)
-    parts = SupervisorParts(
-        assignment, context.command, processes, loop, clock, random.Random(), context.environment
+    supervisor = Supervisor(
+        assignment, context.command, processes, context.environment, clock, random.Random()
     )
-    supervisor = Supervisor(parts)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: loop.call_from_outside(supervisor.drain))
     signal.set_wakeup_fd(loop.wake_descriptor, warn_on_full_buffer=False)

@@ -158,9 +158,14 @@ def _matches(
 
 
 def _start_warm(
-    reaper: ReaperProcess, tag: str, python: str, env: Mapping[str, str], imports: Sequence[str],
-    cwd: str, unbuffered: bool = False,
-) -> WarmProcess:  # fmt: skip
+    reaper: ReaperProcess,
+    tag: str,
+    python: str,
+    env: Mapping[str, str],
+    imports: Sequence[str],
+    cwd: str,
+    unbuffered: bool = False,
+) -> WarmProcess:
     stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return WarmProcess.start(

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from phalanx.kit.clock import Clock
 
-Call = Callable[[], None]
+Call = Callable[[], object]
 
 
 class Timer:
@@ -69,7 +69,7 @@ class EventLoop:
             os.write(self._wake_write, b"\0")
 
     def run(self) -> None:
-        """RestoreTurn until `stop`."""
+        """Wait for descriptors and timers, and call, until `stop`."""
         self._running = True
         while self._running:
             timeout = self._next_timeout()

@@ -97,8 +97,13 @@ class ProcessTree:
         else:
             self._start_cold(command, launch, observer)
 
-    def start_command(self, command: list[str] | str, launch: LaunchRequest, observer: ProcessObserver,
-                      workdir: str) -> None:  # fmt: skip
+    def start_command(
+        self,
+        command: list[str] | str,
+        launch: LaunchRequest,
+        observer: ProcessObserver,
+        workdir: str,
+    ) -> None:
         """Start any other command through the reaper."""
         try:
             argv = cold_argv(command, workdir=workdir, env=launch.env)
@@ -203,24 +208,23 @@ class ProcessTree:
     def _spawned(self, body: dict[str, Any]) -> None:
         if self.warm is not None and body["id"] == self.warm.request:
             self.warm.pid = body["pid"]
-            return
-        found = self._asked.pop(body["id"], None)
-        if found is not None:
-            observer, launch = found
-            launch.close()
+        elif (observer := self._answered(body)) is not None:
             self._observers[body["pid"]] = observer
             observer.started(body["pid"], warm=False)
 
     def _refused(self, body: dict[str, Any]) -> None:
         if self.warm is not None and body["id"] == self.warm.request:
             self._warm_lost(f"the warm process could not be started: {body['message']}")
-            return
-        found = self._asked.pop(body["id"], None)
-        if found is not None:
-            observer, launch = found
-            launch.close()
+        elif (observer := self._answered(body)) is not None:
             missing = body["errno"] in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC)
             observer.refused(body["message"], missing=missing)
+
+    def _answered(self, body: dict[str, Any]) -> ProcessObserver | None:
+        """The observer of a request that the reaper has answered."""
+        observer, launch = self._asked.pop(body["id"], (None, None))
+        if launch is not None:
+            launch.close()
+        return observer
 
     def _exited(self, pid: int, status: int, at: int) -> None:
         if self.warm is not None and (pid == self.warm.pid or pid in self._forked):

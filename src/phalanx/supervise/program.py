@@ -13,15 +13,12 @@ import logging
 import os
 import random
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from phalanx.core.jobs.desired import Action
 from phalanx.core.jobs.model import NodeOutcome
 from phalanx.core.reasons import Cause
 from phalanx.kit.clock import Clock
-from phalanx.launch.capture import open_append
 from phalanx.launch.command import PythonCommand
 from phalanx.launch.files import write_file
 from phalanx.launch.identity import EXIT_NAME
@@ -36,7 +33,6 @@ from phalanx.schemas.wire.supervision import (
     Report,
     WarningReport,
 )
-from phalanx.supervise.eventloop import EventLoop
 from phalanx.supervise.packages.plan import EnvironmentPlan
 from phalanx.supervise.preparation import Preparation
 from phalanx.supervise.processes import ProcessTree
@@ -52,46 +48,50 @@ HEARTBEAT_S = 1.0
 _FINAL_REPORTS_S = 10.0
 
 
-@dataclass(slots=True)
-class SupervisorParts:
-    """What a supervisor is made of; built by `__main__`."""
-
-    assignment: Assignment
-    command: PythonCommand | None
-    processes: ProcessTree
-    loop: EventLoop
-    clock: Clock
-    rng: random.Random
-    environment: EnvironmentPlan = field(default_factory=EnvironmentPlan)
-    opener: Callable[[Path], tuple[int, Callable[[bytes], int]]] = open_append
-
-
 class Supervisor:
     """One node rank of one attempt."""
 
-    def __init__(self, parts: SupervisorParts) -> None:
-        self._parts = parts
-        self._assignment = parts.assignment
-        self._loop, self._clock = parts.loop, parts.clock
-        self._node_dir = Path(parts.assignment.node_dir)
+    def __init__(
+        self,
+        assignment: Assignment,
+        command: PythonCommand | None,
+        processes: ProcessTree,
+        environment: EnvironmentPlan,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        """`command` is None where the job runs no Python program."""
+        self._assignment, self._clock, self._rng = assignment, clock, rng
+        self._processes, self._loop = processes, processes.loop
+        self._node_dir = Path(assignment.node_dir)
         self._outbox = Outbox(self._node_dir / "spool")
-        self._link = ControlPlaneLink(self._assignment, self._outbox, self._clock, self._deliver)
-        self._shipper = BulkShipper(self._outbox, self._clock)
-        self._orphans = OrphanReports(self._assignment, self._clock)
-        self._preparation = Preparation(parts.assignment, parts.processes, parts.environment)
+        self._link = ControlPlaneLink(assignment, self._outbox, clock, self._deliver)
+        self._shipper = BulkShipper(self._outbox, clock)
+        self._orphans = OrphanReports(assignment, clock)
+        self._preparation = Preparation(assignment, processes, environment)
+        self._context = GenerationContext(
+            assignment=assignment,
+            command=command,
+            processes=processes,
+            loop=self._loop,
+            clock=clock,
+            put=self._link.put,
+            ended=self._ended,
+            acked=lambda: self._outbox.acked,
+        )
         self._current: Generation | None = None
         self._next: Orders | None = None
         self._last_ended = -1
         self._leaving = False
         self._last_report: RanksEndedReport | None = None
         self._beat_at = 0.0
-        parts.processes.on_lost = self._lost
-        parts.processes.on_warning = self._warn
+        processes.on_lost = self._lost
+        processes.on_warning = self._warn
 
     def run(self) -> None:
         """Check in, then follow orders until released, drained, or out of contact for too long."""
-        self._parts.processes.listen()
-        port, host = free_port(self._parts.rng), socket.gethostname()
+        self._processes.listen()
+        port, host = free_port(self._rng), socket.gethostname()
         self._link.put(lambda seq: NodeReadyReport(seq=seq, port=port, pid=os.getpid(), host=host))
         self._link.start()
         self._orphans.start()
@@ -149,24 +149,10 @@ class Supervisor:
 
     def _start(self, orders: Orders) -> None:
         """Start a generation of ranks, after the preparation of the node where that is still due."""
-        generation = Generation(self._context(), orders)
+        generation = Generation(self._context, orders)
         self._current = generation
         self._shipper.add(generation)
         self._preparation.run(generation, generation.start)
-
-    def _context(self) -> GenerationContext:
-        parts = self._parts
-        return GenerationContext(
-            assignment=self._assignment,
-            command=parts.command,
-            processes=parts.processes,
-            loop=self._loop,
-            clock=self._clock,
-            put=self._link.put,
-            ended=self._ended,
-            opener=parts.opener,
-            acked=lambda: self._outbox.acked,
-        )
 
     def _release(self, orders: Orders) -> None:
         """Leave; ranks that the job does not need any more may save within the grace."""
@@ -232,8 +218,7 @@ class Supervisor:
     ) -> None:
         """Write the end to the exit record first, then queue its report."""
         self._last_ended = max(self._last_ended, number)
-        port = free_port(self._parts.rng)
-        ended: list[RanksEndedReport] = []
+        port = free_port(self._rng)
 
         def make(seq: int) -> Report:
             report = RanksEndedReport(
@@ -244,12 +229,11 @@ class Supervisor:
                 step=generation.records.reached if generation else None,
                 failure=generation.fault if generation else None,
             )
-            ended.append(report)
+            self._last_report = report
             self._write_exit(report)
             return report
 
         self._link.put(make)
-        self._last_report = ended[0]
 
     def _write_exit(self, report: RanksEndedReport | None) -> None:
         gang = self._assignment.gang
@@ -290,8 +274,8 @@ class Supervisor:
 
     def _leave(self) -> None:
         """Kill what is left of the process tree, send the final reports, and end the loop."""
-        self._parts.processes.stop_warm_process()
-        self._parts.processes.kill_all(self._begin_final_reports)
+        self._processes.stop_warm_process()
+        self._processes.kill_all(self._begin_final_reports)
 
     def _begin_final_reports(self) -> None:
         self._write_exit(self._last_report)

@@ -19,18 +19,24 @@ class RayPlatform(Platform):
         self.raylets = raylets
         self.file = root / "pool.yaml"
         self.pool = {
-            "name": "ray", "executor": "ray", "address": raylets.address,
-            "root": str(root / "nodes"), **pool,
-        }  # fmt: skip
+            "name": "ray",
+            "executor": "ray",
+            "address": raylets.address,
+            "root": str(root / "nodes"),
+            **pool,
+        }
 
     def up(self):
         self.file.write_text(yaml.safe_dump({"schema": 1, "pools": [self.pool]}))
         with (self.root / "up.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [BIN / "phalanx", "up", "--slots", "0", "--pool", self.file],
-                env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         wait_until(self._answers, "the control plane")
         self.wait_nodes(len(self.raylets.nodes))
 

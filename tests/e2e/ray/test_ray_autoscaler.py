@@ -31,8 +31,11 @@ class Requests:
     def __init__(self, address):
         self.process = subprocess.Popen(
             [sys.executable, "-c", READER, address],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/",
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd="/",
+        )
         assert self.process.stdout.readline() == "ready\n"
 
     def now(self):

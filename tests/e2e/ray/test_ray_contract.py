@@ -68,12 +68,19 @@ class RayRig:
         gang = gang_contract(job, num_nodes=fields.pop("num_nodes", 1), grace_s=5.0)
         rank = fields.pop("node_rank", 0)
         made = Assignment(
-            gang=gang, node_rank=rank, node_dir=str(self.home.node_dir(job, 1, rank)),
-            workdir="/", cwd="/", command=["python", "-c", "pass"],
-            env={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}, cpus=1,
-            server_url=self.plane.url, token=self.plane.token, warm=WarmStart(enabled=False),
+            gang=gang,
+            node_rank=rank,
+            node_dir=str(self.home.node_dir(job, 1, rank)),
+            workdir="/",
+            cwd="/",
+            command=["python", "-c", "pass"],
+            env={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+            cpus=1,
+            server_url=self.plane.url,
+            token=self.plane.token,
+            warm=WarmStart(enabled=False),
             **fields,
-        )  # fmt: skip
+        )
         self.refs.append(ref_of(made))
         return made
 

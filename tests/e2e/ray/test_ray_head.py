@@ -31,10 +31,14 @@ def begin(platform, tmp_path, epochs, *flags):
     out = tmp_path / "probe"
     job = platform.submit(
         probe_spec(
-            out, f"--epochs={epochs}", "--step-s=0.05", *flags, pool="ray",
+            out,
+            f"--epochs={epochs}",
+            "--step-s=0.05",
+            *flags,
+            pool="ray",
             resources={"nodes": 2, "slots_per_node": 1},
         )
-    )  # fmt: skip
+    )
     platform.wait_steps(12, out)
     return job, out
 

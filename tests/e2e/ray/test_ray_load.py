@@ -84,18 +84,24 @@ def test_twenty_mixed_gangs_are_never_half_held(platform):
     platform.run("projects", "apply", "-f", file)
     sampler = subprocess.Popen(
         [sys.executable, "-c", SAMPLER, platform.raylets.address, owner],
-        stdout=subprocess.PIPE, text=True, cwd="/",
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd="/",
+    )
     assert sampler.stdout.readline() == "ready\n"
     jobs, projects = [], {}
     for number in range(20):
         nodes, slots = rng.randint(1, 3), rng.randint(1, 2)
         project = "small" if nodes * slots <= QUOTAS["small"] else "large"
         spec = {
-            "name": f"mixed-{number}", "run": "sleep 0.3", "framework": "none", "pool": "ray",
-            "project": project, "priority": rng.choice([10, 50, 90]),
+            "name": f"mixed-{number}",
+            "run": "sleep 0.3",
+            "framework": "none",
+            "pool": "ray",
+            "project": project,
+            "priority": rng.choice([10, 50, 90]),
             "resources": {"nodes": nodes, "slots_per_node": min(slots, 4 // nodes)},
-        }  # fmt: skip
+        }
         jobs.append(platform.submit(spec))
         projects[int(jobs[-1].removeprefix("j-"))] = project
     wait_until(lambda: all(platform.show(job).is_terminal for job in jobs), "all jobs", guard_s=400)

@@ -147,13 +147,20 @@ def test_packages_reach_the_nodes_and_are_built_once_on_each(platform, tmp_path)
     def run(name):
         job = platform.submit(
             {
-                "name": "packages", "run": "python packages_job.py", "warm": False, "pool": "ray",
+                "name": "packages",
+                "run": "python packages_job.py",
+                "warm": False,
+                "pool": "ray",
                 "resources": {"nodes": 2, "slots_per_node": 1},
                 "env": {"PROBE_OUT": str(tmp_path / name)},
-                "python": {"packages": ["tinypkg"], "installer": "pip", "index_url": "none",
-                           "find_links": [str(wheel.parent)]},
+                "python": {
+                    "packages": ["tinypkg"],
+                    "installer": "pip",
+                    "index_url": "none",
+                    "find_links": [str(wheel.parent)],
+                },
             }
-        )  # fmt: skip
+        )
         platform.wait_state(job, "succeeded")
         found = [json.loads((tmp_path / f"{name}.{rank}").read_text()) for rank in (0, 1)]
         assert {one["version"] for one in found} == {"1.0"}
@@ -210,8 +217,10 @@ def test_full_object_stores_are_not_noticed(platform, tmp_path):
     platform.wait_steps(5, out)
     filler = subprocess.Popen(
         [sys.executable, "-c", FILL, platform.raylets.address],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/",
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd="/",
+    )
     try:
         shares = json.loads(filler.stdout.readline())
         print("object stores of the raylets, part in use:", shares)
@@ -232,9 +241,19 @@ def test_full_object_stores_are_not_noticed(platform, tmp_path):
 def drain(platform, node):
     """What a cloud's notice of a reclaim becomes in Ray."""
     words = [
-        sys.executable, "-m", "ray.scripts.scripts", "drain-node",
-        "--address", platform.raylets.address, "--node-id", node.node_id,
-        "--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot reclaim",
-        "--deadline-remaining-seconds", "60",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "drain-node",
+        "--address",
+        platform.raylets.address,
+        "--node-id",
+        node.node_id,
+        "--reason",
+        "DRAIN_NODE_REASON_PREEMPTION",
+        "--reason-message",
+        "spot reclaim",
+        "--deadline-remaining-seconds",
+        "60",
+    ]
     subprocess.run(words, check=True, capture_output=True, cwd="/")

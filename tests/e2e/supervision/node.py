@@ -32,8 +32,20 @@ PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 class Node:
     """Starts a supervisor for `script` (Python source) or `command`; use as a context."""
 
-    def __init__(self, folder: Path, script: str = "", *, command=None, ranks=1, warm=False, env=None,
-                 imports=(), setup=None, framework="torch", **assignment):  # fmt: skip
+    def __init__(
+        self,
+        folder: Path,
+        script: str = "",
+        *,
+        command=None,
+        ranks=1,
+        warm=False,
+        env=None,
+        imports=(),
+        setup=None,
+        framework="torch",
+        **assignment,
+    ):
         self.folder = folder
         self.marker = f"PHALANX_TEST_MARKER={uuid.uuid4().hex}"
         self.dir = folder / "n0"
@@ -45,16 +57,27 @@ class Node:
         self.port = 0
         name, value = self.marker.split("=")
         gang = gang_contract(
-            7, attempt=2, framework=framework, ranks_per_node=ranks,
-            grace_s=assignment.pop("grace_s", 10.0), checkpoint_dir=str(folder / "checkpoints"),
-        )  # fmt: skip
+            7,
+            attempt=2,
+            framework=framework,
+            ranks_per_node=ranks,
+            grace_s=assignment.pop("grace_s", 10.0),
+            checkpoint_dir=str(folder / "checkpoints"),
+        )
         fields = {
-            "gang": gang, "node_rank": 0, "node_dir": str(self.dir), "workdir": str(self.code),
-            "cwd": str(self.code), "command": command or [sys.executable, "train.py"],
+            "gang": gang,
+            "node_rank": 0,
+            "node_dir": str(self.dir),
+            "workdir": str(self.code),
+            "cwd": str(self.code),
+            "command": command or [sys.executable, "train.py"],
             "env": {"PATH": PATH, "HOME": str(folder), name: value, **(env or {})},
-            "cpus": 2, "server_url": self.plane.url, "token": self.plane.token, "setup": setup,
+            "cpus": 2,
+            "server_url": self.plane.url,
+            "token": self.plane.token,
+            "setup": setup,
             "warm": WarmStart(enabled=warm, imports=tuple(imports)),
-        }  # fmt: skip
+        }
         self.assignment = Assignment(**{**fields, **assignment})
         self.process = None
 
@@ -64,8 +87,11 @@ class Node:
         with open(self.dir / "supervisor.log", "ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "phalanx.supervise", "--assignment", str(path)],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
         self.port = self.plane.wait_for(lambda: self.plane.reports(NodeReadyReport))[0].port
         return self
 
@@ -84,9 +110,16 @@ class Node:
 
     def run(self, generation=0, restarts=0):
         """Order a generation; returns its RanksStartedReport."""
-        self.plane.order(Orders(
-            version=f"run:{generation}", action=Action.RUN, generation=generation,
-            master_address="127.0.0.1", master_port=self.port, restarts=restarts))  # fmt: skip
+        self.plane.order(
+            Orders(
+                version=f"run:{generation}",
+                action=Action.RUN,
+                generation=generation,
+                master_address="127.0.0.1",
+                master_port=self.port,
+                restarts=restarts,
+            )
+        )
         return self.started(generation)
 
     def order(self, action, generation=0, grace_left_s=0.0, version=""):

@@ -41,13 +41,23 @@ def test_the_environment_contract(tmp_path):
             found = json.loads(node.output(rank))
             env = found["env"]
             wanted = {
-                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "NODE_RANK": "0",
-                "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "False",
-                "TORCHELASTIC_RESTART_COUNT": "3", "PHALANX_JOB": "j-7", "PHALANX_ATTEMPT": "2",
-                "PHALANX_GENERATION": "0", "PHALANX_REFERENCE_WORLD": "2", "OMP_NUM_THREADS": "1",
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "NODE_RANK": "0",
+                "LOCAL_WORLD_SIZE": "2",
+                "GROUP_RANK": "0",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "TORCHELASTIC_USE_AGENT_STORE": "False",
+                "TORCHELASTIC_RESTART_COUNT": "3",
+                "PHALANX_JOB": "j-7",
+                "PHALANX_ATTEMPT": "2",
+                "PHALANX_GENERATION": "0",
+                "PHALANX_REFERENCE_WORLD": "2",
+                "OMP_NUM_THREADS": "1",
                 "PHALANX_CHECKPOINT_DIR": str(tmp_path / "checkpoints"),
-            }  # fmt: skip
+            }
             assert wanted.items() <= env.items()
             assert env["PHALANX_REPORT_FILE"].endswith(f"g000/r0000{rank}.report")
             assert env["TORCHELASTIC_ERROR_FILE"].endswith(f"g000/r0000{rank}.error.json")

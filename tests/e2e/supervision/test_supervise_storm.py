@@ -56,8 +56,14 @@ def test_every_generation_ends_and_leaves_nothing(tmp_path, seed):
     env = {"PYTHONPATH": str(tmp_path / "light")}
     with Node(tmp_path, SCRIPT, ranks=3, warm=True, env=env) as node:
         for generation in range(20):
-            node.plane.order(Orders(version=f"run:{generation}", action=Action.RUN,
-                                    generation=generation, master_port=node.port))  # fmt: skip
+            node.plane.order(
+                Orders(
+                    version=f"run:{generation}",
+                    action=Action.RUN,
+                    generation=generation,
+                    master_port=node.port,
+                )
+            )
             time.sleep(rng.random() * 0.06)  # not to wait for anything: to hit any moment
             if generation % 8 == 7:
                 strike(node, rng, rng.choice(["warm_process", "reaper"]))

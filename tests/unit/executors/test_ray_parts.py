@@ -27,9 +27,15 @@ def pool(**fields):
 
 def seen(**fields):
     return {
-        "id": "ab" * 28, "address": "10.0.0.7", "resources": {"CPU": 8.0, "GPU": 4.0, "memory": 1e9},
-        "labels": {}, "draining_deadline_ms": None, "silent": False, "foreign": {}, **fields,
-    }  # fmt: skip
+        "id": "ab" * 28,
+        "address": "10.0.0.7",
+        "resources": {"CPU": 8.0, "GPU": 4.0, "memory": 1e9},
+        "labels": {},
+        "draining_deadline_ms": None,
+        "silent": False,
+        "foreign": {},
+        **fields,
+    }
 
 
 @pytest.mark.parametrize(
@@ -91,8 +97,10 @@ def test_slots_are_gpus_else_the_custom_resource_else_cpus():
     ]
     nodes = inventory.read(found)
     assert [(node.id, node.num_slots) for node in nodes] == [
-        ("r-aaaaaaaa", 4), ("r-bbbbbbbb", 2), ("r-cccccccc", 3),
-    ]  # fmt: skip
+        ("r-aaaaaaaa", 4),
+        ("r-bbbbbbbb", 2),
+        ("r-cccccccc", 3),
+    ]
     bundles = [inventory.bundle(inventory.known(node.id), 2, 100) for node in nodes]
     assert bundles == [{"GPU": 2.0, "CPU": 4.0}, {"slot": 2.0, "CPU": 8.0}, {"CPU": 2.0}]
 

@@ -23,11 +23,15 @@ def parse(command, workdir="/job"):
         (["python3", "/abs/t.py"], "script", "/abs/t.py", ()),
         ([sys.executable, "-u", "sub/t.py"], "script", "/job/sub/t.py", ()),
         (["python", "-m", "pkg.job", "--lr", "1"], "module", "pkg.job", ("--lr", "1")),
-        ("python train.py 'two words' \"quoted\"", "script", "/job/train.py",
-         ("two words", "quoted")),
+        (
+            "python train.py 'two words' \"quoted\"",
+            "script",
+            "/job/train.py",
+            ("two words", "quoted"),
+        ),
         ("  python -u -m job", "module", "job", ()),
     ],
-)  # fmt: skip
+)
 def test_recognised(command, kind, target, args):
     found = parse(command)
     assert (found.kind, found.target, found.args) == (kind, target, args)
@@ -37,13 +41,28 @@ def test_recognised(command, kind, target, args):
 @pytest.mark.parametrize(
     "command",
     [
-        "python train.py | tee log", "python train.py > out", "python $SCRIPT", "python train.py &",
-        "X=1 python train.py", "python train.py *.txt", "cd x && python train.py", "python 'open",
-        "", [], ["python"], ["python", "-c", "print()"], ["python", "-O", "train.py"],
-        ["python", "-m"], ["bash", "train.sh"], ["pythonic", "train.py"], ["python9.99", "train.py"],
-        ["torchrun", "train.py"], ["python", "job.pyz"], ["python", "."],
+        "python train.py | tee log",
+        "python train.py > out",
+        "python $SCRIPT",
+        "python train.py &",
+        "X=1 python train.py",
+        "python train.py *.txt",
+        "cd x && python train.py",
+        "python 'open",
+        "",
+        [],
+        ["python"],
+        ["python", "-c", "print()"],
+        ["python", "-O", "train.py"],
+        ["python", "-m"],
+        ["bash", "train.sh"],
+        ["pythonic", "train.py"],
+        ["python9.99", "train.py"],
+        ["torchrun", "train.py"],
+        ["python", "job.pyz"],
+        ["python", "."],
     ],
-)  # fmt: skip
+)
 def test_everything_else_starts_cold(command):
     assert parse(command, workdir="/") is None
 
@@ -80,8 +99,15 @@ def test_words_need_no_shell():
 
 
 def test_only_what_counts_at_the_start_is_sensitive():
-    env = {"PYTHONHASHSEED": "1", "LD_PRELOAD": "x", "OMP_NUM_THREADS": "2", "TORCH_LOGS": "x",
-           "TORCHELASTIC_RUN_ID": "r", "RANK": "0", "PATH": "/bin"}  # fmt: skip
+    env = {
+        "PYTHONHASHSEED": "1",
+        "LD_PRELOAD": "x",
+        "OMP_NUM_THREADS": "2",
+        "TORCH_LOGS": "x",
+        "TORCHELASTIC_RUN_ID": "r",
+        "RANK": "0",
+        "PATH": "/bin",
+    }
     assert set(sensitive(env)) == {"PYTHONHASHSEED", "LD_PRELOAD", "OMP_NUM_THREADS", "TORCH_LOGS"}
 
 

@@ -67,9 +67,11 @@ def crippled_reaper(patch):
     source = textwrap.dedent(CRIPPLED).format(patch=patch)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-c", source, str(theirs.fileno())], pass_fds=[theirs.fileno()],
-            start_new_session=True, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            [sys.executable, "-c", source, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+        )
     return ReaperProcess(process, ours)
 
 

@@ -39,9 +39,14 @@ class LocalExecutor:
     """
 
     def __init__(
-        self, home: HomeLayout, *, num_slots: int, clock: Clock, num_cpus: int | None = None,
+        self,
+        home: HomeLayout,
+        *,
+        num_slots: int,
+        clock: Clock,
+        num_cpus: int | None = None,
         keep_warm: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._home = home
         self._num_slots = num_slots
         self._num_cpus = num_cpus or os.cpu_count() or 1

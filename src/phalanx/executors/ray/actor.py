@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -32,10 +33,10 @@ _SHIM = f"import sys; sys.path.insert(0, {_SOURCE!r}); from phalanx.executors.ra
 # What Ray puts into the environment of its own workers and a job must not inherit.
 _NOT_OURS = ("RAY_", "OMP_NUM_THREADS", "PYTHONBREAKPOINT")
 # What tells a process its accelerators; Ray sets them for the actor that was given some.
-_DEVICES = (
-    "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS",
-    "ONEAPI_DEVICE_SELECTOR", "ASCEND_RT_VISIBLE_DEVICES", "HABANA_VISIBLE_MODULES",
-)  # fmt: skip
+_DEVICES = re.compile(
+    r"(CUDA|HIP|ROCR|ASCEND_RT)_VISIBLE_DEVICES|TPU_VISIBLE_CHIPS|ONEAPI_DEVICE_SELECTOR|"
+    r"HABANA_VISIBLE_MODULES"
+)
 
 
 class SupervisorActor:
@@ -185,7 +186,7 @@ def place(assignment: dict[str, Any], node_dir: Path, code: Path) -> None:
             env.pop(name)
             if name in own:
                 env[name] = own[name]
-    env.update({name: own[name] for name in _DEVICES if name in own})
+    env.update({name: own[name] for name in own if _DEVICES.fullmatch(name)})
     assignment["node_dir"] = str(node_dir)
     if not os.path.isdir(assignment["cwd"]) or assignment["cwd"] == assignment["workdir"]:
         assignment["cwd"] = str(code)

@@ -9,12 +9,12 @@ import contextlib
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from phalanx.executors.ray import naming
 from phalanx.executors.ray.actor import SupervisorActor
-from phalanx.executors.ray.node_watch import NodeWatch, look_at_ray
+from phalanx.executors.ray.node_watch import GROUP_PREFIX, NodeWatch, look_at_ray
+from phalanx.kit.text import job_label
 
 # Ray's NodeDeathInfo: an announced end. The machine was removed, or is about to be.
 _ANNOUNCED = (1, 3, 4)
@@ -24,6 +24,21 @@ _ASK_AGAIN_S = 1.0
 # The shim is gone and its actor lives: the actor has this long to return the exit record.
 _LAST_WORDS_S = 3.0
 Key = tuple[int, int, int]
+
+
+def namespace(owner: str) -> str:
+    """The Ray namespace of one home: two control planes never see each other's attempts."""
+    return f"phalanx-{owner}"
+
+
+def group_name(owner: str, job: int, attempt: int) -> str:
+    """The placement group of an attempt; it carries the owner, because lists of groups do not."""
+    return f"{GROUP_PREFIX}-{owner}-{job_label(job)}-a{attempt:03d}"
+
+
+def actor_name(job: int, attempt: int, node_rank: int) -> str:
+    """The actor that holds the supervisor of one node rank."""
+    return f"phalanx-node-{job_label(job)}-a{attempt:03d}-n{node_rank}"
 
 
 class OperationRefused(Exception):
@@ -107,7 +122,7 @@ class RayCluster:
 
         ray.init(
             address=address,
-            namespace=naming.namespace(owner),
+            namespace=namespace(owner),
             log_to_driver=False,
             logging_level="warning",
         )
@@ -122,27 +137,19 @@ class RayCluster:
         return {"ray": ray.__version__}
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Every living node; see `watching.RayNodeState`."""
-        return [
-            {
-                "id": one.id,
-                "address": one.address,
-                "resources": one.resources,
-                "labels": one.labels,
-                "draining_deadline_ms": one.draining_deadline_ms,
-                "silent": one.silent,
-                "foreign": one.foreign,
-            }
-            for one in self._node_watch.nodes()
-            if one.alive
-        ]
+        """Every living node, with the fields of `node_watch.RayNodeState`."""
+        return [asdict(one) for one in self._node_watch.nodes() if one.alive]
 
     # -- starting ----------------------------------------------------------------------------------
 
     def reserve(
-        self, job: int, attempt: int, bundles: Sequence[Mapping[str, float]], nodes: Sequence[str],
+        self,
+        job: int,
+        attempt: int,
+        bundles: Sequence[Mapping[str, float]],
+        nodes: Sequence[str],
         wait_s: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Hold the whole gang: one group with a bundle on each of the nodes, and an actor in each.
 
         Raises OperationRefused when Ray does not give all of it in time; then nothing is held.
@@ -150,7 +157,7 @@ class RayCluster:
         import ray
 
         gone = [node for node in nodes if self._node_watch.raylet_is_gone(node)]
-        name = naming.group_name(self._owner, job, attempt)
+        name = group_name(self._owner, job, attempt)
         try:
             group = ray.util.get_placement_group(name)
         except ValueError:
@@ -184,7 +191,7 @@ class RayCluster:
         tracked.handle = (
             ray.remote(SupervisorActor)
             .options(
-                name=naming.actor_name(*key),
+                name=actor_name(*key),
                 lifetime="detached",
                 get_if_exists=True,
                 max_restarts=0,
@@ -234,7 +241,7 @@ class RayCluster:
         tracked = self._tracked.setdefault(key, TrackedSupervisor())
         if tracked.handle is None:
             with contextlib.suppress(ValueError):
-                tracked.handle = ray.get_actor(naming.actor_name(*key))
+                tracked.handle = ray.get_actor(actor_name(*key))
         return tracked
 
     # -- ending ------------------------------------------------------------------------------------
@@ -251,7 +258,7 @@ class RayCluster:
         """Give the resources back; says whether Ray has confirmed it."""
         import ray
 
-        name = naming.group_name(self._owner, job, attempt)
+        name = group_name(self._owner, job, attempt)
         try:
             group = ray.util.get_placement_group(name)
         except ValueError:

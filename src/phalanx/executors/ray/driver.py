@@ -22,19 +22,14 @@ from typing import Any, BinaryIO
 from phalanx.executors.ray.cluster import OperationRefused, RayCluster
 
 _THREADS = 16
+_OPERATIONS = ("hello", "nodes", "reserve", "start", "stop", "poll", "demand")
 
 
 def serve(cluster: RayCluster, requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer until end-of-file, each request on a thread of its own."""
     lock = threading.Lock()
     operations: dict[str, Callable[..., Any]] = {
-        "hello": cluster.hello,
-        "nodes": cluster.nodes,
-        "reserve": cluster.reserve,
-        "start": cluster.start,
-        "stop": cluster.stop,
-        "poll": cluster.poll,
-        "demand": cluster.demand,
+        name: getattr(cluster, name) for name in _OPERATIONS
     }
 
     def answer(request: dict[str, Any]) -> None:
@@ -47,12 +42,16 @@ def serve(cluster: RayCluster, requests: BinaryIO, answers: BinaryIO) -> None:
             logging.exception("a request failed")
             body["error"] = {"kind": "unavailable", "message": _said(error)}
         with lock:
-            answers.write(json.dumps(body).encode() + b"\n")
-            answers.flush()
+            _send(answers, body)
 
     with ThreadPoolExecutor(_THREADS) as pool:
         for line in requests:
             pool.submit(answer, json.loads(line))
+
+
+def _send(answers: BinaryIO, body: dict[str, Any]) -> None:
+    answers.write(json.dumps(body).encode() + b"\n")
+    answers.flush()
 
 
 def _said(error: BaseException) -> str:
@@ -70,12 +69,9 @@ def main() -> int:
     try:
         cluster = RayCluster.connect(told["address"], told["owner"], told["actor_env"])
     except Exception as error:
-        body = {"id": 0, "error": {"kind": "unavailable", "message": _said(error)}}
-        answers.write(json.dumps(body).encode() + b"\n")
-        answers.flush()
+        _send(answers, {"id": 0, "error": {"kind": "unavailable", "message": _said(error)}})
         return 1
-    answers.write(json.dumps({"id": 0, "ok": cluster.hello()}).encode() + b"\n")
-    answers.flush()
+    _send(answers, {"id": 0, "ok": cluster.hello()})
     serve(cluster, sys.stdin.buffer, answers)
     # Detached actors stay; a clean goodbye would take Ray seconds.
     os._exit(0)

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,6 @@ CONNECT_S = 60.0
 _ANSWER_S = 15.0
 _MAX_WAIT_S = 10.0
 _MAX_LOG_BYTES = 4 * 2**20
-
-
-@dataclass(slots=True)
-class _Call:
-    """One request on its way."""
-
-    done: threading.Event = field(default_factory=threading.Event)
-    answer: dict[str, Any] | None = None
 
 
 class DriverClient:
@@ -46,7 +38,7 @@ class DriverClient:
         self._log = log
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, Future[Any]] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._ready = threading.Event()
         self._closed = threading.Event()
@@ -62,7 +54,7 @@ class DriverClient:
         process = self._process
         if process is None or not self._ready.is_set():
             raise ExecutorUnavailable(f"the Ray cluster cannot be reached: {self._trouble}")
-        number, call = next(self._ids), _Call()
+        number, call = next(self._ids), Future[Any]()
         line = json.dumps({"id": number, "op": op, **fields}).encode() + b"\n"
         self._calls[number] = call
         try:
@@ -70,13 +62,14 @@ class DriverClient:
                 assert process.stdin is not None
                 process.stdin.write(line)
                 process.stdin.flush()
-            if not call.done.wait(answer_s):
-                raise ExecutorUnavailable(f"the Ray cluster does not answer within {answer_s:g} s")
+            return call.result(answer_s)
+        except TimeoutError as error:
+            said = f"the Ray cluster does not answer within {answer_s:g} s"
+            raise ExecutorUnavailable(said) from error
         except OSError as error:
             raise ExecutorUnavailable("the Ray driver has ended") from error
         finally:
             self._calls.pop(number, None)
-        return _unwrap(call.answer)
 
     def close(self) -> None:
         """End the driver. What runs in the cluster stays."""
@@ -123,7 +116,8 @@ class DriverClient:
         self._ready.clear()
         process.wait()
         for call in list(self._calls.values()):
-            call.done.set()
+            if not call.done():
+                call.set_exception(ExecutorUnavailable("the Ray driver ended before it answered"))
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         env = {
@@ -146,25 +140,19 @@ class DriverClient:
             )
 
     def _take(self, answer: dict[str, Any]) -> None:
+        error = answer.get("error")
         if answer["id"] == 0:
-            error = answer.get("error")
             if error is None:
                 self._ready.set()
             else:
                 self._trouble = error["message"]
             return
         call = self._calls.get(answer["id"])
-        if call is not None:
-            call.answer = answer
-            call.done.set()
-
-
-def _unwrap(answer: dict[str, Any] | None) -> Any:
-    if answer is None:
-        raise ExecutorUnavailable("the Ray driver ended before it answered")
-    error = answer.get("error")
-    if error is None:
-        return answer["ok"]
-    if error["kind"] == "refused":
-        raise LaunchError(error["message"])
-    raise ExecutorUnavailable(f"the Ray cluster: {error['message']}")
+        if call is None:
+            return
+        if error is None:
+            call.set_result(answer["ok"])
+        elif error["kind"] == "refused":
+            call.set_exception(LaunchError(error["message"]))
+        else:
+            call.set_exception(ExecutorUnavailable(f"the Ray cluster: {error['message']}"))

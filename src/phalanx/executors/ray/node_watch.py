@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from phalanx.executors.ray.naming import GROUP_PREFIX
-
 _LOG = logging.getLogger(__name__)
 
+# How the names of all placement groups of Phalanx begin.
+GROUP_PREFIX = "phalanx-gang"
 LOOK_S = 0.5
 # Ray's view of free resources lags behind; only what stays foreign for this long is.
 FOREIGN_AFTER_S = 3.0
@@ -28,7 +28,6 @@ class RayNodeState:
 
     #: Ray's node id, in hexadecimal
     id: str
-    name: str  # node name
     address: str  # IP address
     #: of the raylet
     port: int
@@ -160,7 +159,6 @@ def look_at_ray() -> list[RayNodeState]:
         found.append(
             RayNodeState(
                 id=node_id,
-                name=one["NodeName"],
                 address=one["NodeManagerAddress"],
                 port=one["NodeManagerPort"],
                 alive=one["Alive"],

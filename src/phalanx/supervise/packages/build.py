@@ -30,8 +30,9 @@ from phalanx.supervise.packages.plan import VERDICT
 _TAIL_LINES = 40
 _BASE = "_phalanx_base.pth"
 # These would send packages elsewhere than into the environment.
-_ELSEWHERE = ("PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "UV_TARGET", "UV_PREFIX",
-              "UV_SYSTEM_PYTHON", "PYTHONHOME", "VIRTUAL_ENV")  # fmt: skip
+_ELSEWHERE = re.compile(
+    r"PIP_(USER|TARGET|PREFIX|ROOT)|UV_(TARGET|PREFIX|SYSTEM_PYTHON)|PYTHONHOME|VIRTUAL_ENV"
+)
 # What installers say about a network or a disk: to try again is worth while.
 _OUTSIDE = re.compile(
     r"connection (broken|refused|reset|aborted)|timed out|timeout|name resolution|dns error|"
@@ -88,7 +89,7 @@ def build(request: Mapping[str, Any], env: Mapping[str, str]) -> None:
 
 def _fill(folder: Path, request: Mapping[str, Any], env: Mapping[str, str]) -> None:
     base: Mapping[str, Any] = request["base"]
-    own = {name: value for name, value in env.items() if name not in _ELSEWHERE}
+    own = {name: value for name, value in env.items() if not _ELSEWHERE.fullmatch(name)}
     make = [request["python"], "-m", "venv"]
     make += [] if not base["pip"] else ["--without-pip"]
     make += ["--system-site-packages"] if base["system"] else []

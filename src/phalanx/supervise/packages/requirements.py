@@ -50,8 +50,9 @@ def names_torch(lines: Sequence[str]) -> bool:
     return any(_TORCH.match(line) for line in lines)
 
 
-def digest(workdir: Path, wanted: Mapping[str, Any], code: str | None, base: Mapping[str, Any],
-           python: str) -> str:  # fmt: skip
+def digest(
+    workdir: Path, wanted: Mapping[str, Any], code: str | None, base: Mapping[str, Any], python: str
+) -> str:
     """The name of the environment: the same for whatever gives the same content.
 
     `code` is the digest of the snapshot, which counts where something of the work directory is to be

@@ -126,9 +126,11 @@ class WatchedCheckpointFolder(CheckpointFolder):
     def __post_init__(self) -> None:
         facts = self.facts
         if facts.far is not None:
-            self._tier = RemoteTier(
-                facts.far, facts.store, facts.keep, self._report_tier, facts.env
-            )
+
+            def report(kind: str, fields: Mapping[str, Any]) -> None:
+                self._report(records.make(kind, fields))
+
+            self._tier = RemoteTier(facts.far, facts.store, facts.keep, report, facts.env)
 
     def open(self, then: Call, failed: Callable[[str], None]) -> None:
         """See `CheckpointFolder`."""
@@ -324,16 +326,7 @@ class WatchedCheckpointFolder(CheckpointFolder):
     def _set_aside(self, path: Path, why: str) -> None:
         if self.facts.commits and path.is_dir():
             moved = checkpoint.quarantine(path, random_hex(8))
-            self._report(
-                records.QuarantinedRecord(
-                    path=str(path),
-                    moved_to=str(moved),
-                    why=why,
-                )
-            )
-
-    def _report_tier(self, kind: str, fields: Mapping[str, Any]) -> None:
-        self._report(records.make(kind, fields))
+            self._report(records.QuarantinedRecord(path=str(path), moved_to=str(moved), why=why))
 
     def _report(self, record: Record) -> None:
         at = self.clock.now()

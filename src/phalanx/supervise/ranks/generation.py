@@ -65,8 +65,6 @@ class GenerationContext:
     put: Put
     #: called once, when all of a generation has ended
     ended: Callable[[Generation], None]
-    #: opens the files of ranks' output
-    opener: Callable[[Path], tuple[int, Callable[[bytes], int]]]
     #: the number of the last report that is stored
     acked: Callable[[], int]
 
@@ -87,7 +85,7 @@ class Generation:
         self._framework = framework(gang.role.framework)
         first = context.assignment.first_rank
         self.ranks = [
-            LocalRank(first + local, self.folder, context.loop, self, context.opener)
+            LocalRank(first + local, self.folder, context.loop, self)
             for local in range(gang.world.ranks_per_node)
         ]
         files = {one.rank: one.report_file for one in self.ranks}

@@ -26,7 +26,6 @@ _LOG = logging.getLogger(__name__)
 _MAX_READS = 64
 LOG_KEPT_BYTES = 64 << 20
 STREAMS = ("out", "err")
-Opener = Callable[[Path], tuple[int, Callable[[bytes], int]]]
 
 
 class RankObserver(Protocol):
@@ -83,30 +82,24 @@ class Stream:
         rank itself left fits the pipe.
         """
         for _ in range(_MAX_READS):
-            if self.pipe is None:
-                return
-            data, over = read_available(self.pipe)
-            if data:
-                self._take(data)
-            elif over:
-                self.close_pipe(loop)
-            else:
+            if not self.take_some(loop):
                 return
 
-    def _take(self, data: bytes) -> None:
-        self.capture.take(data)
-        if self.listener is not None:
-            self.listener(data)
+    def take_some(self, loop: EventLoop) -> bool:
+        """One read, so that a rank that prints without end does not keep the loop busy.
 
-    def take_some(self, loop: EventLoop) -> None:
-        """One read, so that a rank that prints without end does not keep the loop busy."""
+        Returns whether there was something to read.
+        """
         if self.pipe is None:
-            return
+            return False
         data, over = read_available(self.pipe)
         if data:
-            self._take(data)
+            self.capture.take(data)
+            if self.listener is not None:
+                self.listener(data)
         elif over:
             self.close_pipe(loop)
+        return bool(data)
 
     def close_pipe(self, loop: EventLoop) -> None:
         """Stop reading, although another process may still hold the other end."""
@@ -136,8 +129,6 @@ class LocalRank(ProcessObserver):
     folder: Path  # files of the generation
     loop: EventLoop  # reads its pipes
     observer: RankObserver  # receives its exit
-    #: opens a file for output; tests replace it
-    opener: Opener = open_append
     pid: int | None = None  # None: not started
     #: it was forked from the warm process
     warm: bool = False
@@ -199,7 +190,7 @@ class LocalRank(ProcessObserver):
         if not self.streams:
             for name in STREAMS:
                 path = self.folder / f"{self.stem}.{name}"
-                descriptor, append = self.opener(path)
+                descriptor, append = open_append(path)
                 stream = Stream(self.rank, name, path, Capture(append), descriptor)
                 self.streams.append(stream)
         return self.streams

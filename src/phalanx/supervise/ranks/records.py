@@ -304,7 +304,15 @@ class GenerationRecords:
     def _restored(self, _rank: int, _at: int, record: contract.RestoredRecord) -> None:
         if not self._began:
             self._began = True
-            self._put(self._restored_report(record))
+            self._report(
+                RestoredReport,
+                path=record.path,
+                step=record.step,
+                epoch=record.epoch,
+                position=record.position,
+                exact=record.exact,
+                took_s=record.restore_s,
+            )
 
     def _data(self, rank: int, at: int, record: contract.DataRecord) -> None:
         self._num_samples, self._num_epochs = record.num_samples, record.epochs
@@ -313,12 +321,10 @@ class GenerationRecords:
 
     def _guard(self, _rank: int, _at: int, record: contract.GuardRecord) -> None:
         fields = {**_fields(record), "ranks": list(record.ranks)}
-        self._put(lambda seq: GuardReport(seq=seq, generation=self._generation, **fields))
+        self._report(GuardReport, **fields)
 
     def _profile(self, _rank: int, at: int, record: contract.ProfileRecord) -> None:
-        fields = {**_fields(record), "at": at, "generation": self._generation}
-        ProfileReport(seq=0, **fields)  # raises for invalid values here, not when it is sent
-        self._put(lambda seq: ProfileReport(seq=seq, **fields))
+        self._report(ProfileReport, **{**_fields(record), "at": at})
 
     def _warning(self, rank: int, at: int, record: contract.WarningRecord) -> None:
         self._warn("warn", record.message, rank, record.message, at)
@@ -331,12 +337,13 @@ class GenerationRecords:
             return
         self._num_warned += 1
         self._is_new(kind, what)
-        generation = self._generation
-        self._put(
-            lambda seq: WarningReport(
-                seq=seq, generation=generation, rank=rank, message=message, at=at
-            )
-        )
+        self._report(WarningReport, rank=rank, message=message, at=at)
+
+    def _report(self, kind: Callable[..., Report], **fields: Any) -> None:
+        """Queue a report of this generation. Invalid fields raise here, not when it is sent."""
+        fields["generation"] = self._generation
+        kind(seq=0, **fields)
+        self._put(lambda seq: kind(seq=seq, **fields))
 
     def _is_new(self, kind: str, what: str) -> bool:
         """Remember that this is reported; False when it was before.
@@ -372,18 +379,6 @@ class GenerationRecords:
             "at": at,
         }
         return lambda seq: CheckpointReport(seq=seq, **fields)
-
-    def _restored_report(self, record: contract.RestoredRecord) -> Callable[[int], Report]:
-        return lambda seq: RestoredReport(
-            seq=seq,
-            generation=self._generation,
-            path=record.path,
-            step=record.step,
-            epoch=record.epoch,
-            position=record.position,
-            exact=record.exact,
-            took_s=record.restore_s,
-        )
 
 
 _HANDLERS: Mapping[type[Record], Callable[[GenerationRecords, int, int, Any], None]] = {

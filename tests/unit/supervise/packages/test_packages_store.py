@@ -73,8 +73,11 @@ def test_the_least_recently_used_go_first(store):
     assert store.prune(max_num=2) == ["d2", "d1"]
     assert kept(store) == ["d0", "d3"]
     assert sorted(one.name for one in store.root.iterdir() if one.is_dir()) == [
-        "d0", "d0-00000000", "d3", "d3-00000000",
-    ]  # fmt: skip
+        "d0",
+        "d0-00000000",
+        "d3",
+        "d3-00000000",
+    ]
 
 
 def test_size_counts_too(store):
@@ -164,6 +167,6 @@ def test_one_emptied_by_hand_is_built_again(store):
         ),
         ("Segmentation fault\n", Cause.START_FAILED, ""),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_told_from_a_bad_network(text, cause, why):
     assert judge(text) == (cause, why)

@@ -126,14 +126,20 @@ def test_records_that_make_no_sense_are_passed_over(tmp_path):
     """They come from a user's process: none of them may end the supervisor."""
     path = tmp_path / "r00000.report"
     rows = [
-        [1, 2], "text", {}, {"k": "step"}, {"k": "step", "step": 1e999, "epoch": 0, "t": 1},
+        [1, 2],
+        "text",
+        {},
+        {"k": "step"},
+        {"k": "step", "step": 1e999, "epoch": 0, "t": 1},
         {"k": "metric", "step": 1, "t": 1, "values": {"loss": 10**400}},
         {"k": "metric", "step": 1, "t": 1, "values": [1]},
         {"k": "metric", "step": 1e999, "t": 1, "values": {}},
         {"k": "guard", "step": 1, "what": 1, "origin": 2, "action": 3, "ranks": [1e999]},
-        {"k": "profile"}, {"k": 7}, {"k": "data", "num_samples": 1e999},
+        {"k": "profile"},
+        {"k": 7},
+        {"k": "data", "num_samples": 1e999},
         {"k": "metric", "step": 2, "t": 1, "values": {"loss": 0.5}},
-    ]  # fmt: skip
+    ]
     written(path, rows)
     sent = []
     here = GenerationRecords(

@@ -27,9 +27,13 @@ PLAIN = "b\ufffdd\ufffd.txt"
 
 def round_trip(*reports, phase=""):
     request = SyncRequest(
-        job=1, attempt=1, node_rank=0, sent_at=0, reports=list(reports),
+        job=1,
+        attempt=1,
+        node_rank=0,
+        sent_at=0,
+        reports=list(reports),
         heartbeat=Heartbeat(phase=phase),
-    )  # fmt: skip
+    )
     return SyncRequest.model_validate_json(request.model_dump_json())
 
 

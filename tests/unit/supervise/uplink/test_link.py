@@ -20,9 +20,18 @@ FULL = {"code": StoreUnavailable.code, "message": "the disk is full"}
 def assignment(url):
     gang = gang_contract(1, grace_s=5.0)
     return Assignment(
-        gang=gang, node_rank=0, node_dir="/n", workdir="/w", cwd="/w", command=["x"], env={},
-        warm=WarmStart(enabled=False, imports=()), cpus=1, server_url=url, token="t",
-    )  # fmt: skip
+        gang=gang,
+        node_rank=0,
+        node_dir="/n",
+        workdir="/w",
+        cwd="/w",
+        command=["x"],
+        env={},
+        warm=WarmStart(enabled=False, imports=()),
+        cpus=1,
+        server_url=url,
+        token="t",
+    )
 
 
 @pytest.fixture

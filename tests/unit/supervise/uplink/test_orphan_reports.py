@@ -95,9 +95,17 @@ def folders(root, attempt):
     (node_dir / "g000").mkdir(parents=True)
     gang = gang_contract(7, attempt=attempt, ranks_per_node=RANKS, grace_s=1.0)
     assignment = Assignment(
-        gang=gang, node_rank=0, node_dir=str(node_dir), workdir="/", cwd="/", command="true",
-        env={}, cpus=1, server_url="http://127.0.0.1:1", token="t",
-    )  # fmt: skip
+        gang=gang,
+        node_rank=0,
+        node_dir=str(node_dir),
+        workdir="/",
+        cwd="/",
+        command="true",
+        env={},
+        cpus=1,
+        server_url="http://127.0.0.1:1",
+        token="t",
+    )
     (node_dir / "assignment.json").write_text(assignment.model_dump_json())
     (node_dir / "lock").touch()
     SupervisorRecord(this_process(), None, "tag").write(node_dir)
@@ -130,7 +138,7 @@ looks = st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=8)
     every=st.sampled_from([2, 5]),
     stored=st.floats(0, 1),
     deaths=st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=3),
-)  # fmt: skip
+)
 def test_every_sample_is_told_once_wherever_supervisors_are_killed(
     monkeypatch, tmp_path_factory, looks, unread, most, every, stored, deaths
 ):
@@ -143,9 +151,12 @@ def test_every_sample_is_told_once_wherever_supervisors_are_killed(
     plane, made, lo = Plane(), [], 0
     watermarks = WatermarkFile(folder, lambda: plane.acked)
     here = GenerationRecords(
-        0, files, lambda make: made.append(make(len(made) + 1)),
-        StallWatch(StallLimit(), 0.0), watermarks,
-    )  # fmt: skip
+        0,
+        files,
+        lambda make: made.append(make(len(made) + 1)),
+        StallWatch(StallLimit(), 0.0),
+        watermarks,
+    )
     watermarks.begin()
 
     def train(steps):
@@ -186,8 +197,11 @@ def test_every_sample_is_told_once_wherever_supervisors_are_killed(
 
 
 def read_all(path):
-    return [one for _, one in reports.decode(path.read_bytes()[reports.HEADER_BYTES :])] \
-        if path.exists() else []  # fmt: skip
+    return (
+        [one for _, one in reports.decode(path.read_bytes()[reports.HEADER_BYTES :])]
+        if path.exists()
+        else []
+    )
 
 
 def left_behind(root, steps=3):
@@ -217,11 +231,23 @@ def test_without_its_notes_nothing_is_told_twice_and_nobody_says_goodbye(monkeyp
             json.dumps({"supervisor": {"boot_id": "b", "pid": 1, "start_ticks": 1}, "tag": "t"})
         ),
         lambda node: (node / "lock").unlink(),
-        lambda node: ((node / "g000/r00001.report").unlink(), os.mkfifo(node / "g000/r00001.report")),
+        lambda node: (
+            (node / "g000/r00001.report").unlink(),
+            os.mkfifo(node / "g000/r00001.report"),
+        ),
         lambda node: (node / "g000" / "r00001.report").write_bytes(b"x" * 100),
     ],
-    ids=["watermarks", "no watermarks", "assignment", "record", "another boot", "lock", "pipe", "nonsense"],
-)  # fmt: skip
+    ids=[
+        "watermarks",
+        "no watermarks",
+        "assignment",
+        "record",
+        "another boot",
+        "lock",
+        "pipe",
+        "nonsense",
+    ],
+)
 def test_what_cannot_be_trusted_is_left_alone(monkeypatch, tmp_path, spoil):
     folder = left_behind(tmp_path)
     (folder / "ledger.watermarks").touch()

@@ -13,9 +13,7 @@ def warning(text):
 
 
 def log(data):
-    return lambda seq: LogReport(
-        seq=seq, generation=0, rank=0, stream="out", offset=0, data=data
-    )  # fmt: skip
+    return lambda seq: LogReport(seq=seq, generation=0, rank=0, stream="out", offset=0, data=data)
 
 
 def test_numbers_rise_and_acknowledged_reports_go(tmp_path):
