@@ -19,8 +19,8 @@ DAY_S = 86_400
 SMALL = {"nodes": 1, "slots_per_node": 1}
 
 
-def days(number: float) -> int:
-    return round(number * DAY_S * 1e6)
+def days(number: float) -> float:
+    return number * DAY_S
 
 
 def started(rig: Rig) -> tuple[int, object]:

@@ -1,24 +1,6 @@
 """The control plane: wires store, services, loops and routes, and serves HTTP.
 
-For programs that start one (`phalanx.standalone`)::
-
-    async def serve(  # noqa: PLR0913
-        *,
-        home: HomeLayout,              # folders exist already (mode 0700); server_file is yours
-        executor: Executor,            # phalanx.executors.local.LocalExecutor or a fake
-        sock: socket.socket,           # bound; `serve` listens on it
-        url: str,                      # how clients and supervisors reach `sock`
-        token: str,                    # the bearer token of this home
-        settings: Settings | None = None,   # None: phalanx.server.settings.read_settings()
-        clock: Clock | None = None,
-        on_ready: Callable[[], None] = nothing,   # called once requests are answered: write server.json
-        stop: asyncio.Event | None = None,        # set it to end from outside; SIGTERM and SIGINT do too
-    ) -> StopCause                     # StopCause.IDLE | StopCause.SIGNAL | StopCause.ASKED
-
-Raises StoreCorrupt, StoreUnavailable or NotSupported (SQLite on NFS) before `on_ready`. Jobs are left
-running at exit: their supervisors wait for the next control plane of the home.
-`Settings(idle_exit_s=60)` ends it after that long without a client and without a live job;
-`POST /api/v1/clients/hello` counts as a client, and so does every authorised request.
+Jobs are left running at exit: their supervisors wait for the next control plane of the home.
 """
 
 from __future__ import annotations
@@ -83,10 +65,6 @@ class StopCause(StrEnum):
     IDLE = "idle"
     SIGNAL = "signal"
     ASKED = "asked"
-
-
-def _nothing() -> None:
-    """The default callback: does nothing."""
 
 
 def policy_of(settings: SchedulerSettings) -> PlanningPolicy:
@@ -213,14 +191,18 @@ async def serve(  # noqa: PLR0913
     token: str,
     settings: Settings | None = None,
     clock: Clock | None = None,
-    on_ready: Callable[[], None] = _nothing,
+    on_ready: Callable[[], None] = lambda: None,
     stop: asyncio.Event | None = None,
     clusters: Clusters | None = None,
     pool_files: Sequence[Mapping[str, Any]] = (),
 ) -> StopCause:
-    """Run a control plane until it is stopped or idle; see the top of this file.
+    """Run a control plane on a bound socket until it is stopped or idle.
 
-    `pool_files` are applied before anything else. Raises what `apply_pools` raises for them.
+    The folders of `home` exist, with mode 0700; clients and supervisors reach `sock` at `url`, and clients
+    send `token`. `on_ready` is called once requests are answered. `stop`, SIGTERM and SIGINT end it, and so
+    does the setting `idle_exit_s`. `pool_files` are applied before anything else.
+    Raises StoreCorrupt, StoreUnavailable or NotSupported (SQLite on a network file system) before
+    `on_ready`, and what `apply_pools` raises.
     """
     settings = settings or read_settings()
     store = open_store(settings.database.url or home.database_file)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
 
@@ -43,14 +43,17 @@ class Context:
         self,
         topics: tuple[str, ...],
         wait_s: float,
-        look: Callable[[], Awaitable[T]],
+        look: Callable[[], T],
         enough: Callable[[T], bool],
     ) -> T:
-        """Call `look` now and at every publication, until `enough` accepts the result or time is up."""
+        """Call `look` in a thread, now and at every publication.
+
+        Returns its result when `enough` accepts it, or when `wait_s` has passed.
+        """
         until = self.clock.monotonic() + min(wait_s, self.settings.api.max_wait_s)
         with self.notifier.subscribe(*topics) as woken:
             while True:
-                found = await look()
+                found = await in_thread(look)
                 left_s = until - self.clock.monotonic()
                 if enough(found) or left_s <= 0 or self.notifier.closed:
                     return found

@@ -28,14 +28,8 @@ _CODE = "/api/v1/code/"
 
 def error_response(error: PlatformError) -> JSONResponse:
     """The HTTP response of an error; all errors have this shape."""
-    problems = [
-        ProblemView(path=one.path, message=one.message, value=one.value)
-        for one in getattr(error, "problems", ())
-    ]
-    body = ErrorView(
-        code=error.code, message=error.message, hint=error.hint, retryable=error.retryable,
-        problems=problems,
-    )  # fmt: skip
+    problems = [ProblemView.of(one) for one in getattr(error, "problems", ())]
+    body = ErrorView.of(error, problems=problems)
     return JSONResponse(body.model_dump(mode="json"), status_code=error.http_status)
 
 

@@ -11,17 +11,20 @@ from phalanx.errors import PlatformError
 
 
 def _parser() -> argparse.ArgumentParser:
+    """Its options have the names of the fields of `ControlPlaneOptions`."""
     parser = argparse.ArgumentParser(prog="phalanx.standalone", description=__doc__)
-    parser.add_argument("--home", required=True, type=Path)
+    parser.add_argument("--home", dest="root", required=True, type=Path)
     parser.add_argument("--port", type=int, default=0, help="default: any free one")
-    parser.add_argument("--slots", type=int, default=None, help="default: max(4, cores)")
+    parser.add_argument("--slots", dest="num_slots", type=int, help="default: max(4, cores)")
     parser.add_argument(
         "--detached", action="store_true", help="started by a verb, not by a person"
     )
     parser.add_argument("--idle-exit-s", type=float, default=None, help="default: stay for ever")
     parser.add_argument("--host", default="127.0.0.1", help="interface; default: loopback")
     parser.add_argument("--advertise", default=None, help="URL for other machines")
-    parser.add_argument("--pool", action="append", default=[], type=Path, help="pool file")
+    parser.add_argument(
+        "--pool", dest="pools", action="append", default=[], type=Path, help="pool file"
+    )
     parser.add_argument("--keep-logs-s", type=float, default=None, help="default: the settings'")
     parser.add_argument("--keep-metrics-s", type=float, default=None)
     parser.add_argument("--keep-warm", type=int, default=0, choices=(0, 1))
@@ -30,25 +33,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until told to stop. Exit code 0 after a clean end, 1 when it could not start."""
-    options = _parser().parse_args(argv)
+    options = vars(_parser().parse_args(argv))
     try:
         from phalanx.standalone.control_plane import ControlPlaneOptions, run
 
-        return run(
-            ControlPlaneOptions(
-                root=options.home,
-                port=options.port,
-                num_slots=options.slots,
-                detached=options.detached,
-                idle_exit_s=options.idle_exit_s,
-                keep_warm=options.keep_warm,
-                host=options.host,
-                advertise=options.advertise,
-                pools=tuple(options.pool),
-                keep_logs_s=options.keep_logs_s,
-                keep_metrics_s=options.keep_metrics_s,
-            )
-        )
+        return run(ControlPlaneOptions(**options))
     except PlatformError as error:
         hint = f"\n  {error.hint}" if error.hint else ""
         print(f"phalanx: {error.message}{hint}", file=sys.stderr, flush=True)  # noqa: T201

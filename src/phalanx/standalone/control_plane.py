@@ -8,7 +8,7 @@ import errno
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +44,7 @@ class ControlPlaneOptions:
     keep_warm: int = 0  # number of idle warm processes
     host: str = HOST  # interface to bind
     advertise: str | None = None  # URL for other machines; None: host and port
-    pools: tuple[Path, ...] = ()  # pool files to add to the stored pools
+    pools: Sequence[Path] = ()  # pool files to add to the stored pools
     keep_logs_s: float | None = None  # retention of logs; None: as in the settings
     keep_metrics_s: float | None = None  # the same, of metrics
 

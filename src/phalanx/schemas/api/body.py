@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
@@ -25,6 +26,13 @@ class ResponseBody(BaseModel):
     """What the server answers: clients tolerate what a newer server adds."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
+
+    @classmethod
+    def of(cls, source: object, **others: Any) -> Self:
+        """A body with the fields that `source` has too; `others` are the rest, or differ from it."""
+        names = cls.model_fields.keys() - others.keys()
+        same = {name: getattr(source, name) for name in names if hasattr(source, name)}
+        return cls(**same, **others)
 
 
 class RequestBody(BaseModel):

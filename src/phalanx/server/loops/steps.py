@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from phalanx.kit.text import random_hex
 from phalanx.server.context import Context
@@ -91,9 +92,6 @@ def all_loops(context: Context) -> tuple[ServiceLoop, ...]:
         batch.took(context.clock.monotonic() - began)
         return again_at
 
-    def fire_timers(now: int) -> int | None:
-        return timers_step(platform, now)
-
     def poll(now: int) -> int | None:
         if now >= full_poll.due:
             full_poll.due = now + _us_of(ticks.poll_tick_s)
@@ -104,7 +102,7 @@ def all_loops(context: Context) -> tuple[ServiceLoop, ...]:
         return min(soon, full_poll.due) if polled.leaving else full_poll.due
 
     retention = context.settings.retention
-    progress = RetentionProgress(_us(retention.logs), _us(retention.metrics))
+    progress = RetentionProgress(retention.logs, retention.metrics)
 
     def expire(now: int) -> int | None:
         return now if retention_step(platform, progress, now) else None
@@ -112,15 +110,11 @@ def all_loops(context: Context) -> tuple[ServiceLoop, ...]:
     return (
         ServiceLoop("scheduler", schedule, (QUEUE,), ticks.scheduler_tick_s, planner_pause_s),
         ServiceLoop("dispatcher", dispatch, (outbox.TOPIC,), ticks.dispatcher_tick_s),
-        ServiceLoop("timers", fire_timers, (TIMERS,), ticks.timers_tick_s),
+        ServiceLoop("timers", partial(timers_step, platform), (TIMERS,), ticks.timers_tick_s),
         ServiceLoop("polling", poll, (LEAVING,), ticks.poll_tick_s),
         ServiceLoop("draining", drain, (), ticks.draining_tick_s),
         ServiceLoop("retention", expire, (), retention.tick_s),
     )
-
-
-def _us(age_s: float | None) -> int | None:
-    return None if age_s is None else _us_of(age_s)
 
 
 def _us_of(duration_s: float) -> int:

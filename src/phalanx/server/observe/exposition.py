@@ -110,14 +110,11 @@ class Exposition:
         yield CounterMetricFamily("phalanx_jobs_submitted", "Jobs submitted", value=fleet.submitted)
         yield _counts("phalanx_jobs_finished", "Jobs by how they ended", "state", fleet.finished)
         yield _counts("phalanx_restarts", "Restarts of jobs by cause", "cause", fleet.restarts)
-        yield _counts(
-            "phalanx_checkpoints", "Checkpoints by what became of them", "outcome",
-            fleet.checkpoints,
-        )  # fmt: skip
+        yield _counts("phalanx_checkpoints", "Checkpoints by outcome", "outcome", fleet.checkpoints)
+        saved = fleet.checkpoint_bytes
         yield CounterMetricFamily(
-            "phalanx_checkpoint_bytes", "Bytes of committed checkpoints",
-            value=fleet.checkpoint_bytes,
-        )  # fmt: skip
+            "phalanx_checkpoint_bytes", "Bytes of committed checkpoints", value=saved
+        )
         yield HistogramMetricFamily(
             "phalanx_checkpoint_save_seconds",
             "Time to save a checkpoint",
@@ -217,14 +214,12 @@ def _family(instrument: Instrument, shown: Sequence[tuple[list[str], RankSeries]
             if one is not None:
                 histogram.add_metric([*place, *fixed], one.cumulative(), one.total_s)
         return histogram
-    if instrument.kind is Kind.COUNTER:
-        counter = CounterMetricFamily(name, instrument.help, labels=labels)
-        for place, series in shown:
-            if name in series.counters:
-                counter.add_metric([*place, *fixed], series.counters[name])
-        return counter
-    gauge = GaugeMetricFamily(name, instrument.help, labels=labels)
+    counts = instrument.kind is Kind.COUNTER
+    family = (CounterMetricFamily if counts else GaugeMetricFamily)(
+        name, instrument.help, labels=labels
+    )
     for place, series in shown:
-        if name in series.gauges:
-            gauge.add_metric([*place, *fixed], series.gauges[name])
-    return gauge
+        values = series.counters if counts else series.gauges
+        if name in values:
+            family.add_metric([*place, *fixed], values[name])
+    return family

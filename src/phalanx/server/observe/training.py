@@ -44,7 +44,6 @@ class JobSeries:
 
     ranks: dict[int, RankSeries] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
-    num_left_out: int = 0
 
     def add(self, points: Iterable[MetricPoint]) -> None:
         """Add new points."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -19,7 +20,7 @@ from phalanx.schemas.api.jobs import (
 )
 from phalanx.schemas.api.telemetry import ProfileRequest, ProfilesView, RequestTicket, StacksView
 from phalanx.schemas.api.why import WhyView
-from phalanx.server.context import Here, in_thread
+from phalanx.server.context import Here
 from phalanx.services.lifecycle import requests
 from phalanx.services.lifecycle.commit import job_topic
 from phalanx.services.lifecycle.submit import check, submit
@@ -88,11 +89,11 @@ async def get_events(
 ) -> EventPage:
     """The job's events after number `after`; waits up to `wait_s` seconds for new ones."""
 
-    async def look() -> EventPage:
-        return await in_thread(lambda: views.event_page(here.platform, num, after=after))
-
     return await here.poll_until(
-        (job_topic(num),), wait_s, look, lambda page: bool(page.events) or page.done
+        (job_topic(num),),
+        wait_s,
+        lambda: views.event_page(here.platform, num, after=after),
+        lambda page: bool(page.events) or page.done,
     )
 
 
@@ -119,9 +120,7 @@ async def get_stacks(
 ) -> StacksView:
     """Stored stacks; waits up to `wait_s` seconds until every rank has answered a request."""
 
-    async def look() -> StacksView:
-        return await in_thread(lambda: stacks.read_stacks(here.platform, num))
-
+    look = partial(stacks.read_stacks, here.platform, num)
     asked = (attempt, generation, request)
 
     def whole(view: StacksView) -> bool:
@@ -149,9 +148,7 @@ async def get_profiles(
 ) -> ProfilesView:
     """Stored profiles; waits up to `wait_s` seconds for the answer to a request."""
 
-    async def look() -> ProfilesView:
-        return await in_thread(lambda: profiles.read_profiles(here.platform, num))
-
+    look = partial(profiles.read_profiles, here.platform, num)
     asked = (attempt, generation, request)
 
     def whole(view: ProfilesView) -> bool:

@@ -7,14 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import FileResponse
 
-from phalanx.schemas.wire.supervision import Orders, SyncRequest, SyncResponse
+from phalanx.schemas.wire.supervision import SyncRequest, SyncResponse
 from phalanx.server.context import Here, in_thread
-from phalanx.services.lifecycle.sync import (
-    orders_for,
-    supervisor_code,
-    supervisor_sync,
-    sync_topic,
-)
+from phalanx.services.lifecycle.commit import job_topic
+from phalanx.services.lifecycle.sync import orders_for, supervisor_code, supervisor_sync
 
 router = APIRouter(prefix="/api/v1/supervisors", tags=["supervisors"])
 
@@ -27,12 +23,11 @@ async def post_sync(here: Here, sync: SyncRequest, request: Request) -> SyncResp
     answer = await in_thread(lambda: supervisor_sync(here.platform, sync, token, now))
     if answer.news or sync.wait_s <= 0:
         return answer.response
-
-    async def look() -> Orders:
-        return await in_thread(lambda: orders_for(here.platform, sync, here.clock.now()))
-
     orders = await here.poll_until(
-        (sync_topic(sync),), sync.wait_s, look, lambda found: found.version != sync.seen
+        (job_topic(sync.job),),
+        sync.wait_s,
+        lambda: orders_for(here.platform, sync, here.clock.now()),
+        lambda found: found.version != sync.seen,
     )
     return answer.response.model_copy(update={"orders": orders, "server_now": here.clock.now()})
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request, Response
 
 from phalanx.schemas.api.telemetry import LogPage, MetricsView
-from phalanx.server.context import Here, in_thread
+from phalanx.server.context import Here
 from phalanx.server.observe.exposition import Exposition
 from phalanx.services.lifecycle.commit import job_topic
 from phalanx.services.queries.logs import LogQuery, read_logs
@@ -35,12 +35,11 @@ async def get_logs(  # noqa: PLR0913
     With `role`, `rank` counts in that role.
     """
     query = LogQuery(tuple(rank or ()), stream, tail, role)
-
-    async def look() -> LogPage:
-        return await in_thread(lambda: read_logs(here.platform, num, query, cursor))
-
     return await here.poll_until(
-        (logs_topic(num), job_topic(num)), wait_s, look, lambda page: bool(page.lines) or page.done
+        (logs_topic(num), job_topic(num)),
+        wait_s,
+        lambda: read_logs(here.platform, num, query, cursor),
+        lambda page: bool(page.lines) or page.done,
     )
 
 

@@ -83,11 +83,14 @@ def curve(steps: Sequence[int], values: Sequence[float | None], label: str) -> M
         y = 170 - 150 * (value - low) / span_y
         path.append(f"{pen}{x:.1f} {y:.1f}")
         pen = "L"
-    texts = (
-        _text(54, 24, f"{high:.4g}", "end"), _text(54, 174, f"{low:.4g}", "end"),
-        _text(60, 192, f"step {steps[0]}", "start"), _text(780, 192, str(steps[-1]), "end"),
-        _text(420, 192, label, "middle"),
-    )  # fmt: skip
+    labels = (
+        (54, 24, f"{high:.4g}", "end"),
+        (54, 174, f"{low:.4g}", "end"),
+        (60, 192, f"step {steps[0]}", "start"),
+        (780, 192, str(steps[-1]), "end"),
+        (420, 192, label, "middle"),
+    )
+    texts = (_text(*one) for one in labels)
     line = tag("path", d="".join(path), fill="none", stroke="#2563eb", stroke_width="1.5")
     return tag("svg", line, *texts, viewBox="0 0 800 200", role="img", aria_label=label)
 

@@ -116,19 +116,18 @@ def _samples(lineage: LineageView) -> str:
 
 
 def _curves(here: Here, num: int) -> list[str]:
-    shown: list[str] = []
-    for one in read_metrics(here.platform, num, ranks=(0,), max_points=400).series[:6]:
-        shown.append(curve(one.steps, one.values, one.name))
+    found = read_metrics(here.platform, num, ranks=(0,), max_points=400).series[:6]
+    shown = [curve(one.steps, one.values, one.name) for one in found]
     return [tag("h2", "Metrics of rank 0"), *shown] if shown else []
 
 
 def _checkpoints(here: Here, num: int) -> list[str]:
     found = views.list_checkpoints(here.platform, num)[-10:]
-    rows = [
-        (str(one.step), one.state + (" (best)" if one.is_best else ""), one.path,
-         format_size(one.size_bytes), _time(one.created_at))
-        for one in reversed(found)
-    ]  # fmt: skip
+    rows = []
+    for one in reversed(found):
+        state = one.state + (" (best)" if one.is_best else "")
+        size, saved = format_size(one.size_bytes), _time(one.created_at)
+        rows.append((str(one.step), state, one.path, size, saved))
     heads = ("step", "state", "path", "size", "saved")
     return [tag("h2", "Checkpoints"), table(heads, rows, (0, 3))] if rows else []
 

@@ -19,19 +19,20 @@ from phalanx.store.jobs import Finished
 # Limits per transaction (rows) and per step (jobs), so that other writers wait only briefly.
 ROWS = 500
 JOBS = 100
-_WEEK_US = 7 * 86_400 * 1_000_000
+_US = 1_000_000
+_WEEK_US = 7 * 86_400 * _US
 
 
 @dataclass(slots=True)
 class RetentionProgress:
-    """Ages in microseconds after which logs and metrics are deleted; None: never.
+    """Ages in seconds after which logs and metrics are deleted; None: never.
 
     `seen_logs` and `seen_metrics` are (ended_at, number) of the last job processed: each control plane
     process visits every ended job once.
     """
 
-    logs_us: int | None = None
-    metrics_us: int | None = None
+    logs_s: float | None = None
+    metrics_s: float | None = None
     seen_logs: tuple[int, int] = (0, 0)
     seen_metrics: tuple[int, int] = (0, 0)
 
@@ -43,10 +44,10 @@ def retention_step(platform: Platform, progress: RetentionProgress, now: int) ->
     )
     more = gone == ROWS
     _archives(platform, now - _WEEK_US)
-    if progress.logs_us is not None:
-        more |= _logs(platform, progress, now - progress.logs_us)
-    if progress.metrics_us is not None:
-        more |= _metrics(platform, progress, now - progress.metrics_us)
+    if progress.logs_s is not None:
+        more |= _logs(platform, progress, now - round(progress.logs_s * _US))
+    if progress.metrics_s is not None:
+        more |= _metrics(platform, progress, now - round(progress.metrics_s * _US))
     return more
 
 

@@ -11,7 +11,7 @@ from phalanx.errors import PermissionDenied, UserError
 from phalanx.schemas.wire import PROTOCOL
 from phalanx.schemas.wire.supervision import Orders, SyncRequest, SyncResponse
 from phalanx.services.lifecycle import code
-from phalanx.services.lifecycle.commit import commit_events, job_topic
+from phalanx.services.lifecycle.commit import commit_events
 from phalanx.services.lifecycle.reports import Inbox, read_heartbeat, read_report
 from phalanx.services.platform import Platform, token_hash
 from phalanx.store import jobs, supervisors
@@ -81,11 +81,6 @@ def supervisor_code(
     if own != digest:
         raise PermissionDenied("this is not the code of that job")
     return code.archive_path(platform.home, digest)
-
-
-def sync_topic(request: SyncRequest) -> str:
-    """The topic that a long poll of this supervisor waits for."""
-    return job_topic(request.job)
 
 
 def _known(tx: Tx, request: SyncRequest) -> SupervisorRow | None:

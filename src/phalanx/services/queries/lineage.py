@@ -30,14 +30,12 @@ from phalanx.store.database import Tx
 from phalanx.store.events import StoredEvent
 from phalanx.store.lineage import GenerationRow, LedgerSlice, RestoreRow
 
-_ENDINGS = (
-    "rank_failed", "ranks_stalled", "ranks_ended", "node_lost", "launch_failed", "stop_requested",
-)  # fmt: skip
 _FAILED: dict[str, type[RankFailed] | type[RanksStalled] | type[RanksEnded]] = {
     "rank_failed": RankFailed,
     "ranks_stalled": RanksStalled,
     "ranks_ended": RanksEnded,
 }
+_ENDINGS = (*_FAILED, "node_lost", "launch_failed", "stop_requested")
 
 
 def lineage_view(tx: Tx, job: Job) -> LineageView:
@@ -53,7 +51,8 @@ def lineage_view(tx: Tx, job: Job) -> LineageView:
     if job.attempt is not None:
         silent.discard(job.attempt.num)
     counted = None if num_samples is None else account(slices, restores, num_samples, silent)
-    return LineageView(
+    return LineageView.of(
+        counted,
         generations=len(rows),
         restarts=restarts,
         lost_s=round(sum(one.lost_s or 0.0 for one in restarts), 3),
@@ -61,22 +60,19 @@ def lineage_view(tx: Tx, job: Job) -> LineageView:
         num_valid=saved.get("valid", 0),
         num_quarantined=saved.get("quarantined", 0),
         num_samples=num_samples,
-        consumed=None if counted is None else counted.consumed,
-        missed=None if counted is None else counted.missed,
-        duplicated=None if counted is None else counted.duplicated,
-        redone=None if counted is None else counted.redone,
-        unreported=None if counted is None else counted.unreported,
         exact=all(one.exact for one in restores) if restores else None,
     )
 
 
 def account(
-    slices: Sequence[LedgerSlice], restores: Sequence[RestoreRow], num_samples: int,
+    slices: Sequence[LedgerSlice],
+    restores: Sequence[RestoreRow],
+    num_samples: int,
     silent: Set[int] = frozenset(),
-) -> LedgerSummary:  # fmt: skip
+) -> LedgerSummary:
     """Summarize the data that the lineage of the newest weights consumed.
 
-    `silent` are attempts that are over and of which a supervisor went without saying goodbye.
+    `silent` are ended attempts of which a supervisor never reported its exit.
     """
     began = {(one.attempt, one.generation): (one.epoch, one.position) for one in restores}
     consumed: dict[tuple[int, int], list[Consumed]] = {key: [] for key in began}
@@ -113,10 +109,14 @@ def restarts_of(story: Sequence[StoredEvent], rows: Sequence[GenerationRow]) -> 
             ours = [row.generation for row in rows if row.attempt == line.attempt]
             key = (line.attempt, max(ours, default=0))
         if key not in failed:
+            cause, message, at = said
             failed[key] = RestartView(
-                attempt=key[0], generation=key[1], cause=said[0], message=said[1],
-                failed_at=at_of(said[2]),
-            )  # fmt: skip
+                attempt=key[0],
+                generation=key[1],
+                cause=cause,
+                message=message,
+                failed_at=at_of(at),
+            )
     return [_with_cost(one, rows) for _, one in sorted(failed.items())]
 
 
@@ -146,21 +146,15 @@ def _failure(line: StoredEvent) -> tuple[str, str, int] | None:
 
 
 def _with_cost(one: RestartView, rows: Sequence[GenerationRow]) -> RestartView:
-    later = [
-        row
-        for row in rows
-        if (row.attempt, row.generation) > (one.attempt, one.generation)
-        and row.first_step_at is not None
-    ]
-    own = next(
-        (row for row in rows if (row.attempt, row.generation) == (one.attempt, one.generation)),
-        None,
-    )
+    """The restart with its time, and the time until the next completed step."""
+    by_key = {(row.attempt, row.generation): row for row in rows}
+    here = (one.attempt, one.generation)
+    later = [key for key, row in by_key.items() if key > here and row.first_step_at is not None]
+    own = by_key.get(here)
     failed_at = one.failed_at
     if own is not None and own.failed_at is not None:
         failed_at = at_of(own.failed_at)
-    following = min(later, key=lambda row: (row.attempt, row.generation), default=None)
-    next_at = None if following is None else at_or_none(following.first_step_at)
+    next_at = at_or_none(by_key[min(later)].first_step_at) if later else None
     lost_s = None if next_at is None else max(0.0, (next_at - failed_at).total_seconds())
     return one.model_copy(
         update={"failed_at": failed_at, "next_step_at": next_at, "lost_s": lost_s}

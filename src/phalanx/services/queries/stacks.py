@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from phalanx.core.gang.stacks import elsewhere, place
-from phalanx.core.jobs.events import StacksRequested
+from phalanx.core.jobs.events import ProfileRequested, StacksRequested
+from phalanx.core.jobs.model import Attempt
 from phalanx.errors import Conflict
 from phalanx.kit.text import job_label
 from phalanx.schemas.api.body import at_of
@@ -26,17 +27,32 @@ def ask_stacks(platform: Platform, num: int, now: int, actor: str) -> RequestTic
     Raises NotFound, and Conflict where no rank runs.
     """
 
+    return ask_ranks(platform, num, StacksRequested(), now, actor)
+
+
+def ask_ranks(
+    platform: Platform, num: int, event: StacksRequested | ProfileRequested, now: int, actor: str
+) -> RequestTicket:
+    """Send a request to the ranks of a job. Raises NotFound, and Conflict where no rank runs."""
+    verb = "stacks" if isinstance(event, StacksRequested) else "profile"
+
+    def asked(attempt: Attempt | None) -> int:
+        if attempt is None:
+            return 0
+        profile = 0 if attempt.profile is None else attempt.profile.request
+        return attempt.stacks if verb == "stacks" else profile
+
     def work(tx: Tx) -> RequestTicket:
-        before = jobs.load(tx, num).job
-        job = commit_events(tx, num, [StacksRequested()], now, actor).job
+        before = jobs.load(tx, num).job.attempt
+        job = commit_events(tx, num, [event], now, actor).job
         attempt = job.attempt
-        if attempt is None or before.attempt is None or attempt.stacks == before.attempt.stacks:
+        if attempt is None or asked(attempt) == asked(before):
             raise Conflict(
                 f"no rank of {job_label(num)} runs: it is {job.state}",
-                f"what was kept of earlier ones: phalanx stacks {job_label(num)} --kept",
+                f"earlier answers are kept: phalanx {verb} {job_label(num)} --kept",
             )
         return RequestTicket(
-            attempt=attempt.num, generation=attempt.generation, request=attempt.stacks
+            attempt=attempt.num, generation=attempt.generation, request=asked(attempt)
         )
 
     return platform.store.transact(work)

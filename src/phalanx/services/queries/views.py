@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, cast
 
 from phalanx.core.gang.failures import Failure
 from phalanx.core.gang.roles import Part, part_of_rank
@@ -85,7 +84,10 @@ def list_checkpoints(platform: Platform, num: int) -> list[CheckpointView]:
         spec = jobs.load(tx, num).facts.spec
         rows = lineage.checkpoints_of(tx, num)
         best = best_path(rows, spec)
-        return [_checkpoint(row, is_best=row.path == best) for row in rows]
+        return [
+            CheckpointView.of(row, created_at=at_of(row.created_at), is_best=row.path == best)
+            for row in rows
+        ]
 
     return platform.store.view(work)
 
@@ -128,20 +130,17 @@ def _detailed(platform: Platform, tx: Tx, num: int) -> JobView:
 
 def _brief(tx: Tx, stored: StoredJob) -> JobView:
     job, facts, attempt = stored.job, stored.facts, stored.job.attempt
+    # The failure that matters now: the live generation's, or the last one.
+    failure = (None if attempt is None else attempt.failure) or job.last_failure
+    waits = stored.pending_reason if job.state is JobState.QUEUED else None
     rows = [] if attempt is None else supervisors.of_attempt(tx, job.num, attempt.num)
-    return JobView(
+    return JobView.of(
+        facts,
         num=job.num,
         label=job_label(job.num),
-        name=facts.name,
-        project=facts.project,
-        owner=facts.owner,
-        labels=dict(facts.labels),
-        framework=facts.framework,
-        kind=cast("Literal['run', 'submit']", facts.kind),
-        priority=facts.priority,
         state=job.state.value,
         reason=_reason(job.reason),
-        pending_reason=_pending_reason(stored),
+        pending_reason=None if waits is None else _reason(waits),
         goal=None if job.goal is None else job.goal.value,
         attempt=None if attempt is None else attempt.num,
         attempts=job.attempts,
@@ -151,11 +150,12 @@ def _brief(tx: Tx, stored: StoredJob) -> JobView:
         num_slots=job.policy.num_slots if attempt is None else attempt.num_slots,
         world_size=world_size(stored),
         roles=_roles(stored),
+        spec=None,
         submitted_at=at_of(job.submitted_at),
         started_at=at_or_none(job.started_at),
         ended_at=at_or_none(job.ended_at),
         stop_deadline_at=at_or_none(job.stop_deadline_at) if job.goal is not None else None,
-        failure=_failure(_worst(stored), parts_of(stored)),
+        failure=_failure(failure, parts_of(stored)),
         progress=_position(stored, rows),
     )
 
@@ -205,28 +205,12 @@ def _roles(stored: StoredJob) -> list[RoleView]:
     if not stored.job.policy.roles:
         return []
     return [
-        RoleView(
-            name=part.name,
-            num_nodes=part.num_nodes,
-            slots_per_node=part.slots_per_node,
-            first_rank=part.first_rank,
-            world_size=part.world_size,
-            required=part.required,
+        RoleView.of(
+            part,
             phases=[] if attempt is None else [attempt.nodes[n].phase.value for n in part.nodes],
         )
         for part in parts_of(stored)
     ]
-
-
-def _worst(stored: StoredJob) -> Failure | None:
-    """The failure that matters now: the live generation's, or the last one."""
-    live = None if stored.job.attempt is None else stored.job.attempt.failure
-    return live or stored.job.last_failure
-
-
-def _pending_reason(stored: StoredJob) -> ReasonView | None:
-    waits = stored.job.state is JobState.QUEUED and stored.pending_reason is not None
-    return _reason(stored.pending_reason) if waits and stored.pending_reason is not None else None
 
 
 def _reason(reason: Reason) -> ReasonView:
@@ -240,18 +224,7 @@ def _failure(failure: Failure | None, parts: Sequence[Part]) -> FailureView | No
     role = ""
     if len(parts) > 1 and part is not None and failure.rank is not None:
         role = f"{part.name} {failure.rank - part.first_rank}"
-    return FailureView(
-        cause=failure.cause.value,
-        message=failure.message,
-        rank=failure.rank,
-        node_rank=failure.node_rank,
-        at=at_of(failure.at),
-        exit_code=failure.exit_code,
-        signal=failure.signal,
-        exception=failure.exception,
-        traceback=failure.traceback,
-        role=role,
-    )
+    return FailureView.of(failure, cause=failure.cause.value, at=at_of(failure.at), role=role)
 
 
 def _ranks(attempt: Attempt, rows: Sequence[SupervisorRow], stored: StoredJob) -> list[RankView]:
@@ -278,23 +251,17 @@ def _ranks(attempt: Attempt, rows: Sequence[SupervisorRow], stored: StoredJob) -
 
 def _nodes(attempt: Attempt, rows: Sequence[SupervisorRow]) -> list[NodeRankView]:
     known = {row.node_rank: row for row in rows}
-    shown: list[NodeRankView] = []
-    for node_rank, share in enumerate(attempt.placement.shares):
-        row = known.get(node_rank)
-        shown.append(
-            NodeRankView(
-                node_rank=node_rank,
-                node=share.node,
-                slots=list(share.slots),
-                phase=attempt.nodes[node_rank].phase.value,
-                host=None if row is None else row.host,
-                pid=None if row is None else row.pid,
-                step=None if row is None else row.step,
-                last_seen_at=None if row is None else at_or_none(row.last_seen_at),
-                warm=None if row is None else row.warm,
-            )
+    return [
+        NodeRankView.of(
+            known.get(node_rank),
+            node_rank=node_rank,
+            node=share.node,
+            slots=list(share.slots),
+            phase=attempt.nodes[node_rank].phase.value,
+            last_seen_at=at_or_none(getattr(known.get(node_rank), "last_seen_at", None)),
         )
-    return shown
+        for node_rank, share in enumerate(attempt.placement.shares)
+    ]
 
 
 # -- progress ------------------------------------------------------------------------------------
@@ -354,33 +321,5 @@ def steps_per_s(chunks: Sequence[MetricChunk]) -> float | None:
 
 
 def _event(one: events.StoredEvent) -> EventView:
-    return EventView(
-        job=one.job,
-        seq=one.seq,
-        feed=one.feed,
-        v=one.v,
-        at=at_of(one.at),
-        kind=one.kind,
-        attempt=one.attempt,
-        generation=one.generation,
-        actor=one.actor,
-        state=one.state,
-        reason=ReasonView(code=one.reason_code, message=one.reason_message),
-        data=one.data,
-    )
-
-
-def _checkpoint(row: lineage.CheckpointRow, *, is_best: bool) -> CheckpointView:
-    return CheckpointView(
-        attempt=row.attempt,
-        generation=row.generation,
-        step=row.step,
-        epoch=row.epoch,
-        path=row.path,
-        size_bytes=row.size_bytes,
-        took_s=row.took_s,
-        metrics=dict(row.metrics),
-        created_at=at_of(row.created_at),
-        state=row.state,
-        is_best=is_best,
-    )
+    reason = ReasonView(code=one.reason_code, message=one.reason_message)
+    return EventView.of(one, at=at_of(one.at), reason=reason)

@@ -125,24 +125,14 @@ def _node(found: _Inventory, node: Node, held: int, jobs: set[int]) -> NodeView:
     state, reason = ("closed", node.closed) if node.closed else ("open", "")
     if mark is not None:
         state, reason = mark.state, mark.reason
-    return NodeView(
-        id=node.id,
-        pool=node.pool,
-        address=node.address,
-        num_slots=node.num_slots,
+    return NodeView.of(
+        node,
         num_free=node.num_slots - held,
-        num_cpus=node.num_cpus,
-        memory_bytes=node.memory_bytes,
         jobs=sorted(jobs),
         state=state,
         reason=reason,
         topology=dict(node.domains),
         labels=dict(node.labels),
-        taints=list(node.taints),
-        slot_type=node.slot_type,
-        device_memory_bytes=node.device_memory_bytes,
-        interconnect=node.interconnect,
-        bandwidth_gbps=node.bandwidth_gbps,
         price=node.price_per_slot_hour,
         reclaims_per_hour=node.hazard_per_hour,
         reserved_for=sorted(found.reserved.get(node.id, [])),
@@ -165,8 +155,7 @@ def change_views(
     touched = {one.name for one in changed}
 
     def outcome(name: str) -> Literal["created", "changed", "unchanged"]:
-        if name not in before:
-            return "created"
-        return "changed" if name in touched else "unchanged"
+        done: Literal["changed", "unchanged"] = "changed" if name in touched else "unchanged"
+        return done if name in before else "created"
 
     return [ChangeView(name=name, outcome=outcome(name)) for name in names]

@@ -72,7 +72,7 @@ def remove_pool(platform: Platform, name: str) -> None:
     """Remove a pool. Raises NotFound, and Conflict while jobs run in it."""
 
     if name in platform.clusters.names():
-        _refuse_while_used(platform, name)
+        _refuse_used(name, platform.store.view(platform.scheduler_cache.rows.jobs)[1])
         platform.clusters.forget(name)
         return
 
@@ -89,15 +89,11 @@ def remove_pool(platform: Platform, name: str) -> None:
     platform.store.transact(work)
 
 
-def _refuse_while_used(platform: Platform, name: str) -> None:
-    _refuse_used(name, platform.store.view(platform.scheduler_cache.rows.jobs)[1])
-
-
 def _refuse_used(name: str, holding: Iterable[StoredJob]) -> None:
     jobs = [one for one in holding if _pool_of(one) == name]
     if jobs:
         raise Conflict(
-            f"{_labels(jobs)} still run in pool {name}",
+            f"{', '.join(job_label(one.job.num) for one in jobs)} still run in pool {name}",
             "wait for them, or stop them: `phalanx stop JOB`",
         )
 
@@ -152,10 +148,6 @@ def _remove_stale_marks(tx: Tx, pools: Mapping[str, PoolSpec]) -> None:
 
 def _pool_of(stored: StoredJob) -> str | None:
     return None if stored.job.attempt is None else stored.job.attempt.placement.pool
-
-
-def _labels(jobs: Iterable[StoredJob]) -> str:
-    return ", ".join(job_label(one.job.num) for one in jobs)
 
 
 # -- nodes ---------------------------------------------------------------------------------------

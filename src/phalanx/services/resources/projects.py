@@ -152,15 +152,9 @@ def _project(
     applied_at: int | None,
 ) -> ProjectView:
     limits = ProjectSpec(name=name) if spec is None else spec
-    return ProjectView(
-        name=name,
-        parent=limits.parent,
-        guaranteed_slots=limits.guaranteed_slots,
-        weight=limits.weight,
+    return ProjectView.of(
+        limits,
         max_slots=limits.quota,
-        lend_slots=limits.lend_slots,
-        max_priority=limits.max_priority,
-        max_running=limits.max_running,
         held_slots=count.held,
         num_running=count.running,
         num_waiting=count.waiting,
