@@ -25,8 +25,8 @@ from phalanx.schemas.wire.supervision import (
     RanksEndedReport,
     RanksStartedReport,
 )
-from phalanx.testing.contracts import gang_contract
 from phalanx.testing.control_plane import FakeControlPlane
+from phalanx.testing.executors import gang_contract
 
 SCRIPT = """
 import time, torch, torch.distributed as dist, torch.nn as nn

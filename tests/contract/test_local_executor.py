@@ -17,9 +17,8 @@ from phalanx.launch.identity import SupervisorRecord
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.wire.assignments import Assignment
 from phalanx.schemas.wire.supervision import NodeReadyReport, Orders, RanksStartedReport
-from phalanx.testing.contracts import gang_contract
 from phalanx.testing.control_plane import FakeControlPlane
-from phalanx.testing.executors import ExecutorContract, FakeExecutor, ref_of
+from phalanx.testing.executors import ExecutorContract, FakeExecutor, gang_contract, ref_of
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -42,11 +41,18 @@ class LocalRig:
     def assignment(self, job, **changes):
         gang = gang_contract(job, grace_s=5.0)
         fields = {
-            "gang": gang, "node_rank": 0, "node_dir": str(self.home.node_dir(job, 1, 0)),
-            "workdir": str(self.code), "cwd": str(self.code), "command": ["python", "train.py"],
-            "env": {"PATH": PATH}, "cpus": 1, "server_url": self.plane.url,
-            "token": self.plane.token, "warm": WarmStart(enabled=False),
-        }  # fmt: skip
+            "gang": gang,
+            "node_rank": 0,
+            "node_dir": str(self.home.node_dir(job, 1, 0)),
+            "workdir": str(self.code),
+            "cwd": str(self.code),
+            "command": ["python", "train.py"],
+            "env": {"PATH": PATH},
+            "cpus": 1,
+            "server_url": self.plane.url,
+            "token": self.plane.token,
+            "warm": WarmStart(enabled=False),
+        }
         made = Assignment(**{**fields, **changes})
         self.refs.append(ref_of(made))
         return made
@@ -85,9 +91,17 @@ class FakeRig:
     def assignment(self, job):
         gang = gang_contract(job, framework="none", grace_s=5.0)
         return Assignment(
-            gang=gang, node_rank=0, node_dir="/nowhere", workdir="/", cwd="/", command="true", env={},
-            cpus=1, server_url="", token="",
-        )  # fmt: skip
+            gang=gang,
+            node_rank=0,
+            node_dir="/nowhere",
+            workdir="/",
+            cwd="/",
+            command="true",
+            env={},
+            cpus=1,
+            server_url="",
+            token="",
+        )
 
     def kill_supervisor(self, ref):
         self.executor.bury(ref)

@@ -20,8 +20,10 @@ BANNED_SUFFIXES = ("Manager", "Handler", "Helper")
 def test_imports_point_down():
     found = subprocess.run(
         [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert found.returncode == 0, found.stdout
 
 

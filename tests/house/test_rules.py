@@ -74,8 +74,10 @@ def test_more_sizes(tmp_path: Path) -> None:
     }
     found = rules.sizes(planted(tmp_path, many | long))
     assert {one.what.split(" (")[0] for one in found} == {
-        "16 modules", "842 lines", "W has 301 lines",
-    }  # fmt: skip
+        "16 modules",
+        "842 lines",
+        "W has 301 lines",
+    }
     (tmp_path / "phalanx" / "long.py").write_text('"""Short."""\n')
     assert any("merge it" in one.what for one in rules.sizes(tmp_path / "phalanx"))
 

@@ -27,8 +27,8 @@ from phalanx.services.lifecycle.polling import poll_step
 from phalanx.services.lifecycle.requests import timers_step
 from phalanx.services.planning.scheduling import scheduling_step
 from phalanx.store import events, jobs, open_store
-from phalanx.testing.asgi import AsgiTransport, asgi_transport
 from phalanx.testing.executors import FakeExecutor
+from support.asgi import AsgiTransport, asgi_transport
 
 URL = "http://127.0.0.1:1"
 TOKEN = "secret-of-the-home"
@@ -166,18 +166,26 @@ class ScriptedSupervisor:
     ) -> wire.Orders:
         return self.sync(
             wire.RanksEndedReport(
-                seq=self.next_seq(), generation=generation, outcome=outcome, port=4100 + generation,
-                step=step, **rest,
+                seq=self.next_seq(),
+                generation=generation,
+                outcome=outcome,
+                port=4100 + generation,
+                step=step,
+                **rest,
             )
-        ).orders  # fmt: skip
+        ).orders
 
     def log(self, offset: int, data: bytes, rank: int = 0, generation: int = 0) -> wire.Orders:
         return self.sync(
             wire.LogReport(
-                seq=self.next_seq(), generation=generation, rank=rank, stream="out", offset=offset,
+                seq=self.next_seq(),
+                generation=generation,
+                rank=rank,
+                stream="out",
+                offset=offset,
                 data=base64.b64encode(data).decode(),
             )
-        ).orders  # fmt: skip
+        ).orders
 
     def leave(self) -> None:
         self.sync(wire.LeavingReport(seq=self.next_seq()))
@@ -197,9 +205,14 @@ def open_rig(
     executor = executor or FakeExecutor()
     store = open_store(home.database_file)
     context = build_context(
-        store=store, home=home, executor=executor, url=URL, token=TOKEN,
-        settings=settings or Settings(), clock=clock,
-    )  # fmt: skip
+        store=store,
+        home=home,
+        executor=executor,
+        url=URL,
+        token=TOKEN,
+        settings=settings or Settings(),
+        clock=clock,
+    )
     try:
         with (
             asgi_transport(create_app(context)) as transport,

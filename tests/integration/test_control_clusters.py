@@ -35,8 +35,9 @@ def test_a_cluster_is_connected_at_once_and_known_at_the_next_start(
 ):
     done = apply_pools(rig.platform, FILE, 1, "me")
     assert [(one.name, one.outcome) for one in done.changes] == [
-        ("far", "created"), ("near", "created"),
-    ]  # fmt: skip
+        ("far", "created"),
+        ("near", "created"),
+    ]
     assert known_clusters(rig.platform.home) == {"far": RayPool(name="far", executor="ray")}
     again = apply_pools(rig.platform, FILE, 2, "me")
     assert {one.outcome for one in again.changes} == {"unchanged"}

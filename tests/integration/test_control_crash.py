@@ -65,10 +65,14 @@ def test_without_a_free_lease_the_successor_waits_for_it_to_run_out(tmp_path: Pa
         scheduling_step(rig.platform, rig.clock.now())
         rig.store.transact(
             lambda tx: outbox.lease(
-                tx, owner="dead", token="d", now=rig.clock.now(),
-                expires_at=rig.clock.now() + 60_000_000, limit=9,
+                tx,
+                owner="dead",
+                token="d",
+                now=rig.clock.now(),
+                expires_at=rig.clock.now() + 60_000_000,
+                limit=9,
             )
-        )  # fmt: skip
+        )
         rig.turn()
         assert rig.executor.num_starts == 0
         rig.turn(61)

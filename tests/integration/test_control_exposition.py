@@ -113,10 +113,17 @@ def test_states_queue_restarts_and_checkpoints(rig: Rig) -> None:
     waiting = rig.submit()
     supervisor.sync(
         wire.CheckpointReport(
-            seq=supervisor.next_seq(), generation=0, step=5, epoch=0, path="/c/step-5",
-            size_bytes=1000, took_s=0.2, metrics={}, at=supervisor.now(),
+            seq=supervisor.next_seq(),
+            generation=0,
+            step=5,
+            epoch=0,
+            path="/c/step-5",
+            size_bytes=1000,
+            took_s=0.2,
+            metrics={},
+            at=supervisor.now(),
         )
-    )  # fmt: skip
+    )
     supervisor.failed()
     supervisor.ended(outcome="failed", step=5)
     rig.turn(30.0)

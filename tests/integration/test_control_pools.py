@@ -151,8 +151,12 @@ def test_only_the_gang_that_is_next_makes_a_pool_grow(rig: Rig) -> None:
 
 def _spec(name: str, resources: dict, priority: int) -> dict:
     return {
-        "schema": 1, "name": name, "run": ["true"], "resources": resources, "priority": priority,
-    }  # fmt: skip
+        "schema": 1,
+        "name": name,
+        "run": ["true"],
+        "resources": resources,
+        "priority": priority,
+    }
 
 
 def test_code_is_given_to_the_supervisors_of_its_job_only(rig: Rig) -> None:

@@ -12,10 +12,17 @@ pytestmark = pytest.mark.integration
 
 def report(node, request):
     return wire.ProfileReport(
-        seq=node.next_seq(), generation=0, request=request, at=node.now(), first_step=9,
+        seq=node.next_seq(),
+        generation=0,
+        request=request,
+        at=node.now(),
+        first_step=9,
         splits=[{"rank": 0, "steps": 20, "step_s": 0.1, "data_s": 0.04, "busy": None}],
-        finding="input-bound", said="rank 0 waits", advice="more workers", trace="/c/t.json.gz",
-    )  # fmt: skip
+        finding="input-bound",
+        said="rank 0 waits",
+        advice="more workers",
+        trace="/c/t.json.gz",
+    )
 
 
 def test_a_profile_is_asked_for_answered_and_kept(rig):

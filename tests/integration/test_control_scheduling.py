@@ -455,9 +455,11 @@ class TestNodes:
             pool_file(
                 {"name": "h0", "slots": 8, "labels": {"disk": "nvme"}},
                 {"name": "h1", "slots": 8, "taints": ["spot"]},
-                name="h100", slot_type="H100", device_memory="80GB",
+                name="h100",
+                slot_type="H100",
+                device_memory="80GB",
             )
-        )  # fmt: skip
+        )
         fast = rig.submit(
             resources={"slots_per_node": 8, "accelerator": "H100", "accelerator_memory": "80GB"}
         )
@@ -507,8 +509,9 @@ class TestPools:
         with pytest.raises(SpecInvalid) as caught:
             rig.client.apply_pools(file)
         assert {one.path for one in caught.value.problems} == {
-            "pools[0].nodes[0].slots", "pools[0].nodes[0].slts",
-        }  # fmt: skip
+            "pools[0].nodes[0].slots",
+            "pools[0].nodes[0].slts",
+        }
         with pytest.raises(SpecInvalid, match="belongs to pool a already"):
             rig.client.apply_pools(pool_file({"name": "r1-0", "slots": 1}, name="b"))
         with pytest.raises(SpecInvalid, match="does not say its rack"):

@@ -32,9 +32,13 @@ def sock() -> Iterator[socket.socket]:
 
 
 def run(
-    root: Path, sock: socket.socket, work: Callable[[PhalanxClient], None], settings: Settings,
-    *, ask: bool,
-) -> StopCause:  # fmt: skip
+    root: Path,
+    sock: socket.socket,
+    work: Callable[[PhalanxClient], None],
+    settings: Settings,
+    *,
+    ask: bool,
+) -> StopCause:
     """Serve while `work` runs in a thread; then ask it to stop, or let it leave by itself."""
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     trouble: list[BaseException] = []
@@ -54,9 +58,15 @@ def run(
 
         async with asyncio.timeout(60):
             return await serve(
-                home=HomeLayout(root), executor=FakeExecutor(), sock=sock, url=url, token="t",
-                settings=settings, stop=stop, on_ready=threading.Thread(target=client).start,
-            )  # fmt: skip
+                home=HomeLayout(root),
+                executor=FakeExecutor(),
+                sock=sock,
+                url=url,
+                token="t",
+                settings=settings,
+                stop=stop,
+                on_ready=threading.Thread(target=client).start,
+            )
 
     cause = asyncio.run(main())
     if trouble:

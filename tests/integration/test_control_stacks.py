@@ -24,9 +24,12 @@ def nodes(rig):
 
 def stacks(node, request, rank, line):
     return wire.StacksReport(
-        seq=node.next_seq(), generation=0, request=request, at=node.now(),
+        seq=node.next_seq(),
+        generation=0,
+        request=request,
+        at=node.now(),
         ranks=[wire.RankStacks(rank=rank, text=HERE.format(line))],
-    )  # fmt: skip
+    )
 
 
 def test_every_node_is_asked_and_their_answers_are_one(rig, nodes):
@@ -39,8 +42,9 @@ def test_every_node_is_asked_and_their_answers_are_one(rig, nodes):
     view = rig.client.stacks(1, asked=asked, wait_s=5)
     (found,) = view.captures
     assert [(one.rank, one.node_rank, one.place) for one in found.ranks] == [
-        (0, 0, "train.py:40 in main"), (1, 1, "train.py:40 in main"),
-    ]  # fmt: skip
+        (0, 0, "train.py:40 in main"),
+        (1, 1, "train.py:40 in main"),
+    ]
     assert rig.job(1).state == "running" and rig.job(1).restarts == 0
     rig.check_log(1)
 
@@ -71,9 +75,7 @@ def test_a_stall_ends_nothing_before_the_other_node_has_answered(rig, nodes):
 
 def test_a_node_that_keeps_silent_is_waited_for_ten_seconds(rig, nodes):
     failure = nodes[0].failure("no step for 5s", cause="stalled", rank=0)
-    nodes[0].sync(
-        wire.RanksStalledReport(seq=nodes[0].next_seq(), generation=0, failure=failure)
-    )  # fmt: skip
+    nodes[0].sync(wire.RanksStalledReport(seq=nodes[0].next_seq(), generation=0, failure=failure))
     rig.turn(9.0)
     assert rig.job(1).state == "running"
     rig.turn(2.0)
@@ -91,9 +93,14 @@ def test_where_nothing_runs_nobody_is_asked(rig):
 
 def test_a_guards_verdict_names_the_nodes_of_its_ranks(rig, nodes):
     report = wire.GuardReport(
-        seq=nodes[0].next_seq(), generation=0, step=7, what="spike", origin="hardware",
-        action="applied", ranks=[1],
-    )  # fmt: skip
+        seq=nodes[0].next_seq(),
+        generation=0,
+        step=7,
+        what="spike",
+        origin="hardware",
+        action="applied",
+        ranks=[1],
+    )
     nodes[0].sync(report)
     (found,) = [one for one in rig.client.history(1) if one.kind == "guarded"]
     assert found.data["origin"] == "hardware" and len(found.data["nodes"]) == 1

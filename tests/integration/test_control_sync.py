@@ -113,10 +113,16 @@ def test_a_body_is_read_only_from_who_has_a_token(
 
     token = supervisor.token if known else "wrong"
     scope = {
-        "type": "http", "method": "POST", "path": "/api/v1/supervisors/sync", "query_string": b"",
-        "headers": [(b"host", b"127.0.0.1"), (b"authorization", f"Bearer {token}".encode()),
-                    (b"content-type", b"application/json")],
-    }  # fmt: skip
+        "type": "http",
+        "method": "POST",
+        "path": "/api/v1/supervisors/sync",
+        "query_string": b"",
+        "headers": [
+            (b"host", b"127.0.0.1"),
+            (b"authorization", f"Bearer {token}".encode()),
+            (b"content-type", b"application/json"),
+        ],
+    }
     asyncio.run(create_app(rig.context)(scope, receive, send))
     assert answers[0]["status"] == (400 if known else 403)
     assert len(pulled) == (100 if known else 0)
@@ -154,9 +160,11 @@ def test_a_long_poll_returns_when_orders_change(rig: Rig, supervisor: ScriptedSu
 def test_ledgers_checkpoints_and_restores_add_up(rig: Rig, supervisor: ScriptedSupervisor) -> None:
     def ledger(generation: int, *rows: tuple[int, int, int]) -> wire.LedgerReport:
         return wire.LedgerReport(
-            seq=supervisor.next_seq(), generation=generation, num_samples=100,
+            seq=supervisor.next_seq(),
+            generation=generation,
+            num_samples=100,
             rows=[wire.LedgerRow(epoch=e, lo=lo, hi=hi) for e, lo, hi in rows],
-        )  # fmt: skip
+        )
 
     def restored(generation: int, path: str | None, position: int) -> wire.RestoredReport:
         return wire.RestoredReport(
@@ -167,11 +175,15 @@ def test_ledgers_checkpoints_and_restores_add_up(rig: Rig, supervisor: ScriptedS
         restored(0, None, 0),
         ledger(0, (0, 0, 30)),
         wire.CheckpointReport(
-            seq=supervisor.next_seq(), generation=0, step=2, path="/c/2", at=supervisor.now(),
+            seq=supervisor.next_seq(),
+            generation=0,
+            step=2,
+            path="/c/2",
+            at=supervisor.now(),
             metrics={"val_acc": 0.9},
         ),
         ledger(0, (0, 0, 60)),
-    )  # fmt: skip
+    )
     supervisor.failed()
     orders = supervisor.ended(0, "failed", step=6)
     assert orders.resume_path == "/c/2"
@@ -207,10 +219,15 @@ def test_a_quarantined_checkpoint_that_was_never_reported_counts(
     def commit(path: str, step: int) -> None:
         supervisor.sync(
             wire.CheckpointReport(
-                seq=supervisor.next_seq(), generation=0, step=step, path=path, at=supervisor.now(),
-                size_bytes=step, metrics={"val_acc": 0.9},
+                seq=supervisor.next_seq(),
+                generation=0,
+                step=step,
+                path=path,
+                at=supervisor.now(),
+                size_bytes=step,
+                metrics={"val_acc": 0.9},
             )
-        )  # fmt: skip
+        )
 
     def counted() -> tuple[int, int]:
         found = rig.job(1).lineage
@@ -249,9 +266,12 @@ def test_ledgers_of_nodes_that_share_every_batch_are_a_few_rows_together(rig: Ri
             for step in steps
         ]
         return wire.LedgerReport(
-            seq=nodes[node].next_seq(), generation=0, num_samples=None if node else 960,
-            rows=rows, added=True,
-        )  # fmt: skip
+            seq=nodes[node].next_seq(),
+            generation=0,
+            num_samples=None if node else 960,
+            rows=rows,
+            added=True,
+        )
 
     def kept() -> list[tuple[int | None, int]]:
         found = rig.store.view(lambda tx: lineage.ledger_of(tx, num))

@@ -29,8 +29,11 @@ def test_index_then_verify_as_a_child_process(folder: Path) -> None:
     def run(verb: str) -> tuple[int, dict[str, object]]:
         done = subprocess.run(
             [sys.executable, "-m", "phalanx.train.programs.data", verb, str(folder), "--json"],
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
         assert not done.stderr
         return done.returncode, json.loads(done.stdout)
 
@@ -76,9 +79,11 @@ def test_batches_do_not_depend_on_workers(folder: Path, num_workers: int) -> Non
     from phalanx.train.data.readers import ImageFolder
 
     loader = torch.utils.data.DataLoader(
-        ImageFolder(folder), batch_size=4, num_workers=num_workers,
+        ImageFolder(folder),
+        batch_size=4,
+        num_workers=num_workers,
         multiprocessing_context="fork" if num_workers else None,
-    )  # fmt: skip
+    )
     images, labels = zip(*loader, strict=True)
     assert torch.cat(labels).tolist() == [0, 0, 0, 1, 1, 1]
     assert torch.cat(images)[:, 0, 0, 0].tolist() == [0, 2, 4, 1, 3, 5]

@@ -37,9 +37,14 @@ TOO_EARLY = (
 def request(tmp_path, *packages, name="a", **fields):
     base = interpreter.describe()
     want = {
-        "requirements": None, "packages": list(packages), "installer": "pip", "index_url": "none",
-        "extra_index_urls": [], "find_links": [str(tmp_path / "wheels")], **fields,
-    }  # fmt: skip
+        "requirements": None,
+        "packages": list(packages),
+        "installer": "pip",
+        "index_url": "none",
+        "extra_index_urls": [],
+        "find_links": [str(tmp_path / "wheels")],
+        **fields,
+    }
     digest = requirements.digest(tmp_path, want, None, base, sys.executable)
     folder = tmp_path / name
     folder.mkdir()
@@ -51,9 +56,12 @@ def request(tmp_path, *packages, name="a", **fields):
 
 def start(path, program=PROGRAM, **env):
     return subprocess.Popen(
-        [sys.executable, "-c", program, str(path)], env={**os.environ, **env},
-        stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+        [sys.executable, "-c", program, str(path)],
+        env={**os.environ, **env},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
 
 
 def verdict(path):

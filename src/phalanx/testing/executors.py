@@ -1,5 +1,5 @@
 # ruff: noqa: D102 - the names of the tests say what they promise
-"""A fake executor for tests, and the contract tests that every executor passes."""
+"""A fake executor and contracts of small gangs for tests, and the tests that every executor passes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,46 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
+from phalanx.core.contract.gang import GangContract, WorldShape
+from phalanx.core.contract.job import JobIdentity, RankCommand, RoleContract
 from phalanx.core.gang.placement import Node
+from phalanx.core.gang.roles import WORKER
 from phalanx.errors import ExecutorUnavailable, LaunchError
 from phalanx.executors.protocol import Executor, SupervisorRef, SupervisorStatus
 from phalanx.schemas.wire.assignments import Assignment
 from phalanx.schemas.wire.supervision import ExitRecord
 
 ref_of = SupervisorRef.of
+
+
+def gang_contract(
+    job: int,
+    *,
+    attempt: int = 1,
+    num_nodes: int = 1,
+    ranks_per_node: int = 1,
+    checkpoint_dir: str = "/nowhere",
+    job_started_at: int | None = None,
+    **role: Any,
+) -> GangContract:
+    """The contract of a gang with one role; `role` are fields of its `RoleContract`."""
+    world = WorldShape(num_nodes, ranks_per_node)
+    fields: dict[str, Any] = {
+        "name": WORKER,
+        "command": RankCommand(("true",)),
+        "reference_world": world.size,
+        **role,
+    }
+    return GangContract(
+        job=JobIdentity(job, "probe", "tests"),
+        attempt=attempt,
+        world=world,
+        role=RoleContract(**fields),
+        checkpoint_dir=checkpoint_dir,
+        job_started_at=job_started_at,
+    )
 
 
 @dataclass
@@ -112,33 +143,24 @@ class ExecutorContract:
         assert [one.alive for one in rig.executor.poll([ref])] == [False]
 
     def test_starting_twice_starts_once(self, rig: ExecutorRig) -> None:
-        assignment = rig.assignment(1)
-        ref = ref_of(assignment)
-        node = rig.executor.inventory()[0]
-        rig.executor.start(node, assignment)
-        rig.executor.start(node, assignment)
+        assignment, ref = _started(rig, 1)
+        rig.executor.start(rig.executor.inventory()[0], assignment)
         assert rig.executor.poll([ref])[0].alive
         assert rig.num_started(ref) == 1
 
     def test_stop_is_confirmed_by_poll_and_may_be_repeated(self, rig: ExecutorRig) -> None:
-        assignment = rig.assignment(2)
-        ref = ref_of(assignment)
-        rig.executor.start(rig.executor.inventory()[0], assignment)
+        _, ref = _started(rig, 2)
         rig.executor.stop(ref)
         rig.executor.stop(ref)
         _wait_until(lambda: not rig.executor.poll([ref])[0].alive)
 
     def test_a_crash_is_seen(self, rig: ExecutorRig) -> None:
-        assignment = rig.assignment(3)
-        ref = ref_of(assignment)
-        rig.executor.start(rig.executor.inventory()[0], assignment)
+        _, ref = _started(rig, 3)
         rig.kill_supervisor(ref)
         _wait_until(lambda: not rig.executor.poll([ref])[0].alive)
 
     def test_a_new_control_plane_finds_what_runs(self, rig: ExecutorRig) -> None:
-        assignment = rig.assignment(4)
-        ref = ref_of(assignment)
-        rig.executor.start(rig.executor.inventory()[0], assignment)
+        assignment, ref = _started(rig, 4)
         successor = rig.reborn()
         assert successor.poll([ref])[0].alive
         successor.start(successor.inventory()[0], assignment)
@@ -147,13 +169,17 @@ class ExecutorContract:
         _wait_until(lambda: not successor.poll([ref])[0].alive)
 
     def test_the_dead_are_not_started_again(self, rig: ExecutorRig) -> None:
-        assignment = rig.assignment(5)
-        ref = ref_of(assignment)
-        rig.executor.start(rig.executor.inventory()[0], assignment)
+        assignment, ref = _started(rig, 5)
         rig.kill_supervisor(ref)
         _wait_until(lambda: not rig.executor.poll([ref])[0].alive)
         rig.executor.start(rig.executor.inventory()[0], assignment)
         assert not rig.executor.poll([ref])[0].alive
+
+
+def _started(rig: ExecutorRig, job: int) -> tuple[Assignment, SupervisorRef]:
+    assignment = rig.assignment(job)
+    rig.executor.start(rig.executor.inventory()[0], assignment)
+    return assignment, ref_of(assignment)
 
 
 def _wait_until(true: Callable[[], bool], timeout_s: float = 30.0) -> None:

@@ -37,20 +37,19 @@ _TERMS = JobPolicy(GangShape(1, 1, 1))
 def facts(**changes: object) -> JobFacts:
     """Some job."""
     plain: dict[str, object] = {
-        "project": "vision", "name": "digits", "owner": "ada", "labels": {"team": "vision"},
-        "framework": "torch", "kind": "submit", "priority": 50, "pools": (), "cpus_per_node": 0,
-        "spec": {"schema": 1}, "code_digest": None, "caller_cwd": None, "caller_env": None,
-    }  # fmt: skip
-    return JobFacts(**{**plain, **changes})  # type: ignore[arg-type]
+        **{"project": "vision", "name": "digits", "owner": "ada", "labels": {"team": "vision"}},
+        **{"framework": "torch", "kind": "submit", "priority": 50, "pools": ()},
+        **{"cpus_per_node": 0, "spec": {"schema": 1}, "code_digest": None},
+        **{"caller_cwd": None, "caller_env": None, **changes},
+    }
+    return JobFacts(**plain)  # type: ignore[arg-type]
 
 
 def entry(job: Job, event: JobEvent, seq: int) -> NewEvent:
     """An event as the log takes it."""
     reason = {"state": job.state.value, "code": job.reason.code.value, "message": ""}
-    return NewEvent(
-        job.num, seq, NOW, events.kind_of(type(event)), None, None, "test", reason,
-        events.data_of(event),
-    )  # fmt: skip
+    kind, data = events.kind_of(type(event)), events.data_of(event)
+    return NewEvent(job.num, seq, NOW, kind, None, None, "test", reason, data)
 
 
 def add_job(tx: Tx, **changes: object) -> int:
@@ -74,6 +73,18 @@ def cancel(tx: Tx, num: int) -> None:
 def segment(job: int, offset: int, data: bytes, rank: int = 0) -> LogSegment:
     """Some bytes of a log."""
     return LogSegment(0, job, 1, 0, rank, "out", offset, 0, NOW, data)
+
+
+def saved(path: str, step: int) -> dict[str, object]:
+    """The values of a checkpoint that was created at `NOW + step`."""
+    values: dict[str, object] = {"step": step, "path": path, "epoch": 0, "created_at": NOW + step}
+    return values | {"size_bytes": 9, "took_s": 0.1, "metrics": {"acc": 0.5}}
+
+
+def restored(position: int) -> dict[str, object]:
+    """The values of a restore at a position of the first epoch."""
+    values: dict[str, object] = {"step": 3, "epoch": 0, "position": position, "exact": True}
+    return values | {"path": "/c/3", "took_s": None, "at": NOW}
 
 
 class StoreContract:
@@ -158,9 +169,8 @@ class StoreContract:
         first, second = store.transact(add_job), store.transact(add_job)
         store.transact(lambda tx: cancel(tx, first))
         feed = store.view(lambda tx: events.feed(tx))
-        assert [(one.feed, one.job, one.seq) for one in feed] == [
-            (1, first, 1), (2, second, 1), (3, first, 2),
-        ]  # fmt: skip
+        found = [(one.feed, one.job, one.seq) for one in feed]
+        assert found == [(1, first, 1), (2, second, 1), (3, first, 2)]
         assert [one.seq for one in store.view(lambda tx: events.of_job(tx, first, after=1))] == [2]
         assert [one.feed for one in store.view(lambda tx: events.feed(tx, after=2))] == [3]
 
@@ -299,24 +309,15 @@ class StoreContract:
         assert store.transact(lambda tx: telemetry.drop_points(tx, [], limit=9)) == 0
 
     def test_lineage_is_kept_by_generation(self, store: Store) -> None:
-        saved = {
-            "step": 3, "epoch": 0, "path": "/c/3", "size_bytes": 9, "took_s": 0.1,
-            "metrics": {"acc": 0.5}, "created_at": NOW,
-        }  # fmt: skip
-        restored = {
-            "path": "/c/3", "step": 3, "epoch": 0, "position": 96, "exact": True, "took_s": 0.2,
-            "at": NOW,
-        }  # fmt: skip
-
         def work(tx: Tx) -> tuple[bool, bool]:
             for _ in range(2):
-                lineage.add_checkpoint(tx, (1, 1, 0), saved)
+                lineage.add_checkpoint(tx, (1, 1, 0), saved("/c/3", 3))
             lineage.mark_checkpoint(tx, 1, "/c/3", "quarantined")
             for hi in (5, 9):
                 lineage.put_ledger(tx, LedgerSlice(1, 1, 0, 0, 100, (Consumed(0, 0, hi, 1),)))
             lineage.touch_generation(tx, (1, 1, 0), up_at=NOW)
             lineage.touch_generation(tx, (1, 1, 0), first_step=1)
-            return tuple(lineage.add_restore(tx, (1, 1, 1), restored) for _ in range(2))  # type: ignore[return-value]
+            return tuple(lineage.add_restore(tx, (1, 1, 1), restored(96)) for _ in range(2))  # type: ignore[return-value]
 
         assert store.transact(work) == (True, False)
         (checkpoint,) = store.view(lambda tx: lineage.checkpoints_of(tx, 1))
@@ -333,19 +334,10 @@ class StoreContract:
             holds, waits = add_job(tx), add_job(tx)
             for num in (holds, waits):
                 for at, state in ((1, "valid"), (2, "valid"), (3, "quarantined")):
-                    path = f"/c/{at}"
-                    saved = {
-                        "step": at, "epoch": 0, "path": path, "size_bytes": 9, "took_s": 0.5,
-                        "metrics": {}, "created_at": NOW + at,
-                    }  # fmt: skip
-                    lineage.add_checkpoint(tx, (num, 1, 0), saved)
-                    lineage.mark_checkpoint(tx, num, path, state)
+                    lineage.add_checkpoint(tx, (num, 1, 0), saved(f"/c/{at}", at))
+                    lineage.mark_checkpoint(tx, num, f"/c/{at}", state)
                 for attempt in (1, 2):
-                    restored = {
-                        "path": None, "step": 0, "epoch": 0, "position": 0, "exact": True,
-                        "took_s": None, "at": NOW,
-                    }  # fmt: skip
-                    lineage.add_restore(tx, (num, attempt, 0), restored)
+                    lineage.add_restore(tx, (num, attempt, 0), restored(0))
                 supervisors.expect(tx, [(num, 1, 1, "old"), (num, 2, 2, f"hash-{num}")])
                 supervisors.update(tx, num, 1, 0, released_at=NOW, epoch=9, num_epochs=9)
                 supervisors.update(tx, num, 2, 1, released_at=NOW, epoch=2, num_epochs=9)
@@ -357,7 +349,7 @@ class StoreContract:
             return holds, waits
 
         holds, _ = store.transact(work)
-        assert store.view(lineage.last_saves) == {holds: (NOW + 2, 0.5)}
+        assert store.view(lineage.last_saves) == {holds: (NOW + 2, 0.1)}
         assert store.view(lineage.restoring) == {holds}
         assert store.view(supervisors.released) == {(holds, 2, 1)}
         assert store.view(supervisors.epochs_now) == {holds: (2, 9)}

@@ -19,9 +19,8 @@ from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.pools.ray_pools import RayPool
 from phalanx.schemas.wire.assignments import Assignment
 from phalanx.schemas.wire.supervision import NodeReadyReport
-from phalanx.testing.contracts import gang_contract
 from phalanx.testing.control_plane import FakeControlPlane
-from phalanx.testing.executors import ExecutorContract, ref_of
+from phalanx.testing.executors import ExecutorContract, gang_contract, ref_of
 from support.waiting import wait_until
 
 pytest.importorskip("ray")

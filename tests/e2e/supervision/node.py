@@ -21,8 +21,8 @@ from phalanx.schemas.wire.supervision import (
     RanksEndedReport,
     RanksStartedReport,
 )
-from phalanx.testing.contracts import gang_contract
 from phalanx.testing.control_plane import FakeControlPlane
+from phalanx.testing.executors import gang_contract
 from support.waiting import wait_until
 
 HANG_BOUND_S = 60.0

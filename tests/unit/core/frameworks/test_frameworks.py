@@ -125,7 +125,7 @@ def gang_environment():
     from phalanx.core.frameworks.rank_environment import NodeSetting, rank_environment
     from phalanx.core.jobs.desired import Action
     from phalanx.schemas.wire.supervision import Orders
-    from phalanx.testing.contracts import gang_contract
+    from phalanx.testing.executors import gang_contract
 
     def made(name, **shape):
         gang = gang_contract(1, framework=name, **shape)

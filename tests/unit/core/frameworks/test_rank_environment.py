@@ -15,7 +15,7 @@ from phalanx.core.jobs.desired import Action
 from phalanx.core.training.checkpoints import Keep
 from phalanx.schemas.frameworks import framework
 from phalanx.schemas.wire.supervision import Orders, RoleMaster
-from phalanx.testing.contracts import gang_contract
+from phalanx.testing.executors import gang_contract
 
 pytestmark = pytest.mark.unit
 

@@ -11,7 +11,7 @@ from phalanx.core.jobs.desired import Action
 from phalanx.schemas.frameworks import framework
 from phalanx.schemas.spec.document import validate_spec
 from phalanx.schemas.wire.supervision import Orders
-from phalanx.testing.contracts import gang_contract
+from phalanx.testing.executors import gang_contract
 
 pytestmark = pytest.mark.unit
 

@@ -161,9 +161,11 @@ def test_within_one_project_nothing_could_start_where_only_lines_have_grown(seed
         more = [job(next(fresh), wide) for _ in range(rng.randrange(1, 4))]
         held = snapshot.held[1:] if ends else snapshot.held
         snapshot = replace(
-            snapshot, waiting=(*snapshot.waiting, *more), held=held,
+            snapshot,
+            waiting=(*snapshot.waiting, *more),
+            held=held,
             history=snapshot.history if cluster is None else cluster.history,
-        )  # fmt: skip
+        )
         if cluster is not None and not moving and only_longer_classes(cluster, snapshot, started):
             assert not plan_pass(ClusterIndex.of(snapshot), at).starts
         cluster = sync(cluster, snapshot)

@@ -100,6 +100,14 @@ def test_what_ends_between_plans_is_learned_at_once() -> None:
 
 def finished(num: int, state: str = "succeeded") -> Finished:
     return Finished(
-        num=num, state=state, project="p", owner="me", name="n", num_slots=2, submitted_at=0,
-        started_at=NOW, ended_at=9 * NOW, attained_slot_s=16.0,
-    )  # fmt: skip
+        num=num,
+        state=state,
+        project="p",
+        owner="me",
+        name="n",
+        num_slots=2,
+        submitted_at=0,
+        started_at=NOW,
+        ended_at=9 * NOW,
+        attained_slot_s=16.0,
+    )

@@ -115,10 +115,11 @@ def test_work_behind_a_restore_is_redone_and_all_is_counted_once() -> None:
         return LedgerSlice(1, 1, generation, node, 10, rows)
 
     slices = [
-        ledger(0, 0, Consumed(0, 0, 4)), ledger(0, 1, Consumed(0, 4, 8)),
+        ledger(0, 0, Consumed(0, 0, 4)),
+        ledger(0, 1, Consumed(0, 4, 8)),
         ledger(1, 0, Consumed(0, 4, 7), Consumed(1, 0, 5)),
         ledger(1, 1, Consumed(0, 7, 10), Consumed(1, 5, 10)),
-    ]  # fmt: skip
+    ]
     found = account(slices, [restore(0, 0), restore(1, 4)], 10)
     assert (found.missed, found.duplicated, found.redone, found.consumed) == (0, 0, 4, 20)
     lost = account(slices, [restore(0, 0), restore(1, 6)], 10)  # resumed too far, as the data says

@@ -11,7 +11,7 @@ from phalanx.errors import StoreUnavailable
 from phalanx.kit.clock import ManualClock
 from phalanx.schemas.wire.assignments import Assignment
 from phalanx.supervise.uplink.link import ControlPlaneLink, Outbox, SyncConnection
-from phalanx.testing.contracts import gang_contract
+from phalanx.testing.executors import gang_contract
 
 pytestmark = pytest.mark.unit
 FULL = {"code": StoreUnavailable.code, "message": "the disk is full"}

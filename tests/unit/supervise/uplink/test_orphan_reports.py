@@ -24,7 +24,7 @@ from phalanx.supervise.ranks.ledger_watermarks import (
 from phalanx.supervise.ranks.records import GenerationRecords
 from phalanx.supervise.uplink import orphan_reports
 from phalanx.supervise.uplink.orphan_reports import OrphanReports, unreported_folders
-from phalanx.testing.contracts import gang_contract
+from phalanx.testing.executors import gang_contract
 
 pytestmark = [
     pytest.mark.unit,
