@@ -38,8 +38,8 @@ from phalanx.core.jobs.model import HOLDING, TERMINAL, JobState, StopGoal
 from phalanx.core.reasons import Cause, ReasonCode
 from phalanx.core.telemetry.instruments import INSTRUMENTS, Kind
 from phalanx.kit.units import format_duration
-from phalanx.schemas.pools.pool_file import PoolFile, pool_json_schema
-from phalanx.schemas.pools.project_file import ProjectFile, project_json_schema
+from phalanx.schemas.pools.pool_file import PoolFile
+from phalanx.schemas.pools.project_file import ProjectFile
 from phalanx.schemas.pools.ray_pools import RayPool
 from phalanx.schemas.spec.document import json_schema, validate_spec
 from phalanx.schemas.spec.job import JobSpec
@@ -412,9 +412,9 @@ PAGES: dict[str, Callable[[], str]] = {
     "spec.md": spec_page,
     "job-spec.schema.json": lambda: as_text(json_schema()),
     "pool-file.md": pool_page,
-    "pool-file.schema.json": lambda: as_text(pool_json_schema()),
+    "pool-file.schema.json": lambda: as_text(json_schema(PoolFile)),
     "project-file.md": project_page,
-    "project-file.schema.json": lambda: as_text(project_json_schema()),
+    "project-file.schema.json": lambda: as_text(json_schema(ProjectFile)),
     "states.md": states_page,
     "errors.md": errors_page,
     "settings.md": settings_page,

@@ -25,7 +25,16 @@ from phalanx.core.gang.placement import Node
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.schemas.pools.ray_pools import RayPool
 from phalanx.schemas.spec.document import problems_of, read_text, read_yaml
-from phalanx.schemas.spec.fields import Name, Names, Section, Size, Text, WholeFromOne
+from phalanx.schemas.spec.fields import (
+    Name,
+    Names,
+    Section,
+    Size,
+    Text,
+    Whether,
+    WholeFromOne,
+    optional,
+)
 
 POOL_SCHEMA: Literal[1] = 1
 MAX_NODES = 20_000
@@ -48,31 +57,22 @@ class HostDefaults:
 class NodeTraits(Section):
     """Traits that a pool sets for all of its nodes and that a node may override."""
 
-    slot_type: Name | None = Field(
-        default=None, description="Accelerator model, such as H100; jobs request it by name."
+    slot_type: Name | None = optional("Accelerator model, such as H100; jobs request it by name.")
+    device_memory: Size | None = optional("Memory of each slot's device.")
+    cpus: WholeFromOne | None = optional("CPUs; absent: the machine's.")
+    memory: Size | None = optional("Memory; absent: the machine's.")
+    interconnect: Name | None = optional(
+        "Link between the slots of one node, such as nvlink or pcie."
     )
-    device_memory: Size | None = Field(default=None, description="Memory of each slot's device.")
-    cpus: WholeFromOne | None = Field(default=None, description="CPUs; absent: the machine's.")
-    memory: Size | None = Field(default=None, description="Memory; absent: the machine's.")
-    interconnect: Name | None = Field(
-        default=None, description="Link between the slots of one node, such as nvlink or pcie."
+    bandwidth_gbps: Annotated[float, Field(ge=0)] | None = optional(
+        "Bandwidth of the node's link to the others, Gbit/s."
     )
-    bandwidth_gbps: Annotated[float, Field(ge=0)] | None = Field(
-        default=None, description="Bandwidth of the node's link to the others, Gbit/s."
+    price: Annotated[float, Field(ge=0)] | None = optional("US dollars per slot and hour.")
+    spot: Whether | None = optional("Whether the provider may reclaim the nodes.")
+    reclaims_per_hour: Annotated[float, Field(ge=0)] | None = optional(
+        f"Expected reclaims of a spot node per hour; absent: {DEFAULT_HAZARD}."
     )
-    price: Annotated[float, Field(ge=0)] | None = Field(
-        default=None, description="US dollars per slot and hour."
-    )
-    spot: Annotated[bool, Field(strict=True)] | None = Field(
-        default=None, description="Whether the provider may reclaim the nodes."
-    )
-    reclaims_per_hour: Annotated[float, Field(ge=0)] | None = Field(
-        default=None,
-        description=f"Expected reclaims of a spot node per hour; absent: {DEFAULT_HAZARD}.",
-    )
-    taints: Names | None = Field(
-        default=None, description="Marks that exclude jobs which do not tolerate all of them."
-    )
+    taints: Names | None = optional("Marks that exclude jobs which do not tolerate all of them.")
     labels: dict[Name, Text] = Field(
         default_factory=dict,
         description="Labels by which jobs select nodes; those of a node add to its pool's.",
@@ -83,16 +83,15 @@ class NodeEntry(NodeTraits):
     """One node, or `count` equal nodes."""
 
     name: Name = Field(description="Unique over all pools; with `count`, -0, -1, … are appended.")
-    count: Annotated[int, Field(strict=True, ge=1, le=MAX_NODES)] | None = Field(
-        default=None, description="Number of nodes; absent: one node with this name."
+    count: Annotated[int, Field(strict=True, ge=1, le=MAX_NODES)] | None = optional(
+        "Number of nodes; absent: one node with this name."
     )
     slots: WholeFromOne = Field(description="GPUs, or worker places of a node without GPUs.")
     topology: dict[Name, Name] = Field(
         default_factory=dict, description="Position: a domain name for each of the pool's levels."
     )
-    host: Name | None = Field(
-        default=None,
-        description="Machine that the node is part of: nodes of one host share CPUs and memory.",
+    host: Name | None = optional(
+        "Machine that the node is part of: nodes of one host share CPUs and memory."
     )
 
     @property
@@ -271,11 +270,3 @@ def _unknown_executors(file: PoolFile, executors: list[str]) -> list[Problem]:
         for i, pool in enumerate(file.entries)
         if pool.executor not in executors
     ]
-
-
-def pool_json_schema() -> dict[str, Any]:
-    """The published JSON schema of the pool file."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **PoolFile.model_json_schema(by_alias=True, mode="validation"),
-    }

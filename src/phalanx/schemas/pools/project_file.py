@@ -11,40 +11,37 @@ from pydantic import Field, ValidationError, model_validator
 from phalanx.core.scheduling import Project
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.schemas.spec.document import problems_of
-from phalanx.schemas.spec.fields import Name, Section, WholeFromOne, WholeFromZero
-
-PROJECT_SCHEMA: Literal[1] = 1
+from phalanx.schemas.spec.fields import (
+    Name,
+    Section,
+    WholeFromOne,
+    WholeFromZero,
+    optional,
+)
 
 
 class ProjectSpec(Section):
     """One project; absent limits do not limit."""
 
     name: Name = Field(description="Name of the project, as in a job's `project`.")
-    parent: Name | None = Field(
-        default=None, description="Parent project; its limits include those of its children."
-    )
+    parent: Name | None = optional("Parent project; its limits include those of its children.")
     guaranteed_slots: WholeFromZero = Field(
         default=0, description="Slots available at any time, reclaimed from borrowers when needed."
     )
     weight: Annotated[float, Field(gt=0, le=1e6)] = Field(
         default=1.0, description="Share of the surplus over guarantees, relative to its siblings."
     )
-    max_slots: WholeFromZero | None = Field(
-        default=None, description="Quota: the most slots that it may hold, borrowed ones included."
+    max_slots: WholeFromZero | None = optional(
+        "Quota: the most slots that it may hold, borrowed ones included."
     )
-    borrow_slots: WholeFromZero | None = Field(
-        default=None, description="Quota as a number of slots above the guarantee."
+    borrow_slots: WholeFromZero | None = optional("Quota as a number of slots above the guarantee.")
+    lend_slots: WholeFromZero | None = optional(
+        "Unused guaranteed slots that other projects may borrow; absent: all."
     )
-    lend_slots: WholeFromZero | None = Field(
-        default=None,
-        description="Unused guaranteed slots that other projects may borrow; absent: all.",
+    max_priority: Annotated[int, Field(strict=True, ge=0, le=100)] | None = optional(
+        "Highest priority that its jobs may have."
     )
-    max_priority: Annotated[int, Field(strict=True, ge=0, le=100)] | None = Field(
-        default=None, description="Highest priority that its jobs may have."
-    )
-    max_running: WholeFromOne | None = Field(
-        default=None, description="Most jobs that may hold slots at the same time."
-    )
+    max_running: WholeFromOne | None = optional("Most jobs that may hold slots at the same time.")
 
     @model_validator(mode="after")
     def _limits_agree(self) -> ProjectSpec:
@@ -146,11 +143,3 @@ def _is_own_ancestor(project: ProjectSpec, known: Mapping[str, ProjectSpec]) -> 
         seen.add(here.name)
         here = known[here.parent]
     return here.parent is not None and here.name in seen
-
-
-def project_json_schema() -> dict[str, Any]:
-    """The published JSON schema of the project file."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **ProjectFile.model_json_schema(by_alias=True, mode="validation"),
-    }

@@ -6,7 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from phalanx.schemas.spec.fields import Duration, Name, Section, WholeFromOne
+from phalanx.schemas.spec.fields import (
+    Duration,
+    Name,
+    NotEmpty,
+    Section,
+    WholeFromOne,
+    optional,
+)
 
 _Path = Annotated[str, Field(strict=True, pattern="^/")]
 _Url = Annotated[str, Field(strict=True, pattern=r"^https?://[^/\s]+$")]
@@ -27,9 +34,7 @@ class RayScale(Section):
     max_nodes: WholeFromOne = Field(description="Most nodes, present ones included.")
     slots: WholeFromOne = Field(description="Slots of one node.")
     cpus: WholeFromOne = Field(default=1, description="CPUs of one node.")
-    slot: Annotated[str, Field(strict=True, min_length=1)] = Field(
-        default="GPU", description="Ray resource that is counted as slots."
-    )
+    slot: NotEmpty = Field(default="GPU", description="Ray resource that is counted as slots.")
 
 
 class RayPool(Section):
@@ -41,11 +46,10 @@ class RayPool(Section):
         default="auto",
         description="`host:port` of the head, or auto: the cluster of this machine.",
     )
-    slot: Annotated[str, Field(strict=True, min_length=1)] | None = Field(
-        default=None,
-        description="Ray resource that is counted as slots; absent: GPU, else slot, else CPU.",
+    slot: NotEmpty | None = optional(
+        "Ray resource that is counted as slots; absent: GPU, else slot, else CPU."
     )
-    topology: dict[Name, Annotated[str, Field(strict=True, min_length=1)]] = Field(
+    topology: dict[Name, NotEmpty] = Field(
         default_factory=lambda: {
             "region": "ray.io/availability-region",
             "zone": "ray.io/availability-zone",
@@ -57,12 +61,11 @@ class RayPool(Section):
         default="/tmp/phalanx",
         description="Folder on the nodes for attempts and code archives.",
     )
-    checkpoints: _Path | None = Field(
-        default=None,
-        description="Checkpoint folder on the nodes; absent: the same path as here.",
+    checkpoints: _Path | None = optional(
+        "Checkpoint folder on the nodes; absent: the same path as here."
     )
-    server_url: _Url | None = Field(
-        default=None, description="URL of the control plane for nodes; absent: that of clients."
+    server_url: _Url | None = optional(
+        "URL of the control plane for nodes; absent: that of clients."
     )
     reserve_within: Duration = Field(
         default=20.0, description="Time in which Ray must give a gang all its places."
@@ -75,4 +78,4 @@ class RayPool(Section):
         default_factory=dict,
         description="Ray runtime environment of the nodes' processes: pip, uv, conda, image_uri, …",
     )
-    scale: RayScale | None = Field(default=None, description="Nodes that Ray's autoscaler may add.")
+    scale: RayScale | None = optional("Nodes that Ray's autoscaler may add.")

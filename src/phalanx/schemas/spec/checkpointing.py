@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
-from pydantic import WithJsonSchema as Shown
 
 from phalanx.core.contract.checkpointing import CheckpointPolicy, SaveInterval
 from phalanx.core.telemetry.line_patterns import LinePattern
 from phalanx.core.training.checkpoints import Best, Keep, far_prefix
-from phalanx.schemas.spec.fields import Duration, Interval, Section, Variable, WholeFromOne
+from phalanx.schemas.spec.fields import (
+    TEXT_OR_LIST,
+    Duration,
+    Interval,
+    NotEmpty,
+    Section,
+    Variable,
+    Whether,
+    WholeFromOne,
+    one_or_more,
+    optional,
+)
 
 
 def _pattern(text: str) -> str:
@@ -28,24 +38,18 @@ def _below(text: str) -> str:
     return text
 
 
-def _some(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 KeptDirectory = Annotated[str, Field(strict=True), AfterValidator(_below)]
 MetricLines = Annotated[
     list[Annotated[str, Field(strict=True), AfterValidator(_pattern)]],
-    BeforeValidator(_some),
-    Shown({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+    BeforeValidator(one_or_more),
+    TEXT_OR_LIST,
 ]
 
 
 class BestCheckpoints(Section):
     """Which checkpoints are the best ones."""
 
-    metric: Annotated[str, Field(strict=True, min_length=1)] = Field(
-        description="A metric that the script logs."
-    )
+    metric: NotEmpty = Field(description="A metric that the script logs.")
     mode: Literal["min", "max"] = Field(default="max", description="Whether low or high is good.")
     count: WholeFromOne = Field(default=1, description="How many of them to keep.")
 
@@ -54,11 +58,9 @@ class KeepCheckpoints(Section):
     """Which checkpoints stay. The only valid one is never deleted."""
 
     last: WholeFromOne | None = Field(default=3, description="The newest ones; null keeps all.")
-    best: BestCheckpoints | None = Field(default=None, description="And the best ones by a metric.")
-    every: WholeFromOne | None = Field(
-        default=None, description="And those at steps that are multiples of this."
-    )
-    age: Duration | None = Field(default=None, description="And those younger than this.")
+    best: BestCheckpoints | None = optional("And the best ones by a metric.")
+    every: WholeFromOne | None = optional("And those at steps that are multiples of this.")
+    age: Duration | None = optional("And those younger than this.")
 
     def to_core(self) -> Keep:
         """The core value."""
@@ -69,12 +71,8 @@ class KeepCheckpoints(Section):
 class CheckpointKey(Section):
     """Where the ranks find the key that encrypts checkpoints; the key itself never stands in a spec."""
 
-    key_env: Variable | None = Field(
-        default=None, description="A variable of the ranks that holds it."
-    )
-    key_file: Annotated[str, Field(strict=True, min_length=1)] | None = Field(
-        default=None, description="A file on the ranks' nodes that holds it."
-    )
+    key_env: Variable | None = optional("A variable of the ranks that holds it.")
+    key_file: NotEmpty | None = optional("A file on the ranks' nodes that holds it.")
 
     @model_validator(mode="after")
     def _one(self) -> CheckpointKey:
@@ -90,7 +88,7 @@ class Checkpointing(Section):
         default="10m", description="A duration, `500 steps`, `1 epoch` or auto."
     )
     keep: KeepCheckpoints = Field(default_factory=KeepCheckpoints, description="Retention.")
-    in_background: Annotated[bool, Field(strict=True)] = Field(
+    in_background: Whether = Field(
         default=True,
         alias="async",
         description="Training goes on while a checkpoint is written from a copy of the state.",
@@ -98,16 +96,14 @@ class Checkpointing(Section):
     compress: Literal["none", "zstd"] = Field(
         default="none", description="Makes the files smaller, at the cost of processor time."
     )
-    store: Annotated[str, Field(strict=True), AfterValidator(far_prefix)] | None = Field(
-        default=None,
-        description="An object store that gets copies, `s3://bucket/prefix`; absent: none.",
+    store: Annotated[str, Field(strict=True), AfterValidator(far_prefix)] | None = optional(
+        "An object store that gets copies, `s3://bucket/prefix`; absent: none."
     )
-    encryption: CheckpointKey | None = Field(
-        default=None, description="Encrypts checkpoints, here and in the object store."
+    encryption: CheckpointKey | None = optional(
+        "Encrypts checkpoints, here and in the object store."
     )
-    directory: KeptDirectory | None = Field(
-        default=None,
-        description="The script's own folder: committed as it changes, put back before every start.",
+    directory: KeptDirectory | None = optional(
+        "The script's own folder: committed as it changes, put back before every start."
     )
 
     def to_core(self) -> CheckpointPolicy:

@@ -161,11 +161,11 @@ def to_yaml(data: Mapping[str, Any]) -> str:
     return str(yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True))
 
 
-def json_schema() -> dict[str, Any]:
-    """The published JSON schema of the job spec."""
+def json_schema(model: type[BaseModel] = JobSpec) -> dict[str, Any]:
+    """The published JSON schema of the job spec, or of another kind of file."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **JobSpec.model_json_schema(by_alias=True, mode="validation"),
+        **model.model_json_schema(by_alias=True, mode="validation"),
     }
 
 

@@ -191,23 +191,22 @@ def _variable(value: str) -> str:
 
 
 def _framework(name: str) -> str:
-    if name not in known_frameworks():
-        raise ValueError(f"must be {_either([repr(one) for one in known_frameworks()])}")
-    return name
+    return _one_of(list(known_frameworks()), name)
 
 
 def _role_framework(name: str) -> str:
-    names = [one for one in known_frameworks() if framework(one).in_roles]
+    return _one_of([one for one in known_frameworks() if framework(one).in_roles], name)
+
+
+def _one_of(names: list[str], name: str) -> str:
     if name not in names:
-        raise ValueError(f"must be {_either([repr(one) for one in names])}")
+        *most, last = map(repr, names)
+        raise ValueError(f"must be {', '.join(most)} or {last}")
     return name
 
 
-def _either(names: list[str]) -> str:
-    return f"{', '.join(names[:-1])} or {names[-1]}"
-
-
-def _one_or_more(value: Any) -> Any:
+def one_or_more(value: Any) -> Any:
+    """A text as a list of one."""
     return [value] if isinstance(value, str) else value
 
 
@@ -249,6 +248,11 @@ def _when(value: Any) -> Any:
     return write_duration(duration_s)
 
 
+TEXT_OR_LIST = Shown(
+    {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+)
+Whether = Annotated[bool, Field(strict=True)]
+NotEmpty = Annotated[str, Field(strict=True, min_length=1)]
 Duration = Annotated[
     float,
     BeforeValidator(_duration),
@@ -281,7 +285,7 @@ Interval = Annotated[
 Command = Annotated[
     Any,
     PlainValidator(_command),
-    Shown({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+    TEXT_OR_LIST,
 ]
 Text = Annotated[
     str, BeforeValidator(_plain_text), Shown({"type": ["string", "number"]})
@@ -302,8 +306,8 @@ RoleFrameworkName = Annotated[
 ]
 Names = Annotated[
     list[Name],
-    BeforeValidator(_one_or_more),
-    Shown({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+    BeforeValidator(one_or_more),
+    TEXT_OR_LIST,
 ]
 Jobs = Annotated[
     list[Name],
@@ -325,6 +329,11 @@ StallAfter = Annotated[
 ]
 WholeFromZero = Annotated[int, Field(strict=True, ge=0)]
 WholeFromOne = Annotated[int, Field(strict=True, ge=1)]
+
+
+def optional(description: str) -> Any:
+    """A key that a spec may leave out, which then is None."""
+    return Field(default=None, description=description)
 
 
 class Section(BaseModel):

@@ -31,13 +31,16 @@ from phalanx.schemas.spec.fields import (
     Jobs,
     Name,
     Names,
+    NotEmpty,
     Range,
     Section,
     StallAfter,
     Text,
     Variable,
+    Whether,
     WholeFromOne,
     WholeFromZero,
+    optional,
 )
 from phalanx.schemas.spec.python import PythonSection, short_form
 from phalanx.schemas.spec.roles import (
@@ -58,17 +61,13 @@ _DAY_S = 86400.0
 class PlacementWish(Section):
     """Topology levels of the pool, such as node, rack or zone."""
 
-    required: Name | None = Field(
-        default=None, description="The gang must lie inside one of these."
+    required: Name | None = optional("The gang must lie inside one of these.")
+    preferred: Name | None = optional(
+        "The gang should lie inside one of these; absent: the narrowest; none: anywhere."
     )
-    preferred: Name | None = Field(
-        default=None,
-        description="The gang should lie inside one of these; absent: the narrowest; none: anywhere.",
-    )
-    patience: Duration | None = Field(
-        default=None,
-        description="How long to insist on the preferred level; absent: estimated from the run times of "
-        "similar jobs.",
+    patience: Duration | None = optional(
+        "How long to insist on the preferred level; absent: estimated from the run times of "
+        "similar jobs."
     )
     selector: dict[Name, Text] = Field(
         default_factory=dict, description="Labels that every node must have."
@@ -172,9 +171,7 @@ class Stall(Section):
 class Warm(Section):
     """Ranks are forked from a process that has imported torch already."""
 
-    enabled: Annotated[bool, Field(strict=True)] = Field(
-        default=True, description="false: start cold."
-    )
+    enabled: Whether = Field(default=True, description="false: start cold.")
     imports: list[Annotated[str, Field(strict=True, pattern=r"^[A-Za-z_][\w.]*$")]] = Field(
         default_factory=list, description="Modules to import beside torch."
     )
@@ -183,9 +180,9 @@ class Warm(Section):
 class Mount(Section):
     """Something of the outside, seen by the ranks."""
 
-    source: Annotated[str, Field(strict=True, min_length=1)] = Field(description="What to mount.")
+    source: NotEmpty = Field(description="What to mount.")
     path: Annotated[str, Field(strict=True, pattern="^/")] = Field(description="Where: absolute.")
-    read_only: Annotated[bool, Field(strict=True)] = Field(default=False, description="No writing.")
+    read_only: Whether = Field(default=False, description="No writing.")
 
 
 def _mount(value: Any) -> Any:
@@ -243,17 +240,14 @@ class JobSpec(Section):
     project: Name = Field(default="default", description="The tenant it belongs to.")
     labels: dict[Name, Text] = Field(default_factory=dict, description="Searchable marks.")
     job_class: Name | None = Field(default=None, alias="class", description="Its class of service.")
-    run: Command | None = Field(
-        default=None,
-        description="The command of every rank: one line for the shell, or a list of words.",
+    run: Command | None = optional(
+        "The command of every rank: one line for the shell, or a list of words."
     )
-    setup: Annotated[str, Field(strict=True, min_length=1)] | None = Field(
-        default=None,
-        description="A shell command that runs once per node before the first rank starts.",
+    setup: NotEmpty | None = optional(
+        "A shell command that runs once per node before the first rank starts."
     )
-    python: Annotated[PythonSection, BeforeValidator(short_form)] | None = Field(
-        default=None,
-        description="Python packages that the ranks can import beside those of the node.",
+    python: Annotated[PythonSection, BeforeValidator(short_form)] | None = optional(
+        "Python packages that the ranks can import beside those of the node."
     )
     framework: FrameworkName = Field(
         default="torch", description="What the ranks find in their environment to meet one another."
@@ -261,18 +255,16 @@ class JobSpec(Section):
     env_compat: list[Name] = Field(
         default_factory=list, description="Variables of other launchers to set as well."
     )
-    workdir: Annotated[str, Field(strict=True, min_length=1)] = Field(
+    workdir: NotEmpty = Field(
         default=".", description="Copied at submit; relative to the file the spec is in."
     )
-    image: Annotated[str, Field(strict=True, min_length=1)] | None = Field(
-        default=None, description="Container image."
-    )
+    image: NotEmpty | None = optional("Container image.")
     resources: Resources = Field(default_factory=Resources, description="The shape of the gang.")
     roles: dict[Name, Role] = Field(
         default_factory=dict,
         description="Further parts of the gang, each with its own shape; without `run`, all of it.",
     )
-    data: dict[Name, Annotated[str, Field(strict=True, min_length=1)]] = Field(
+    data: dict[Name, NotEmpty] = Field(
         default_factory=dict, description="Named inputs, staged before the start."
     )
     placement: PlacementWish = Field(
@@ -284,12 +276,8 @@ class JobSpec(Section):
     priority: Annotated[int, Field(strict=True, ge=0, le=100), BeforeValidator(_priority)] = Field(
         default=50, description="0 to 100, higher first; or low, normal, high, urgent."
     )
-    preemptible: Annotated[bool, Field(strict=True)] = Field(
-        default=True, description="false: no other job may push it aside."
-    )
-    max_duration: Duration | None = Field(
-        default=None, description="The job fails after this long."
-    )
+    preemptible: Whether = Field(default=True, description="false: no other job may push it aside.")
+    max_duration: Duration | None = optional("The job fails after this long.")
     grace: Duration = Field(default=30.0, description="Time to save and leave when asked to stop.")
     checkpoint: Checkpointing = Field(default_factory=Checkpointing, description="Checkpoints.")
     metrics: MetricLines = Field(
@@ -314,10 +302,10 @@ class JobSpec(Section):
     mounts: list[Annotated[Mount, BeforeValidator(_mount)]] = Field(
         default_factory=list, description="File systems and buckets."
     )
-    budget: CostLimit | None = Field(default=None, description="A limit on what it costs.")
+    budget: CostLimit | None = optional("A limit on what it costs.")
     depends_on: Jobs = Field(default_factory=list, description="Jobs that have to succeed first.")
-    array: Indices | None = Field(default=None, description="Indices: one job for each.")
-    schedule: Schedule | None = Field(default=None, description="Regular starts.")
+    array: Indices | None = optional("Indices: one job for each.")
+    schedule: Schedule | None = optional("Regular starts.")
 
     @field_validator("secrets")
     @classmethod

@@ -9,7 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from phalanx.core.contract.job import PythonRequirements
-from phalanx.schemas.spec.fields import Section
+from phalanx.schemas.spec.fields import (
+    Section,
+    optional,
+)
 
 # `https://user:password@host/…`: what stands there would be in every copy of the spec.
 _CREDENTIALS = re.compile(r"://[^/\s]*@")
@@ -62,15 +65,15 @@ class PythonSection(Section):
 
     requirements: (
         Annotated[str, Field(strict=True, min_length=1), AfterValidator(_inside)] | None
-    ) = Field(default=None, description="A requirements file in the work directory.")
+    ) = optional("A requirements file in the work directory.")
     packages: list[Requirement] = Field(
         default_factory=list, description="Requirements, such as `einops==0.8.1`."
     )
     installer: Literal["auto", "pip", "uv"] = Field(
         default="auto", description="auto: uv where the node has it, else pip."
     )
-    index_url: Annotated[str, Field(strict=True), AfterValidator(_index)] | None = Field(
-        default=None, description="A package index in place of the installer's own; none: no index."
+    index_url: Annotated[str, Field(strict=True), AfterValidator(_index)] | None = optional(
+        "A package index in place of the installer's own; none: no index."
     )
     extra_index_urls: list[Url] = Field(default_factory=list, description="And these indexes.")
     find_links: list[Annotated[str, Field(strict=True, min_length=1), AfterValidator(_place)]] = (

@@ -24,8 +24,10 @@ from phalanx.schemas.spec.fields import (
     SizeRange,
     Text,
     Variable,
+    Whether,
     WholeFromOne,
     WholeFromZero,
+    optional,
 )
 from phalanx.schemas.spec.training import Training
 
@@ -62,15 +64,11 @@ class Resources(Section):
         description="Slots on each node: GPUs, or CPU worker places where a pool has no GPUs.",
     )
     slots_per_rank: WholeFromOne = Field(default=1, description="Slots that one rank uses.")
-    cpus: CountRange | None = Field(default=None, description="CPUs on each node.")
-    memory: SizeRange | None = Field(default=None, description="Memory on each node.")
-    shm: SizeRange | None = Field(
-        default=None, description="Shared memory (/dev/shm) on each node."
-    )
-    accelerator: Name | None = Field(default=None, description="Accelerator model, such as H100.")
-    accelerator_memory: SizeRange | None = Field(
-        default=None, description="Memory of each accelerator."
-    )
+    cpus: CountRange | None = optional("CPUs on each node.")
+    memory: SizeRange | None = optional("Memory on each node.")
+    shm: SizeRange | None = optional("Shared memory (/dev/shm) on each node.")
+    accelerator: Name | None = optional("Accelerator model, such as H100.")
+    accelerator_memory: SizeRange | None = optional("Memory of each accelerator.")
 
     @model_validator(mode="after")
     def _ranks_fit(self) -> Resources:
@@ -100,20 +98,20 @@ class Role(Section):
     What stands in `resources` may stand in the role itself.
     """
 
-    run: Command | None = Field(default=None, description="Its command; absent: the job's.")
+    run: Command | None = optional("Its command; absent: the job's.")
     resources: RoleResources = Field(
         default_factory=RoleResources, description="What its nodes need, and how many they are."
     )
-    framework: RoleFrameworkName | None = Field(
-        default=None, description="How its ranks meet one another; absent: as the job's."
+    framework: RoleFrameworkName | None = optional(
+        "How its ranks meet one another; absent: as the job's."
     )
     env: Environment = Field(
         default_factory=dict, description="Variables of its ranks, over those of the job."
     )
-    training: Training | None = Field(
-        default=None, description="Its own section `training`; the job's is the first role's."
+    training: Training | None = optional(
+        "Its own section `training`; the job's is the first role's."
     )
-    required: Annotated[bool, Field(strict=True)] = Field(
+    required: Whether = Field(
         default=True,
         description="false: the job goes on when it fails, and ends without waiting for it.",
     )

@@ -22,22 +22,31 @@ from phalanx.schemas.wire.assignments import Message
 EncodableText = Annotated[str, AfterValidator(replace_unencodable)]
 
 
-class NodeReadyReport(Message):
+class NumberedReport(Message):
+    """A report; `seq` numbers the reports of one supervisor."""
+
+    seq: int
+
+
+class GenerationReport(NumberedReport):
+    """A report about one generation of ranks."""
+
+    generation: int
+
+
+class NodeReadyReport(NumberedReport):
     """The supervisor is there. `port` is free for a rendezvous."""
 
     kind: Literal["node_ready"] = "node_ready"
-    seq: int
     port: int
     pid: int
     host: str
 
 
-class RanksStartedReport(Message):
+class RanksStartedReport(GenerationReport):
     """All ranks of this node run. `warm`: they were forked from the warm process."""
 
     kind: Literal["ranks_started"] = "ranks_started"
-    seq: int
-    generation: int
     pids: list[int]
     warm: bool
 
@@ -58,46 +67,31 @@ class FailureReport(Message):
     @classmethod
     def from_core(cls, failure: Failure) -> FailureReport:
         """The message for a core value."""
-        return cls(
-            cause=failure.cause.value,
-            rank=failure.rank,
-            at=failure.at,
-            message=failure.message,
-            collateral=failure.collateral,
-            exit_code=failure.exit_code,
-            signal=failure.signal,
-            exception=failure.exception,
-            traceback=failure.traceback,
-        )
+        known = {name: getattr(failure, name) for name in cls.model_fields}
+        return cls(**known | {"cause": failure.cause.value})
 
 
-class RankFailedReport(Message):
+class RankFailedReport(GenerationReport):
     """The first failing rank of this node; the others are being killed."""
 
     kind: Literal["rank_failed"] = "rank_failed"
-    seq: int
-    generation: int
     failure: FailureReport
 
 
-class RanksEndedReport(Message):
+class RanksEndedReport(GenerationReport):
     """Every rank of this node is gone; `port` is a fresh one for the next generation."""
 
     kind: Literal["ranks_ended"] = "ranks_ended"
-    seq: int
-    generation: int
     outcome: NodeOutcome
     port: int
     step: int | None = None
     failure: FailureReport | None = None
 
 
-class CheckpointReport(Message):
+class CheckpointReport(GenerationReport):
     """A rank committed a checkpoint."""
 
     kind: Literal["checkpoint"] = "checkpoint"
-    seq: int
-    generation: int
     step: int
     epoch: int | None = None
     path: EncodableText
@@ -107,12 +101,10 @@ class CheckpointReport(Message):
     at: int
 
 
-class RestoredReport(Message):
+class RestoredReport(GenerationReport):
     """The generation continues from a checkpoint (`path` None: from the beginning)."""
 
     kind: Literal["restored"] = "restored"
-    seq: int
-    generation: int
     path: EncodableText | None = None
     step: int = 0
     epoch: int = 0
@@ -121,42 +113,34 @@ class RestoredReport(Message):
     took_s: float | None = None
 
 
-class QuarantinedReport(Message):
+class QuarantinedReport(GenerationReport):
     """A checkpoint failed verification and was set aside."""
 
     kind: Literal["quarantined"] = "quarantined"
-    seq: int
-    generation: int
     path: EncodableText
     message: EncodableText
 
 
-class CheckpointRemovedReport(Message):
+class CheckpointRemovedReport(GenerationReport):
     """Retention let a checkpoint go."""
 
     kind: Literal["checkpoint_removed"] = "checkpoint_removed"
-    seq: int
-    generation: int
     path: EncodableText
 
 
-class WarningReport(Message):
+class WarningReport(GenerationReport):
     """Something the user should see: a full disk, a resume that is not exact, dropped log bytes."""
 
     kind: Literal["warning"] = "warning"
-    seq: int
-    generation: int
     rank: int | None = None
     message: EncodableText
     at: int
 
 
-class GuardReport(Message):
+class GuardReport(GenerationReport):
     """A guard refused a step. `ranks` are at fault, as far as is known."""
 
     kind: Literal["guard"] = "guard"
-    seq: int
-    generation: int
     step: int
     what: EncodableText  # non_finite, spike
     origin: EncodableText  # data, hardware, unknown
@@ -172,26 +156,22 @@ class RankStacks(Message):
     why: EncodableText = ""
 
 
-class StacksReport(Message):
+class StacksReport(GenerationReport):
     """Stacks of this node's ranks. `request` answers that number of the orders; 0: ranks hang."""
 
     kind: Literal["stacks"] = "stacks"
-    seq: int
-    generation: int
     request: int
     at: int
     ranks: list[RankStacks]
 
 
-class ProfileReport(Message):
+class ProfileReport(GenerationReport):
     """A profile gathered by rank 0. `request` 0: the script asked for it.
 
     `splits` are those of `core.profiles.Split`, by rank; `trace` is where the merged trace lies.
     """
 
     kind: Literal["profile"] = "profile"
-    seq: int
-    generation: int
     request: int
     at: int
     first_step: int
@@ -203,12 +183,10 @@ class ProfileReport(Message):
     notes: list[EncodableText] = Field(default_factory=list)
 
 
-class RanksStalledReport(Message):
+class RanksStalledReport(GenerationReport):
     """This node's ranks run and make no step; their stacks were put before. Nothing was ended."""
 
     kind: Literal["ranks_stalled"] = "ranks_stalled"
-    seq: int
-    generation: int
     failure: FailureReport
 
 
@@ -224,7 +202,7 @@ class LedgerRow(Message):
     times: int = 1
 
 
-class LedgerReport(Message):
+class LedgerReport(GenerationReport):
     """What this node's ranks consumed in one generation.
 
     `added`: since the report before. Without it, as supervisors of earlier releases say it, the whole so
@@ -232,29 +210,23 @@ class LedgerReport(Message):
     """
 
     kind: Literal["ledger"] = "ledger"
-    seq: int
-    generation: int
     num_samples: int | None = None
     rows: list[LedgerRow]
     added: bool = False
 
 
-class MetricsReport(Message):
+class MetricsReport(GenerationReport):
     """A chunk of metric points, in order. `leads`: their steps are the job's own steps."""
 
     kind: Literal["metrics"] = "metrics"
-    seq: int
-    generation: int
     points: list[MetricPoint]
     leads: bool = True
 
 
-class LogReport(Message):
+class LogReport(GenerationReport):
     """Bytes [offset, offset + len) of one rank's stream, base64. `dropped`: bytes lost before them."""
 
     kind: Literal["log"] = "log"
-    seq: int
-    generation: int
     rank: int
     stream: Literal["out", "err"]
     offset: int
@@ -262,11 +234,10 @@ class LogReport(Message):
     dropped: int = 0
 
 
-class LeavingReport(Message):
+class LeavingReport(NumberedReport):
     """The supervisor was released, nothing it started is left, and it exits after this call."""
 
     kind: Literal["leaving"] = "leaving"
-    seq: int
 
 
 Report = Annotated[
@@ -367,24 +338,14 @@ class Orders(Message):
         wish = orders.profile
         if wish is not None:
             version += f":{wish.request}"
-        return cls(
-            version=version,
-            action=orders.action,
-            generation=orders.generation,
-            master_address=orders.master_address,
-            master_port=orders.master_port,
-            resume_path=orders.resume_path,
-            restarts=orders.restarts,
-            grace_left_s=left_s,
-            stacks=orders.stacks,
-            after=orders.after,
-            masters=[RoleMaster(name=n, address=a, port=p) for n, a, p in orders.masters],
-            profile=None
-            if wish is None
-            else ProfileOrder(
-                request=wish.request, steps=wish.steps, traced=wish.traced, extras=list(wish.extras)
-            ),
-        )
+        known = {name: getattr(orders, name) for name in cls.model_fields if hasattr(orders, name)}
+        known |= {
+            "version": version,
+            "grace_left_s": left_s,
+            "masters": [RoleMaster(name=n, address=a, port=p) for n, a, p in orders.masters],
+            "profile": wish and ProfileOrder.model_validate(wish, from_attributes=True),
+        }
+        return cls(**known)
 
 
 class SyncResponse(Message):
