@@ -27,8 +27,7 @@ from phalanx.cli.verbs import (
 )
 from phalanx.cli.verbs.bench import bench_app
 from phalanx.cli.verbs.nodes import nodes_app
-from phalanx.cli.verbs.pools import pools_app
-from phalanx.cli.verbs.projects import projects_app
+from phalanx.cli.verbs.pools import pools_app, projects_app
 from phalanx.cli.verbs.recipe import recipe_app
 
 _TRAIN, _LOOK, _STEER, _PLATFORM = "Train", "Look", "Steer", "Platform"

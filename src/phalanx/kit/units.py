@@ -103,11 +103,3 @@ def format_size(num_bytes: float) -> str:
 def to_rfc3339(at_us: int) -> str:
     """Integer microseconds UTC as `2026-11-21T04:05:06.123456Z`."""
     return datetime.fromtimestamp(at_us / 1e6, UTC).isoformat(timespec="microseconds")[:-6] + "Z"
-
-
-def from_rfc3339(text: str) -> int:
-    """The reverse of `to_rfc3339`. Raises ValueError when it is not a time with an offset."""
-    moment = datetime.fromisoformat(text)
-    if moment.tzinfo is None:
-        raise ValueError(f"{text!r} has no time zone; end it with Z")
-    return round(moment.timestamp() * 1e6)

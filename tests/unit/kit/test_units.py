@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from datetime import datetime
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,6 @@ from phalanx.kit.text import job_label, nearest, parse_job_label, random_hex
 from phalanx.kit.units import (
     format_duration,
     format_size,
-    from_rfc3339,
     parse_duration,
     parse_size,
     to_rfc3339,
@@ -70,12 +70,7 @@ def test_a_written_size_reads_back_exactly(size):
 
 @given(st.integers(0, 4 * 10**15))
 def test_times_survive_text(at):
-    assert from_rfc3339(to_rfc3339(at)) == at
-
-
-def test_a_time_needs_a_zone():
-    with pytest.raises(ValueError, match="time zone"):
-        from_rfc3339("2026-01-01T00:00:00")
+    assert round(datetime.fromisoformat(to_rfc3339(at)).timestamp() * 1e6) == at
 
 
 def test_what_people_read():

@@ -298,6 +298,3 @@ class Follower:
         self._screen.say(f"{failure.where} failed first:")
         for line in lines:
             self._screen.say(f"  {line}")
-
-
-__all__ = ["CtrlC", "Follower", "OutputFilter"]

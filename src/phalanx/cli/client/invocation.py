@@ -15,23 +15,8 @@ from pathlib import Path
 from phalanx.errors import UserError
 from phalanx.kit.text import replace_unencodable
 
-_SECRET_WORDS = frozenset(
-    {
-        "TOKEN",
-        "TOKENS",
-        "SECRET",
-        "SECRETS",
-        "PASSWORD",
-        "PASSWD",
-        "PASSPHRASE",
-        "CREDENTIAL",
-        "CREDENTIALS",
-        "KEY",
-        "KEYS",
-        "APIKEY",
-        "PAT",
-    }
-)
+_WORDS = "TOKEN TOKENS SECRET SECRETS PASSWORD PASSWD PASSPHRASE CREDENTIAL CREDENTIALS KEY KEYS APIKEY PAT"
+_SECRET_WORDS = frozenset(_WORDS.split())
 _SECRET_ENDS = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|APIKEY)$")
 _SECRET_VALUE = re.compile(r"^[a-z][a-z0-9+.-]*://[^/@\s:]*:[^/@\s]+@", re.IGNORECASE)
 # Set by the shell, an outer job or an outer launcher; wrong for the ranks of a new job.

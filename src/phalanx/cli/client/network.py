@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from phalanx.cli.client.measuring import figures, run_to_end, shape
@@ -34,9 +34,9 @@ class NetworkOptions:
 class _Row:
     preset: str
     latency_s: float
-    bus: float
-    link: float
-    lines: tuple[str, ...]
+    bus_bytes_per_s: float
+    link_bytes_per_s: float
+    remarks: tuple[str, ...]
 
 
 def examine_network(session: Session, options: NetworkOptions, json: bool) -> int:
@@ -45,12 +45,12 @@ def examine_network(session: Session, options: NetworkOptions, json: bool) -> in
     with session.client() as client:
         rows = [_measure(session, client, options, name) for name in names]
     if json:
-        output.as_json([_plain(row) for row in rows])
+        output.as_json([asdict(row) for row in rows])
     elif len(rows) == 1:
-        print("\n".join(rows[0].lines))
+        print("\n".join(rows[0].remarks))
     else:
         _compare(rows)
-    return int(any(line.startswith("FAIL") for row in rows for line in row.lines))
+    return int(any(line.startswith("FAIL") for row in rows for line in row.remarks))
 
 
 def _presets(text: str | None) -> list[str]:
@@ -87,28 +87,17 @@ def _said(client: PhalanxClient, view: JobView) -> tuple[str, ...]:
     return tuple(one.text.rstrip("\n") for one in page.lines)
 
 
-def _plain(row: _Row) -> dict[str, Any]:
-    return {
-        "preset": row.preset,
-        "latency_s": row.latency_s,
-        "bus_bytes_per_s": row.bus,
-        "link_bytes_per_s": row.link,
-        "remarks": list(row.lines),
-    }
-
-
 def _compare(rows: list[_Row]) -> None:
     base = rows[0]
     table = [
         (
             row.preset,
             f"{row.latency_s * 1e6:.0f} µs",
-            rate_text(row.bus),
-            f"{row.bus / base.bus:.2f}" if base.bus else "-",
-            rate_text(row.link),
+            rate_text(row.bus_bytes_per_s),
+            f"{row.bus_bytes_per_s / base.bus_bytes_per_s:.2f}" if base.bus_bytes_per_s else "-",
+            rate_text(row.link_bytes_per_s),
         )
         for row in rows
     ]
     output.table(("PRESET", "LATENCY", "BANDWIDTH", "AGAINST NONE", "LINK"), table, "nothing")
-    for row in rows[:1]:
-        print("\n".join(row.lines))
+    print("\n".join(base.remarks))

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 from phalanx.cli.client import embedded
 from phalanx.cli.client.invocation import Invocation
 from phalanx.cli.terminal.output import note
@@ -79,6 +81,12 @@ class Session:
             yield client
         finally:
             client.close()
+
+
+def connected(ctx: typer.Context) -> contextlib.AbstractContextManager[PhalanxClient]:
+    """A client of the control plane of this invocation, closed at the end of the context."""
+    session: Session = ctx.obj
+    return session.client()
 
 
 def job_number(text: str) -> int:

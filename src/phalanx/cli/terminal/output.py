@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,16 @@ _BARS = "▁▂▃▄▅▆▇█"
 def note(text: str) -> None:
     """Print a progress note on stderr, apart from the data on stdout."""
     print(text, file=sys.stderr, flush=True)
+
+
+def listing(
+    found: Sequence[Any], json: bool, columns: Mapping[str, Callable[[Any], Any]], empty: str
+) -> None:
+    """Print JSON, or a table with a row for each value; a column is its heading and its cells."""
+    if json:
+        as_json(found)
+        return
+    table(list(columns), ([cell(one) for cell in columns.values()] for one in found), empty)
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> None:
@@ -88,6 +98,11 @@ def facts(pairs: Iterable[tuple[str, Any]]) -> None:
         print(f"{name:<{width}}  {first}")
         for line in rest:
             print(f"{'':<{width}}  {line}")
+
+
+def holders(jobs: Iterable[int]) -> str:
+    """The labels of jobs, separated by spaces."""
+    return " ".join(f"j-{num}" for num in jobs)
 
 
 def notice(event: EventView) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from phalanx.cli.terminal.output import STATE_STYLES, number
 from phalanx.kit.units import format_duration
@@ -16,52 +16,28 @@ if TYPE_CHECKING:
 _SHOWN_METRICS = 3
 
 
-class Screen(Protocol):
-    """The display that a follower writes to."""
+class Screen:
+    """Shows a job as lines: output on the stream that a rank wrote it to, messages on stderr."""
 
     def state(self, after_s: float, state: str, said: str) -> None:
         """Show a new state or reason of the job."""
-        ...
-
-    def line(self, line: LogLine, label: str) -> None:
-        """Show one line of a rank's output."""
-        ...
-
-    def progress(self, view: JobView) -> None:
-        """Show the job's progress."""
-        ...
-
-    def say(self, text: str) -> None:
-        """Show a message of Phalanx itself."""
-        ...
-
-    def close(self) -> None:
-        """End the display."""
-        ...
-
-
-class PlainScreen:
-    """Prints output on the stream that a rank wrote it to, and messages on stderr."""
-
-    def state(self, after_s: float, state: str, said: str) -> None:
-        """One line on stderr."""
         self.say(f"[{format_duration(after_s)}] {state}" + (f": {said}" if said else ""))
 
     def line(self, line: LogLine, label: str) -> None:
-        """Standard output to stdout, standard error to stderr."""
+        """Show one line of a rank's output."""
         print(
             label + line.text, file=sys.stderr if line.stream == "err" else sys.stdout, flush=True
         )
 
     def progress(self, view: JobView) -> None:
-        """Progress is not shown in a log."""
+        """Show the job's progress; a log does not."""
 
     def say(self, text: str) -> None:
-        """One line on stderr."""
+        """Show a message of Phalanx itself."""
         print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """End the display."""
 
 
 @dataclass(slots=True)
@@ -85,7 +61,7 @@ class StepEstimate:
         return max(step, round(self.steps_per_epoch * num_epochs))
 
 
-class TerminalScreen:
+class TerminalScreen(Screen):
     """Shows a progress bar at the bottom of the terminal, and lines above it."""
 
     def __init__(self, name: str) -> None:
@@ -163,4 +139,4 @@ def _facts(view: JobView, total: int | None) -> str:
 
 def screen_for(name: str) -> Screen:
     """A terminal screen when stderr is a terminal, else a plain one."""
-    return TerminalScreen(name) if sys.stderr.isatty() else PlainScreen()
+    return TerminalScreen(name) if sys.stderr.isatty() else Screen()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -157,15 +158,9 @@ def _price(client: PhalanxClient, pool: str | None) -> float | None:
 
 
 def _plain(row: ScalingRow) -> dict[str, float | int | None]:
-    return {
-        "ranks": row.ranks,
-        "samples_per_s": row.samples_per_s,
-        "step_s": row.step_s,
-        "speed_up": row.speed_up,
-        "efficiency": row.efficiency,
-        "epoch_s": row.epoch_s,
-        "cost_per_epoch": row.cost,
-    }
+    body = asdict(row)
+    cost = body.pop("cost")
+    return {**body, "cost_per_epoch": cost}
 
 
 def _print(table: Sequence[ScalingRow]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,7 +60,7 @@ def checkpoints(
             raise UserError(
                 f"unknown action {action!r}", f"one of {', '.join(_ACTIONS)}, or one JOB"
             )
-        _of_job(ctx.obj, action, show)
+        _of_job(ctx.obj, action, json)
         return
     if not rest:
         raise UserError(f"checkpoints {action}: no path was given")
@@ -95,32 +96,25 @@ def _seal(session: Session, key_env: str | None, key_file: Path | None) -> Encry
     return AesGcmEncryption(keys) if keys else None
 
 
-def _of_job(session: Session, job: str, show: Any) -> None:
+def _of_job(session: Session, job: str, json: bool) -> None:
     num = job_number(job)
     with session.client() as client:
         found = client.checkpoints(num)
         view = client.job(num)
-    if show is not None:
-        show(found)
+    columns: dict[str, Callable[[Any], Any]] = {
+        "STEP": lambda one: one.step,
+        "EPOCH": lambda one: one.epoch,
+        "GENERATION": lambda one: f"{one.attempt}.{one.generation}",
+        "SIZE": lambda one: format_size(one.size_bytes),
+        "TOOK": lambda one: f"{one.took_s:.2f}s" if one.took_s is not None else None,
+        "STATE": lambda one: one.state,
+        "BEST": lambda one: "best" if one.is_best else None,
+        "AGE": lambda one: output.ago(one.created_at),
+        "PATH": lambda one: one.path,
+    }
+    output.listing(found, json, columns, "no checkpoints yet")
+    if json:
         return
-    output.table(
-        ("STEP", "EPOCH", "GENERATION", "SIZE", "TOOK", "STATE", "BEST", "AGE", "PATH"),
-        (
-            (
-                one.step,
-                one.epoch,
-                f"{one.attempt}.{one.generation}",
-                format_size(one.size_bytes),
-                f"{one.took_s:.2f}s" if one.took_s is not None else None,
-                one.state,
-                "best" if one.is_best else None,
-                output.ago(one.created_at),
-                one.path,
-            )
-            for one in found
-        ),
-        "no checkpoints yet",
-    )
     if copies := copies_of(view):
         output.note(f"copies: phalanx checkpoints list {copies}")
 

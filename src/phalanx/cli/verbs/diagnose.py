@@ -6,11 +6,11 @@ import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from phalanx.cli.client.session import Session, job_number
+from phalanx.cli.client.session import connected, job_number
 from phalanx.cli.terminal import options, output
 from phalanx.cli.terminal.options import AsJson, JobName
 from phalanx.errors import NotFound, UserError
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from phalanx.schemas.api.telemetry import ProfileView, RankStacksView, SplitView, StacksCapture
     from phalanx.sdk import PhalanxClient
 
+T = TypeVar("T", "StacksCapture", "ProfileView")
 _STACKS_WAIT_S = 15.0
 _POLL_S = 20.0
 _COLUMNS = (
@@ -44,9 +45,11 @@ def stacks(
 ) -> None:
     """Show the stacks of all threads of every rank of a job; they are stored with the attempt."""
     num = job_number(job)
-    session: Session = ctx.obj
-    with session.client() as client:
-        found = _stored_stacks(client, num) if kept else _take_stacks(client, num)
+    with connected(ctx) as client:
+        if kept:
+            found = _newest(client.stacks(num).captures, "capture of stacks", num)
+        else:
+            found = _take_stacks(client, num)
     if json:
         output.as_json(found)
         return
@@ -65,8 +68,7 @@ def stacks(
 def _take_stacks(client: PhalanxClient, num: int) -> StacksCapture:
     asked = client.ask_stacks(num)
     view = client.stacks(num, asked=asked, wait_s=_STACKS_WAIT_S)
-    want = (asked.attempt, asked.generation, asked.request)
-    found = [one for one in view.captures if one.answers == want]
+    found = [one for one in view.captures if one.answers == asked.answers]
     if not found:
         raise NotFound(
             f"the ranks of {job_label(num)} ended before they responded",
@@ -75,13 +77,12 @@ def _take_stacks(client: PhalanxClient, num: int) -> StacksCapture:
     return found[-1]
 
 
-def _stored_stacks(client: PhalanxClient, num: int) -> StacksCapture:
-    captures = client.stacks(num).captures
-    if not captures:
-        raise NotFound(
-            f"no stacks are stored for {job_label(num)}", "run the verb without --kept to take them"
-        )
-    return max(captures, key=lambda one: one.at)
+def _newest(stored: Sequence[T], what: str, num: int) -> T:
+    """The newest stored result. Raises NotFound when there is none."""
+    if not stored:
+        hint = "run the verb without --kept to request it"
+        raise NotFound(f"no {what} is stored for {job_label(num)}", hint)
+    return max(stored, key=lambda one: one.at)
 
 
 def _print_places(found: StacksCapture) -> None:
@@ -123,13 +124,11 @@ def profile(  # noqa: PLR0913 - one parameter for each option
     num = job_number(job)
     extras = [name for name, wanted in (("memory", memory), ("nvtx", nvtx)) if wanted]
     wait_s = options.duration("--wait", wait) or 0.0
-    session: Session = ctx.obj
-    with session.client() as client:
-        found = (
-            _stored_profile(client, num)
-            if kept
-            else _take_profile(client, num, (steps, trace), extras, wait_s)
-        )
+    with connected(ctx) as client:
+        if kept:
+            found = _newest(client.profiles(num).profiles, "profile", num)
+        else:
+            found = _take_profile(client, num, (steps, trace), extras, wait_s)
     if out is not None:
         _copy_trace(found, out)
     if json:
@@ -147,13 +146,12 @@ def _take_profile(
 
     body = ProfileRequest(steps=steps[0], traced=steps[1], extras=extras)
     asked = client.ask_profile(num, body)
-    want = (asked.attempt, asked.generation, asked.request)
     for left in range(max(1, math.ceil(wait_s / _POLL_S)), 0, -1):
         view = client.profiles(num, asked=asked, wait_s=min(_POLL_S, wait_s))
-        found = [one for one in view.profiles if one.answers == want]
+        found = [one for one in view.profiles if one.answers == asked.answers]
         if found:
             return found[-1]
-        if (view.attempt, view.generation) != want[:2]:
+        if (view.attempt, view.generation) != asked.answers[:2]:
             raise NotFound(f"{job_label(num)} ended or restarted before its steps were profiled")
         if left > 1:
             output.note("waiting for the steps")
@@ -161,15 +159,6 @@ def _take_profile(
         f"{job_label(num)} did not make {sum(steps)} steps within {wait_s:.0f} s",
         "increase --wait; profiles need a script that uses phalanx.train and its loader",
     )
-
-
-def _stored_profile(client: PhalanxClient, num: int) -> ProfileView:
-    found = client.profiles(num).profiles
-    if not found:
-        raise NotFound(
-            f"no profile is stored for {job_label(num)}", "run the verb without --kept to take one"
-        )
-    return max(found, key=lambda one: one.at)
 
 
 def _copy_trace(found: ProfileView, out: Path) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from phalanx.cli.client.session import Session, job_number
+from phalanx.cli.client.session import connected, job_number
 from phalanx.cli.exits import code_of
 from phalanx.cli.terminal import output
-from phalanx.cli.terminal.options import AsJson, JobName, JobNames, RoleName
+from phalanx.cli.terminal.options import AsJson, JobName, JobNames, RoleName, duration
 from phalanx.cli.terminal.roles import role_line, show_role
 from phalanx.kit.units import format_duration
 
@@ -35,30 +36,20 @@ def ps(
     json: AsJson = False,
 ) -> None:
     """List jobs, newest first; without --all, the live ones and the last few that ended."""
-    session: Session = ctx.obj
-    with session.client() as client:
+    with connected(ctx) as client:
         jobs = client.jobs(limit=limit).jobs if everything else _current(client, limit)
-    if json:
-        output.as_json(jobs)
-        return
-    output.table(
-        ("JOB", "NAME", "STATE", "STEP", "RANKS", "RESTARTS", "AGE", "RAN", "REASON"),
-        (
-            (
-                job.label,
-                job.name,
-                job.state,
-                job.progress.high_water_step,
-                job.world_size,
-                job.restarts or None,
-                output.ago(job.submitted_at),
-                output.lasted(job.started_at, job.ended_at),
-                _reason(job),
-            )
-            for job in jobs
-        ),
-        "no jobs yet; start one with: phalanx run train.py",
-    )
+    columns = {
+        "JOB": lambda job: job.label,
+        "NAME": lambda job: job.name,
+        "STATE": lambda job: job.state,
+        "STEP": lambda job: job.progress.high_water_step,
+        "RANKS": lambda job: job.world_size,
+        "RESTARTS": lambda job: job.restarts or None,
+        "AGE": lambda job: output.ago(job.submitted_at),
+        "RAN": lambda job: output.lasted(job.started_at, job.ended_at),
+        "REASON": _reason,
+    }
+    output.listing(jobs, json, columns, "no jobs yet; start one with: phalanx run train.py")
 
 
 def _current(client: PhalanxClient, limit: int) -> list[JobView]:
@@ -82,8 +73,7 @@ def show(
 ) -> None:
     """Show one job: its state, progress, restarts, lineage and first failure; or one of its roles."""
     num = job_number(job)
-    session: Session = ctx.obj
-    with session.client() as client:
+    with connected(ctx) as client:
         view = client.job(num)
         if role is not None:
             show_role(view, role, "json" if json else "text")
@@ -192,45 +182,35 @@ NoWait = Annotated[bool, typer.Option("--no-wait", help="Return without waiting 
 
 def stop(ctx: typer.Context, jobs: JobNames, grace: Grace = None, no_wait: NoWait = False) -> None:
     """Cancel jobs: their ranks save a checkpoint and exit."""
-    _stop_all(ctx.obj, jobs, "cancel", grace, "leave" if no_wait else "wait")
+    _stop_all(ctx, jobs, "cancel", grace, no_wait)
 
 
 def pause(ctx: typer.Context, jobs: JobNames, grace: Grace = None, no_wait: NoWait = False) -> None:
     """Pause jobs: their ranks save a checkpoint and exit; `resume` requeues the jobs."""
-    _stop_all(ctx.obj, jobs, "pause", grace, "leave" if no_wait else "wait")
+    _stop_all(ctx, jobs, "pause", grace, no_wait)
 
 
-def _stop_all(session: Session, jobs: list[str], goal: Any, grace: str | None, then: str) -> None:
-    from phalanx.cli.terminal.options import duration
-
+def _stop_all(
+    ctx: typer.Context,
+    jobs: list[str],
+    goal: Literal["cancel", "pause"],
+    grace: str | None,
+    no_wait: bool,
+) -> None:
     grace_s = duration("--grace", grace)
     nums = [job_number(job) for job in jobs]
-    with session.client() as client:
+    with connected(ctx) as client:
         for num in nums:
             client.stop(num, goal=goal, grace_s=grace_s)
         for num in nums:
-            view = client.job(num)
-            if then == "wait":
-                view = settle(client, num)
+            stopped = (*_OVER, "paused")
+            view = client.job(num) if no_wait else _wait_for(client, num, None, stopped)
             print(f"{view.label} {view.state}")
-
-
-def settle(client: PhalanxClient, num: int) -> JobView:
-    """Wait until a stopping job has stopped, and return it."""
-    after = 0
-    while True:
-        page = client.events(num, after=after, wait_s=0.0)
-        after = page.cursor
-        view = client.job(num)
-        if view.is_terminal or view.state == "paused":
-            return view
-        client.events(num, after=after, wait_s=_WAIT_S)
 
 
 def resume(ctx: typer.Context, jobs: JobNames) -> None:
     """Requeue paused jobs; they continue from their newest checkpoint."""
-    session: Session = ctx.obj
-    with session.client() as client:
+    with connected(ctx) as client:
         for job in jobs:
             view = client.resume(job_number(job))
             print(f"{view.label} {view.state}")
@@ -248,12 +228,9 @@ def wait(
     json: AsJson = False,
 ) -> None:
     """Wait until jobs end. Exit code: 0 all succeeded, 100 failed, 103 cancelled, 101 not ended."""
-    from phalanx.cli.terminal.options import duration
-
     limit_s = duration("--timeout", timeout)
-    session: Session = ctx.obj
     deadline = None if limit_s is None else time.monotonic() + limit_s
-    with session.client() as client:
+    with connected(ctx) as client:
         views = [_wait_for(client, job_number(job), deadline) for job in jobs]
     if json:
         output.as_json(views)
@@ -263,14 +240,14 @@ def wait(
     raise typer.Exit(max(code_of(view) for view in views))
 
 
-def _wait_for(client: PhalanxClient, num: int, deadline: float | None) -> JobView:
+def _wait_for(
+    client: PhalanxClient, num: int, deadline: float | None, states: Sequence[str] = _OVER
+) -> JobView:
+    """The job when it has reached one of these states, or as it is at the deadline."""
     after = 0
     while True:
         view = client.job(num)
         left_s = _WAIT_S if deadline is None else deadline - time.monotonic()
-        if view.is_terminal or left_s <= 0:
+        if view.state in states or left_s <= 0:
             return view
         after = client.events(num, after=after, wait_s=min(left_s, _WAIT_S)).cursor
-
-
-__all__ = ["pause", "ps", "resume", "settle", "show", "stop", "wait"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
-from phalanx.cli.client.session import Session, job_number
+from phalanx.cli.client.session import connected, job_number
 from phalanx.cli.terminal import output
 from phalanx.cli.terminal.options import AsJson, JobName, RoleName, one_rank
 from phalanx.errors import UserError
@@ -35,13 +35,12 @@ def logs(  # noqa: PLR0913
     """Print the output of ranks in the order of arrival; of all ranks unless one is named."""
     num = job_number(job)
     only = _stream(stream)
-    session: Session = ctx.obj
-    with session.client() as client:
+    with connected(ctx) as client:
         if follow:
             from phalanx.cli.client.follow import CtrlC, Follower, OutputFilter
 
             view = OutputFilter("all" if rank is None else rank, only, tail, role)
-            raise typer.Exit(Follower(session, client, num, view, CtrlC.NOTHING).run())
+            raise typer.Exit(Follower(ctx.obj, client, num, view, CtrlC.NOTHING).run())
         lines: list[LogLine] = []
         cursor: str | None = None
         while True:
@@ -65,13 +64,9 @@ def logs(  # noqa: PLR0913
 
 
 def _stream(stream: str | None) -> Literal["out", "err"] | None:
-    if stream is None:
-        return None
-    if stream == "out":
-        return "out"
-    if stream == "err":
-        return "err"
-    raise UserError(f"--stream {stream}: write out or err")
+    if stream in (None, "out", "err"):
+        return cast("Literal['out', 'err'] | None", stream)
+    raise UserError(f"--stream {stream}: there is no such stream", "write out or err")
 
 
 def _print(lines: list[LogLine], rank: int | None) -> None:

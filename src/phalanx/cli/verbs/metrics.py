@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.client.session import Session, job_number
+from phalanx.cli.client.session import connected, job_number
 from phalanx.cli.terminal import output
 from phalanx.cli.terminal.options import AsJson, JobName, RoleName, one_rank
 from phalanx.core.telemetry.instruments import INSTRUMENTS, WORTH_SAYING
@@ -34,8 +34,7 @@ def metrics(
 ) -> None:
     """Show the metrics of a job: last value, range and course of every series."""
     num = job_number(job)
-    session: Session = ctx.obj
-    with session.client() as client:
+    with connected(ctx) as client:
         found = client.metrics(
             num, names=name or (), ranks=one_rank(rank), max_points=points, role=role
         )

@@ -6,63 +6,43 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.client.session import Session
+from phalanx.cli.client.session import connected
 from phalanx.cli.terminal import output
 from phalanx.cli.terminal.options import AsJson
-from phalanx.cli.verbs.pools import holders
+from phalanx.cli.terminal.output import holders
+from phalanx.cli.verbs.pools import group
 from phalanx.kit.units import format_size
 
-nodes_app = typer.Typer(
-    name="nodes",
-    invoke_without_command=True,
-    help="Nodes of the pools: list, show, drain, undrain.",
-)
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node.")]
 NodeNames = Annotated[list[str], typer.Argument(metavar="NODE...", help="Names of the nodes.")]
 OfPool = Annotated[str | None, typer.Option("--pool", help="Only nodes of this pool.")]
 
 
-@nodes_app.callback()
-def nodes(ctx: typer.Context, json: AsJson = False) -> None:
-    """List nodes; the same as `nodes list`."""
-    if ctx.invoked_subcommand is None:
-        list_nodes(ctx, None, json)
-
-
-@nodes_app.command("list")
 def list_nodes(ctx: typer.Context, pool: OfPool = None, json: AsJson = False) -> None:
     """List the nodes of the pools."""
-    session: Session = ctx.obj
-    with session.client() as client:
+    with connected(ctx) as client:
         found = client.nodes(pool)
-    if json:
-        output.as_json(found)
-        return
-    output.table(
-        ("NODE", "POOL", "STATE", "SLOTS", "FREE", "CPUS", "MEMORY", "TOPOLOGY", "JOBS"),
-        (
-            (
-                node.id,
-                node.pool,
-                node.state,
-                node.num_slots,
-                node.num_free,
-                node.num_cpus,
-                format_size(node.memory_bytes),
-                "/".join(node.topology.values()),
-                holders(node.jobs),
-            )
-            for node in found
-        ),
-        "no nodes",
-    )
+    columns = {
+        "NODE": lambda node: node.id,
+        "POOL": lambda node: node.pool,
+        "STATE": lambda node: node.state,
+        "SLOTS": lambda node: node.num_slots,
+        "FREE": lambda node: node.num_free,
+        "CPUS": lambda node: node.num_cpus,
+        "MEMORY": lambda node: format_size(node.memory_bytes),
+        "TOPOLOGY": lambda node: "/".join(node.topology.values()),
+        "JOBS": lambda node: holders(node.jobs),
+    }
+    output.listing(found, json, columns, "no nodes")
+
+
+nodes_app = group("nodes", "Nodes of the pools: list, show, drain, undrain.", list_nodes)
 
 
 @nodes_app.command()
 def show(ctx: typer.Context, node: NodeName, json: AsJson = False) -> None:
     """Show one node: its resources, its topology and the jobs on it."""
-    session: Session = ctx.obj
-    with session.client() as client:
+    with connected(ctx) as client:
         view = client.node(node)
     if json:
         output.as_json(view)
@@ -109,8 +89,7 @@ def drain(
     ] = False,
 ) -> None:
     """Keep new jobs from starting on these nodes; running jobs stay, unless --move."""
-    session: Session = ctx.obj
-    with session.client() as client:
+    with connected(ctx) as client:
         for node in nodes:
             done = client.drain(
                 node,
@@ -126,7 +105,6 @@ def drain(
 @nodes_app.command()
 def undrain(ctx: typer.Context, nodes: NodeNames) -> None:
     """Allow jobs to start on these nodes again."""
-    session: Session = ctx.obj
-    with session.client() as client:
+    with connected(ctx) as client:
         for node in nodes:
             print(f"node {node} {client.undrain(node).state}")

@@ -1,97 +1,118 @@
-"""Verbs on pools: list, apply, show, rm."""
+"""Verbs on pools and on projects: list, apply, show, rm."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from phalanx.cli.client.session import Session
+from phalanx.cli.client.session import Session, connected
 from phalanx.cli.terminal import output
 from phalanx.cli.terminal.options import AsJson
+from phalanx.cli.terminal.output import holders
 
 if TYPE_CHECKING:
     from phalanx.schemas.api.pools import ApplyResponse
+    from phalanx.sdk import PhalanxClient
 
-pools_app = typer.Typer(
-    name="pools", invoke_without_command=True, help="Pools of nodes: list, apply, show, rm."
-)
 PoolName = Annotated[str, typer.Argument(metavar="POOL", help="Name of the pool.")]
+ProjectName = Annotated[str, typer.Argument(metavar="PROJECT", help="Name of the project.")]
 File = Annotated[
     Path, typer.Option("-f", "--file", metavar="FILE", help="A YAML file with `schema: 1`.")
 ]
+_POOL_COLUMNS: dict[str, Callable[[Any], Any]] = {
+    "POOL": lambda one: one.name,
+    "TYPE": lambda one: ",".join(one.slot_types),
+    "NODES": lambda one: one.num_nodes,
+    "CLOSED": lambda one: one.num_closed or None,
+    "SLOTS": lambda one: one.num_slots,
+    "FREE": lambda one: one.num_free,
+    "WAITING": lambda one: one.num_waiting or None,
+    "JOBS": lambda one: holders(one.jobs),
+}
+_PROJECT_COLUMNS: dict[str, Callable[[Any], Any]] = {
+    "PROJECT": lambda one: one.name,
+    "HELD": lambda one: one.held_slots,
+    "GUARANTEED": lambda one: one.guaranteed_slots,
+    "QUOTA": lambda one: one.max_slots,
+    "WEIGHT": lambda one: f"{one.weight:g}",
+    "RUNNING": lambda one: one.num_running,
+    "WAITING": lambda one: one.num_waiting or None,
+    "AVERAGE": lambda one: f"{one.average_slots:.1f}",
+}
 
 
-def read_file(session: Session, file: Path, noun: str) -> dict[str, Any]:
-    """The mapping in a YAML file of the user. Raises SpecInvalid."""
+def group(name: str, help_text: str, list_all: Callable[..., None]) -> typer.Typer:
+    """A group of verbs that lists when no verb is given."""
+    made = typer.Typer(name=name, invoke_without_command=True, help=help_text)
+
+    @made.callback()
+    def without_verb(ctx: typer.Context, json: AsJson = False) -> None:
+        if ctx.invoked_subcommand is None:
+            list_all(ctx, json=json)
+
+    without_verb.__doc__ = f"{list_all.__doc__} The same as `{name} list`."
+    made.command("list")(list_all)
+    return made
+
+
+def list_pools(ctx: typer.Context, json: AsJson = False) -> None:
+    """List pools with their free slots."""
+    with connected(ctx) as client:
+        found = client.pools()
+    output.listing(found, json, _POOL_COLUMNS, "no pools")
+
+
+def list_projects(ctx: typer.Context, json: AsJson = False) -> None:
+    """List projects with their limits and usage."""
+    with connected(ctx) as client:
+        found = client.projects()
+    output.listing(
+        found, json, _PROJECT_COLUMNS, "no projects yet; every job is in project default"
+    )
+
+
+pools_app = group("pools", "Pools of nodes: list, apply, show, rm.", list_pools)
+projects_app = group("projects", "Projects, the tenants: list, apply, show, rm.", list_projects)
+
+
+@pools_app.command("apply")
+def apply_pools(ctx: typer.Context, file: File) -> None:
+    """Add or replace the pools of a pool file, all or none; running jobs are not affected."""
+    _apply(ctx, file, "pool", lambda client, data: client.apply_pools(data))
+
+
+@projects_app.command("apply")
+def apply_projects(ctx: typer.Context, file: File) -> None:
+    """Add or replace the projects of a project file, all or none."""
+    _apply(ctx, file, "project", lambda client, data: client.apply_projects(data))
+
+
+def _apply(
+    ctx: typer.Context,
+    file: Path,
+    kind: str,
+    send: Callable[[PhalanxClient, dict[str, Any]], ApplyResponse],
+) -> None:
+    """Send the mapping in a YAML file and print what became of each entry. Raises SpecInvalid."""
     from phalanx.schemas.spec.document import read_text, read_yaml
 
-    return read_yaml(read_text(session.invocation.cwd / file), str(file), noun)
-
-
-def print_changes(kind: str, done: ApplyResponse) -> None:
-    """Print what `apply` did, one line for each pool or project."""
+    session: Session = ctx.obj
+    data = read_yaml(read_text(session.invocation.cwd / file), str(file), f"a {kind} file")
+    with connected(ctx) as client:
+        done = send(client, data)
     for one in done.changes:
         print(f"{kind} {one.name} {one.outcome}")
     for warning in done.warnings:
         output.note(f"warning: {warning}")
 
 
-def holders(jobs: list[int]) -> str:
-    """The labels of jobs, separated by spaces."""
-    return " ".join(f"j-{num}" for num in jobs)
-
-
-@pools_app.callback()
-def pools(ctx: typer.Context, json: AsJson = False) -> None:
-    """List pools with their free slots; the same as `pools list`."""
-    if ctx.invoked_subcommand is None:
-        list_pools(ctx, json)
-
-
-@pools_app.command("list")
-def list_pools(ctx: typer.Context, json: AsJson = False) -> None:
-    """List pools with their free slots."""
-    session: Session = ctx.obj
-    with session.client() as client:
-        found = client.pools()
-    if json:
-        output.as_json(found)
-        return
-    output.table(
-        ("POOL", "TYPE", "NODES", "CLOSED", "SLOTS", "FREE", "WAITING", "JOBS"),
-        (
-            (
-                p.name,
-                ",".join(p.slot_types),
-                p.num_nodes,
-                p.num_closed or None,
-                p.num_slots,
-                p.num_free,
-                p.num_waiting or None,
-                holders(p.jobs),
-            )
-            for p in found
-        ),
-        "no pools",
-    )
-
-
-@pools_app.command()
-def apply(ctx: typer.Context, file: File) -> None:
-    """Add or replace the pools of a pool file, all or none; running jobs are not affected."""
-    session: Session = ctx.obj
-    data = read_file(session, file, "a pool file")
-    with session.client() as client:
-        print_changes("pool", client.apply_pools(data))
-
-
-@pools_app.command()
-def show(ctx: typer.Context, pool: PoolName, json: AsJson = False) -> None:
+@pools_app.command("show")
+def show_pool(ctx: typer.Context, pool: PoolName, json: AsJson = False) -> None:
     """Show one pool: its settings, its nodes and the jobs on them."""
-    session: Session = ctx.obj
-    with session.client() as client:
+    with connected(ctx) as client:
         view = client.pool(pool)
         nodes = client.nodes(pool)
     if json:
@@ -118,10 +139,46 @@ def show(ctx: typer.Context, pool: PoolName, json: AsJson = False) -> None:
         print(f"  {node.id}  {node.num_free}/{node.num_slots} free  {where}{state}")
 
 
-@pools_app.command()
-def rm(ctx: typer.Context, pool: PoolName) -> None:
+@projects_app.command("show")
+def show_project(ctx: typer.Context, project: ProjectName, json: AsJson = False) -> None:
+    """Show one project: its limits, its usage and its entitlement."""
+    with connected(ctx) as client:
+        view = client.project(project)
+    if json:
+        output.as_json(view)
+        return
+    entitled = view.entitled_slots
+    output.facts(
+        [
+            ("project", view.name),
+            ("parent", view.parent),
+            ("holds", f"{view.held_slots} slots in {view.num_running} jobs"),
+            ("children hold", f"{view.child_slots} slots" if view.child_slots else None),
+            ("waits", f"{view.waiting_slots} slots in {view.num_waiting} jobs"),
+            ("guaranteed", f"{view.guaranteed_slots} slots"),
+            ("quota", "none" if view.max_slots is None else f"{view.max_slots} slots"),
+            ("lends", None if view.lend_slots is None else f"at most {view.lend_slots} slots"),
+            ("weight", f"{view.weight:g}"),
+            ("entitled to", None if entitled is None else f"{entitled:g} slots now"),
+            ("average", f"{view.average_slots:.2f} slots, decayed average"),
+            ("max priority", view.max_priority),
+            ("max running", view.max_running),
+            ("from", "a project file" if view.applied_at else "its jobs; no limits are set"),
+        ]
+    )
+
+
+@pools_app.command("rm")
+def remove_pool(ctx: typer.Context, pool: PoolName) -> None:
     """Remove a pool in which no job runs."""
-    session: Session = ctx.obj
-    with session.client() as client:
+    with connected(ctx) as client:
         client.remove_pool(pool)
     print(f"pool {pool} removed")
+
+
+@projects_app.command("rm")
+def remove_project(ctx: typer.Context, project: ProjectName) -> None:
+    """Remove a project's limits; its jobs continue."""
+    with connected(ctx) as client:
+        client.remove_project(project)
+    print(f"project {project} removed")

@@ -36,7 +36,8 @@ def secrets(
     folder = _folder(ctx.obj, project)
     action, chosen = words[0], words[1:]
     if action == "list" and not chosen:
-        _list(folder, output.as_json if json else None)
+        found = secret_files.names(folder)
+        output.listing(found, json, {"NAME": str}, "no secrets")
     elif action in ("set", "rm") and chosen:
         for name in chosen:
             if action == "set":
@@ -57,14 +58,6 @@ def _folder(session: Session, project: str) -> Path:
     if not project or "/" in project or project.startswith("."):
         raise UserError(f"--project: {project!r} is not a project's name")
     return HomeLayout(session.home).secrets_dir(project)
-
-
-def _list(folder: Path, show: object) -> None:
-    found = secret_files.names(folder)
-    if show is not None:
-        output.as_json(found)
-        return
-    output.table(("NAME",), ((name,) for name in found), "no secrets")
 
 
 def _value(session: Session, name: str) -> str:

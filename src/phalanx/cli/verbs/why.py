@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from phalanx.cli.client.session import Session, job_number
+from phalanx.cli.client.session import connected, job_number
 from phalanx.cli.terminal import output
 from phalanx.cli.terminal.options import AsJson, JobName
+from phalanx.kit.text import job_label
 from phalanx.kit.units import format_duration
 
 if TYPE_CHECKING:
     from phalanx.schemas.api.jobs import JobView
-    from phalanx.schemas.api.why import CounterfactualView, EvictionView, VictimView, WhyView
+    from phalanx.schemas.api.why import CounterfactualView, EvictionView, WhyView
 
 _MANY = 4
 
@@ -21,8 +22,7 @@ _MANY = 4
 def why(ctx: typer.Context, job: JobName, json: AsJson = False) -> None:
     """Explain why a job waits: what blocks it, when it may start, and what would start it now."""
     num = job_number(job)
-    session: Session = ctx.obj
-    with session.client() as client:
+    with connected(ctx) as client:
         view = client.job(num)
         found = client.why(num)
     if json:
@@ -34,7 +34,7 @@ def why(ctx: typer.Context, job: JobName, json: AsJson = False) -> None:
         output.as_json(body)
         return
     print(f"{found.label} is {found.state}: {found.reason.message or found.reason.code}")
-    for line in (*_waiting(found), *_victims(found), *_evictions(found)):
+    for line in (*_waiting(found), *_victims(found), *map(_eviction, found.evictions)):
         print(f"  {line}")
     _print_failure(view)
 
@@ -68,18 +68,10 @@ def _eta(found: WhyView) -> str:
 
 
 def _victims(found: WhyView) -> list[str]:
-    lines = [f"{_label(one)} {one.text}" for one in found.victims]
+    lines = [f"{job_label(one.job)} {one.text}" for one in found.victims]
     if found.preempted_for is not None:
         lines.append(f"it {found.preempted_for.text}")
     return lines
-
-
-def _label(one: VictimView) -> str:
-    return f"j-{one.job}"
-
-
-def _evictions(found: WhyView) -> list[str]:
-    return [_eviction(one) for one in found.evictions]
 
 
 def _eviction(one: EvictionView) -> str:

@@ -58,15 +58,23 @@ class MetricsView(ResponseBody):
 
 
 class RequestTicket(ResponseBody):
-    """Identifies a request for stacks or a profile; the results of that request carry these numbers."""
+    """Identifies a request for stacks or a profile; the results of that request carry these numbers.
+
+    `request` 0: stacks taken because the ranks made no step, or a profile that the script requested.
+    """
 
     attempt: int
     generation: int
     request: int
 
+    @property
+    def answers(self) -> tuple[int, int, int]:
+        """(attempt, generation, request) that it belongs to."""
+        return self.attempt, self.generation, self.request
+
 
 class RankStacksView(ResponseBody):
-    """Where one rank was. `place`: the innermost line of its own script; None where it did not say."""
+    """Where one rank was. `place`: the innermost line of its own script; None where that is unknown."""
 
     rank: int
     node_rank: int
@@ -75,24 +83,16 @@ class RankStacksView(ResponseBody):
     why: str = ""  # why there are none
 
 
-class StacksCapture(ResponseBody):
+class StacksCapture(RequestTicket):
     """All ranks at one moment. `elsewhere`: ranks that the others are likely to wait for."""
 
-    attempt: int
-    generation: int
-    request: int  # 0: taken unasked, because the ranks made no step
     at: At
     ranks: list[RankStacksView]
     elsewhere: list[int] = Field(default_factory=list)
 
-    @property
-    def answers(self) -> tuple[int, int, int]:
-        """(attempt, generation, request) that it belongs to."""
-        return self.attempt, self.generation, self.request
-
 
 class StacksView(ResponseBody):
-    """What is kept of a job, oldest first; `attempt` and `generation` are the live ones."""
+    """Stored stacks of a job, oldest first; `attempt` and `generation` are the live ones."""
 
     captures: list[StacksCapture]
     attempt: int | None = None
@@ -101,7 +101,7 @@ class StacksView(ResponseBody):
 
 
 class ProfileRequest(RequestBody):
-    """A wish for a profile: `steps` with clocks, then `traced` ones with torch's profiler."""
+    """Request a profile: `steps` with clocks, then `traced` ones with torch's profiler."""
 
     steps: int = 20
     traced: int = 3
@@ -127,29 +127,21 @@ class SplitView(ResponseBody):
     busy: float | None = None
 
 
-class ProfileView(ResponseBody):
-    """One profile of all ranks. `request` 0: the script asked for it itself."""
+class ProfileView(RequestTicket):
+    """One profile of all ranks."""
 
-    attempt: int
-    generation: int
-    request: int
     at: At
     first_step: int
     splits: list[SplitView]
     finding: str
     said: str
     advice: str
-    trace: str = ""  # where the merged trace lies, as the ranks see it
+    trace: str = ""  # where the merged trace lies, in the file system of the ranks
     notes: list[str] = Field(default_factory=list)
-
-    @property
-    def answers(self) -> tuple[int, int, int]:
-        """(attempt, generation, request) that it belongs to."""
-        return self.attempt, self.generation, self.request
 
 
 class ProfilesView(ResponseBody):
-    """What is kept of a job, oldest first; `attempt` and `generation` are the live ones."""
+    """Stored profiles of a job, oldest first; `attempt` and `generation` are the live ones."""
 
     profiles: list[ProfileView]
     attempt: int | None = None

@@ -171,20 +171,17 @@ def json_schema(model: type[BaseModel] = JobSpec) -> dict[str, Any]:
 
 # -- problems ---------------------------------------------------------------------------------
 
+_WHOLE = "must be a whole number"
+_MAPPING = "must be a mapping of keys to values"
 _SAYINGS = {
     "missing": "is required",
     "string_type": "must be text; put it in quotes",
     "string_too_short": "must not be empty",
-    "int_type": "must be a whole number",
-    "int_parsing": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "float_type": "must be a number",
-    "float_parsing": "must be a number",
     "bool_type": "must be true or false",
     "list_type": "must be a list",
-    "dict_type": "must be a mapping of keys to values",
-    "model_type": "must be a mapping of keys to values",
-    "model_attributes_type": "must be a mapping of keys to values",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), _WHOLE),
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), _MAPPING),
 }
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80

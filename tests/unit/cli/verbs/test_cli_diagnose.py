@@ -61,9 +61,9 @@ def test_only_the_capture_of_this_request_is_taken() -> None:
 
 def test_the_newest_stored_capture_is_shown() -> None:
     newer = capture(2).model_copy(update={"at": NOON.replace(hour=13)})
-    assert diagnose._stored_stacks(client(newer, capture(3)), 1).request == 2
-    with pytest.raises(NotFound, match="no stacks are stored for j-1"):
-        diagnose._stored_stacks(client(), 1)
+    assert diagnose._newest([newer, capture(3)], "capture of stacks", 1).request == 2
+    with pytest.raises(NotFound, match="no capture of stacks is stored for j-1"):
+        diagnose._newest([], "capture of stacks", 1)
 
 
 def test_ranks_at_one_place_share_a_line_and_outliers_are_marked(capsys) -> None:
