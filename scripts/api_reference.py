@@ -151,6 +151,7 @@ def library_page(table: Table) -> list[str]:
     for module in ("batch_size", "federated", "folders", "jax", "readers"):
         tree = _parsed(f"train/{module}")
         parts += [f"## phalanx.train.{module}", "", (ast.get_docstring(tree) or "").strip(), ""]
+        tree = _parsed("train/data/readers") if module == "readers" else tree
         for name in _exported(tree):
             node = _definition(tree, name)
             if isinstance(node, Function):
