@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from phalanx.train.data.readers import ImageFolder
+from phalanx.train.readers import ImageFolder
 
 
 class PlainFolder(Dataset):

@@ -51,7 +51,7 @@ def rank_main(task: dict[str, object]) -> None:
     from train import CharGPT, loss_of
 
     import phalanx.train as pt
-    from phalanx.train.data.readers import TextFile
+    from phalanx.train.readers import TextFile
 
     torch.set_num_threads(1)
     run = pt.init(seed=task["seed"], clip=1.0, sync=task["sync"])

@@ -13,6 +13,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
@@ -95,8 +96,23 @@ BANNED_NAMES = {
     "story",
 }
 
-#: Attributes that `train` sets on objects of torch and of the user: torch offers no other way.
-FOREIGN_ATTRIBUTES = {"grad", "data", "requires_grad", "step", "zero_grad", "forward"}
+#: Attributes of foreign objects that `train` sets, as patterns of the assigned expression, and whose they
+#: are: Python, torch and the user's libraries offer no other way. Our own objects have methods.
+FOREIGN: dict[str, str] = {
+    "*.grad": "a parameter",
+    "*.data": "a parameter",
+    "*.requires_grad": "a parameter",
+    "*.step": "the user's optimizer or scheduler",
+    "*.zero_grad": "the user's optimizer",
+    "*.forward": "the user's model",
+    "sys.*": "the interpreter",
+    "ctx.*": "the context of an autograd function",
+    "module.__class__": "the user's batch norm, which stays the same object",
+    "nn.Module.register_parameter": "torch, while a model is made without memory",
+    "functional.scaled_dot_product_attention": "torch, while the cost of a model is measured",
+    "loading.worker._worker_info": "torch's data worker, while a stream is read",
+    "process.current_process().authkey": "multiprocessing, in a forked rank",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,7 +391,7 @@ def assignments(source: Path) -> list[Violation]:
                         isinstance(one, ast.Attribute)
                         and isinstance(one.ctx, ast.Store)
                         and _name(one.value) not in ("self", "cls")
-                        and one.attr not in FOREIGN_ATTRIBUTES
+                        and not any(fnmatchcase(ast.unparse(one), kind) for kind in FOREIGN)
                     ):
                         found.append(
                             Violation(f"{name}:{one.lineno}", f"assigns {ast.unparse(one)}")

@@ -76,7 +76,7 @@ def test_the_index_command_needs_no_torch() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_do_not_depend_on_workers(folder: Path, num_workers: int) -> None:
-    from phalanx.train.data.readers import ImageFolder
+    from phalanx.train.readers import ImageFolder
 
     loader = torch.utils.data.DataLoader(
         ImageFolder(folder),

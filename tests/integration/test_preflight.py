@@ -71,4 +71,4 @@ def test_a_node_behind_a_firewall_is_named_with_its_address(gang, monkeypatch):
 
 def test_a_rank_that_does_not_come_is_named(gang):
     said = gang(patience=datetime.timedelta(seconds=0.05), ranks=(0,))
-    assert said == {0: "rank 1 has not come within 0:00:00.050000"}
+    assert said == {0: "rank 1 has not connected within 0:00:00.050000"}

@@ -213,7 +213,7 @@ def test_a_stream_that_is_other_each_time_or_shorter_than_it_says_is_refused():
 
     with pytest.raises(NotSupported, match="Restless yields other samples each time"):
         loaders(Restless())
-    with pytest.raises(DataCorrupt, match="ended after 23 samples, an epoch has 32"):
+    with pytest.raises(DataCorrupt, match="ended after 23 samples, but an epoch has 32"):
         rows_of(Short())
     with pytest.raises(NotSupported, match="batch_size=None"):
         loaders(Plain(), batch_size=None)
@@ -308,7 +308,7 @@ def test_samplers_that_cannot_be_drawn_again_are_refused():
         list(loaders(NUMBERS, sampler=Counting())[0][0])
     ((growing, course),) = loaders(NUMBERS, batch_sampler=Growing())
     course.start = (1, 0)
-    with pytest.raises(NotSupported, match="Growing gave 7 indices, an epoch has 6"):
+    with pytest.raises(NotSupported, match="Growing yielded 7 indices, but an epoch has 6"):
         list(growing)
     with pytest.raises(NotSupported, match="Endless has no length"):
         loaders(NUMBERS, sampler=Endless())

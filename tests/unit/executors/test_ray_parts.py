@@ -287,5 +287,5 @@ def test_a_gang_meets_and_ends_together():
     for connection in connections:
         connection._file.close()
         connection._line.close()
-    for line in table._lines:
-        line.close()
+    for one in table._connections:
+        one.close()

@@ -1,8 +1,7 @@
 """Loaders with a position: the same global batches in the same order at any world size.
 
-The user's DataLoader keeps its workers, its collation and everything else; only its sampler is replaced,
-and its data set is wrapped so that each sample's randomness depends on (seed, pass, index)
-and nothing else.
+Of the user's DataLoader only the sampler is replaced, and the data set is wrapped so that the randomness of
+a sample depends on (seed, pass, index) and nothing else. Workers, collation and the rest stay.
 """
 
 from __future__ import annotations
@@ -51,6 +50,9 @@ Key = tuple[int, int]
 
 Skips = Callable[[int], Sequence[tuple[int, int]]]
 """Intervals of a pass's positions that no step may use."""
+
+Parts = Callable[[], tuple[int, ...]]
+"""The ranks' relative shares of every batch; empty: even ones."""
 
 
 def no_skips(total_passes: int) -> Sequence[tuple[int, int]]:
@@ -103,9 +105,14 @@ class ShareSampler(Sampler[list[Key]]):
     """A sampler of this rank's part of each global batch, from a given position on."""
 
     def __init__(
-        self, order: SampleOrder, plan: BatchPlan, place: tuple[int, int], skips: Skips = no_skips,
-        agree: Agree = agree_locally, parts: Callable[[], tuple[int, ...]] = tuple,
-    ) -> None:  # fmt: skip
+        self,
+        order: SampleOrder,
+        plan: BatchPlan,
+        place: tuple[int, int],
+        skips: Skips = no_skips,
+        agree: Agree = agree_locally,
+        parts: Parts = tuple,
+    ) -> None:
         """Create the sampler; `place` is (rank, world size)."""
         self.plan = plan
         self._order, self._skips, self._agree, self._parts = order, skips, agree, parts
@@ -196,21 +203,45 @@ class PassController(Protocol):
         ...
 
 
-class PositionedLoader:
+class WrappedLoader:
+    """The user's loader with another sampler and data set; its other attributes are the user's."""
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        dataset: Dataset[Any],
+        sampler: Sampler[list[Key]],
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self.original = loader
+        self._device = device
+        self._inner = _rebuilt(loader, dataset, sampler, seed)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "original":
+            raise AttributeError(name)
+        return getattr(self.original, name)
+
+
+class PositionedLoader(WrappedLoader):
     """The training loader: iterating it advances the position of the run."""
 
     def __init__(
-        self, loader: DataLoader[Any], dataset: Dataset[Any], sampler: ShareSampler,
-        course: PassController, seed: int, device: torch.device,
-    ) -> None:  # fmt: skip
+        self,
+        loader: DataLoader[Any],
+        dataset: Dataset[Any],
+        sampler: ShareSampler,
+        course: PassController,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        super().__init__(loader, dataset, sampler, seed, device)
         self.plan = sampler.plan
-        self.original = loader
         self._course = course
-        self._device = device
         self._sampler = sampler
         self._dataset = dataset
         self._mark: StreamPosition | None = None
-        self._inner = _rebuilt(loader, dataset, sampler, seed)
 
     @property
     def stream_state(self) -> str | None:
@@ -225,11 +256,6 @@ class PositionedLoader:
     def __len__(self) -> int:
         """Micro-batches of a whole pass."""
         return len(self._sampler)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "original":
-            raise AttributeError(name)
-        return getattr(self.original, name)
 
     def __iter__(self) -> Iterator[Any]:
         start = self._course.start_pass()
@@ -261,30 +287,28 @@ class PositionedLoader:
             yield batch
 
 
-class EvaluationLoader:
+class EvaluationLoader(WrappedLoader):
     """An evaluation loader over this rank's part of the data, without a position."""
 
     def __init__(
-        self, loader: DataLoader[Any], place: tuple[int, int], seed: int, device: torch.device,
+        self,
+        loader: DataLoader[Any],
+        place: tuple[int, int],
+        seed: int,
+        device: torch.device,
         on_begin: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Create the loader; `place` is (rank, world size), `on_begin` runs before every pass."""
-        self.original = loader
-        self._device, self._on_begin = device, on_begin
         dataset = seeded(loader, seed)
         order = order_of(loader, len(dataset), seed)  # type: ignore[arg-type]
         size = (loader.batch_size or 0) if cuts_by_size(loader) else 0
         self._sampler = EvaluationSampler(order, size, *place)
-        self._inner = _rebuilt(loader, dataset, self._sampler, seed)
+        self._on_begin = on_begin
+        super().__init__(loader, dataset, self._sampler, seed, device)
 
     def __len__(self) -> int:
         """Batches on this rank."""
         return len(self._sampler)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "original":
-            raise AttributeError(name)
-        return getattr(self.original, name)
 
     def __iter__(self) -> Iterator[Any]:
         self._on_begin()
@@ -294,17 +318,25 @@ class EvaluationLoader:
             yield to_device(found.batch if type(found) is PositionedBatch else found, self._device)
 
 
-def positioned(  # noqa: PLR0913 - all that a plan is made of, by keyword
-    loader: DataLoader[Any], course: PassController, *, seed: int, place: tuple[int, int],
-    reference_world: int, accumulate: int, device: torch.device,
-    pieces: Callable[[int], int] = lambda local_batch: 1, skips: Skips = no_skips,
-    agree: Agree = agree_locally, parts: Callable[[], tuple[int, ...]] = tuple,
+def positioned(  # noqa: PLR0913 - the inputs of a batch plan, by keyword
+    loader: DataLoader[Any],
+    course: PassController,
+    *,
+    seed: int,
+    place: tuple[int, int],
+    reference_world: int,
+    accumulate: int,
+    device: torch.device,
+    pieces: Callable[[int], int] = lambda local_batch: 1,
+    skips: Skips = no_skips,
+    agree: Agree = agree_locally,
+    parts: Parts = tuple,
     num_samples: int | None = None,
-) -> PositionedLoader:  # fmt: skip
+) -> PositionedLoader:
     """Wrap the user's training loader with a position. Collective; raises NotSupported, RankDesync.
 
-    `pieces` says in how many a micro-batch is given out, from what the largest rank would get; `parts`
-    are asked for at every pass. `num_samples` is an iterable's length where it is known already.
+    `pieces` returns into how many pieces a micro-batch is divided, given the samples of the largest
+    rank; `parts` is called at every pass. `num_samples` is an iterable's length where it is known.
     """
     dataset = seeded(loader, seed, num_samples)
     if isinstance(dataset, StreamDataset):
@@ -372,7 +404,7 @@ def _fetcher(inner: DataLoader[Any]) -> Callable[[], Any]:
     """Return a function that gets the next batch and preserves the global generators."""
     with randomness.undisturbed():
         batches = iter(inner)
-    # Putting the generators back costs tenths of a millisecond: not where no random number is drawn.
+    # Restoring the generators costs tenths of a millisecond: not done where no random number is drawn.
     draws_nothing = type(inner.dataset) is FixedDataset and inner.collate_fn is default_collate
     if inner.num_workers > 0 or draws_nothing:
         return batches.__next__

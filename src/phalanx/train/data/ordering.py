@@ -1,7 +1,8 @@
 """The order of every pass over the data: a function of (seed, pass), equal on all ranks.
 
-The plain cases are computed. Orders of a user's own samplers are captured: drawn under a seed of the
-pass, drawn a second time at first to see that they can be drawn again, and compared over the ranks.
+The order of torch's sequential and shuffling samplers is computed. The order of any other sampler is
+captured: drawn under a seed of the pass, the first pass twice to see whether it can be repeated, and
+compared over the ranks.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def agreement_over(channel: ControlChannel) -> Agree:
         if not same:
             raise RankDesync(
                 f"{what} is not the same on all ranks",
-                "the library splits every batch over the ranks by itself: give each rank the whole"
-                " data and a sampler that does not look at the rank",
+                "the library splits every batch over the ranks itself: give each rank the whole data and"
+                " a sampler that does not depend on the rank",
             )
 
     return agree
@@ -151,8 +152,8 @@ class CapturedSampler:
             self._checked = True
             if self._draw(total_passes) != drawn:
                 raise NotSupported(
-                    f"{self.name} gives another order each time it is iterated, so that no position in"
-                    " it could be found again",
+                    f"{self.name} gives another order each time it is iterated, so a resume could not find"
+                    " its position",
                     "draw from torch's, numpy's or Python's global generators, from an attribute"
                     " `generator`, or as a function of set_epoch(epoch)",
                 )
@@ -174,8 +175,8 @@ class CapturedSampler:
                 return [_plain(one) for one in self._sampler]
             except (TypeError, ValueError) as error:
                 raise NotSupported(
-                    f"{self.name} gives something that is no index: {error}",
-                    "samplers give whole numbers, batch samplers lists of them",
+                    f"{self.name} yields a value that is not an index: {error}",
+                    "a sampler yields whole numbers, a batch sampler lists of them",
                 ) from error
 
 
@@ -210,11 +211,11 @@ def cuts_by_size(loader: DataLoader[Any]) -> bool:
     """
     if loader.batch_sampler is None and loader.batch_size is None:
         raise NotSupported(
-            "a loader with batch_size=None gives out whatever its data set yields: batches that the"
-            " data set made itself cannot be split over ranks",
+            "a loader with batch_size=None yields what its data set yields: batches that the data set"
+            " makes itself cannot be split over ranks",
             "let the data set yield single samples and give DataLoader a batch_size",
         )
-    # DataLoader makes no batch sampler of the user's own for an IterableDataset.
+    # With a batch sampler of the user's, batch_size is None.
     return loader.batch_size is not None
 
 
@@ -234,15 +235,15 @@ def _length_of(sampler: Any) -> int:
     except TypeError as error:
         raise NotSupported(
             f"{type(sampler).__name__} has no length, so the end of an epoch is not known",
-            "give the sampler a __len__ that holds for every epoch",
+            "give the sampler a __len__ that is true for every epoch",
         ) from error
 
 
 def _same_length(name: str, found: int, expected: int) -> None:
     if found != expected:
         raise NotSupported(
-            f"{name} gave {found} indices, an epoch has {expected}",
-            "a sampler's length must hold for every epoch",
+            f"{name} yielded {found} indices, but an epoch has {expected}",
+            "a sampler must have the same length in every epoch",
         )
 
 
@@ -251,5 +252,6 @@ def require_seed(saved: int, live: int, where: str) -> None:
     if saved != live:
         raise RestoreMismatch(
             f"{where} was written with seed {saved}, this run has {live}",
-            "its position means nothing in another order of the data; use the same seed",
+            "another seed gives another order of the data, in which the saved position means nothing:"
+            " use the same seed",
         )

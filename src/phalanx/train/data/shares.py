@@ -1,14 +1,14 @@
 """Each rank's share of every batch: even, declared, or in proportion to measured speed.
 
-Shares change between passes and between generations only, on all ranks at once. The global batches stay
-what they are, and so does the gradient, up to rounding.
+Shares change only between passes and between generations, on all ranks at once. The global batches stay the
+same, and so does the gradient, up to rounding.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from phalanx.core.contract.records import SharesRecord, WarningRecord
 from phalanx.core.training.batches import even_parts, parts_of, rebalanced
@@ -19,52 +19,32 @@ EVEN, AUTO = "even", "auto"
 MEASURED_STEPS = 20
 
 
-class Shares(Protocol):
-    """The shares of the ranks, decided at the start of a pass."""
-
-    def parts(self) -> tuple[int, ...]:
-        """Return the ranks' relative shares; empty for even ones."""
-        ...
-
-    def observe(self, compute_s: Sequence[float]) -> None:
-        """Take the compute times of all ranks over a window; the same values on every rank."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of an earlier generation."""
-        ...
-
-
-class FixedShares:
-    """Even or declared shares."""
+class Shares:
+    """The shares of the ranks, decided at the start of a pass; here even or declared ones."""
 
     def __init__(self, parts: tuple[int, ...] = ()) -> None:
         self._parts = parts
 
     def parts(self) -> tuple[int, ...]:
-        """Return the declared shares."""
+        """Return the ranks' relative shares for the coming pass; empty for even ones."""
         return self._parts
 
     def observe(self, compute_s: Sequence[float]) -> None:
-        """Do nothing: declared shares do not change."""
+        """Take the compute times of all ranks over a window; the same values on every rank."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Do nothing."""
+        """Return the state for a checkpoint."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Do nothing."""
+        """Restore the state of an earlier generation."""
 
 
-class MeasuredShares:
+class MeasuredShares(Shares):
     """Shares that follow the speed of the ranks."""
 
     def __init__(self, world_size: int, report: Report) -> None:
-        self._parts = even_parts(world_size)
+        super().__init__(even_parts(world_size))
         self._report = report
         self._windows: list[list[float]] = []
 
@@ -102,11 +82,11 @@ class MeasuredShares:
 def shares_for(wish: str | tuple[float, ...], world_size: int, report: Report) -> Shares:
     """Return the shares for a setting. Raises SpecInvalid when there is not one share per rank."""
     if wish == EVEN or world_size == 1:
-        return FixedShares()
+        return Shares()
     if wish == AUTO:
         return MeasuredShares(world_size, report)
     assert not isinstance(wish, str)
     if len(wish) != world_size:
         text = f"names {len(wish)} shares, the gang has {world_size} ranks"
         raise SpecInvalid([Problem("batch_shares", text)], "give one share for each rank, or auto")
-    return FixedShares(parts_of(wish))
+    return Shares(parts_of(wish))

@@ -1,8 +1,8 @@
 """Iterable data sets with positions: sample number n is the n-th of one whole iteration.
 
-Every rank and worker reads the whole stream and keeps its own samples. The position in it is found again
-by reading, by the data set's own `skip(n)`, or from a state that it gave earlier; sharding by worker or
-rank inside the data set would lose samples, so it is switched off or noticed.
+Every rank and worker reads the whole stream and keeps its own samples. A resume finds the position in it by
+reading, by the data set's own `skip(n)`, or from a state that the data set returned earlier. Sharding by
+worker or rank inside the data set would lose samples, so it is switched off or detected.
 """
 
 from __future__ import annotations
@@ -73,7 +73,11 @@ class PositionedBatch:
 
 
 class _Items(list[Any]):
-    mark: StreamPosition | None = None
+    """The samples of a batch, and the position of the stream after them where it was taken."""
+
+    def __init__(self, samples: list[Any], mark: StreamPosition | None) -> None:
+        super().__init__(samples)
+        self.mark = mark
 
 
 class PositionCollate:
@@ -120,18 +124,22 @@ class StreamDataset(Dataset[Any]):
             self._open(total_passes, first)
         while self._cursor < first:
             self._next()
-        items = _Items(self._next() for _ in keys)
-        if self._stateful and time.monotonic() - self._marked_at >= _MARK_EVERY_S:
-            self._marked_at = time.monotonic()
-            with _no_worker():
-                state = copy.deepcopy(self.dataset.state_dict())
-            items.mark = StreamPosition(total_passes, self._cursor, state)
+        items = _Items([self._next() for _ in keys], self._position())
         if self._draws:
             randomness.seed_sample(randomness.mix(self._seed, _BATCH, *keys[0]))
         return items
 
     def __getitem__(self, key: tuple[int, int]) -> Any:
         return self.__getitems__([key])[0]
+
+    def _position(self) -> StreamPosition | None:
+        """Return the position of a stateful data set, at most once per half a second."""
+        if not self._stateful or time.monotonic() - self._marked_at < _MARK_EVERY_S:
+            return None
+        self._marked_at = time.monotonic()
+        with _no_worker():
+            state = copy.deepcopy(self.dataset.state_dict())
+        return StreamPosition(self._pass, self._cursor, state)
 
     def _open(self, total_passes: int, first: int) -> None:
         """Open a pass as close before `first` as the data set allows."""
@@ -163,8 +171,8 @@ class StreamDataset(Dataset[Any]):
         except StopIteration:
             name = type(self.dataset).__name__
             raise DataCorrupt(
-                f"{name} ended after {self._cursor} samples, an epoch has {self._num_samples}",
-                "its __len__ is what one whole iteration yields, in every epoch",
+                f"{name} ended after {self._cursor} samples, but an epoch has {self._num_samples}",
+                "its __len__ must be the number of samples that every whole iteration yields",
             ) from None
         self._cursor += 1
         return item
@@ -212,8 +220,8 @@ def verified_digest(stream: StreamDataset) -> str:
     first = stream.first_samples()
     if stream.first_samples() != first:
         raise NotSupported(
-            f"{type(stream.dataset).__name__} yields other samples each time it is iterated, so that no"
-            " position in it could be found again",
+            f"{type(stream.dataset).__name__} yields other samples each time it is iterated, so a resume"
+            " could not find its position",
             "draw from torch's, numpy's or Python's global generators, or as a function of"
             " set_epoch(epoch)",
         )

@@ -1,4 +1,4 @@
-"""Ranks of one gang meet at rank 0 before their framework starts: lines of JSON over one port."""
+"""Ranks of one gang connect to rank 0 before their framework starts: JSON messages over one port."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from phalanx.errors import TrainingError
 
 MEET_S = 180.0
 _RETRY_S = 0.1
-# A rank sends its number as soon as it is connected; a client that does not is no rank.
+# A rank sends its number as soon as it is connected; a client that does not is disconnected.
 _FIRST_MESSAGE_S = 20.0
 _LONGEST_LINE = 16 << 20
 
@@ -25,41 +25,48 @@ class RankServer:
     def __init__(self, port: int, num_others: int) -> None:
         self._server = socket.create_server(("", port), backlog=max(1, num_others))
         self._num_others = num_others
-        self._lines: list[socket.socket] = []
+        self._connections: list[RankConnection] = []
 
     def gather(self, message: dict[str, Any], wait_s: float = MEET_S) -> None:
-        """Wait for every other rank and send it `message`. Raises TrainingError when one does not come."""
+        """Wait for every other rank and send it `message`.
+
+        Raises TrainingError when a rank does not connect in time.
+        """
         deadline = time.monotonic() + wait_s
-        while len(self._lines) < self._num_others:
-            self._server.settimeout(max(0.01, deadline - time.monotonic()))
-            try:
-                line, _ = self._server.accept()
-            except TimeoutError:
-                missing = self._num_others - len(self._lines)
-                raise TrainingError(f"{missing} nodes have not come within {wait_s:g} s") from None
-            line.sendall(json.dumps(message).encode() + b"\n")
-            self._lines.append(line)
+        while (missing := self._num_others - len(self._connections)) > 0:
+            said = f"{missing} nodes have not connected within {wait_s:g} s"
+            connection = RankConnection(_accepted(self._server, deadline, said)[0])
+            connection.send(message)
+            self._connections.append(connection)
 
     def watch(self, take: Callable[[dict[str, Any]], None], lost: threading.Event) -> None:
         """Pass each message of the ranks to `take`; set `lost` when a rank leaves before the end."""
-        for line in self._lines:
-            threading.Thread(target=_until_end, args=(line, take, lost), daemon=True).start()
+        for one in self._connections:
+            threading.Thread(target=_until_end, args=(one, take, lost), daemon=True).start()
 
     def close(self, code: int) -> None:
         """Send the script's exit code to every rank."""
-        for line in self._lines:
-            with contextlib.suppress(OSError):
-                line.sendall(json.dumps({"over": code}).encode() + b"\n")
+        for one in self._connections:
+            one.send({"over": code})
         self._server.close()
 
 
 def _until_end(
-    line: socket.socket, take: Callable[[dict[str, Any]], None], lost: threading.Event
+    connection: RankConnection, take: Callable[[dict[str, Any]], None], lost: threading.Event
 ) -> None:
-    with contextlib.suppress(OSError, ValueError), line, line.makefile("rb") as file:
-        for one in file:
-            take(json.loads(one))
+    with contextlib.suppress(OSError, ValueError):
+        while (message := connection.receive()) is not None:
+            take(message)
     lost.set()
+
+
+def _accepted(server: socket.socket, deadline: float, said: str) -> tuple[socket.socket, Any]:
+    """Return the next connection and its address. Raises TrainingError(said) after the deadline."""
+    server.settimeout(max(0.01, deadline - time.monotonic()))
+    try:
+        return server.accept()
+    except TimeoutError:
+        raise TrainingError(said) from None
 
 
 def accept_ranks(
@@ -74,15 +81,11 @@ def accept_ranks(
     deadline = time.monotonic() + wait_s
     with socket.create_server(("", port), backlog=num_others + 16) as server:
         while len(found) < num_others:
-            server.settimeout(max(0.01, deadline - time.monotonic()))
-            try:
-                line, peer = server.accept()
-            except TimeoutError:
-                missing = num_others - len(found)
-                raise TrainingError(f"{missing} ranks have not come within {wait_s:g} s") from None
-            connection = RankConnection(
-                line, min(_FIRST_MESSAGE_S, max(0.01, deadline - time.monotonic()))
-            )
+            missing = num_others - len(found)
+            said = f"{missing} ranks have not connected within {wait_s:g} s"
+            line, peer = _accepted(server, deadline, said)
+            left_s = max(0.01, deadline - time.monotonic())
+            connection = RankConnection(line, min(_FIRST_MESSAGE_S, left_s))
             message = connection.receive()
             rank = message.get("rank") if message is not None else None
             expected = type(rank) is int and 0 < rank <= num_others and rank not in found

@@ -1,7 +1,8 @@
 """The check before the first collective: ranks fit together, and nodes reach one another.
 
-The ranks leave what they know of themselves in the rendezvous store, rank 0 compares, and all read its
-verdict. No process group is needed: with the wrong ranks or an unreachable node there would be none.
+Each rank writes its facts (place, versions, devices) into the rendezvous store, rank 0 compares them, and
+all ranks read its verdict. This needs no process group, which could not be created with wrong ranks or an
+unreachable node.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from phalanx.errors import PreflightFailed
 from phalanx.train.gang.context import RankInfo
 
 CONNECT_S = 10.0
-_HEAR_OUT = datetime.timedelta(seconds=30)
-_FIRST_LOOK_S, _LAST_LOOK_S = 0.002, 0.2
+_READ_TIMEOUT = datetime.timedelta(seconds=30)
+_FIRST_POLL_S, _LAST_POLL_S = 0.002, 0.2
 MAX_PEERS = 64
 """How many other nodes each node tries to reach."""
-_HINT = "training.preflight: off leaves this check out"
+_HINT = "training.preflight: off skips this check"
 _DRIVER = Path("/proc/driver/nvidia/version")
 Check = Callable[[RankInfo, Store, datetime.timedelta], None]
 
@@ -44,7 +45,7 @@ def skip_check(info: RankInfo, store: Store, patience: datetime.timedelta) -> No
 def check(info: RankInfo, store: Store, patience: datetime.timedelta) -> None:
     """Compare all ranks. Collective. Raises PreflightFailed, with the same message on every rank.
 
-    `patience` is how long ranks that do not come are waited for.
+    `patience` is how long to wait for ranks that have not connected.
     """
     store = PrefixStore("preflight", store)
     is_only = store.add(f"seat/{info.rank}", 1) == 1
@@ -59,22 +60,22 @@ def check(info: RankInfo, store: Store, patience: datetime.timedelta) -> None:
             check_reachability(info, store, patience)
         if is_only and info.rank == 0:
             _conclude(info, store, patience)
-        said = _awaited(store, "verdict", patience)
-        if said:
-            _hear_out(info, store, is_only)
-    if said:
-        raise PreflightFailed(said, _HINT)
+        verdict = _awaited(store, "verdict", patience)
+        if verdict:
+            _wait_for_readers(info, store, is_only)
+    if verdict:
+        raise PreflightFailed(verdict, _HINT)
 
 
-def _hear_out(info: RankInfo, store: Store, is_only: bool) -> None:
-    """Keep rank 0, which hosts the store, until all others have read the verdict."""
-    store.set(f"{'heard' if is_only else 'heard twice'}/{info.rank}", "")
+def _wait_for_readers(info: RankInfo, store: Store, is_only: bool) -> None:
+    """Make rank 0, which hosts the store, wait until all others have read the verdict."""
+    store.set(f"{'read' if is_only else 'read twice'}/{info.rank}", "")
     if info.rank == 0 and is_only:
         present = [at for at in range(info.world_size) if store.check([f"facts/{at}"])]
-        keys = [f"heard/{at}" for at in present]
-        keys += [f"heard twice/{at}" for at in present if store.check([f"twice/{at}"])]
+        keys = [f"read/{at}" for at in present]
+        keys += [f"read twice/{at}" for at in present if store.check([f"twice/{at}"])]
         with contextlib.suppress(RuntimeError):
-            store.wait(keys, _HEAR_OUT)
+            store.wait(keys, _READ_TIMEOUT)
 
 
 def facts_of(info: RankInfo, address: str, port: int) -> RankFacts:
@@ -90,11 +91,19 @@ def facts_of(info: RankInfo, address: str, port: int) -> RankFacts:
             "the driver": _driver(),
         }
     return RankFacts(
-        rank=info.rank, world_size=info.world_size, local_rank=info.local_rank,
-        local_world_size=info.local_world_size, node_rank=info.node_rank,
-        host=socket.gethostname(), pid=os.getpid(), versions=versions, devices=devices, device=device,
-        address=address, port=port,
-    )  # fmt: skip
+        rank=info.rank,
+        world_size=info.world_size,
+        local_rank=info.local_rank,
+        local_world_size=info.local_world_size,
+        node_rank=info.node_rank,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        versions=versions,
+        devices=devices,
+        device=device,
+        address=address,
+        port=port,
+    )
 
 
 def _driver() -> str:
@@ -107,7 +116,7 @@ def _driver() -> str:
 
 @contextlib.contextmanager
 def _listening(info: RankInfo) -> Iterator[tuple[str, int]]:
-    """Listen on an address of this node for other nodes to try."""
+    """Listen on an address of this node, so that other nodes can try to connect."""
     if info.one_node or info.local_rank != 0:
         yield "", 0
         return
@@ -121,7 +130,7 @@ def _listening(info: RankInfo) -> Iterator[tuple[str, int]]:
         thread = threading.Thread(target=_answer, args=(server, done), daemon=True)
         thread.start()
         try:
-            yield _own_address(info), int(server.getsockname()[1])
+            yield own_address(info), int(server.getsockname()[1])
         finally:
             done.set()
             thread.join()
@@ -133,7 +142,7 @@ def _answer(server: socket.socket, done: threading.Event) -> None:
             server.accept()[0].close()
 
 
-def _own_address(info: RankInfo) -> str:
+def own_address(info: RankInfo) -> str:
     """Return the address of the interface through which this node reaches rank 0."""
     with contextlib.suppress(OSError), socket.create_connection(info.master, CONNECT_S) as link:
         return str(link.getsockname()[0])
@@ -144,17 +153,17 @@ def _judge(info: RankInfo, store: Store, patience: datetime.timedelta) -> None:
     """Compare the facts of all ranks on rank 0 and publish the nodes' addresses."""
     keys = [f"facts/{rank}" for rank in range(info.world_size)]
     until = time.monotonic() + patience.total_seconds()
-    pause_s = _FIRST_LOOK_S
-    # Looked for instead of waited for: torch warns of every wait that ends in vain.
+    pause_s = _FIRST_POLL_S
+    # Polled, because torch logs a warning for every `wait` that times out.
     while not store.check(keys) and not store.add("taken", 0) and time.monotonic() < until:
         time.sleep(pause_s)
-        pause_s = min(_LAST_LOOK_S, pause_s * 1.5)
+        pause_s = min(_LAST_POLL_S, pause_s * 1.5)
     here = [key for key in keys if store.check([key])]
     facts = [_facts(store, key) for key in here]
     found = _taken_twice(store, facts)
     if not found and len(here) < len(keys):
         away = [str(rank) for rank, key in enumerate(keys) if key not in here]
-        found.append(f"rank {', '.join(away[:8])} has not come within {patience}")
+        found.append(f"rank {', '.join(away[:8])} has not connected within {patience}")
     found = found or problems(facts)
     leaders = sorted((one.node_rank, one.host, one.address, one.port) for one in facts if one.port)
     store.set("nodes", json.dumps([] if found else leaders))
@@ -179,8 +188,8 @@ def check_reachability(info: RankInfo, store: Store, patience: datetime.timedelt
     at = next((i for i, one in enumerate(nodes) if one[0] == info.node_rank), 0)
     peers = [*nodes[at + 1 :], *nodes[:at]][:MAX_PEERS]
     with ThreadPoolExecutor(max(1, min(16, len(peers)))) as pool:
-        said = [one for one in pool.map(lambda peer: _unreachable(info, peer), peers) if one]
-    store.set(f"reach/{info.node_rank}", json.dumps(said))
+        failed = [one for one in pool.map(lambda peer: _unreachable(info, peer), peers) if one]
+    store.set(f"reach/{info.node_rank}", json.dumps(failed))
 
 
 def _unreachable(info: RankInfo, peer: tuple[int, str, str, int]) -> str:

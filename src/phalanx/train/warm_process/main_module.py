@@ -30,7 +30,7 @@ def run_script(path: str) -> None:
         text = f"can't open file {path!r}: [Errno {error.errno}] {error.strerror}"
         _refuse(text, type(error).__name__, 2)
     loader = importlib.machinery.SourceFileLoader("__main__", path)
-    _reset(file=path, spec=None, package=None, loader=loader, cached=None)
+    _reset(__file__=path, __spec__=None, __package__=None, __loader__=loader, __cached__=None)
     _run(lambda: compile(source, path, "exec", dont_inherit=True))
 
 
@@ -50,7 +50,8 @@ def run_module(name: str, workdir: str) -> None:
     if code is None:
         _refuse(f"No code object available for {name}", "ImportError", 1)
     sys.argv[0] = spec.origin or name
-    _reset(file=spec.origin, spec=spec, package=spec.parent, loader=spec.loader, cached=spec.cached)
+    origin = {"__file__": spec.origin, "__loader__": spec.loader, "__cached__": spec.cached}
+    _reset(__spec__=spec, __package__=spec.parent, **origin)
     _run(lambda: code)
 
 
@@ -75,11 +76,8 @@ def _set_first_path(folder: str) -> None:
 def _reset(**facts: Any) -> None:
     names = sys.modules["__main__"].__dict__
     names.clear()
-    names.update(
-        __name__="__main__", __doc__=None, __package__=facts["package"], __loader__=facts["loader"],
-        __spec__=facts["spec"], __annotations__={}, __builtins__=builtins, __file__=facts["file"],
-        __cached__=facts["cached"],
-    )  # fmt: skip
+    names |= {"__name__": "__main__", "__doc__": None, "__annotations__": {}, **facts}
+    names["__builtins__"] = builtins
 
 
 def _run(load: Any) -> None:
@@ -96,8 +94,8 @@ def _run(load: Any) -> None:
 def _fail(error: BaseException) -> NoReturn:
     """Handle an uncaught exception as the interpreter does, without this module's frames."""
     ours = _foreign(error.__traceback__)
-    error.__traceback__ = ours
-    write_error_file(error)
+    error = error.with_traceback(ours)
+    _write_error_file(type(error).__name__, str(error), "".join(traceback.format_exception(error)))
     sys.excepthook(type(error), error, ours)
     # An interpreter ends with 130 or the signal itself on Ctrl-C, which does not happen here.
     raise SystemExit(130 if isinstance(error, KeyboardInterrupt) else 1) from None
@@ -115,12 +113,8 @@ def _refuse(text: str, kind: str, code: int) -> NoReturn:
     raise SystemExit(code)
 
 
-def write_error_file(error: BaseException) -> None:
-    """Write the error to `TORCHELASTIC_ERROR_FILE`, unless the file exists."""
-    _write_error_file(type(error).__name__, str(error), "".join(traceback.format_exception(error)))
-
-
 def _write_error_file(kind: str, message: str, text: str) -> None:
+    """Write an error to `TORCHELASTIC_ERROR_FILE`, unless the file exists."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")  # noqa: TID251 - stands in for the interpreter
     if not path:
         return

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from phalanx.errors import NotSupported, SpecInvalid
 from phalanx.train.data.ordering import order_digest, order_of
-from phalanx.train.data.shares import FixedShares, MeasuredShares, shares_for
+from phalanx.train.data.shares import Shares, MeasuredShares, shares_for
 from phalanx.train.gang.report import NoReport
 
 DATA = TensorDataset(torch.arange(10))
@@ -17,7 +17,7 @@ DATA = TensorDataset(torch.arange(10))
 def test_shares_are_even_declared_or_measured() -> None:
     assert shares_for("even", 4, NoReport()).parts() == ()
     assert shares_for("auto", 1, NoReport()).parts() == ()
-    assert isinstance(shares_for((2.0, 1.0), 2, NoReport()), FixedShares)
+    assert isinstance(shares_for((2.0, 1.0), 2, NoReport()), Shares)
     assert isinstance(shares_for("auto", 2, NoReport()), MeasuredShares)
     with pytest.raises(SpecInvalid):
         shares_for((1.0, 1.0), 3, NoReport())

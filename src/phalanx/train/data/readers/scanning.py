@@ -159,13 +159,9 @@ class _FullInspector(_Inspector):
             for chunk in file.chunks():
                 digest.update(chunk)
                 self.progress(len(chunk))
-            found = (
-                _Found(text=scan_text(file.chunks()))
-                if self.kind == "text"
-                else self.inside(file, row[0])
-            )
-            found.digests = _raw(digest.text)
-            return found
+            text = self.kind == "text"
+            found = _Found(text=scan_text(file.chunks())) if text else self.inside(file, row[0])
+            return replace(found, digests=_raw(digest.text))
         finally:
             file.close()
 

@@ -174,8 +174,8 @@ class ModelRounds:
 class Rounds:
     """The exchange of weights for all models of a run. Every rank makes the same calls.
 
-    The methods here are those of a run whose gradients are reduced in every step: its weights are equal
-    on all ranks, so there is nothing to exchange.
+    The methods here are those of a run that reduces gradients in every step: its weights are equal on all
+    ranks, so there is nothing to exchange.
     """
 
     is_local = False

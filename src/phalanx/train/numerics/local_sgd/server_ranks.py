@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import json
 import secrets
-import socket
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NoReturn
@@ -21,6 +20,7 @@ from phalanx.core.training import control
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.train.gang.context import RankInfo
 from phalanx.train.gang.groups import START_TIMEOUT, await_host
+from phalanx.train.gang.preflight import own_address
 from phalanx.train.gang.report import Report
 from phalanx.train.numerics.local_sgd.server import ParameterServer, listen, serve
 from phalanx.train.numerics.local_sgd.worker import Address, ServerConnections
@@ -63,8 +63,7 @@ def run_server(
     num_workers = info.world_size - num_servers(sync)
     store = _store(info)
     listener, token = listen(), secrets.token_hex(16)
-    host = _own_address(info.master[0])
-    address: Address = (host, listener.getsockname()[1], token)
+    address: Address = (own_address(info), listener.getsockname()[1], token)
     store.set(f"{_KEY}/{info.rank - num_workers}", json.dumps(address))
     server = ParameterServer(sync, num_workers, (info.attempt, info.generation))
     report.write(PhaseRecord("ready"))
@@ -98,11 +97,3 @@ def _store(info: RankInfo) -> TCPStore:
     await_host(host, port)
     timeout: datetime.timedelta = START_TIMEOUT
     return TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
-
-
-def _own_address(master: str) -> str:
-    """Return the address of the interface through which this node reaches rank 0."""
-    family, kind, proto, _, where = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, proto) as probe:
-        probe.connect(where)
-        return str(probe.getsockname()[0])

@@ -12,7 +12,8 @@ from torch.nn import functional
 from torch.utils.data import Dataset, Subset
 
 from phalanx.errors import UserError
-from phalanx.train.data.readers import ImageFolder, TextFile
+from phalanx.train.data.readers.formats.images import ImageFolder
+from phalanx.train.data.readers.formats.text import TextFile
 from phalanx.train.programs.recipes.settings import Recipe
 
 _ROW = 1 + 3 * 32 * 32

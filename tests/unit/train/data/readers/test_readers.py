@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from phalanx.core.training.batches import BatchPlan
 from phalanx.errors import DataCorrupt, UserError
-from phalanx.train.data.readers import Parquet, TarShards, TextFile, rank_counts, skew
 from phalanx.train.data.readers.layouts.tar import read_layout
 from phalanx.train.data.readers.layouts.text import MARK_EVERY, scan_text
 from phalanx.train.data.readers.locating import locate, save_index
 from phalanx.train.data.readers.scanning import full_index
+from phalanx.train.readers import Parquet, TarShards, TextFile, rank_counts, skew
 
 pytestmark = pytest.mark.unit
 
@@ -181,9 +181,8 @@ def test_tokens_over_several_files_never_cross(tmp_path: Path) -> None:
     np.arange(10, dtype="<u2").tofile(tmp_path / "a.tok")
     np.arange(100, 108, dtype="<u2").tofile(tmp_path / "b.tok")
     data = TextFile([tmp_path / "a.tok", tmp_path / "b.tok"], 3, unit="uint16")
-    assert [x.tolist() for x, _ in (data[i] for i in range(len(data)))] == [
-        [0, 1, 2], [3, 4, 5], [6, 7, 8], [100, 101, 102], [103, 104, 105],
-    ]  # fmt: skip
+    blocks = [x.tolist() for x, _ in (data[i] for i in range(len(data)))]
+    assert blocks == [[at, at + 1, at + 2] for at in (0, 3, 6, 100, 103)]
     (tmp_path / "odd.tok").write_bytes(b"123")
     with pytest.raises(UserError, match="whole uint16"):
         TextFile(tmp_path / "odd.tok", 1, unit="uint16")

@@ -46,8 +46,8 @@ def test_what_makes_no_sense_is_named(value, word):
 @given(st.integers(1, 60), st.integers(1, 8), st.integers(0, 300))
 def test_every_fragment_has_its_turn_once_in_any_round(every, num, begin):
     num = min(num, every)
-    turns = [at for step in range(begin + 1, begin + every + 1)
-             for at in rounds.due(step, every, num)]  # fmt: skip
+    steps = range(begin + 1, begin + every + 1)
+    turns = [at for step in steps for at in rounds.due(step, every, num)]
     assert sorted(turns) == list(range(num))
 
 
