@@ -312,7 +312,7 @@ def test_samplers_that_cannot_be_drawn_again_are_refused():
         list(growing)
     with pytest.raises(NotSupported, match="Endless has no length"):
         loaders(NUMBERS, sampler=Endless())
-    with pytest.raises(NotSupported, match="no index"):
+    with pytest.raises(NotSupported, match="not an index"):
         loaders(NUMBERS, batch_sampler=["ab"])
     plain = BatchSampler(Backwards(), 4, False)
     assert [row[0] for row in rows_of(NUMBERS, batch_sampler=plain)][:2] == [22, 21]
