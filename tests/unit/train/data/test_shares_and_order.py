@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from phalanx.errors import NotSupported, SpecInvalid
 from phalanx.train.data.ordering import order_digest, order_of
-from phalanx.train.data.shares import Shares, MeasuredShares, shares_for
+from phalanx.train.data.shares import MeasuredShares, Shares, shares_for
 from phalanx.train.gang.report import NoReport
 
 DATA = TensorDataset(torch.arange(10))
