@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from phalanx.core.jobs import rebuild
+from phalanx.core.jobs.machine import rebuild
 from phalanx.executors.protocol import SupervisorRef
 from phalanx.kit.clock import ManualClock
 from phalanx.schemas.api.jobs import JobView, SubmitRequest

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.core.jobs import rebuild
+from phalanx.core.jobs.machine import rebuild
 from phalanx.store import events, jobs, open_store
 
 pytestmark = pytest.mark.integration

@@ -15,8 +15,9 @@ import pytest
 
 from integration.rig import Rig, open_rig
 from phalanx.core.gang.placement import Node
-from phalanx.core.jobs import JobState, decide
 from phalanx.core.jobs.events import NodeReleased
+from phalanx.core.jobs.machine import decide
+from phalanx.core.jobs.model import JobState
 from phalanx.kit.clock import ManualClock
 from phalanx.services.planning.why import why_view
 from phalanx.services.resources import inventory, projects

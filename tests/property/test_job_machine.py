@@ -12,15 +12,16 @@ from phalanx.core.codec import decode, encode
 from phalanx.core.gang.failures import Failure
 from phalanx.core.gang.placement import GangShape, NodeShare, Placement, RoleShape
 from phalanx.core.gang.roles import part_at
-from phalanx.core.jobs import Job, JobState, create, decide, rebuild
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.budgets import Budget, RecoveryPolicy
 from phalanx.core.jobs.desired import Action, desired
-from phalanx.core.jobs.machine import TRANSITIONS, due, wake_at
+from phalanx.core.jobs.machine import TRANSITIONS, create, decide, due, rebuild, wake_at
 from phalanx.core.jobs.model import (
     HOLDING,
     TERMINAL,
+    Job,
     JobPolicy,
+    JobState,
     LaunchAttempt,
     NodeOutcome,
     NodePhase,

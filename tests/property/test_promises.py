@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement
-from phalanx.core.jobs import Decision, decide
+from phalanx.core.jobs.machine import decide
+from phalanx.core.jobs.model import Decision
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import (
     ClusterIndex,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import secrets
 from collections.abc import Iterable
@@ -29,6 +28,8 @@ def random_hex(num_chars: int) -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word most like `word`, or None when no known word is similar."""
+    import difflib
+
     found = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
     return found[0] if found else None
 

@@ -16,9 +16,9 @@ import pytest
 
 from phalanx.core.contract.records import MetricPoint
 from phalanx.core.gang.placement import GangShape
-from phalanx.core.jobs import Job, create, decide, rebuild
 from phalanx.core.jobs.events import JobEvent, StopRequested, Submitted
-from phalanx.core.jobs.model import JobPolicy, JobState, KillAttempt, LaunchAttempt, StopGoal
+from phalanx.core.jobs.machine import create, decide, rebuild
+from phalanx.core.jobs.model import Job, JobPolicy, JobState, KillAttempt, LaunchAttempt, StopGoal
 from phalanx.core.training.ledger import Consumed
 from phalanx.errors import LeaseLost, NotFound, StaleRow
 from phalanx.store import Store, Tx, events, jobs, lineage, outbox, supervisors, telemetry

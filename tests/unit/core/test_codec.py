@@ -16,9 +16,9 @@ import pytest
 
 from phalanx.core.codec import decode, earlier_names, encode
 from phalanx.core.gang.placement import Demand, GangShape, NodeShare, Placement
-from phalanx.core.jobs import create, decide
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.budgets import Budget
+from phalanx.core.jobs.machine import create, decide
 from phalanx.core.jobs.model import Attempt, Job, JobPolicy
 from phalanx.core.reasons import Reason
 from phalanx.core.scheduling import Reservation

@@ -7,8 +7,3 @@ clock), `handlers` (one module for each group of events; `generation` decides on
 Commands are executed outside the core: they are idempotent, and fenced by the attempt's number. How to
 extend it: docs/dev/job-machine.md.
 """
-
-from phalanx.core.jobs.machine import create, decide, rebuild
-from phalanx.core.jobs.model import Decision, Job, JobState
-
-__all__ = ["Decision", "Job", "JobState", "create", "decide", "rebuild"]

@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from phalanx.core.jobs import Job, create, decide
 from phalanx.core.jobs.events import JobEvent, StopRequested, Submitted
-from phalanx.core.jobs.machine import wake_at
-from phalanx.core.jobs.model import HOLDING, JobCommand, JobState
+from phalanx.core.jobs.machine import create, decide, wake_at
+from phalanx.core.jobs.model import HOLDING, Job, JobCommand, JobState
 from phalanx.errors import Bug, InvalidTransition, InvariantBroken, StoreError
 from phalanx.kit.units import to_rfc3339
 from phalanx.store import events as log

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from phalanx.core.gang.placement import Placement
-from phalanx.core.jobs import Job
-from phalanx.core.jobs.model import NodeOutcome
+from phalanx.core.jobs.model import Job, NodeOutcome
 from phalanx.core.reasons import Reason
 from phalanx.core.scheduling import ClusterIndex, QueuedJob, RunningJob
 from phalanx.core.scheduling.index.empty_cluster import EmptyCluster

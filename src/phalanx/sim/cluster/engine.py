@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from phalanx.core.jobs import JobState
-from phalanx.core.jobs.model import NodeOutcome
+from phalanx.core.jobs.model import JobState, NodeOutcome
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import ClusterIndex, Plan
 from phalanx.core.scheduling.model.durations import History, KindKey, size_class

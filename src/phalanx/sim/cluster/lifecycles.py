@@ -13,13 +13,16 @@ from dataclasses import dataclass, field, replace
 
 from phalanx.core.gang.failures import Failure
 from phalanx.core.gang.placement import NodeShare, Placement
-from phalanx.core.jobs import Decision, Job, JobState, create, decide
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.budgets import RecoveryPolicy
+from phalanx.core.jobs.machine import create, decide
 from phalanx.core.jobs.model import (
     HOLDING,
     Attempt,
+    Decision,
+    Job,
     JobPolicy,
+    JobState,
     LaunchAttempt,
     NodeOutcome,
     NodePhase,

@@ -30,7 +30,6 @@ from phalanx.schemas.wire.supervision import (
 )
 from phalanx.supervise.eventloop import EventLoop, Timer
 from phalanx.supervise.processes import LaunchRequest, ProcessTree
-from phalanx.supervise.ranks import rendezvous
 from phalanx.supervise.ranks.checkpoint_folder import (
     CheckpointFolder,
     CheckpointFolderConfig,
@@ -174,6 +173,9 @@ class Generation:
         """Start the key-value store at which ranks of some frameworks meet. Raises OSError."""
         assignment = self._context.assignment
         if self._framework.needs_store and assignment.node_in_role == 0:
+            # Only now: most jobs need no HTTP server.
+            from phalanx.supervise.ranks import rendezvous
+
             rendezvous.start(self._context.processes, self._orders.master_port, assignment.node_dir)
 
     @property

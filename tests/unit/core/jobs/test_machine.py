@@ -6,12 +6,19 @@ import pytest
 
 from phalanx.core.gang.failures import Failure
 from phalanx.core.gang.placement import GangShape, NodeShare, Placement
-from phalanx.core.jobs import Job, JobState, create, decide
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.budgets import RecoveryPolicy
 from phalanx.core.jobs.desired import Action, desired
-from phalanx.core.jobs.machine import STOP_SLACK_S, due, wake_at
-from phalanx.core.jobs.model import JobPolicy, KillAttempt, LaunchAttempt, NodeOutcome, StopGoal
+from phalanx.core.jobs.machine import STOP_SLACK_S, create, decide, due, wake_at
+from phalanx.core.jobs.model import (
+    Job,
+    JobPolicy,
+    JobState,
+    KillAttempt,
+    LaunchAttempt,
+    NodeOutcome,
+    StopGoal,
+)
 from phalanx.core.reasons import Cause, ReasonCode
 from phalanx.errors import InvalidTransition, InvariantBroken
 

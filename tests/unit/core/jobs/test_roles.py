@@ -6,10 +6,10 @@ import pytest
 
 from phalanx.core.gang.failures import Failure
 from phalanx.core.gang.placement import GangShape, NodeShare, Placement, RoleShape
-from phalanx.core.jobs import Job, JobState, create, decide
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.desired import Action, desired
-from phalanx.core.jobs.model import JobPolicy, NodeOutcome
+from phalanx.core.jobs.machine import create, decide
+from phalanx.core.jobs.model import Job, JobPolicy, JobState, NodeOutcome
 from phalanx.core.reasons import Cause
 from phalanx.errors import InvariantBroken
 

@@ -3,13 +3,12 @@
 import pytest
 
 from phalanx.core.gang.failures import Failure
-from phalanx.core.jobs import JobState, decide
 from phalanx.core.jobs import events as e
 from phalanx.core.jobs.budgets import Budget, RecoveryPolicy
 from phalanx.core.jobs.desired import Action, desired
 from phalanx.core.jobs.handlers.stall import STACKS_WAIT_S
-from phalanx.core.jobs.machine import due, wake_at
-from phalanx.core.jobs.model import NodeOutcome, StopGoal
+from phalanx.core.jobs.machine import decide, due, wake_at
+from phalanx.core.jobs.model import JobState, NodeOutcome, StopGoal
 from phalanx.core.reasons import Cause
 from unit.core.jobs.test_machine import DIED, NOW, UP, UP_2, S, play
 
