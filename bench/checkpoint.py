@@ -63,26 +63,34 @@ def build(gib):
         opt = torch.optim.AdamW(model.parameters(), lr=1e-4)
         for one in model.parameters():
             opt.state[one] = {
-                "step": torch.tensor(1.0), "exp_avg": filled(one.shape),
+                "step": torch.tensor(1.0),
+                "exp_avg": filled(one.shape),
                 "exp_avg_sq": filled(one.shape),
-            }  # fmt: skip
+            }
     return model, opt
 
 
 def saver_for(folder, staging, model, opt):
     saver = CheckpointDirectory(
-        folder, RankInfo(checkpoint=CheckpointPolicy(keep=Keep(2))), LocalChannel(), NoReport(),
-        SystemClock(), checkpoint.Disk(), staging,
-    )  # fmt: skip
+        folder,
+        RankInfo(checkpoint=CheckpointPolicy(keep=Keep(2))),
+        LocalChannel(),
+        NoReport(),
+        SystemClock(),
+        checkpoint.Disk(),
+        staging,
+    )
     saver.watch([model], [opt], "single")
     return saver
 
 
 def state_of(model, opt):
     return {
-        "models": [model.state_dict()], "optimizers": [restoring.optimizer_state(opt)],
-        "state": {}, "tracked": {},
-    }  # fmt: skip
+        "models": [model.state_dict()],
+        "optimizers": [restoring.optimizer_state(opt)],
+        "state": {},
+        "tracked": {},
+    }
 
 
 def moment(step):

@@ -99,8 +99,9 @@ def accuracy(wishes: dict[str, object], seed: int) -> dict[str, float]:
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     train, test = order[:1400], order[1400:]
     run = pt.init(seed=seed, compression=wishes)
-    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(),
-                          nn.Linear(128, 10))  # fmt: skip
+    model = nn.Sequential(
+        nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)
+    )
     opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     loader = DataLoader(TensorDataset(x[train], y[train]), batch_size=32, shuffle=True)
     model, opt, loader = run.prepare(model, opt, loader)
@@ -156,11 +157,16 @@ def speeds(rates: list[str], methods: list[str]) -> list[dict[str, object]]:
             for ranks in gangs.values():
                 ended(ranks, GUARD_S)
         for name in methods:
-            rows.append({
-                "rate": rate, "method": name, "step_s": statistics.median(took[name]),
-                "took": took[name], "sent_mb": sent[name] / len(took[name]) / 1e6,
-                "chosen": first[name]["chosen"],
-            })  # fmt: skip
+            rows.append(
+                {
+                    "rate": rate,
+                    "method": name,
+                    "step_s": statistics.median(took[name]),
+                    "took": took[name],
+                    "sent_mb": sent[name] / len(took[name]) / 1e6,
+                    "chosen": first[name]["chosen"],
+                }
+            )
             print(line(rows[-1], rows), file=sys.stderr, flush=True)
     return rows
 
@@ -183,11 +189,13 @@ def line(row, rows) -> str:
 def accuracies() -> list[dict[str, object]]:
     rows = []
     variants = {
-        "none": {}, "powersgd": {"method": "powersgd"},
+        "none": {},
+        "powersgd": {"method": "powersgd"},
         "powersgd, nothing kept": {"method": "powersgd", "error_feedback": False},
-        "topk 1 %": {"method": "topk"}, "topk, nothing kept": {"method": "topk", "error_feedback": False},
+        "topk 1 %": {"method": "topk"},
+        "topk, nothing kept": {"method": "topk", "error_feedback": False},
         "randomk 5 %": {"method": "randomk", "fraction": 0.05},
-    }  # fmt: skip
+    }
     for name, wishes in variants.items():
         answers = []
         for seed in SEEDS:

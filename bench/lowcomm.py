@@ -35,14 +35,22 @@ VARIANTS: dict[str, dict[str, object]] = {
     "local_sgd": {"method": "local_sgd", "every": 64, "control_every": CONTROL_EVERY},
     "diloco": {"method": "diloco", "every": 64, "outer": OUTER, "control_every": CONTROL_EVERY},
     "diloco int8 x4": {
-        "method": "diloco", "every": 100, "outer": OUTER, "fragments": 4, "quantize": "int8",
+        "method": "diloco",
+        "every": 100,
+        "outer": OUTER,
+        "fragments": 4,
+        "quantize": "int8",
         "control_every": CONTROL_EVERY,
     },
     "diloco int4 x4": {
-        "method": "diloco", "every": 100, "outer": OUTER, "fragments": 4, "quantize": "int4",
+        "method": "diloco",
+        "every": 100,
+        "outer": OUTER,
+        "fragments": 4,
+        "quantize": "int4",
         "control_every": CONTROL_EVERY,
     },
-}  # fmt: skip
+}
 
 
 def rank_main(task: dict[str, object]) -> None:

@@ -114,14 +114,28 @@ def measure(strategy: str, world: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
             subprocess.Popen(
-                [sys.executable, __file__, *sys.argv[1:], "--strategy", strategy,
-                 "--out", f"{folder}/row"],
-                env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world),
-                     "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world),
-                     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"},
+                [
+                    sys.executable,
+                    __file__,
+                    *sys.argv[1:],
+                    "--strategy",
+                    strategy,
+                    "--out",
+                    f"{folder}/row",
+                ],
+                env={
+                    **os.environ,
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(world),
+                    "LOCAL_RANK": str(rank),
+                    "LOCAL_WORLD_SIZE": str(world),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                    "OMP_NUM_THREADS": "1",
+                },
             )
             for rank in range(world)
-        ]  # fmt: skip
+        ]
         codes = [one.wait(GUARD_S) for one in ranks]
         if any(codes):
             raise SystemExit(f"{strategy}: ranks ended with {codes}")

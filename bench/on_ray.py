@@ -52,10 +52,14 @@ def phalanx(platform: RayPlatform, root: Path, ranks: int, number: int) -> float
     trace = root / f"phalanx{number}"
     file = root / f"job{number}.json"
     spec = {
-        "schema": 1, "name": "bench", "run": "python ray_steps.py", "workdir": str(HERE),
-        "pool": "ray", "resources": {"nodes": 2, "slots_per_node": ranks // 2},
+        "schema": 1,
+        "name": "bench",
+        "run": "python ray_steps.py",
+        "workdir": str(HERE),
+        "pool": "ray",
+        "resources": {"nodes": 2, "slots_per_node": ranks // 2},
         "env": {"BENCH_TRACE": str(trace)},
-    }  # fmt: skip
+    }
     file.write_text(json.dumps(spec))
     began = time.time()
     job = platform.run("submit", file).stdout.split()[-1]

@@ -76,9 +76,10 @@ def rank_main(given: argparse.Namespace) -> None:
 
     parts = 2 if given.schedule == "interleaved" else 1
     run = pt.init(
-        strategy={"pp": given.stages}, pipeline_schedule=given.schedule,
+        strategy={"pp": given.stages},
+        pipeline_schedule=given.schedule,
         micro_batches=given.micro_batches,
-    )  # fmt: skip
+    )
     layer_s = given.layer_ms / 1e3 / parts
     layer = (layer_s, 2 * layer_s)
     model = nn.Sequential(*(Layer(layer) for _ in range(given.stages * parts)))
@@ -111,15 +112,35 @@ def measure(schedule: str, given: argparse.Namespace) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
             subprocess.Popen(
-                [sys.executable, __file__, "--schedule", schedule, "--stages", str(stages),
-                 "--micro-batches", str(given.micro_batches), "--clock", given.clock,
-                 "--layer-ms", str(given.layer_ms), "--out", f"{folder}/times"],
-                env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(stages),
-                     "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(stages),
-                     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"},
+                [
+                    sys.executable,
+                    __file__,
+                    "--schedule",
+                    schedule,
+                    "--stages",
+                    str(stages),
+                    "--micro-batches",
+                    str(given.micro_batches),
+                    "--clock",
+                    given.clock,
+                    "--layer-ms",
+                    str(given.layer_ms),
+                    "--out",
+                    f"{folder}/times",
+                ],
+                env={
+                    **os.environ,
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(stages),
+                    "LOCAL_RANK": str(rank),
+                    "LOCAL_WORLD_SIZE": str(stages),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                    "OMP_NUM_THREADS": "1",
+                },
             )
             for rank in range(stages)
-        ]  # fmt: skip
+        ]
         codes = [one.wait(GUARD_S) for one in ranks]
         if any(codes):
             raise SystemExit(f"ranks ended with {codes}")
@@ -153,9 +174,12 @@ def main() -> None:
         theory = pipelines.bubble(schedule, given.stages, given.micro_batches)
         bubble = 1 - work_s / step_s
         row = found[schedule] = {
-            "step_s": round(step_s, 4), "work_s": round(work_s, 4), "bubble": round(bubble, 4),
-            "theory": round(theory, 4), "ratio": round(bubble / theory, 3),
-        }  # fmt: skip
+            "step_s": round(step_s, 4),
+            "work_s": round(work_s, 4),
+            "bubble": round(bubble, 4),
+            "theory": round(theory, 4),
+            "ratio": round(bubble / theory, 3),
+        }
         print(
             f"{schedule:12} {row['step_s']:.3f} s   {row['bubble']:.4f}  {row['theory']:.4f}"
             f"  {row['ratio']:.3f}",

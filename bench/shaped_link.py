@@ -81,11 +81,18 @@ def gang(
     ranks = []
     for rank, (mine, lead) in enumerate(zip(words, leads, strict=True)):
         env = {
-            **os.environ, "RANK": str(rank), "WORLD_SIZE": str(len(words)), "LOCAL_RANK": "0",
-            "LOCAL_WORLD_SIZE": "1", "NODE_RANK": str(rank), "GROUP_RANK": str(rank),
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
+            **os.environ,
+            "RANK": str(rank),
+            "WORLD_SIZE": str(len(words)),
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "NODE_RANK": str(rank),
+            "GROUP_RANK": str(rank),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "1",
             **extra[rank],
-        }  # fmt: skip
+        }
         command = [*lead, sys.executable, "-W", "ignore", *mine]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         ranks.append(subprocess.Popen(command, env=env, text=True, **pipes))

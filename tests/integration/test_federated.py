@@ -28,9 +28,11 @@ class Federated:
     def __init__(self, folder, **options):
         self.rounds = []
         self.coordinator = Coordinator(
-            model(), directory=folder, on_round=lambda *told: self.rounds.append(told),
+            model(),
+            directory=folder,
+            on_round=lambda *told: self.rounds.append(told),
             **{**QUICK, **options},
-        )  # fmt: skip
+        )
         self.port, there = 0, threading.Event()
 
         def ready(port):
@@ -49,9 +51,13 @@ class Federated:
     def site(self, name, **options):
         often = threading.Event()
         return Site(
-            f"127.0.0.1:{self.port}", name=name, token="secret", patience_s=20,
-            sleep=lambda seconds: often.wait(min(seconds, 0.02)) and None, **options,
-        )  # fmt: skip
+            f"127.0.0.1:{self.port}",
+            name=name,
+            token="secret",
+            patience_s=20,
+            sleep=lambda seconds: often.wait(min(seconds, 0.02)) and None,
+            **options,
+        )
 
     def join(self):
         self.thread.join(GUARD_S)
@@ -104,8 +110,11 @@ def test_the_model_is_the_mean_weighted_by_samples(tmp_path):
     assert [number for number, _ in one.rounds] == [1, 2]
     assert one.rounds[0][1] == {"sites": 2.0, "samples": 40.0, "loss": 3.25}
     for work in works:
-        finals = zip(work.final.state_dict().values(), one.coordinator.model.state_dict().values(),
-                     strict=True)  # fmt: skip
+        finals = zip(
+            work.final.state_dict().values(),
+            one.coordinator.model.state_dict().values(),
+            strict=True,
+        )
         assert all(torch.equal(mine, theirs) for mine, theirs in finals)
 
 
@@ -116,8 +125,10 @@ def test_a_coordinator_that_is_killed_comes_back_with_the_answers_it_had(tmp_pat
     answer({"do": "work", "site": "a"}), answer({"do": "work", "site": "b"})
     while answer({"do": "work", "site": "a"})["do"] != "train":
         answer({"do": "work", "site": "b"})
-    weights = {name: one + 1 if one.is_floating_point() else one
-               for name, one in model().state_dict().items()}  # fmt: skip
+    weights = {
+        name: one + 1 if one.is_floating_point() else one
+        for name, one in model().state_dict().items()
+    }
     said = {"do": "submit", "round": 1, "weights": weights, "count": 5, "metrics": {}}
     assert answer({**said, "site": "a"}) == {"taken": True}
     # Nothing more is heard of the first one: a new one begins in its folder.

@@ -98,8 +98,15 @@ def test_strangers_do_not_keep_ranks_from_meeting(monkeypatch):
         over.set()
 
     threading.Thread(target=wait, daemon=True).start()
-    said = [b"GET / HTTP/1.0\r\n", b"[1]\n", b'{"rank": 0}\n', b'{"rank": 2}\n', b'{"rank": [1]}\n',
-            b"[" * 9999 + b"\n", b""]  # fmt: skip
+    said = [
+        b"GET / HTTP/1.0\r\n",
+        b"[1]\n",
+        b'{"rank": 0}\n',
+        b'{"rank": 2}\n',
+        b'{"rank": [1]}\n',
+        b"[" * 9999 + b"\n",
+        b"",
+    ]
     strangers = []
     for words in said:  # the last one says nothing, and stays
         strangers.append(RankConnection.connect("127.0.0.1", port))
@@ -128,10 +135,15 @@ def test_every_worker_has_its_own_place_and_devices():
 
 def test_an_mpi_process_is_a_rank_like_others():
     env = {
-        "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-        "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "RANK": "1", "WORLD_SIZE": "2",
-        "PHALANX_REPORT_FILE": "/r", "PYTHONUNBUFFERED": "1",
-    }  # fmt: skip
+        "OMPI_COMM_WORLD_RANK": "3",
+        "OMPI_COMM_WORLD_SIZE": "4",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "PHALANX_REPORT_FILE": "/r",
+        "PYTHONUNBUFFERED": "1",
+    }
     found = mpi_variables(env)
     # Unbuffered, a line is written in two pieces, and mpirun puts those of other ranks between them.
     assert "PYTHONUNBUFFERED" not in found
@@ -145,9 +157,13 @@ def test_an_mpi_process_is_a_rank_like_others():
 def test_open_mpi_keeps_to_one_folder(tmp_path):
     found = settings({}, tmp_path)
     env = {
-        **found, "TMPDIR": str(tmp_path), "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1",
-        "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
-    }  # fmt: skip
+        **found,
+        "TMPDIR": str(tmp_path),
+        "OMPI_COMM_WORLD_RANK": "0",
+        "OMPI_COMM_WORLD_SIZE": "1",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+    }
     mine = mpi_variables(env)
     assert mine["OMPI_MCA_btl_vader_backing_directory"] == str(tmp_path)
     assert "TMPDIR" not in mine and not [key for key in mine if key.startswith("PHALANX_MPI")]
@@ -190,8 +206,10 @@ def test_what_a_rank_of_each_framework_runs():
 
     assert command("jax") == command("horovod") == "python x.py"
     assert command("mpi", slots_per_node=4, slots_per_rank=2)[2:5] == [
-        "phalanx.train.frameworks.mpi", "--slots", "2",
-    ]  # fmt: skip
+        "phalanx.train.frameworks.mpi",
+        "--slots",
+        "2",
+    ]
     assert command("tensorflow")[2] == "phalanx.train.frameworks.tensorflow"
     shape = validate_spec(
         {

@@ -61,8 +61,11 @@ def test_kept_by_the_rules_of_the_job(tmp_path, monkeypatch):
 
 def test_only_rank_0_saves(tmp_path, monkeypatch):
     for name, value in {
-        "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1",
-    }.items():  # fmt: skip
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "x",
+        "MASTER_PORT": "1",
+    }.items():
         monkeypatch.setenv(name, value)
     assert folders.save(state(tmp_path, "x"), step=1, checkpoint_dir=tmp_path / "store") is None
 

@@ -18,9 +18,13 @@ def with_arguments(environ=None, **given):
 
 def test_arguments_count_where_no_launcher_names_a_folder(tmp_path):
     info = with_arguments(
-        {"K": "ab" * 32}, dir=tmp_path, every="auto", keep={"last": 2},
-        store="s3://bucket/run-7/", key_env="K",
-    )  # fmt: skip
+        {"K": "ab" * 32},
+        dir=tmp_path,
+        every="auto",
+        keep={"last": 2},
+        store="s3://bucket/run-7/",
+        key_env="K",
+    )
     assert info.checkpoint_dir == tmp_path
     assert (info.checkpoint.every.auto, info.checkpoint.keep) == (True, Keep(last=2))
     assert (info.checkpoint.store, len(info.keys)) == ("s3://bucket/run-7", 1)

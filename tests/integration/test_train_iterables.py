@@ -105,9 +105,14 @@ def loaders(dataset, world=1, start=(0, 0), **options):
         batches = options.pop("batch_size", 4) if "batch_sampler" not in options else 1
         given = {**options} if "batch_sampler" in options else {**options, "batch_size": batches}
         loader = data.positioned(
-            DataLoader(dataset, **given), course, seed=1, place=(rank, world), reference_world=2,
-            accumulate=1, device=torch.device("cpu"),
-        )  # fmt: skip
+            DataLoader(dataset, **given),
+            course,
+            seed=1,
+            place=(rank, world),
+            reference_world=2,
+            accumulate=1,
+            device=torch.device("cpu"),
+        )
         found.append((loader, course))
     return found
 
@@ -335,16 +340,28 @@ def test_ranks_that_would_read_different_things_are_stopped():
     ordering.agreement_over(Pair(None))("the order", "a")
     agree = ordering.agreement_over(Pair(b"other"))
     loader = data.positioned(
-        DataLoader(NUMBERS, batch_size=4, sampler=Backwards()), Course(), seed=1, place=(0, 2),
-        reference_world=2, accumulate=1, device=torch.device("cpu"), agree=agree,
-    )  # fmt: skip
+        DataLoader(NUMBERS, batch_size=4, sampler=Backwards()),
+        Course(),
+        seed=1,
+        place=(0, 2),
+        reference_world=2,
+        accumulate=1,
+        device=torch.device("cpu"),
+        agree=agree,
+    )
     with pytest.raises(RankDesync, match="the order that the sampler gives is not the same"):
         list(loader)
     with pytest.raises(RankDesync, match="iterable data set"):
         data.positioned(
-            DataLoader(Plain(), batch_size=4), Course(), seed=1, place=(0, 2), reference_world=2,
-            accumulate=1, device=torch.device("cpu"), agree=agree,
-        )  # fmt: skip
+            DataLoader(Plain(), batch_size=4),
+            Course(),
+            seed=1,
+            place=(0, 2),
+            reference_world=2,
+            accumulate=1,
+            device=torch.device("cpu"),
+            agree=agree,
+        )
 
 
 # -- fingerprints ----------------------------------------------------------------------------------

@@ -234,9 +234,12 @@ def test_shards_ask_for_huge_pages_before_torch_makes_a_tensor(tmp_path):
     def faults(strategy, **env):
         # One rank of one: the strategy is looked at, and nothing is shared.
         done = subprocess.run(
-            [sys.executable, script, strategy], capture_output=True, text=True, check=True,
+            [sys.executable, script, strategy],
+            capture_output=True,
+            text=True,
+            check=True,
             env={**os.environ, **env},
-        )  # fmt: skip
+        )
         return int(done.stdout)
 
     pages = 3 * (64 << 20) // os.sysconf("SC_PAGE_SIZE")

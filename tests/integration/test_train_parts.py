@@ -52,9 +52,19 @@ def through_a_file(value, tmp_path):
 
 @pytest.mark.parametrize(
     "dtype",
-    [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int8,
-     torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn],
-)  # fmt: skip
+    [
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+        torch.complex64,
+        torch.float8_e4m3fn,
+    ],
+)
 def test_tensors_of_every_kind_come_back_bit_for_bit(tmp_path, dtype):
     raw = torch.randint(0, 2, (3, 5)).to(dtype)
     for tensor in (raw, raw.t(), raw[1:2, ::2], raw[0, 0], raw[:0]):
@@ -68,11 +78,19 @@ def test_tensors_of_every_kind_come_back_bit_for_bit(tmp_path, dtype):
 
 def test_structures_come_back_with_their_types(tmp_path):
     value = {
-        "tuple": (1, [2.5, None], "x"), "set": {1, 2}, "bytes": b"\0\xff", 3: "int key",
-        "nested": OrderedDict(a={0: {"step": torch.tensor(1.0)}}), "inf": float("-inf"),
-        "array": np.arange(6).reshape(2, 3), "np": np.float64(0.1), "dtype": torch.bfloat16,
-        "$money": 1, "true": True, "empty": {},
-    }  # fmt: skip
+        "tuple": (1, [2.5, None], "x"),
+        "set": {1, 2},
+        "bytes": b"\0\xff",
+        3: "int key",
+        "nested": OrderedDict(a={0: {"step": torch.tensor(1.0)}}),
+        "inf": float("-inf"),
+        "array": np.arange(6).reshape(2, 3),
+        "np": np.float64(0.1),
+        "dtype": torch.bfloat16,
+        "$money": 1,
+        "true": True,
+        "empty": {},
+    }
     back = through_a_file(value, tmp_path)
     assert back["tuple"] == (1, [2.5, None], "x") and back["set"] == {1, 2}
     assert back["bytes"] == b"\0\xff" and back[3] == "int key" and back["$money"] == 1
@@ -227,9 +245,14 @@ def samples(world=1, start=(0, 0), **options):
     for rank in range(world):
         course = Course(start)
         loader = data.positioned(
-            DataLoader(Augmented(), batch_size=4, shuffle=True, **options), course, seed=1,
-            place=(rank, world), reference_world=2, accumulate=1, device=torch.device("cpu"),
-        )  # fmt: skip
+            DataLoader(Augmented(), batch_size=4, shuffle=True, **options),
+            course,
+            seed=1,
+            place=(rank, world),
+            reference_world=2,
+            accumulate=1,
+            device=torch.device("cpu"),
+        )
         for batch, share in zip(loader, _live(course.shares), strict=False):
             rows = list(zip(*(column.tolist() for column in batch), strict=True))
             merged += [] if share.spare else list(zip(range(share.lo, share.hi), rows, strict=True))
@@ -278,9 +301,11 @@ def test_evaluation_gives_every_sample_once_and_may_be_repeated():
     seen = []
     for rank in range(3):
         loader = data.EvaluationLoader(
-            DataLoader(TensorDataset(torch.arange(23)), batch_size=4), (rank, 3), 1,
+            DataLoader(TensorDataset(torch.arange(23)), batch_size=4),
+            (rank, 3),
+            1,
             torch.device("cpu"),
-        )  # fmt: skip
+        )
         assert [x.tolist() for (x,) in loader] == [x.tolist() for (x,) in loader]
         assert len(list(loader)) == len(loader)
         seen += [value for (x,) in loader for value in x.tolist()]
@@ -289,9 +314,14 @@ def test_evaluation_gives_every_sample_once_and_may_be_repeated():
 
 def test_a_plan_for_a_smaller_gang_keeps_the_global_batch():
     loader = data.positioned(
-        DataLoader(Augmented(), batch_size=4), Course(), seed=1, place=(0, 1),
-        reference_world=3, accumulate=1, device=torch.device("cpu"),
-    )  # fmt: skip
+        DataLoader(Augmented(), batch_size=4),
+        Course(),
+        seed=1,
+        place=(0, 1),
+        reference_world=3,
+        accumulate=1,
+        device=torch.device("cpu"),
+    )
     assert loader.plan == BatchPlan(23, 12) and len(loader) == 2 and loader.batch_size == 4
 
 
@@ -383,9 +413,16 @@ def test_outside_a_launcher_it_is_one_process_with_no_files():
 
 def test_plain_torchrun_gives_ranks_and_no_platform():
     info = context.read(
-        {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "3",
-         "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    )  # fmt: skip
+        {
+            "RANK": "2",
+            "WORLD_SIZE": "3",
+            "LOCAL_RANK": "2",
+            "LOCAL_WORLD_SIZE": "3",
+            "GROUP_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "29500",
+        }
+    )
     assert info.launched and info.rank == 2 and info.reference_world == 3 and info.one_node
 
 
@@ -407,12 +444,19 @@ def test_how_often_to_save(text, every):
 def test_every_variable_that_makes_no_sense_is_named_at_once():
     with pytest.raises(SpecInvalid) as caught:
         context.read(
-            {"PHALANX_ATTEMPT": "x", "PHALANX_CHECKPOINT_EVERY": "soon",
-             "PHALANX_CHECKPOINT_KEEP": '{"last": 0}', "PHALANX_GRACE_S": "-1"}
-        )  # fmt: skip
+            {
+                "PHALANX_ATTEMPT": "x",
+                "PHALANX_CHECKPOINT_EVERY": "soon",
+                "PHALANX_CHECKPOINT_KEEP": '{"last": 0}',
+                "PHALANX_GRACE_S": "-1",
+            }
+        )
     assert [problem.path for problem in caught.value.problems] == [
-        "PHALANX_ATTEMPT", "PHALANX_GRACE_S", "PHALANX_CHECKPOINT_EVERY", "PHALANX_CHECKPOINT_KEEP",
-    ]  # fmt: skip
+        "PHALANX_ATTEMPT",
+        "PHALANX_GRACE_S",
+        "PHALANX_CHECKPOINT_EVERY",
+        "PHALANX_CHECKPOINT_KEEP",
+    ]
 
 
 def test_importing_the_library_does_not_import_torch():

@@ -127,8 +127,10 @@ def test_a_model_is_cut_into_equally_heavy_stages_or_where_it_is_told():
     ]
     assert names(stages.cut(layers, 2, ()))[1][0] == "blocks.2"
     assert names(stages.cut(layers, 3, ("blocks.1", "head"))) == [
-        ["stem", "blocks.0"], ["blocks.1", "blocks.2", "blocks.3"], ["head"],
-    ]  # fmt: skip
+        ["stem", "blocks.0"],
+        ["blocks.1", "blocks.2", "blocks.3"],
+        ["head"],
+    ]
     shapes = stages.StageShapes(stages.cut(layers, 3, ()))
     passed = shapes.between([torch.zeros(5, 3)])
     assert [tuple(one[0].shape) for one in passed] == [(5, 3), (5, 8), (5, 8), (5, 2)]

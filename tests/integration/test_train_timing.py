@@ -164,9 +164,12 @@ def test_the_reducers_numbers_become_exposed_communication():
     assert values["communication_time_seconds"] == 0.002
     assert communication.times({}) == {}
     # More overlap than communication is a rounding of clocks, not negative waiting.
-    assert communication.times({"backward_comm_time": 1, "backward_compute_comm_overlap_time": 9})[
-        "communication_time_seconds"
-    ] == 0.0  # fmt: skip
+    assert (
+        communication.times({"backward_comm_time": 1, "backward_compute_comm_overlap_time": 9})[
+            "communication_time_seconds"
+        ]
+        == 0.0
+    )
 
 
 def test_a_model_that_is_no_replica_says_nothing():

@@ -138,8 +138,10 @@ def test_a_rank_that_hangs_tells_where_and_goes_on(tmp_path, mode):
     report = tmp_path / "r00000.report"
     with subprocess.Popen(
         [sys.executable, "-c", HANGS, str(report), mode],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    ) as rank:  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as rank:
         assert rank.stdout.readline() == "ready\n"
         stacks.request_stacks([rank.pid])
         if mode == "deaf":

@@ -84,8 +84,17 @@ def trained(fill, width=130):
 class ThreadGang:
     """`world` savers over one directory; `disks` is called with a rank."""
 
-    def __init__(self, store, world, disks, keep=None, staging=Staging, resumption=Resumption,
-                 width=130, storage=None):  # fmt: skip
+    def __init__(
+        self,
+        store,
+        world,
+        disks,
+        keep=None,
+        staging=Staging,
+        resumption=Resumption,
+        width=130,
+        storage=None,
+    ):
         self.width = width
         self.resumption = resumption
         self.world, self.reports = world, [Notes() for _ in range(world)]
@@ -96,9 +105,15 @@ class ThreadGang:
             options = {"checkpoint": CheckpointPolicy(keep=keep)} if keep else {}
             info = RankInfo(rank=rank, world_size=world, local_world_size=world, **options)
             saver = CheckpointDirectory(
-                store, info, ThreadChannel(meeting, rank), self.reports[rank], SystemClock(),
-                disks(rank), staging(), storage,
-            )  # fmt: skip
+                store,
+                info,
+                ThreadChannel(meeting, rank),
+                self.reports[rank],
+                SystemClock(),
+                disks(rank),
+                staging(),
+                storage,
+            )
             model, opt = self.pairs[rank]
             saver.watch([model], [opt], "ddp")
             self.savers.append(saver)
@@ -134,8 +149,12 @@ class ThreadGang:
 
         def begin(rank):
             model, opt = self.pairs[rank]
-            state = {"models": [model.state_dict()], "optimizers": [opt.state_dict()],
-                     "state": {"rank": rank}, "tracked": {}}  # fmt: skip
+            state = {
+                "models": [model.state_dict()],
+                "optimizers": [opt.state_dict()],
+                "state": {"rank": rank},
+                "tracked": {},
+            }
             moment = SaveRequest(step=step, position=Position(), why=why, rng=bytes([rank, step]))
             return self.savers[rank].save(lambda: state, moment)
 

@@ -104,9 +104,13 @@ def test_a_plain_script_finds_its_place_without_the_library(platform, tmp_path):
         "print('step 1 sum', int(found.sum()), 'of', jax.process_count(), flush=True)\n"
     )
     spec = {
-        "name": "plain", "framework": "jax", "run": "python plain.py", "workdir": str(tmp_path),
-        "resources": {"slots_per_node": 3}, "metrics": "step {step} sum {sum} of {count}",
-    }  # fmt: skip
+        "name": "plain",
+        "framework": "jax",
+        "run": "python plain.py",
+        "workdir": str(tmp_path),
+        "resources": {"slots_per_node": 3},
+        "metrics": "step {step} sum {sum} of {count}",
+    }
     job = platform.submit(spec)
     view = platform.wait_state(job, "succeeded")
     assert view.progress.last_metrics["sum"] == 3 and view.progress.last_metrics["count"] == 3

@@ -172,10 +172,17 @@ def main():  # noqa: C901, PLR0912, PLR0915 - one script with every fault in its
             opt.zero_grad()
             run.log(loss=loss)
             losses.append(loss.item())
-    result = {"digest": digest(run.unwrap(model), opt), "step": run.step, "losses": losses,
-              "lr": sched.get_last_lr(), "calls": calls, "rates": rates,
-              "weights": [full(p.detach()).double().norm().item()
-                          for p in run.unwrap(model).parameters()]}  # fmt: skip
+    result = {
+        "digest": digest(run.unwrap(model), opt),
+        "step": run.step,
+        "losses": losses,
+        "lr": sched.get_last_lr(),
+        "calls": calls,
+        "rates": rates,
+        "weights": [
+            full(p.detach()).double().norm().item() for p in run.unwrap(model).parameters()
+        ],
+    }
     if run.is_main:
         result["scale"] = run._parts.policies.state_dict()["scale"]
         with open(f"{args.out}.json", "w") as file:

@@ -24,9 +24,11 @@ class Nursery:
     def __init__(self):
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "nursery.py")],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"},
-        )  # fmt: skip
+        )
         self.ended = {}
         self._answer()
 

@@ -38,9 +38,14 @@ class Net(nn.Module):
     def __init__(self, width):
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Linear(16, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.2),
-            nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, 4),
-        )  # fmt: skip
+            nn.Linear(16, width),
+            nn.BatchNorm1d(width),
+            nn.ReLU(),
+            nn.Dropout(0.2),
+            nn.Linear(width, 64),
+            nn.ReLU(),
+            nn.Linear(64, 4),
+        )
 
     def forward(self, x):
         return self.layers(x)
@@ -138,10 +143,16 @@ def talk(run):
 
 
 PHASES = (
-    ("save", "saving.py"), ("save", "staging.py"), ("agreement", "agreement.py"),
-    ("collective", "distributed_c10d.py"), ("optimizer", "optim"), ("backward", "autograd"),
-    ("data", "dataloader.py"), ("forward", "functional.py"), ("forward", "modules"),
-)  # fmt: skip
+    ("save", "saving.py"),
+    ("save", "staging.py"),
+    ("agreement", "agreement.py"),
+    ("collective", "distributed_c10d.py"),
+    ("optimizer", "optim"),
+    ("backward", "autograd"),
+    ("data", "dataloader.py"),
+    ("forward", "functional.py"),
+    ("forward", "modules"),
+)
 
 
 def note_signals(out):
@@ -182,9 +193,12 @@ def main():
     opt = torch.optim.AdamW(model.parameters(), lr=1e-2)
     sched = torch.optim.lr_scheduler.OneCycleLR(opt, 0.05, total_steps=10_000)
     loader = DataLoader(
-        Noisy(args.samples), batch_size=args.batch_size, shuffle=True,
-        num_workers=args.workers, multiprocessing_context=args.context if args.workers else None,
-    )  # fmt: skip
+        Noisy(args.samples),
+        batch_size=args.batch_size,
+        shuffle=True,
+        num_workers=args.workers,
+        multiprocessing_context=args.context if args.workers else None,
+    )
     model, opt, sched, loader = run.prepare(model, opt, sched, loader)
     seen = open(f"{args.out}.r{run.rank}.seen", "a")  # noqa: SIM115
     run.state.setdefault("epochs_seen", [])
@@ -226,8 +240,15 @@ def main():
     if args.print_digest:
         print("digest", digest(run.unwrap(model), None), flush=True)
     if run.is_main:
-        result = {"digest": found, "step": run.step, "state": run.state, "tally": tally.rows,
-                  "lr": sched.get_last_lr(), "pid": os.getpid(), "buckets": buckets_of(model)}  # fmt: skip
+        result = {
+            "digest": found,
+            "step": run.step,
+            "state": run.state,
+            "tally": tally.rows,
+            "lr": sched.get_last_lr(),
+            "pid": os.getpid(),
+            "buckets": buckets_of(model),
+        }
         with open(f"{args.out}.json", "w") as file:
             json.dump(result, file)
 

@@ -14,9 +14,12 @@ from phalanx.train.numerics import gradients
 
 PLAN = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
 SEQUENCE = {
-    "blocks.*.up": "colwise", "blocks.*.down": "rowwise_sequence", "blocks.*.norm": "sequence",
-    "blocks.0": "split_sequence", "head": "gather_sequence",
-}  # fmt: skip
+    "blocks.*.up": "colwise",
+    "blocks.*.down": "rowwise_sequence",
+    "blocks.*.norm": "sequence",
+    "blocks.0": "split_sequence",
+    "head": "gather_sequence",
+}
 PLANS = {"plain": PLAN, "sequence": SEQUENCE, "none": {}}
 
 
@@ -119,10 +122,16 @@ def main():
     args = arguments()
     torch.set_default_dtype(getattr(torch, args.dtype))
     run = pt.init(
-        seed=3, accumulate=args.accumulate, strategy=args.strategy, tp_plan=PLANS[args.plan], clip=0.5,
-        precision=args.precision, pipeline_schedule=args.schedule, micro_batches=args.micro_batches,
+        seed=3,
+        accumulate=args.accumulate,
+        strategy=args.strategy,
+        tp_plan=PLANS[args.plan],
+        clip=0.5,
+        precision=args.precision,
+        pipeline_schedule=args.schedule,
+        micro_batches=args.micro_batches,
         on_non_finite="skip" if args.poison >= 0 else "off",
-    )  # fmt: skip
+    )
     with torch.device(args.device):
         model = Net(args.dropout, args.depth)
     opt = torch.optim.AdamW(model.parameters(), lr=1e-2)

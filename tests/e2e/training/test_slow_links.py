@@ -47,8 +47,19 @@ def profile(gang, rate, name):
         own = job.env(rank, 0)
         return {key: own[key] for key in own if key.startswith("PHALANX_")}
 
-    words = (HERE / "profile_job.py", "--out", job.root / "out", "--at", 4, "--trace", 0,
-             "--steps", 12, "--batch", 512)  # fmt: skip
+    words = (
+        HERE / "profile_job.py",
+        "--out",
+        job.root / "out",
+        "--at",
+        4,
+        "--trace",
+        0,
+        "--steps",
+        12,
+        "--batch",
+        512,
+    )
     between(rate, map(str, words), env)
     (found,) = job.records(0, kind="profile")
     return found

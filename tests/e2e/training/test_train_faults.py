@@ -12,11 +12,17 @@ pytestmark = pytest.mark.e2e
 NO_PLATFORM = {
     key: ""
     for key in (
-        "PHALANX_JOB", "PHALANX_CHECKPOINT_DIR", "PHALANX_REPORT_FILE", "PHALANX_CONTROL_FILE",
-        "PHALANX_CHECKPOINT_EVERY", "PHALANX_CHECKPOINT_KEEP", "PHALANX_REFERENCE_WORLD",
-        "PHALANX_GRACE_S", "TORCHELASTIC_ERROR_FILE",
+        "PHALANX_JOB",
+        "PHALANX_CHECKPOINT_DIR",
+        "PHALANX_REPORT_FILE",
+        "PHALANX_CONTROL_FILE",
+        "PHALANX_CHECKPOINT_EVERY",
+        "PHALANX_CHECKPOINT_KEEP",
+        "PHALANX_REFERENCE_WORLD",
+        "PHALANX_GRACE_S",
+        "TORCHELASTIC_ERROR_FILE",
     )
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(

@@ -25,11 +25,18 @@ CELLS = {
     "bf16": ({"precision": "bf16", "sync_batchnorm": True, "clip": 1.0}, BATCH, 2e-2),
     "fp16": ({"precision": "fp16", "clip": 1.0}, (*FLAT, *SCALED), 2e-2),
     "all": (
-        {"precision": "bf16", "clip": 1.0, "on_non_finite": "skip", "sync_batchnorm": True,
-         "activation_checkpointing": ["Block"], "max_micro_batch": 3},
-        (*BATCH, *TOKENS), 2e-2,
+        {
+            "precision": "bf16",
+            "clip": 1.0,
+            "on_non_finite": "skip",
+            "sync_batchnorm": True,
+            "activation_checkpointing": ["Block"],
+            "max_micro_batch": 3,
+        },
+        (*BATCH, *TOKENS),
+        2e-2,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture

@@ -39,8 +39,12 @@ def test_killed_in_the_middle_of_a_round_and_resumed_bit_for_bit(gang):
     whole = survives(gang, SHORT, told(DILOCO), kills=(9, 23))
     exchanged = [(one["step"], one["fragment"]) for one in whole.records(kind="sync")]
     last = whole.result["step"]
-    due = [(step, at) for step in range(1, last + 1) for at, off in ((0, 0), (1, 3))
-           if (step - off) % 7 == 0]  # fmt: skip
+    due = [
+        (step, at)
+        for step in range(1, last + 1)
+        for at, off in ((0, 0), (1, 3))
+        if (step - off) % 7 == 0
+    ]
     assert exchanged[: len(due)] == due
     assert all(step == last for step, _ in exchanged[len(due) :])
 

@@ -45,9 +45,12 @@ def test_every_rank_measures_every_step(gang):
             assert values[name] > 0
         parts = sum(
             values[f"{name}|sum"]
-            for name in ("computation_time_seconds", "data_loading_time_seconds",
-                         "optimizer_time_seconds")
-        )  # fmt: skip
+            for name in (
+                "computation_time_seconds",
+                "data_loading_time_seconds",
+                "optimizer_time_seconds",
+            )
+        )
         assert 0 < parts <= values["step_time_seconds|sum"]
         # Measured by the reducer: gradients travelled, and part of that was not hidden.
         assert num_observed(values, "gradient_sync_time_seconds") >= 1
@@ -94,10 +97,24 @@ def images(tmp_path):
 
 def test_the_image_example_trains_on_a_folder(gang, nursery, images):
     job = run_example(
-        gang, nursery, "cifar/train.py",
-        "--data", images, "--epochs", "2", "--width", "4", "--batch-size", "10", "--workers", "0",
-        "--samples", "60", "--lr", "0.02",
-    )  # fmt: skip
+        gang,
+        nursery,
+        "cifar/train.py",
+        "--data",
+        images,
+        "--epochs",
+        "2",
+        "--width",
+        "4",
+        "--batch-size",
+        "10",
+        "--workers",
+        "0",
+        "--samples",
+        "60",
+        "--lr",
+        "0.02",
+    )
     assert job.records(0, kind="done")[0]["step"] == 6
     assert job.output().count("val_acc") == 2
     assert job.records(0, kind="checkpoint")
@@ -110,10 +127,22 @@ def test_the_image_example_says_what_is_missing(gang, nursery, tmp_path):
 
 def test_the_text_example_learns_the_readme(gang, nursery):
     job = run_example(
-        gang, nursery, "chargpt/train.py",
-        "--data", ROOT / "README.md", "--epochs", "3", "--width", "32", "--depth", "1",
-        "--write", "20", "--lr", "1e-2",
-    )  # fmt: skip
+        gang,
+        nursery,
+        "chargpt/train.py",
+        "--data",
+        ROOT / "README.md",
+        "--epochs",
+        "3",
+        "--width",
+        "32",
+        "--depth",
+        "1",
+        "--write",
+        "20",
+        "--lr",
+        "1e-2",
+    )
     losses = [
         one["values"]["loss"] for one in job.records(0, kind="metric") if "loss" in one["values"]
     ]

@@ -78,11 +78,13 @@ def test_killed_and_resumed_the_weights_are_bit_identical(parallel, strategy, wo
         (*layout, accumulate, precision, plan)
         for layout, accumulate, precision, plan in itertools.product(
             [("tp", 3), ("tp", 4), ("fsdp=2,tp=2", 4), ("dp=2,tp=2", 4), ("dp=2,fsdp=2", 4)],
-            [1, 3], ["fp32", "bf16", "fp16"], ["plain", "sequence"],
+            [1, 3],
+            ["fp32", "bf16", "fp16"],
+            ["plain", "sequence"],
         )
         if plan == "plain" or layout not in (("dp=2,fsdp=2", 4), ("tp", 3))
     ],
-)  # fmt: skip
+)
 def test_matrix_of_layouts(parallel, strategy, world, accumulate, precision, plan):
     args = ("--accumulate", str(accumulate), "--precision", precision, "--plan", plan)
     # The first kill comes before anything is saved, the second after the save of step 3. Where all four

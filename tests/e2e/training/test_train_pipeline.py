@@ -67,10 +67,13 @@ def test_clipping_sees_the_gradients_of_all_stages(parallel, fault):
 @pytest.mark.parametrize(
     ("strategy", "batch", "fault"),
     [
-        ("fsdp", "4", ()), ("dp=2,fsdp=2", "4", ()), ("fsdp=2,tp=2", "8", ()),
-        ("pp=2,fsdp=2", "8", ()), ("fsdp=2,tp=2", "8", ("--fault", "state-left-behind")),
+        ("fsdp", "4", ()),
+        ("dp=2,fsdp=2", "4", ()),
+        ("fsdp=2,tp=2", "8", ()),
+        ("pp=2,fsdp=2", "8", ()),
+        ("fsdp=2,tp=2", "8", ("--fault", "state-left-behind")),
     ],
-)  # fmt: skip
+)
 def test_what_an_optimizer_knew_before_prepare_goes_along(parallel, strategy, batch, fault):
     """All with sixteen samples in a batch; the last one is the negative control."""
     args = ("--dropout", "0", "--warm-up", "--epochs", "1", "--batch")

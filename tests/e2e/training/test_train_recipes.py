@@ -52,8 +52,17 @@ def values(job, name):
 
 
 def test_a_text_is_learnt_and_a_killed_run_ends_as_an_uninterrupted_one(recipe):
-    words = ("--model", "gpt", "--dataset", EXAMPLES / "gpt" / "book.txt", "--block", "32",
-             "--max-steps", "24", *SMALL)  # fmt: skip
+    words = (
+        "--model",
+        "gpt",
+        "--dataset",
+        EXAMPLES / "gpt" / "book.txt",
+        "--block",
+        "32",
+        "--max-steps",
+        "24",
+        *SMALL,
+    )
     whole = recipe(*words, name="whole").start().finish()
     losses = values(whole, "loss")
     assert losses[-1] < 0.8 * losses[0] and values(whole, "val_loss")
@@ -66,21 +75,53 @@ def test_a_text_is_learnt_and_a_killed_run_ends_as_an_uninterrupted_one(recipe):
 
 
 def test_a_folder_of_images_and_a_profile_on_the_way(recipe, pictures):
-    job = recipe(
-        "--model", "resnet18", "--dataset", pictures, "--image-size", "32", "--epochs", "5",
-        "--max-steps", "16", "--profile-steps", "2", "--mixed-precision", "bf16", *SMALL,
-    ).start().finish()  # fmt: skip
+    job = (
+        recipe(
+            "--model",
+            "resnet18",
+            "--dataset",
+            pictures,
+            "--image-size",
+            "32",
+            "--epochs",
+            "5",
+            "--max-steps",
+            "16",
+            "--profile-steps",
+            "2",
+            "--mixed-precision",
+            "bf16",
+            *SMALL,
+        )
+        .start()
+        .finish()
+    )
     assert values(job, "val_acc") and job.records(0, kind="profile")
 
 
 @pytest.mark.parametrize("model", ["resnet50", "resnet101", "vit_b_16", "bert"])
 def test_every_other_model_trains(recipe, pictures, model):
     data = EXAMPLES / "bert" / "book.txt" if model == "bert" else pictures
-    job = recipe(
-        "--model", model, "--dataset", data, "--image-size", "32", "--block", "32",
-        "--max-steps", "4", "--use-gradient-checkpointing", "--gradient-accumulation-steps", "2",
-        *SMALL,
-    ).start().finish()  # fmt: skip
+    job = (
+        recipe(
+            "--model",
+            model,
+            "--dataset",
+            data,
+            "--image-size",
+            "32",
+            "--block",
+            "32",
+            "--max-steps",
+            "4",
+            "--use-gradient-checkpointing",
+            "--gradient-accumulation-steps",
+            "2",
+            *SMALL,
+        )
+        .start()
+        .finish()
+    )
     assert len(values(job, "loss")) >= 4 and job.records(0, kind="done")[0]["step"] == 4
 
 

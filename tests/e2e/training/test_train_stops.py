@@ -16,16 +16,27 @@ GRACE_S = 60.0
 def stop_somewhere(gang, seed, strategy="ddp", world=3):
     """One round: where the signal lands, in which rank and when, is drawn from the seed."""
     rng = random.Random(seed)
-    args = ("--epochs", "400", "--workers", str(rng.choice([0, 0, 2])),
-            "--accumulate", str(rng.choice([1, 3])), "--note-signals")  # fmt: skip
+    args = (
+        "--epochs",
+        "400",
+        "--workers",
+        str(rng.choice([0, 0, 2])),
+        "--accumulate",
+        str(rng.choice([1, 3])),
+        "--note-signals",
+    )
     extra = rng.choice([{}, {"PHALANX_CONTROL_FILE": ""}, {"PHALANX_CHECKPOINT_ASYNC": "0"}])
     extra = {**extra, "PHALANX_STRATEGY": strategy}
-    job = gang(*args, name=f"stop{seed}", every=f"{rng.choice([1, 3, 1000])} steps", extra=extra,
-               world=world)  # fmt: skip
+    job = gang(
+        *args,
+        name=f"stop{seed}",
+        every=f"{rng.choice([1, 3, 1000])} steps",
+        extra=extra,
+        world=world,
+    )
     job.start()
     # From here on every rank has the signal in its hands; many have not met the others yet.
-    job.wait_for(lambda: all(reports(job, rank)
-                             for rank in range(job.world)), "the report files")  # fmt: skip
+    job.wait_for(lambda: all(reports(job, rank) for rank in range(job.world)), "the report files")
     if rng.random() < 0.75:
         job.wait_for_step(rng.randrange(1, 40), rank=rng.randrange(job.world))
         moment = time.perf_counter() + rng.random() * 0.02
@@ -42,8 +53,11 @@ def stop_somewhere(gang, seed, strategy="ddp", world=3):
     assert all(one["saved"] for one in stopped), f"{seed}: {stopped}"
     newest = checkpoint.newest_valid(job.store)
     assert newest is not None and newest.manifest.step == stopped[0]["step"]
-    same = [one for one in checkpoint.list_checkpoints(job.store)
-            if one.manifest.step == stopped[0]["step"]]  # fmt: skip
+    same = [
+        one
+        for one in checkpoint.list_checkpoints(job.store)
+        if one.manifest.step == stopped[0]["step"]
+    ]
     assert len(same) == 1
     assert not checkpoint.scan(job.store).debris
     noted = job.root / "out.phases"

@@ -77,12 +77,13 @@ class Coordinator:
         info = context.read()
         folder = directory or info.checkpoint_dir
         if folder is None:
-            raise SpecInvalid([Problem("directory", "is needed where no launcher names one")])
+            raise SpecInvalid([Problem("directory", "is needed: the launcher names none")])
         if not token:
-            raise SpecInvalid([Problem("token", "is needed: it keeps strangers out")])
+            raise SpecInvalid([Problem("token", "is needed: every site has to show it")])
         try:
-            rules = Rules(num_rounds=num_rounds, min_sites=min_sites, round_s=round_s,
-                          gather_s=gather_s)  # fmt: skip
+            rules = Rules(
+                num_rounds=num_rounds, min_sites=min_sites, round_s=round_s, gather_s=gather_s
+            )
         except ValueError as error:
             raise SpecInvalid([Problem("Coordinator", str(error))]) from None
         self.model, self._token = model, token
@@ -273,7 +274,7 @@ def unusable(answer: Mapping[str, Any], like: Tensors) -> str:
     """Return why a site's answer cannot be used; empty where it can."""
     weights = answer["weights"]
     if not 1 <= answer["count"] <= _MOST_SAMPLES:
-        return f"it is of {answer['count']} samples"
+        return f"it was trained on {answer['count']} samples"
     if not all(isinstance(one, torch.Tensor) for one in weights.values()):
         return "its weights are not all tensors"
     if set(weights) != set(like):

@@ -33,9 +33,15 @@ class Site:
     """
 
     def __init__(
-        self, address: str, *, name: str, token: str, prox: float = 0.0, patience_s: float = 3600.0,
+        self,
+        address: str,
+        *,
+        name: str,
+        token: str,
+        prox: float = 0.0,
+        patience_s: float = 3600.0,
         sleep: Callable[[float], None] = time.sleep,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Create the site; `address` is `host:port`. Raises ValueError."""
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit():
@@ -93,12 +99,10 @@ class Site:
         assert self._model is not None, "only inside a round"
         state = {name: one.detach() for name, one in self._model.state_dict().items()}
         plain = {name: float(value) for name, value in metrics.items()}
-        answer = self._ask({
-            "do": "submit", "round": self._round, "weights": state, "count": count,
-            "metrics": plain,
-        })  # fmt: skip
+        answer = {"round": self._round, "weights": state, "count": count, "metrics": plain}
+        reply = self._ask({"do": "submit", **answer})
         self._submitted = True
-        return bool(answer["taken"])
+        return bool(reply["taken"])
 
     def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request, repeated while the coordinator does not answer: it may be restarting."""

@@ -20,6 +20,7 @@ from phalanx.train.data.readers.index import KINDS, Index
 from phalanx.train.data.readers.locating import load_index, locate, save_index
 from phalanx.train.data.readers.scanning import Progress, detect_kind, full_index, quiet
 from phalanx.train.data.readers.verifying import Fault, verify
+from phalanx.train.programs import argument
 
 _EXIT_FAULTS = 100
 _MAX_SHOWN = 20
@@ -46,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="phalanx data", description="Index training data and check it."
     )
     verbs = parser.add_subparsers(dest="verb", required=True)
+    whole = argument(_whole)
     for verb, about in (
         ("index", "read all data once; write sizes, digests and the place of every sample"),
         ("verify", "compare data with its index"),
@@ -57,11 +59,14 @@ def _parser() -> argparse.ArgumentParser:
             "--cache", help="node-local directory for objects (default: a temporary one)"
         )
         one.add_argument(
-            "--cache-size", default="20GB", type=_size, help="its bound (default 20GB)"
+            "--cache-size",
+            default="20GB",
+            type=argument(parse_size),
+            help="its bound (default 20GB)",
         )
-        one.add_argument("--ranks", type=_whole, help="count the samples of each of so many ranks")
+        one.add_argument("--ranks", type=whole, help="count the samples of each of so many ranks")
         one.add_argument(
-            "--batch-size", type=_whole, default=1, help="the loader's, for --ranks (default 1)"
+            "--batch-size", type=whole, default=1, help="the loader's, for --ranks (default 1)"
         )
         where = "directory for the index" if verb == "index" else "the index to compare with"
         one.add_argument("--out" if verb == "index" else "--index", dest="at", help=where)
@@ -75,18 +80,10 @@ def _say(text: str) -> None:
     sys.stdout.write(text + "\n")
 
 
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
 def _whole(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("at least 1")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"must be a whole number, at least 1, not {text}")
+    return int(text)
 
 
 def _index(given: argparse.Namespace) -> int:

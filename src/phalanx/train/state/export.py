@@ -32,11 +32,13 @@ from phalanx.train.state.checkpoint_reader import read_state
 from phalanx.train.state.committer import shard_file
 from phalanx.train.state.sharding import StoredTensor
 
+# The names of dtypes in safetensors files.
 _DTYPES = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
-    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
-    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
-}  # fmt: skip
+    **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
+    **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
+    **{"bfloat16": "BF16", "uint8": "U8", "bool": "BOOL"},
+    **{"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"},
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -156,19 +156,6 @@ def _tensor(blob: TensorBytes) -> torch.Tensor:
         return torch.empty(blob.shape, dtype=dtype)
     raw = torch.frombuffer(blob.data, dtype=torch.uint8).clone()
     return raw.view(dtype).reshape(blob.shape)
-
-
-class Unread(Protocol):
-    """A tensor that has not been read from its file yet."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Return the shape of the whole tensor."""
-        ...
-
-    def read(self) -> torch.Tensor:
-        """Return the whole tensor in new memory. Raises CheckpointCorrupt."""
-        ...
 
 
 def read_now(value: Any) -> torch.Tensor:

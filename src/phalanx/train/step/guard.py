@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from enum import Enum, auto
 
 import torch
@@ -88,16 +88,6 @@ class StepBackup:
                 buffer.copy_(value)
 
 
-@dataclass(slots=True)
-class StepAttempt:
-    """What the guard found in the current step."""
-
-    prints: list[int] = field(default_factory=list)
-    refused: bool = False
-    undo: bool = False
-    leave: Callable[[], None] | None = None
-
-
 class StepGuard:
     """Judges steps, and ends the generation where `on_non_finite` asks for it."""
 
@@ -119,8 +109,13 @@ class StepGuard:
         self._independent = independent
         self._models: list[nn.Module] = []
         self._backup = StepBackup()
-        self._attempt = StepAttempt()
+        self._forget_step()
         self._attribution = OutputSums(channel) if self.enabled else FaultAttribution()
+
+    def _forget_step(self) -> None:
+        self._prints: list[int] = []  # of the gradients of each try that was not finite
+        self._refused = self._undo = False
+        self._leave: Callable[[], None] | None = None
 
     def watch(self, model: nn.Module) -> None:
         """Include a model."""
@@ -137,21 +132,20 @@ class StepGuard:
 
     def judge(self, parameters: Sequence[torch.Tensor], norm: torch.Tensor) -> StepVerdict:
         """Accept, repeat or refuse the step, from the norm of its gradients."""
-        attempt = self._attempt
         finite = math.isfinite(whole(norm))
         if self._independent:
             finite = self._channel.total([float(not finite)])[0] == 0
         if finite:
-            if attempt.prints and not self._progress.committed:
+            if self._prints and not self._progress.committed:
                 self._attribution.end()
                 self.tell("applied", FaultOrigin.HARDWARE, self._attribution.blamed())
             return StepVerdict.ACCEPT
-        rescaled, tries = self._scale.overflowed(), len(attempt.prints)
+        rescaled, tries = self._scale.overflowed(), len(self._prints)
         if self.enabled and not rescaled:
-            attempt.prints.append(fingerprint(parameters))
+            self._prints.append(fingerprint(parameters))
             self._attribution.end()
             # What another optimizer has applied in this step already cannot be undone.
-            attempt.undo = not self._progress.committed
+            self._undo = not self._progress.committed
         found = verdict(
             finite=False,
             rescaled=rescaled,
@@ -162,18 +156,18 @@ class StepGuard:
         if found is StepVerdict.REPEAT:
             self._progress.repeat()
             return found
-        attempt.refused = True
+        self._refused = True
         if self.enabled and not rescaled:
-            self._refuse(attempt)
+            self._refuse()
         return found
 
-    def _refuse(self, attempt: StepAttempt) -> None:
+    def _refuse(self) -> None:
         blame = FaultOrigin.UNKNOWN
-        if len(attempt.prints) == 2:
-            blame = self._agreed(origin(*attempt.prints))
+        if len(self._prints) == 2:
+            blame = self._agreed(origin(*self._prints))
         self.tell(str(self._policy), blame, self._attribution.blamed())
         if self._policy is not GuardPolicy.SKIP:
-            attempt.leave = self._leaving(blame)
+            self._leave = self._leaving(blame)
 
     def _agreed(self, mine: FaultOrigin) -> FaultOrigin:
         """Of sharded gradients every rank has seen its own part: one that differs is enough."""
@@ -183,19 +177,18 @@ class StepGuard:
     @property
     def applied(self) -> bool:
         """Return whether the current step changed the weights."""
-        return not self._attempt.refused
+        return not self._refused
 
     def settle(self) -> None:
         """End a step, or a try of it, after the script's own lines. Raises Diverged, DivergedForGood."""
-        attempt = self._attempt
         self._scale.settle()
-        if attempt.undo:
-            attempt.undo = False
+        if self._undo:
+            self._undo = False
             self._backup.put_back()
-        if attempt.leave is not None:
-            attempt.leave()
+        if self._leave is not None:
+            self._leave()
         if not self._progress.repeating:
-            self._attempt = StepAttempt()
+            self._forget_step()
 
     # -- what follows ----------------------------------------------------------------------------
 

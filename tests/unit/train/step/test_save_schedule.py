@@ -31,8 +31,13 @@ def saved(one, step=1, now=1000.0, stall_s=0.0):
 def test_steps_are_counted_from_the_job_s_beginning():
     one = schedule("3 steps")
     assert [one.reason_at(step, False) for step in range(1, 7)] == [
-        None, None, "every", None, None, "every",
-    ]  # fmt: skip
+        None,
+        None,
+        "every",
+        None,
+        None,
+        "every",
+    ]
     assert not one.proposes(1e9), "time asks for nothing"
 
 
@@ -106,7 +111,10 @@ def test_a_given_interval_stands_whatever_saves_cost():
 
 def test_the_launcher_sets_restarts_and_the_start_of_the_job():
     info = context.read(
-        {"PHALANX_CHECKPOINT_EVERY": "auto", "TORCHELASTIC_RESTART_COUNT": "3",
-         "PHALANX_JOB_STARTED_AT": "17"}
-    )  # fmt: skip
+        {
+            "PHALANX_CHECKPOINT_EVERY": "auto",
+            "TORCHELASTIC_RESTART_COUNT": "3",
+            "PHALANX_JOB_STARTED_AT": "17",
+        }
+    )
     assert (info.checkpoint.every.auto, info.restarts, info.job_started_at) == (True, 3, 17)

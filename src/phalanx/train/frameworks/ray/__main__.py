@@ -80,9 +80,10 @@ def _lead(
     words = ["--head", f"--port={port}", f"--temp-dir={folder}", f"--node-ip-address={own}"]
     head = _ray(options, env, [*words, "--include-dashboard=false"])
     address = f"{own}:{port}"
-    _await_head(head, own, port)
+    _await_up(head, "the head of the cluster is", lambda: _answers(own, port))
     table.gather({"head": address})
-    _await_nodes(head, env, address, num_nodes)
+    client = importlib.import_module("ray._raylet").GcsClient(address=address)
+    _await_up(head, f"{num_nodes} raylets are", lambda: _num_alive(client) >= num_nodes)
     lost = threading.Event()
     table.watch(take, lost)
     code = _script(options, {**env, "RAY_ADDRESS": address}, head, lost)
@@ -131,35 +132,28 @@ def _ray(
     return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
 
-def _await_head(head: subprocess.Popen[bytes], address: str, port: int) -> None:
-    deadline = time.monotonic() + _UP_S
-    while True:
-        if head.poll() is not None:
-            raise TrainingError(f"the head of the cluster ended with {head.returncode}")
-        with contextlib.suppress(OSError):
-            socket.create_connection((address, port), timeout=1.0).close()
-            return
-        if time.monotonic() > deadline:
-            raise TrainingError(f"the head of the cluster is not up within {_UP_S:g} s")
-        time.sleep(0.05)
-
-
-def _await_nodes(
-    head: subprocess.Popen[bytes], env: Mapping[str, str], address: str, num_nodes: int
-) -> None:
-    """Wait until every node of the gang is in the cluster."""
-    client = importlib.import_module("ray._raylet").GcsClient(address=address)
+def _await_up(head: subprocess.Popen[bytes], what: str, is_up: Callable[[], bool]) -> None:
+    """Wait until `is_up()`, which may raise while it is not. Raises TrainingError."""
     deadline = time.monotonic() + _UP_S
     while True:
         if head.poll() is not None:
             raise TrainingError(f"the head of the cluster ended with {head.returncode}")
         with contextlib.suppress(Exception):
-            nodes = client.get_all_node_info(timeout=5.0)
-            if sum(1 for node in nodes.values() if node.state == 0) >= num_nodes:
+            if is_up():
                 return
         if time.monotonic() > deadline:
-            raise TrainingError(f"not all {num_nodes} raylets are up within {_UP_S:g} s")
-        time.sleep(0.1)
+            raise TrainingError(f"{what} not up within {_UP_S:g} s")
+        time.sleep(0.05)
+
+
+def _answers(address: str, port: int) -> bool:
+    socket.create_connection((address, port), timeout=1.0).close()
+    return True
+
+
+def _num_alive(client: Any) -> int:
+    """Return the number of nodes that are in the cluster."""
+    return sum(1 for node in client.get_all_node_info(timeout=5.0).values() if node.state == 0)
 
 
 def _script(

@@ -20,9 +20,22 @@ from phalanx.errors import PlatformError, UserError
 from phalanx.kit.units import parse_size
 from phalanx.train import start
 from phalanx.train.parallel import model_costs
+from phalanx.train.programs import argument
 from phalanx.train.programs.planning.planning_run import PlanningComplete, PlanningRun
 
 _HEAD = ("layout", "parameters", "gradients", "optimizer", "other", "activations", "total", "step")
+
+
+_SIZES = ("parameter", "gradient", "optimizer", "gathered", "activation", "total")
+# The keys of a layout in JSON, each with the estimate's attribute.
+_ROW = {
+    **{name: name for name in ("fits", "limit_bytes", "step_s", "compute_s")},
+    **{f"{name}_bytes": f"{name}_bytes" for name in _SIZES if name != "gathered"},
+    "strategy": "name",
+    "other_bytes": "gathered_bytes",
+    "exposed_communication_s": "exposed_s",
+    "pipeline_bubble": "bubble",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,42 +83,31 @@ def _parser() -> argparse.ArgumentParser:
         prog="phalanx plan",
         description="Memory and step time of a script by layout, estimated before anything runs."
         " The script runs up to its first optimizer step, without memory for its model.",
+        epilog="Arguments of the script stand behind `--`.",
     )
     parser.add_argument("script", type=Path, help="a training script that uses phalanx.train")
-    parser.add_argument(
-        "--world", type=_world, required=True,
-        help="devices as in 8xH100, or nodes too as in 4x8xA100; known: "
-        + ", ".join(estimates.DEVICES),
-    )  # fmt: skip
-    parser.add_argument("--memory", type=_size, help="of one device, if not the table's: 40GB")
+    known = (
+        f"devices as in 8xH100, or nodes too as in 4x8xA100; known: {', '.join(estimates.DEVICES)}"
+    )
+    world = argument(estimates.parse_devices)
+    parser.add_argument("--world", type=world, required=True, help=known)
+    memory = "of one device, if not the table's: 40GB"
+    parser.add_argument("--memory", type=argument(parse_size), help=memory)
     parser.add_argument(
         "--real",
         action="store_true",
         help="build the model with memory: for scripts that read weights",
     )
     parser.add_argument("--json", action="store_true", help="for programs")
-    parser.epilog = "Arguments of the script stand behind `--`."
     return parser
 
 
-def _world(text: str) -> DeviceSet:
-    try:
-        return estimates.parse_devices(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
 def survey_script(
-    script: Path, arguments: Sequence[str], world: DeviceSet,
+    script: Path,
+    arguments: Sequence[str],
+    world: DeviceSet,
     around: Callable[[], AbstractContextManager[None]] = model_costs.meta_parameters,
-) -> ScriptSurvey:  # fmt: skip
+) -> ScriptSurvey:
     """Run a script up to its first optimizer step, in a context that `around` makes.
 
     Raises UserError for a script that fails before `run.prepare`, or never calls it.
@@ -154,10 +156,8 @@ def _seen(made: Sequence[PlanningRun], script: Path, problem: str) -> ScriptSurv
 
 def _where(error: Exception, script: Path) -> str:
     """Format an error of the script in one line."""
-    lines = [
-        one.lineno for one in traceback.extract_tb(error.__traceback__)
-        if Path(one.filename).name == script.name
-    ]  # fmt: skip
+    calls = traceback.extract_tb(error.__traceback__)
+    lines = [one.lineno for one in calls if Path(one.filename).name == script.name]
     place = f"line {lines[-1]}: " if lines else ""
     return f"{place}{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
@@ -167,26 +167,20 @@ def _where(error: Exception, script: Path) -> str:
 
 def as_json(choice: LayoutChoice, world: DeviceSet, look: ScriptSurvey) -> dict[str, Any]:
     """Return the plan as JSON. Bytes are of the rank that needs most, seconds of one step."""
+    device = world.device
     return {
-        "world": {"nodes": world.nodes, "slots_per_node": world.slots_per_node, "device": world.device.name,
-                  "memory_bytes": world.device.memory_bytes},
+        "world": {
+            "nodes": world.nodes,
+            "slots_per_node": world.slots_per_node,
+            "device": device.name,
+            "memory_bytes": device.memory_bytes,
+        },
         "model": {"num_parameters": look.num_parameters, **asdict(look.outline)},
         "problem": look.problem or None,
         "recommended": choice.best.name,
         "why": choice.why,
-        "layouts": [_row_json(one) for one in choice.all],
-    }  # fmt: skip
-
-
-def _row_json(one: LayoutEstimate) -> dict[str, Any]:
-    return {
-        "strategy": one.name, "fits": one.fits, "total_bytes": one.total_bytes,
-        "limit_bytes": one.limit_bytes, "parameter_bytes": one.parameter_bytes,
-        "gradient_bytes": one.gradient_bytes, "optimizer_bytes": one.optimizer_bytes,
-        "other_bytes": one.gathered_bytes, "activation_bytes": one.activation_bytes,
-        "step_s": one.step_s, "compute_s": one.compute_s, "exposed_communication_s": one.exposed_s,
-        "pipeline_bubble": one.bubble,
-    }  # fmt: skip
+        "layouts": [{key: getattr(one, name) for key, name in _ROW.items()} for one in choice.all],
+    }
 
 
 def table(choice: LayoutChoice, world: DeviceSet, look: ScriptSurvey) -> str:
@@ -210,7 +204,7 @@ def table(choice: LayoutChoice, world: DeviceSet, look: ScriptSurvey) -> str:
         "",
     ]
     if look.problem:
-        lines.append(f"The script was not seen to the end of a step: {look.problem}")
+        lines.append(f"The script did not reach the end of a step: {look.problem}")
     lines += [f"Recommended: {choice.best.name}", f"  {choice.why}"]
     if look.asked != choice.best.name:
         lines.append(f"  the script itself asks for {look.asked}")
@@ -224,10 +218,7 @@ def table(choice: LayoutChoice, world: DeviceSet, look: ScriptSurvey) -> str:
 
 
 def _cells(one: LayoutEstimate, choice: LayoutChoice) -> tuple[str, ...]:
-    sizes = (
-        one.parameter_bytes, one.gradient_bytes, one.optimizer_bytes, one.gathered_bytes,
-        one.activation_bytes, one.total_bytes,
-    )  # fmt: skip
+    sizes = [getattr(one, f"{name}_bytes") for name in _SIZES]
     mark = ">" if one is choice.best else " "
     texts = ["?" if size is None else f"{size / estimates.GIB:.2f}" for size in sizes]
     texts[-1] += " " if one.fits else "*"

@@ -102,9 +102,12 @@ class PlanningRun:
         self.gauge.saw_backward()
 
     def pipeline_step(
-        self, *inputs: torch.Tensor, target: Any, loss_fn: Callable[[Any, Any], torch.Tensor],
+        self,
+        *inputs: torch.Tensor,
+        target: Any,
+        loss_fn: Callable[[Any, Any], torch.Tensor],
         model: nn.Module | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         """Make a forward and a backward pass."""
         loss = loss_fn((model or self.models[0])(*inputs), target)
         self.backward(loss)
@@ -118,17 +121,10 @@ class PlanningRun:
         """Return early stopping on this rank's values."""
         return EarlyStopping(patience, "min", 0.0, lambda value: value)
 
-    def log(self, **values: Any) -> None:
-        """Nothing."""
+    def _nothing(self, *args: Any, **values: Any) -> None:
+        """Do nothing: no step is made."""
 
-    def track(self, **objects: Any) -> None:
-        """Nothing."""
-
-    def checkpoint(self) -> None:
-        """Nothing."""
-
-    def profile(self, *args: Any, **options: Any) -> None:
-        """Nothing."""
+    log = track = checkpoint = profile = _nothing
 
     def outer_weights(self) -> contextlib.AbstractContextManager[None]:
         """Do nothing: there is one set of weights."""

@@ -43,10 +43,8 @@ class Residual(nn.Module):
         if outer == width:
             parts = [_conv(inner, width, 3, stride), nn.ReLU(), _conv(width, outer, 3)]
         else:
-            parts = [
-                _conv(inner, width, 1), nn.ReLU(), _conv(width, width, 3, stride), nn.ReLU(),
-                _conv(width, outer, 1),
-            ]  # fmt: skip
+            parts = [_conv(inner, width, 1), nn.ReLU(), _conv(width, width, 3, stride)]
+            parts += [nn.ReLU(), _conv(width, outer, 1)]
         self.inside = nn.Sequential(*parts)
         # The last normalisation begins at zero: a block begins as its shortcut.
         nn.init.zeros_(parts[-1][1].weight)  # type: ignore[index]

@@ -34,10 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--precision", default="fp32")
     given = parser.parse_args(arguments)
     run = pt.init(seed=0, precision=given.precision)
-    recipe = Recipe(
-        model=given.model, image_size=given.image_size, block=given.block, scale=given.scale,
-        batch_size=given.batch_size,
-    )  # fmt: skip
+    names = ("model", "image_size", "block", "scale", "batch_size")
+    recipe = Recipe(**{name: getattr(given, name) for name in names})
     count = (given.steps + WARM_UP) * given.batch_size * run.world_size
     if given.model in IMAGE_MODELS:
         model = image_model(recipe, _CLASSES)

@@ -19,6 +19,7 @@ IMAGE_MODELS = ("resnet18", "resnet50", "resnet101", "vit_b_16")
 TEXT_MODELS = ("gpt", "bert")
 MODELS = (*IMAGE_MODELS, *TEXT_MODELS)
 SCHEDULES = ("cosine", "constant")
+PRECISIONS = ("fp32", "fp16", "bf16")
 LEAST_PIXELS = 8
 
 
@@ -76,44 +77,56 @@ class Recipe:
         return 5e-4 if self.model.startswith("resnet") else 0.05
 
 
-# In the file, by section; what is behind the arrow is the field.
+# The sections of a file: a key is the name of a field, or stands before it.
+_SECTIONS = {
+    "model": "name=model pretrained num_classes image_size block scale",
+    "data": "dataset path=data_path prefetch_factor",
+    "training": "epochs batch_size learning_rate=lr momentum weight_decay lr_scheduler warmup_epochs"
+    " label_smoothing clip seed max_steps",
+    "distributed": "num_workers gpus_per_worker num_dataloader_workers mixed_precision"
+    " gradient_accumulation_steps gradient_checkpointing",
+    "checkpointing": "frequency=checkpoint_freq keep_last_n dir=checkpoint_dir",
+}
 _FILE: Mapping[str, Mapping[str, str]] = {
-    "model": {
-        "name": "model", "pretrained": "pretrained", "num_classes": "num_classes",
-        "image_size": "image_size", "block": "block", "scale": "scale",
-    },
-    "data": {"dataset": "dataset", "path": "data_path", "prefetch_factor": "prefetch_factor"},
-    "training": {
-        "epochs": "epochs", "batch_size": "batch_size", "learning_rate": "lr",
-        "momentum": "momentum", "weight_decay": "weight_decay", "lr_scheduler": "lr_scheduler",
-        "warmup_epochs": "warmup_epochs", "label_smoothing": "label_smoothing", "clip": "clip",
-        "seed": "seed", "max_steps": "max_steps",
-    },
-    "distributed": {
-        "num_workers": "num_workers", "gpus_per_worker": "gpus_per_worker",
-        "num_dataloader_workers": "num_dataloader_workers", "mixed_precision": "mixed_precision",
-        "gradient_accumulation_steps": "gradient_accumulation_steps",
-        "gradient_checkpointing": "gradient_checkpointing",
-    },
-    "checkpointing": {
-        "frequency": "checkpoint_freq", "keep_last_n": "keep_last_n", "dir": "checkpoint_dir",
-    },
-}  # fmt: skip
+    section: {entry.partition("=")[0]: entry.rpartition("=")[2] for entry in entries.split()}
+    for section, entries in _SECTIONS.items()
+}
 # Known from other trainers, and settled elsewhere here.
 _ELSEWHERE = {
     "distributed.backend": "NCCL on GPUs, gloo on CPUs",
     "checkpointing.save_optimizer": "the optimizer is always saved",
 }
-_CHOICES = {
-    "model": MODELS, "lr_scheduler": SCHEDULES, "mixed_precision": ("fp32", "fp16", "bf16"),
-}  # fmt: skip
-_LEAST: Mapping[str, float] = {
-    "epochs": 1, "batch_size": 1, "gradient_accumulation_steps": 1, "block": 2,
-    "num_dataloader_workers": 0, "num_workers": 0, "gpus_per_worker": 1, "prefetch_factor": 1,
-    "keep_last_n": 1, "checkpoint_freq": 0,
-    "lr": 0.0, "warmup_epochs": 0.0, "profile_steps": 0, "max_steps": 0, "image_size": 0,
-    "num_classes": 0, "clip": 0.0, "momentum": 0.0,
-}  # fmt: skip
+_CHOICES = {"model": MODELS, "lr_scheduler": SCHEDULES, "mixed_precision": PRECISIONS}
+_FROM_0 = (
+    "num_dataloader_workers num_workers checkpoint_freq lr warmup_epochs profile_steps max_steps"
+    " image_size num_classes clip momentum"
+)
+_FROM_1 = (
+    "epochs batch_size gradient_accumulation_steps gpus_per_worker prefetch_factor keep_last_n"
+)
+_LEAST = {**dict.fromkeys(_FROM_0.split(), 0), **dict.fromkeys(_FROM_1.split(), 1), "block": 2}
+_HELP = {
+    "model": f"{', '.join(MODELS)} (resnet18)",
+    "num_classes": "default: what the data has",
+    "pretrained": "begin with what fits of this checkpoint's weights",
+    "dataset": "cifar10, imagenet, or a folder of images or a text (cifar10)",
+    "data_path": "the folder of cifar10 or imagenet",
+    "image_size": "pixels (32 for cifar10, 224 otherwise)",
+    "block": "bytes of a text that the model sees (128)",
+    "scale": "width of the model against the usual one (1.0)",
+    "max_steps": "end after so many optimizer steps",
+    "batch_size": "per rank (64)",
+    "lr_scheduler": "cosine or constant",
+    "clip": "upper bound of the gradients' norm",
+    "mixed_precision": "fp16 or bf16",
+    "checkpoint_dir": "outside the platform, which has its own",
+    "resume_from": "this run's own newest checkpoint (latest); without one, that of another run",
+    "num_workers": "ranks of the job, where -n does not say",
+    "gpus_per_worker": "slots that each rank uses (1)",
+    "num_dataloader_workers": "data loading processes of each rank (2)",
+    "profile_steps": "profile so many steps, from the tenth one on",
+}
+_METAVARS = {"pretrained": "PATH", "checkpoint_freq": "STEPS", "resume_from": "PATH|latest"}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -122,49 +135,15 @@ def parser() -> argparse.ArgumentParser:
         prog="phalanx recipe train",
         description="Train a known model on a folder of images or a text, on all ranks.",
     )
-    made.add_argument("--config", metavar="FILE", help="YAML or JSON; flags stand over it")
+    made.add_argument("--config", metavar="FILE", help="YAML or JSON; flags override it")
     made.add_argument("--check", action="store_true", help="only check, and print as JSON")
-    add = made.add_argument
-    add("--model", help=f"{', '.join(MODELS)} (resnet18)")
-    add("--pretrained", metavar="PATH", help="begin with what fits of this checkpoint's weights")
-    add("--num-classes", type=int, help="default: what the data has")
-    add("--dataset", help="cifar10, imagenet, or a folder of images or a text (cifar10)")
-    add("--data-path", help="where cifar10 or imagenet lies")
-    add("--image-size", type=int, help="pixels (32 for cifar10, 224 otherwise)")
-    add("--block", type=int, help="bytes of a text that the model sees (128)")
-    add("--scale", type=float, help="width of the model against the usual one (1.0)")
-    add("--epochs", type=int)
-    add("--max-steps", type=int, help="end after so many optimizer steps")
-    add("--batch-size", type=int, help="per rank (64)")
-    add("--lr", type=float)
-    add("--momentum", type=float)
-    add("--weight-decay", type=float)
-    add("--lr-scheduler", help="cosine or constant")
-    add("--warmup-epochs", type=float)
-    add("--label-smoothing", type=float)
-    add("--clip", type=float, help="upper bound of the gradients' norm")
-    add("--mixed-precision", help="fp16 or bf16")
-    add("--gradient-accumulation-steps", type=int)
-    add(
-        "--use-gradient-checkpointing",
-        dest="gradient_checkpointing",
-        action="store_const",
-        const=True,
-    )
-    add("--checkpoint-freq", type=int, metavar="STEPS")
-    add("--checkpoint-dir", help="outside the platform, which has its own")
-    add("--keep-last-n", type=int)
-    add(
-        "--resume-from",
-        metavar="PATH|latest",
-        help="this run's own newest checkpoint (latest); without one, that of another run",
-    )
-    add("--num-workers", type=int, help="ranks of the job, where -n does not say")
-    add("--gpus-per-worker", type=int, help="slots that each rank uses (1)")
-    add("--num-dataloader-workers", type=int, help="data loading processes of each rank (2)")
-    add("--prefetch-factor", type=int)
-    add("--profile-steps", type=int, help="profile so many steps, from the tenth one on")
-    add("--seed", type=int)
+    for name, usual in asdict(Recipe()).items():
+        flag, about = "--" + name.replace("_", "-"), _HELP.get(name)
+        if isinstance(usual, bool):
+            flag = flag.replace("--", "--use-", 1)
+            made.add_argument(flag, dest=name, action="store_const", const=True, help=about)
+        else:
+            made.add_argument(flag, type=type(usual), help=about, metavar=_METAVARS.get(name))
     return made
 
 
