@@ -112,6 +112,15 @@ FOREIGN: dict[str, str] = {
     "functional.scaled_dot_product_attention": "torch, while the cost of a model is measured",
     "loading.worker._worker_info": "torch's data worker, while a stream is read",
     "process.current_process().authkey": "multiprocessing, in a forked rank",
+    "part.training": "the user's modules, which get their modes back",
+    "scheduler.state_dict": "the user's scheduler",
+    "commit._wrapped_by_lr_sched": "a mark that torch's schedulers look for",
+    "torch.backends.cudnn.benchmark": "torch",
+    "loader.exec_module": "the import system's loader of a module of Ray",
+    "module.report": "Ray's function, which also reports to the platform",
+    "module.DEFAULT_STORAGE_PATH": "Ray's setting",
+    "module.date_str": "Ray's function, which names runs",
+    "error.__*": "an exception, shown without its context",
 }
 
 
