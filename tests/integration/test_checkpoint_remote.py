@@ -48,11 +48,21 @@ def save(store, commit, parent=None, big=0):
     draft.add_bytes("shard-00001/state.tensors", random.Random(-commit).randbytes(3000))
     return draft.commit(
         Manifest(
-            name=name, step=commit * 10, position=Position(consumed=commit), attempt=1, generation=0,
-            commit=commit, parent=parent, world_size=2, reference_world=2, global_batch=8,
-            created_at=time.time_ns() // 1000, why="every", files=draft.files,
+            name=name,
+            step=commit * 10,
+            position=Position(consumed=commit),
+            attempt=1,
+            generation=0,
+            commit=commit,
+            parent=parent,
+            world_size=2,
+            reference_world=2,
+            global_batch=8,
+            created_at=time.time_ns() // 1000,
+            why="every",
+            files=draft.files,
         )
-    )  # fmt: skip
+    )
 
 
 def content(path):
@@ -253,12 +263,14 @@ def test_broken_connections_cost_time_and_nothing_else(gate, s3, tmp_path):
 @needs_s3
 def test_without_another_try_a_broken_connection_ends_the_upload(gate, s3, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        remote_store, "client_options",
+        remote_store,
+        "client_options",
         lambda url, given, environ: {
-            "endpoint": environ["AWS_ENDPOINT_URL"], "client_options": {"allow_http": True},
+            "endpoint": environ["AWS_ENDPOINT_URL"],
+            "client_options": {"allow_http": True},
             "retry_config": {"max_retries": 0},
         },
-    )  # fmt: skip
+    )
     hasty = s3(gate.server_address[1], tmp_path.name, attempts=1)
     gate.faults = ["upload"]
     with pytest.raises(CheckpointUnavailable):
@@ -420,8 +432,10 @@ def _uploader(url, local, port):
     """The process itself, with more to do than it has time for."""
     child = subprocess.Popen(
         [sys.executable, "-m", "phalanx.checkpoint.remote_mirror"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **environment(port)},
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, **environment(port)},
+    )
     opening = {"url": url, "local": str(local), "keep": {"last": 3}}
     for line in (opening, {"op": "mirror"}):
         child.stdin.write(json.dumps(line).encode() + b"\n")

@@ -55,11 +55,22 @@ def save(store, commit, disk=None, parent=None, generation=0, **metrics):
     draft.add_bytes("shard-00001/notes.json", b'{"n": 1}')
     return draft.commit(
         Manifest(
-            name=draft.name, step=commit * 10, position=Position(0, 0, 0, commit), attempt=1,
-            generation=generation, commit=commit, parent=parent, world_size=3, reference_world=3,
-            global_batch=48, created_at=commit, why="every", files=draft.files, metrics=metrics,
+            name=draft.name,
+            step=commit * 10,
+            position=Position(0, 0, 0, commit),
+            attempt=1,
+            generation=generation,
+            commit=commit,
+            parent=parent,
+            world_size=3,
+            reference_world=3,
+            global_batch=48,
+            created_at=commit,
+            why="every",
+            files=draft.files,
+            metrics=metrics,
         )
-    )  # fmt: skip
+    )
 
 
 def read(path):

@@ -126,7 +126,12 @@ def one_event(draw: st.DrawFn, job: Job, now: int) -> e.JobEvent:
         "started": lambda: e.RanksStarted(attempt, generation, rank),
         "failed": lambda: e.RankFailed(attempt, generation, rank, draw(failures(rank, now))),
         "ended": lambda: e.RanksEnded(
-            attempt, generation, rank, draw(st.sampled_from(list(NodeOutcome))), 5000, step,
+            attempt,
+            generation,
+            rank,
+            draw(st.sampled_from(list(NodeOutcome))),
+            5000,
+            step,
             draw(maybe_failure),
         ),
         "released": lambda: e.NodeReleased(attempt, rank),
@@ -145,7 +150,7 @@ def one_event(draw: st.DrawFn, job: Job, now: int) -> e.JobEvent:
         "profiled": lambda: e.ProfileRequested(draw(st.integers(1, 9)), 2, ("nvtx",)),
         "captured": lambda: e.StacksCaptured(attempt, generation, rank, draw(st.integers(0, 3))),
         "unanswered": lambda: e.StacksOverdue(attempt, generation),
-    }  # fmt: skip
+    }
     usual = ["placed", "ready", "started", "started", "ended", "ended", "failed", "waited"]
     leaving = ["released", "released", "lost"]
     pool = usual + (leaving if job.state is S.STOPPING or (live and live.finished) else [])

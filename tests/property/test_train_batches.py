@@ -14,8 +14,14 @@ worlds = st.integers(1, 9)
 
 
 @settings(max_examples=150, deadline=None)
-@given(n=sizes, batch=st.integers(1, 40), accumulate=st.integers(1, 4), stops=st.lists(
-    st.tuples(worlds, st.integers(1, 5)), max_size=5), last=worlds, drop=st.booleans())  # fmt: skip
+@given(
+    n=sizes,
+    batch=st.integers(1, 40),
+    accumulate=st.integers(1, 4),
+    stops=st.lists(st.tuples(worlds, st.integers(1, 5)), max_size=5),
+    last=worlds,
+    drop=st.booleans(),
+)
 def test_any_schedule_of_world_sizes_consumes_the_same_global_batches(
     n, batch, accumulate, stops, last, drop
 ):
@@ -74,8 +80,13 @@ def _ledger(number, start, end, n):
 
 
 @settings(max_examples=100, deadline=None)
-@given(sizes=st.lists(st.integers(1, 12), min_size=1, max_size=12), accumulate=st.integers(1, 3),
-       pieces=st.integers(1, 3), world=worlds, stop=st.integers(0, 5))  # fmt: skip
+@given(
+    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=12),
+    accumulate=st.integers(1, 3),
+    pieces=st.integers(1, 3),
+    world=worlds,
+    stop=st.integers(0, 5),
+)
 def test_batches_of_a_batch_sampler_are_split_as_they_are(sizes, accumulate, pieces, world, stop):
     ends = tuple(sum(sizes[: at + 1]) for at in range(len(sizes)))
     plan = BatchPlan(ends[-1], max(sizes), accumulate, pieces=pieces, bounds=ends)

@@ -52,13 +52,25 @@ def manifest_of(
     """The manifest of a draft that holds a folder's files; `now` in microseconds UTC."""
     good = list_checkpoints(draft.store)
     return Manifest(
-        name=draft.name, step=step, position=Position(), attempt=origin.attempt,
-        generation=origin.generation, commit=1 + max((one.manifest.commit for one in good), default=0),
-        parent=good[0].manifest.name if good else None, world_size=origin.world_size,
-        reference_world=origin.reference_world, global_batch=None, created_at=now, why=WHY,
-        files=draft.files, job=origin.job, strategy="folder", code={"script": origin.script},
-        versions={"phalanx": phalanx.__version__}, metrics=dict(metrics),
-    )  # fmt: skip
+        name=draft.name,
+        step=step,
+        position=Position(),
+        attempt=origin.attempt,
+        generation=origin.generation,
+        commit=1 + max((one.manifest.commit for one in good), default=0),
+        parent=good[0].manifest.name if good else None,
+        world_size=origin.world_size,
+        reference_world=origin.reference_world,
+        global_batch=None,
+        created_at=now,
+        why=WHY,
+        files=draft.files,
+        job=origin.job,
+        strategy="folder",
+        code={"script": origin.script},
+        versions={"phalanx": phalanx.__version__},
+        metrics=dict(metrics),
+    )
 
 
 def look(folder: Path) -> dict[str, Stat]:

@@ -111,11 +111,10 @@ def _listed(mirror: Mirror) -> dict[str, Any]:
 
 
 def _refusal(error: Exception) -> dict[str, Any]:
+    code, message, hint = "unavailable", brief(error), None
     if isinstance(error, PlatformError):
-        return {
-            "event": "failed", "error": error.code, "message": error.message, "hint": error.hint,
-        }  # fmt: skip
-    return {"event": "failed", "error": "unavailable", "message": brief(error), "hint": None}
+        code, message, hint = error.code, error.message, error.hint
+    return {"event": "failed", "error": code, "message": message, "hint": hint}
 
 
 class Program:

@@ -84,9 +84,12 @@ def main():
     args = arguments()
     without(args.break_cure)
     run = pt.init(
-        seed=3, accumulate=args.accumulate, ddp={"bucket_cap_mb": 0.05}, precision=args.precision,
+        seed=3,
+        accumulate=args.accumulate,
+        ddp={"bucket_cap_mb": 0.05},
+        precision=args.precision,
         clip=args.clip,
-    )  # fmt: skip
+    )
     torch.manual_seed(11)
     model = Net(args.width, args.norm)
     opt = torch.optim.AdamW(model.parameters(), lr=1e-2)

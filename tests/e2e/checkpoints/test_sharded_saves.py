@@ -82,8 +82,15 @@ def test_matrix_of_random_kills(gang, name, world, accumulate, workers, precisio
 def saved_then_moved(gang, first, second, *, steps=8):
     """Train under (strategy, world) `first`, kill, go on under `second`; returns the job."""
     (name, world), (other, later) = first, second
-    job = gang("--norm", "0", name=f"{name}{world}{other}{later}", world=world, reference=2,
-               every=f"{steps} steps", extra=strategy(name))  # fmt: skip
+    job = gang(
+        "--norm",
+        "0",
+        name=f"{name}{world}{other}{later}",
+        world=world,
+        reference=2,
+        every=f"{steps} steps",
+        extra=strategy(name),
+    )
     job.start()
     wait_for_checkpoint(job, steps)
     job.kill(0)
@@ -120,8 +127,16 @@ def test_saved_under_one_strategy_and_size_and_loaded_under_another(gang, first,
 def saved_digest(gang, job, first):
     """What the ranks that saved it see when they load it again themselves."""
     name = job.records(kind="restored")[0]["name"]
-    again = gang("--norm", "0", "--epochs", "0", name=f"again-{job.root.name}", world=first[1],
-                 reference=2, extra=strategy(first[0]))  # fmt: skip
+    again = gang(
+        "--norm",
+        "0",
+        "--epochs",
+        "0",
+        name=f"again-{job.root.name}",
+        world=first[1],
+        reference=2,
+        extra=strategy(first[0]),
+    )
     again.store.mkdir()
     (job.store / name).rename(again.store / name)
     again.start().finish()

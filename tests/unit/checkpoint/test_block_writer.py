@@ -188,8 +188,11 @@ print(found["save"]["gib_above_the_state"], found["load"]["gib_above_the_state"]
 def test_saving_and_loading_need_little_memory_beyond_the_state(tmp_path, what, bounded):
     """A state of 0.6 GiB; the negative control holds copies, and is noticed."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", BOUNDED, what, tmp_path], check=True,
-        capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
+        [sys.executable, "-W", "ignore", "-c", BOUNDED, what, tmp_path],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     above = [float(one) for one in done.stdout.split()]
     assert (max(above) < 0.1) is bounded, above

@@ -21,10 +21,21 @@ PLAIN = encryption.CHUNK_BYTES - encryption.TAG_BYTES
 
 def manifest(files=()):
     return Manifest(
-        name=NAME, step=1, position=Position(), attempt=1, generation=0, commit=1, parent=None,
-        world_size=1, reference_world=1, global_batch=None, created_at=1, why="every", files=files,
+        name=NAME,
+        step=1,
+        position=Position(),
+        attempt=1,
+        generation=0,
+        commit=1,
+        parent=None,
+        world_size=1,
+        reference_world=1,
+        global_batch=None,
+        created_at=1,
+        why="every",
+        files=files,
         metrics={"loss": float("nan")},
-    )  # fmt: skip
+    )
 
 
 def write(root, pieces, sealing=None, place=f"{NAME}/{PATH}"):

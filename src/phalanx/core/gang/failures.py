@@ -15,19 +15,21 @@ from typing import Any
 
 from phalanx.core.reasons import Cause
 
-_OOM_TYPES = frozenset({"OutOfMemoryError", "MemoryError"})
+
+def _names(*lines: str) -> frozenset[str]:
+    return frozenset(name for line in lines for name in line.split())
+
+
+_OOM_TYPES = _names("OutOfMemoryError MemoryError")
 _OOM_WORDS = ("can't allocate memory", "CUDA out of memory", "std::bad_alloc")
-_START_TYPES = frozenset({"PreflightFailed"})
-_DIVERGED_TYPES = frozenset({"Diverged", "DivergedForGood"})
-_MISTAKES = frozenset(
-    {
-        "AttributeError", "FileNotFoundError", "ImportError", "IndentationError", "KeyError",
-        "ModuleNotFoundError", "NameError", "NotImplementedError", "SyntaxError", "TabError",
-        "TypeError", "UnboundLocalError", "ValueError",
-        # Errors of the library for arguments, data and checkpoints that do not match.
-        "NotFound", "NotSupported", "PermissionDenied", "RestoreMismatch", "SpecInvalid", "UserError",
-    }
-)  # fmt: skip
+_START_TYPES = _names("PreflightFailed")
+_DIVERGED_TYPES = _names("Diverged DivergedForGood")
+_MISTAKES = _names(
+    "AttributeError FileNotFoundError ImportError IndentationError KeyError ModuleNotFoundError",
+    "NameError NotImplementedError SyntaxError TabError TypeError UnboundLocalError ValueError",
+    # Errors of the library for arguments, data and checkpoints that do not match.
+    "NotFound NotSupported PermissionDenied RestoreMismatch SpecInvalid UserError",
+)
 _COLLATERAL_WORDS = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -43,15 +45,11 @@ _COLLATERAL_WORDS = (
     "failed to connect",
     "Application timeout caused pair closure",
 )
-_NETWORK_TYPES = frozenset(
-    {
-        "RuntimeError", "ConnectionError", "ConnectionResetError", "JaxRuntimeError", "XlaRuntimeError",
-        "HorovodInternalError",
-    }
-)  # fmt: skip
-_COLLATERAL_TYPES = frozenset(
-    {"DistBackendError", "DistNetworkError", "DistStoreError", "UnavailableError"}
+_NETWORK_TYPES = _names(
+    "RuntimeError ConnectionError ConnectionResetError JaxRuntimeError XlaRuntimeError",
+    "HorovodInternalError",
 )
+_COLLATERAL_TYPES = _names("DistBackendError DistNetworkError DistStoreError UnavailableError")
 
 _MAX_TRACEBACK = 16_000
 _MAX_MESSAGE = 2_000

@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+
+def _tcp(connections: str) -> dict[str, str]:
+    """TCP, with as many threads, and as many connections of each."""
+    names = ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
+    return {"NCCL_IB_DISABLE": "1", **dict.fromkeys(names, connections)}
+
+
 PRESETS: Mapping[str, Mapping[str, str]] = {
     # One node with GPUs connected by NVLink: no network is used.
     "nvlink": {"NCCL_IB_DISABLE": "1", "NCCL_P2P_LEVEL": "NVL"},
     # RDMA, GPUs and adapters below the same PCIe host bridge.
     "infiniband": {"NCCL_IB_DISABLE": "0", "NCCL_NET_GDR_LEVEL": "PHB"},
     # TCP at up to 10 Gbit/s: one connection fills it.
-    "ethernet": {
-        "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_NTHREADS": "1", "NCCL_NSOCKS_PERTHREAD": "1",
-        "NCCL_MAX_NCHANNELS": "4",
-    },
+    "ethernet": _tcp("1") | {"NCCL_MAX_NCHANNELS": "4"},
     # TCP at 25 Gbit/s and more: one connection does not fill it.
-    "ethernet_fast": {
-        "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_NTHREADS": "4", "NCCL_NSOCKS_PERTHREAD": "4",
-        "NCCL_BUFFSIZE": "8388608",
-    },
-}  # fmt: skip
+    "ethernet_fast": _tcp("4") | {"NCCL_BUFFSIZE": "8388608"},
+}
 _MEANING: Mapping[str, str] = {
     "NCCL_DEBUG": "what NCCL prints; WARN is enough in production",
     "NCCL_IB_DISABLE": "1: never InfiniBand or RoCE, TCP instead",
@@ -45,9 +46,12 @@ _MEANING: Mapping[str, str] = {
 }
 _RENAMED = {"NCCL_MIN_NRINGS": "NCCL_MIN_NCHANNELS", "NCCL_MAX_NRINGS": "NCCL_MAX_NCHANNELS"}
 _COSTLY = {
-    ("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG", "TRACE"), ("NCCL_P2P_DISABLE", "1"),
-    ("NCCL_SHM_DISABLE", "1"), ("TORCH_DISTRIBUTED_DEBUG", "DETAIL"),
-}  # fmt: skip
+    ("NCCL_DEBUG", "INFO"),
+    ("NCCL_DEBUG", "TRACE"),
+    ("NCCL_P2P_DISABLE", "1"),
+    ("NCCL_SHM_DISABLE", "1"),
+    ("TORCH_DISTRIBUTED_DEBUG", "DETAIL"),
+}
 _INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 PREFIXES = ("NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "OMP_", "PYTORCH_")
 MUCH = 0.5

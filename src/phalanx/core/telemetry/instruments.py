@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-BOUNDS = (
-    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
-    10.0, 30.0, 60.0,
-)  # fmt: skip
+_BOUNDS_TEXT = (
+    "0.0001 0.00025 0.0005 0.001 0.0025 0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5 10 30 60"
+)
+BOUNDS = tuple(float(one) for one in _BOUNDS_TEXT.split())
 """Upper bounds of the histograms' buckets, in seconds; what is longer goes to the last bucket."""
 WORTH_SAYING = 0.1
 """The share of the time lost to waiting for data that a user is told about."""

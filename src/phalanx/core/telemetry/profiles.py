@@ -24,6 +24,13 @@ EXTRAS = ("memory", "nvtx")
 MAX_STEPS = 10_000
 THRESHOLD = 0.75
 """A rank that scores lower is a straggler."""
+_OWN_SECTIONS = {
+    "data_s": "waiting for its data",
+    "forward_s": "its forward pass",
+    "backward_s": "its backward pass",
+    "optimizer_s": "its optimizer",
+    "rest_s": "the script's own lines",
+}
 COMMUNICATION_SHARE = 0.2
 SAVING_SHARE = 0.1
 OVERHEAD_SHARE = 0.5
@@ -132,13 +139,10 @@ def _straggler(splits: Sequence[StepBreakdown]) -> _Limit | None:
     share = (slow.own_s - usual) / slow.step_s
     if share <= WORTH_SAYING:
         return None
-    name, word = max(
-        (("data_s", "waiting for its data"), ("forward_s", "its forward pass"),
-         ("backward_s", "its backward pass"), ("optimizer_s", "its optimizer"),
-         ("rest_s", "the script's own lines")),
-        key=lambda one: getattr(slow, one[0]) - statistics.median(
-            getattr(other, one[0]) for other in others),
-    )  # fmt: skip
+    name = max(
+        _OWN_SECTIONS,
+        key=lambda one: getattr(slow, one) - statistics.median(getattr(it, one) for it in others),
+    )
     advice = (
         "its storage or data workers are slower than the others'"
         if name == "data_s"
@@ -148,7 +152,7 @@ def _straggler(splits: Sequence[StepBreakdown]) -> _Limit | None:
     return share, Diagnosis(
         Bottleneck.STRAGGLER,
         f"rank {slow.rank} takes {_ms(slow.own_s)} a step by itself, the others {_ms(usual)}:"
-        f" most of the difference is {word}, and all ranks wait for it",
+        f" most of the difference is {_OWN_SECTIONS[name]}, and all ranks wait for it",
         advice,
     )
 

@@ -122,13 +122,11 @@ def _sections(trace: RankTrace, start_ns: int) -> list[dict[str, Any]]:
         {"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": pid}},
         {"ph": "M", "pid": pid, "tid": 0, "name": "thread_name", "args": {"name": "step"}},
     ]
+    base: dict[str, Any] = {"ph": "X", "cat": "phalanx", "pid": pid, "tid": 0}
     return head + [
-        {
-            "ph": "X", "cat": "phalanx", "name": name, "pid": pid, "tid": 0,
-            "ts": (begin - start_ns) / 1e3, "dur": (end - begin) / 1e3,
-        }
+        {**base, "name": name, "ts": (begin - start_ns) / 1e3, "dur": (end - begin) / 1e3}
         for name, begin, end in trace.sections
-    ]  # fmt: skip
+    ]
 
 
 def _events(trace: RankTrace, shift_us: float) -> list[dict[str, Any]]:

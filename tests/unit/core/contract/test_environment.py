@@ -131,13 +131,20 @@ def test_paths_have_the_type_that_is_asked_for():
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("PHALANX_ATTEMPT", "x"), ("PHALANX_GRACE_S", "-1"), ("PHALANX_TRAINING", "[1]"),
-        ("PHALANX_TRAINING", "3"), ("PHALANX_STRATEGY", "ppd"), ("PHALANX_CHECKPOINT_EVERY", "soon"),
-        ("PHALANX_CHECKPOINT_EVERY", "0 steps"), ("PHALANX_CHECKPOINT_KEEP", '{"last": 0}'),
-        ("PHALANX_CHECKPOINT_KEEP", "[]"), ("PHALANX_CHECKPOINT_ASYNC", "yes"),
-        ("PHALANX_CHECKPOINT_COMPRESS", "gzip"), ("PHALANX_REFERENCE_WORLD", "0"),
+        ("PHALANX_ATTEMPT", "x"),
+        ("PHALANX_GRACE_S", "-1"),
+        ("PHALANX_TRAINING", "[1]"),
+        ("PHALANX_TRAINING", "3"),
+        ("PHALANX_STRATEGY", "ppd"),
+        ("PHALANX_CHECKPOINT_EVERY", "soon"),
+        ("PHALANX_CHECKPOINT_EVERY", "0 steps"),
+        ("PHALANX_CHECKPOINT_KEEP", '{"last": 0}'),
+        ("PHALANX_CHECKPOINT_KEEP", "[]"),
+        ("PHALANX_CHECKPOINT_ASYNC", "yes"),
+        ("PHALANX_CHECKPOINT_COMPRESS", "gzip"),
+        ("PHALANX_REFERENCE_WORLD", "0"),
     ],
-)  # fmt: skip
+)
 def test_a_variable_that_makes_no_sense_is_named(name, text):
     _, problems = from_environment({name: text}, RankContract)
     assert [one.path for one in problems] == [name]

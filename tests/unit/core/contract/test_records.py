@@ -14,15 +14,22 @@ KINDS = sorted(records._KINDS)
 NUMBER = st.integers(-(2**53), 2**53)
 FLOAT = st.floats(allow_nan=False, allow_infinity=False)
 VALUES = {
-    "int": NUMBER, "int | None": st.none() | NUMBER, "float": FLOAT, "float | None": st.none() | FLOAT,
-    "str": st.text(), "str | None": st.none() | st.text(), "bool": st.booleans(),
+    "int": NUMBER,
+    "int | None": st.none() | NUMBER,
+    "float": FLOAT,
+    "float | None": st.none() | FLOAT,
+    "str": st.text(),
+    "str | None": st.none() | st.text(),
+    "bool": st.booleans(),
     "Mapping[str, float | str]": st.dictionaries(st.text(), FLOAT | st.text()),
-    "Sequence[int]": st.lists(NUMBER).map(tuple), "Sequence[float]": st.lists(FLOAT).map(tuple),
-    "Sequence[str]": st.lists(st.text()).map(tuple), "Sequence[Any]": st.lists(NUMBER).map(tuple),
+    "Sequence[int]": st.lists(NUMBER).map(tuple),
+    "Sequence[float]": st.lists(FLOAT).map(tuple),
+    "Sequence[str]": st.lists(st.text()).map(tuple),
+    "Sequence[Any]": st.lists(NUMBER).map(tuple),
     "Sequence[Mapping[str, float | None]]": st.lists(
         st.dictionaries(st.text(), st.none() | FLOAT)
     ).map(tuple),
-}  # fmt: skip
+}
 
 
 def some(kind):
@@ -58,13 +65,18 @@ def test_a_record_that_is_cut_off_is_not_read():
 @pytest.mark.parametrize(
     "body",
     [
-        [1], "text", {"k": "step", "t": 1}, {"k": "step", "step": 1e999, "t": 1}, {"k": "step", "step": 1},
-        {"k": "metric", "step": 1, "t": 1, "values": [1]}, {"k": "profile", "t": 1},
+        [1],
+        "text",
+        {"k": "step", "t": 1},
+        {"k": "step", "step": 1e999, "t": 1},
+        {"k": "step", "step": 1},
+        {"k": "metric", "step": 1, "t": 1, "values": [1]},
+        {"k": "profile", "t": 1},
         {"k": "metric", "step": 1, "t": 1, "values": {"loss": None}},
         {"k": "guard", "t": 1, "step": 1, "what": 1, "origin": 2, "action": 3, "ranks": [1e999]},
         {"k": "guard", "t": 1, "step": 1, "what": 1, "origin": 2, "action": 3, "ranks": "12"},
     ],
-)  # fmt: skip
+)
 def test_nonsense_is_refused(body):
     with pytest.raises(ValueError, match="not a record"):
         records.from_json(body)

@@ -25,15 +25,30 @@ FILES = RankFiles("/n/r.report", "/n/control", "/n/r.error.json")
 class Gang:
     """Two nodes of three ranks each; `changes` are of the role, the orders or the node."""
 
-    def __init__(self, *, generation=3, resume_path=None, masters=(), env=None, interface=None,
-                 place=None, **role):  # fmt: skip
+    def __init__(
+        self,
+        *,
+        generation=3,
+        resume_path=None,
+        masters=(),
+        env=None,
+        interface=None,
+        place=None,
+        **role,
+    ):
         self.contract = gang_contract(
             12, attempt=2, num_nodes=2, ranks_per_node=3, checkpoint_dir="/c/default/j-12", **role
         )
         self.orders = Orders(
-            version="1", action=Action.RUN, generation=generation, master_address="10.0.0.1",
-            master_port=23456, restarts=4, resume_path=resume_path, masters=list(masters),
-        )  # fmt: skip
+            version="1",
+            action=Action.RUN,
+            generation=generation,
+            master_address="10.0.0.1",
+            master_port=23456,
+            restarts=4,
+            resume_path=resume_path,
+            masters=list(masters),
+        )
         self.node = NodeSetting(env=env or {}, cpus=8, interface=interface, place=place)
 
 
@@ -50,8 +65,11 @@ def environment(gang, node_rank, local_rank, files=FILES):
 def test_numbers_of_a_rank_on_the_second_node():
     env = environment(gang(), 1, 2, FILES)
     assert {k: env[k] for k in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")} == {
-        "RANK": "5", "WORLD_SIZE": "6", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "3",
-    }  # fmt: skip
+        "RANK": "5",
+        "WORLD_SIZE": "6",
+        "LOCAL_RANK": "2",
+        "LOCAL_WORLD_SIZE": "3",
+    }
     assert (env["GROUP_RANK"], env["NODE_RANK"], env["PET_NODE_RANK"]) == ("1", "1", "1")
     assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("10.0.0.1", "23456")
     assert (env["PET_NNODES"], env["PET_NPROC_PER_NODE"]) == ("2", "3")
@@ -133,13 +151,20 @@ def test_horovod_finds_what_its_own_launcher_would_say():
     env = environment(gang(framework="horovod", interface="eth1"), 1, 2, FILES)
     shown = {key: value for key, value in env.items() if key.startswith("HOROVOD_")}
     assert shown == {
-        "HOROVOD_RANK": "5", "HOROVOD_SIZE": "6", "HOROVOD_LOCAL_RANK": "2",
-        "HOROVOD_LOCAL_SIZE": "3", "HOROVOD_CROSS_RANK": "1", "HOROVOD_CROSS_SIZE": "2",
-        "HOROVOD_HOSTNAME": "node1", "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": "23456", "HOROVOD_GLOO_IFACE": "eth1",
+        "HOROVOD_RANK": "5",
+        "HOROVOD_SIZE": "6",
+        "HOROVOD_LOCAL_RANK": "2",
+        "HOROVOD_LOCAL_SIZE": "3",
+        "HOROVOD_CROSS_RANK": "1",
+        "HOROVOD_CROSS_SIZE": "2",
+        "HOROVOD_HOSTNAME": "node1",
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": "23456",
+        "HOROVOD_GLOO_IFACE": "eth1",
         "HOROVOD_GLOO_TIMEOUT_SECONDS": "600",
-    }  # fmt: skip
+    }
 
 
 def test_other_frameworks_leave_torch_alone():

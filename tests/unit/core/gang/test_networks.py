@@ -26,10 +26,16 @@ def environment(training, **user):
 
 def test_a_preset_reaches_the_ranks_and_the_users_own_value_stands_over_it():
     spec = validate_spec(
-        {"schema": 1, "name": "a", "run": "python t.py",
-         "training": {"clip": 1, "network": {"preset": "ethernet_fast", "interface": "eth1",
-                                             "debug": "info"}}}
-    )  # fmt: skip
+        {
+            "schema": 1,
+            "name": "a",
+            "run": "python t.py",
+            "training": {
+                "clip": 1,
+                "network": {"preset": "ethernet_fast", "interface": "eth1", "debug": "info"},
+            },
+        }
+    )
     env = environment(spec.training.given(), NCCL_BUFFSIZE="1")
     assert env["NCCL_NSOCKS_PERTHREAD"] == "4" and env["NCCL_IB_DISABLE"] == "1"
     assert env["NCCL_SOCKET_IFNAME"] == env["GLOO_SOCKET_IFNAME"] == "eth1"

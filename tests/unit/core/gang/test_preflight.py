@@ -13,13 +13,20 @@ VERSIONS = {"torch": "2.13.0", "NCCL": "2.28"}
 def gang(nodes=2, per_node=2, devices=0):
     return [
         RankFacts(
-            rank=node * per_node + local, world_size=nodes * per_node, local_rank=local,
-            local_world_size=per_node, node_rank=node, host=f"n{node}", pid=9, versions=VERSIONS,
-            devices=devices, device=f"GPU-{node}-{local}" if devices else "",
+            rank=node * per_node + local,
+            world_size=nodes * per_node,
+            local_rank=local,
+            local_world_size=per_node,
+            node_rank=node,
+            host=f"n{node}",
+            pid=9,
+            versions=VERSIONS,
+            devices=devices,
+            device=f"GPU-{node}-{local}" if devices else "",
         )
         for node in range(nodes)
         for local in range(per_node)
-    ]  # fmt: skip
+    ]
 
 
 def changed(at, **changes):
@@ -35,8 +42,10 @@ def test_equal_ranks_fit():
 @pytest.mark.parametrize(
     ("found", "line"),
     [
-        (changed(3, versions={**VERSIONS, "torch": "2.12.0"}),
-         "rank 3 (n1) has torch 2.12.0, the others 2.13.0"),
+        (
+            changed(3, versions={**VERSIONS, "torch": "2.12.0"}),
+            "rank 3 (n1) has torch 2.12.0, the others 2.13.0",
+        ),
         (changed(0, versions={"torch": "2.13.0"}), "rank 0 (n0) has NCCL none, the others 2.28"),
         (changed(1, world_size=8), "rank 1 (n0) has WORLD_SIZE 8, the others 4"),
         (changed(1, host="n7"), "node rank 0 is claimed by several hosts: n0, n7"),
@@ -44,7 +53,7 @@ def test_equal_ranks_fit():
         (changed(3, gpus=2, devices=0), "rank 3 (n1) sees 0 GPUs"),
         (changed(3, gpus=2, device="GPU-1-0"), "ranks 2, 3 (n1) use the same GPU GPU-1-0"),
     ],
-)  # fmt: skip
+)
 def test_each_mistake_has_its_line(found, line):
     assert found and found[0].startswith(line)
 

@@ -44,9 +44,11 @@ def play(*events: e.JobEvent, nodes: int = 1, now: int = NOW, **terms: object) -
 
 UP = (e.NodeReady(1, 0, 4000), e.RanksStarted(1, 0, 0))
 UP_2 = (
-    e.NodeReady(1, 0, 4000), e.NodeReady(1, 1, 4001),
-    e.RanksStarted(1, 0, 0), e.RanksStarted(1, 0, 1),
-)  # fmt: skip
+    e.NodeReady(1, 0, 4000),
+    e.NodeReady(1, 1, 4001),
+    e.RanksStarted(1, 0, 0),
+    e.RanksStarted(1, 0, 1),
+)
 
 
 def test_a_placement_launches_and_a_wrong_one_is_a_bug() -> None:

@@ -56,8 +56,10 @@ def test_every_role_meets_at_its_own_first_node() -> None:
     assert [one.master_address for one in orders] == ["h0", "h1", "h1", "h3"]
     assert [one.master_port for one in orders] == [4000, 4001, 4001, 4003]
     assert orders[0].masters == (
-        ("learner", "h0", 4000), ("actor", "h1", 4001), ("server", "h3", 4003),
-    )  # fmt: skip
+        ("learner", "h0", 4000),
+        ("actor", "h1", 4001),
+        ("server", "h3", 4003),
+    )
 
 
 def test_a_placement_without_one_of_the_roles_is_a_bug() -> None:
@@ -82,8 +84,11 @@ def test_a_role_that_is_not_required_ends_alone_and_as_a_whole() -> None:
         (),
     )
     assert [desired(job, 1, rank).action for rank in range(4)] == [
-        Action.RUN, Action.END, Action.WAIT, Action.RUN,
-    ]  # fmt: skip
+        Action.RUN,
+        Action.END,
+        Action.WAIT,
+        Action.RUN,
+    ]
 
 
 def test_it_begins_again_with_the_next_generation() -> None:

@@ -23,25 +23,48 @@ def split(rank=0, **parts):
     spent = sum(value for name, value in seconds.items() if name != "hidden_s")
     work = 0.1 - spent
     return StepBreakdown(
-        rank=rank, steps=10, step_s=0.1, samples=8,
+        rank=rank,
+        steps=10,
+        step_s=0.1,
+        samples=8,
         **{"forward_s": work / 3, "backward_s": work * 2 / 3, **seconds},
-        ops=parts.get("ops", 50), busy=parts.get("busy"),
-    )  # fmt: skip
+        ops=parts.get("ops", 50),
+        busy=parts.get("busy"),
+    )
 
 
 @pytest.mark.parametrize(
     ("ranks", "finding", "words"),
     [
         ([split(0), split(1)], Bottleneck.HEALTHY, "100%"),
-        ([split(0, data=30), split(1, data=28)], Bottleneck.INPUT_BOUND, "rank 0 waits 30 ms of 100 ms"),
-        ([split(0, exposed=40), split(1, exposed=30)], Bottleneck.COMMUNICATION_BOUND, "30 ms of 100 ms"),
+        (
+            [split(0, data=30), split(1, data=28)],
+            Bottleneck.INPUT_BOUND,
+            "rank 0 waits 30 ms of 100 ms",
+        ),
+        (
+            [split(0, exposed=40), split(1, exposed=30)],
+            Bottleneck.COMMUNICATION_BOUND,
+            "30 ms of 100 ms",
+        ),
         # All wait for rank 2: that is no slow network.
-        ([split(0, exposed=60), split(1, exposed=62), split(2, exposed=2)], Bottleneck.STRAGGLER,
-         "rank 2 takes 98 ms"),
+        (
+            [split(0, exposed=60), split(1, exposed=62), split(2, exposed=2)],
+            Bottleneck.STRAGGLER,
+            "rank 2 takes 98 ms",
+        ),
         ([split(0, exposed=50), split(1, data=50)], Bottleneck.STRAGGLER, "waiting for its data"),
         # Rank 0 takes twice as long as rank 1 for what is little beside the network: 6 of 100 ms.
-        ([split(0, exposed=88), split(1, exposed=94)], Bottleneck.COMMUNICATION_BOUND, "88 ms of 100 ms"),
-        ([split(0, exposed=60), split(1, exposed=80)], Bottleneck.COMMUNICATION_BOUND, "60 ms of 100 ms"),
+        (
+            [split(0, exposed=88), split(1, exposed=94)],
+            Bottleneck.COMMUNICATION_BOUND,
+            "88 ms of 100 ms",
+        ),
+        (
+            [split(0, exposed=60), split(1, exposed=80)],
+            Bottleneck.COMMUNICATION_BOUND,
+            "60 ms of 100 ms",
+        ),
         ([split(0, stall=20), split(1, stall=20)], Bottleneck.SAVING_BOUND, "20%"),
         ([split(0, ops=12_000)], Bottleneck.SMALL_BATCH, "12000 operations"),
         ([split(0, busy=0.3), split(1, busy=0.2)], Bottleneck.SMALL_BATCH, "25%"),
@@ -50,7 +73,7 @@ def split(rank=0, **parts):
         ([split(0, busy=0.9)], Bottleneck.HEALTHY, ""),
         ([], Bottleneck.HEALTHY, "no step"),
     ],
-)  # fmt: skip
+)
 def test_what_limits_a_training(ranks, finding, words):
     found = judge(ranks)
     assert found.finding is finding and words in found.said and found.advice

@@ -110,9 +110,13 @@ def test_pieces(local, largest, halvings, pieces):
 
 
 @given(
-    num=st.integers(0, 200), micro=st.integers(1, 40), accumulate=st.integers(1, 4),
-    pieces=st.integers(1, 9), world=st.integers(1, 5), drop=st.booleans(),
-)  # fmt: skip
+    num=st.integers(0, 200),
+    micro=st.integers(1, 40),
+    accumulate=st.integers(1, 4),
+    pieces=st.integers(1, 9),
+    world=st.integers(1, 5),
+    drop=st.booleans(),
+)
 def test_pieces_never_move_a_steps_border_nor_its_weights(
     num, micro, accumulate, pieces, world, drop
 ):
@@ -146,9 +150,15 @@ def test_a_step_to_be_passed_over_is_left_out_whole():
 
 @pytest.mark.parametrize(
     ("base", "batch", "expected"),
-    [(256, 256, 1.0), (256, 1024, 4.0), (1024, 256, 0.25), (8192, 32768, 2.0),
-     (4096, 32768, 4.0), (32768, 8192, 0.5)],
-)  # fmt: skip
+    [
+        (256, 256, 1.0),
+        (256, 1024, 4.0),
+        (1024, 256, 0.25),
+        (8192, 32768, 2.0),
+        (4096, 32768, 4.0),
+        (32768, 8192, 0.5),
+    ],
+)
 def test_linear_up_to_8192_and_the_square_root_beyond(base, batch, expected):
     assert factor(base, batch) == pytest.approx(expected)
 

@@ -74,10 +74,18 @@ def test_bubbles():
 def outline(billions, **more):
     size = int(billions * 4e9)
     layers = (size // 32,) * 32
-    given = {"parameter_bytes": size, "trainable_bytes": size, "optimizer_bytes": 2 * size,
-             "block_bytes": size // 32, "layer_bytes": layers, "tp_part": 0.9, "batch": 8,
-             "activation_bytes": 4 * GIB, "flops": 6e9 * billions * 8 * 2048,
-             "precision": "bf16"}  # fmt: skip
+    given = {
+        "parameter_bytes": size,
+        "trainable_bytes": size,
+        "optimizer_bytes": 2 * size,
+        "block_bytes": size // 32,
+        "layer_bytes": layers,
+        "tp_part": 0.9,
+        "batch": 8,
+        "activation_bytes": 4 * GIB,
+        "flops": 6e9 * billions * 8 * 2048,
+        "precision": "bf16",
+    }
     return ModelProfile(**{**given, **more})
 
 
@@ -111,10 +119,13 @@ def test_what_does_not_fit_is_said():
 
 def test_estimates_divide_what_layouts_divide():
     world, what = estimates.parse_devices("8xH100"), outline(1)
-    of = {str(one.layout): one for one in map(
-        lambda layout: estimates.estimate(layout, world, what),
-        [Layout(dp=8), Layout(fsdp=8), Layout(tp=8), Layout(pp=8)],
-    )}  # fmt: skip
+    of = {
+        str(one.layout): one
+        for one in map(
+            lambda layout: estimates.estimate(layout, world, what),
+            [Layout(dp=8), Layout(fsdp=8), Layout(tp=8), Layout(pp=8)],
+        )
+    }
     whole = of["dp=8"]
     assert whole.parameter_bytes == pytest.approx(what.parameter_bytes)
     for name, part in (("fsdp=8", 1 / 8), ("tp=8", 0.9 / 8 + 0.1), ("pp=8", 1 / 8)):
@@ -132,8 +143,14 @@ def test_published_figures():
     """
     world = estimates.parse_devices("8x8xA100")
     size = 30 * 10**9
-    what = outline(7.5, parameter_bytes=size, trainable_bytes=size, optimizer_bytes=2 * size,
-                   cast_bytes=size // 2, activation_bytes=0)  # fmt: skip
+    what = outline(
+        7.5,
+        parameter_bytes=size,
+        trainable_bytes=size,
+        optimizer_bytes=2 * size,
+        cast_bytes=size // 2,
+        activation_bytes=0,
+    )
     whole = estimates.estimate(Layout(dp=64), world, what)
     buckets = size
     assert whole.total_bytes - buckets == pytest.approx(7.5e9 * 18)

@@ -25,8 +25,10 @@ def test_full_equal_batches_weigh_exactly_one():
 def test_spare_ranks_get_one_sample_of_weight_zero():
     shares = of_all_ranks(BatchPlan(49, 48), 3)[-1]
     assert [(s.lo, s.hi, s.weight, s.spare) for s in shares] == [
-        (48, 49, 3.0, False), (48, 49, 0.0, True), (48, 49, 0.0, True),
-    ]  # fmt: skip
+        (48, 49, 3.0, False),
+        (48, 49, 0.0, True),
+        (48, 49, 0.0, True),
+    ]
 
 
 def test_accumulated_micro_batches_share_one_step():

@@ -30,11 +30,17 @@ def scattered(rng: random.Random) -> SlotIndex:
     """Thirty nodes of eight slots in racks of two blocks, some closed, all partly taken."""
     index = SlotIndex(
         Node(
-            f"n{i}", "main", "h", 8, 16, 64, closed="drained" if rng.random() < 0.1 else "",
+            f"n{i}",
+            "main",
+            "h",
+            8,
+            16,
+            64,
+            closed="drained" if rng.random() < 0.1 else "",
             domains=(("block", f"b{i // 15}"), ("rack", f"r{i // 5}")),
         )
         for i in range(30)
-    )  # fmt: skip
+    )
     for node in range(30):
         wanted = rng.randrange(8)
         if wanted and not index.nodes[node].closed:
