@@ -300,7 +300,7 @@ def _labels(node: ast.Call) -> list[str]:
 
 
 def contract_variables() -> list[list[str]]:
-    """The variables that fields of `core/contract` name in their metadata, with the comments there."""
+    """The variables that fields of `core/contract` are found in, with the comments there."""
     rows = []
     for name in ("gang", "checkpointing"):
         path = SOURCE / "core" / "contract" / f"{name}.py"
@@ -310,12 +310,9 @@ def contract_variables() -> list[list[str]]:
         for node in ast.walk(ast.parse("\n".join(lines))):
             if not isinstance(node, ast.AnnAssign) or not isinstance(node.value, ast.Call):
                 continue
-            metadata = next(
-                (one.value for one in node.value.keywords if one.arg == "metadata"), None
-            )
-            if metadata is None or not isinstance(metadata, ast.Call) or not metadata.args:
+            if ast.unparse(node.value.func) != "variable":
                 continue
-            variable = ast.literal_eval(metadata.args[0])
+            variable = ast.literal_eval(node.value.args[0])
             rows.append([f"`{variable}`", _comment(lines, node.lineno, ast.unparse(node.target))])
     return rows
 

@@ -59,11 +59,7 @@ class CheckpointWriter:
 
     def add_link(self, source: Path, entry: FileEntry) -> None:
         """Share a file of an earlier checkpoint, on the same disk, with this one. Raises OSError."""
-        parent = (self.root / entry.path).parent
-        if parent != self.root:
-            self.disk.make_dir(parent)
-            self._dirs.add(parent)
-        os.link(source, self.root / entry.path)
+        os.link(source, self._made_room_for(entry.path))
         self.adopt(entry)
 
     def adopt(self, entry: FileEntry) -> None:
@@ -77,13 +73,18 @@ class CheckpointWriter:
         self._files.append(entry)
 
     def _add(self, path: str, pieces: Any) -> FileEntry:
-        parent = (self.root / path).parent
-        if parent != self.root:
-            self.disk.make_dir(parent)
-            self._dirs.add(parent)
+        self._made_room_for(path)
         entry = tensorfile.write_pieces(self.disk, self.root, path, pieces)
         self._files.append(entry)
         return entry
+
+    def _made_room_for(self, path: str) -> Path:
+        """The place of a file, in a directory that exists."""
+        place = self.root / path
+        if place.parent != self.root:
+            self.disk.make_dir(place.parent)
+            self._dirs.add(place.parent)
+        return place
 
     def commit(self, manifest: Manifest) -> Path:
         """Publish the checkpoint; returns its final directory.

@@ -10,27 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-
-class Hash(Protocol):
-    """What hashlib and xxhash objects have in common."""
-
-    def update(self, data: Any, /) -> None:
-        """Take in more bytes."""
-        ...
-
-    def hexdigest(self) -> str:
-        """The digest of all taken in so far."""
-        ...
-
-
-def _blake2b() -> Hash:
-    return hashlib.blake2b(digest_size=16)
-
-
-_ALGORITHMS: dict[str, Callable[[], Hash]] = {"blake2b-128": _blake2b}
+_ALGORITHMS: dict[str, Callable[[], Any]] = {
+    "blake2b-128": partial(hashlib.blake2b, digest_size=16)
+}
 try:
     import xxhash
 except ImportError:
@@ -61,7 +47,7 @@ class Digest:
     @property
     def hexdigest(self) -> str:
         """The bare digest of all taken in so far, in hex."""
-        return self._hash.hexdigest()
+        return str(self._hash.hexdigest())
 
     @property
     def text(self) -> str:

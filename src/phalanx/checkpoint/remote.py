@@ -20,6 +20,7 @@ from phalanx.checkpoint.commit import DEBRIS, MANIFEST
 from phalanx.checkpoint.digest import running
 from phalanx.checkpoint.disk import Disk
 from phalanx.checkpoint.remote_store import ObjectInfo, ObjectStore
+from phalanx.checkpoint.tensorfile import write_pieces
 from phalanx.core.training.checkpoints import (
     FileEntry,
     Keep,
@@ -195,12 +196,7 @@ def fetch(store: ObjectStore, name: str, into: Path, suffix: str, disk: Disk | N
             disk.make_dir(folder)
             folders.add(folder)
             _fetch_file(store, name, entry, root, disk)
-        fd = disk.create(root / MANIFEST)
-        try:
-            disk.write(fd, data)
-            disk.sync(fd)
-        finally:
-            disk.close(fd)
+        write_pieces(disk, root, MANIFEST, [data])
         for folder in sorted(folders):
             disk.sync_dir(folder)
         disk.rename(root, into / name)
@@ -217,7 +213,8 @@ def _fetch_file(store: ObjectStore, name: str, entry: FileEntry, root: Path, dis
     try:
         for tried in range(1, _TRIES + 1):
             try:
-                _receive(fd, disk, _checked(store, name, entry))
+                for piece in _checked(store, name, entry):
+                    disk.write(fd, piece)
                 break
             except CheckpointUnavailable:
                 if tried == _TRIES:
@@ -227,11 +224,6 @@ def _fetch_file(store: ObjectStore, name: str, entry: FileEntry, root: Path, dis
         disk.sync(fd)
     finally:
         disk.close(fd)
-
-
-def _receive(fd: int, disk: Disk, pieces: Iterable[Any]) -> None:
-    for piece in pieces:
-        disk.write(fd, piece)
 
 
 def _checked(store: ObjectStore, name: str, entry: FileEntry) -> Iterator[Any]:

@@ -212,7 +212,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 def known(
     tier: CheckpointTier, near: Sequence[Manifest], warn: Callable[[str], object]
 ) -> dict[str, Manifest]:
-    """Checkpoints of both tiers, by name.
+    """Checkpoints of both tiers, by name; local copies take precedence.
 
     A store that does not answer costs a warning when there is something here to go on with. With
     nothing here it ends the run, to be tried again: to begin anew would be worse. Raises
@@ -225,9 +225,4 @@ def known(
             raise
         warn(error.message)
         far = {}
-    return both(near, far)
-
-
-def both(near: Sequence[Manifest], far: Mapping[str, Manifest]) -> dict[str, Manifest]:
-    """All known checkpoints by name; local copies take precedence."""
     return {**far, **{manifest.name: manifest for manifest in near}}

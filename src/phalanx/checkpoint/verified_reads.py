@@ -115,15 +115,12 @@ class VerifiedFile:
         if not self._in_chunks:
             self._check_whole()
             with self._opened() as file:
-                self._read(file, at, into)
+                self._read_views(file, at, [into])
             return
         first, last = at // CHUNK_BYTES, (at + into.nbytes - 1) // CHUNK_BYTES
         with self._opened() as file:
-
-            def read(chunk: int) -> Callable[[], None]:
-                return lambda: self._part(file, chunk, at, into)
-
-            in_threads([read(chunk) for chunk in range(first, last + 1)])
+            chunks = range(first, last + 1)
+            in_threads([partial(self._part, file, chunk, at, into) for chunk in chunks])
 
     def read_scattered(self, wanted: Iterable[tuple[int, memoryview]]) -> None:
         """Fill many places, each with what begins at its byte; every chunk is read once.
@@ -208,7 +205,7 @@ class VerifiedFile:
             else:
                 assert scratch is not None
                 block = scratch[:size]
-            self._read(file, at, block)
+            self._read_views(file, at, [block])
             digest.update(block)
         self._compare(chunk, digest)
 
@@ -264,9 +261,6 @@ class VerifiedFile:
                 return None
             raise self._unreadable(error) from error
         return buffer[: end - start] if got >= end - start else None
-
-    def _read(self, file: _File, at: int, into: memoryview) -> None:
-        self._read_views(file, at, [into])
 
     def _read_views(self, file: _File, at: int, views: Sequence[memoryview]) -> None:
         try:

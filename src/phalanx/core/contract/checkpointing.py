@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field
 from typing import Any
 
 from phalanx.core.training.checkpoints import FIRST_SAVE_S, Keep, compression
@@ -69,11 +69,15 @@ class Variable:
     write: Callable[[Any], str] = str
 
 
-def as_variable(
-    name: str, read: Callable[[str], Any] = str, write: Callable[[Any], str] = str
-) -> dict[str, Variable]:
-    """The metadata of a dataclass field that ranks find in the environment variable `name`."""
-    return {"variable": Variable(name, read, write)}
+def variable(
+    name: str,
+    default: Any = MISSING,
+    read: Callable[[str], Any] = str,
+    write: Callable[[Any], str] = str,
+    **options: Any,
+) -> Any:
+    """A dataclass field that ranks find in the environment variable `name`; the rest as in `field`."""
+    return field(default=default, metadata={"variable": Variable(name, read, write)}, **options)
 
 
 def _switch(text: str) -> bool:
@@ -91,30 +95,26 @@ def _write_keep(keep: Keep) -> str:
 class CheckpointPolicy:
     """How a role's ranks save. Fields without an environment variable are read by the supervisor."""
 
-    every: SaveInterval = field(
-        default=SaveInterval(DEFAULT_EVERY_S),
-        metadata=as_variable("PHALANX_CHECKPOINT_EVERY", SaveInterval.parse),
+    #: how often to save: a duration such as `10m`, `500 steps`, `1 epoch` or `auto`
+    every: SaveInterval = variable(
+        "PHALANX_CHECKPOINT_EVERY", SaveInterval(DEFAULT_EVERY_S), SaveInterval.parse
     )
-    keep: Keep = field(
-        default=Keep(),
-        metadata=as_variable(
-            "PHALANX_CHECKPOINT_KEEP", lambda text: Keep.from_json(json.loads(text)), _write_keep
-        ),
+    #: which checkpoints to keep: JSON with `last`, `best`, `every` (steps) and `age_s` (seconds)
+    keep: Keep = variable(
+        "PHALANX_CHECKPOINT_KEEP",
+        Keep(),
+        lambda text: Keep.from_json(json.loads(text)),
+        _write_keep,
     )
-    #: training goes on while a checkpoint is written from a copy of the state
-    background: bool = field(
-        default=True,
-        metadata=as_variable("PHALANX_CHECKPOINT_ASYNC", _switch, lambda on: str(int(on))),
-    )
-    #: one of `core.training.checkpoints.COMPRESSIONS`
-    compress: str = field(
-        default="none", metadata=as_variable("PHALANX_CHECKPOINT_COMPRESS", compression)
-    )
-    #: prefix in an object store that receives copies
-    store: str | None = field(default=None, metadata=as_variable("PHALANX_CHECKPOINT_STORE"))
-    #: variable of the ranks that holds the encryption key
-    key_env: str | None = field(default=None, metadata=as_variable("PHALANX_CHECKPOINT_KEY_ENV"))
-    #: file on the ranks' nodes that holds the encryption key
-    key_file: str | None = field(default=None, metadata=as_variable("PHALANX_CHECKPOINT_KEY_FILE"))
+    #: 1: training goes on while a checkpoint is written from a copy of the state; 0: training waits
+    background: bool = variable("PHALANX_CHECKPOINT_ASYNC", True, _switch, lambda on: str(int(on)))
+    #: compression of checkpoint files: `none` or `zstd`
+    compress: str = variable("PHALANX_CHECKPOINT_COMPRESS", "none", compression)
+    #: URL of a prefix in an object store that receives copies of all checkpoints
+    store: str | None = variable("PHALANX_CHECKPOINT_STORE", None)
+    #: name of the ranks' variable that holds the encryption key
+    key_env: str | None = variable("PHALANX_CHECKPOINT_KEY_ENV", None)
+    #: path of the file on the ranks' nodes that holds the encryption key
+    key_file: str | None = variable("PHALANX_CHECKPOINT_KEY_FILE", None)
     #: a folder of the script's own that the supervisor commits, relative to its working directory
     directory: str | None = None

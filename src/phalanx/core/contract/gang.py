@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from phalanx.core.contract.checkpointing import CheckpointPolicy, Variable, as_variable
+from phalanx.core.contract.checkpointing import CheckpointPolicy, variable
 from phalanx.core.contract.job import JobIdentity, RoleContract
 from phalanx.core.gang import meshes
 from phalanx.kit.units import parse_duration
@@ -123,10 +123,6 @@ def as_path(text: str) -> str:
     return text
 
 
-def _number(name: str) -> dict[str, Variable]:
-    return as_variable(name, _whole)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankContract(Generic[P]):
     """One rank of one generation: its place, its files and its policies. `P` is the type of paths.
@@ -137,60 +133,62 @@ class RankContract(Generic[P]):
 
     #: a launcher, ours or torchrun, gave a rendezvous
     launched: bool = False
-    #: address of rank 0, and a port there that is free for the rendezvous
-    master_address: str = field(default="", metadata=as_variable("MASTER_ADDR"))
-    master_port: int = field(default=0, metadata=_number("MASTER_PORT"))  # free, for the rendezvous
-    rank: int = field(default=0, metadata=_number("RANK"))  # in its role
-    world_size: int = field(default=1, metadata=_number("WORLD_SIZE"))  # ranks of the role
-    local_rank: int = field(default=0, metadata=_number("LOCAL_RANK"))  # on its node
-    local_world_size: int = field(default=1, metadata=_number("LOCAL_WORLD_SIZE"))  # on its node
-    node_rank: int = field(default=0, metadata=_number("NODE_RANK"))  # in its role
+    #: address of rank 0 of the role
+    master_address: str = variable("MASTER_ADDR", "")
+    #: a port there that is free for the rendezvous
+    master_port: int = variable("MASTER_PORT", 0, _whole)
+    #: number of this rank in its role, from 0
+    rank: int = variable("RANK", 0, _whole)
+    #: number of ranks of the role
+    world_size: int = variable("WORLD_SIZE", 1, _whole)
+    #: number of this rank on its node, from 0
+    local_rank: int = variable("LOCAL_RANK", 0, _whole)
+    #: number of ranks on the node
+    local_world_size: int = variable("LOCAL_WORLD_SIZE", 1, _whole)
+    #: number of this rank's node in its role, from 0
+    node_rank: int = variable("NODE_RANK", 0, _whole)
     #: the world size to which the script's batch size refers
-    reference_world: int = field(default=1, metadata=_number("PHALANX_REFERENCE_WORLD"))
-    #: `j-12`; None outside the platform
-    job: str | None = field(default=None, metadata=as_variable("PHALANX_JOB"))
-    job_name: str | None = field(default=None, metadata=as_variable("PHALANX_JOB_NAME"))  # or None
-    project: str | None = field(default=None, metadata=as_variable("PHALANX_PROJECT"))  # its name
-    attempt: int = field(default=1, metadata=_number("PHALANX_ATTEMPT"))  # from 1
-    generation: int = field(default=0, metadata=_number("PHALANX_GENERATION"))  # from 0
-    #: generations of the job before this one
-    restarts: int = field(default=0, metadata=_number("TORCHELASTIC_RESTART_COUNT"))
-    #: the cause that ended the generation before, within the attempt
-    restart_cause: str | None = field(default=None, metadata=as_variable("PHALANX_RESTART_CAUSE"))
-    #: microseconds UTC of the start of the job's first attempt
-    job_started_at: int | None = field(default=None, metadata=_number("PHALANX_JOB_STARTED_AT"))
+    reference_world: int = variable("PHALANX_REFERENCE_WORLD", 1, _whole)
+    #: the job, such as `j-12`; absent outside the platform
+    job: str | None = variable("PHALANX_JOB", None)
+    #: the job's name; absent outside the platform
+    job_name: str | None = variable("PHALANX_JOB_NAME", None)
+    #: name of the job's project; absent outside the platform
+    project: str | None = variable("PHALANX_PROJECT", None)
+    #: number of the attempt in the job, from 1
+    attempt: int = variable("PHALANX_ATTEMPT", 1, _whole)
+    #: number of the generation in the attempt, from 0
+    generation: int = variable("PHALANX_GENERATION", 0, _whole)
+    #: number of restarts of the job so far
+    restarts: int = variable("TORCHELASTIC_RESTART_COUNT", 0, _whole)
+    #: cause that ended the attempt's generation before, such as `node_lost`; absent in the first one
+    restart_cause: str | None = variable("PHALANX_RESTART_CAUSE", None)
+    #: start of the job's first attempt, microseconds UTC
+    job_started_at: int | None = variable("PHALANX_JOB_STARTED_AT", None, _whole)
     #: seconds to save and leave when asked to stop
-    grace_s: float = field(
-        default=DEFAULT_GRACE_S,
-        metadata=as_variable("PHALANX_GRACE_S", parse_duration, lambda value: f"{value:.15g}"),
+    grace_s: float = variable(
+        "PHALANX_GRACE_S", DEFAULT_GRACE_S, parse_duration, lambda value: f"{value:.15g}"
     )
     #: the job's own folder of checkpoints, or that of a role which is not the first
-    checkpoint_dir: P | None = field(
-        default=None, metadata=as_variable("PHALANX_CHECKPOINT_DIR", as_path)
-    )
-    #: the newest committed checkpoint
-    resume_path: P | None = field(
-        default=None, metadata=as_variable("PHALANX_RESUME_PATH", as_path)
-    )
-    #: the attempt's own copy of the code
-    code_dir: P | None = field(default=None, metadata=as_variable("PHALANX_CODE_DIR", as_path))
-    report_file: P | None = field(
-        default=None, metadata=as_variable("PHALANX_REPORT_FILE", as_path)
-    )  # written by the rank: `core.contract.records`
-    control_file: P | None = field(
-        default=None, metadata=as_variable("PHALANX_CONTROL_FILE", as_path)
-    )  # shared by the ranks of the node: `core.training.control`
-    error_file: P | None = field(
-        default=None, metadata=as_variable("TORCHELASTIC_ERROR_FILE", as_path)
-    )  # receives the exception that ended the rank
+    checkpoint_dir: P | None = variable("PHALANX_CHECKPOINT_DIR", None, as_path)
+    #: folder of the newest committed checkpoint; absent without one
+    resume_path: P | None = variable("PHALANX_RESUME_PATH", None, as_path)
+    #: folder of the attempt's own copy of the code; absent without one
+    code_dir: P | None = variable("PHALANX_CODE_DIR", None, as_path)
+    #: file that the rank writes its reports to, in the format of `core.contract.records`
+    report_file: P | None = variable("PHALANX_REPORT_FILE", None, as_path)
+    #: file that the ranks of the node share for requests, in the format of `core.training.control`
+    control_file: P | None = variable("PHALANX_CONTROL_FILE", None, as_path)
+    #: file that receives the exception that ended the rank, as JSON
+    error_file: P | None = variable("TORCHELASTIC_ERROR_FILE", None, as_path)
     checkpoint: CheckpointPolicy = CheckpointPolicy()  # when and where to save
-    #: layout of the ranks, over the argument of the script
-    strategy: str | Mapping[str, int] | None = field(
-        default=None, metadata=as_variable("PHALANX_STRATEGY", meshes.parse_sizes, _write_sizes)
+    #: layout of the ranks: `ddp`, `fsdp` or sizes such as `fsdp=2,tp=2`; replaces the script's argument
+    strategy: str | Mapping[str, int] | None = variable(
+        "PHALANX_STRATEGY", None, meshes.parse_sizes, _write_sizes
     )
-    #: the spec's section `training`, over the arguments of the script
-    training: Mapping[str, Any] = field(
-        default_factory=dict, metadata=as_variable("PHALANX_TRAINING", _object, _write_object)
+    #: the spec's section `training` as a JSON object; replaces the script's arguments
+    training: Mapping[str, Any] = variable(
+        "PHALANX_TRAINING", read=_object, write=_write_object, default_factory=dict
     )
 
     @property

@@ -42,45 +42,37 @@ class Instrument:
     labels: tuple[tuple[str, str], ...] = ()
 
 
-_ALL = (
-    Instrument(
-        "step_time_seconds", Kind.HISTOGRAM, "From one optimizer step to the next, on one rank"
-    ),
-    Instrument("data_loading_time_seconds", Kind.HISTOGRAM, "Waiting for the loader, in one step"),
-    Instrument(
-        "computation_time_seconds",
-        Kind.HISTOGRAM,
-        "Forward and backward passes of one step, the wait for gradients included",
-    ),
-    Instrument(
-        "communication_time_seconds",
-        Kind.HISTOGRAM,
-        "Waiting for gradients after the backward pass had ended, in one step",
-        (("operation", "all_reduce"),),
-    ),
-    Instrument(
-        "gradient_sync_time_seconds",
-        Kind.HISTOGRAM,
-        "From the first gradients sent to the last ones received, overlap included, in one step",
-    ),
-    Instrument("optimizer_time_seconds", Kind.HISTOGRAM, "The optimizer's part of one step"),
-    Instrument("checkpoint_stall_seconds", Kind.HISTOGRAM, "Training stood still for one save"),
-    Instrument("forward_time_seconds", Kind.GAUGE, "Forward pass of the newest sampled step"),
-    Instrument("backward_time_seconds", Kind.GAUGE, "Backward pass of the newest sampled step"),
-    Instrument("data_wait_fraction", Kind.GAUGE, "Share of the time spent waiting for the loader"),
-    Instrument("training_steps_per_sec", Kind.GAUGE, "Optimizer steps per second"),
-    Instrument(
-        "training_throughput_samples_per_sec", Kind.GAUGE, "Samples per second of this rank"
-    ),
-    Instrument("training_samples", Kind.COUNTER, "Samples this rank has trained on"),
-    Instrument("process_resident_memory_bytes", Kind.GAUGE, "Memory of the rank's process"),
-    Instrument("gpu_memory_allocated_mb", Kind.GAUGE, "Peak of torch's allocator, MiB"),
-    Instrument("gpu_memory_used_mb", Kind.GAUGE, "Device memory in use by all processes, MiB"),
-    Instrument("gpu_utilization_percent", Kind.GAUGE, "Share of the time the device was busy"),
-    Instrument("DCGM_FI_DEV_GPU_TEMP", Kind.GAUGE, "Temperature of the device, degrees Celsius"),
-    Instrument("DCGM_FI_DEV_POWER_USAGE", Kind.GAUGE, "Power the device draws, watts"),
-)
-INSTRUMENTS: Mapping[str, Instrument] = {one.name: one for one in _ALL}
+_HISTOGRAMS = {
+    "step_time_seconds": "From one optimizer step to the next, on one rank",
+    "data_loading_time_seconds": "Waiting for the loader, in one step",
+    "computation_time_seconds": "Forward and backward passes of one step, the wait for gradients included",
+    "communication_time_seconds": "Waiting for gradients after the backward pass had ended, in one step",
+    "gradient_sync_time_seconds": "From the first gradients sent to the last ones received, overlap"
+    " included, in one step",
+    "optimizer_time_seconds": "The optimizer's part of one step",
+    "checkpoint_stall_seconds": "Training stood still for one save",
+}
+_GAUGES = {
+    "forward_time_seconds": "Forward pass of the newest sampled step",
+    "backward_time_seconds": "Backward pass of the newest sampled step",
+    "data_wait_fraction": "Share of the time spent waiting for the loader",
+    "training_steps_per_sec": "Optimizer steps per second",
+    "training_throughput_samples_per_sec": "Samples per second of this rank",
+    "process_resident_memory_bytes": "Memory of the rank's process",
+    "gpu_memory_allocated_mb": "Peak of torch's allocator, MiB",
+    "gpu_memory_used_mb": "Device memory in use by all processes, MiB",
+    "gpu_utilization_percent": "Share of the time the device was busy",
+    "DCGM_FI_DEV_GPU_TEMP": "Temperature of the device, degrees Celsius",
+    "DCGM_FI_DEV_POWER_USAGE": "Power the device draws, watts",
+}
+_COUNTERS = {"training_samples": "Samples this rank has trained on"}
+_LABELS = {"communication_time_seconds": (("operation", "all_reduce"),)}
+_BY_KIND = {Kind.HISTOGRAM: _HISTOGRAMS, Kind.GAUGE: _GAUGES, Kind.COUNTER: _COUNTERS}
+INSTRUMENTS: Mapping[str, Instrument] = {
+    name: Instrument(name, kind, text, _LABELS.get(name, ()))
+    for kind, texts in _BY_KIND.items()
+    for name, text in texts.items()
+}
 
 
 def bucket_of(seconds: float) -> int:

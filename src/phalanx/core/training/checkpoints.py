@@ -114,9 +114,7 @@ class Manifest:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; `from_json` gives an equal manifest back."""
         body = asdict(self)
-        body["position"] = asdict(self.position)
         body["epoch"] = self.epoch
-        body["files"] = [asdict(entry) for entry in self.files]
         return body
 
     @classmethod

@@ -129,13 +129,15 @@ class Federation:
     def close(self) -> None:
         """End the round after its answers were merged into the model."""
         self.closed += 1
-        self.cohort, self.answered = set(), set()
-        self.phase = Phase.GATHERING
+        self._gather()
         if self.closed >= self.rules.num_rounds:
             self.phase = Phase.DONE
 
     def abandon(self) -> None:
         """Discard the answers; the same round starts again with the sites that are available."""
         self.abandoned += 1
+        self._gather()
+
+    def _gather(self) -> None:
         self.cohort, self.answered = set(), set()
         self.phase = Phase.GATHERING
