@@ -28,6 +28,7 @@ from phalanx.schemas.wire.supervision import (
     Heartbeat,
     LedgerReport,
     LedgerRow,
+    MetricsReport,
     ProfileReport,
     QuarantinedReport,
     Report,
@@ -44,6 +45,7 @@ _MOST_WAITING = 200_000
 _REMEMBERED = 10_000
 _MOST_WARNINGS = 1000
 _MOST_ROWS = 5000
+NUM_POINTS = 2000
 # Errors that the values of a record raise: it was written by a user's process.
 _INVALID = (KeyError, TypeError, ValueError, ArithmeticError, AttributeError)
 Put = Callable[[Callable[[int], Report]], object]
@@ -470,6 +472,20 @@ class MetricTail:
                 continue
             self._trimmed[rank].up_to(self._files[rank], end)
         return lost
+
+    def put(self, put: Put, generation: int, leads: bool) -> bool:
+        """Queue the next points as one report; returns whether there were any.
+
+        `services.lifecycle.reports` stores it. `leads`: the steps of these ranks are those of the job.
+        """
+        points = self.take(NUM_POINTS)
+        if points:
+            put(
+                lambda seq: MetricsReport(
+                    seq=seq, generation=generation, points=points, leads=leads
+                )
+            )
+        return bool(points)
 
     def take(self, limit: int) -> list[MetricPoint]:
         """Up to `limit` points that were not taken before."""

@@ -9,13 +9,12 @@ import base64
 from typing import Any
 
 from phalanx.kit.clock import Clock
-from phalanx.schemas.wire.supervision import LogReport, MetricsReport, WarningReport
+from phalanx.schemas.wire.supervision import LogReport, WarningReport
 from phalanx.supervise.ranks.generation import Generation
 from phalanx.supervise.ranks.rank import Stream
 from phalanx.supervise.uplink.link import Outbox
 
 LOG_BYTES = 256 * 1024
-NUM_POINTS = 2000
 
 
 class BulkShipper:
@@ -50,8 +49,9 @@ class BulkShipper:
             for stream in sorted(generation.streams, key=lambda one: one.num_sent):
                 taken = self._ship_log(generation.number, stream, left)
                 left, queued = left - taken, queued or taken > 0
-            queued = generation.records.put_ledger(self._outbox.put_bulk) or queued
-            queued = self._ship_metrics(generation) or queued
+            put = self._outbox.put_bulk
+            queued = generation.records.put_ledger(put) or queued
+            queued = generation.metrics.put(put, generation.number, generation.leads) or queued
         while len(self._generations) > 1 and not queued:
             # An older generation without a backlog produces nothing more.
             self._generations.pop(0).close()
@@ -96,13 +96,3 @@ class BulkShipper:
         self._outbox.put(
             lambda seq: WarningReport(seq=seq, generation=number, rank=rank, message=message, at=at)
         )
-
-    def _ship_metrics(self, generation: Generation) -> bool:
-        points = generation.metrics.take(NUM_POINTS)
-        if not points:
-            return False
-        number, leads = generation.number, generation.leads
-        self._outbox.put_bulk(
-            lambda seq: MetricsReport(seq=seq, generation=number, points=points, leads=leads)
-        )
-        return True
