@@ -1,7 +1,8 @@
 """The layout of the ranks of a gang: pipeline stages × replicas × shards × tensor parallel ranks.
 
-Ranks of the innermost dimension are neighbours, as they communicate most. Ranks that differ only in
-their `pp` and `tp` coordinates work on the same samples: they are one place of the data.
+Ranks that are neighbours in the innermost dimension, `tp`, have consecutive numbers, because they
+communicate most. Ranks that differ only in their `pp` and `tp` coordinates work on the same samples:
+together they are one *place* of the data.
 """
 
 from __future__ import annotations

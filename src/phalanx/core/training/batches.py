@@ -20,11 +20,11 @@ WORTH_CHANGING = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One rank's part of one micro-batch: positions `lo` to `hi`, and what its gradient counts.
+    """One rank's part of one micro-batch: positions `lo` to `hi`, and the weight of its gradient.
 
-    A spare rank (more ranks than samples) gets one position of its neighbour with weight 0: it takes
+    With more ranks than samples a spare rank gets one position of its neighbour with weight 0: it takes
     part in every collective and adds nothing. `last` marks the micro-batch that ends a step; `end` is
-    the position all ranks together have reached after it.
+    the position of the run after it.
     """
 
     lo: int
@@ -41,12 +41,12 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """The cutting of every epoch: `num_samples` positions, `micro_batch` to a unit of accumulation.
+    """The division of every epoch: `num_samples` positions in micro-batches of `micro_batch`.
 
-    Where a unit does not fit into memory each is given out in `pieces` loader calls; the global batch
-    of a step stays what it was. `bounds` are the ends of the micro-batches where a batch sampler has
-    made them, else empty; `micro_batch` is then the largest. `parts` are the ranks' relative shares,
-    empty for even ones; they count only where there are as many ranks.
+    A micro-batch that does not fit into memory is divided over `pieces` loader calls; the global batch
+    of a step stays the same. `bounds` are the ends of the micro-batches where a batch sampler makes
+    them, else empty; `micro_batch` is then the largest. `parts` are the ranks' relative shares, empty
+    for even ones; they are used only if there are as many ranks.
     """
 
     num_samples: int
@@ -91,9 +91,9 @@ class BatchPlan:
     def shares(
         self, start: int, rank: int, world_size: int, skip: Sequence[tuple[int, int]] = ()
     ) -> Iterator[Share]:
-        """What `rank` does from position `start` (a step's first) to the end of the epoch.
+        """The shares of `rank` from position `start`, the first of a step, to the end of the epoch.
 
-        Steps that touch an interval of `skip` are left out as a whole.
+        Steps that overlap an interval of `skip` are skipped as a whole.
         """
         parts = self.parts if len(self.parts) == world_size else (1,) * world_size
         for units in self._steps(start):
@@ -112,7 +112,7 @@ class BatchPlan:
                     )
 
     def largest_share(self, world_size: int) -> int:
-        """Samples of a whole micro-batch that the busiest of so many ranks gets."""
+        """Samples of a whole micro-batch that the rank with the largest share gets."""
         if len(self.parts) != world_size:
             return -(-self.micro_batch // world_size)
         cuts = (cut_by(0, self.micro_batch, rank, self.parts) for rank in range(world_size))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils.data import (
@@ -51,30 +51,30 @@ def agreement_over(channel: ControlChannel) -> Agree:
     return agree
 
 
-class SampleOrder(Protocol):
+class SampleOrder:
     """The order of every pass. `captured` orders are compared over the ranks before each pass."""
 
-    captured: bool
+    captured = False
+    _num_samples = 0
 
     def __len__(self) -> int:
         """Positions of a pass."""
-        ...
+        return self._num_samples
 
     def __call__(self, total_passes: int) -> Sequence[int] | torch.Tensor:
         """The indices of one pass, in order."""
-        ...
+        raise NotImplementedError
 
     def bounds(self, total_passes: int) -> tuple[int, ...]:
         """Ends of the micro-batches of one pass; empty where they are cut by size."""
-        ...
+        return ()
 
 
-class SamplerOrder:
+class SamplerOrder(SampleOrder):
     """The order of every pass from the sampler of a loader."""
 
     def __init__(self, sampler: Any, num_samples: int, seed: int) -> None:
         self._num_samples, self._seed = num_samples, seed
-        self.captured = False
         if type(sampler) is SequentialSampler:
             self._draw: Callable[[int], Sequence[int] | torch.Tensor] = self._sequential
         elif _is_plain_shuffle(sampler):
@@ -85,16 +85,9 @@ class SamplerOrder:
             self._capture = CapturedSampler(sampler, seed)
             self._draw = self._sampled
 
-    def __len__(self) -> int:
-        return self._num_samples
-
     def __call__(self, total_passes: int) -> Sequence[int] | torch.Tensor:
         """The indices of one pass, in order."""
         return self._draw(total_passes)
-
-    def bounds(self, total_passes: int) -> tuple[int, ...]:
-        """Micro-batches are cut by size."""
-        return ()
 
     def _sequential(self, total_passes: int) -> Sequence[int]:
         return range(self._num_samples)
@@ -110,7 +103,7 @@ class SamplerOrder:
         return order
 
 
-class BatchSamplerOrder:
+class BatchSamplerOrder(SampleOrder):
     """The order of every pass from a user's batch sampler: each of its batches is a global micro-batch."""
 
     captured = True
@@ -119,9 +112,6 @@ class BatchSamplerOrder:
         """Draw the first pass. Raises NotSupported."""
         self._capture = CapturedSampler(batch_sampler, seed)
         self._num_samples = sum(len(batch) for batch in self._capture(0))
-
-    def __len__(self) -> int:
-        return self._num_samples
 
     def __call__(self, total_passes: int) -> torch.Tensor:
         """The indices of one pass, batch after batch."""

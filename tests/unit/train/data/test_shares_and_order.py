@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from phalanx.errors import NotSupported, SpecInvalid
-from phalanx.train.data.ordering import order_digest, order_of
+from phalanx.errors import NotSupported, RankDesync, RestoreMismatch, SpecInvalid
+from phalanx.train.data.fingerprint import require_same
+from phalanx.train.data.loader import EvaluationSampler
+from phalanx.train.data.ordering import agreement_over, order_digest, order_of, require_seed
 from phalanx.train.data.shares import MeasuredShares, Shares, shares_for
 from phalanx.train.gang.report import NoReport
 
@@ -62,6 +64,47 @@ def test_a_sampler_that_cannot_be_repeated_is_refused() -> None:
 
     with pytest.raises(NotSupported, match="another order"):
         order_of(DataLoader(DATA, 1, sampler=Counting()), 10, 0)(0)
+
+
+def test_the_agreement_compares_the_texts_of_all_ranks() -> None:
+    class Channel:
+        def gather(self, mine: bytes) -> list[bytes]:
+            return [mine, b"x", b"x"]
+
+        def broadcast(self, text: str) -> str:
+            return text
+
+    agree = agreement_over(Channel())
+    agree("the order", "x")
+    with pytest.raises(RankDesync, match="the order is not the same on all ranks"):
+        agree("the order", "y")
+
+
+def test_an_evaluation_divides_positions_or_batches_over_the_ranks() -> None:
+    def keys(loader: DataLoader, size: int, rank: int) -> list[list[int]]:
+        sampler = EvaluationSampler(order_of(loader, 10, 0), size, rank, 3)
+        return [[index for _, index in batch] for batch in sampler]
+
+    plain = DataLoader(DATA, 3)
+    assert [keys(plain, 3, rank) for rank in range(3)] == [
+        [[0, 1, 2], [3]],
+        [[4, 5, 6]],
+        [[7, 8, 9]],
+    ]
+    own = DataLoader(DATA, batch_sampler=[[3, 1], [0, 2, 4], [5], [6]])
+    assert [keys(own, 0, rank) for rank in range(3)] == [[[3, 1], [0, 2, 4]], [[5]], [[6]]]
+
+
+def test_a_checkpoint_of_other_data_or_another_seed_is_refused() -> None:
+    saved = {"num_samples": 10, "fingerprint": "listing:a"}
+    require_same(saved, {"num_samples": 10, "fingerprint": "content:b"}, "step 5")
+    with pytest.raises(RestoreMismatch, match="its fingerprint was listing:a, it is listing:c"):
+        require_same(saved, {"num_samples": 10, "fingerprint": "listing:c"}, "step 5")
+    with pytest.raises(RestoreMismatch, match="had 10 samples per epoch, it has 11"):
+        require_same(saved, {"num_samples": 11}, "step 5")
+    require_seed(1, 1, "step 5")
+    with pytest.raises(RestoreMismatch, match="step 5 was written with seed 1, this run has 2"):
+        require_seed(1, 2, "step 5")
 
 
 def test_a_batch_sampler_gives_the_boundaries() -> None:

@@ -8,8 +8,6 @@ the same bits, because all compute from the values that were sent.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 import torch.distributed as dist
 
@@ -20,23 +18,14 @@ _TOP = {8: 127, 4: 7}
 _SCALE_BYTES = 4
 
 
-class Exchange(Protocol):
-    """A method of averaging tensors. All ranks make the same calls."""
+class Exchange:
+    """A method of averaging tensors, here in float32. All ranks make the same calls."""
 
     def mean(self, mine: torch.Tensor, owed: torch.Tensor) -> torch.Tensor:
-        """Return the mean of a flat float32 tensor over all ranks; updates the residual `owed` in place."""
-        ...
+        """Return the mean of a flat float32 tensor over all ranks.
 
-    def sent_bytes(self, num: int) -> int:
-        """Return the bytes that this rank sends for a tensor of `num` values, without headers."""
-        ...
-
-
-class FullPrecisionExchange:
-    """Averaging in float32."""
-
-    def mean(self, mine: torch.Tensor, owed: torch.Tensor) -> torch.Tensor:
-        """Return the mean; there is no residual."""
+        `owed` is the residual of this rank, updated in place; float32 leaves none.
+        """
         found = mine.clone()
         if num_ranks() > 1:
             dist.all_reduce(found)
@@ -44,11 +33,11 @@ class FullPrecisionExchange:
         return found
 
     def sent_bytes(self, num: int) -> int:
-        """Return the bytes that a ring all-reduce sends."""
+        """Return the bytes that this rank sends for a tensor of `num` values, without headers."""
         return 2 * 4 * num * (num_ranks() - 1) // num_ranks()
 
 
-class QuantizedExchange:
+class QuantizedExchange(Exchange):
     """Averaging of values quantized to 8 or 4 bits."""
 
     def __init__(self, bits: int) -> None:
@@ -120,7 +109,7 @@ def unpack(data: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 EXCHANGES: dict[str, Exchange] = {
-    "none": FullPrecisionExchange(),
+    "none": Exchange(),
     "int8": QuantizedExchange(8),
     "int4": QuantizedExchange(4),
 }

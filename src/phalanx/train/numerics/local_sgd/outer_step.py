@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.optim.sgd import sgd
@@ -15,11 +15,11 @@ from phalanx.train.state import per_rank, tree
 Named = Mapping[str, torch.Tensor]
 
 
-class OuterStep(Protocol):
+class OuterStep:
     """A step from the outer weights along the mean change of the ranks."""
 
-    averages_buffers: bool
-    lags: bool
+    averages_buffers = True
+    lags = False
     """Whether ranks may continue from different outer weights."""
 
     def step(self, at: str, done: Named, outer: Named) -> int:
@@ -27,26 +27,23 @@ class OuterStep(Protocol):
 
         `at` names the fragment. Every rank calls it.
         """
-        ...
+        raise NotImplementedError
 
     def shared(self, outer: Named) -> Named:
         """Return the outer weights for a checkpoint; `outer` is this rank's copy. Collective."""
-        ...
+        return outer
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that the next steps depend on, beside the weights of the last `shared`."""
-        ...
+        raise NotImplementedError
 
     def load_state_dict(self, state: Mapping[str, Any], outer: Named) -> None:
         """Start from these outer weights, and from this state if it is not empty."""
-        ...
+        raise NotImplementedError
 
 
-class AllReducedOuterStep:
-    """The outer step by all ranks: each applies the same mean."""
-
-    averages_buffers = True
-    lags = False
+class AllReducedOuterStep(OuterStep):
+    """The outer step by all ranks: each applies the same mean, so their outer weights are equal."""
 
     def __init__(self, wishes: OuterSettings, quantize: str) -> None:
         self._wishes, self._exchange = wishes, EXCHANGES[quantize]
@@ -67,10 +64,6 @@ class AllReducedOuterStep:
             self._owed.update(zip(names, split(owed, shapes), strict=True))
         outer_step(self._wishes, outer, gradients, self._momentum)
         return self._exchange.sent_bytes(flat.numel())
-
-    def shared(self, outer: Named) -> Named:
-        """Return `outer`: it is equal on all ranks."""
-        return outer
 
     def state_dict(self) -> dict[str, Any]:
         """Return the momentum, equal on all ranks, and each rank's residuals."""

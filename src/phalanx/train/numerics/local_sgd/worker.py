@@ -13,7 +13,7 @@ from phalanx.errors import TrainingError
 from phalanx.train.gang.agreement import Agreement
 from phalanx.train.gang.groups import Connection
 from phalanx.train.numerics.local_sgd import wire
-from phalanx.train.numerics.local_sgd.outer_step import Named
+from phalanx.train.numerics.local_sgd.outer_step import Named, OuterStep
 from phalanx.train.numerics.local_sgd.rounds import LocalRounds
 from phalanx.train.settings import SyncSettings
 from phalanx.train.state import tree
@@ -79,7 +79,7 @@ class ServerConnections:
             self._peers = []
 
 
-class ServerOuterStep:
+class ServerOuterStep(OuterStep):
     """The outer step of one model on the servers."""
 
     def __init__(self, servers: ServerConnections, model: int, loads: bool, lags: bool) -> None:
