@@ -1,44 +1,26 @@
 """Batch norm over several ranks against one process with the concatenated batch.
 
-The ranks are threads here, with an exchange of their own: arithmetic needs no network.
+The ranks are threads here: arithmetic needs no network.
 """
-
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
 
+from integration.thread_gang import Meeting, on_threads
 from phalanx.train.numerics import batch_norm
 
 pytestmark = pytest.mark.integration
 
-HANG_GUARD_S = 60.0
-
-
-class Exchange:
-    """What a process group does, between threads."""
-
-    def __init__(self, world):
-        self.world_size = world
-        self.rows = [None] * world
-        self.barrier = threading.Barrier(world, timeout=HANG_GUARD_S)
-
-    def gather(self, rank, row):
-        self.rows[rank] = row.clone()
-        self.barrier.wait()
-        found = torch.stack(self.rows)
-        self.barrier.wait()
-        return found
-
 
 class ThreadLink:
-    def __init__(self, exchange, rank, factor):
-        self.exchange, self.rank, self.factor = exchange, rank, factor
+    """What a process group does, between threads."""
+
+    def __init__(self, meeting, rank, factor):
+        self.meeting, self.rank, self.factor = meeting, rank, factor
 
     def gather(self, row):
-        return self.exchange.gather(self.rank, row)
+        return torch.stack(self.meeting.exchange(self.rank, row.clone()))
 
 
 def net(dims):
@@ -75,7 +57,7 @@ def alone(dims, size):
 def together(dims, sizes, convert=batch_norm.synchronize, weights=None):
     """The gang's outputs, its reduced gradients, and every rank's buffers."""
     world, total = len(sizes), sum(sizes)
-    exchange = Exchange(world)
+    meeting = Meeting(world)
     x, y = batch(dims, total)
     # Made here: threads that seed the one global generator would disturb one another.
     models = [net(dims) for _ in sizes]
@@ -86,15 +68,14 @@ def together(dims, sizes, convert=batch_norm.synchronize, weights=None):
         spare = sizes[at] == 0
         mine = slice(0, 1) if spare else slice(lo, lo + sizes[at])
         factor = weights[at] if weights else sizes[at] * world / total
-        convert(model, ThreadLink(exchange, at, factor))
+        convert(model, ThreadLink(meeting, at, factor))
         for _ in range(2):
             model.zero_grad()
             out = model(x[mine])
             (out - y[mine]).square().mean().backward()
         return facts(model, out if not spare else out[:0], factor)
 
-    with ThreadPoolExecutor(world) as pool:
-        found = list(pool.map(rank, range(world)))
+    found = on_threads(world, rank)
     outputs = torch.cat([one[0] for one in found])
     gradients = [sum(rows) / world for rows in zip(*(one[1] for one in found), strict=True)]
     return outputs, gradients, [one[2] for one in found]
@@ -134,23 +115,23 @@ def test_conversion_keeps_objects_names_and_evaluation():
     before = dict(model.named_parameters())
     x, _ = batch(2, 3)
     expected = net(2).eval()(x)
-    assert batch_norm.synchronize(model, ThreadLink(Exchange(1), 0, 1.0)) == 1
+    assert batch_norm.synchronize(model, ThreadLink(Meeting(1), 0, 1.0)) == 1
     assert isinstance(model[1], nn.BatchNorm2d)
     assert list(model.state_dict()) == list(net(2).state_dict())
     assert all(before[name] is one for name, one in model.named_parameters())
     assert torch.equal(model.eval()(x), expected)
-    assert batch_norm.synchronize(model, ThreadLink(Exchange(1), 0, 1.0)) == 0
+    assert batch_norm.synchronize(model, ThreadLink(Meeting(1), 0, 1.0)) == 0
 
 
 def test_one_value_per_channel_is_refused():
     model = net(1)
-    batch_norm.synchronize(model, ThreadLink(Exchange(1), 0, 1.0))
+    batch_norm.synchronize(model, ThreadLink(Meeting(1), 0, 1.0))
     with pytest.raises(ValueError, match="more than 1 value"):
         model(batch(1, 1)[0])
 
 
 def test_gradients_are_right_by_finite_differences():
     model = nn.BatchNorm1d(3).double()
-    batch_norm.synchronize(model, ThreadLink(Exchange(1), 0, 1.0))
+    batch_norm.synchronize(model, ThreadLink(Meeting(1), 0, 1.0))
     x = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(model, (x,))

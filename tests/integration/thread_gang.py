@@ -36,6 +36,27 @@ class Meeting:
         return found
 
 
+def on_threads(world, work):
+    """`work(rank)` in a thread for each rank; the results in rank order."""
+    results, errors = [None] * world, []
+
+    def run(rank):
+        try:
+            results[rank] = work(rank)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(world)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(GUARD_S)
+        assert not one.is_alive(), "hangs"
+    if errors:
+        raise errors[0]
+    return results
+
+
 class ThreadChannel:
     def __init__(self, meeting, rank):
         self.meeting, self.rank = meeting, rank
@@ -120,23 +141,7 @@ class ThreadGang:
 
     def everywhere(self, work):
         """`work(rank)` in a thread for each rank; the results in rank order."""
-        results, errors = [None] * self.world, []
-
-        def run(rank):
-            try:
-                results[rank] = work(rank)
-            except Exception as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(self.world)]
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join(GUARD_S)
-            assert not one.is_alive(), "hangs"
-        if errors:
-            raise errors[0]
-        return results
+        return on_threads(self.world, work)
 
     def set(self, fill):
         for model, opt in self.pairs:

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from integration.thread_gang import on_threads
 from phalanx.core.training.staleness import Clocks, SharedRequests
 from phalanx.errors import TrainingError
 from phalanx.train.numerics.local_sgd import wire
@@ -102,25 +103,6 @@ class Gang:
             assert not one.is_alive(), "a server has not noticed that all workers left"
 
 
-def run_workers(num, work):
-    errors = []
-
-    def guarded(number):
-        try:
-            work(number)
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(at,), daemon=True) for at in range(num)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(GUARD_S)
-        assert not one.is_alive(), "hangs"
-    if errors:
-        raise errors[0]
-
-
 def push(servers, clock, done):
     messages = [{"model": 0, "clock": clock, "done": part} for part in servers.parts(done)]
     found = {}
@@ -154,7 +136,7 @@ def test_in_step_every_worker_gets_the_mean_of_all():
             )
         servers.close()
 
-    run_workers(3, work)
+    on_threads(3, work)
     gang.join()
     for (_, clock), weights in seen.items():
         assert set(weights) == set(START)
@@ -181,7 +163,7 @@ def test_a_worker_that_is_ahead_waits_for_the_slowest(bound, reached):
                 ahead.set()
         servers.close()
 
-    both = threading.Thread(target=run_workers, args=(2, work), daemon=True)
+    both = threading.Thread(target=on_threads, args=(2, work), daemon=True)
     both.start()
     assert ahead.wait(GUARD_S), "it may be that far ahead"
     assert clocks == {0: reached, 1: 0}
@@ -204,7 +186,7 @@ def test_a_snapshot_is_the_same_for_all_workers_whatever_the_first_to_read_it_pu
             seen[number, clock] = servers.ask("snapshot", [{"model": 0}])[0]["weights"]
         servers.close()
 
-    run_workers(3, work)
+    on_threads(3, work)
     gang.join()
     for (_, clock), weights in seen.items():
         assert all(torch.allclose(one, torch.full((3,), -1.0 * clock)) for one in weights.values())
