@@ -304,7 +304,7 @@ class TestProjects:
         assert "runs 1 jobs of at most 1" in found.reason.message
         assert found.constraints[0].text.endswith(f": j-{second}")
         assert [one.text for one in found.changes] == [
-            "starts now without that limit on running jobs"
+            "starts now if project text might run 2 jobs"
         ]
 
     def test_what_can_never_be_is_refused_at_submit(self, rig: Rig) -> None:
@@ -359,7 +359,8 @@ class TestProjects:
         jobs = [rig.submit(**gang(**small, project=n)) for n in ("robots", "speech", "speech")]
         rig.turn()
         assert [rig.job(num).state for num in jobs] == ["starting", "starting", "queued"]
-        assert "project lab runs" in rig.client.why(jobs[2]).reason.message
+        said = rig.client.why(jobs[2]).reason.message
+        assert "project lab, which speech is part of, runs 2 jobs of at most 2" in said
 
     def test_a_part_claims_what_its_parent_is_guaranteed(self, rig: Rig) -> None:
         rig.client.apply_projects({"schema": 1, "projects": [{"name": "other"}]})

@@ -57,7 +57,6 @@ class SimulatedJob:
     queued_s: float = 0.0  # time at which it last entered the queue
     up_s: float | None = None  # end of the start-up; None once it was reported
     failed_s: float | None = None  # time at which it failed finally
-    insisted: int = 0  # number of waits for a preferred level; outdates their timers
 
     @property
     def step(self) -> int:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 from phalanx.core.gang.placement import Node
 from phalanx.core.scheduling import Project
+from phalanx.core.scheduling.index.empty_cluster import EmptyCluster
+from phalanx.core.scheduling.model.entitlement import never_allowed
 from phalanx.core.scheduling.stages.preference import NOTHING
 from phalanx.errors import UserError
 from phalanx.kit.units import parse_duration
@@ -101,25 +103,20 @@ def check_fit(
     jobs: Sequence[TraceJob], nodes: Sequence[Node], projects: Sequence[Project] = ()
 ) -> None:
     """Refuse jobs that can never run, naming the first. Raises UserError."""
-    total = sum(node.num_slots for node in nodes)
-    widest = max((node.num_slots for node in nodes), default=0)
-    limits = {p.name: p.max_slots for p in projects if p.max_slots is not None}
-    for job in jobs:
-        others = sum(role.num_slots for role in job.roles)
-        least = (job.min_nodes or job.shape.nodes) * job.shape.slots_per_node + others
-        width = max(shape.slots_per_node for shape in (job.shape, *job.roles))
-        fits = least <= total and width <= widest
-        if not fits or (job.min_nodes or job.shape.nodes) > len(nodes):
+    empty, tree = EmptyCluster(nodes), {project.name: project for project in projects}
+    for job in (traced.waiting() for traced in jobs):
+        if not empty.can_hold(job):
+            total = sum(node.num_slots for node in nodes)
             raise UserError(
                 f"job {job.num} needs {job.shape.nodes} × {job.shape.slots_per_node} slots; "
                 f"the cluster has {len(nodes)} nodes with {total}",
                 "more --nodes, or another trace",
             )
-        if least > limits.get(job.project, least):
+        for project in never_allowed(tree, job):
             raise UserError(
-                f"job {job.num} needs {least} slots; project {job.project} may hold "
-                f"{limits[job.project]}",
-                f"a higher quota.{job.project}",
+                f"job {job.num} needs {job.least_slots} slots; project {project.name} may hold "
+                f"{project.max_slots}",
+                f"a higher quota.{project.name}",
             )
 
 

@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from phalanx.core.codec import decode, encode
 from phalanx.core.gang.placement import Placement
-from phalanx.core.scheduling import Reservation
+from phalanx.core.scheduling.model.planner_state import Reservation, Usage
 from phalanx.store.database import Tx, columns_of, read
 from phalanx.store.tables import project_usage, reservations
 
@@ -29,16 +29,6 @@ class StoredReservation:
     kind: str
     placement: Placement | None
     created_at: int
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """A project's decayed average of slots up to `at`, and what it has held since."""
-
-    project: str
-    average_slots: float
-    held_slots: int
-    at: int
 
 
 def reservations_now(tx: Tx) -> dict[int, StoredReservation]:

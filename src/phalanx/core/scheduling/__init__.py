@@ -11,6 +11,7 @@ from phalanx.core.scheduling.explain.why import Victim, Why, why, why_victim
 from phalanx.core.scheduling.index.cluster_index import ClusterIndex
 from phalanx.core.scheduling.index.empty_cluster import fits_ever
 from phalanx.core.scheduling.model.outcome import Migration, Plan, Preemption, Resize, Start
+from phalanx.core.scheduling.model.planner_state import Reservation
 from phalanx.core.scheduling.model.planning_input import (
     PlannerConfig,
     PlanningInput,
@@ -18,7 +19,6 @@ from phalanx.core.scheduling.model.planning_input import (
     QueuedJob,
     RunningJob,
 )
-from phalanx.core.scheduling.model.reservation import Reservation
 from phalanx.core.scheduling.planner import plan, plan_pass
 
 __all__ = [

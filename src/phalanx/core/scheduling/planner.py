@@ -54,9 +54,9 @@ def plan(snapshot: PlanningInput, now: int) -> Plan:
 def plan_pass(cluster: ClusterIndex, now: int) -> Plan:
     """Plan on an index that is kept from pass to pass.
 
-    The index is unchanged, except that jobs with an expired back-off join the queue.
+    The index is unchanged, except that the back-offs and waits for a preferred level that are over end.
     """
-    cluster.activate_deferred(now)
+    cluster.advance(now)
     mark = cluster.index.mark()
     state = Pass(cluster, now)
     try:

@@ -75,6 +75,7 @@ class ProjectSpec(Section):
             lend_slots=self.lend_slots,
             parent=self.parent or "",
             past_slots=past_slots,
+            max_running=self.max_running,
         )
 
 

@@ -1,7 +1,7 @@
 """The planner's indexes, kept from one pass to the next and brought up to date by what has changed.
 
-A pass over thousands of queued jobs must not begin with building the picture of all of them. The result
-always equals a world built anew from the same snapshot.
+A pass over thousands of queued jobs must not begin with indexing all of them. The result always equals an
+index built anew from the same snapshot.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from phalanx.core.scheduling.index.cluster_index import class_key
 
 
 def sync(cluster: ClusterIndex | None, snapshot: PlanningInput) -> ClusterIndex:
-    """The world of this snapshot: the given one with the differences applied, or a new one."""
+    """Return the index of this snapshot: the given one with the differences applied, or a new one."""
     same = (
         cluster is not None
         and cluster.index.nodes == snapshot.nodes
@@ -26,7 +26,7 @@ def sync(cluster: ClusterIndex | None, snapshot: PlanningInput) -> ClusterIndex:
     for num in [num for num in cluster.waiting if num not in waiting]:
         cluster.withdraw(num)
     for num, job in waiting.items():
-        known = cluster.waiting.get(num)
+        known = cluster.submitted(num)
         if known is job:
             continue
         if known is not None and known != job:
@@ -58,13 +58,13 @@ def only_longer_classes(
     if not held - cluster.held.keys() <= started or not cluster.waiting.keys() - waiting <= held:
         return False
     return all(
-        cluster.waiting.get(job.num) is job or _stands_behind(cluster, job, started)
+        cluster.submitted(job.num) is job or _stands_behind(cluster, job, started)
         for job in snapshot.waiting
     )
 
 
 def _stands_behind(cluster: ClusterIndex, job: QueuedJob, started: frozenset[int]) -> bool:
-    line = cluster.classes.get(class_key(job))
+    line = cluster.classes.get(class_key(job.as_of(cluster.now)))
     if job.num in cluster.waiting or job.not_before is not None or line is None:
         return False
     return any(num not in started for _, num in line.jobs)

@@ -1,4 +1,4 @@
-"""Convert stored jobs and projects to planner input: demand, placement and preemption cost."""
+"""Convert stored jobs to planner input: demand, placement and preemption cost."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from dataclasses import dataclass, replace
 
 from phalanx.core.gang.placement import Placement
 from phalanx.core.jobs.model import Attempt, JobPolicy, JobState
-from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import PlannerConfig, QueuedJob, RunningJob
-from phalanx.core.scheduling.model.past_use import decayed_average
 from phalanx.core.scheduling.model.urgency import is_guarded
 from phalanx.errors import InvariantBroken
-from phalanx.schemas.pools.project_file import ProjectSpec, lineage
 from phalanx.store.jobs import JobFacts, StoredJob
-from phalanx.store.planning import MOVE, StoredReservation, Usage
+from phalanx.store.planning import MOVE, StoredReservation
 
 _US = 1_000_000
 # Expected duration of a requested save of a job that has not saved yet.
@@ -91,33 +88,6 @@ def _left_s(stored: StoredJob) -> float | None:
     if limit_s is None:
         return None
     return max(limit_s - stored.job.attained_slot_s / slots, 1.0)
-
-
-def over_running(
-    queued: Sequence[StoredJob],
-    holding: Sequence[StoredJob],
-    projects: Mapping[str, ProjectSpec],
-    owners: set[int],
-) -> dict[int, Reason]:
-    """Queued jobs that a `max_running` limit defers, each with its pending reason.
-
-    The limit of a project applies to its own jobs and those of all its subprojects together.
-    """
-    found: dict[int, Reason] = {}
-    # Innermost projects first: a job deferred by its own project uses no place of an outer one.
-    limits = {
-        name: one.max_running for name, one in projects.items() if one.max_running is not None
-    }
-    for name in sorted(limits, key=lambda one: (-len(lineage(projects, one)), one)):
-        project, limit = projects[name], limits[name]
-        inside = {part for part in projects if project in lineage(projects, part)}
-        running = sum(1 for one in holding if one.facts.project in inside)
-        ours = [one for one in queued if one.facts.project in inside and one.job.num not in found]
-        ours.sort(key=lambda one: (one.job.num not in owners, -one.facts.priority, one.job.num))
-        text = f"project {name} runs {running} jobs of at most {limit}"
-        for one in ours[max(0, limit - running) :]:
-            found[one.job.num] = Reason(ReasonCode.WAITING_FOR_QUOTA, text)
-    return found
 
 
 # -- what runs -----------------------------------------------------------------------------------
@@ -202,27 +172,11 @@ def _remaining_s(
 # -- projects ------------------------------------------------------------------------------------
 
 
-def past_slots(usage: Usage | None, half_life_s: float, now: int) -> float:
-    """The decayed average of slots that a project held up to now."""
-    if usage is None:
-        return 0.0
-    elapsed_s = (now - usage.at) / _US
-    return decayed_average(usage.average_slots, usage.held_slots, elapsed_s, half_life_s)
-
-
-def changed_usage(
-    known: Mapping[str, Usage], holding: Sequence[StoredJob], half_life_s: float, now: int
-) -> dict[str, Usage]:
-    """Rows to write: projects that hold another number of slots than was written down last."""
-    holds: dict[str, int] = {}
+def slots_held(holding: Sequence[StoredJob]) -> dict[str, int]:
+    """Return the slots that each project holds."""
+    found: dict[str, int] = {}
     for one in holding:
-        attempt = one.job.attempt
-        if attempt is not None:
+        if one.job.attempt is not None:
             project = one.facts.project
-            holds[project] = holds.get(project, 0) + attempt.num_slots
-    changed = {}
-    for name in {*known, *holds}:
-        usage, slots = known.get(name), holds.get(name, 0)
-        if usage is None or usage.held_slots != slots:
-            changed[name] = Usage(name, past_slots(usage, half_life_s, now), slots, now)
-    return changed
+            found[project] = found.get(project, 0) + one.job.attempt.num_slots
+    return found

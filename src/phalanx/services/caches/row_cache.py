@@ -18,10 +18,9 @@ from phalanx.core.scheduling import (
     PlanningInput,
     QueuedJob,
 )
-from phalanx.core.scheduling.index.empty_cluster import EmptyCluster
-from phalanx.core.scheduling.index.topology import NodeRequest, request_of
 from phalanx.core.scheduling.model.durations import History
-from phalanx.core.scheduling.stages.preference import insistence, narrowest_levels
+from phalanx.core.scheduling.model.planner_state import Usage, changed_usage, past_slots
+from phalanx.core.scheduling.stages.preference import Preferences
 from phalanx.errors import InvariantBroken
 from phalanx.schemas.pools.pool_file import HostDefaults, PoolSpec
 from phalanx.schemas.pools.project_file import ProjectSpec
@@ -29,9 +28,8 @@ from phalanx.services.caches import planner_input
 from phalanx.store import events, jobs, lineage, outbox, planning, resources, supervisors
 from phalanx.store.database import Touched, Tx
 from phalanx.store.jobs import Finished, StoredJob
-from phalanx.store.planning import StoredReservation, Usage
+from phalanx.store.planning import StoredReservation
 
-_US = 1_000_000
 _PAGE = 5000
 # Number of finished jobs read at startup for the duration history.
 LEARNED_AT_START = 20_000
@@ -71,17 +69,11 @@ class SchedulerView:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """The request of a queued job at one version; in `patient`, its preferences are requirements.
-
-    `ask` is the number of the node request of `patient`; None without preferences.
-    """
+    """The request of a queued job at one version, with its preferred level."""
 
     version: int
     reservation: StoredReservation | None
-    plain: QueuedJob
-    patient: QueuedJob
-    ask: int | None
-    patience_s: float
+    job: QueuedJob
 
 
 @dataclass
@@ -142,10 +134,8 @@ class RowCache:
     #: (stamps, projects by name)
     _projects: tuple[object, dict[str, ProjectSpec]] = field(default_factory=lambda: ((), {}))
     _nodes: tuple[object, tuple[Node, ...]] = ((), ())  # (key, nodes with marks)
-    _asks: dict[NodeRequest, int] = field(default_factory=dict)  # node request to its number
-    _fits: dict[int, bool] = field(default_factory=dict)  # request number: fits the empty cluster
-    _empty: EmptyCluster = field(default_factory=lambda: EmptyCluster(()))  # the idle cluster
-    _narrowest: dict[str, str | None] = field(default_factory=dict)  # narrowest topology level
+    _preferences: Preferences = field(default_factory=lambda: Preferences(()))  # on the nodes
+    _layout: tuple[Node, ...] = ()  # the nodes of `_preferences`, none of them closed
     _asked: dict[int, _Asked] = field(default_factory=dict)  # requests by job number
     _blocked: dict[int, tuple[int, Reason]] = field(default_factory=dict)  # (until, reason) by job
 
@@ -162,16 +152,11 @@ class RowCache:
             nodes = self.nodes(tx, real)
             waiting, holding = self.jobs(tx)
             reservations = planning.reservations_now(tx)
-            projects = self._projects_now(tx)
             known = planning.usage_now(tx)
             facts = planner_input.RunningFacts(
                 lineage.last_saves(tx), lineage.restoring(tx), supervisors.epochs_now(tx)
             )
             deferred = self._blocked_now(waiting, now)
-            willing = waiting
-            if deferred:
-                willing = [one for one in waiting if one.job.num not in deferred]
-            deferred |= planner_input.over_running(willing, holding, projects, set(reservations))
             shown = waiting
             if deferred:
                 shown = [one for one in waiting if one.job.num not in deferred]
@@ -184,33 +169,30 @@ class RowCache:
                     for one in holding
                 ),
                 waiting=tuple(
-                    self._waiting(one, reservations.get(one.job.num), nodes, history, now)
-                    for one in shown
+                    self._waiting(one, reservations.get(one.job.num), history) for one in shown
                 ),
                 projects=tuple(
-                    one.to_core(planner_input.past_slots(known.get(name), policy.half_life_s, now))
-                    for name, one in projects.items()
+                    one.to_core(past_slots(known.get(name), policy.half_life_s, now))
+                    for name, one in self._projects_now(tx).items()
                 ),
-                reservations=tuple(
-                    reservation.reservation for reservation in reservations.values()
-                ),
+                reservations=tuple(one.reservation for one in reservations.values()),
                 history=history,
                 config=policy.config,
             )
-            attempts = {
-                one.job.num: one.job.attempt.num for one in holding if one.job.attempt is not None
-            }
-            versions = {one.job.num: one.version for one in waiting}
-            usage = planner_input.changed_usage(known, holding, policy.half_life_s, now)
+            held = planner_input.slots_held(holding)
             return SchedulerView(
                 nodes,
                 snapshot,
                 deferred,
                 reservations,
-                attempts,
-                versions,
-                usage,
-                self._projects,
+                attempts={
+                    one.job.num: one.job.attempt.num
+                    for one in holding
+                    if one.job.attempt is not None
+                },
+                versions={one.job.num: one.version for one in waiting},
+                usage=changed_usage(known, held, policy.half_life_s, now),
+                projects_stamp=self._projects,
             )
 
     def jobs(self, tx: Tx) -> tuple[list[StoredJob], list[StoredJob]]:
@@ -325,11 +307,9 @@ class RowCache:
             key = (stamps, tuple(real), tuple(marks.items()))
             if self._nodes[0] != key:
                 self._nodes = (key, _laid_out(self._pools[1], real, marks))
-                self._fits.clear()
-                self._empty = EmptyCluster(self._nodes[1])
-                levels = narrowest_levels(self._nodes[1])
-                if levels != self._narrowest:
-                    self._narrowest = levels
+                layout = tuple(replace(node, closed="") for node in self._nodes[1])
+                if layout != self._layout:
+                    self._layout, self._preferences = layout, Preferences(layout)
                     self._asked.clear()
             return self._nodes[1]
 
@@ -374,39 +354,21 @@ class RowCache:
         return self._projects[1]
 
     def _waiting(
-        self,
-        stored: StoredJob,
-        reservation: StoredReservation | None,
-        nodes: tuple[Node, ...],
-        history: History,
-        now: int,
+        self, stored: StoredJob, reservation: StoredReservation | None, history: History
     ) -> QueuedJob:
+        """Return the request of a queued job: the same object until it changes, for the indexes."""
         known = self._asked.get(stored.job.num)
         if known is None or known.version != stored.version or known.reservation != reservation:
             demand = stored.facts.demand
-            plain = planner_input.waiting(stored, reservation)
-            patient, ask = plain, None
-            patience_s = 0.0
-            # A job with reserved nodes takes those.
-            if reservation is None:
-                found = insistence(
-                    plain, demand.preferred, demand.patience_s, self._narrowest, history
-                )
-                if found is not None:
-                    patient, patience_s = found
-                    ask = self._asks.setdefault(request_of(patient), len(self._asks))
-            known = _Asked(stored.version, reservation, plain, patient, ask, patience_s)
+            job = self._preferences.apply(
+                planner_input.waiting(stored, reservation),
+                demand.preferred,
+                demand.patience_s,
+                history,
+            )
+            known = _Asked(stored.version, reservation, job)
             self._asked[stored.job.num] = known
-        if known.ask is None or now - known.plain.since >= known.patience_s * _US:
-            return known.plain
-        # The same object at every pass: the planner's indexes then see that nothing has changed.
-        return known.patient if self._ever(known.patient, known.ask) else known.plain
-
-    def _ever(self, job: QueuedJob, ask: int) -> bool:
-        known = self._fits.get(ask)
-        if known is None:
-            known = self._fits[ask] = self._empty.can_hold(job)
-        return known
+        return known.job
 
 
 def _with_selected_labels(nodes: tuple[Node, ...], shown: Sequence[StoredJob]) -> tuple[Node, ...]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from phalanx.core.gang.placement import Demand, Node
 from phalanx.core.scheduling import fits_ever
+from phalanx.core.scheduling.model.entitlement import never_allowed
 from phalanx.errors import Problem
 from phalanx.kit.units import format_size
 from phalanx.schemas.pools.project_file import ProjectSpec, lineage
@@ -43,16 +44,18 @@ def over_project(spec: JobSpec, projects: Sequence[Applied]) -> list[Problem]:
     """Problems of a spec that can never meet the limits of its project."""
     known = {one.name: ProjectSpec(**one.body) for one in projects}
     problems = []
-    least = sum(one.need.nodes.low * one.need.slots_per_node for one in spec.plans)
+    job = asked(spec.to_policy(), facts_of(spec), 0)
+    tree = {name: one.to_core() for name, one in known.items()}
+    too_small = {one.name: one.max_slots for one in never_allowed(tree, job)}
     for one in lineage(known, spec.project):
         part = "" if one.name == spec.project else f", which {spec.project} is part of,"
         if one.max_priority is not None and spec.priority > one.max_priority:
             said = f"project {one.name}{part} allows at most {one.max_priority}"
             problems.append(Problem("priority", said, str(spec.priority)))
-        if one.quota is not None and least > one.quota:
+        if one.name in too_small:
             said = (
-                f"project {one.name}{part} may hold at most {one.quota} slots, "
-                f"the job needs {least}"
+                f"project {one.name}{part} may hold at most {too_small[one.name]} slots, "
+                f"the job needs {job.least_slots}"
             )
             problems.append(Problem("resources", said))
     return problems

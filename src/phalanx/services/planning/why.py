@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from phalanx.core.jobs.events import StopRequested
 from phalanx.core.jobs.model import Job, JobState, StopGoal
-from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import Why
 from phalanx.core.scheduling.explain.why import Victim, why, why_victim
 from phalanx.kit.text import job_label
@@ -20,8 +18,6 @@ from phalanx.schemas.api.why import (
     VictimView,
     WhyView,
 )
-from phalanx.services.caches.planner_input import waiting
-from phalanx.services.caches.row_cache import SchedulerView
 from phalanx.services.planning.scheduling import view_of
 from phalanx.services.platform import Platform
 from phalanx.services.queries.lineage import lineage_view
@@ -29,8 +25,6 @@ from phalanx.store import events, jobs, supervisors
 from phalanx.store.database import Tx
 from phalanx.store.events import StoredEvent
 from phalanx.store.jobs import StoredJob
-
-_MANY = 4
 
 # By the phase of a supervisor's heartbeat.
 _BEFORE_RANKS = {
@@ -83,42 +77,11 @@ def _starting(platform: Platform, view: WhyView, job: Job) -> WhyView:
 def _waiting(platform: Platform, view: WhyView, stored: StoredJob, now: int) -> WhyView:
     view_now, num = view_of(platform, now), stored.job.num
     deferred = view_now.deferred.get(num)
-    if deferred is not None and deferred.code is ReasonCode.BLOCKED:
+    if deferred is not None:
         reason = ReasonView(code=deferred.code.value, message=deferred.message)
         return view.model_copy(update={"reason": reason})
-    if deferred is not None:
-        return view.model_copy(update=_deferred(view_now, stored, deferred, now))
     found = why(view_now.snapshot, num, now)
     return view if found is None else view.model_copy(update=_answer(found))
-
-
-def _deferred(
-    view_now: SchedulerView, stored: StoredJob, said: Reason, now: int
-) -> dict[str, object]:
-    """Explain a deferred job: why it is deferred, and the planner's decision without that."""
-    num, project = stored.job.num, stored.facts.project
-    shown = (*view_now.snapshot.waiting, waiting(stored, view_now.reservations.get(num)))
-    found = why(replace(view_now.snapshot, waiting=shown), num, now, num_scenarios=1)
-    running = [f"j-{one.job}" for one in view_now.snapshot.held if one.project == project]
-    names = f": {', '.join(running[:_MANY])}" if running else ""
-    limit = ConstraintView(
-        binding="quota", text=f"{said.message}{names}", unit="jobs", names=[project]
-    )
-    answer = {} if found is None else _answer(found)
-    if found is not None and not found.constraints:
-        text = "starts now without that limit on running jobs"
-        change = CounterfactualView(kind="quota", text=text, by_preemption=False)
-        answer["changes"] = [change]
-    else:
-        answer["changes"] = []
-    return {
-        **answer,
-        "reason": ReasonView(code=said.code.value, message=said.message),
-        "constraints": [limit, *answer.get("constraints", [])],
-        "eta_p50_at": None,
-        "eta_p90_at": None,
-        "victims": [],
-    }
 
 
 def _answer(found: Why) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.core.scheduling.model.entitlement import entitlements, rolled_up
+from phalanx.core.scheduling.model.planner_state import past_slots
 from phalanx.errors import Conflict, NotFound, SpecInvalid
 from phalanx.schemas.api.body import at_or_none
 from phalanx.schemas.api.pools import ApplyResponse, ProjectView
 from phalanx.schemas.pools.project_file import ProjectSpec, check_tree, read_projects
-from phalanx.services.caches.planner_input import past_slots
 from phalanx.services.lifecycle.commit import QUEUE
 from phalanx.services.platform import Platform
 from phalanx.services.resources.inventory import change_views, suggestion

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from phalanx.core.scheduling import ClusterIndex, Plan, QueuedJob
 from phalanx.core.scheduling.index.topology import place, request_of
-from phalanx.core.scheduling.model.entitlement import lineage, rolled_up
+from phalanx.core.scheduling.model.entitlement import lineage
 from phalanx.core.scheduling.model.planning_input import US
+from phalanx.core.scheduling.stages.entitlement import entitle
+from phalanx.core.scheduling.stages.scheduling_pass import Pass
 from phalanx.sim.audit import promises as audit
 from phalanx.sim.audit.promises import require
 from phalanx.sim.model import SimulatedJob, SlotTimes
@@ -102,17 +104,15 @@ class Auditor:
         served = {start.job for start in plan.starts} | {
             h.job for h in plan.reservations if h.victims
         }
-        owed, used = {}, rolled_up(cluster.projects, cluster.used)
+        owed, state = {}, Pass(cluster, now)
+        entitle(state)
+        used = state.ledger.used
         for num, job in cluster.waiting.items():
             above = lineage(cluster.projects, job.project)
             if not above or num in served or num in cluster.deferred:
                 continue
             holds = used.get(job.project, 0) + job.num_slots
-            free = all(
-                one.max_slots is None or used.get(one.name, 0) + job.num_slots <= one.max_slots
-                for one in above
-            )
-            if free and holds <= above[0].guaranteed_slots:
+            if not state.ledger.over_limit(job) and holds <= above[0].guaranteed_slots:
                 owed[num] = self.owed_since.get(num, now)
         self.owed_since = owed
         for num, since in owed.items():

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 
 from phalanx.core.gang.placement import GangShape, Node
 from phalanx.core.scheduling import ClusterIndex, Plan, QueuedJob, Reservation, fits_ever
-from phalanx.core.scheduling.index.slots import Allocation, SlotIndex, mask_of, pick, wants_of
-from phalanx.core.scheduling.index.topology import place, request_of, suitable
-from phalanx.core.scheduling.model.entitlement import lineage, project_shares, rolled_up
+from phalanx.core.scheduling.index.empty_cluster import EmptyCluster
+from phalanx.core.scheduling.index.slots import Allocation, mask_of, pick, wants_of
+from phalanx.core.scheduling.index.topology import place
+from phalanx.core.scheduling.model.entitlement import lineage, never_allowed, rolled_up
 from phalanx.core.scheduling.model.planning_input import US
 from phalanx.core.scheduling.model.urgency import expected_s, kind_key
+from phalanx.core.scheduling.stages.entitlement import entitle
+from phalanx.core.scheduling.stages.scheduling_pass import Pass
 from phalanx.errors import InvariantBroken
 
 if TYPE_CHECKING:
@@ -58,7 +61,7 @@ def require(holds: bool, message: str) -> None:
 def check_rebuild(cluster: ClusterIndex, now: int = 0) -> None:
     """Check 1: every index equals one rebuilt from the same facts, as of `now`."""
     fresh = ClusterIndex.of(cluster.snapshot())
-    fresh.activate_deferred(now)
+    fresh.advance(now)
     require(fresh.state() == cluster.state(), "an index differs from its rebuild")
 
 
@@ -268,9 +271,8 @@ def check_work_conserving(cluster: ClusterIndex, plan: Plan, now: int) -> None:
     index, mark = cluster.index, cluster.index.mark()
     started = {start.job for start in plan.starts}
     owners = {reservation.job for reservation in plan.reservations}
-    capacity = sum(group.num_nodes * group.size for group in index.groups)
-    known = project_shares(cluster.projects, cluster.used, cluster.demand, capacity)
-    own = dict(cluster.used)
+    state = Pass(cluster, now)
+    entitle(state)
     try:
         for start in plan.starts:
             job = cluster.waiting[start.job]
@@ -278,21 +280,19 @@ def check_work_conserving(cluster: ClusterIndex, plan: Plan, now: int) -> None:
                 start.placement, job.cpus_per_node, job.memory_per_node_bytes, job.roles
             ):
                 index.take(allocation)
-                slots = allocation.mask.bit_count()
-                own[job.project] = own.get(job.project, 0) + slots
+            slots = sum(len(share.slots) for share in start.placement.shares)
+            state.ledger.use(job.project, slots, 1)
         _take_growth(cluster, plan)
         for reservation in plan.reservations:
             _close(cluster, reservation)
             owner = cluster.waiting[reservation.job]
-            own[owner.project] = own.get(owner.project, 0) + owner.num_slots
-        used = rolled_up(cluster.projects, own)
+            state.ledger.use(owner.project, owner.num_slots, 1)
         for line in cluster.classes.values():
             for _, num in line.jobs:
                 if num in started or num in owners:
                     continue
                 job = cluster.waiting[num]
-                standing = known.get(job.project)
-                if standing and standing.over_limit(used, job.num_slots):
+                if state.ledger.over_limit(job):
                     break
                 least = job.shape if job.min_nodes is None else _least(job)
                 fits = place(index, line.request, line.groups, least)
@@ -429,12 +429,7 @@ def check_books(slot_times: SlotTimes) -> None:
 
 def check_all_started(cluster: ClusterIndex, unstarted: Sequence[QueuedJob]) -> None:
     """Check 12: no job that an empty cluster could hold is left in the queue at the end."""
+    empty = EmptyCluster(node for node in cluster.index.nodes if not node.closed)
     for job in unstarted:
-        groups = cluster.groups_for(request_of(job))
-        empty = SlotIndex(cluster.index.nodes)
-        possible = (
-            place(empty, request_of(job), suitable(empty, request_of(job)), job.shape) is not None
-        )
-        limits = [one.max_slots for one in lineage(cluster.projects, job.project)]
-        allowed = all(limit is None or job.num_slots <= limit for limit in limits)
-        require(not (groups and possible and allowed), f"j-{job.num} could run and never started")
+        possible = empty.can_hold(job) and not never_allowed(cluster.projects, job)
+        require(not possible, f"j-{job.num} could run and never started")

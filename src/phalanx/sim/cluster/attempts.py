@@ -8,8 +8,7 @@ from phalanx.core.gang.placement import Placement
 from phalanx.core.jobs.model import Job, NodeOutcome
 from phalanx.core.reasons import Reason
 from phalanx.core.scheduling import ClusterIndex, QueuedJob, RunningJob
-from phalanx.core.scheduling.index.empty_cluster import EmptyCluster
-from phalanx.core.scheduling.stages.preference import insistence, narrowest_levels
+from phalanx.core.scheduling.stages.preference import NOTHING, Preferences
 from phalanx.sim.cluster.accounting import Accounting
 from phalanx.sim.cluster.events import EventQueue
 from phalanx.sim.cluster.lifecycles import JobLifecycles
@@ -37,34 +36,25 @@ class Attempts:
         self._events = events
         self._lifecycles = lifecycles
         self._accounting = accounting
-        self._narrowest = narrowest_levels(setup.nodes) if prefers else {}
-        self._empty = EmptyCluster(setup.nodes)
+        self._preferences = Preferences(setup.nodes)
+        self._prefers = prefers
 
     def enqueue(self, run: SimulatedJob, waiting: QueuedJob) -> None:
         """Queue a job, which insists on its preferred level for a while if that can hold it."""
-        wish, wish_s = run.job.preferred, run.job.patience_s
-        found = insistence(waiting, wish, wish_s, self._narrowest, self._cluster.history)
-        if found is None or not self._empty.can_hold(found[0]):
-            self._cluster.submit(waiting)
-            return
-        insisting, wait_s = found
-        self._cluster.submit(insisting)
-        run.insisted += 1
-        self._events.at(self._events.now_s + wait_s, "relent", run.job.num, run.insisted)
+        level = run.job.preferred
+        if level is None and not self._prefers:
+            level = NOTHING
+        patience_s, history = run.job.patience_s, self._cluster.history
+        job = self._preferences.apply(waiting, level, patience_s, history)
+        self._cluster.submit(job)
+        if job.required_until is not None:
+            self._events.at(job.required_until / US, "patience_over", job.num)
 
-    def relent(self, num: int, insisted: int) -> None:
-        """End the wait for a preferred level."""
+    def patience_over(self, num: int, _: int) -> None:
+        """Request a pass if the wait of a queued job for its preferred level has ended."""
         job = self._cluster.waiting.get(num)
-        if job is None or self._accounting.runs[num].insisted != insisted:
-            return
-        if num in self._cluster.reservations:
-            # Its reservation meets the preference; should that fail, the preference ends later.
-            again_s = self._events.now_s + self._setup.recheck_s
-            self._events.at(again_s, "relent", num, insisted)
-            return
-        self._cluster.withdraw(num)
-        self._cluster.submit(replace(job, required=None))
-        self._events.pass_on_grid()
+        if job is not None and job.as_of(round(self._events.now_s * US)) is not job:
+            self._events.pass_on_grid()
 
     def start(self, num: int, placement: Placement) -> None:
         """Start a queued job."""

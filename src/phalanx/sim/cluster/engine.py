@@ -16,7 +16,7 @@ from phalanx.core.jobs.model import JobState, NodeOutcome
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import ClusterIndex, Plan
 from phalanx.core.scheduling.model.durations import History, KindKey, size_class
-from phalanx.core.scheduling.model.past_use import decayed_average
+from phalanx.core.scheduling.model.planner_state import Usage, changed_usage, past_slots
 from phalanx.errors import InvariantBroken
 from phalanx.sim.audit.auditor import ALL, SAFETY, Auditor
 from phalanx.sim.cluster.accounting import Accounting
@@ -70,7 +70,7 @@ class _Cluster:
         self.num_passes = 0
         self.auditor = Auditor(ALL if plans else SAFETY)
         self.timeline = Timeline(setup.sample_s)
-        self.past_s = 0.0
+        self.usage: dict[str, Usage] = {}
         for job in jobs:
             self.events.at(job.submit_s, "submit", job.num)
         for i, outage in enumerate(setup.outages):
@@ -85,7 +85,7 @@ class _Cluster:
         began = time.perf_counter()
         handlers: Mapping[str, Callable[[int, int], None]] = {
             "submit": self._on_submit,
-            "relent": self.attempts.relent,
+            "patience_over": self.attempts.patience_over,
             "finish": self._on_finish,
             "left": self._on_left,
             "freed": self._on_freed,
@@ -123,10 +123,11 @@ class _Cluster:
 
     def _on_pass(self, _: int, __: int) -> None:
         now = int(self.events.now_s * US)
+        self.cluster.advance(now)
         if not self.costs.graceful:
             self.accounting.report_saves()
         if self.cluster.projects:
-            self._age_use()
+            self._age_use(now)
         if self.timeline.is_due(self.events.now_s):
             useful = self.accounting.useful_so_far()
             self.timeline.note(self.events.now_s, self.cluster, useful)
@@ -148,14 +149,13 @@ class _Cluster:
         if self.cluster.waiting and self.cluster.held:
             self.events.pass_at(self.events.now_s + self.setup.recheck_s)
 
-    def _age_use(self) -> None:
-        """Bring the past use of every project up to date, as the control plane does."""
-        elapsed_s, half_life_s = self.events.now_s - self.past_s, self.setup.half_life_s
-        self.past_s = self.events.now_s
-        for name, project in self.cluster.projects.items():
-            used = self.cluster.used.get(name, 0)
-            past = decayed_average(project.past_slots, used, elapsed_s, half_life_s)
-            self.cluster.projects[name] = replace(project, past_slots=past)
+    def _age_use(self, now: int) -> None:
+        """Bring the past use of every project up to date."""
+        half_life_s, projects = self.setup.half_life_s, self.cluster.projects
+        for name, project in projects.items():
+            past = past_slots(self.usage.get(name), half_life_s, now)
+            projects[name] = replace(project, past_slots=past)
+        self.usage |= changed_usage(self.usage, self.cluster.used, half_life_s, now)
 
     def _apply(self, plan: Plan) -> None:
         self.cluster.reservations = {

@@ -87,7 +87,7 @@ ALL_SHAPES = 1 << 30
 
 def new_draft(cluster: ClusterIndex, now: int) -> Pass:
     """A pass without quotas."""
-    cluster.activate_deferred(now)
+    cluster.advance(now)
     return Pass(cluster, now)
 
 

@@ -83,7 +83,7 @@ def test_following_equals_building_anew(seed: int) -> None:
         cluster = sync(cluster, snapshot)
         fresh = ClusterIndex.of(snapshot)
         for one in (cluster, fresh):
-            one.activate_deferred(at)
+            one.advance(at)
         assert cluster.state() == fresh.state()
         assert cluster.projects == fresh.projects
         assert plan_pass(cluster, at) == plan_pass(fresh, at)

@@ -14,10 +14,13 @@ from phalanx.core.gang.placement import Node, RoleShape
 from phalanx.core.scheduling.index.cluster_index import ClusterIndex
 from phalanx.core.scheduling.index.slots import Allocation, NodeGroup, SlotIndex, pick
 from phalanx.core.scheduling.index.topology import hosts, part_request, place, request_of
-from phalanx.core.scheduling.model.entitlement import project_shares, rolled_up
+from phalanx.core.scheduling.model.entitlement import lineage
 from phalanx.core.scheduling.model.outcome import Plan
+from phalanx.core.scheduling.model.planner_state import Reservation
 from phalanx.core.scheduling.model.planning_input import US, QueuedJob
-from phalanx.core.scheduling.model.reservation import Reservation
+from phalanx.core.scheduling.stages.entitlement import entitle
+from phalanx.core.scheduling.stages.reasons import over_limit
+from phalanx.core.scheduling.stages.scheduling_pass import Pass
 
 _MANY = 4
 
@@ -53,7 +56,7 @@ def constraints(
     cluster: ClusterIndex, decided: Plan, job: QueuedJob, now: int
 ) -> tuple[Constraint, ...]:
     """Return the constraints on `job`, the most permanent first; the index stays unchanged."""
-    found = [*_back_off(job, now), *_quota(cluster, decided, job)]
+    found = [*_back_off(job, now), *_quota(cluster, decided, job, now)]
     index, mark = cluster.index, cluster.index.mark()
     try:
         _apply_starts(cluster, decided)
@@ -86,30 +89,35 @@ def _back_off(job: QueuedJob, now: int) -> list[Constraint]:
     return [Constraint(Binding.BACK_OFF, text, left_s, 0.0, "s")]
 
 
-def _quota(cluster: ClusterIndex, decided: Plan, job: QueuedJob) -> list[Constraint]:
-    capacity = sum(group.num_nodes * group.size for group in cluster.index.groups)
-    share_of = project_shares(cluster.projects, cluster.used, cluster.demand, capacity).get(
-        job.project
-    )
-    if share_of is None:
-        return []
-    used = dict(cluster.used)
+def _quota(cluster: ClusterIndex, decided: Plan, job: QueuedJob, now: int) -> list[Constraint]:
+    state = Pass(cluster, now)
+    entitle(state)
     for start in decided.starts:
-        project = cluster.waiting[start.job].project
         slots = sum(len(share.slots) for share in start.placement.shares)
-        used[project] = used.get(project, 0) + slots
-    used = rolled_up(cluster.projects, used)
-    limit = share_of.over_limit(used, job.num_slots)
-    if limit is None or limit.max_slots is None:
+        state.ledger.use(cluster.waiting[start.job].project, slots, 1)
+    limit = state.ledger.over_limit(job)
+    if limit is None:
         return []
-    holds, most = used.get(limit.name, 0), limit.max_slots
-    part = "" if limit.name == job.project else f", which {job.project} is part of,"
+    left = max(limit.most - limit.holds, 0)
+    if limit.unit == "jobs":
+        text = f"{over_limit(limit, job).message}{_running(cluster, limit.project)}"
+        return [Constraint(Binding.QUOTA, text, 1, left, "jobs", (limit.project,))]
+    part = "" if limit.project == job.project else f", which {job.project} is part of,"
     text = (
-        f"project {limit.name}{part} holds {holds} of at most {most} slots; {job.num_slots} more "
-        f"are {holds + job.num_slots - most} too many"
+        f"project {limit.project}{part} holds {limit.holds} of at most {limit.most} slots; "
+        f"{job.num_slots} more are {limit.holds + job.num_slots - limit.most} too many"
     )
-    left = max(most - holds, 0)
-    return [Constraint(Binding.QUOTA, text, job.num_slots, left, "slots", (limit.name,))]
+    return [Constraint(Binding.QUOTA, text, job.num_slots, left, "slots", (limit.project,))]
+
+
+def _running(cluster: ClusterIndex, project: str) -> str:
+    """Return the first running jobs of a project and its parts, after a colon."""
+    names = [
+        f"j-{num}"
+        for num in sorted(cluster.held)
+        if any(one.name == project for one in lineage(cluster.projects, cluster.held[num].project))
+    ]
+    return f": {', '.join(names[:_MANY])}" if names else ""
 
 
 def _no_such_nodes(index: SlotIndex, job: QueuedJob) -> Constraint:

@@ -15,8 +15,7 @@ from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling.explain.constraints import Constraint, constraints
 from phalanx.core.scheduling.explain.forecast import NUM_SCENARIOS, Eta, eta
 from phalanx.core.scheduling.index.cluster_index import ClusterIndex
-from phalanx.core.scheduling.model.entitlement import lineage, rolled_up
-from phalanx.core.scheduling.model.eviction_cost import eviction_cost, lost_work
+from phalanx.core.scheduling.model.entitlement import lineage
 from phalanx.core.scheduling.model.outcome import Plan
 from phalanx.core.scheduling.model.planning_input import PlanningInput, QueuedJob, RunningJob
 from phalanx.core.scheduling.planner import plan_pass
@@ -88,6 +87,7 @@ def why(
     Costs one plan for the reason, up to two dozen for the changes, and `num_scenarios` runs of the
     planner for the ETA.
     """
+    snapshot = snapshot.as_of(now)
     job = next((w for w in snapshot.waiting if w.num == num), None)
     if job is None:
         return None
@@ -137,7 +137,7 @@ def _victims_for(cluster: ClusterIndex, decided: Plan, num: int, now: int) -> tu
 
 
 def _victim(cluster: ClusterIndex, held: RunningJob, beneficiary: int, now: int) -> Victim:
-    cost, lost = eviction_cost(held, now), lost_work(held, now)
+    cost, lost = held.eviction_cost(now), held.lost_work(now)
     owner = cluster.waiting.get(beneficiary)
     wants = f" ({owner.num_slots} slots, priority {owner.priority})" if owner is not None else ""
     saves = (
@@ -155,7 +155,7 @@ def _victim(cluster: ClusterIndex, held: RunningJob, beneficiary: int, now: int)
 def position(snapshot: PlanningInput, num: int, now: int) -> int:
     """Return how many jobs the planner considers up to and including this one."""
     cluster = ClusterIndex.of(snapshot)
-    cluster.activate_deferred(now)
+    cluster.advance(now)
     state = Pass(cluster, now)
     entitle(state)
     ranked = [
@@ -176,7 +176,7 @@ class _Trial:
 
     def __init__(self, snapshot: PlanningInput, job: QueuedJob, now: int) -> None:
         self.cluster = ClusterIndex.of(snapshot)
-        self.cluster.activate_deferred(now)
+        self.cluster.advance(now)
         self.job, self.now = job, now
         self.reservation = self.cluster.reservations.get(job.num)
 
@@ -313,23 +313,24 @@ def _shorter(job: QueuedJob) -> Iterator[_Idea]:
 def _quota(snapshot: PlanningInput, job: QueuedJob, now: int) -> Change | None:
     """Raise the limits of its project and of those above by exactly what the gang needs."""
     tree = {project.name: project for project in snapshot.projects}
-    held: dict[str, int] = {}
-    for one in snapshot.held:
-        held[one.project] = held.get(one.project, 0) + one.num_slots
-    used = rolled_up(tree, held)
-    raised = {}
+    state = Pass(ClusterIndex.of(snapshot), now)
+    entitle(state)
+    raised, wishes = {}, []
     for project in lineage(tree, job.project):
-        wanted = used.get(project.name, 0) + job.num_slots
-        if project.max_slots is not None and project.max_slots < wanted:
-            raised[project.name] = replace(project, max_slots=wanted)
+        slots = state.ledger.used.get(project.name, 0) + job.num_slots
+        jobs = state.ledger.num_jobs.get(project.name, 0) + 1
+        if project.max_slots is not None and project.max_slots < slots:
+            raised[project.name] = replace(project, max_slots=slots)
+            wishes.append(f"project {project.name} might hold {slots} slots")
+        if project.max_running is not None and project.max_running < jobs:
+            changed = raised.get(project.name, project)
+            raised[project.name] = replace(changed, max_running=jobs)
+            wishes.append(f"project {project.name} might run {jobs} jobs")
     if not raised:
         return None
     projects = tuple(raised.get(project.name, project) for project in snapshot.projects)
     trial = _Trial(replace(snapshot, projects=projects), job, now)
-    names = " and ".join(
-        f"project {name} might hold {one.max_slots} slots" for name, one in raised.items()
-    )
-    return trial.change(ChangeKind.QUOTA, f"if {names}", job)
+    return trial.change(ChangeKind.QUOTA, f"if {' and '.join(wishes)}", job)
 
 
 def _reopened(snapshot: PlanningInput, job: QueuedJob, now: int) -> Change | None:

@@ -6,6 +6,7 @@ control loop) applies events to it; `plan_pass` only reads it.
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from phalanx.core.scheduling.index.running import RunningIndex
 from phalanx.core.scheduling.index.slots import NodeGroup, SlotIndex
 from phalanx.core.scheduling.index.topology import NodeRequest, request_of, suitable
 from phalanx.core.scheduling.model.durations import EDGES, History, KindKey, bin_of
+from phalanx.core.scheduling.model.planner_state import Reservation
 from phalanx.core.scheduling.model.planning_input import (
     PlannerConfig,
     PlanningInput,
@@ -22,7 +24,6 @@ from phalanx.core.scheduling.model.planning_input import (
     QueuedJob,
     RunningJob,
 )
-from phalanx.core.scheduling.model.reservation import Reservation
 from phalanx.core.scheduling.model.urgency import kind_key
 from phalanx.errors import InvariantBroken
 
@@ -77,6 +78,7 @@ def _typical(job: QueuedJob) -> QueuedJob:
         remaining_s=upper(job.remaining_s),
         max_duration_s=upper(job.max_duration_s),
         delayed_s=0.0,
+        required_until=None,
     )
 
 
@@ -113,6 +115,7 @@ class ClusterIndex:
         history: History | None = None,
         config: PlannerConfig | None = None,
     ) -> None:
+        self.now = 0  # time of the last `advance`
         self._begin(nodes, projects, history, config)
 
     def _begin(
@@ -131,6 +134,8 @@ class ClusterIndex:
         self.on_node: list[dict[int, int]] = [{} for _ in self.index.nodes]
         self.used: dict[str, int] = {}
         self.waiting: dict[int, QueuedJob] = {}
+        self._submitted: dict[int, QueuedJob] = {}  # jobs that wait on other terms than at first
+        self._patience: list[tuple[int, int]] = []  # (end, job): waits for a preferred level
         self.classes: dict[tuple[object, ...], EquivalenceClass] = {}
         self.class_of: dict[int, EquivalenceClass] = {}
         self.deferred: dict[int, int] = {}
@@ -164,7 +169,7 @@ class ClusterIndex:
         return PlanningInput(
             self.index.nodes,
             tuple(self.held[job] for job in sorted(self.held)),
-            tuple(self.waiting[num] for num in sorted(self.waiting)),
+            tuple(self._submitted.get(num, self.waiting[num]) for num in sorted(self.waiting)),
             tuple(self.projects.values()),
             tuple(self.reservations[job] for job in sorted(self.reservations)),
             self.history,
@@ -177,6 +182,11 @@ class ClusterIndex:
         """Add a job to the queue; a repeated call changes nothing."""
         if job.num in self.waiting or job.num in self.held:
             return
+        submitted, job = job, job.as_of(self.now)
+        if job is not submitted:
+            self._submitted[job.num] = submitted
+        if job.required_until is not None:
+            heapq.heappush(self._patience, (job.required_until, job.num))
         self.waiting[job.num] = job
         self.demand[job.project] = self.demand.get(job.project, 0) + job.num_slots
         self._add_queued_demand(job, 1)
@@ -186,8 +196,25 @@ class ClusterIndex:
         else:
             self._enqueue(job)
 
-    def activate_deferred(self, now: int) -> None:
-        """Add jobs with an expired back-off to their equivalence classes."""
+    def submitted(self, num: int) -> QueuedJob | None:
+        """Return a queued job as it was submitted."""
+        return self._submitted.get(num) or self.waiting.get(num)
+
+    def advance(self, now: int) -> None:
+        """Bring the queue up to `now`: end the back-offs and the waits for preferred levels that are over.
+
+        A reservation changes nothing about the end of a wait for a preferred level.
+        """
+        self.now = now
+        while self._patience and self._patience[0][0] <= now:
+            num = heapq.heappop(self._patience)[1]
+            job = self.waiting.get(num)
+            if job is not None and job.as_of(now) is not job:
+                reservation = self.reservations.get(num)
+                self.withdraw(num)
+                self.submit(job)
+                if reservation is not None:
+                    self.reservations[num] = reservation
         for num in [n for n, at in self.deferred.items() if at <= now]:
             del self.deferred[num]
             self._enqueue(self.waiting[num])
@@ -197,6 +224,7 @@ class ClusterIndex:
         job = self.waiting.pop(num, None)
         if job is None:
             return
+        self._submitted.pop(num, None)
         self._add_queued_demand(job, -1)
         self._count(job, -1)
         left = self.demand[job.project] - job.num_slots

@@ -1,4 +1,4 @@
-"""The cluster as if nothing ran on it and no node were closed: whether a gang could ever start."""
+"""What the nodes alone allow: whether a gang could ever start, and the narrowest level of each pool."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from phalanx.core.scheduling.model.planning_input import QueuedJob
 
 
 class EmptyCluster:
-    """Answers for one set of nodes, kept by what jobs request of nodes."""
+    """The cluster as if nothing ran on it and no node were closed; answers are kept by request."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self._index = SlotIndex(replace(node, closed="") for node in nodes)
@@ -33,3 +33,11 @@ class EmptyCluster:
 def fits_ever(job: QueuedJob, nodes: Iterable[Node]) -> bool:
     """Return whether the gang could start on these nodes if nothing else ran and none were closed."""
     return EmptyCluster(nodes).can_hold(job)
+
+
+def narrowest_levels(nodes: Iterable[Node]) -> dict[str, str | None]:
+    """The name of the narrowest level of each pool; None where its nodes do not agree on one."""
+    found: dict[str, set[str | None]] = {}
+    for node in nodes:
+        found.setdefault(node.pool, set()).add(node.domains[-1][0] if node.domains else None)
+    return {pool: next(iter(names)) if len(names) == 1 else None for pool, names in found.items()}

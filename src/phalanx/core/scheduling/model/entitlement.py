@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Literal
 
-from phalanx.core.scheduling.model.planning_input import Project
+from phalanx.core.scheduling.model.planning_input import Project, QueuedJob
 
 
 class EntitlementTier(IntEnum):
@@ -21,6 +22,16 @@ class EntitlementTier(IntEnum):
     GUARANTEED = 1
     SHARED = 2
     BORROWED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaLimit:
+    """A limit that a request would exceed: the project holds `holds` of at most `most` `unit`."""
+
+    project: str  # the project of the job, or one above it
+    unit: Literal["slots", "jobs"]  # what the limit counts
+    holds: int
+    most: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +76,19 @@ class ProjectShare:
         """Use above guarantee by weight, the widest project first, so that shares grow side by side."""
         return tuple(_over(one, used.get(one.name, 0)) for one in reversed(self.lineage))
 
-    def over_limit(self, used: Mapping[str, int], wanted: int) -> Project | None:
-        """Return the project, own or above, with a limit that the request would exceed, or None."""
+    def over_limit(
+        self, used: Mapping[str, int], num_jobs: Mapping[str, int], wanted: int
+    ) -> QuotaLimit | None:
+        """Return the first limit, its own or one above, that a job of `wanted` slots would exceed.
+
+        `num_jobs` maps each name to the jobs that hold slots, those of its parts included.
+        """
         for one in self.lineage:
-            if one.max_slots is not None and used.get(one.name, 0) + wanted > one.max_slots:
-                return one
+            slots, jobs = used.get(one.name, 0), num_jobs.get(one.name, 0)
+            if one.max_slots is not None and slots + wanted > one.max_slots:
+                return QuotaLimit(one.name, "slots", slots, one.max_slots)
+            if one.max_running is not None and jobs >= one.max_running:
+                return QuotaLimit(one.name, "jobs", jobs, one.max_running)
         return None
 
     def left(self, used: Mapping[str, int]) -> int | None:
@@ -95,6 +114,15 @@ def lineage(projects: Mapping[str, Project], name: str) -> tuple[Project, ...]:
         found.append(here)
         here = projects.get(here.parent)
     return tuple(found)
+
+
+def never_allowed(projects: Mapping[str, Project], job: QueuedJob) -> list[Project]:
+    """Return the projects, its own and those above, with a limit below the least size of a job."""
+    return [
+        one
+        for one in lineage(projects, job.project)
+        if one.max_slots is not None and job.least_slots > one.max_slots
+    ]
 
 
 def rolled_up(projects: Mapping[str, Project], amounts: Mapping[str, int]) -> dict[str, int]:

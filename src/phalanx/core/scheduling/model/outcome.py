@@ -8,7 +8,7 @@ from typing import overload
 
 from phalanx.core.gang.placement import Placement
 from phalanx.core.reasons import Reason
-from phalanx.core.scheduling.model.reservation import Reservation
+from phalanx.core.scheduling.model.planner_state import Reservation
 
 
 @dataclass(frozen=True, slots=True)

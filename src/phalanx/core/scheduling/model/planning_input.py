@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from phalanx.core.gang.placement import GangShape, Node, Placement
 from phalanx.core.scheduling.model.durations import History
-from phalanx.core.scheduling.model.reservation import Reservation
+from phalanx.core.scheduling.model.planner_state import Reservation
 
 US = 1_000_000
 
@@ -39,6 +39,7 @@ class QueuedJob:
     selector: tuple[tuple[str, str], ...] = ()  # labels that every node of it must have
     delayed_s: float = 0.0  # seconds waited before earlier starts, kept across preemptions
     speeds: tuple[float, ...] = ()  # speed on 1, 2, 3… nodes if elastic; empty: not measured
+    required_until: int | None = None  # end of the time for which `required` holds; None: always
     num_slots: int = field(init=False, repr=False, compare=False)
     """Slots of the whole gang at full size, all roles."""
 
@@ -55,6 +56,19 @@ class QueuedJob:
     def owed_since(self) -> int:
         """When it entered the queue, minus the waits before earlier starts, microseconds UTC."""
         return self.since - int(self.delayed_s * US)
+
+    @property
+    def least_slots(self) -> int:
+        """Slots of the whole gang at its least size, all roles."""
+        if self.min_nodes is None:
+            return self.num_slots
+        return self.num_slots - (self.shape.nodes - self.min_nodes) * self.shape.slots_per_node
+
+    def as_of(self, now: int) -> QueuedJob:
+        """Return the job as it asks at a time: without a preferred level once its patience is over."""
+        if self.required_until is None or now < self.required_until:
+            return self
+        return replace(self, required=None, required_until=None)
 
     def widths(self, num_shares: int) -> list[int]:
         """Slots of each of so many shares of the gang: those of `shape`, then role after role."""
@@ -102,6 +116,18 @@ class RunningJob:
             return self.attained_slot_s
         return self.attained_slot_s + self.num_slots * (now - self.started_at) / US
 
+    def eviction_cost(self, now: int) -> float:
+        """Return the slot-seconds that stopping this job is expected to cost."""
+        pause_s = self.restart_s + (self.save_s or 0.0)
+        return self.num_slots * pause_s + self.lost_work(now)
+
+    def lost_work(self, now: int) -> float:
+        """Return the slot-seconds of work that a stop throws away; 0 where the job saves on request."""
+        if self.save_s is not None:
+            return 0.0
+        saved = self.saved_at if self.saved_at is not None else self.started_at
+        return self.num_slots * (now - (now if saved is None else saved)) / US
+
 
 @dataclass(frozen=True, slots=True)
 class Project:
@@ -109,7 +135,7 @@ class Project:
 
     `max_slots` caps guarantee plus borrowing. `lend_slots` caps how much of an unused guarantee others
     may borrow (None: all of it). `past_slots` is the decayed average of what it used, `parent` another
-    project's name.
+    project's name. `max_running` caps how many of its jobs hold slots at the same time.
     """
 
     name: str
@@ -119,6 +145,7 @@ class Project:
     lend_slots: int | None = None
     parent: str = ""
     past_slots: float = 0.0
+    max_running: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,3 +192,7 @@ class PlanningInput:
     reservations: tuple[Reservation, ...] = ()
     history: History = field(default_factory=History)
     config: PlannerConfig = PlannerConfig()
+
+    def as_of(self, now: int) -> PlanningInput:
+        """Return the input with every queued job as it asks at a time."""
+        return replace(self, waiting=tuple(job.as_of(now) for job in self.waiting))

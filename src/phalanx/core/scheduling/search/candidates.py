@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from phalanx.core.scheduling.model.entitlement import EntitlementTier
-from phalanx.core.scheduling.model.eviction_cost import lost_work
 from phalanx.core.scheduling.model.planning_input import US, RunningJob
 from phalanx.core.scheduling.search.candidate_set import (
     CandidateSet,
@@ -132,7 +131,7 @@ def _peers(search: VictimSearch, priority: int) -> PeerCandidates:
             if is_large(search, held):
                 known.large_jobs.append((score, num))
                 continue
-            lost = 0.0 if held.save_s is not None else lost_work(held, search.now)
+            lost = 0.0 if held.save_s is not None else held.lost_work(search.now)
             ranked.append((score, num, lost))
             total += held.num_slots
             slots.append(total)
@@ -171,7 +170,7 @@ def may_evict(search: VictimSearch, gang: PendingGang, held: RunningJob, score: 
         return held.priority < job.priority
     if _is_fresh(search, held) or is_large(search, held):
         return False
-    return _outweighs(search, gang, held, score, lost_work(held, search.now))
+    return _outweighs(search, gang, held, score, held.lost_work(search.now))
 
 
 def _shared(search: VictimSearch, one: str, other: str) -> frozenset[str]:

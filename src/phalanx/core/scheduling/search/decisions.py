@@ -14,8 +14,8 @@ from phalanx.core.scheduling.model.outcome import (
     Resize,
     Start,
 )
+from phalanx.core.scheduling.model.planner_state import Reservation
 from phalanx.core.scheduling.model.planning_input import RunningJob
-from phalanx.core.scheduling.model.reservation import Reservation
 
 
 @dataclass(slots=True)

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from phalanx.core.scheduling.index.cluster_index import ClusterIndex, EquivalenceClass
-from phalanx.core.scheduling.model.entitlement import EntitlementTier, ProjectShare
+from phalanx.core.scheduling.model.entitlement import (
+    EntitlementTier,
+    ProjectShare,
+    QuotaLimit,
+)
 from phalanx.core.scheduling.model.planning_input import US, PlannerConfig, QueuedJob
 from phalanx.core.scheduling.model.urgency import aged, base_urgency, is_guarded
 
@@ -17,15 +21,16 @@ Rank = tuple[int, tuple[int, ...], int, int, float, int, int]
 
 @dataclass(slots=True)
 class Ledger:
-    """Used slots and shares of the projects during one pass.
+    """Used slots, jobs that hold them, and shares of the projects during one pass.
 
-    A slot counts for its project and for every project above it. `version` changes with every use, so that
-    a search can tell when what it has derived from `used` is outdated.
+    A slot or job counts for its project and for every project above it. `version` changes with every use,
+    so that a search can tell when what it has derived from `used` is outdated.
     """
 
     cluster: ClusterIndex
     now: int
     used: dict[str, int]
+    num_jobs: dict[str, int] = field(default_factory=dict)
     shares: dict[str, ProjectShare] = field(default_factory=dict)
     version: int = 0
     config: PlannerConfig = field(init=False)
@@ -105,10 +110,18 @@ class Ledger:
             return (tier, level, -job.priority, 0, 0.0, since, num)
         return (tier, level, -job.priority, 1, -self._turn(eq_class, since), since, num)
 
-    def use(self, project: str, slots: int) -> None:
-        """Count slots for a project and the projects above it; a negative number takes them back."""
+    def over_limit(self, job: QueuedJob) -> QuotaLimit | None:
+        """Return the limit that a start of this job would exceed at this point of the pass."""
+        share = self.shares.get(job.project)
+        if share is None:
+            return None
+        return share.over_limit(self.used, self.num_jobs, job.num_slots)
+
+    def use(self, project: str, slots: int, num_jobs: int) -> None:
+        """Count slots and jobs for a project and those above it; negative numbers take them back."""
         share = self.shares.get(project)
         names = [project] if share is None else [one.name for one in share.lineage]
         for name in names:
             self.used[name] = self.used.get(name, 0) + slots
+            self.num_jobs[name] = self.num_jobs.get(name, 0) + num_jobs
         self.version += 1

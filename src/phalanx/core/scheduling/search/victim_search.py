@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from phalanx.core.scheduling.index.cluster_index import ClusterIndex
 from phalanx.core.scheduling.index.slots import SlotIndex
 from phalanx.core.scheduling.model.entitlement import ProjectShare
-from phalanx.core.scheduling.model.eviction_cost import eviction_cost
 from phalanx.core.scheduling.model.planning_input import PlannerConfig, RunningJob
 from phalanx.core.scheduling.search.candidate_set import (
     CandidateSet,
@@ -61,14 +60,14 @@ class VictimSearch:
         """Return the slot-seconds that stopping this job is expected to cost."""
         known = self.prices.get(held.job)
         if known is None:
-            known = self.prices[held.job] = eviction_cost(held, self.now)
+            known = self.prices[held.job] = held.eviction_cost(self.now)
         return known
 
     def leave(self, num: int) -> None:
         """Decide that a running job leaves: its slots no longer count, and no other gang may take it."""
         held = self.cluster.held[num]
         self.decisions.leaving.add(num)
-        self.ledger.use(held.project, -held.num_slots)
+        self.ledger.use(held.project, -held.num_slots, -1)
         for candidates in self.below.values():
             candidates.remove(self.cluster, num)
         for kept in self.incremental.values():

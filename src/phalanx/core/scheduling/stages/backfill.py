@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phalanx.core.scheduling.index.cluster_index import EquivalenceClass
-from phalanx.core.scheduling.model.planning_input import US, QueuedJob
+from phalanx.core.scheduling.model.planning_input import US
 from phalanx.core.scheduling.model.urgency import expected_s
 from phalanx.core.scheduling.stages.scheduling_pass import KeptSlots, Pass
 
@@ -32,7 +32,7 @@ def _fill(
             if num in started or num == owner:
                 continue
             lasts_s = expected_s(job, eq_class.kind, history)
-            if lasts_s is None or lasts_s > window_s or _is_over_limit(state, job):
+            if lasts_s is None or lasts_s > window_s or state.ledger.over_limit(job):
                 break
             if not state.try_start(eq_class, num):
                 break
@@ -40,9 +40,3 @@ def _fill(
     state.no_room.clear()
     widths = state.cluster.waiting[owner].widths(len(kept.reservation.nodes))
     state.hold_back(kept.reservation, *widths)
-
-
-def _is_over_limit(state: Pass, job: QueuedJob) -> bool:
-    ledger = state.ledger
-    share = ledger.shares.get(job.project)
-    return share is not None and share.over_limit(ledger.used, job.num_slots) is not None

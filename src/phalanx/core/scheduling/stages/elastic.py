@@ -17,8 +17,8 @@ from phalanx.core.scheduling.index.cluster_index import EquivalenceClass
 from phalanx.core.scheduling.index.slots import Allocation, pick
 from phalanx.core.scheduling.index.topology import place
 from phalanx.core.scheduling.model.outcome import Resize
+from phalanx.core.scheduling.model.planner_state import Reservation
 from phalanx.core.scheduling.model.planning_input import US, QueuedJob, RunningJob
-from phalanx.core.scheduling.model.reservation import Reservation
 from phalanx.core.scheduling.stages.scheduling_pass import Pass
 
 _MIN_GAIN = 1.15
@@ -169,7 +169,7 @@ def _commit(
     reservation = Reservation(job.num, names, ready_at, expires_at, tuple(given))
     state.reserve(reservation, job)
     # Slots count for the projects of the shrinking jobs until they are given back.
-    state.ledger.use(job.project, job.num_slots)
+    state.ledger.use(job.project, job.num_slots, 1)
 
 
 def _elastic(state: Pass) -> list[RunningJob]:
@@ -220,7 +220,7 @@ def _grow(state: Pass, held: RunningJob, wanted: int) -> None:
         allocations.append(allocation)
     larger = Placement(held.placement.pool, shares + index.placement(allocations).shares)
     more = sum(allocation.mask.bit_count() for allocation in allocations)
-    state.ledger.use(held.project, more)
+    state.ledger.use(held.project, more, 0)
     text = f"grows from {len(shares)} to {len(larger.shares)} nodes that nobody else can use"
     state.decisions.resize(held, Resize(held.job, larger, Reason(ReasonCode.PLACED, text)))
 

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from phalanx.core.gang.placement import Node
+from phalanx.core.scheduling.index.empty_cluster import EmptyCluster, narrowest_levels
 from phalanx.core.scheduling.model.durations import History
-from phalanx.core.scheduling.model.planning_input import QueuedJob
+from phalanx.core.scheduling.model.planning_input import US, QueuedJob
 from phalanx.core.scheduling.model.urgency import expected_s, kind_key
 
 NOTHING = "none"
@@ -21,14 +22,6 @@ NOTHING = "none"
 _PART = 0.4
 _MOST_S = 4 * 3600.0
 _UNKNOWN_S = 600.0
-
-
-def narrowest_levels(nodes: Iterable[Node]) -> dict[str, str | None]:
-    """The name of the narrowest level of each pool; None where its nodes do not agree on one."""
-    found: dict[str, set[str | None]] = {}
-    for node in nodes:
-        found.setdefault(node.pool, set()).add(node.domains[-1][0] if node.domains else None)
-    return {pool: next(iter(names)) if len(names) == 1 else None for pool, names in found.items()}
 
 
 def preferred_level(
@@ -49,19 +42,26 @@ def patience_s(job: QueuedJob, history: History) -> float:
     return _UNKNOWN_S if lasts_s is None else min(_PART * lasts_s, _MOST_S)
 
 
-def insistence(
-    job: QueuedJob,
-    wished: str | None,
-    wished_s: float | None,
-    narrowest: Mapping[str, str | None],
-    history: History,
-) -> tuple[QueuedJob, float] | None:
-    """Return the job as it insists on its preferred level, and for how many seconds.
+class Preferences:
+    """The preferred levels of jobs on one set of nodes."""
 
-    `wished` and `wished_s` are what its owner declares. None if the job takes any place at once; a level
-    that is required goes before one that is preferred. The caller checks that the level could ever hold it.
-    """
-    level = preferred_level(wished, job, narrowest)
-    if level is None or job.required is not None:
-        return None
-    return replace(job, required=level), patience_s(job, history) if wished_s is None else wished_s
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        nodes = tuple(nodes)
+        self._narrowest = narrowest_levels(nodes)
+        self._empty = EmptyCluster(nodes)
+
+    def apply(
+        self, job: QueuedJob, wished: str | None, wished_s: float | None, history: History
+    ) -> QueuedJob:
+        """Return the job as it enters the queue: for a while, its preferred level is required.
+
+        `wished` and `wished_s` are what its owner declares. The job is unchanged if it takes any place at
+        once, if it requires a level, or if its preferred level could never hold it.
+        """
+        level = preferred_level(wished, job, self._narrowest)
+        if level is None or job.required is not None:
+            return job
+        wait_s = patience_s(job, history) if wished_s is None else wished_s
+        until = job.since + int(wait_s * US)
+        insisting = replace(job, required=level, required_until=until)
+        return insisting if self._empty.can_hold(insisting) else job

@@ -5,8 +5,9 @@ from __future__ import annotations
 from phalanx.core.gang.placement import GangShape, RoleShape
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling.index.cluster_index import EquivalenceClass
+from phalanx.core.scheduling.model.entitlement import QuotaLimit
 from phalanx.core.scheduling.model.outcome import PendingReasons
-from phalanx.core.scheduling.model.planning_input import US, Project, QueuedJob
+from phalanx.core.scheduling.model.planning_input import US, QueuedJob
 from phalanx.core.scheduling.stages.scheduling_pass import Pass
 
 
@@ -39,12 +40,15 @@ def coming(state: Pass, num: int) -> Reason:
     return Reason(ReasonCode.WAITING_FOR_VICTIMS, text)
 
 
-def over_limit(limit: Project, used: int, job: QueuedJob) -> Reason:
-    """Return the reason of a job over the limit of its project or of one above."""
-    whose = f"project {limit.name}"
-    if limit.name != job.project:
+def over_limit(limit: QuotaLimit, job: QueuedJob) -> Reason:
+    """Return the reason of a job over a limit of its project or of one above."""
+    whose = f"project {limit.project}"
+    if limit.project != job.project:
         whose += f", which {job.project} is part of,"
-    text = f"needs {job.num_slots} slots; {whose} holds {used} of at most {limit.max_slots}"
+    if limit.unit == "jobs":
+        text = f"{whose} runs {limit.holds} jobs of at most {limit.most}"
+    else:
+        text = f"needs {job.num_slots} slots; {whose} holds {limit.holds} of at most {limit.most}"
     return Reason(ReasonCode.WAITING_FOR_QUOTA, text)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from phalanx.core.scheduling.index.cluster_index import EquivalenceClass
 from phalanx.core.scheduling.index.running import NEVER
 from phalanx.core.scheduling.index.topology import num_leaves, place_on
+from phalanx.core.scheduling.model.planner_state import Reservation
 from phalanx.core.scheduling.model.planning_input import US
-from phalanx.core.scheduling.model.reservation import Reservation
 from phalanx.core.scheduling.model.urgency import is_guarded
 from phalanx.core.scheduling.stages.queue import QueueHead, Verdict
 from phalanx.core.scheduling.stages.scheduling_pass import Pass
@@ -32,7 +32,7 @@ def honour(state: Pass) -> None:
         reservation, job = kept.reservation, cluster.waiting[num]
         state.hold_back(reservation, *eq_class.sample.widths(len(reservation.nodes)))
         state.decisions.reservations.append(reservation)
-        state.ledger.use(job.project, job.num_slots)
+        state.ledger.use(job.project, job.num_slots, 1)
 
 
 def _is_void(state: Pass, reservation: Reservation) -> bool:

@@ -8,8 +8,8 @@ from phalanx.core.scheduling.index.cluster_index import ClusterIndex, Equivalenc
 from phalanx.core.scheduling.index.slots import Allocation, SlotIndex, pick
 from phalanx.core.scheduling.index.topology import place
 from phalanx.core.scheduling.model.outcome import Start
+from phalanx.core.scheduling.model.planner_state import Reservation
 from phalanx.core.scheduling.model.planning_input import PlannerConfig, QueuedJob
-from phalanx.core.scheduling.model.reservation import Reservation
 from phalanx.core.scheduling.search.decisions import Decisions
 from phalanx.core.scheduling.search.ledger import Ledger
 from phalanx.core.scheduling.search.openings import OpeningSearch
@@ -61,7 +61,7 @@ class Pass:
             self.index.take(allocation)
         self.decisions.starts.append(Start(job.num, self.index.placement(allocations)))
         self.decisions.started.add(job.num)
-        self.ledger.use(job.project, sum(one.mask.bit_count() for one in allocations))
+        self.ledger.use(job.project, sum(one.mask.bit_count() for one in allocations), 1)
 
     def try_start(self, eq_class: EquivalenceClass, num: int) -> bool:
         """Start a job of a class at full size, else at the largest size that its range allows."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling.model.outcome import Preemption
+from phalanx.core.scheduling.model.planner_state import Reservation
 from phalanx.core.scheduling.model.planning_input import US, QueuedJob
-from phalanx.core.scheduling.model.reservation import Reservation
 from phalanx.core.scheduling.search.victims import VictimPlan, find_victims
 from phalanx.core.scheduling.stages import elastic, reasons
 from phalanx.core.scheduling.stages.queue import QueueHead, Verdict
@@ -14,13 +14,11 @@ from phalanx.core.scheduling.stages.scheduling_pass import Pass
 
 def quota(state: Pass, head: QueueHead) -> Verdict:
     """Block a class if its next job would exceed a limit of its project or of one above."""
-    job, ledger = state.cluster.waiting[head.num], state.ledger
-    share = ledger.shares.get(job.project)
-    limit = None if share is None else share.over_limit(ledger.used, job.num_slots)
+    job = state.cluster.waiting[head.num]
+    limit = state.ledger.over_limit(job)
     if limit is None:
         return Verdict.OPEN
-    reason = reasons.over_limit(limit, ledger.used.get(limit.name, 0), job)
-    state.decisions.limited.append((head.eq_class, reason))
+    state.decisions.limited.append((head.eq_class, reasons.over_limit(limit, job)))
     return Verdict.BLOCKED
 
 
@@ -79,4 +77,4 @@ def _preempt(state: Pass, job: QueuedJob, found: VictimPlan) -> None:
         )
         reason = Reason(ReasonCode.PREEMPTED, text)
         decisions.preemptions.append(Preemption(victim, job.num, cost, reason))
-    state.ledger.use(job.project, job.num_slots)
+    state.ledger.use(job.project, job.num_slots, 1)

@@ -8,9 +8,10 @@ import pytest
 
 from phalanx.core.gang.placement import GangShape, Node
 from phalanx.core.scheduling import QueuedJob
+from phalanx.core.scheduling.index.empty_cluster import narrowest_levels
 from phalanx.core.scheduling.model.durations import History
 from phalanx.core.scheduling.model.urgency import kind_key
-from phalanx.core.scheduling.stages.preference import narrowest_levels, patience_s, preferred_level
+from phalanx.core.scheduling.stages.preference import patience_s, preferred_level
 
 pytestmark = pytest.mark.unit
 

@@ -57,7 +57,7 @@ class TestQuota:
     def test_what_fits_the_limit_is_left_to_the_next_stage(self) -> None:
         state = pass_on(job(), projects=(Project("p", max_slots=4),))
         assert serving.quota(state, head_of(state)) is Verdict.OPEN
-        state.ledger.use("p", 1)
+        state.ledger.use("p", 1, 1)
         assert serving.quota(state, head_of(state)) is Verdict.BLOCKED
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.core.scheduling.model.past_use import decayed_average
+from phalanx.core.scheduling.model.planner_state import decayed_average
 
 pytestmark = pytest.mark.unit
 
