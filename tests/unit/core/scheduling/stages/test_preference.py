@@ -7,14 +7,16 @@ from dataclasses import replace
 import pytest
 
 from phalanx.core.gang.placement import GangShape, Node
-from phalanx.core.scheduling import QueuedJob
+from phalanx.core.scheduling import ClusterIndex, QueuedJob, Reservation
+from phalanx.core.scheduling.index.cluster_index import class_key
 from phalanx.core.scheduling.index.empty_cluster import narrowest_levels
 from phalanx.core.scheduling.model.durations import History
 from phalanx.core.scheduling.model.urgency import kind_key
-from phalanx.core.scheduling.stages.preference import patience_s, preferred_level
+from phalanx.core.scheduling.stages.preference import Preferences, patience_s, preferred_level
 
 pytestmark = pytest.mark.unit
 
+US = 1_000_000
 GANG = QueuedJob(1, GangShape(4, 8, 8), 50, 0)
 LEVELS: dict[str, str | None] = {"a": "rack", "b": "rack", "c": "leaf", "d": None}
 
@@ -60,3 +62,47 @@ def test_patience_is_two_fifths_of_the_expected_run_and_four_hours_at_most() -> 
     for _ in range(100):
         history.observe(kind_key(GANG), 32 * 1000.0)
     assert 320.0 < patience_s(GANG, history) < 600.0
+
+
+NODES = [replace(node(str(i), "a"), domains=(("rack", f"r{i // 2}"),)) for i in range(8)]
+PAIR = QueuedJob(1, GangShape(2, 8, 8), 50, 0, queued_at=5 * US)
+
+
+class TestPreferences:
+    def test_a_gang_requires_its_level_until_its_patience_is_over(self) -> None:
+        asked = Preferences(NODES).apply(PAIR, None, 60.0, History())
+        assert (asked.required, asked.required_until) == ("rack", 65 * US)
+        assert asked.as_of(65 * US - 1) is asked
+        assert asked.as_of(65 * US) == PAIR
+
+    @pytest.mark.parametrize(
+        "job",
+        [
+            replace(PAIR, required="block"),
+            replace(PAIR, shape=GangShape(3, 8, 8)),
+            replace(PAIR, shape=GangShape(1, 8, 8)),
+        ],
+        ids=["required", "no rack could hold it", "one node"],
+    )
+    def test_a_gang_without_a_level_to_prefer_is_unchanged(self, job: QueuedJob) -> None:
+        assert Preferences(NODES).apply(job, None, 60.0, History()) is job
+
+    def test_an_index_ends_the_wait_for_a_level_in_time_and_keeps_the_reservation(self) -> None:
+        cluster = ClusterIndex(NODES)
+        asked = replace(PAIR, required="rack", required_until=65 * US)
+        cluster.submit(asked)
+        kept = Reservation(1, ("0", "1"), None, 900 * US)
+        cluster.reservations[1] = kept
+        cluster.advance(64 * US)
+        assert cluster.waiting[1] is asked
+        cluster.advance(65 * US)
+        assert cluster.waiting[1] == PAIR
+        assert cluster.submitted(1) is asked
+        assert cluster.reservations == {1: kept}
+        fresh = ClusterIndex.of(cluster.snapshot())
+        fresh.advance(65 * US)
+        assert fresh.state() == cluster.state()
+
+    def test_jobs_that_differ_in_the_end_of_their_patience_are_of_one_class(self) -> None:
+        asked = replace(PAIR, required="rack", required_until=65 * US)
+        assert class_key(asked) == class_key(replace(asked, num=2, required_until=70 * US))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from phalanx.core.gang.placement import GangShape
-from phalanx.core.reasons import ReasonCode
+from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import ClusterIndex, PlannerConfig, Project, QueuedJob, RunningJob
 from phalanx.core.scheduling.stages import entitlement, queue, reservations, serving
 from phalanx.core.scheduling.stages.queue import QueueHead, Verdict
@@ -59,6 +59,40 @@ class TestQuota:
         assert serving.quota(state, head_of(state)) is Verdict.OPEN
         state.ledger.use("p", 1, 1)
         assert serving.quota(state, head_of(state)) is Verdict.BLOCKED
+
+
+class TestRunningJobs:
+    def test_a_limit_on_running_jobs_blocks_the_class_with_a_reason(self) -> None:
+        held = RunningJob(7, running(7, 0).placement, project="p", started_at=0)
+        state = pass_on(job(), running=(held,), projects=(Project("p", max_running=1),))
+        assert serving.quota(state, head_of(state)) is Verdict.BLOCKED
+        ((_, reason),) = state.decisions.limited
+        assert reason == Reason(ReasonCode.WAITING_FOR_QUOTA, "project p runs 1 jobs of at most 1")
+
+    def test_a_start_and_the_owner_of_a_reservation_take_a_place(self) -> None:
+        projects = (Project("p", max_running=2),)
+        state = pass_on(job(1), job(2), running=(running(7, 0),), projects=projects)
+        assert serving.place(state, head_of(state)) is Verdict.SERVED
+        assert serving.quota(state, head_of(state, 2)) is Verdict.OPEN
+        serving.shrink(state, head := head_of(state, 2))
+        assert serving.preempt(state, head) is Verdict.SERVED
+        assert serving.quota(state, head_of(state, 2)) is Verdict.BLOCKED
+
+    def test_a_limit_counts_the_jobs_of_all_parts(self) -> None:
+        held = RunningJob(7, running(7, 0).placement, project="q", started_at=0)
+        projects = (Project("lab", max_running=1), Project("q", parent="lab"))
+        state = pass_on(job(), running=(held,), projects=(*projects, Project("p", parent="lab")))
+        assert serving.quota(state, head_of(state)) is Verdict.BLOCKED
+        ((_, reason),) = state.decisions.limited
+        assert "project lab, which p is part of, runs 1 jobs" in reason.message
+
+    def test_jobs_beyond_the_limit_are_no_demand(self) -> None:
+        """Else the idle part of a limited project would not count as surplus of the others."""
+        queued = [job(num, slots=2) for num in (1, 2, 3)]
+        free = pass_on(*queued, projects=(Project("p"),))
+        limited = pass_on(*queued, projects=(Project("p", max_running=1),))
+        assert free.ledger.shares["p"].entitled == 6.0
+        assert limited.ledger.shares["p"].entitled == 2.0
 
 
 class TestPlace:
