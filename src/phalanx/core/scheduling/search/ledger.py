@@ -27,15 +27,15 @@ class Ledger:
     so that a search can tell when what it has derived from `used` is outdated.
     """
 
-    cluster: ClusterIndex
-    now: int
-    used: dict[str, int]
-    num_jobs: dict[str, int] = field(default_factory=dict)
-    shares: dict[str, ProjectShare] = field(default_factory=dict)
-    version: int = 0
-    config: PlannerConfig = field(init=False)
-    _small: float = 0.0
-    _first_large_jobs: dict[int, float] | None = None
+    cluster: ClusterIndex  # nodes, queue and running jobs
+    now: int  # time of the pass, microseconds UTC
+    used: dict[str, int]  # slots by project
+    num_jobs: dict[str, int] = field(default_factory=dict)  # jobs that hold slots, by project
+    shares: dict[str, ProjectShare] = field(default_factory=dict)  # by project
+    version: int = 0  # number of changes of `used`
+    config: PlannerConfig = field(init=False)  # that of `cluster`
+    _small: float = 0.0  # slots beyond which a queued job is large; 0: not yet computed
+    _first_large_jobs: dict[int, float] | None = None  # highest urgency of large jobs, by priority
 
     def __post_init__(self) -> None:
         self.config = self.cluster.config
