@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from phalanx.core.jobs.events import StopRequested
@@ -93,30 +94,30 @@ def _answer(found: Why) -> dict[str, Any]:
         "eta_p90_at": at_or_none(found.eta_p90_at),
         "constraints": [
             ConstraintView(
-                binding=one.binding.value, text=one.text, need=one.need, have=one.have,
-                unit=one.unit, names=list(one.names),
+                binding=one.binding.value,
+                text=one.text,
+                need=one.need,
+                have=one.have,
+                unit=one.unit,
+                names=list(one.names),
             )
             for one in found.constraints
         ],
         "changes": [
             CounterfactualView(
-                kind=one.kind.value, text=one.text, by_preemption=one.by_preemption,
+                kind=one.kind.value,
+                text=one.text,
+                by_preemption=one.by_preemption,
                 victims=list(one.victims),
             )
             for one in found.changes
         ],
         "victims": [_victim(one) for one in found.victims],
-    }  # fmt: skip
+    }
 
 
 def _victim(one: Victim) -> VictimView:
-    return VictimView(
-        job=one.job,
-        beneficiary=one.beneficiary,
-        price_slot_s=one.price_slot_s,
-        lost_slot_s=one.lost_slot_s,
-        text=one.text,
-    )
+    return VictimView(**asdict(one))
 
 
 def evictions_of(tx: Tx, num: int) -> list[EvictionView]:

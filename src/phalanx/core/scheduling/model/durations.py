@@ -139,11 +139,11 @@ class History:
         return table
 
     def _weights(self, key: KindKey) -> list[float]:
-        everyone = self.counts.get("*")
+        any_kind = self.counts.get("*")
         size = self.counts.get(key.size)
         own = self.counts.get(key)
         weights = [_PRIOR_PER_BIN] * _NUM_BINS
-        for row, factor in ((everyone, _ALL_WEIGHT), (size, 1.0), (own, _OWN_WEIGHT)):
+        for row, factor in ((any_kind, _ALL_WEIGHT), (size, 1.0), (own, _OWN_WEIGHT)):
             if row is not None:
                 weights = [w + factor * n for w, n in zip(weights, row, strict=True)]
         return weights

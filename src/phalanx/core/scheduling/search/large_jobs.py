@@ -69,8 +69,8 @@ def _waited_slot_s(search: VictimSearch, gang: PendingGang) -> float:
     if known is None:
         project, priority = key
         limit, waiting, waited = search.ledger.largest_small(), search.cluster.waiting, 0
-        for (whose, urgent, slots), queued in search.cluster.queued.items():
-            if urgent == priority and slots <= limit and (not project or whose == project):
+        for (owner, urgent, slots), queued in search.cluster.queued.items():
+            if urgent == priority and slots <= limit and (not project or owner == project):
                 waited += slots * (queued.num * search.now - queued.since)
         for num in search.decisions.started:
             job = waiting[num]

@@ -221,7 +221,7 @@ def _grow(state: Pass, held: RunningJob, wanted: int) -> None:
     larger = Placement(held.placement.pool, shares + index.placement(allocations).shares)
     more = sum(allocation.mask.bit_count() for allocation in allocations)
     state.ledger.use(held.project, more, 0)
-    text = f"grows from {len(shares)} to {len(larger.shares)} nodes that nobody else can use"
+    text = f"grows from {len(shares)} to {len(larger.shares)} nodes that no other job can use"
     state.decisions.resize(held, Resize(held.job, larger, Reason(ReasonCode.PLACED, text)))
 
 

@@ -42,13 +42,13 @@ def coming(state: Pass, num: int) -> Reason:
 
 def over_limit(limit: QuotaLimit, job: QueuedJob) -> Reason:
     """Return the reason of a job over a limit of its project or of one above."""
-    whose = f"project {limit.project}"
+    name = f"project {limit.project}"
     if limit.project != job.project:
-        whose += f", which {job.project} is part of,"
+        name += f", which {job.project} is part of,"
     if limit.unit == "jobs":
-        text = f"{whose} runs {limit.holds} jobs of at most {limit.most}"
+        text = f"{name} runs {limit.holds} jobs of at most {limit.most}"
     else:
-        text = f"needs {job.num_slots} slots; {whose} holds {limit.holds} of at most {limit.most}"
+        text = f"needs {job.num_slots} slots; {name} holds {limit.holds} of at most {limit.most}"
     return Reason(ReasonCode.WAITING_FOR_QUOTA, text)
 
 
