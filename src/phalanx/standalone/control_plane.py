@@ -114,7 +114,7 @@ def _reachable(host: str) -> str:
 def _executor(
     home: HomeLayout, setup: ControlPlaneOptions, clock: Clock, files: list[PoolFile]
 ) -> RoutedExecutor:
-    """This machine's pool; clusters join it later. Raises ServerError, SpecInvalid."""
+    """The executor of this machine's pool; clusters are added later. Raises ServerError, SpecInvalid."""
     clusters = [*known_clusters(home), *(one for file in files for one in file.clusters)]
     num_slots = default_slots() if setup.num_slots is None else setup.num_slots
     if num_slots < (0 if clusters else 1):
@@ -127,7 +127,7 @@ def _executor(
 
 
 def _pool_files(setup: ControlPlaneOptions) -> list[PoolFile]:
-    """The files of the command line. Raises SpecInvalid."""
+    """Read the pool files of the command line and print their notices. Raises SpecInvalid."""
     found = []
     for path in setup.pools:
         file, notices = read_pool_file(path)
@@ -138,7 +138,7 @@ def _pool_files(setup: ControlPlaneOptions) -> list[PoolFile]:
 
 
 def _settings(setup: ControlPlaneOptions) -> Settings:
-    """The environment's, below what the command line says. Raises SpecInvalid."""
+    """The settings of the environment, with those of the command line. Raises SpecInvalid."""
     settings = read_settings()
     ages = {"logs": setup.keep_logs_s, "metrics": setup.keep_metrics_s}
     given = {name: age for name, age in ages.items() if age is not None}

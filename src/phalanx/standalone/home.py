@@ -85,7 +85,7 @@ def read_token(home: HomeLayout) -> str:
 
 
 class HomeLock:
-    """The one control plane of a home holds this; the kernel drops it however the process ends."""
+    """The lock of the one control plane of a home; the kernel releases it when the process ends."""
 
     def __init__(self, home: HomeLayout) -> None:
         self._path = home.lock_file
@@ -112,14 +112,14 @@ class HomeLock:
             time.sleep(_POLL_S)
 
     def release(self) -> None:
-        """Let go; nothing happens when it was not held."""
+        """Release the lock; does nothing when it is not held."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
 def rotate_log(path: Path) -> None:
-    """Set a log that has grown large aside as `<name>.1`, for the next start to begin a fresh one."""
+    """Rename a log of more than `MAX_LOG_BYTES` to `<name>.1`; the next start begins a new one."""
     with contextlib.suppress(FileNotFoundError):
         if path.stat().st_size > MAX_LOG_BYTES:
             path.rename(path.with_name(path.name + ".1"))

@@ -30,8 +30,8 @@ from phalanx.store.tables import counters
 T = TypeVar("T")
 _READ_ONLY = "phalanx_read_only"
 _BUSY_TIMEOUT_S = 10.0
-# By default each statement of PostgreSQL sees all commits up to then.
-_ONE_PICTURE: dict[str, dict[str, Any]] = {
+# Options of a consistent snapshot: by default each statement of PostgreSQL sees later commits.
+_SNAPSHOT: dict[str, dict[str, Any]] = {
     "sqlite": {},
     "postgresql": {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True},
 }
@@ -151,7 +151,7 @@ class Store:
     def view(self, work: Callable[[Tx], T]) -> T:
         """Run `work` in one read-only transaction on a consistent snapshot of the database."""
         with translated(), self._engine.connect() as conn:
-            conn = conn.execution_options(**{_READ_ONLY: True}, **_ONE_PICTURE[self.dialect])
+            conn = conn.execution_options(**{_READ_ONLY: True}, **_SNAPSHOT[self.dialect])
             with conn.begin():
                 return work(Tx(conn, read_only=True))
 
@@ -219,7 +219,7 @@ def translated() -> Iterator[None]:
     try:
         yield
     except IntegrityError as error:
-        raise StoreError(f"the database refused a row: {error.orig}") from error
+        raise StoreError(f"the database rejected a row: {error.orig}") from error
     except OperationalError as error:
         raise _operational(error) from error
     except (OverflowError, DataError) as error:
@@ -244,7 +244,7 @@ def _damaged(error: DBAPIError) -> StoreError:
     text = str(error.orig)
     if any(word in text for word in _DAMAGE):
         return StoreCorrupt(f"the database is damaged: {text}", sqlite_file.RESCUE)
-    return StoreError(f"the database refused: {text}")
+    return StoreError(f"the database rejected a statement: {text}")
 
 
 def take_numbers(tx: Tx, name: str, count: int = 1) -> int:

@@ -35,7 +35,7 @@ class FakeControlPlane:
 
     @property
     def url(self) -> str:
-        """Where it answers now."""
+        """The URL of the current port."""
         assert self._server is not None
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
@@ -44,7 +44,7 @@ class FakeControlPlane:
         self._server = _serve(self)
 
     def away(self) -> None:
-        """Stop answering; waiting calls are cut."""
+        """Stop listening and end waiting calls."""
         server, self._server = self._server, None
         if server is not None:
             with self._changed:
@@ -53,7 +53,7 @@ class FakeControlPlane:
             server.server_close()
 
     def order(self, orders: Orders, node_rank: int = 0) -> None:
-        """Give one node its orders."""
+        """Set the orders of one node."""
         with self._changed:
             self._orders[node_rank] = orders
             self._changed.notify_all()
@@ -81,7 +81,7 @@ class FakeControlPlane:
             while not (result := found()):
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise AssertionError(f"waited in vain; reports: {self._summary()}")
+                    raise AssertionError(f"timed out; reports: {self._summary()}")
                 self._changed.wait(min(left, 0.5))
             return result
 
@@ -150,7 +150,7 @@ def _serve(plane: FakeControlPlane) -> ThreadingHTTPServer:
 
     class Server(ThreadingHTTPServer):
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """A supervisor that was killed in mid-call is what tests are about."""
+            """Print nothing: tests kill supervisors during a call."""
 
     server = Server(("127.0.0.1", 0), Answers)
     server.daemon_threads = True

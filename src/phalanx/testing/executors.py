@@ -186,5 +186,5 @@ def _wait_until(true: Callable[[], bool], timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not true():
         if time.monotonic() > deadline:
-            raise AssertionError("waited in vain")
+            raise AssertionError("timed out")
         time.sleep(0.01)

@@ -146,4 +146,4 @@ def test_what_could_never_be_placed_is_refused_by_role(platform: Platform, tmp_p
     assert "roles.b.resources.slots_per_node" in done.stderr
     file.write_text("{roles: {a: {run: x, slots: 2}, b: {run: x, slots: 2}}, pool: mixed}")
     done = platform.run("submit", file, check=False)
-    assert "each fits alone, all of them at once do not" in done.stderr
+    assert "each role fits alone, but not all at once" in done.stderr

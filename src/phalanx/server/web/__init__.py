@@ -1,1 +1,1 @@
-"""Pages for people."""
+"""Read-only HTML pages: `pages` has the routes, `markup` builds escaped HTML."""

@@ -91,7 +91,7 @@ def misfits(spec: JobSpec, nodes: Nodes) -> list[Problem]:
             at = f"roles.{plan.name}." if plan.name in spec.roles else ""
             return [_unfit(spec, plan, at, usable, where)]
     within = f"one {spec.placement.required}" if spec.placement.required else "one pool"
-    said = f"each fits alone, all of them at once do not: a gang lies in {within} ({where})"
+    said = f"each role fits alone, but not all at once: a gang must lie in {within} ({where})"
     return [Problem("roles", said)]
 
 
@@ -111,7 +111,7 @@ def _demand_of(spec: JobSpec, plan: RolePlan) -> Demand:
 
 def _unfit(spec: JobSpec, plan: RolePlan, at: str, usable: Nodes, where: str) -> Problem:
     """Why one role could never be placed; `at` is its path in the spec."""
-    for unmet, path, value, explain in _wishes(_demand_of(spec, plan)):
+    for unmet, path, value, explain in _requirements(_demand_of(spec, plan)):
         left = [node for node in usable if not unmet(node)]
         if not left:
             own = at if path.startswith("resources") else ""
@@ -120,12 +120,12 @@ def _unfit(spec: JobSpec, plan: RolePlan, at: str, usable: Nodes, where: str) ->
     return _largest(spec, plan, at, usable, where)
 
 
-_Wish = tuple[Callable[[Node], bool], str, str, Callable[[Nodes], str]]
+_Requirement = tuple[Callable[[Node], bool], str, str, Callable[[Nodes], str]]
 
 
-def _wishes(demand: Demand) -> list[_Wish]:
-    """Each demand that has nothing to do with size: unmet by a node, path, value, what to say."""
-    found: list[_Wish] = []
+def _requirements(demand: Demand) -> list[_Requirement]:
+    """Requirements other than size: a test for nodes that do not meet it, path, value, explanation."""
+    found: list[_Requirement] = []
     if demand.slot_type:
         found.append(
             (
@@ -178,7 +178,7 @@ def _wishes(demand: Demand) -> list[_Wish]:
     return found
 
 
-def _selected(pair: tuple[str, str]) -> _Wish:
+def _selected(pair: tuple[str, str]) -> _Requirement:
     def unmet(node: Node) -> bool:
         return pair not in node.labels
 
@@ -213,7 +213,7 @@ def _largest(spec: JobSpec, plan: RolePlan, at: str, nodes: Nodes, where: str) -
 
 
 def _domains(spec: JobSpec, per_node: int, nodes: Nodes) -> tuple[str, dict[str, int]]:
-    """How many shares of the gang each pool, or each domain that must hold it, has room for."""
+    """The level that must hold the gang, and the number of its node shares that fit in each domain."""
     level = spec.placement.required
     by_domain: dict[str, int] = {}
     for node in nodes:

@@ -82,7 +82,7 @@ class CodeUpload:
     def finish(self) -> None:
         """Verify and publish it. Raises UserError for a wrong digest or an unsafe tar archive."""
         if self._hash.hexdigest() != self._digest:
-            raise UserError("the code that arrived is not what its digest says", "upload it again")
+            raise UserError("the uploaded code does not match its digest", "upload it again")
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()

@@ -85,7 +85,7 @@ def news(platform: Platform, since: Cursors, limit: int = PAGE) -> News:
 
 
 def present(platform: Platform) -> Present:
-    """How things stand now."""
+    """The current jobs by state."""
 
     def work(tx: Tx) -> Present:
         queued, holding = jobs.waiting_and_holding(tx)

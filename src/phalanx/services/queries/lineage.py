@@ -97,10 +97,10 @@ def _head(generations: Sequence[GenerationLedger], num_samples: int) -> Point:
     return (head[0] + 1, 0) if head[1] >= num_samples else head
 
 
-def restarts_of(story: Sequence[StoredEvent], rows: Sequence[GenerationRow]) -> list[RestartView]:
+def restarts_of(endings: Sequence[StoredEvent], rows: Sequence[GenerationRow]) -> list[RestartView]:
     """Every generation that was interrupted, and the time until the next completed step."""
     failed: dict[tuple[int, int], RestartView] = {}
-    for line in story:
+    for line in endings:
         said = _failure(line)
         if said is None or line.attempt is None:
             continue

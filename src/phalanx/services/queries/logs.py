@@ -1,4 +1,4 @@
-"""Logs as lines: segments of bytes, cut anywhere, put together again per rank and stream."""
+"""Read logs as lines: join stored segments, which are cut anywhere, by rank and stream."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ from phalanx.store.telemetry import LogSegment
 
 StreamKey = tuple[int, int, int, str]
 """(attempt, generation, rank, stream)."""
-# A line that does not end is shown in pieces of this size, or a reader would never see it.
+# A longer line is returned in pieces of this size, so that readers see it before it ends.
 _MAX_LINE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Behind segment `segment`, but for unfinished lines, which begin at `open_lines` offsets."""
+    """A read position: after segment `segment`, except for unfinished lines.
+
+    `open_lines` maps each stream with an unfinished line to the offset where that line begins.
+    """
 
     segment: int = 0
     open_lines: Mapping[StreamKey, int] = field(default_factory=dict)
@@ -48,15 +51,15 @@ def parse_cursor(text: str) -> Cursor:
         return Cursor(int(segment), open_lines)
     except ValueError:
         raise UserError(
-            f"{text!r} is not a cursor of logs", "use the one of the last answer"
+            f"{text!r} is not a log cursor", "use the `cursor` of the last answer"
         ) from None
 
 
 @dataclass(frozen=True, slots=True)
 class LogQuery:
-    """Which lines. `tail` counts the last lines of a first call without a cursor.
+    """A filter of log lines. `tail` limits a call without a cursor to the last lines.
 
-    `ranks` count in `role`, where one is named.
+    With `role`, `ranks` are numbers within that role.
     """
 
     ranks: tuple[int, ...] = ()
@@ -66,10 +69,10 @@ class LogQuery:
 
 
 def read_logs(platform: Platform, num: int, query: LogQuery, cursor: str | None) -> LogPage:
-    """Lines behind `cursor` in the order of their arrival; without one from the start, or the tail.
+    """Read the lines after `cursor` in the order of arrival; without one, from the start or the tail.
 
     Unfinished lines are held back until they end, the job is over, or the next generation writes.
-    Raises NotFound, and UserError for a cursor or a role that is not one.
+    Raises NotFound, and UserError for an invalid cursor or an unknown role.
     """
     return platform.store.view(lambda tx: _read(tx, num, query, cursor))
 
@@ -105,7 +108,7 @@ def _with_role(stored: StoredJob, line: LogLine) -> LogLine:
 
 @dataclass(slots=True)
 class _Open:
-    """A line that has not ended: its bytes, and where it begins in its stream."""
+    """An unfinished line: its bytes, its offset in the stream, and the time of its last bytes."""
 
     data: bytes
     start: int
@@ -119,7 +122,7 @@ def assemble(
     *,
     flush: bool,
 ) -> tuple[list[LogLine], dict[StreamKey, int]]:
-    """Whole lines in `segments`, and where the unfinished ones begin. `flush` shows those as well."""
+    """Finished lines in `segments`, and the offsets of unfinished ones; `flush` returns those too."""
     opened = {
         key: _Open(begun[key], start, segments[0].at if segments else 0)
         for key, start in cursor.open_lines.items()
@@ -149,7 +152,7 @@ def assemble(
 
 
 def _flush_older(opened: dict[StreamKey, _Open], key: StreamKey, lines: list[LogLine]) -> None:
-    """Lines of an older generation of the same stream will never end."""
+    """Return unfinished lines of older generations of the same stream: they will never end."""
     for other in [one for one in opened if one[2:] == key[2:] and one[:2] < key[:2]]:
         ended = opened.pop(other)
         if ended.data:

@@ -1,1 +1,6 @@
-"""Pools, nodes, projects and clusters."""
+"""Pools, nodes and projects: apply their files, show and remove them, drain nodes.
+
+`pools` refuses changes that would cut off a running job, `projects` keeps limits in a tree,
+`inventory` shows what is free and which jobs use it. The planner reads the stored rows through
+`services.caches`.
+"""

@@ -57,7 +57,7 @@ def test_what_was_uploaded_is_unpacked(home: HomeLayout, tmp_path: Path) -> None
 
 
 def test_a_wrong_digest_leaves_no_trace(home: HomeLayout) -> None:
-    with pytest.raises(UserError, match="not what its digest says"):
+    with pytest.raises(UserError, match="does not match its digest"):
         upload(home, tar(x=b"1"), "0" * 64)
     assert list(home.code_dir.iterdir()) == []
 

@@ -103,7 +103,7 @@ def test_a_new_generation_ends_the_lines_of_the_old_one() -> None:
 
 @pytest.mark.parametrize("text", ["x", "1~2", "1~1.2.3", "1~1.0.0.out.x"])
 def test_a_cursor_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match="not a cursor"):
+    with pytest.raises(UserError, match="not a log cursor"):
         parse_cursor(text)
 
 
