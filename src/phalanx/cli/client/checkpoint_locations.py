@@ -104,7 +104,8 @@ def _locate_of_job(view: JobView, name: str, session: Session) -> CheckpointLoca
         return LocalLocation(folder / name)
     copies = copies_of(view)
     if copies is None:
-        raise CheckpointNotFound(f"{view.label} has no checkpoints on this machine, nor copies")
+        said = f"{view.label} has no checkpoints on this machine and no copies in an object store"
+        raise CheckpointNotFound(said)
     return RemoteLocation.of(f"{copies}/{name}".rstrip("/"), session.invocation.env)
 
 
@@ -211,7 +212,7 @@ def _spare(where: str, others: int, *, spare_last: bool) -> None:
     if spare_last and not others:
         raise UserError(
             f"{where} is the last valid checkpoint in its folder",
-            "add --force when it is not needed",
+            "add --force to delete it all the same",
         )
 
 
@@ -231,7 +232,10 @@ class RemoteLocation:
         from phalanx.core.training.checkpoints import is_checkpoint_name
 
         if "@" in url or "?" in url:
-            raise UserError("credentials and options come from the environment, not from the URL")
+            raise UserError(
+                "the URL of an object store must not hold credentials or options",
+                "they come from the environment, such as AWS_ACCESS_KEY_ID",
+            )
         prefix, _, last = url.rstrip("/").rpartition("/")
         if not is_checkpoint_name(last):
             prefix, last = url.rstrip("/"), ""

@@ -75,7 +75,8 @@ def shape(count: int, per_node: int | None) -> dict[str, int]:
     """The resources for `count` ranks. Raises UserError when they do not spread evenly over nodes."""
     nodes = -(-count // (per_node or count))
     if count % nodes:
-        raise UserError(f"{count} ranks do not spread over {nodes} nodes evenly")
+        said = f"{count} ranks do not spread over {nodes} nodes evenly"
+        raise UserError(said, "choose --per-node so that each node gets the same number")
     return {"nodes": nodes, "slots_per_node": count // nodes}
 
 

@@ -218,7 +218,8 @@ def _python(
     if flags.requirements is not None:
         path = Path(invocation.cwd, flags.requirements).resolve()
         if not path.is_file():
-            raise UserError(f"--requirements {flags.requirements}: no such file")
+            said = f"--requirements {flags.requirements}: no such file"
+            raise UserError(said, f"looked for {path}")
         if root is None or not path.is_relative_to(root.resolve()):
             said = f"--requirements {flags.requirements}: is outside the folder that is sent"
             raise UserError(

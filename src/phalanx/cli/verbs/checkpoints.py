@@ -63,9 +63,10 @@ def checkpoints(
         _of_job(ctx.obj, action, json)
         return
     if not rest:
-        raise UserError(f"checkpoints {action}: no path was given")
+        raise UserError(f"checkpoints {action}: no path was given", f"write {action} WHERE")
     if action == "export" and len(rest) != 2:
-        raise UserError("checkpoints export needs a checkpoint and an output file")
+        said = "checkpoints export needs a checkpoint and an output file"
+        raise UserError(said, "write export WHERE OUT")
     seal = _seal(ctx.obj, key_env, key_file)
     locations = [locate(word, ctx.obj) for word in (rest[:1] if action == "export" else rest)]
     if action == "list":
@@ -88,7 +89,7 @@ def _seal(session: Session, key_env: str | None, key_file: Path | None) -> Encry
     from phalanx.checkpoint.encryption import AesGcmEncryption, keys_from
 
     if key_env is not None and key_file is not None:
-        raise UserError("give either --key-env or --key-file")
+        raise UserError("--key-env and --key-file were both given", "give one of them")
     try:
         keys = keys_from(session.invocation.env, key_env, key_file)
     except ValueError as error:

@@ -102,7 +102,7 @@ def up(  # noqa: PLR0913 (one parameter for each flag)
 def _age(option: str, text: str) -> float:
     age_s = duration(option, text) or 0.0
     if age_s < _MIN_AGE_S:
-        raise UserError(f"{option} {text}: at least 1h")
+        raise UserError(f"{option} {text}: is too short", "write at least 1h")
     return age_s
 
 

@@ -56,7 +56,8 @@ def _folder(session: Session, project: str) -> Path:
             "run this verb there, without --url",
         )
     if not project or "/" in project or project.startswith("."):
-        raise UserError(f"--project: {project!r} is not a project's name")
+        hint = "a name has no slash and does not begin with a dot"
+        raise UserError(f"--project: {project!r} is not a project's name", hint)
     return HomeLayout(session.home).secrets_dir(project)
 
 
