@@ -206,7 +206,7 @@ class TestBlind:
 
     def test_the_false_facts_are_put_right(self) -> None:
         class Looks:
-            name = Blind.name
+            name = "phalanx-blind"
 
             def plan(self, cluster, now, oracle):  # type: ignore[no-untyped-def]
                 before = dict(cluster.held)
