@@ -129,6 +129,6 @@ def test_an_installer_that_is_not_there(tmp_path):
     builder.communicate(timeout=GUARD_S)
     assert builder.returncode == 1
     assert verdict(path)["cause"] == "user_error"
-    assert "this node has no uv" in verdict(path)["message"]
+    assert "uv is not installed on this node" in verdict(path)["message"]
     assert store.hold(digest) is None
     assert list(store.root.glob(f"{digest}-*")) == []

@@ -37,7 +37,7 @@ class CgroupV2(ControlGroup):
             (self.path / "cgroup.procs").write_text("0")
 
     def kill(self) -> None:
-        """Kill with `cgroup.kill` (Linux 5.14)."""
+        """SIGKILL to every process in it, through `cgroup.kill` (Linux 5.14)."""
         with contextlib.suppress(OSError):
             (self.path / "cgroup.kill").write_text("1")
 

@@ -116,7 +116,7 @@ def ready(
 
 
 def sensitive(env: Mapping[str, str]) -> dict[str, str]:
-    """Variables that count only when a process starts: a fork cannot take on others."""
+    """Variables that are read only when a process starts, so that a fork cannot change their effect."""
     return {
         name: value
         for name, value in env.items()

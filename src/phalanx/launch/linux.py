@@ -47,7 +47,7 @@ def load() -> None:
 
 
 def flush_file_system(path: str | os.PathLike[str]) -> None:
-    """Have everything on the file system of `path` on disk: cheaper than one fsync for each file."""
+    """Write all cached data of the file system of `path` to disk; cheaper than an fsync of each file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _libc().syncfs(descriptor)

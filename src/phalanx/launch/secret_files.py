@@ -23,7 +23,7 @@ def names(folder: Path) -> list[str]:
 
 
 def store(folder: Path, name: str, value: str) -> None:
-    """Keep a secret, in the place of an earlier one. Raises UserError, PlatformError."""
+    """Store a secret, and replace an earlier value. Raises UserError, PlatformError."""
     if _NAME.fullmatch(name) is None:
         raise UserError(f"{name!r} cannot be the name of a variable", "letters, digits and _")
     if not value or "\0" in value:
@@ -36,11 +36,9 @@ def store(folder: Path, name: str, value: str) -> None:
 
 
 def remove(folder: Path, name: str) -> None:
-    """Forget a secret. Raises NotFound, also for what cannot be a name: no path leads out of here."""
-    if _NAME.fullmatch(name) is None:
-        raise NotFound(f"there is no secret {name!r}: names are letters, digits and _")
+    """Delete a secret. Raises NotFound, also for an invalid name, so that no path leaves the folder."""
     try:
-        (folder / name).unlink()
+        _file(folder, name).unlink()
     except OSError as error:
         raise NotFound(f"there is no secret {name} in {folder}") from error
 
@@ -49,11 +47,15 @@ def read(folder: Path, wanted: Iterable[str]) -> dict[str, str]:
     """Values by name. Raises NotFound, which names what is missing and never quotes a value."""
     found: dict[str, str] = {}
     for name in wanted:
-        if _NAME.fullmatch(name) is None:
-            raise NotFound(f"there is no secret {name!r}: names are letters, digits and _")
         try:
-            found[name] = (folder / name).read_bytes().decode()
+            found[name] = _file(folder, name).read_bytes().decode()
         except (OSError, UnicodeDecodeError) as error:
             hint = f"phalanx secrets set {name}"
             raise NotFound(f"secret {name} cannot be read: {type(error).__name__}", hint) from error
     return found
+
+
+def _file(folder: Path, name: str) -> Path:
+    if _NAME.fullmatch(name) is None:
+        raise NotFound(f"there is no secret {name!r}: names are letters, digits and _")
+    return folder / name

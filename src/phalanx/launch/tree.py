@@ -52,15 +52,15 @@ class ReaperProcess:
         *,
         spare: bool = False,
     ) -> int:
-        """Ask for a program; answered by `spawned` or `refused` and, in the end, `exited`.
+        """Request the start of a program; answered by `spawned` or `refused` and, in the end, `exited`.
 
-        `kill` leaves a program alone that was asked for with `spare`.
+        `kill` does not kill a program that was started with `spare`.
         """
         body = {"op": "spawn", "argv": list(argv), "env": dict(env), "cwd": cwd, "spare": spare}
         return self._ask(body, descriptors)
 
     def kill(self) -> int:
-        """Ask for the death of everything not spared; answered by `killed` when all are gone."""
+        """Request a kill of all processes that are not spared; answered by `killed` when all are gone."""
         return self._ask({"op": "kill"}, ())
 
     def _ask(self, body: dict[str, Any], descriptors: Sequence[int]) -> int:
@@ -73,7 +73,7 @@ class ReaperProcess:
 class WarmProcess:
     """The warm process as its supervisor sees it: it forks ranks.
 
-    `pid` None until the reaper has said it; `ready` once its imports are done.
+    `pid` is None until the reaper has reported it.
     """
 
     channel: Channel
@@ -81,7 +81,6 @@ class WarmProcess:
     python: str
     sensitive_env: Mapping[str, str]
     pid: int | None = None
-    ready: bool = False
 
     @classmethod
     def start(  # noqa: PLR0913
@@ -104,9 +103,9 @@ class WarmProcess:
         return cls(ours, request, python, sensitive_env)
 
     def preload(self, imports: Sequence[str]) -> None:
-        """Have it import more, before any rank that is asked for later."""
+        """Request further imports; they are done before the next fork."""
         self.channel.send({"op": "import", "modules": list(imports)})
 
     def fork(self, body: Mapping[str, Any], descriptors: Sequence[int]) -> None:
-        """Ask for one rank; answered by `forked` or `refused`, in order, and `exited`."""
+        """Request the fork of one rank; answered by `forked` or `refused`, in order, and `exited`."""
         self.channel.send({"op": "fork", **body}, descriptors)

@@ -97,7 +97,7 @@ def _boot(
     wanted = data.get("warm") or {}
 
     def start_warm_process(reaper: ReaperProcess) -> WarmProcess | None:
-        if command is None or not _wants_warm(data):
+        if command is None or not wanted.get("enabled", True):
             return None
         imports = list(wanted.get("imports") or [])
         folder, unbuffered = data["node_dir"], command.unbuffered
@@ -135,12 +135,6 @@ def _secrets(data: dict[str, Any]) -> dict[str, str]:
         sys.exit(error.message)
 
 
-def _wants_warm(data: dict[str, Any]) -> bool:
-    """Whether ranks are forked from a process that has imported torch."""
-    enabled: bool = (data.get("warm") or {}).get("enabled", True)
-    return enabled
-
-
 def _matches(
     standby: WarmProcess,
     data: dict[str, Any],
@@ -151,7 +145,7 @@ def _matches(
     return (
         command is not None
         and not data.get("setup")
-        and _wants_warm(data)
+        and bool((data.get("warm") or {}).get("enabled", True))
         and same_python(standby.python, command.python)
         and dict(standby.sensitive_env) == sensitive(env)
     )

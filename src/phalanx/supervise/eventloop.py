@@ -16,18 +16,18 @@ Call = Callable[[], object]
 
 
 class Timer:
-    """A call at a time to come, unless it is cancelled before."""
+    """One call that will be made at a certain time, unless it is cancelled before."""
 
     def __init__(self, call: Call) -> None:
         self.call: Call | None = call
 
     def cancel(self) -> None:
-        """Never call. Harmless when it has."""
+        """Cancel the call; has no effect after the call was made."""
         self.call = None
 
 
 class EventLoop:
-    """Calls what was asked for until `stop`. Only `call_from_outside` may be used by other threads."""
+    """Calls for readable descriptors and due timers. Other threads may use only `call_from_outside`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -74,7 +74,7 @@ class EventLoop:
         while self._running:
             timeout = self._next_timeout()
             for key, _ in self._selector.select(timeout):
-                # An earlier call of this turn may have given it up.
+                # An earlier call of this turn may have stopped to watch it.
                 if self._selector.get_map().get(key.fd) is key:
                     key.data()
             self._run_timers()

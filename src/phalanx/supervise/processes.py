@@ -53,14 +53,10 @@ class LaunchRequest:
 class ProcessTree:
     """Starts and kills the processes below a supervisor. All calls happen on the main thread."""
 
-    #: of the supervisor
-    loop: EventLoop
-    #: replaced when it dies
-    reaper: ReaperProcess
-    #: None: ranks start as fresh interpreters
-    warm: WarmProcess | None
-    #: the variable that marks every process of this supervisor
-    tag_env: Mapping[str, str]
+    loop: EventLoop  # of the supervisor
+    reaper: ReaperProcess  # replaced when it dies
+    warm: WarmProcess | None  # None: ranks start as fresh interpreters
+    tag_env: Mapping[str, str]  # the variable that marks every process of this supervisor
     #: starts a warm process, or returns None where the job's command cannot use one
     make_warm_process: Callable[[ReaperProcess], WarmProcess | None] = lambda _reaper: None
     #: called with a message when the reaper or the warm process died with ranks below it
@@ -73,8 +69,7 @@ class ProcessTree:
     _forking: deque[tuple[ProcessObserver, LaunchRequest, PythonCommand]] = field(
         default_factory=deque
     )
-    #: running processes
-    _observers: dict[int, ProcessObserver] = field(default_factory=dict)
+    _observers: dict[int, ProcessObserver] = field(default_factory=dict)  # running processes
     #: running processes that the warm process has forked
     _forked: set[int] = field(default_factory=set)
     #: what to call when the reaper has killed everything, by request
@@ -247,7 +242,6 @@ class ProcessTree:
             return
         body = message.body
         if body["event"] == "ready":
-            warm.ready = True
             for name, why in body["failed"].items():
                 self.on_warning(f"the warm process could not import {name}: {why}")
         elif body["event"] == "forked":

@@ -180,7 +180,7 @@ def test_a_gang_that_does_not_fit_holds_nothing(rig):
     rig.pool = rig.pool.model_copy(update={"reserve_within": 0.5})
     rig.executor = rig.reborn()
     second, others = gang(rig, 2, nodes)
-    with pytest.raises(LaunchError, match="has not given all 2 places"):
+    with pytest.raises(LaunchError, match="has not reserved all 2 nodes"):
         rig.executor.reserve(second, others)
     groups, _ = in_ray(rig)
     assert len(groups) == 1
@@ -189,7 +189,7 @@ def test_a_gang_that_does_not_fit_holds_nothing(rig):
 def test_a_start_that_fails_gives_the_group_back(rig):
     node = rig.executor.inventory()[0]
     one = rig.assignment(1, code="0" * 64)  # nobody has such code
-    with pytest.raises(LaunchError, match="gives no code"):
+    with pytest.raises(LaunchError, match="refused to send the code"):
         rig.executor.start(node, one)
     assert in_ray(rig)[0] == []
     assert not rig.executor.poll(rig.refs)[0].alive

@@ -65,7 +65,7 @@ def test_ranks_and_set_up_find_the_package(tmp_path):
         assert found["which"] == str(link / "bin" / "python")
         assert (tmp_path / "which").read_text().strip() == found["which"]
         # Progress stands in the job's output.
-        wait_until(lambda: b"is there after" in node.shipped(stream="err"))
+        wait_until(lambda: b"is ready after" in node.shipped(stream="err"))
         # The next generation needs no build, and its output is the ranks' alone.
         node.run(1)
         assert node.ended(1).outcome is NodeOutcome.SUCCEEDED

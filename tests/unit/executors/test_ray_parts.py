@@ -118,7 +118,7 @@ def test_labels_become_topology_and_type():
         ({}, ""),
         ({"silent": True}, "its raylet does not answer"),
         ({"draining_deadline_ms": 5000}, "Ray is draining it"),
-        ({"foreign": {"GPU": 2.0}}, "2 of its GPU are used by others than Phalanx"),
+        ({"foreign": {"GPU": 2.0}}, "2 of its GPU are used by programs other than Phalanx"),
         ({"foreign": {"CPU": 2.0}}, ""),
     ],
 )
@@ -190,7 +190,7 @@ def test_code_that_is_not_what_its_digest_says_is_refused(tmp_path, server):
     files = NodeFiles(tmp_path / "node")
     target = files.code_dir(1, 1, 0)
     target.parent.mkdir(parents=True)
-    with pytest.raises(CodeUnavailable, match="not what its digest says"):
+    with pytest.raises(CodeUnavailable, match="does not match its digest"):
         files.bring(source(server, "0" * 64), target)
     assert not list((tmp_path / "node" / "code").glob("*.tar"))
     assert not target.exists()

@@ -181,9 +181,9 @@ class LocalExecutor:
                 if SupervisorRecord.read(node_dir) is not None:
                     return
                 tail = last_line(node_dir / LOG_NAME) or "its log is empty"
-                raise LaunchError(f"the supervisor left at once: {tail}")
+                raise LaunchError(f"the supervisor ended at once: {tail}")
             if self._clock.monotonic() > deadline:
-                raise ExecutorUnavailable("the supervisor has not taken its folder yet")
+                raise ExecutorUnavailable("the supervisor has not locked its folder yet")
             time.sleep(0.005)
 
     def _reap(self) -> None:

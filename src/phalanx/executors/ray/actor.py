@@ -51,7 +51,7 @@ class SupervisorActor:
         self._waiting: asyncio.Task[None] | None = None
 
     async def begin(self, text: str) -> dict[str, Any]:
-        """Start the supervisor, unless it was started before; says where its shim listens.
+        """Start the supervisor, unless it was started before; returns the address of its shim.
 
         `text` is JSON: the assignment, the folder on this node, and the version it was made by. The
         answer has `error` when nothing could be started and nothing is left.
@@ -66,9 +66,12 @@ class SupervisorActor:
         """Returns when nothing of the supervisor is left, with the exit record that it wrote."""
         shim, node_dir = self._shim, self._node_dir
         if shim is None or node_dir is None:
-            return {"exit": None, "message": "it was never started"}
+            return {"exit": None, "message": "the supervisor was never started"}
         await self._over.wait()
-        return {"exit": _read(node_dir / EXIT_NAME), "message": last_line(node_dir / LOG_NAME)}
+        text = None
+        with contextlib.suppress(OSError):
+            text = (node_dir / EXIT_NAME).read_text()
+        return {"exit": text, "message": last_line(node_dir / LOG_NAME)}
 
     async def _wait(self) -> None:
         if self._shim is not None and self._node_dir is not None:
@@ -107,7 +110,7 @@ class SupervisorActor:
     def _start(self, assignment: Path, node_dir: Path) -> dict[str, Any]:
         raylet = linux.entry(os.getppid())
         if raylet is None:
-            return {"error": "the raylet of this node is gone"}
+            return {"error": "the raylet of this node has ended"}
         import ray
 
         word, address = secrets.token_hex(8), str(ray.util.get_node_ip_address())
@@ -136,7 +139,9 @@ class SupervisorActor:
         # The pipe stays open for as long as this process lives: its end is the shim's signal.
         shim.stdin.write(json.dumps(told).encode() + b"\n")
         shim.stdin.flush()
-        answer = json.loads(shim.stdout.readline() or b'{"error": "the shim left at once"}')
+        answer = json.loads(
+            shim.stdout.readline() or b'{"error": "the shim ended at once, without a message"}'
+        )
         if "error" in answer:
             shim.kill()
             return dict(answer)
@@ -148,11 +153,11 @@ class SupervisorActor:
         deadline = time.monotonic() + _STARTED_WITHIN_S
         while SupervisorRecord.read(node_dir) is None:
             if shim.poll() is not None:
-                return {"error": f"the supervisor left at once: {last_line(node_dir / LOG_NAME)}"}
+                return {"error": f"the supervisor ended at once: {last_line(node_dir / LOG_NAME)}"}
             if time.monotonic() > deadline:
                 shim.kill()
                 self._sweep(node_dir)
-                return {"error": f"the supervisor has not begun within {_STARTED_WITHIN_S:g} s"}
+                return {"error": f"the supervisor wrote no record within {_STARTED_WITHIN_S:g} s"}
             time.sleep(0.005)
         return {**begun, "node_dir": str(node_dir)}
 
@@ -222,10 +227,3 @@ def _bindable(address: str) -> str:
         except OSError:
             return "0.0.0.0"
     return address
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text()
-    except OSError:
-        return None

@@ -21,8 +21,8 @@ _ANNOUNCED = (1, 3, 4)
 _BEGIN_S = 90.0
 _REMOVE_S = 0.5
 _ASK_AGAIN_S = 1.0
-# The shim is gone and its actor lives: the actor has this long to return the exit record.
-_LAST_WORDS_S = 3.0
+# Time for an actor to return the exit record after its shim has ended.
+_EXIT_RECORD_S = 3.0
 Key = tuple[int, int, int]
 
 
@@ -107,7 +107,7 @@ class TrackedSupervisor:
 
 
 class RayCluster:
-    """See the top of this file. Safe for several threads, as Ray's API is."""
+    """The attempts of one control plane in one Ray cluster. Safe for several threads, as Ray's API is."""
 
     def __init__(self, owner: str, actor_env: Mapping[str, Any]) -> None:
         self._owner = owner
@@ -172,7 +172,9 @@ class RayCluster:
             )
         if not group.wait(wait_s):
             self._remove_group(job, attempt)
-            raise OperationRefused(f"Ray has not given all {len(nodes)} places within {wait_s:g} s")
+            raise OperationRefused(
+                f"Ray has not reserved all {len(nodes)} nodes within {wait_s:g} s"
+            )
         for node_rank, bundle in enumerate(bundles):
             self._host(group, job, attempt, node_rank, bundle)
 
@@ -209,9 +211,9 @@ class RayCluster:
         )
 
     def start(self, job: int, attempt: int, node_rank: int, text: str) -> dict[str, Any]:
-        """Have the actor start its supervisor; says where its shim is.
+        """Have the actor start its supervisor; returns the address of its shim.
 
-        Raises OperationRefused, and then gives back what the whole attempt holds: it will not come about.
+        Raises OperationRefused, and then releases all that the attempt holds: it cannot run.
         """
         try:
             return self._begin((job, attempt, node_rank), text)
@@ -224,13 +226,15 @@ class RayCluster:
 
         tracked = self._find(key)
         if tracked.handle is None:
-            raise OperationRefused("its actor is gone")
+            raise OperationRefused("the actor of the supervisor is gone")
         try:
             begun: dict[str, Any] = ray.get(tracked.handle.begin.remote(text), timeout=_BEGIN_S)
         except ray.exceptions.GetTimeoutError:
             raise
         except ray.exceptions.RayError as error:
-            raise OperationRefused(f"its actor died: {_first_line(error)}") from error
+            raise OperationRefused(
+                f"the actor of the supervisor died: {first_line(error)}"
+            ) from error
         if "error" in begun:
             raise OperationRefused(str(begun["error"]))
         return begun
@@ -274,7 +278,7 @@ class RayCluster:
     # -- polling -----------------------------------------------------------------------------------
 
     def poll(self, refs: Sequence[Mapping[str, Any]], fence_s: float) -> list[dict[str, Any]]:
-        """What became of these supervisors: `alive`, `message`, `exit`, in the same order.
+        """The state of these supervisors: `alive`, `message`, `exit`, in the same order.
 
         Once all that are asked for of an attempt are gone, its group is removed before that is said.
         """
@@ -312,13 +316,13 @@ class RayCluster:
         if not actor_gone:
             return _alive("")
         if shim is None:
-            return _gone(tracked, "its actor is gone")
+            return _gone(tracked, "the actor of the supervisor is gone")
         if shim_state == "here":
-            return _alive("its shim is ending what is left")
+            return _alive("the actor is gone; its shim is killing the processes that are left")
         return self._fenced(tracked, shim, fence_s)
 
     def _ended(self, tracked: TrackedSupervisor) -> bool:
-        """Whether the actor is gone; takes what it said before that."""
+        """Whether the actor is gone; stores the exit record that it returned."""
         import ray
 
         if tracked.result is not None:
@@ -341,35 +345,37 @@ class RayCluster:
     def _without_shim(
         self, tracked: TrackedSupervisor, shim: Mapping[str, Any] | None, actor_gone: bool
     ) -> dict[str, Any]:
-        """Nothing is left on the node; what remains is to learn how it ended."""
+        """Find out how a supervisor ended of which nothing is left on the node."""
         assert shim is not None
         if not actor_gone and not self._node_watch.raylet_is_gone(shim["node"]):
             assert tracked.refused_at is not None
-            if time.monotonic() - tracked.refused_at < _LAST_WORDS_S:
-                return _alive("its exit record is on the way")
-            return _gone(tracked, "its supervisor ended without a word")
+            if time.monotonic() - tracked.refused_at < _EXIT_RECORD_S:
+                return _alive("the supervisor has ended; its exit record has not arrived yet")
+            return _gone(tracked, "the supervisor ended without an exit record")
         if self._node_watch.raylet_is_gone(shim["node"]):
             return _gone(tracked, f"the raylet of node {shim['label']} died")
-        return _gone(tracked, "its actor was killed")
+        return _gone(tracked, "the actor of the supervisor was killed")
 
     def _fenced(
         self, tracked: TrackedSupervisor, shim: Mapping[str, Any], fence_s: float
     ) -> dict[str, Any]:
-        """Tell a dead node from one that is cut off, when its actor is gone and it does not answer."""
+        """Distinguish a dead node from an unreachable one; actor and shim do not answer."""
         node = self._node_watch.node(shim["node"])
         if node is not None and not node.alive and node.death in _ANNOUNCED:
-            return _gone(tracked, f"node {shim['label']} was taken away")
+            return _gone(tracked, f"node {shim['label']} was removed from the cluster")
         now = time.monotonic()
         if tracked.unknown_at is None:
             tracked.unknown_at = now
         if now - tracked.unknown_at >= fence_s:
             return _gone(tracked, f"node {shim['label']} has not answered for {fence_s:g} s")
-        return _alive(f"node {shim['label']} does not answer; it is fenced off first")
+        return _alive(
+            f"node {shim['label']} does not answer; it counts as lost after {fence_s:g} s"
+        )
 
     # -- the autoscaler ----------------------------------------------------------------------------
 
     def demand(self, bundles: Sequence[Mapping[str, float]]) -> None:
-        """Ask Ray's autoscaler for room for these bundles; none takes every request back."""
+        """Ask Ray's autoscaler for room for these bundles; an empty list withdraws the request."""
         from ray.autoscaler.sdk import request_resources
 
         request_resources(bundles=[dict(one) for one in bundles])
@@ -385,6 +391,7 @@ def _gone(tracked: TrackedSupervisor, message: str) -> dict[str, Any]:
     return dict(tracked.result)
 
 
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+def first_line(error: BaseException) -> str:
+    """The type of an error of Ray and the first line of its message, which may have hundreds."""
+    name, lines = type(error).__name__, str(error).strip().splitlines()
+    return f"{name}: {lines[0]}" if lines else name

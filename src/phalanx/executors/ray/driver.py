@@ -19,7 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO
 
-from phalanx.executors.ray.cluster import OperationRefused, RayCluster
+from phalanx.executors.ray.cluster import OperationRefused, RayCluster, first_line
 
 _THREADS = 16
 _OPERATIONS = ("hello", "nodes", "reserve", "start", "stop", "poll", "demand")
@@ -40,7 +40,7 @@ def serve(cluster: RayCluster, requests: BinaryIO, answers: BinaryIO) -> None:
             body["error"] = {"kind": "refused", "message": str(error)}
         except Exception as error:
             logging.exception("a request failed")
-            body["error"] = {"kind": "unavailable", "message": _said(error)}
+            body["error"] = {"kind": "unavailable", "message": first_line(error)}
         with lock:
             _send(answers, body)
 
@@ -54,11 +54,6 @@ def _send(answers: BinaryIO, body: dict[str, Any]) -> None:
     answers.flush()
 
 
-def _said(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
 def main() -> int:
     """Returns 0 at end-of-file, 1 when the cluster cannot be reached."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
@@ -69,7 +64,7 @@ def main() -> int:
     try:
         cluster = RayCluster.connect(told["address"], told["owner"], told["actor_env"])
     except Exception as error:
-        _send(answers, {"id": 0, "error": {"kind": "unavailable", "message": _said(error)}})
+        _send(answers, {"id": 0, "error": {"kind": "unavailable", "message": first_line(error)}})
         return 1
     _send(answers, {"id": 0, "ok": cluster.hello()})
     serve(cluster, sys.stdin.buffer, answers)

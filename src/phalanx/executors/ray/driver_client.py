@@ -26,7 +26,7 @@ _MAX_LOG_BYTES = 4 * 2**20
 
 
 class DriverClient:
-    """Keeps one driver process alive and asks it. Safe for several threads.
+    """Keeps one driver process running and sends it requests. Safe for several threads.
 
     A driver that dies, because the head of the cluster is away, is started again with a growing wait;
     until one answers, every call raises ExecutorUnavailable at once.
@@ -50,7 +50,7 @@ class DriverClient:
         return self._ready.wait(timeout_s)
 
     def ask(self, op: str, answer_s: float = _ANSWER_S, **fields: Any) -> Any:
-        """One request. Raises LaunchError when the driver refuses, else ExecutorUnavailable."""
+        """Send a request and return its answer. Raises LaunchError, ExecutorUnavailable."""
         process = self._process
         if process is None or not self._ready.is_set():
             raise ExecutorUnavailable(f"the Ray cluster cannot be reached: {self._trouble}")
@@ -72,7 +72,7 @@ class DriverClient:
             self._calls.pop(number, None)
 
     def close(self) -> None:
-        """End the driver. What runs in the cluster stays."""
+        """End the driver. Supervisors in the cluster continue."""
         self._closed.set()
         process = self._process
         if process is not None and process.stdin is not None:

@@ -1,4 +1,4 @@
-"""The pool that is a Ray cluster, as the control plane sees it."""
+"""The executor of a pool that is a Ray cluster."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class RayExecutor:
         write_file(path, json.dumps(note).encode())
 
     def _outbound(self, assignment: Assignment) -> Assignment:
-        """The assignment as a node sees the world: other addresses, other paths."""
+        """The assignment with the addresses and paths that are valid on a node of the cluster."""
         changes: dict[str, Any] = {}
         if self._pool.server_url is not None:
             changes |= {"server_url": self._pool.server_url, "server_file": None}
@@ -203,7 +203,7 @@ class RayExecutor:
         self._wanted = wanted
 
     def close(self) -> None:
-        """Let the driver go. Supervisors with work stay."""
+        """End the driver. Supervisors in the cluster continue."""
         with contextlib.suppress(ExecutorUnavailable):
             self.want(self._pool.name, ())
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -31,14 +31,14 @@ class RayNode:
 
 
 class RayInventory:
-    """Translates, and remembers which of Ray's nodes is behind which name."""
+    """Converts Ray's nodes, and remembers the Ray node behind each node id."""
 
     def __init__(self, pool: RayPool) -> None:
         self._pool = pool
         self._known: dict[str, RayNode] = {}
 
     def known(self, node_id: str) -> RayNode | None:
-        """The node that was once called so."""
+        """The Ray node behind a node id, also when it is gone; None for an unknown id."""
         return self._known.get(node_id)
 
     def read(self, found: Sequence[Mapping[str, Any]]) -> tuple[Node, ...]:
@@ -100,7 +100,7 @@ class RayInventory:
         )
 
     def bundle(self, known: RayNode, num_slots: int, cpus: int) -> dict[str, float]:
-        """What a share of `num_slots` slots holds in Ray: the slots and its part of the CPUs."""
+        """The Ray bundle of `num_slots` slots of a node: the slots and their share of its CPUs."""
         if not num_slots:
             # A place without slots; Ray wants a bundle to hold something, and CPUs may all be taken.
             return {"memory": float(_SOME_MEMORY)}
@@ -111,7 +111,7 @@ class RayInventory:
         return {**bundle, "CPU": float(part)} if part > 0 else bundle
 
     def asked(self, num_slots: int) -> dict[str, float]:
-        """The same for a node that is not there yet."""
+        """The bundle of `num_slots` slots on a node that the autoscaler has yet to add."""
         scale = self._pool.scale
         slot = self._pool.slot or (scale.slot if scale is not None else "CPU")
         bundle = {slot: float(num_slots)}
@@ -140,5 +140,5 @@ def _closed(one: Mapping[str, Any], slot: str) -> str:
         return "Ray is draining it"
     used = one["foreign"].get(slot, 0.0)
     if used:
-        return f"{used:g} of its {slot} are used by others than Phalanx"
+        return f"{used:g} of its {slot} are used by programs other than Phalanx"
     return ""

@@ -29,7 +29,7 @@ class CodeUnavailable(OSError):
 
 @dataclass(frozen=True, slots=True)
 class CodeSource:
-    """Where an archive comes from: the control plane, shown the supervisor's token."""
+    """The source of a code archive: the control plane, which checks the supervisor's token."""
 
     url: str
     digest: str
@@ -59,7 +59,7 @@ class NodeFiles:
         return self.root / "python"
 
     def prune(self, now_s: float) -> None:
-        """Let attempts go that ended long ago, and archives beyond the newest few."""
+        """Delete the folders of attempts that ended long ago, and all but the newest archives."""
         for folder in self.root.glob("jobs/j-*/a*"):
             nodes = list(folder.glob("n*"))
             # A folder's time says when something was last made or renamed in it, which in a long run
@@ -72,7 +72,7 @@ class NodeFiles:
             archive.unlink(missing_ok=True)
 
     def bring(self, source: CodeSource | None, target: Path) -> bool:
-        """Unpack the code into `target`; says whether the archive lay here already.
+        """Unpack the code into `target`; returns whether the archive was on this node before.
 
         Without a source the folder is empty. Raises CodeUnavailable.
         """
@@ -107,7 +107,7 @@ def _used_at(path: Path) -> float:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One process of this node fetches; the others find the archive there."""
+    """Wait for an exclusive lock, so that only one process of this node downloads an archive."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -131,13 +131,15 @@ def fetch(source: CodeSource, archive: Path) -> None:
         connection.request("GET", path, headers={"Authorization": f"Bearer {source.token}"})
         answer = connection.getresponse()
         if answer.status != 200:
-            raise CodeUnavailable(f"the control plane gives no code: {answer.read(300)!r}")
+            raise CodeUnavailable(
+                f"the control plane refused to send the code: {answer.read(300)!r}"
+            )
         with open(partial, "xb") as file:
             while chunk := answer.read(1 << 20):
                 digest.update(chunk)
                 file.write(chunk)
         if digest.hexdigest() != source.digest:
-            raise CodeUnavailable("the code that arrived is not what its digest says")
+            raise CodeUnavailable("the downloaded code does not match its digest")
         partial.rename(archive)
     except CodeUnavailable:
         raise

@@ -26,22 +26,16 @@ _STATES_HELD = ("CREATED", "PENDING", "RESCHEDULING", "PREPARED")
 class RayNodeState:
     """One node as last seen."""
 
-    #: Ray's node id, in hexadecimal
-    id: str
+    id: str  # Ray's node id, in hexadecimal
     address: str  # IP address
-    #: of the raylet
-    port: int
-    #: in Ray's view
-    alive: bool
-    #: the reason in Ray's `NodeDeathInfo`; 0: none
-    death: int
-    #: everything the node has, by Ray's resource name
-    resources: dict[str, float]
+    port: int  # of the raylet
+    alive: bool  # in Ray's view
+    death: int  # the reason in Ray's `NodeDeathInfo`; 0: none
+    resources: dict[str, float]  # everything the node has, by Ray's resource name
     labels: dict[str, str]  # Ray node labels
     #: None: not drained; 0 or less: drained without a deadline
     draining_deadline_ms: int | None = None
-    #: its raylet refuses connections, although Ray counts it as alive
-    silent: bool = False
+    silent: bool = False  # its raylet refuses connections, although Ray counts it as alive
     #: resources in use that no placement group of ours holds
     foreign: dict[str, float] = field(default_factory=dict)
 
@@ -58,7 +52,7 @@ def refuses(address: str, port: int, timeout_s: float = _PROBE_S) -> bool:
 
 
 class NodeWatch:
-    """Looks at all nodes again and again. `nodes` raises TimeoutError when the last look is old."""
+    """Reads the list of nodes regularly. `nodes` raises TimeoutError when the last list is too old."""
 
     def __init__(self, look: Callable[[], list[RayNodeState]], stale_s: float = 10.0) -> None:
         self._look = look
@@ -71,7 +65,7 @@ class NodeWatch:
         self._next_probe = 0
 
     def start(self) -> None:
-        """Look for the first time, and go on."""
+        """Read the list once, then regularly in a thread."""
         self._once()
         threading.Thread(target=self._run, name="nodes", daemon=True).start()
 
@@ -79,7 +73,7 @@ class NodeWatch:
         """All nodes, the dead included."""
         with self._lock:
             if time.monotonic() - self._at > self._stale_s:
-                raise TimeoutError("the Ray cluster has not said for a while which nodes it has")
+                raise TimeoutError(f"Ray has not listed its nodes for {self._stale_s:g} s")
             for one in self._seen.values():
                 one.silent = one.id in self._silent
             return list(self._seen.values())
@@ -90,9 +84,9 @@ class NodeWatch:
             return self._seen.get(node_id)
 
     def raylet_is_gone(self, node_id: str) -> bool:
-        """Whether the raylet is dead: by Ray's word, or because its machine refuses its port.
+        """Whether the raylet is dead: Ray reports it, or its machine refuses connections to its port.
 
-        Asked now, not remembered: a raylet never comes back under its old name.
+        The port is tried at every call; a raylet never comes back under its old id.
         """
         node = self.node(node_id)
         if node is None or not node.alive or node_id in self._silent:
@@ -108,7 +102,7 @@ class NodeWatch:
             try:
                 self._once()
             except Exception as error:
-                _LOG.warning("the nodes cannot be looked at: %s", error)
+                _LOG.warning("the list of Ray nodes could not be read: %s", error)
 
     def _once(self) -> None:
         seen = self._look()
@@ -121,7 +115,7 @@ class NodeWatch:
             self._at = now
 
     def _probe(self, nodes: list[RayNodeState]) -> None:
-        """Ask raylets by their port, a part of a large cluster at a time."""
+        """Try the ports of raylets, a part of them at a time in a large cluster."""
         if len(nodes) > _PROBES_A_LOOK:
             begin = self._next_probe % len(nodes)
             self._next_probe = begin + _PROBES_A_LOOK
@@ -138,7 +132,7 @@ class NodeWatch:
 
 
 def look_at_ray() -> list[RayNodeState]:
-    """Ask Ray for its nodes, which of them are being drained, and what others use of them."""
+    """Read Ray's nodes: their state, drains, and resources used by other programs."""
     import ray
     from ray._private import state
 

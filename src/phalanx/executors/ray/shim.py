@@ -24,7 +24,7 @@ from phalanx.launch import linux
 from phalanx.launch.cgroup import ControlGroup
 from phalanx.launch.reaper import spawn
 
-# How often the raylet is looked for: a fence must not depend on the actor noticing anything.
+# Interval of checks of the raylet: a fence must not depend on the actor.
 LOOK_S = 0.2
 
 
@@ -51,11 +51,11 @@ class SupervisorShim:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port on which the shim listens."""
         return int(self._server.getsockname()[1])
 
     def serve(self, wakeup: int) -> None:
-        """Until the supervisor has ended or has to."""
+        """Serve until the supervisor has ended, or has to be ended with its actor or raylet."""
         with selectors.DefaultSelector() as selector:
             for one in (0, wakeup, self._server):
                 selector.register(one, selectors.EVENT_READ)
@@ -83,7 +83,7 @@ class SupervisorShim:
                 self._pid = 0
 
     def _greet(self) -> None:
-        """Send the word and keep the connection: the other side sees its end when this process ends."""
+        """Send the word and keep the connection open: it closes when this process ends."""
         with contextlib.suppress(OSError):
             guest, _ = self._server.accept()
             guest.settimeout(1.0)

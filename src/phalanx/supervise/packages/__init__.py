@@ -1,7 +1,8 @@
-"""The Python environment of a job: built once per node for one content, and used by many attempts.
+"""The Python environment of a job: built once on a node for one content, and used by many attempts.
 
-`wanted` reads what is asked for and names it by its content; `interpreter` looks at the interpreter below;
-`environments` keeps what was built, whole or not at all; `build` is the program that builds; `step` is
-the part of the supervisor that has it built before the set-up. Everything but `step` needs the standard
-library alone, as it works in the first moments of a supervisor or in a process of its own.
+`requirements` reads the spec's section `python` and gives it a digest; `interpreter` describes the
+interpreter that the environment is based on; `environments` stores finished environments by digest;
+`plan` finds the environment of an assignment; `build` is the program that builds one. All of it needs the
+standard library alone: it works in the first moments of a supervisor, or in a process of its own.
+`preparation` has a missing environment built before the ranks start.
 """

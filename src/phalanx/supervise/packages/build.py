@@ -29,11 +29,11 @@ from phalanx.supervise.packages.plan import VERDICT
 
 _TAIL_LINES = 40
 _BASE = "_phalanx_base.pth"
-# These would send packages elsewhere than into the environment.
+# Variables that would make an installer write outside the environment.
 _ELSEWHERE = re.compile(
     r"PIP_(USER|TARGET|PREFIX|ROOT)|UV_(TARGET|PREFIX|SYSTEM_PYTHON)|PYTHONHOME|VIRTUAL_ENV"
 )
-# What installers say about a network or a disk: to try again is worth while.
+# Messages of installers about a network or a disk: another try may succeed.
 _OUTSIDE = re.compile(
     r"connection (broken|refused|reset|aborted)|timed out|timeout|name resolution|dns error|"
     r"error sending request|failed to fetch|http error 5\d\d|5\d\d server error|"
@@ -52,7 +52,7 @@ _FURTHER = re.compile(r"^\s+(?:cause:|╰─▶|├─▶)\s*(.+)$")
 
 
 class BuildFailed(Exception):
-    """It could not be built."""
+    """The environment could not be built; `cause` decides about a restart, `tail` is the last output."""
 
     def __init__(self, cause: Cause, message: str, tail: str = "") -> None:
         super().__init__(message)
@@ -60,16 +60,18 @@ class BuildFailed(Exception):
 
 
 def say(text: str) -> None:
-    """One line of the job's output."""
+    """Print one line into the job's output."""
     os.write(2, f"[packages] {text}\n".encode())
 
 
 def build(request: Mapping[str, Any], env: Mapping[str, str]) -> None:
-    """Have the environment there. Raises BuildFailed; OSError where the disk refuses."""
+    """Build the environment unless it exists. Raises BuildFailed, and OSError for the disk."""
     store, digest = EnvironmentStore(Path(request["root"])), request["digest"]
-    with store.building(digest, lambda: say("another job of this node builds the same, waiting")):
+    with store.building(
+        digest, lambda: say("waiting: another job on this node builds the same environment")
+    ):
         if store.target(digest) is not None:
-            say(f"environment {digest} is there")
+            say(f"environment {digest} is ready, it was built before")
             return
         folder = store.new(digest, secrets.token_hex(4))
         began = time.monotonic()
@@ -82,9 +84,9 @@ def build(request: Mapping[str, Any], env: Mapping[str, str]) -> None:
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        say(f"environment {digest} is there after {took_s:.1f} s")
+        say(f"environment {digest} is ready after {took_s:.1f} s")
     for gone in store.prune():
-        say(f"environment {gone} was removed: the least recently used")
+        say(f"environment {gone} was removed: it was the least recently used one")
 
 
 def _fill(folder: Path, request: Mapping[str, Any], env: Mapping[str, str]) -> None:
@@ -93,7 +95,7 @@ def _fill(folder: Path, request: Mapping[str, Any], env: Mapping[str, str]) -> N
     make = [request["python"], "-m", "venv"]
     make += [] if not base["pip"] else ["--without-pip"]
     make += ["--system-site-packages"] if base["system"] else []
-    _run([*make, str(folder)], own, "/", "the environment cannot be made")
+    _run([*make, str(folder)], own, "/", "the virtual environment cannot be created")
     python = folder / "bin" / "python"
     site = next((folder / "lib").glob("python*/site-packages"))
     if base["parents"]:
@@ -113,21 +115,23 @@ def _fill(folder: Path, request: Mapping[str, Any], env: Mapping[str, str]) -> N
 
 
 def installer(request: Mapping[str, Any], env: Mapping[str, str], python: Path) -> list[str]:
-    """The first words of the installer's command. Raises BuildFailed where the wanted one is absent."""
+    """The beginning of the installer's command line. Raises BuildFailed for an absent installer."""
     name = request["wanted"]["installer"]
     path = os.pathsep.join([str(Path(request["python"]).parent), env.get("PATH", "")])
     uv = None if name == "pip" else shutil.which("uv", path=path)
     if uv is not None:
         return [uv, "pip", "install", "--python", str(python), "--no-progress"]
     if name == "uv":
-        raise BuildFailed(Cause.USER_ERROR, "`python.installer` is uv, and this node has no uv")
+        raise BuildFailed(
+            Cause.USER_ERROR, "`python.installer` is uv, but uv is not installed on this node"
+        )
     quiet = ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
     # -P: the work directory's own modules must not stand in for those of the installer.
     return [str(python), "-P", "-m", "pip", "install", *quiet]
 
 
 def _asked(folder: Path, request: Mapping[str, Any]) -> list[str]:
-    """The options and requirements, which both installers understand."""
+    """Options and requirements in the syntax that pip and uv share."""
     want: Mapping[str, Any] = request["wanted"]
     words: list[str] = []
     if want.get("index_url") == "none":
@@ -152,7 +156,7 @@ def _asked(folder: Path, request: Mapping[str, Any]) -> list[str]:
 
 
 def _run(words: Sequence[str], env: Mapping[str, str], cwd: str, what: str) -> None:
-    """Run it, with its output passed on. Raises BuildFailed."""
+    """Run a command and pass its output on. Raises BuildFailed."""
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
     try:
         child = subprocess.Popen(
@@ -199,7 +203,7 @@ def judge(text: str) -> tuple[Cause, str]:
 
 
 def main(path: str) -> int:
-    """Build what the request says; 0 when it is there."""
+    """Build the requested environment; returns the exit code, 0 for success."""
     verdict = Path(path).with_name(VERDICT)
     env = dict(os.environ)  # noqa: TID251 - a program's entry point
     body: dict[str, Any] = {"cause": None, "message": "", "tail": ""}

@@ -27,16 +27,16 @@ IN_USE = "phalanx.in-use"
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentStore:
-    """Those below one root."""
+    """The environments below one folder."""
 
     root: Path
 
     def path(self, digest: str) -> Path:
-        """Where the environment is found once it is whole."""
+        """The link to the environment; it exists once the environment is complete."""
         return self.root / digest
 
     def target(self, digest: str) -> Path | None:
-        """The folder behind it; None while there is none that is whole."""
+        """The folder of the environment; None while no complete one exists."""
         try:
             folder = self.root / os.readlink(self.path(digest))
         except OSError:
@@ -45,7 +45,7 @@ class EnvironmentStore:
         return folder if (folder / RECORD).is_file() else None
 
     def hold(self, digest: str) -> int | None:
-        """Use it from now on: the descriptor keeps it from being removed. None: it must be built."""
+        """Protect the environment from removal until this descriptor is closed; None: build it first."""
         folder = self.target(digest)
         if folder is None:
             return None
@@ -77,13 +77,13 @@ class EnvironmentStore:
             os.close(descriptor)
 
     def new(self, digest: str, suffix: str) -> Path:
-        """An empty folder to build in; the lock has to be held."""
+        """Create a folder to build in; the caller holds the lock."""
         folder = self.root / f"{digest}-{suffix}"
         folder.mkdir(mode=0o700)
         return folder
 
     def commit(self, digest: str, folder: Path, record: dict[str, Any]) -> None:
-        """Make a finished folder visible, when it is on disk as well; the lock has to be held."""
+        """Flush a finished folder to disk and link it; the caller holds the lock."""
         (folder / IN_USE).touch(mode=0o600)
         write_file(folder / RECORD, json.dumps({**record, "size_bytes": _size(folder)}).encode())
         linux.flush_file_system(folder)
@@ -122,7 +122,7 @@ class EnvironmentStore:
                     yield link.name, {"size_bytes": 0, "used_at_s": 0.0}
 
     def _remove(self, digest: str) -> bool:
-        """Take it away, unless it is used or being built."""
+        """Remove an environment, unless a process uses or builds it; returns whether it was removed."""
         building = _lock(self._lock_file(digest), fcntl.LOCK_EX)
         if building is None:
             return False
@@ -140,7 +140,7 @@ class EnvironmentStore:
             os.close(building)
 
     def _sweep(self, digest: str) -> None:
-        """Delete what killed builds of it left; its lock has to be held."""
+        """Delete the folders of killed builds of one environment; the caller holds its lock."""
         whole = self.target(digest)
         for left in self.root.glob(f"{digest}-*"):
             if left != whole:

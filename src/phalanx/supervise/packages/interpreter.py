@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Any
 
 _ANSWER_S = 60.0
-# Marks metadata that stands for a distribution which lies elsewhere.
+# The `INSTALLER` of metadata that stands for a distribution in another folder.
 STAND_IN = "phalanx-base"
 
 
 class InterpreterUnusable(OSError):
-    """It cannot be asked."""
+    """The interpreter could not be run to describe itself."""
 
 
 def describe() -> dict[str, Any]:
-    """This interpreter: version, platform, torch, and a digest of all distributions that it sees."""
+    """Describe this interpreter: version, platform, torch, and a digest of its distributions."""
     folders = [one for one in sys.path if os.path.basename(one).endswith("-packages")]
     seen = sorted({name for one in folders for name in _distributions(one)})
     in_environment = sys.prefix != sys.base_prefix
@@ -50,7 +50,7 @@ def describe() -> dict[str, Any]:
 
 
 def ask(python: str) -> dict[str, Any]:
-    """What `describe` says in another interpreter. Raises InterpreterUnusable."""
+    """Run `describe` in another interpreter. Raises InterpreterUnusable."""
     try:
         done = subprocess.run(
             [python, str(Path(__file__).resolve())],
@@ -63,7 +63,7 @@ def ask(python: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise InterpreterUnusable(
-            f"the interpreter {python} cannot be asked what it has: {error}"
+            f"the interpreter {python} could not list its packages: {error}"
         ) from error
     return found
 
@@ -71,7 +71,7 @@ def ask(python: str) -> dict[str, Any]:
 def stand_in(folder: Path) -> None:
     """Show every distribution that this interpreter sees inside `folder` too, by its metadata alone.
 
-    For installers that look nowhere else: what is there already need not be installed once more.
+    For installers that look in no other folder: they do not install these distributions again.
     """
     for one in importlib.metadata.distributions():
         text = one.read_text("METADATA")
@@ -89,7 +89,7 @@ def stand_in(folder: Path) -> None:
 
 
 def remove_stand_ins(folder: Path) -> None:
-    """Take back what `stand_in` has put there."""
+    """Remove what `stand_in` has written."""
     for mark in folder.glob("*.dist-info/INSTALLER"):
         if mark.read_text().strip() == STAND_IN:
             shutil.rmtree(mark.parent)

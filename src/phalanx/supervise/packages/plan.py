@@ -14,13 +14,13 @@ from typing import Any
 from phalanx.launch.command import PythonCommand
 from phalanx.supervise.packages.environments import EnvironmentStore
 
-# What the builder leaves beside its request: how it went.
+# The result of a build, a file beside its request.
 VERDICT = "packages.verdict.json"
 
 
 @dataclass(slots=True)
 class EnvironmentPlan:
-    """What is to be done for one job on this node. `problem`: why nothing can be.
+    """The Python environment of one job on this node. `problem`: why it cannot be built; empty: none.
 
     `request` is None where the job asks for no packages. `held` keeps the environment from removal.
     """
@@ -36,22 +36,22 @@ class EnvironmentPlan:
 
     @property
     def path(self) -> Path | None:
-        """Where the environment is, or will be."""
+        """The path of the environment, also before it is built; None: the job needs none."""
         if self.request is None:
             return None
         return EnvironmentStore(Path(self.request["root"])).path(self.request["digest"])
 
     def hold(self) -> bool:
-        """Take the environment into use; says whether it is there."""
+        """Protect the environment from removal; returns whether ranks may start."""
         if self.request is not None and self.held is None:
             store = EnvironmentStore(Path(self.request["root"]))
-            # A folder that cannot be read is the builder's to complain about.
+            # The builder reports a folder that cannot be read.
             with contextlib.suppress(OSError):
                 self.held = store.hold(self.request["digest"])
         return self.ready
 
     def variables(self, env: Mapping[str, str]) -> dict[str, str]:
-        """`env` as ranks and set-up find it."""
+        """`env` with the environment's programs first in PATH."""
         found = dict(env)
         if self.path is not None:
             own = str(self.path / "bin")
@@ -75,7 +75,7 @@ def environment_plan(
     if packages is None:
         return EnvironmentPlan()
     want, root = packages["wanted"], packages["root"]
-    # Only now: a job that asks for nothing shall not wait for these imports.
+    # Imported late: a job without packages must not wait for these imports.
     from phalanx.supervise.packages import interpreter, requirements
 
     python = command.python if command is not None else _found(env)

@@ -21,7 +21,7 @@ _TORCH = re.compile(r"torch(?![\w.-])", re.IGNORECASE)
 
 
 class InvalidRequirements(ValueError):
-    """What is asked for cannot be built; says why, in a user's words."""
+    """The requirements cannot be installed as they are written; the message is for the user."""
 
 
 def lines_of(text: str) -> list[str]:
@@ -32,7 +32,7 @@ def lines_of(text: str) -> list[str]:
 
 
 def all_lines(workdir: Path, wanted: Mapping[str, Any]) -> list[str]:
-    """Every line asked for, those of nested files too, sorted. Raises InvalidRequirements."""
+    """Every requirement, those of nested files too, sorted. Raises InvalidRequirements."""
     found = [*lines_of("\n".join(wanted["packages"]))]
     if wanted.get("requirements"):
         found += _read(workdir, wanted["requirements"])
@@ -46,14 +46,14 @@ def all_lines(workdir: Path, wanted: Mapping[str, Any]) -> list[str]:
 
 
 def names_torch(lines: Sequence[str]) -> bool:
-    """Whether torch itself is asked for, in whatever version."""
+    """Whether torch itself is a requirement, in any version."""
     return any(_TORCH.match(line) for line in lines)
 
 
 def digest(
     workdir: Path, wanted: Mapping[str, Any], code: str | None, base: Mapping[str, Any], python: str
 ) -> str:
-    """The name of the environment: the same for whatever gives the same content.
+    """The name of the environment: equal requirements on equal interpreters have the same name.
 
     `code` is the digest of the snapshot, which counts where something of the work directory is to be
     installed; `base` is `interpreter.describe()` of `python`. Raises InvalidRequirements.
@@ -104,7 +104,7 @@ def _read(workdir: Path, name: str) -> list[str]:
 
 
 def _local(lines: Sequence[str], wanted: Mapping[str, Any]) -> Iterator[str]:
-    """Paths of what is to be installed from, or looked for in, the work directory or the node."""
+    """Local paths among the requirements: packages, and folders in which to look for packages."""
     for line in lines:
         if line.startswith((".", "/")):
             yield line.partition(" ")[0]
@@ -118,7 +118,7 @@ def _local(lines: Sequence[str], wanted: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _state(workdir: Path, name: str, code: str | None) -> list[str]:
-    """What stands for the content of a path: the snapshot's digest inside it, size and time outside."""
+    """A key for the content of a path: the snapshot's digest in the work directory, else size and time."""
     path = Path(name)
     if not path.is_absolute() or path.is_relative_to(workdir):
         return [name, code or ""]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from phalanx.checkpoint.folders import FolderOrigin
 from phalanx.core.contract.gang import RankFiles
 from phalanx.core.frameworks.rank_environment import NodeSetting, rank_environment
 from phalanx.core.gang.failures import Failure, RankExit, failure_of_node, is_collateral
-from phalanx.core.gang.stalls import StallWatch
+from phalanx.core.gang.stalls import StallLimit, StallWatch
 from phalanx.core.jobs.model import NodeOutcome
 from phalanx.core.reasons import Cause
 from phalanx.kit.clock import Clock
@@ -40,7 +41,7 @@ from phalanx.supervise.ranks.ledger_watermarks import WatermarkFile
 from phalanx.supervise.ranks.line_metrics import RecordsFromOutput
 from phalanx.supervise.ranks.rank import LocalRank, Stream
 from phalanx.supervise.ranks.records import GenerationRecords, MetricTail, Put, SideRecords
-from phalanx.supervise.ranks.stall_monitor import StallMonitor, patience_of
+from phalanx.supervise.ranks.stall_monitor import StallMonitor
 
 # How long to wait for the death that caused a collateral one.
 SETTLE_S = 0.15
@@ -55,17 +56,13 @@ class GenerationContext:
     """What a generation uses of its supervisor."""
 
     assignment: Assignment  # the gang and its settings
-    #: None: the command is no Python program
-    command: PythonCommand | None
+    command: PythonCommand | None  # None: the command is no Python program
     processes: ProcessTree  # children of the supervisor
     loop: EventLoop  # of the main thread
     clock: Clock  # times and monotonic time
-    #: queues a report
-    put: Put
-    #: called once, when all of a generation has ended
-    ended: Callable[[Generation], None]
-    #: the number of the last report that is stored
-    acked: Callable[[], int]
+    put: Put  # queues a report
+    ended: Callable[[Generation], None]  # called once, when all of a generation has ended
+    acked: Callable[[], int]  # the number of the last report that is stored
 
 
 class Generation:
@@ -88,8 +85,9 @@ class Generation:
             for local in range(gang.world.ranks_per_node)
         ]
         files = {one.rank: one.report_file for one in self.ranks}
-        patience = patience_of(gang.role.stall)
-        watch = StallWatch(patience, context.clock.monotonic())
+        stall = gang.role.stall
+        limit = StallLimit(stall.after_s if stall.watch else math.inf)
+        watch = StallWatch(limit, context.clock.monotonic())
         kind = GenerationRecords if self.leads else SideRecords
         watermarks = WatermarkFile(self.folder, context.acked)
         self.records = kind(self.number, files, context.put, watch, watermarks)

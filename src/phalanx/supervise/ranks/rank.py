@@ -46,23 +46,18 @@ class Stream:
     """One output stream of one rank: read from a pipe, stored in a file and shipped."""
 
     rank: int  # global rank
-    #: `out` or `err`
-    name: str
+    name: str  # `out` or `err`
     path: Path  # the output file
     capture: Capture  # writes the file
-    #: descriptor of the file at `path`
-    file: int
-    #: descriptor to read from; None when it was closed
-    pipe: int | None = None
-    #: receives the bytes, too
-    listener: Callable[[bytes], None] | None = None
-    #: bytes that were shipped
-    num_sent: int = 0
+    file: int  # descriptor of the file at `path`
+    pipe: int | None = None  # descriptor to read from; None when it was closed
+    listener: Callable[[bytes], None] | None = None  # receives the bytes, too
+    num_sent: int = 0  # bytes that were shipped
     num_dropped_sent: int = 0  # dropped bytes reported
     trimmed: TrimmedFile = field(default_factory=TrimmedFile)  # start of the file removed
 
     def trim(self) -> None:
-        """Let go of the file's beginning: what was carried away, but for the last `LOG_KEPT_BYTES`."""
+        """Free the disk space of what was shipped, except of the last `LOG_KEPT_BYTES` of the file."""
         end = min(self.num_sent, self.capture.num_written - LOG_KEPT_BYTES)
         if end - self.trimmed.begin >= LOG_KEPT_BYTES // 4:
             self.trimmed.up_to(self.path, end)
@@ -109,7 +104,7 @@ class Stream:
             self.pipe = None
 
     def read_back(self, limit: int) -> bytes:
-        """Bytes of the file that were not carried away yet, up to `limit`."""
+        """Bytes of the file that were not shipped yet, up to `limit`."""
         size = min(limit, self.capture.num_written - self.num_sent)
         if size <= 0:
             return b""
@@ -130,14 +125,10 @@ class LocalRank(ProcessObserver):
     loop: EventLoop  # reads its pipes
     observer: RankObserver  # receives its exit
     pid: int | None = None  # None: not started
-    #: it was forked from the warm process
-    warm: bool = False
-    #: None while it runs
-    exit: RankExit | None = None
-    #: it could not be started
-    refused_: bool = False
-    #: its start was requested
-    asked: bool = False
+    warm: bool = False  # it was forked from the warm process
+    exit: RankExit | None = None  # None while it runs
+    refused_: bool = False  # it could not be started
+    asked: bool = False  # its start was requested
     streams: list[Stream] = field(default_factory=list)  # captured output
 
     @property
@@ -230,7 +221,7 @@ class LocalRank(ProcessObserver):
         """SIGTERM to the rank; returns descriptors that turn readable when the signalled have ended.
 
         Data workers must not get it: they would die and take the rank's own save with them. But a
-        shell passes nothing on and dies first, so below anything that is no Python it goes further.
+        shell does not pass a signal on, so the children of a program that is not Python get it, too.
         """
         if not self.running or self.pid is None:
             return []

@@ -22,7 +22,11 @@ from phalanx.supervise.ranks.rank import LocalRank
 SIGNAL = signal.SIGUSR1
 WAIT_S = 3.0
 _LOOK_S = 0.05
-_STATES = {"T": "it is stopped by a signal", "D": "it waits for a device", "Z": "it is dead"}
+_STATES = {
+    "T": "it is stopped by a signal",
+    "D": "it waits for a device and cannot be interrupted",
+    "Z": "it is dead",
+}
 
 
 @dataclass(slots=True)
@@ -49,7 +53,7 @@ class _Asked:
             text = file.read().decode("utf-8", "replace")
         if text:
             return RankStacks(rank=self.rank.rank, text=shortened(text))
-        why = _STATES.get(_state(self.pid), "it does not answer")
+        why = _STATES.get(_state(self.pid), "it has written no stacks")
         return RankStacks(rank=self.rank.rank, why=f"no answer within {WAIT_S:g} s: {why}")
 
 
@@ -69,11 +73,11 @@ class StackCollection:
 
     def _ask(self, rank: LocalRank) -> None:
         if not rank.running:
-            self._answers.append(RankStacks(rank=rank.rank, why="it does not run"))
+            self._answers.append(RankStacks(rank=rank.rank, why="it is not running"))
             return
         pid = _listener(rank)
         if pid is None:
-            why = "its script does not use phalanx.train, or has not come to it"
+            why = "its script does not use phalanx.train, or has not started it yet"
             self._answers.append(RankStacks(rank=rank.rank, why=why))
             return
         asked = _Asked(rank, pid, _size(rank.stacks_file))

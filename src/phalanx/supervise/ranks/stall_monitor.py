@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
-from phalanx.core.contract.job import StallPolicy
 from phalanx.core.gang.failures import Failure
 from phalanx.core.gang.stacks import elsewhere, place
-from phalanx.core.gang.stalls import StallLimit, StallWatch
+from phalanx.core.gang.stalls import StallWatch
 from phalanx.core.reasons import Cause
 from phalanx.kit.clock import Clock
 from phalanx.kit.units import format_duration
@@ -23,11 +21,6 @@ from phalanx.supervise.eventloop import EventLoop
 from phalanx.supervise.ranks.rank import LocalRank
 from phalanx.supervise.ranks.records import Put
 from phalanx.supervise.ranks.stacks import StackCollection
-
-
-def patience_of(policy: StallPolicy) -> StallLimit:
-    """How long a generation may make no step under this policy."""
-    return StallLimit(policy.after_s if policy.watch else math.inf)
 
 
 class StallMonitor:

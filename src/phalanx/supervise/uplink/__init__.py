@@ -1,1 +1,5 @@
-"""The connection to the control plane: sync, spool, bulk data, reports of earlier attempts."""
+"""The connection of a supervisor to the control plane.
+
+`link` queues numbered reports, sends them and receives orders; `bulk_shipper` ships logs, metrics and data
+ledgers one batch at a time; `orphan_reports` sends what supervisors of earlier attempts could not.
+"""
