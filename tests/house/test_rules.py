@@ -45,7 +45,7 @@ def planted(root: Path, files: dict[str, str]) -> Path:
 
 
 #: Violations that are older than the rules. The numbers only go down.
-KNOWN = {"words": 1}
+KNOWN: dict[str, int] = {}
 
 
 @pytest.mark.parametrize("rule", rules.RULES)

@@ -263,7 +263,7 @@ def take_numbers(tx: Tx, name: str, count: int = 1) -> int:
 
 
 def read(tx: Tx, kind: type[T], query: Select[Any]) -> list[T]:
-    """The rows of a query whose columns are the fields of the dataclass `kind`."""
+    """Return the rows of a query as `kind`, a dataclass with a field for each column."""
     return [kind(**row) for row in tx.conn.execute(query).mappings()]
 
 
