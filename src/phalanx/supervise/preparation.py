@@ -119,6 +119,10 @@ class EnvironmentBuild(PreparationStep):
             generation.ranks[0].close_prelude()
         return generation
 
+    def refused(self, message: str, *, missing: bool) -> None:
+        """See `ProcessObserver`. A missing builder is not the user's mistake."""
+        super().refused(message, missing=False)
+
     def exited(self, status: int, at: int) -> None:
         """See `ProcessObserver`."""
         generation = self._ended()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -18,9 +18,9 @@ from typing import Any
 from phalanx.errors import ExecutorUnavailable, LaunchError
 from phalanx.kit.clock import backoff_s
 
-_LOG = logging.getLogger(__name__)
 CONNECT_S = 60.0
 _ANSWER_S = 15.0
+_END_S = 2.0
 _MAX_WAIT_S = 10.0
 _MAX_LOG_BYTES = 4 * 2**20
 
@@ -43,7 +43,8 @@ class DriverClient:
         self._ready = threading.Event()
         self._closed = threading.Event()
         self._trouble = "it has not answered yet"
-        threading.Thread(target=self._keep, name="ray-bridge", daemon=True).start()
+        self._thread = threading.Thread(target=self._keep, name="ray-bridge", daemon=True)
+        self._thread.start()
 
     def wait_ready(self, timeout_s: float) -> bool:
         """Whether the cluster answers within this time."""
@@ -66,7 +67,7 @@ class DriverClient:
         except TimeoutError as error:
             said = f"the Ray cluster does not answer within {answer_s:g} s"
             raise ExecutorUnavailable(said) from error
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a broken pipe, or a closed one
             raise ExecutorUnavailable("the Ray driver has ended") from error
         finally:
             self._calls.pop(number, None)
@@ -75,13 +76,14 @@ class DriverClient:
         """End the driver. Supervisors in the cluster continue."""
         self._closed.set()
         process = self._process
-        if process is not None and process.stdin is not None:
-            process.stdin.close()
+        if process is not None:
+            _hang_up(process)
             try:
-                process.wait(2.0)
+                process.wait(_END_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        self._thread.join(_END_S)
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -103,21 +105,29 @@ class DriverClient:
         process = self._spawn()
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(json.dumps(self._told).encode() + b"\n")
-        process.stdin.flush()
-        self._process = process
         watchdog = threading.Timer(CONNECT_S, process.kill)
         watchdog.daemon = True
         watchdog.start()
-        for line in process.stdout:
+        try:
+            process.stdin.write(json.dumps(self._told).encode() + b"\n")
+            process.stdin.flush()
+            self._process = process
+            if self._closed.is_set():
+                process.kill()
+            for line in process.stdout:
+                watchdog.cancel()
+                self._take(json.loads(line))
+        finally:
             watchdog.cancel()
-            self._take(json.loads(line))
-        watchdog.cancel()
-        self._ready.clear()
-        process.wait()
-        for call in list(self._calls.values()):
-            if not call.done():
-                call.set_exception(ExecutorUnavailable("the Ray driver ended before it answered"))
+            self._ready.clear()
+            process.kill()
+            _hang_up(process)
+            process.stdout.close()
+            process.wait()
+            said = "the Ray driver ended before it answered"
+            for call in list(self._calls.values()):
+                if not call.done():
+                    call.set_exception(ExecutorUnavailable(said))
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         env = {
@@ -156,3 +166,10 @@ class DriverClient:
             call.set_exception(LaunchError(error["message"]))
         else:
             call.set_exception(ExecutorUnavailable(f"the Ray cluster: {error['message']}"))
+
+
+def _hang_up(process: subprocess.Popen[bytes]) -> None:
+    """Close the driver's input, which ends it."""
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):  # it died before it read everything
+        process.stdin.close()

@@ -1,0 +1,116 @@
+"""What happens before the ranks of a node start, without processes."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from phalanx.core.contract.job import WarmStart
+from phalanx.core.reasons import Cause
+from phalanx.schemas.wire.assignments import Assignment
+from phalanx.supervise.packages.plan import EnvironmentPlan
+from phalanx.supervise.preparation import Preparation
+from phalanx.testing.executors import gang_contract
+
+pytestmark = pytest.mark.unit
+
+
+class Processes:
+    """Keeps the commands that are to be started; the test says how they end."""
+
+    def __init__(self):
+        self.started, self.num_warm = [], 0
+
+    def start_command(self, command, launch, observer, workdir):
+        launch.close()
+        self.started.append(observer)
+
+    def start_warm_process(self):
+        self.num_warm += 1
+
+
+class Prelude:
+    """The first rank, which lends its output to the program before it."""
+
+    def __init__(self):
+        self.closed = 0
+
+    def open_prelude(self):
+        return tuple(os.open(os.devnull, os.O_RDWR) for _ in range(3))
+
+    def close_prelude(self):
+        self.closed += 1
+
+
+class Generation:
+    ending = False
+
+    def __init__(self, folder):
+        self.folder, self.ranks = folder / "g000", [Prelude()]
+        self.records = SimpleNamespace(phase="")
+        self.failures = []
+
+    def fail(self, message, cause, traceback=""):
+        self.failures.append((message, cause))
+
+
+@pytest.fixture
+def prepare(tmp_path):
+    """Begin the preparation of a generation; returns it, the processes and the calls of `then`."""
+
+    def begin(plan=None, setup=None):
+        assignment = Assignment(
+            gang=gang_contract(1),
+            node_rank=0,
+            node_dir=str(tmp_path),
+            workdir=str(tmp_path),
+            cwd=str(tmp_path),
+            command=["x"],
+            env={},
+            warm=WarmStart(enabled=False, imports=()),
+            cpus=1,
+            server_url="http://nowhere",
+            token="t",
+            setup=setup,
+        )
+        generation, processes, calls = Generation(tmp_path), Processes(), []
+        preparation = Preparation(assignment, processes, plan or EnvironmentPlan())
+
+        def run():
+            preparation.run(generation, lambda: calls.append("ranks"))
+
+        run()
+        return SimpleNamespace(generation=generation, processes=processes, calls=calls, run=run)
+
+    return begin
+
+
+def test_a_builder_that_cannot_start_is_no_mistake_of_the_user(prepare, tmp_path):
+    plan = EnvironmentPlan(request={"root": str(tmp_path / "python"), "digest": "d"})
+    rig = prepare(plan)
+    assert rig.generation.records.phase == "packages"
+    rig.processes.started[0].refused("python: not found", missing=True)
+    said = "the environment cannot be built: python: not found"
+    assert rig.generation.failures == [(said, Cause.START_FAILED)]
+    assert (rig.generation.records.phase, rig.generation.ranks[0].closed) == ("", 1)
+    assert rig.calls == []
+
+
+@pytest.mark.parametrize(
+    ("missing", "cause"), [(True, Cause.USER_ERROR), (False, Cause.START_FAILED)]
+)
+def test_a_missing_setup_program_is_a_mistake_of_the_user(prepare, missing, cause):
+    rig = prepare(setup="./nothing")
+    rig.processes.started[0].refused("./nothing", missing=missing)
+    assert rig.generation.failures == [("setup could not be started: ./nothing", cause)]
+    assert rig.generation.records.phase == ""
+
+
+def test_a_setup_that_succeeded_does_not_run_again(prepare):
+    rig = prepare(setup="true")
+    assert rig.generation.records.phase == "setup"
+    rig.processes.started[0].exited(0, 1)
+    assert (rig.calls, rig.processes.num_warm) == (["ranks"], 1)
+    rig.run()
+    assert rig.calls == ["ranks", "ranks"]
+    assert len(rig.processes.started) == 1
