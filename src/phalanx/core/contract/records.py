@@ -376,7 +376,10 @@ def encode(record: Record, at: int) -> bytes:
 
 def framed(body: Mapping[str, Any]) -> bytes:
     """An object with its length before it. Raises TypeError or ValueError when it is not plain JSON."""
-    text = _write_json(body).encode()
+    try:
+        text = _write_json(body).encode()
+    except RecursionError as error:
+        raise ValueError("an object within itself, or nested too deep") from error
     return _LEN.pack(len(text)) + text
 
 
@@ -402,7 +405,10 @@ def parse(frame: bytes) -> tuple[int, Record] | None:
 
     Raises ValueError where it is not a record.
     """
-    return from_json(json.loads(frame))
+    try:
+        return from_json(json.loads(frame))
+    except RecursionError as error:
+        raise ValueError("not a record: nested too deep") from error
 
 
 def decode(chunk: bytes) -> Iterator[tuple[int, Any]]:

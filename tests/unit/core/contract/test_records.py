@@ -95,6 +95,15 @@ def test_a_value_that_is_not_plain_json_is_refused():
         records.encode(MetricRecord(step=1, values={"loss": object()}), 1)
 
 
+def test_a_value_within_itself_is_refused():
+    values: dict = {"loss": 1.0}
+    values["all"] = values
+    with pytest.raises(ValueError, match="within itself"):
+        records.encode(MetricRecord(step=1, values=values), 1)
+    with pytest.raises(ValueError, match="nested too deep"):
+        records.parse(b"[" * 1_000_000)
+
+
 def test_a_new_file_holds_nothing():
     head = records.header(42)
     assert len(head) == records.HEADER_BYTES
