@@ -120,6 +120,8 @@ def _as_is(value: Any) -> Any:
 
 
 def _arguments(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value or {}, Mapping):
+        raise ValueError("must be a mapping")
     return value or {}
 
 
@@ -217,7 +219,7 @@ class SyncSettings:
     method: str = _option("none", _one_of(*SYNCS))
     every: int = _option(1, _whole(1))
     """Optimizer steps between two exchanges."""
-    outer: OuterSettings = _option(OuterSettings(), _as_is)
+    outer: OuterSettings = _option(OuterSettings(), _arguments)
     fragments: int = _option(1, _whole(1))
     """The number of parts of the model that are exchanged in turn."""
     quantize: str = _option("none", _one_of(*QUANTIZATIONS))
@@ -238,7 +240,7 @@ class SyncSettings:
         for key, methods in _ONLY.items():
             if key in given and method not in methods:
                 raise ValueError(f"{key} goes with {' or '.join(methods)}, not with {method}")
-        chosen = _nested(OuterSettings, given.pop("outer", None) or {}, "outer.")
+        chosen = _nested(OuterSettings, given.pop("outer", {}), "outer.")
         outer = replace(_OUTER.get(method, OuterSettings()), **chosen)
         made = cls(**{"every": _EVERY.get(method, 1), **given, "outer": outer})
         if made.fragments > made.every:

@@ -81,7 +81,7 @@ def start(
         options = settings.with_spec(options, info.training)
     if info.strategy is not None:
         options = replace(options, strategy=info.strategy)
-    gang, info = info, as_worker(options.sync, info)
+    serves, gang, info = is_server(options.sync, info), info, as_worker(options.sync, info)
     layout = _laid_out(options, info.world_size)
     if options.strategy == meshes.AUTO or layout.dp < info.world_size:
         # Shards allocate and release large blocks often (`materialize`): small pages are slow.
@@ -92,7 +92,7 @@ def start(
     stop.install()
     report = report_to(info.report_file, clock.now)
     stacks.install_handler(info.report_file)
-    if is_server(options.sync, gang):
+    if serves:
         run_server(options.sync, gang, lambda: stop.at is not None, report)
     disk = disk or Disk()
     if resume_from is not None:

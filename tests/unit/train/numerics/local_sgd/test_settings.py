@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from phalanx.core.training import rounds
 from phalanx.errors import SpecInvalid
+from phalanx.train import start
 from phalanx.train.numerics.local_sgd.exchange import BLOCK, pack, part_length, unpack
 from phalanx.train.numerics.local_sgd.outer_step import outer_step
 from phalanx.train.settings import OuterSettings, SyncSettings, parse
@@ -34,6 +35,7 @@ def test_a_name_or_a_mapping_says_it():
         ({"method": "diloco", "outer": {"lr": 0}}, "outer.lr must be a number above 0"),
         ({"method": "diloco", "outer": {"momentum": 1.0}}, "below 1"),
         ({"method": "local_sgd", "outer": {"nesterov": True}}, "needs a momentum"),
+        ({"method": "diloco", "outer": "sgd"}, "outer must be a mapping"),
         ({"method": "diloco", "staleness": 2}, "staleness goes with server"),
         ({"method": "server", "quantize": "int8"}, "quantize goes with local_sgd or diloco"),
     ],
@@ -41,6 +43,12 @@ def test_a_name_or_a_mapping_says_it():
 def test_what_makes_no_sense_is_named(value, word):
     with pytest.raises(SpecInvalid, match=word):
         parse({"sync": value})
+
+
+def test_servers_without_a_worker_are_refused_before_the_layout_of_workers():
+    options = parse({"sync": {"method": "server", "servers": 2}, "strategy": {"fsdp": 2}})
+    with pytest.raises(SpecInvalid, match="2 servers leave no worker"):
+        start.start(options, environ={})
 
 
 @given(st.integers(1, 60), st.integers(1, 8), st.integers(0, 300))
