@@ -151,22 +151,31 @@ def library_page(table: Table) -> list[str]:
     for module in ("batch_size", "federated", "folders", "jax", "readers"):
         tree = _parsed(f"train/{module}")
         parts += [f"## phalanx.train.{module}", "", (ast.get_docstring(tree) or "").strip(), ""]
-        tree = _parsed("train/data/readers") if module == "readers" else tree
         for name in _exported(tree):
             node = _definition(tree, name)
             if isinstance(node, Function):
                 parts += _entry(node, "###")
             elif node is not None:
                 about = sections(ast.get_docstring(node) or "")[0]
-                parts += [f"### {name}", "", about, ""]
+                parts += [f"### {name}", "", *_constructor(node), about, ""]
                 for inner in _public(node.body):
                     parts += _entry(inner, "####")
     return parts
 
 
+def _constructor(node: ast.ClassDef) -> list[str]:
+    """How an instance is made; empty where the class has no `__init__` of its own."""
+    for one in node.body:
+        if isinstance(one, Function) and one.name == "__init__":
+            call = signature(one).replace("__init__", node.name, 1).removesuffix(" -> None")
+            return ["```python", call, "```", ""]
+    return []
+
+
 def _definition(tree: ast.Module, name: str) -> Function | ast.ClassDef | None:
-    """A function or class, here or in the module that it is imported from."""
-    for node in tree.body:
+    """A function or class, here or in the module that it is imported from, also for types only."""
+    inner = [node for one in tree.body if isinstance(one, ast.If) for node in one.body]
+    for node in [*tree.body, *inner]:
         if isinstance(node, Function | ast.ClassDef) and node.name == name:
             return node
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("phalanx."):

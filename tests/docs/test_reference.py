@@ -113,6 +113,15 @@ def test_signatures_have_defaults_and_no_self() -> None:
     )
 
 
+@pytest.mark.parametrize("module", ["batch_size", "federated", "folders", "jax", "readers"])
+def test_every_public_name_of_the_library_has_an_entry(module: str) -> None:
+    text = (ROOT / "docs" / "reference" / "python-library.md").read_text()
+    section = text.partition(f"\n## phalanx.train.{module}\n")[2].partition("\n## ")[0]
+    names = api_reference._exported(api_reference._parsed(f"train/{module}"))
+    assert names
+    assert [name for name in names if f"\n### {name}\n" not in section] == []
+
+
 def test_tables_are_written_between_their_markers(tmp_path: Path) -> None:
     page = tmp_path / "a.md"
     page.write_text("x\n<!-- generated: t -->\nold\n<!-- end -->\ny\n")

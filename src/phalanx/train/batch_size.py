@@ -22,6 +22,8 @@ from phalanx.train.gang import randomness
 from phalanx.train.state.tree import cloned
 from phalanx.train.step.guard_state import is_out_of_memory
 
+__all__ = ["find"]
+
 KNEE = 0.9
 """The smallest size with this share of the best throughput wins."""
 _WARM, _TIMED = 1, 3
