@@ -13,9 +13,11 @@ from phalanx.errors import PlatformError
 def _parser() -> argparse.ArgumentParser:
     """Its options have the names of the fields of `ControlPlaneOptions`."""
     parser = argparse.ArgumentParser(prog="phalanx.standalone", description=__doc__)
-    parser.add_argument("--home", dest="root", required=True, type=Path)
+    parser.add_argument("--home", dest="root", metavar="HOME", required=True, type=Path)
     parser.add_argument("--port", type=int, default=0, help="default: any free one")
-    parser.add_argument("--slots", dest="num_slots", type=int, help="default: max(4, cores)")
+    parser.add_argument(
+        "--slots", dest="num_slots", metavar="SLOTS", type=int, help="default: max(4, cores)"
+    )
     parser.add_argument(
         "--detached", action="store_true", help="started by a verb, not by a person"
     )
@@ -23,7 +25,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1", help="interface; default: loopback")
     parser.add_argument("--advertise", default=None, help="URL for other machines")
     parser.add_argument(
-        "--pool", dest="pools", action="append", default=[], type=Path, help="pool file"
+        "--pool",
+        dest="pools",
+        metavar="POOL",
+        action="append",
+        default=[],
+        type=Path,
+        help="pool file",
     )
     parser.add_argument("--keep-logs-s", type=float, default=None, help="default: the settings'")
     parser.add_argument("--keep-metrics-s", type=float, default=None)

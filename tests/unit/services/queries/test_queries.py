@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import fields
 
 import pytest
 from hypothesis import given, settings
@@ -11,11 +12,14 @@ from hypothesis import strategies as st
 
 from phalanx.core.training.ledger import Consumed
 from phalanx.errors import UserError
+from phalanx.schemas.api.jobs import JobView, NodeRankView
 from phalanx.services.lifecycle.sync import estimate_offset
 from phalanx.services.queries.lineage import account
 from phalanx.services.queries.logs import Cursor, assemble, parse_cursor
 from phalanx.services.queries.metrics import thin
+from phalanx.store.jobs import JobFacts
 from phalanx.store.lineage import LedgerSlice, RestoreRow
+from phalanx.store.supervisors import SupervisorRow
 from phalanx.store.telemetry import LogSegment
 
 pytestmark = pytest.mark.unit
@@ -33,6 +37,15 @@ def test_the_least_delayed_message_tells_the_offset(delays: list[int], offset: i
         )
     assert known is not None
     assert offset <= known <= offset + min(delays) + 100 * len(delays)
+
+
+def test_a_view_takes_no_secret_from_its_row() -> None:
+    """`of` copies every field with an equal name: neither tokens nor the caller's environment leave."""
+    facts, supervisor = ({one.name for one in fields(row)} for row in (JobFacts, SupervisorRow))
+    named = {"name", "project", "owner", "labels", "framework", "kind", "priority", "spec"}
+    assert facts & JobView.model_fields.keys() == named
+    process = {"node_rank", "host", "pid", "phase", "step", "warm", "last_seen_at"}
+    assert supervisor & NodeRankView.model_fields.keys() == process
 
 
 def test_a_clock_that_was_set_back_is_followed() -> None:

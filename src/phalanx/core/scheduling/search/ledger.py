@@ -118,7 +118,7 @@ class Ledger:
         return share.over_limit(self.used, self.num_jobs, job.num_slots)
 
     def use(self, project: str, slots: int, num_jobs: int) -> None:
-        """Count slots and jobs for a project and those above it; negative numbers take them back."""
+        """Count slots and jobs for a project and those above it; negative slots take slots back."""
         share = self.shares.get(project)
         names = [project] if share is None else [one.name for one in share.lineage]
         for name in names:

@@ -64,10 +64,13 @@ class VictimSearch:
         return known
 
     def leave(self, num: int) -> None:
-        """Decide that a running job leaves: its slots no longer count, and no other gang may take it."""
+        """Decide that a running job leaves: its slots no longer count, and no other gang may take it.
+
+        It counts against `max_running` until it is gone, as in the passes in which it saves.
+        """
         held = self.cluster.held[num]
         self.decisions.leaving.add(num)
-        self.ledger.use(held.project, -held.num_slots, -1)
+        self.ledger.use(held.project, -held.num_slots, 0)
         for candidates in self.below.values():
             candidates.remove(self.cluster, num)
         for kept in self.incremental.values():

@@ -78,6 +78,17 @@ class TestRunningJobs:
         assert serving.preempt(state, head) is Verdict.SERVED
         assert serving.quota(state, head_of(state, 2)) is Verdict.BLOCKED
 
+    def test_a_preempted_job_counts_until_it_is_gone(self) -> None:
+        """Else another job of its project could start while it saves: one more than the limit."""
+        held = RunningJob(7, running(7, 0).placement, priority=10, project="p", started_at=0)
+        urgent = QueuedJob(2, GangShape(2, 4, 4), 90, 0, project="q")
+        projects = (Project("p", max_running=1), Project("q", guaranteed_slots=8))
+        state = pass_on(job(), urgent, running=(held,), projects=projects)
+        serving.shrink(state, head := head_of(state, 2))
+        assert serving.preempt(state, head) is Verdict.SERVED
+        assert state.decisions.leaving == {7}
+        assert serving.quota(state, head_of(state)) is Verdict.BLOCKED
+
     def test_a_limit_counts_the_jobs_of_all_parts(self) -> None:
         held = RunningJob(7, running(7, 0).placement, project="q", started_at=0)
         projects = (Project("lab", max_running=1), Project("q", parent="lab"))
