@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from phalanx.core.gang.placement import Demand
-from phalanx.core.jobs import Job
 from phalanx.core.jobs import events as e
+from phalanx.core.jobs.model import Job
 from phalanx.core.scheduling import ClusterIndex, Plan, PlannerConfig, plan_pass
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.pools.project_file import ProjectSpec
