@@ -132,7 +132,7 @@ def _no_such_nodes(index: SlotIndex, job: QueuedJob) -> Constraint:
             return Constraint(Binding.NO_SUCH_NODES, text, names=job.pools)
         where = f" of pool {', '.join(known)}"
         nodes = [node for node in nodes if node.pool in known]
-    for text, fits in _demands(job):
+    for text, fits in _demands(job) if nodes else ():
         left = [node for node in nodes if fits(node)]
         if not left:
             most = max((node.num_slots for node in nodes), default=0)
