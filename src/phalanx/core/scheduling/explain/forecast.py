@@ -97,7 +97,9 @@ class _Scenario:
 
     def skip(self) -> bool:
         """Advance to the next time that may change the outcome; return False if there is none."""
-        later = [end for end in self.ends.values() if end > self.at]
+        # An elastic job that shrinks has no end: its nodes are free when the reservation is ready.
+        ready = [one.ready_at or 0 for one in self.cluster.reservations.values()]
+        later = [at for at in (*self.ends.values(), *ready) if at > self.at]
         if self.wake_at is not None and self.wake_at > self.at:
             later.append(self.wake_at)
         if not later:

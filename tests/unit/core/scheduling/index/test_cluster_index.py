@@ -224,6 +224,8 @@ class TestRunning:
         cluster.hold(held)
         cluster.hold(held)  # once
         assert cluster.used == {"a": 5}
+        profile = cluster.index.demand_profile
+        assert (profile.slots, profile.by_width) == (5, {4: 4, 1: 1})
         assert cluster.release(1) is held
         assert cluster.release(1) is None
         assert cluster.state() == empty

@@ -48,6 +48,7 @@ class TestDivision:
             ({"guaranteed_slots": 8, "lend_slots": 3}, {}, (0, 20), (0, 7)),
             ({"guaranteed_slots": 8, "lend_slots": 3}, {}, (7, 20), (7, 5)),
             ({"guaranteed_slots": 8, "lend_slots": 0}, {}, (2, 20), (2, 4)),
+            ({"guaranteed_slots": 8, "lend_slots": 0}, {}, (20, 20), (10, 2)),
             ({"weight": 0.0}, {}, (20, 20), (0, 12)),
         ],
     )

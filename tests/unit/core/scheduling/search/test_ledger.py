@@ -162,6 +162,12 @@ class TestRank:
         }
         assert sorted(ranks, key=lambda num: ranks[num]) == [1, 2, 4, 3, 5, 6, 7, 8, 9]
         assert ranks[4] == (EntitlementTier.SHARED, (0,), -50, 0, 0.0, now - 9 * DAY, 4)
+        assert ranks[6][3:] == (
+            1,
+            -ledger.urgency(ledger.cluster.class_of[6], now - 2 * DAY),
+            now - 2 * DAY,
+            6,
+        )
         assert ranks[9][:3] == (EntitlementTier.SHARED, (2,), -99)
 
     def test_urgency_grows_with_the_wait_from_a_base_that_follows_history(self) -> None:
@@ -197,6 +203,9 @@ class TestRank:
         jobs = (
             queued(1, 2, 4, attained_slot_s=1e7, queued_at=DAY),
             queued(2, 2, 4, queued_at=0),
+            queued(7, 2, 4, queued_at=DAY),
+            # As many slots as a small job may have.
+            queued(8, 1, 4, queued_at=0, remaining_s=1.0),
             queued(3, 2, 4, 60, queued_at=0),
             queued(4, 1, 4, attained_slot_s=1e7, queued_at=DAY),
         )
@@ -206,7 +215,7 @@ class TestRank:
         # A small one has no such right, and another priority does not count.
         small = ledger.cluster.class_of[4]
         assert urgent[4] == ledger.urgency(small, DAY) < urgent[2]
-        alone = ledger_of(jobs[0], jobs[2], config=config, now=DAY)
+        alone = ledger_of(jobs[0], jobs[4], config=config, now=DAY)
         large = alone.cluster.class_of[1]
         assert -alone.rank(large, 0)[4] == alone.urgency(large, DAY)
 

@@ -201,6 +201,10 @@ class TestProjects:
         search = search_of(replace(first, restart_s=61.0), *others, projects=(self.A, self.B))
         asked = gang(1e-9, tier=EntitlementTier.GUARANTEED, project="a")
         assert self.found(search, asked) == [9, 10]
+        # It is cheap or dear by the slot.
+        part = replace(running(8, {0: (0,)}, project="b"), restart_s=61.0)
+        mixed = search_of(part, *others, projects=(self.A, self.B))
+        assert self.found(mixed, asked) == [9, 10]
         # One of them leaves: the other four slots are still beyond the guarantee.
         search.leave(9)
         assert self.found(search, asked) == [10]

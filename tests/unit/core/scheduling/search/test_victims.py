@@ -252,6 +252,7 @@ class TestMoves:
         [
             (4, {}, True),
             (1, {}, False),
+            (2, {}, True),
             (5, {}, True),
             (6, {}, False),
             (4, {"hysteresis": float("inf")}, False),
@@ -294,6 +295,11 @@ class TestMoves:
         assert sorted(moves.candidates(search, replace(job, shape=GangShape(1, 3, 3)))) == [
             num for num in movable if num == 8
         ]
+        for slots, small in ((2, [8]), (1, [])):
+            narrow = replace(job, shape=GangShape(1, slots, slots))
+            assert [n for n in moves.candidates(search, narrow) if n in movable] == [
+                num for num in small if num in movable
+            ]
         search.decisions.leaving.add(9)
         assert 9 not in moves.candidates(search, job)
 
@@ -390,6 +396,10 @@ class TestLargeJobs:
         again = self.search(self.waiting(0.0), *others)
         again.decisions.started.add(3)
         assert large_jobs.candidates(again, self.gang(again), listed) == {}
+        # Those that go on waiting may be enough.
+        more = self.search(self.waiting(2579.0), *others[:2])
+        more.decisions.started.add(3)
+        assert large_jobs.candidates(more, self.gang(more), listed) == {8: 720.0}
         # A large gang makes no room for itself in this way.
         assert large_jobs.candidates(search, self.gang(search, 5), listed) == {}
 
