@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from phalanx.core.gang.placement import GangShape, Node, NodeShare, Placement
-from phalanx.core.scheduling import QueuedJob, RunningJob
+from phalanx.core.scheduling import ClusterIndex, Plan, PlanningInput, QueuedJob, RunningJob
+from phalanx.core.scheduling.search.decisions import Decisions
+from phalanx.core.scheduling.stages import entitlement
+from phalanx.core.scheduling.stages.queue import QueueHead
+from phalanx.core.scheduling.stages.scheduling_pass import Pass
 
 POOL = "p"
 ADDRESS = "h"
@@ -35,3 +39,33 @@ def placed(where: Mapping[int, tuple[int, ...]]) -> Placement:
 def running(num: int, where: Mapping[int, tuple[int, ...]], **more: Any) -> RunningJob:
     """A job that has held these slots since time 0, of priority 50."""
     return RunningJob(num, placed(where), **{"priority": 50, "started_at": 0, **more})
+
+
+def pass_on(cluster: PlanningInput, now: int) -> Pass:
+    """A pass on a cluster, with the shares of its projects set; the test calls the other stages."""
+    index = ClusterIndex.of(cluster)
+    index.advance(now)
+    state = Pass(index, now)
+    entitlement.entitle(state)
+    return state
+
+
+def head_of(state: Pass, num: int) -> QueueHead:
+    """A queued job as the queue hands it to the stages of a job."""
+    eq_class = state.cluster.class_of[num]
+    position = [one for _, one in eq_class.jobs].index(num)
+    return QueueHead(eq_class, position, eq_class.jobs[position][0], num)
+
+
+def starts_of(decided: Plan | Decisions) -> dict[int, list[str]]:
+    """The nodes of each start, by job."""
+    return {one.job: [share.node for share in one.placement.shares] for one in decided.starts}
+
+
+def kept_by(state: Pass) -> dict[int, dict[str, int]]:
+    """The slots that each reservation keeps from other jobs, by owner and node."""
+    names = state.index.nodes
+    return {
+        kept.reservation.job: {names[one.node].id: one.mask.bit_count() for one in kept.allocations}
+        for kept in state.kept
+    }

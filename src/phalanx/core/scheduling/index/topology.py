@@ -446,7 +446,8 @@ def place_on(
     shapes = [job.shape] * (len(nodes) - len(others)) + others
     for node, shape in zip(nodes, shapes, strict=True):
         free, own = left.get(node, index.free[node]), part_request(request, shape)
-        if free.bit_count() < shape.slots_per_node or index.cpus[node] < own.cpus:
+        short = index.cpus[node] < own.cpus or index.memory[node] < own.memory_bytes
+        if short or free.bit_count() < shape.slots_per_node:
             return None
         mask = pick(free, shape.slots_per_node)
         left[node] = free & ~mask

@@ -235,8 +235,9 @@ def _room_near(state: Pass, held: RunningJob, per_node: int) -> list[int]:
     for count in range(max(per_node, 1), group.size + 1):
         for node in group.by_free[count]:
             here = index.nodes[node]
-            enough = index.cpus[node] >= held.cpus_per_node
-            if index.leaf_of[node] != home or not enough:
+            short = index.cpus[node] < held.cpus_per_node
+            short = short or index.memory[node] < held.memory_per_node_bytes
+            if index.leaf_of[node] != home or short:
                 continue
             if here.splittable:
                 room += [node] * (count // max(per_node, 1))

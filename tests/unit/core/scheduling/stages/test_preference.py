@@ -87,6 +87,56 @@ class TestPreferences:
     def test_a_gang_without_a_level_to_prefer_is_unchanged(self, job: QueuedJob) -> None:
         assert Preferences(NODES).apply(job, None, 60.0, History()) is job
 
+    @pytest.mark.parametrize(
+        ("facts", "wished", "level"),
+        [
+            pytest.param({}, "zone", None, id="no such level"),
+            pytest.param({}, "none", None, id="no level wished"),
+            pytest.param({"shape": GangShape(3, 8, 8), "min_nodes": 2}, None, "rack", id="elastic"),
+            pytest.param({"shape": GangShape(3, 8, 8), "min_nodes": 3}, None, None, id="too wide"),
+            pytest.param({"shape": GangShape(1, 8, 8)}, "rack", "rack", id="one node that wishes"),
+            pytest.param({"roles": (GangShape(1, 4, 4),)}, None, None, id="a role too much"),
+            pytest.param(
+                {"shape": GangShape(1, 8, 8), "roles": (GangShape(1, 8, 8),)},
+                None,
+                "rack",
+                id="roles that fill a rack",
+            ),
+            pytest.param({"pools": ("b",)}, None, None, id="another pool"),
+        ],
+    )
+    def test_a_level_is_required_only_where_it_could_hold_the_least_size(
+        self, facts: dict[str, object], wished: str | None, level: str | None
+    ) -> None:
+        job = replace(PAIR, **facts)  # type: ignore[arg-type]
+        asked = Preferences(NODES).apply(job, wished, 60.0, History())
+        assert asked.required == level
+        assert asked.required_until == (None if level is None else 65 * US)
+
+    @pytest.mark.parametrize(
+        ("wished_s", "facts", "until_s"),
+        [
+            (0.0, {}, 5.0),
+            (1.5, {"remaining_s": 1e6}, 6.5),
+            (None, {}, 605.0),
+            (None, {"remaining_s": 100.0}, 45.0),
+            (None, {"remaining_s": 36_000.0}, 14_405.0),
+            (None, {"remaining_s": 36_001.0}, 14_405.0),
+            (None, {"remaining_s": 100.0, "max_duration_s": 50.0}, 25.0),
+            (None, {"queued_at": None, "submitted_at": 7 * US}, 607.0),
+        ],
+    )
+    def test_patience_counts_from_the_entry_into_the_queue(
+        self, wished_s: float | None, facts: dict[str, object], until_s: float
+    ) -> None:
+        job = replace(PAIR, **facts)  # type: ignore[arg-type]
+        asked = Preferences(NODES).apply(job, None, wished_s, History())
+        assert asked.required_until == until_s * US
+
+    def test_closed_nodes_count_for_what_a_level_could_hold(self) -> None:
+        closed = [replace(one, closed="drained") for one in NODES]
+        assert Preferences(closed).apply(PAIR, None, 60.0, History()).required == "rack"
+
     def test_an_index_ends_the_wait_for_a_level_in_time_and_keeps_the_reservation(self) -> None:
         cluster = ClusterIndex(NODES)
         asked = replace(PAIR, required="rack", required_until=65 * US)

@@ -6,8 +6,8 @@ import pytest
 
 from phalanx.core.gang.placement import GangShape
 from phalanx.core.reasons import Reason, ReasonCode
-from phalanx.core.scheduling import ClusterIndex, PlannerConfig, Project, QueuedJob, RunningJob
-from phalanx.core.scheduling.stages import entitlement, queue, reservations, serving
+from phalanx.core.scheduling import PlannerConfig, PlanningInput, Project, QueuedJob, RunningJob
+from phalanx.core.scheduling.stages import queue, reservations, serving
 from phalanx.core.scheduling.stages.queue import QueueHead, Verdict
 from phalanx.core.scheduling.stages.scheduling_pass import Pass
 from support import clusters
@@ -24,14 +24,9 @@ def pass_on(
     projects: tuple[Project, ...] = (),
     config: PlannerConfig | None = None,
 ) -> Pass:
-    cluster = ClusterIndex(clusters.nodes(2, domains=()), projects, config=config)
-    for held in running:
-        cluster.hold(held)
-    for job in queued:
-        cluster.submit(job)
-    state = Pass(cluster, NOW)
-    entitlement.entitle(state)
-    return state
+    nodes = clusters.nodes(2, domains=())
+    snapshot = PlanningInput(nodes, running, queued, projects, config=config or PlannerConfig())
+    return clusters.pass_on(snapshot, NOW)
 
 
 def head_of(state: Pass, num: int = 1) -> QueueHead:
