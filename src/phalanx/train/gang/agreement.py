@@ -11,6 +11,7 @@ import contextlib
 import mmap
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -23,7 +24,7 @@ from phalanx.core.contract.records import WarningRecord
 from phalanx.core.training import control
 from phalanx.errors import RankDesync
 from phalanx.train.gang.context import RankInfo
-from phalanx.train.gang.groups import Connection
+from phalanx.train.gang.groups import Connection, await_release
 from phalanx.train.gang.report import Report
 
 _PACE_US = 1_000_000
@@ -221,15 +222,15 @@ class DelayedReductionAgreement:
         return agreed
 
     def close(self) -> None:
-        """Wait up to five seconds for the last reduction.
-
-        It holds a tensor. If it ended while the interpreter shuts down, gloo's thread would release that
-        tensor without the interpreter's lock, and the process would abort.
-        """
+        """Wait up to five seconds for the last reduction, and for gloo's thread to release its tensor."""
         work, self._work = self._work, None
-        if work is not None:
+        flags, self._flags = self._flags, None
+        if work is not None and flags is not None:
             with contextlib.suppress(RuntimeError):  # a peer has ended, or does not answer
                 work.wait(_LAST_WAIT)
+            lent = [weakref.ref(flags)]
+            del work, flags
+            await_release(lent)
 
 
 def agreement_for(

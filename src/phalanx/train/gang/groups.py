@@ -59,6 +59,17 @@ class LocalChannel(ControlChannel):
     """The control channel of a run with one process."""
 
 
+def await_release(lent: Sequence[weakref.ref[torch.Tensor]]) -> None:
+    """Wait up to two seconds until gloo's threads have released the tensors of ended collectives.
+
+    They do so shortly after the caller has its result, and need the interpreter's lock for it: a
+    thread that waits for the lock while the interpreter shuts down aborts the whole process.
+    """
+    deadline = time.monotonic() + _LET_GO_S
+    while any(ref() is not None for ref in lent) and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
 class GroupChannel(ControlChannel):
     """A control channel over a private gloo group."""
 
@@ -72,14 +83,8 @@ class GroupChannel(ControlChannel):
         self._lent.extend(weakref.ref(tensor) for tensor in tensors)
 
     def settle(self) -> None:
-        """Wait until the group's threads have released every tensor they were given.
-
-        They do so shortly after the caller has its result, and need the interpreter's lock for it: a
-        thread that waits for the lock while the interpreter shuts down aborts the whole process.
-        """
-        deadline = time.monotonic() + _LET_GO_S
-        while any(ref() is not None for ref in self._lent) and time.monotonic() < deadline:
-            time.sleep(0.001)
+        """Wait until the group's threads have released every tensor they were given."""
+        await_release(self._lent)
 
     def gather(self, mine: bytes) -> list[bytes]:
         """Return every rank's bytes in rank order on rank 0, an empty list on the others."""
