@@ -188,7 +188,7 @@ SAVES = """
     signal.signal(signal.SIGTERM, leave)
     print("up", flush=True)
     while True:
-        time.sleep(600)
+        time.sleep(0.1)  # short: a signal just before it waits for its end
 """
 
 
