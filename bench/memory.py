@@ -16,12 +16,13 @@ import argparse
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from phalanx.launch.ports import free_port
 
 GUARD_S = 900
 
@@ -108,9 +109,7 @@ def rank_main(given: argparse.Namespace) -> None:
 
 def measure(strategy: str, world: int) -> dict[str, float]:
     """The rank that needed most."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
             subprocess.Popen(

@@ -18,13 +18,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from phalanx.launch.ports import free_port
 
 WARM, COUNTED = 1, 3
 GUARD_S = 1800
@@ -106,9 +107,7 @@ def rank_main(given: argparse.Namespace) -> None:
 def measure(schedule: str, given: argparse.Namespace) -> tuple[float, float]:
     """Seconds of a step on the rank that needed longest, and of the work in it; medians."""
     stages = given.stages
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
             subprocess.Popen(

@@ -11,11 +11,12 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from phalanx.launch.ports import free_port
 
 BURST_S, LEAST_BURST = 1e-3, 6 << 10
 MASTER = "10.77.0.1"
@@ -75,9 +76,7 @@ def gang(
     words: list[list[str]], leads: list[list[str]], extra: list[dict[str, str]]
 ) -> list[subprocess.Popen]:
     """Start a rank for each row of a Python program's words, below the words that lead it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     ranks = []
     for rank, (mine, lead) in enumerate(zip(words, leads, strict=True)):
         env = {

@@ -18,7 +18,6 @@ import json
 import os
 import platform
 import random
-import socket
 import statistics
 import sys
 import tempfile
@@ -30,6 +29,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from phalanx.launch.ports import free_port
 
 BLOCK = 12
 SKIP = 2
@@ -303,9 +304,7 @@ def main():
         sys.exit("ours has to take part")
     cores = len(os.sched_getaffinity(0))
     args.crowding = max(1.0, args.ranks / cores)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     args.env = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),

@@ -18,11 +18,12 @@ import pytest
 from torch.utils.data import DataLoader
 
 from phalanx.errors import DataCorrupt, DataUnavailable, NotFound, PermissionDenied
+from phalanx.launch.ports import free_port
 from phalanx.train.data.readers.locating import load_index, locate, save_index
 from phalanx.train.data.readers.scanning import full_index
 from phalanx.train.data.readers.verifying import verify
 from phalanx.train.readers import NodeCache, ObjectSource, TarShards
-from support.s3 import KEY, SECRET, free_port, needs_s3, s3_server
+from support.s3 import KEY, SECRET, needs_s3, s3_server
 
 pytest.importorskip("obstore")
 pytestmark = [

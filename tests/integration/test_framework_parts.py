@@ -10,7 +10,7 @@ import pytest
 
 from phalanx.launch.command import ready
 from phalanx.launch.files import scratch
-from phalanx.launch.ports import interface_towards
+from phalanx.launch.ports import free_port, interface_towards
 from phalanx.schemas.frameworks import framework as adapter
 from phalanx.schemas.spec.document import validate_spec
 from phalanx.supervise.ranks.rendezvous import KeyValueStore, serve
@@ -60,9 +60,7 @@ def test_the_rendezvous_answers_as_horovods_own():
 
 
 def test_ranks_tell_rank_0_and_hear_back():
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     heard = {}
 
     def join(rank):
@@ -88,9 +86,7 @@ def test_ranks_tell_rank_0_and_hear_back():
 
 def test_strangers_do_not_keep_ranks_from_meeting(monkeypatch):
     monkeypatch.setattr(gathering, "_FIRST_MESSAGE_S", 1.0)
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     found, over = {}, threading.Event()
 
     def wait():

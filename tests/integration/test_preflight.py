@@ -9,6 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from phalanx.errors import PreflightFailed
+from phalanx.launch.ports import free_port
 from phalanx.train.gang import preflight
 from phalanx.train.gang.context import RankInfo
 
@@ -55,9 +56,7 @@ def test_a_node_behind_a_firewall_is_named_with_its_address(gang, monkeypatch):
 
     def shut(info, address, port):
         facts = real(info, address, port)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            closed = free.getsockname()[1]
+        closed = free_port()
         return facts if info.rank == 0 else replace(facts, port=closed)
 
     monkeypatch.setattr(preflight, "facts_of", shut)

@@ -9,6 +9,8 @@ import struct
 from pathlib import Path
 
 _LOWEST = 20_000
+_CEILING = 32_768  # where Linux begins its ephemeral range by default
+_FEWEST = 1000
 _SIOCGIFADDR = 0x8915
 
 
@@ -18,12 +20,15 @@ def ephemeral_floor() -> int:
     return int(text.split()[0])
 
 
-def free_port(rng: random.Random) -> int:
+def free_port(rng: random.Random | None = None) -> int:
     """A port without a listener, below the ephemeral range, so that no connection takes it meanwhile.
 
+    Where the ephemeral range leaves fewer than a thousand such ports, the port is from within that range.
     Raises OSError when a thousand tries find none.
     """
-    ceiling = max(_LOWEST + 1, ephemeral_floor())
+    rng = rng or random.Random()
+    floor = ephemeral_floor()
+    ceiling = floor if floor >= _LOWEST + _FEWEST else _CEILING
     for _ in range(1000):
         port = rng.randrange(_LOWEST, ceiling)
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

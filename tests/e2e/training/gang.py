@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from phalanx.core.contract import records as reports
 from phalanx.core.training.ledger import Consumed, GenerationLedger, audit
+from phalanx.launch.ports import free_port
 
 HANG_GUARD_S = 120.0
 HERE = Path(__file__).parent
@@ -81,9 +81,7 @@ class Gang:
         self.generation += 1
         here = self.here()
         here.mkdir(parents=True)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.pids = [
             self.nursery.spawn(
                 self.env(rank, port),

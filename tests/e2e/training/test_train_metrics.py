@@ -2,7 +2,6 @@
 
 import ast
 import dataclasses
-import socket
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 from PIL import Image
 
 from phalanx.core.telemetry.instruments import INSTRUMENTS, is_part
+from phalanx.launch.ports import free_port
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).resolve().parents[3]
@@ -70,9 +70,7 @@ def run_example(gang, nursery, name, *args, world=2):
     job = gang(name=name.replace("/", "-"), world=world, every="1000 steps")
     job.generation = 0
     job.here().mkdir(parents=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     job.pids = [
         nursery.spawn(job.env(rank, port), [EXAMPLES / name, *args], job.here() / f"r{rank}.out")
         for rank in range(world)

@@ -95,6 +95,13 @@ def test_free_ports_stay_below_the_ephemeral_range(monkeypatch):
     assert len(found) > 40
 
 
+@pytest.mark.parametrize("floor", [1024, 20_000, 20_001, 20_999])
+def test_an_ephemeral_range_without_room_below_leaves_many_ports(monkeypatch, floor):
+    monkeypatch.setattr(ports, "ephemeral_floor", lambda: floor)
+    rng = random.Random(1)
+    assert len({ports.free_port(rng) for _ in range(50)}) > 40
+
+
 def test_a_port_in_use_is_not_free():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

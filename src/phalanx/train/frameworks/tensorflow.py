@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -59,7 +58,7 @@ def _workers(env: Mapping[str, str]) -> list[str]:
     """Exchange the addresses of all workers. Raises TrainingError, OSError."""
     rank, world = int(env["RANK"]), int(env["WORLD_SIZE"])
     address, port = env["MASTER_ADDR"], int(env["MASTER_PORT"])
-    own = free_port(random.Random())
+    own = free_port()
     if rank == 0:
         others = accept_ranks(port, world - 1)
         rows = {0: f"{address}:{own}"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import random
 import shutil
 import signal
 import socket
@@ -97,7 +96,7 @@ class MpirunNode:
         for rank, connection in self._lines.items():
             threading.Thread(target=self._listen, args=(rank, connection), daemon=True).start()
         agent = self._take_agents()
-        self._env["MASTER_PORT"] = str(free_port(random.Random()))
+        self._env["MASTER_PORT"] = str(free_port())
         process = subprocess.Popen(self._command(agent, words), env=self._env)
         signal.signal(signal.SIGTERM, self._stop)
         code = self._wait(process)

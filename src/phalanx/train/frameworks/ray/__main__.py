@@ -22,6 +22,7 @@ from phalanx.core.contract.records import MetricRecord, StepRecord
 from phalanx.errors import TrainingError
 from phalanx.kit.clock import SystemClock
 from phalanx.launch.files import scratch
+from phalanx.launch.ports import free_port
 from phalanx.train.frameworks.ray.hooks import SOCKET_VARIABLE, STORE_VARIABLE
 from phalanx.train.gang.gathering import RankConnection, RankServer
 from phalanx.train.gang.report import Report, ReportFile
@@ -76,7 +77,7 @@ def _run(options: argparse.Namespace, env: dict[str, str], folder: Path) -> int:
 def _lead(
     options: argparse.Namespace, env: dict[str, str], folder: Path, table: RankServer, take: Take
 ) -> int:
-    own, num_nodes, port = env["MASTER_ADDR"], int(env["WORLD_SIZE"]), _free_port()
+    own, num_nodes, port = env["MASTER_ADDR"], int(env["WORLD_SIZE"]), free_port()
     words = ["--head", f"--port={port}", f"--temp-dir={folder}", f"--node-ip-address={own}"]
     head = _ray(options, env, [*words, "--include-dashboard=false"])
     address = f"{own}:{port}"
@@ -221,12 +222,6 @@ def written_to(report: Report) -> Take:
             report.write(MetricRecord(step=body["step"], values=body["v"]))
 
     return take
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":
