@@ -184,7 +184,7 @@ def summary(client, num: int, job, killed: bool, bar: Bar) -> bool:
         ),
         ("samples missed", str(lineage.missed), lineage.missed == 0),
         ("samples duplicated", str(lineage.duplicated), lineage.duplicated == 0),
-        ("samples done again", str(lineage.redone), lineage.redone is not None),
+        ("samples redone", str(lineage.redone), lineage.redone is not None),
         ("every resume exact", "yes" if lineage.exact else "no", lineage.exact is True),
         (
             "checkpoints verified",

@@ -130,7 +130,7 @@ def test_what_never_fits_is_refused_at_submit(rig: Rig, resources, path: str, sa
 
 
 def test_unknown_pools_are_named(rig: Rig) -> None:
-    with pytest.raises(SpecInvalid, match="there is local"):
+    with pytest.raises(SpecInvalid, match="known: local"):
         rig.client.submit(SubmitRequest(spec=spec(pool="gpu")))
 
 
@@ -211,7 +211,7 @@ def test_a_bug_has_the_body_of_every_error(rig: Rig, monkeypatch: pytest.MonkeyP
         raise ZeroDivisionError("secret detail")
 
     monkeypatch.setattr(views, "job_view", broken)
-    with pytest.raises(ServerError, match="ran into a bug: ZeroDivisionError") as caught:
+    with pytest.raises(ServerError, match="failed because of a bug: ZeroDivisionError") as caught:
         rig.client.job(1)
     assert "log" in str(caught.value) and "secret" not in str(caught.value)
 

@@ -88,7 +88,7 @@ def test_stop_asks_first_and_is_confirmed(rig: Rig) -> None:
     rig.turn()
     assert rig.job(num).state == "cancelled"
     assert rig.client.stop(num).state == "cancelled"  # may be repeated
-    with pytest.raises(Conflict, match="j-1 has cancelled already"):
+    with pytest.raises(Conflict, match=r"j-1 has already ended \(cancelled\)"):
         rig.client.stop(num, goal="pause")
     rig.check_log(num)
 

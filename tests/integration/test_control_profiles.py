@@ -64,7 +64,7 @@ def test_where_nothing_runs_and_for_senseless_wishes_there_is_an_answer(rig):
     num = rig.submit()
     with pytest.raises(Conflict, match="no rank of j-1 runs"):
         rig.client.ask_profile(num, ProfileRequest())
-    with pytest.raises(UserError, match="steps: 1 to"):
+    with pytest.raises(UserError, match="steps must be 1 to"):
         rig.client.ask_profile(num, ProfileRequest(steps=0))
-    with pytest.raises(UserError, match="'cpu' is none of"):
+    with pytest.raises(UserError, match="'cpu' must be one of"):
         rig.client.ask_profile(num, ProfileRequest(extras=["cpu"]))

@@ -473,7 +473,7 @@ class TestNodes:
         assert rig.job(nvme).state == "queued"
         assert rig.job(spot).nodes[0].node == "h1"
         assert {one.name: one.num_free for one in rig.client.pools()} == {"a": 16, "h100": 0}
-        with pytest.raises(SpecInvalid, match="no node has it; there is H100"):
+        with pytest.raises(SpecInvalid, match="no node has it; known: H100"):
             rig.submit(resources={"accelerator": "A100"})
         with pytest.raises(SpecInvalid, match="disk=nvme"):
             rig.submit(placement={"selector": {"disk": "hdd"}})
@@ -515,7 +515,7 @@ class TestPools:
         }
         with pytest.raises(SpecInvalid, match="belongs to pool a already"):
             rig.client.apply_pools(pool_file({"name": "r1-0", "slots": 1}, name="b"))
-        with pytest.raises(SpecInvalid, match="does not say its rack"):
+        with pytest.raises(SpecInvalid, match="has no rack in its topology"):
             rig.client.apply_pools(pool_file({"name": "y", "slots": 1}, name="b", levels=["rack"]))
         with pytest.raises(SpecInvalid, match="no such executor"):
             rig.client.apply_pools(pool_file({"name": "y", "slots": 1}, name="b", executor="slurm"))

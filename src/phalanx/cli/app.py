@@ -34,7 +34,7 @@ _TRAIN, _LOOK, _STEER, _PLATFORM = "Train", "Look", "Steer", "Platform"
 
 app = typer.Typer(
     name="phalanx",
-    help="Distributed training that survives every fault and explains itself.",
+    help="Run distributed training jobs, with recovery from failures.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -74,7 +74,7 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Distributed training that survives every fault and explains itself."""
+    """Run distributed training jobs, with recovery from failures."""
     invocation = Invocation.of_this_process()
     root = Path(invocation.env.get("HOME", "/"), ".phalanx") if home is None else home.expanduser()
     ctx.obj = Session(invocation, invocation.cwd / root, url, token)

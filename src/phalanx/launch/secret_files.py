@@ -25,7 +25,7 @@ def names(folder: Path) -> list[str]:
 def store(folder: Path, name: str, value: str) -> None:
     """Store a secret, and replace an earlier value. Raises UserError, PlatformError."""
     if _NAME.fullmatch(name) is None:
-        raise UserError(f"{name!r} cannot be the name of a variable", "letters, digits and _")
+        raise UserError(f"{name!r} cannot be the name of a variable", "use letters, digits and _")
     if not value or "\0" in value:
         raise UserError(f"secret {name}: the value is empty, or holds a zero byte")
     try:

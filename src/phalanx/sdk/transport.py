@@ -44,7 +44,7 @@ def raise_for(response: httpx.Response) -> None:
     except (ValueError, KeyError, TypeError):
         raise ServerError(
             f"the server answered {response.status_code} to {response.request.url.path}",
-            "is that the address of a Phalanx server?",
+            "check that this is the address of a Phalanx server",
         ) from None
     hint = body.get("hint")
     kind = _BY_CODE.get(code, ServerError)
@@ -66,7 +66,7 @@ def read(model: type[M], response: httpx.Response) -> M:
     except ValidationError:
         raise ServerError(
             f"the response to {response.request.url.path} is not one of a Phalanx server",
-            "is that the address of a Phalanx server of this version?",
+            "check that this is the address of a Phalanx server of this version",
         ) from None
 
 

@@ -161,8 +161,8 @@ def _http_error(request: Request, error: Exception) -> Response:
 
 def _bug(request: Request, error: Exception) -> Response:
     """Answer an unexpected error with the usual body; the traceback goes to the server's log."""
-    said = f"{request.method} {request.url.path} ran into a bug: {type(error).__name__}"
-    return error_response(ServerError(said, "the log of the control plane says more"))
+    said = f"{request.method} {request.url.path} failed because of a bug: {type(error).__name__}"
+    return error_response(ServerError(said, "the log of the control plane has the traceback"))
 
 
 class _Server(uvicorn.Server):

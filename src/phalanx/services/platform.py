@@ -52,7 +52,7 @@ class NoClusters:
 
     def connect(self, pool: RayPool) -> ClusterChange:
         """Raise ServerError: no cluster can be connected."""
-        raise ServerError(f"this control plane connects to no clusters, pool {pool.name} is one")
+        raise ServerError(f"pool {pool.name} is a cluster; this control plane connects to none")
 
     def forget(self, name: str) -> None:
         """Do nothing."""

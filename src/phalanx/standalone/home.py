@@ -45,7 +45,7 @@ def prepare_home(root: Path) -> HomeLayout:
 def _unusable(root: Path, error: OSError) -> ServerError:
     if error.errno == errno.ENOSPC:
         return ServerError(
-            f"{root}: no space left on the disk", "free some, or choose another --home"
+            f"{root}: no space left on the disk", "free some space, or choose another --home"
         )
     said = (error.strerror or str(error)).lower()
     return ServerError(f"{root} cannot be the home: {said}", "choose another one with --home")

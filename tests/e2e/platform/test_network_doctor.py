@@ -27,4 +27,4 @@ def test_an_interface_that_is_not_there_fails(platform: Platform) -> None:
         found = platform.run("doctor", "--network", check=False)
     finally:
         del platform.env["NCCL_SOCKET_IFNAME"]
-    assert found.returncode == 1 and "there is no such interface" in found.stdout
+    assert found.returncode == 1 and "no such interface on this node" in found.stdout

@@ -83,7 +83,7 @@ def test_roles_of_different_shapes_start_together_and_end_together(
     assert "actor: 2 × 1 slots, ranks 2-3; up" in platform.run("show", job).stdout
     assert "thin-1" in platform.run("show", job, "--role", "actor").stdout
     wrong = platform.run("logs", job, "--role", "judge", check=False)
-    assert (wrong.returncode, "it has learner, actor, server" in wrong.stderr) == (1, True)
+    assert (wrong.returncode, "the roles are learner, actor, server" in wrong.stderr) == (1, True)
     (tmp_path / "go").touch()
     view = platform.wait_state(job, "succeeded")
     assert view.restarts == 0

@@ -40,7 +40,7 @@ def test_a_rank_that_hangs_is_named_with_its_line_and_the_job_recovers(
     number = next(at for at, line in enumerate(source, 1) if LINE in line)
     assert "no step for" in restart.message
     assert (
-        f"rank 1 is elsewhere than the others: care_job.py:{number} in wait_for_ever"
+        f"rank 1 differs from the other ranks: care_job.py:{number} in wait_for_ever"
         in restart.message
     )
     assert view.failure is not None and view.failure.rank == 1

@@ -45,6 +45,6 @@ def test_who_killed_it(tmp_path, group, word, cause):
         node.run()
         failure = node.failed()
         assert (failure.cause, failure.rank, failure.signal) == (cause, 1, 9)
-        assert ("memory group is full" in failure.message) == (word == "eat")
+        assert ("its cgroup is out of memory" in failure.message) == (word == "eat")
         node.ended()
         node.release()

@@ -299,7 +299,7 @@ class RemoteLocation:
         from phalanx.checkpoint import remote
 
         if not self.name:
-            raise UserError(f"{self.where} is not one checkpoint", "write its name behind it")
+            raise UserError(f"{self.where} is not one checkpoint", "append the checkpoint's name")
         listing = remote.look(self.store)
         if self.name not in listing.objects:
             raise CheckpointNotFound(f"{self.where}: there is no checkpoint here")

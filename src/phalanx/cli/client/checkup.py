@@ -95,7 +95,7 @@ def _disk(home: Path) -> CheckResult:
     free = shutil.disk_usage(_nearest_folder(home)).free
     said = f"{format_size(free)} free where checkpoints go"
     if free < _MIN_FREE:
-        return CheckResult("FAIL", "disk", said, "free some, or choose another --home")
+        return CheckResult("FAIL", "disk", said, "free some space, or choose another --home")
     return CheckResult("ok", "disk", said)
 
 
@@ -104,11 +104,11 @@ def _shm(home: Path) -> CheckResult:
         free = shutil.disk_usage("/dev/shm").free
     except OSError:
         return CheckResult(
-            "warn", "shared memory", "no /dev/shm", "data workers cannot share tensors"
+            "warn", "shared memory", "no /dev/shm", "mount it: data workers share tensors there"
         )
     said = f"{format_size(free)} free in /dev/shm"
     if free < _MIN_SHM:
-        return CheckResult("warn", "shared memory", said, "data workers may fail: enlarge it")
+        return CheckResult("warn", "shared memory", said, "enlarge it: data workers may fail")
     return CheckResult("ok", "shared memory", said)
 
 
@@ -144,23 +144,21 @@ def _cores(home: Path) -> CheckResult:
 def _clock(home: Path) -> CheckResult:
     now = SystemClock().now()
     if now < _BUILT_AT_US:
-        return CheckResult("FAIL", "clock", "is years behind", "set it, for example with NTP")
+        return CheckResult("FAIL", "clock", "is years behind", "set it with NTP, for example")
     existing = _nearest_folder(home)
     probe = existing / f".phalanx-clock-{os.getpid()}"
     try:
         probe.touch()
         skew_s = abs(probe.stat().st_mtime - SystemClock().now() / 1e6)
     except OSError:
-        return CheckResult("warn", "clock", "cannot be compared with the disk's")
+        return CheckResult("warn", "clock", "cannot be compared with that of the disk")
     finally:
         with contextlib.suppress(OSError):
             probe.unlink()
     if skew_s > _MAX_SKEW_S:
-        said = f"differs by {skew_s:.1f} s from the disk's"
-        return CheckResult(
-            "warn", "clock", said, "a file server with another clock: use a local home"
-        )
-    return CheckResult("ok", "clock", "agrees with the disk's")
+        said = f"differs by {skew_s:.1f} s from that of the disk"
+        return CheckResult("warn", "clock", said, "choose a --home on a local disk")
+    return CheckResult("ok", "clock", "agrees with that of the disk")
 
 
 def _server(home: Path) -> CheckResult:
@@ -170,5 +168,5 @@ def _server(home: Path) -> CheckResult:
     pid = found.process.pid if found.process is not None else "?"
     said = f"{found.url} (pid {pid}, version {found.version})"
     if found.version != __version__:
-        return CheckResult("warn", "control plane", said, f"this is {__version__}: restart it")
+        return CheckResult("warn", "control plane", said, f"restart it as {__version__}")
     return CheckResult("ok", "control plane", said)

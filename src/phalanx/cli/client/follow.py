@@ -88,9 +88,9 @@ class ReconnectingClient:
                 if self._left.is_set():
                     raise
                 if tries == _TELL_AT:
-                    self._tell(f"{error.message}; the job goes on, trying again")
+                    self._tell(f"{error.message}; the job continues; trying again")
                 self._left.wait(backoff_s(tries + 1, first_s=0.1, max_s=2.0))
-        raise ServerUnavailable("the control plane did not come back")
+        raise ServerUnavailable("the control plane does not answer any more")
 
 
 def _events_after(num: int, after: int, client: PhalanxClient) -> EventPage:
@@ -251,7 +251,7 @@ class Follower:
         """Report a control plane that cannot store: the job continues, its reports wait on its node."""
         trouble = self._link.call(lambda client: client.info()).trouble
         if trouble is not None and self._trouble is None:
-            self._screen.say(f"{trouble}; the job goes on and nothing is lost")
+            self._screen.say(f"{trouble}; the job continues and nothing is lost")
         elif trouble is None and self._trouble is not None:
             self._screen.say("the control plane can store again")
         self._trouble = trouble

@@ -47,7 +47,7 @@ def _cwd(env: Mapping[str, str]) -> Path:
     try:
         real = Path.cwd()
     except FileNotFoundError:
-        raise UserError("the current folder was deleted", "change into one that exists") from None
+        raise UserError("the current folder was deleted", "change to another folder") from None
     seen = Path(env.get("PWD", ""))
     if seen.is_absolute() and seen.is_dir() and os.path.samefile(seen, real):
         return seen

@@ -64,7 +64,7 @@ def _awaited(client: PhalanxClient, num: int) -> tuple[JobView, str | None]:
         nowhere = stays is not None and stays.code == ReasonCode.UNPLACEABLE.value
         without_place = without_place + 1 if nowhere else 0
         if stays is not None and without_place >= _ROUNDS_WITHOUT_PLACE:
-            raise NotSupported(stays.message, "phalanx pools shows what there is")
+            raise NotSupported(stays.message, "phalanx pools lists pools and free slots")
         # A new pending reason is not an event, so queued jobs are polled.
         page = client.events(num, after=after, wait_s=_ROUND_S if pool else _QUEUED_ROUND_S)
         after = page.events[-1].seq if page.events else after
@@ -76,7 +76,7 @@ def shape(count: int, per_node: int | None) -> dict[str, int]:
     nodes = -(-count // (per_node or count))
     if count % nodes:
         said = f"{count} ranks do not spread over {nodes} nodes evenly"
-        raise UserError(said, "choose --per-node so that each node gets the same number")
+        raise UserError(said, "choose --per-node so that each node gets the same number of ranks")
     return {"nodes": nodes, "slots_per_node": count // nodes}
 
 
@@ -86,7 +86,7 @@ def figures(client: PhalanxClient, view: JobView, names: Sequence[str]) -> list[
     last = {one.name: [value for value in one.values if value is not None] for one in series}
     if view.state != "succeeded" or not all(last.get(name) for name in names):
         raise UserError(
-            f"{view.label} is {view.state}: {view.reason.message or 'it measured nothing'}",
+            f"{view.label} is {view.state}: {view.reason.message or 'the job logged no measurement'}",
             f"phalanx logs {view.label}",
         )
     return [last[name][-1] for name in names]

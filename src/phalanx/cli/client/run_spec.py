@@ -221,9 +221,9 @@ def _python(
             said = f"--requirements {flags.requirements}: no such file"
             raise UserError(said, f"looked for {path}")
         if root is None or not path.is_relative_to(root.resolve()):
-            said = f"--requirements {flags.requirements}: is outside the folder that is sent"
+            said = f"--requirements {flags.requirements}: is outside the folder that is sent with the job"
             raise UserError(
-                said, f"that folder is {root}" if root else "no folder is sent from here"
+                said, f"that folder is {root}" if root else "the command sends no folder"
             )
         section["requirements"] = str(path.relative_to(root.resolve()))
     section["packages"] = [*section.get("packages", []), *flags.packages]

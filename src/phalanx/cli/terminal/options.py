@@ -18,7 +18,8 @@ JobNames = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 RoleName = Annotated[
-    str | None, typer.Option("--role", help="Only this role; --rank is then the rank within it.")
+    str | None,
+    typer.Option("--role", help="Only this role; --rank is then a rank of the role."),
 ]
 
 

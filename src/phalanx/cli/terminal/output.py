@@ -110,7 +110,7 @@ def notice(event: EventView) -> str | None:
     if event.kind == "warned":
         return f"warning: {event.data.get('message', '')}"
     if event.kind == "checkpoint_quarantined":
-        return f"warning: a bad checkpoint was quarantined: {event.data.get('message', '')}"
+        return f"warning: a checkpoint was quarantined: {event.data.get('message', '')}"
     if event.kind == "stacks":
         ranks = ", ".join(str(one["rank"]) for one in event.data.get("ranks", []))
         return f"stacks of ranks {ranks} were stored: phalanx stacks JOB --kept"

@@ -30,7 +30,7 @@ def show_role(view: JobView, name: str, form: Literal["text", "json"]) -> None:
     role = next((one for one in view.roles if one.name == name), None)
     if role is None:
         there = ", ".join(one.name for one in view.roles)
-        hint = f"it has {there}" if there else "all its ranks are of one role"
+        hint = f"the roles are {there}" if there else "the job has no roles"
         raise UserError(f"{view.label} has no role {name}", hint)
     ranks = [rank for rank in view.ranks if rank.role == name]
     mine = {rank.node_rank for rank in ranks}
@@ -56,5 +56,5 @@ def show_role(view: JobView, name: str, form: Literal["text", "json"]) -> None:
             )
             for rank in ranks
         ),
-        "it holds no node now",
+        "the role holds no node now",
     )

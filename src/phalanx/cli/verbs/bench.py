@@ -67,7 +67,7 @@ PriceOption = Annotated[
 PoolOption = Annotated[str | None, typer.Option("--pool", help="The pool to measure.")]
 PlotOption = Annotated[
     Path | None,
-    typer.Option("--plot", help="Write a figure to this SVG file."),
+    typer.Option("--plot", help="Write a plot to this SVG file."),
 ]
 
 

@@ -93,7 +93,7 @@ def _print_places(found: StacksCapture) -> None:
     for place, ranks in places.items():
         names = ", ".join(str(one.rank) for one in ranks)
         alone = all(one.rank in found.elsewhere for one in ranks) and bool(found.elsewhere)
-        print(f"  rank {names}: {place}{'  <- elsewhere than the others' if alone else ''}")
+        print(f"  rank {names}: {place}{'  <- differs from the other ranks' if alone else ''}")
 
 
 def profile(  # noqa: PLR0913 - one parameter for each option
@@ -157,7 +157,7 @@ def _take_profile(
             output.note("waiting for the steps")
     raise NotFound(
         f"{job_label(num)} did not make {sum(steps)} steps within {wait_s:.0f} s",
-        "increase --wait; profiles need a script that uses phalanx.train and its loader",
+        "increase --wait; profiles need a script with the loader of phalanx.train",
     )
 
 
@@ -169,7 +169,7 @@ def _copy_trace(found: ProfileView, out: Path) -> None:
     except OSError as error:
         raise UserError(
             f"the trace cannot be copied: {error}",
-            f"it is on the machine of the ranks: {found.trace}",
+            f"the trace is on the node of the ranks: {found.trace}",
         ) from None
 
 

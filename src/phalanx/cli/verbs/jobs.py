@@ -141,7 +141,7 @@ def _facts(view: JobView) -> list[tuple[str, Any]]:
 
 def _restarts(view: JobView) -> str:
     lines = [str(view.restarts)]
-    after = "no step came after it" if view.is_terminal else "under way"
+    after = "no step was completed after it" if view.is_terminal else "under way"
     for one in view.lineage.restarts if view.lineage else []:
         lost = after if one.lost_s is None else f"{format_duration(one.lost_s)} lost"
         lines.append(f"attempt {one.attempt}, generation {one.generation}: {one.message}; {lost}")
@@ -155,7 +155,7 @@ def _lineage(lineage: LineageView) -> str | None:
     unreported = f", {lineage.unreported} unreported (lost node)" if lineage.unreported else ""
     return (
         f"{lineage.missed} samples missed, {lineage.duplicated} duplicated, "
-        f"{lineage.redone} done again{unreported}{exact[lineage.exact]}"
+        f"{lineage.redone} redone{unreported}{exact[lineage.exact]}"
     )
 
 

@@ -81,7 +81,7 @@ def drain(
     nodes: NodeNames,
     reason: Annotated[str, typer.Option("--reason", help="A note, shown with the node.")] = "",
     move: Annotated[
-        bool, typer.Option("--move", help="Let its jobs save and start on other nodes.")
+        bool, typer.Option("--move", help="Let jobs of the nodes save and start elsewhere.")
     ] = False,
     quarantine: Annotated[
         bool,

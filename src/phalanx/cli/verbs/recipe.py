@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _MODULE = "phalanx.train.programs.recipes"
 recipe_app = typer.Typer(
-    name="recipe", no_args_is_help=True, help="Ready-made training of known models."
+    name="recipe", no_args_is_help=True, help="Train known models with the ready-made trainer."
 )
 
 

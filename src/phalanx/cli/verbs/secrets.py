@@ -53,7 +53,7 @@ def _folder(session: Session, project: str) -> Path:
     if session.url is not None:
         raise UserError(
             "secrets are stored on the control plane's own machine",
-            "run this verb there, without --url",
+            "run this verb on that machine, without --url",
         )
     if not project or "/" in project or project.startswith("."):
         hint = "a name has no slash and does not begin with a dot"

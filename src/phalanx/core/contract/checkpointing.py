@@ -42,7 +42,7 @@ class SaveInterval:
         if counted := _COUNTED.fullmatch(text):
             count = int(counted[1])
             if count < 1:
-                raise ValueError(f"{text!r}: at least 1")
+                raise ValueError(f"{text!r}: must be at least 1")
             return cls(steps=count) if counted[2].startswith("step") else cls(epochs=count)
         return cls(seconds=parse_duration(text))
 

@@ -165,7 +165,7 @@ class RankContract(Generic[P]):
     restart_cause: str | None = variable("PHALANX_RESTART_CAUSE", None)
     #: start of the job's first attempt, microseconds UTC
     job_started_at: int | None = variable("PHALANX_JOB_STARTED_AT", None, _whole)
-    #: seconds to save and leave when asked to stop
+    #: seconds to save and exit after a stop request
     grace_s: float = variable(
         "PHALANX_GRACE_S", DEFAULT_GRACE_S, parse_duration, lambda value: f"{value:.15g}"
     )

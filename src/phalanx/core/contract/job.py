@@ -108,7 +108,7 @@ class RoleContract:
     stall: StallPolicy = StallPolicy()  # when a gang without steps counts as stalled
     #: patterns of `core.telemetry.line_patterns`
     metric_lines: tuple[str, ...] = ()
-    #: seconds to save and leave when asked to stop
+    #: seconds to save and exit after a stop request
     grace_s: float = 30.0
     #: its steps and checkpoints are those of the job
     leads: bool = True

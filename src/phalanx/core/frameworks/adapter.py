@@ -66,4 +66,4 @@ REGISTRY: dict[str, FrameworkAdapter] = {}
 def register(adapter: FrameworkAdapter) -> None:
     """Add a framework. Raises ValueError where another one has its name."""
     if REGISTRY.setdefault(adapter.name, adapter) is not adapter:
-        raise ValueError(f"there is a framework {adapter.name} already")
+        raise ValueError(f"a framework {adapter.name} is registered already")

@@ -185,7 +185,7 @@ def is_final(failure: Failure) -> bool:
 def describe(exit: RankExit) -> str:
     """One line: which rank, and what happened to it."""
     if exit.out_of_memory:
-        return f"rank {exit.rank} was killed by the kernel: its memory group is full"
+        return f"rank {exit.rank} was killed by the kernel: its cgroup is out of memory"
     if exit.signal is not None:
         return f"rank {exit.rank} was killed by {signal_name(exit.signal)}"
     if exit.exception:

@@ -101,7 +101,7 @@ def parse_sizes(value: Any) -> str | dict[str, int]:
         if name not in DIMENSIONS:
             near = nearest(str(key), DIMENSIONS)
             hint = f"; did you mean {near}?" if near else ""
-            raise ValueError(f"{key} is no dimension: there are {', '.join(DIMENSIONS)}{hint}")
+            raise ValueError(f"{key} is not a dimension; known: {', '.join(DIMENSIONS)}{hint}")
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"{key} must be a whole number, at least 1, not {size!r}")
         sizes[name] = size

@@ -23,25 +23,25 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
     "ethernet_fast": _tcp("4") | {"NCCL_BUFFSIZE": "8388608"},
 }
 _MEANING: Mapping[str, str] = {
-    "NCCL_DEBUG": "what NCCL prints; WARN is enough in production",
-    "NCCL_IB_DISABLE": "1: never InfiniBand or RoCE, TCP instead",
-    "NCCL_NET_GDR_LEVEL": "how far apart a GPU and its adapter may be for direct transfers",
-    "NCCL_P2P_LEVEL": "how far apart two GPUs may be for direct transfers",
-    "NCCL_P2P_DISABLE": "1: GPUs of one node do not talk directly",
+    "NCCL_DEBUG": "log level of NCCL; WARN is enough in production",
+    "NCCL_IB_DISABLE": "1: TCP in place of InfiniBand and RoCE",
+    "NCCL_NET_GDR_LEVEL": "largest distance between a GPU and a network adapter for direct transfers",
+    "NCCL_P2P_LEVEL": "largest distance between two GPUs for direct transfers",
+    "NCCL_P2P_DISABLE": "1: no direct transfers between GPUs of one node",
     "NCCL_SHM_DISABLE": "1: no shared memory between ranks of one node",
-    "NCCL_SOCKET_IFNAME": "the network interface for TCP and for finding one another",
+    "NCCL_SOCKET_IFNAME": "network interface for TCP and for the rendezvous",
     "NCCL_SOCKET_NTHREADS": "CPU threads of each TCP connection",
-    "NCCL_NSOCKS_PERTHREAD": "sockets of each such thread",
+    "NCCL_NSOCKS_PERTHREAD": "sockets of each of these threads",
     "NCCL_BUFFSIZE": "bytes of the buffer between a pair of GPUs (4 MiB)",
-    "NCCL_MIN_NCHANNELS": "least number of rings",
-    "NCCL_MAX_NCHANNELS": "most rings, each with its own share of the GPU",
+    "NCCL_MIN_NCHANNELS": "minimum number of rings",
+    "NCCL_MAX_NCHANNELS": "maximum number of rings, each with its own share of the GPU",
     "NCCL_ALGO": "forces an algorithm, for all sizes",
     "NCCL_PROTO": "forces a protocol, for all sizes",
-    "GLOO_SOCKET_IFNAME": "the network interface of gloo",
+    "GLOO_SOCKET_IFNAME": "network interface of gloo",
     "OMP_NUM_THREADS": "CPU threads of each rank",
-    "PYTORCH_ALLOC_CONF": "torch's allocator",
-    "PYTORCH_CUDA_ALLOC_CONF": "torch's allocator",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "how a failed collective ends a rank",
+    "PYTORCH_ALLOC_CONF": "settings of torch's allocator",
+    "PYTORCH_CUDA_ALLOC_CONF": "settings of torch's allocator",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "reaction of a rank to a failed collective",
     "TORCH_DISTRIBUTED_DEBUG": "checks of every collective; DETAIL is slow",
 }
 _RENAMED = {"NCCL_MIN_NRINGS": "NCCL_MIN_NCHANNELS", "NCCL_MAX_NRINGS": "NCCL_MAX_NCHANNELS"}
@@ -73,7 +73,7 @@ class Remark:
 def variables(preset: str | None, interface: str | None, debug: str | None) -> dict[str, str]:
     """The variables for a job's network settings. Raises ValueError for an unknown preset."""
     if preset is not None and preset not in PRESETS:
-        raise ValueError(f"{preset!r} is none of {', '.join(PRESETS)}")
+        raise ValueError(f"{preset!r} must be one of {', '.join(PRESETS)}")
     found = dict(PRESETS.get(preset or "", {}))
     if interface:
         found |= dict.fromkeys(_INTERFACES, interface)
@@ -93,14 +93,14 @@ def explain(env: Mapping[str, str], interfaces: Iterable[str]) -> list[Remark]:
         value = env[name]
         subject = f"{name}={value}"
         if name in _RENAMED:
-            found.append(Remark("warn", subject, f"has no effect any more: {_RENAMED[name]}"))
+            found.append(Remark("warn", subject, f"has no effect any more; set {_RENAMED[name]}"))
         elif name in _INTERFACES and not _names_one(value, known):
-            said = f"there is no such interface here, only {', '.join(sorted(known))}"
+            said = f"no such interface on this node; known: {', '.join(sorted(known))}"
             found.append(Remark("FAIL", subject, said))
         elif (name, value.upper()) in _COSTLY:
             found.append(Remark("warn", subject, f"costs speed; {_MEANING[name]}"))
         else:
-            found.append(Remark("ok", subject, _MEANING.get(name, "not one that we know")))
+            found.append(Remark("ok", subject, _MEANING.get(name, "not described by Phalanx")))
     return found
 
 
@@ -121,7 +121,7 @@ def judge(latency_s: float, bus: float, link: float) -> list[Remark]:
     """The figures in words: bytes per second of the all-reduce (`bus`) and of plain TCP (`link`)."""
     latency = Remark("ok", "latency", f"an all-reduce of 8 bytes takes {latency_s * 1e6:.0f} µs")
     if link <= 0:
-        said = "the last rank cannot reach rank 0 over plain TCP: does a firewall close its ports?"
+        said = "the last rank cannot reach rank 0 over plain TCP: check the firewall"
         return [latency, Remark("FAIL", "link", said)]
     share = bus / link
     plain = f"plain TCP between two ranks: {rate_text(link)}"

@@ -81,7 +81,7 @@ def _nodes(facts: Sequence[RankFacts]) -> list[str]:
     for node, ranks in sorted(nodes.items()):
         hosts = sorted({one.host for one in ranks})
         if len(hosts) > 1:
-            found.append(f"node rank {node} is claimed by several hosts: {', '.join(hosts)}")
+            found.append(f"node rank {node} is used by several hosts: {', '.join(hosts)}")
             continue
         locals_ = sorted(one.local_rank for one in ranks)
         if locals_ != list(range(ranks[0].local_world_size)):
@@ -105,7 +105,7 @@ def _devices(facts: Sequence[RankFacts]) -> list[str]:
         return []
     return [
         f"{one.place} sees {one.devices} GPUs, and needs more than {one.local_rank}:"
-        " look at CUDA_VISIBLE_DEVICES, the driver and slots_per_node"
+        " check CUDA_VISIBLE_DEVICES, the driver and slots_per_node"
         for one in facts
         if one.devices <= one.local_rank and one.devices != 1
     ]
@@ -117,7 +117,7 @@ def _shared_devices(facts: Sequence[RankFacts]) -> list[str]:
         if one.device:
             users.setdefault((one.host, one.device), []).append(one)
     return [
-        f"{_places(ones)} use the same GPU {device}: look at CUDA_VISIBLE_DEVICES"
+        f"{_places(ones)} use the same GPU {device}: check CUDA_VISIBLE_DEVICES"
         for (_, device), ones in users.items()
         if len(ones) > 1
     ]

@@ -43,18 +43,18 @@ class Instrument:
 
 
 _HISTOGRAMS = {
-    "step_time_seconds": "From one optimizer step to the next, on one rank",
-    "data_loading_time_seconds": "Waiting for the loader, in one step",
+    "step_time_seconds": "Time from one optimizer step to the next, on one rank",
+    "data_loading_time_seconds": "Wait for the loader, in one step",
     "computation_time_seconds": "Forward and backward passes of one step, the wait for gradients included",
-    "communication_time_seconds": "Waiting for gradients after the backward pass had ended, in one step",
-    "gradient_sync_time_seconds": "From the first gradients sent to the last ones received, overlap"
+    "communication_time_seconds": "Wait for gradients after the end of the backward pass, in one step",
+    "gradient_sync_time_seconds": "Time from the first gradients sent to the last ones received, overlap"
     " included, in one step",
-    "optimizer_time_seconds": "The optimizer's part of one step",
-    "checkpoint_stall_seconds": "Training stood still for one save",
+    "optimizer_time_seconds": "Time of the optimizer in one step",
+    "checkpoint_stall_seconds": "Pause of training for one save",
 }
 _GAUGES = {
-    "forward_time_seconds": "Forward pass of the newest sampled step",
-    "backward_time_seconds": "Backward pass of the newest sampled step",
+    "forward_time_seconds": "Time of the forward pass of the newest sampled step",
+    "backward_time_seconds": "Time of the backward pass of the newest sampled step",
     "data_wait_fraction": "Share of the time spent waiting for the loader",
     "training_steps_per_sec": "Optimizer steps per second",
     "training_throughput_samples_per_sec": "Samples per second of this rank",

@@ -36,16 +36,16 @@ class LinePattern:
         parts = _NAME.split(text)
         names = tuple(parts[1::2])
         if not names:
-            raise ValueError("names no metric; write {name} where its number stands")
+            raise ValueError("names no metric; write {name} in place of its number")
         for name in names:
             if not _METRIC.fullmatch(name):
-                raise ValueError(f"{{{name}}} is no name of a metric")
+                raise ValueError(f"{{{name}}} is not a valid name of a metric")
         if len(set(names)) < len(names):
             raise ValueError("names a metric twice")
         if any(not between for between in parts[2:-1:2]):
-            raise ValueError("has two numbers with nothing between them")
+            raise ValueError("has two numbers without text between them")
         if "{" in "".join(parts[::2]) or "}" in "".join(parts[::2]):
-            raise ValueError("has a brace without its other half")
+            raise ValueError("has an unmatched brace")
         texts = [re.sub(r"(\\?\s)+", r"\\s+", re.escape(one)) for one in parts[::2]]
         return cls(names, re.compile(_NUMBER.join(texts)))
 

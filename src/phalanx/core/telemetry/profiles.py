@@ -25,11 +25,11 @@ MAX_STEPS = 10_000
 THRESHOLD = 0.75
 """A rank that scores lower is a straggler."""
 _OWN_SECTIONS = {
-    "data_s": "waiting for its data",
-    "forward_s": "its forward pass",
-    "backward_s": "its backward pass",
-    "optimizer_s": "its optimizer",
-    "rest_s": "the script's own lines",
+    "data_s": "the wait for data",
+    "forward_s": "the forward pass",
+    "backward_s": "the backward pass",
+    "optimizer_s": "the optimizer",
+    "rest_s": "other code of the script",
 }
 COMMUNICATION_SHARE = 0.2
 SAVING_SHARE = 0.1
@@ -113,7 +113,7 @@ def judge(splits: Sequence[StepBreakdown]) -> Diagnosis:
     return Diagnosis(
         Bottleneck.HEALTHY,
         f"{_share(steps, 'forward_s', 'backward_s', 'optimizer_s'):.0%} of the time is computing",
-        "nothing stands in the way: only faster kernels or more devices make it faster",
+        "no bottleneck was found; use faster kernels or more devices",
     )
 
 
@@ -144,10 +144,10 @@ def _straggler(splits: Sequence[StepBreakdown]) -> _Limit | None:
         key=lambda one: getattr(slow, one) - statistics.median(getattr(it, one) for it in others),
     )
     advice = (
-        "its storage or data workers are slower than the others'"
+        "check the storage and the data workers of the rank's node"
         if name == "data_s"
-        else "look at its node (clocks, other programs, memory), or drain it;"
-        " batch_shares: auto gives it less to do"
+        else "check the rank's node (clocks, other programs, memory), or drain it;"
+        " batch_shares: auto gives the rank fewer samples"
     )
     return share, Diagnosis(
         Bottleneck.STRAGGLER,
@@ -166,7 +166,7 @@ def _input(splits: Sequence[StepBreakdown]) -> _Limit | None:
         Bottleneck.INPUT_BOUND,
         f"rank {worst.rank} waits {_ms(worst.data_s)} of {_ms(worst.step_s)} a step for the loader"
         f" ({share:.0%})",
-        "more loader workers (num_workers, prefetch_factor), cheaper decoding, or data nearer to"
+        "use more loader workers (num_workers, prefetch_factor), cheaper decoding, or data nearer to"
         " this node",
     )
 
@@ -177,7 +177,7 @@ def _saving(splits: Sequence[StepBreakdown]) -> _Limit | None:
         return None
     return share, Diagnosis(
         Bottleneck.SAVING_BOUND,
-        f"training stands still for saves {share:.0%} of the time",
+        f"training pauses for saves {share:.0%} of the time",
         "save less often (checkpoint.every: auto), or in the background (checkpoint.async)",
     )
 
@@ -192,9 +192,9 @@ def _communication(splits: Sequence[StepBreakdown]) -> _Limit | None:
     return share, Diagnosis(
         Bottleneck.COMMUNICATION_BOUND,
         f"every rank waits at least {_ms(least.exposed_s)} of {_ms(least.step_s)} a step for"
-        f" gradients ({share:.0%}); {hidden:.0%} of their travel is hidden behind computing",
-        "larger batches or accumulation (training.accumulate), compression (training.compression:"
-        " auto), and phalanx doctor --network for the link",
+        f" gradients ({share:.0%}); {hidden:.0%} of the communication overlaps with computation",
+        "use larger batches, accumulation (training.accumulate) or compression (training.compression:"
+        " auto), and check the link with phalanx doctor --network",
     )
 
 
@@ -209,15 +209,15 @@ def _small(splits: Sequence[StepBreakdown]) -> _Limit | None:
         said = f"the GPUs compute in {1 - idle:.0%} of that time and wait for the host otherwise"
     else:
         idle = ops * LAUNCH_S / work if work > 0 else 0.0
-        said = f"{ops:.0f} operations a step for {_ms(work)} of work: starting them is most of it"
+        said = f"{ops:.0f} operations in {_ms(work)} of a step: most of that time is their launch"
     if fixed > idle:
-        said = f"the optimizer takes {fixed:.0%} of a step, however many samples it has"
+        said = f"the optimizer takes {fixed:.0%} of a step, independent of the batch size"
     if max(fixed, idle) <= OVERHEAD_SHARE:
         return None
     return max(fixed, idle), Diagnosis(
         Bottleneck.SMALL_BATCH,
         said,
-        "a larger batch_size or accumulation; torch.compile for small operations",
+        "use a larger batch_size or accumulation, and torch.compile for small operations",
     )
 
 

@@ -54,7 +54,7 @@ def rows(
 def in_words(table: list[ScalingRow]) -> str:
     """A summary in words: up to how many ranks scaling is efficient."""
     if len(table) < 2:
-        return "one number of ranks says nothing about scaling"
+        return "scaling needs two numbers of ranks or more"
     last, good = table[-1], [row for row in table if row.efficiency >= 0.8]
     most = good[-1].ranks if good else table[0].ranks
     said = (
@@ -62,5 +62,5 @@ def in_words(table: list[ScalingRow]) -> str:
         f" ({last.efficiency:.0%} of perfect scaling)"
     )
     if most == last.ranks:
-        return said + "; every rank up to there is worth its price"
-    return said + f"; beyond {most} ranks more than a fifth of each further one is lost"
+        return said + "; efficiency is at least 80% up to that number"
+    return said + f"; efficiency is below 80% beyond {most} ranks"

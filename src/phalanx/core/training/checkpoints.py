@@ -181,7 +181,7 @@ class Best:
         if self.mode not in ("min", "max"):
             raise ValueError(f"keep.best.mode: {self.mode!r} is neither 'min' nor 'max'")
         if self.count < 1:
-            raise ValueError("keep.best.count: at least 1")
+            raise ValueError("keep.best.count: must be at least 1")
 
     def better(self, value: float, than: float | None) -> bool:
         """Whether `value` improves on `than`; NaN never does."""
@@ -205,11 +205,11 @@ class Keep:
 
     def __post_init__(self) -> None:
         if self.last is not None and self.last < 1:
-            raise ValueError("keep.last: at least 1, the only valid checkpoint is never deleted")
+            raise ValueError("keep.last: must be at least 1; one checkpoint always stays")
         if self.every is not None and self.every < 1:
-            raise ValueError("keep.every: a number of steps, at least 1")
+            raise ValueError("keep.every: must be a number of steps, at least 1")
         if self.age_s is not None and not self.age_s > 0:
-            raise ValueError("keep.age_s: more than 0 seconds")
+            raise ValueError("keep.age_s: must be more than 0 seconds")
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Keep:

@@ -99,7 +99,7 @@ def parse_devices(text: str) -> DeviceSet:
     if name is None:
         near = nearest(found[3], list(DEVICES))
         hint = f"; did you mean {near}?" if near else ""
-        raise ValueError(f"{found[3]} is not known; there are {', '.join(DEVICES)}{hint}")
+        raise ValueError(f"{found[3]} is not known; known: {', '.join(DEVICES)}{hint}")
     nodes, slots = int(found[1] or 1), int(found[2])
     if nodes < 1 or slots < 1:
         raise ValueError(f"must be at least one device, not {text!r}")
@@ -294,7 +294,7 @@ def recommend(world: DeviceSet, outline: ModelProfile) -> LayoutChoice:
         least = min(found, key=lambda one: one.total_bytes)
         text = (
             f"nothing fits into {_gib(least.limit_bytes)} of {world.device.name}: {least.name} needs"
-            f" least, {_gib(least.total_bytes)} a rank; {_enough(world, outline)}"
+            f" the least, {_gib(least.total_bytes)} a rank; {_enough(world, outline)}"
         )
         return LayoutChoice(least, text, found)
     best = min(fitting, key=_seconds)
@@ -316,8 +316,8 @@ def _enough(world: DeviceSet, outline: ModelProfile) -> str:
         larger = replace(world, nodes=world.nodes << doubled)
         one = estimate(Layout(fsdp=larger.num_ranks), larger, outline)
         if one.fits:
-            return f"fsdp over {larger} would fit with {_gib(one.total_bytes)}, or take {less}"
-    return f"no number of them would do, but {less} may"
+            return f"fsdp over {larger} would fit with {_gib(one.total_bytes)}; or use {less}"
+    return f"more devices do not help; use {less}"
 
 
 def _rank(one: LayoutEstimate) -> tuple[int, int, int]:

@@ -22,7 +22,7 @@ class ConstraintView(ResponseBody):
 class CounterfactualView(ResponseBody):
     """One change that would let the job start now, found by planning again with it.
 
-    `by_preemption`: once the `victims` have saved and left.
+    `by_preemption`: once the `victims` have saved and exited.
     """
 
     kind: str
@@ -42,7 +42,7 @@ class VictimView(ResponseBody):
 
 
 class EvictionView(ResponseBody):
-    """A time when the scheduler asked this job to save and leave. Costs None: not known yet.
+    """A time when the scheduler asked this job to save and exit. Costs None: not known yet.
 
     `beneficiary` None: it was moved or resized for its own good, or its node was drained.
     """

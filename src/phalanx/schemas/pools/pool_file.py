@@ -59,8 +59,8 @@ class NodeTraits(Section):
 
     slot_type: Name | None = optional("Accelerator model, such as H100; jobs request it by name.")
     device_memory: Size | None = optional("Memory of each slot's device.")
-    cpus: WholeFromOne | None = optional("CPUs; absent: the machine's.")
-    memory: Size | None = optional("Memory; absent: the machine's.")
+    cpus: WholeFromOne | None = optional("CPUs of the node; absent: the machine's.")
+    memory: Size | None = optional("Memory of the node; absent: the machine's.")
     interconnect: Name | None = optional(
         "Link between the slots of one node, such as nvlink or pcie."
     )
@@ -72,7 +72,7 @@ class NodeTraits(Section):
     reclaims_per_hour: Annotated[float, Field(ge=0)] | None = optional(
         f"Expected reclaims of a spot node per hour; absent: {DEFAULT_HAZARD}."
     )
-    taints: Names | None = optional("Marks that exclude jobs which do not tolerate all of them.")
+    taints: Names | None = optional("Taints: only jobs that tolerate all of them run on the nodes.")
     labels: dict[Name, Text] = Field(
         default_factory=dict,
         description="Labels by which jobs select nodes; those of a node add to its pool's.",
@@ -121,7 +121,7 @@ class PoolSpec(NodeTraits):
         if taken:
             raise ValueError(f"{taken[0]} is a level of every pool; leave it out")
         if len(set(levels)) != len(levels):
-            raise ValueError("the same level twice")
+            raise ValueError("a level is given twice")
         return levels
 
     @model_validator(mode="after")
@@ -130,9 +130,9 @@ class PoolSpec(NodeTraits):
             if set(entry.topology) != set(self.levels):
                 missing = [level for level in self.levels if level not in entry.topology]
                 unknown = [level for level in entry.topology if level not in self.levels]
-                said = f"does not say its {', '.join(missing)}" if missing else ""
+                said = f"has no {', '.join(missing)} in its topology" if missing else ""
                 if unknown:
-                    said = f"names {', '.join(unknown)}, which is not in the pool's levels"
+                    said = f"names {', '.join(unknown)}, which is not a level of the pool"
                 raise ValueError(f"node {entry.name} {said}")
         return self
 
@@ -256,7 +256,8 @@ def _repeated(file: PoolFile) -> list[Problem]:
             if times > 1:
                 problems.append(Problem("pools", f"{what} {name} is given {times} times"))
     if nodes.total() > MAX_NODES:
-        problems.append(Problem("pools", f"at most {MAX_NODES} nodes", str(nodes.total())))
+        said = f"must have at most {MAX_NODES} nodes"
+        problems.append(Problem("pools", said, str(nodes.total())))
     return problems
 
 

@@ -54,7 +54,7 @@ class ProjectSpec(Section):
         if self.lend_slots is not None and self.lend_slots > self.guaranteed_slots:
             raise ValueError(
                 f"lend_slots ({self.lend_slots}) is above guaranteed_slots "
-                f"({self.guaranteed_slots}): there is no more to lend"
+                f"({self.guaranteed_slots}): write a number up to guaranteed_slots"
             )
         return self
 
@@ -113,9 +113,9 @@ def check_tree(projects: Iterable[ProjectSpec]) -> list[Problem]:
     for project in known.values():
         path = f"project {project.name}"
         if project.parent is not None and project.parent not in known:
-            problems.append(Problem(path, "its parent is not a project", project.parent))
+            problems.append(Problem(path, "the parent is not a project", project.parent))
         elif _is_own_ancestor(project, known):
-            problems.append(Problem(path, "is its own ancestor", project.parent))
+            problems.append(Problem(path, "the project is its own ancestor", project.parent))
     for parent in known.values():
         below = sum(p.guaranteed_slots for p in known.values() if p.parent == parent.name)
         if below > parent.guaranteed_slots:

@@ -22,8 +22,8 @@ _Url = Annotated[str, Field(strict=True, pattern=r"^https?://[^/\s]+$")]
 def _address(address: str) -> str:
     if "://" in address:
         raise ValueError(
-            "the control plane has to be a node of the cluster, without resources if you like: run "
-            "`ray start --address HEAD:6379 --num-cpus 0` beside it and write auto"
+            "must be auto or HOST:PORT: the control plane needs a Ray node on its own machine; run "
+            "`ray start --address HEAD:6379 --num-cpus 0` there and write auto"
         )
     return address
 
@@ -31,7 +31,7 @@ def _address(address: str) -> str:
 class RayScale(Section):
     """Nodes that Ray's autoscaler may add, requested for the next gang only."""
 
-    max_nodes: WholeFromOne = Field(description="Most nodes, present ones included.")
+    max_nodes: WholeFromOne = Field(description="Maximum number of nodes, present ones included.")
     slots: WholeFromOne = Field(description="Slots of one node.")
     cpus: WholeFromOne = Field(default=1, description="CPUs of one node.")
     slot: NotEmpty = Field(default="GPU", description="Ray resource that is counted as slots.")
@@ -68,7 +68,7 @@ class RayPool(Section):
         "URL of the control plane for nodes; absent: that of clients."
     )
     reserve_within: Duration = Field(
-        default=20.0, description="Time in which Ray must give a gang all its places."
+        default=20.0, description="Time in which Ray must reserve all places of a gang."
     )
     fence: Duration = Field(
         default=600.0,

@@ -34,7 +34,7 @@ def _below(text: str) -> str:
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise ValueError("must be a folder below the work directory, such as out/state")
     if any(part.startswith(".") for part in path.parts):
-        raise ValueError("must not be hidden")
+        raise ValueError("must not be hidden: no part may begin with a dot")
     return text
 
 
@@ -49,18 +49,18 @@ MetricLines = Annotated[
 class BestCheckpoints(Section):
     """Which checkpoints are the best ones."""
 
-    metric: NotEmpty = Field(description="A metric that the script logs.")
-    mode: Literal["min", "max"] = Field(default="max", description="Whether low or high is good.")
-    count: WholeFromOne = Field(default=1, description="How many of them to keep.")
+    metric: NotEmpty = Field(description="Name of a metric that the script logs.")
+    mode: Literal["min", "max"] = Field(default="max", description="Which values are best.")
+    count: WholeFromOne = Field(default=1, description="Number of best checkpoints to keep.")
 
 
 class KeepCheckpoints(Section):
     """Which checkpoints stay. The only valid one is never deleted."""
 
-    last: WholeFromOne | None = Field(default=3, description="The newest ones; null keeps all.")
-    best: BestCheckpoints | None = optional("And the best ones by a metric.")
-    every: WholeFromOne | None = optional("And those at steps that are multiples of this.")
-    age: Duration | None = optional("And those younger than this.")
+    last: WholeFromOne | None = Field(default=3, description="Newest checkpoints; null: all.")
+    best: BestCheckpoints | None = optional("The best checkpoints by a metric are kept as well.")
+    every: WholeFromOne | None = optional("Checkpoints at multiples of this step are kept as well.")
+    age: Duration | None = optional("Checkpoints younger than this are kept as well.")
 
     def to_core(self) -> Keep:
         """The core value."""
@@ -71,8 +71,8 @@ class KeepCheckpoints(Section):
 class CheckpointKey(Section):
     """Where the ranks find the key that encrypts checkpoints; the key itself never stands in a spec."""
 
-    key_env: Variable | None = optional("A variable of the ranks that holds it.")
-    key_file: NotEmpty | None = optional("A file on the ranks' nodes that holds it.")
+    key_env: Variable | None = optional("Environment variable of the ranks that holds the key.")
+    key_file: NotEmpty | None = optional("File on the ranks' nodes that holds the key.")
 
     @model_validator(mode="after")
     def _one(self) -> CheckpointKey:
@@ -85,25 +85,25 @@ class Checkpointing(Section):
     """When checkpoints are made, which of them stay, and where."""
 
     every: Interval = Field(
-        default="10m", description="A duration, `500 steps`, `1 epoch` or auto."
+        default="10m", description="Interval: a duration, `500 steps`, `1 epoch` or auto."
     )
     keep: KeepCheckpoints = Field(default_factory=KeepCheckpoints, description="Retention.")
     in_background: Whether = Field(
         default=True,
         alias="async",
-        description="Training goes on while a checkpoint is written from a copy of the state.",
+        description="Training continues while a checkpoint is written from a copy of the state.",
     )
     compress: Literal["none", "zstd"] = Field(
-        default="none", description="Makes the files smaller, at the cost of processor time."
+        default="none", description="Compression of checkpoint files; zstd takes CPU time."
     )
     store: Annotated[str, Field(strict=True), AfterValidator(far_prefix)] | None = optional(
-        "An object store that gets copies, `s3://bucket/prefix`; absent: none."
+        "Object store that receives copies, `s3://bucket/prefix`; absent: none."
     )
     encryption: CheckpointKey | None = optional(
-        "Encrypts checkpoints, here and in the object store."
+        "Encryption of checkpoints, on the nodes and in the object store."
     )
     directory: KeptDirectory | None = optional(
-        "The script's own folder: committed as it changes, put back before every start."
+        "Folder of the script's own checkpoints: committed when it changes, restored before every start."
     )
 
     def to_core(self) -> CheckpointPolicy:

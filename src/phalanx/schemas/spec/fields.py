@@ -86,7 +86,7 @@ def _read_range(value: Any, read: Callable[[Any], int], least: int, example: str
     else:
         low = high = read(value)
     if low < least:
-        raise ValueError(f"at least {least}")
+        raise ValueError(f"must be at least {least}")
     if high is not None and high < low:
         raise ValueError("the upper end of the range is below its lower end")
     return Range(low, high)
@@ -141,7 +141,7 @@ def _interval(value: Any) -> str:
         match = re.fullmatch(r"(\d+) ?(steps?|epochs?)", text)
         if match is not None:
             if int(match[1]) < 1:
-                raise ValueError("at least 1")
+                raise ValueError("must be at least 1")
             noun = match[2].rstrip("s")
             return f"{int(match[1])} {noun}" + ("" if int(match[1]) == 1 else "s")
     try:
@@ -151,7 +151,7 @@ def _interval(value: Any) -> str:
             "write a duration such as 10m, or `500 steps`, or `1 epoch`, or auto"
         ) from None
     if seconds <= 0:
-        raise ValueError("must be longer than nothing")
+        raise ValueError("must be longer than 0s")
     return write_duration(seconds)
 
 
@@ -228,7 +228,7 @@ def _array(value: Any) -> list[int]:
             raise ValueError("write indices such as 0-9 or 1,3,5")
         low, high = int(match[1]), int(match[2] or match[1])
         if high < low or high - low >= _MAX_ARRAY:
-            raise ValueError(f"an ascending range of at most {_MAX_ARRAY} indices")
+            raise ValueError(f"write an ascending range of at most {_MAX_ARRAY} indices")
         found.update(range(low, high + 1))
     return sorted(found)
 
@@ -244,7 +244,7 @@ def _when(value: Any) -> Any:
         return value
     duration_s = _duration(value)
     if duration_s <= 0:
-        raise ValueError("must be longer than nothing; write never for no limit")
+        raise ValueError("must be longer than 0s; write never for no limit")
     return write_duration(duration_s)
 
 

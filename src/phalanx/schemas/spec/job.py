@@ -61,20 +61,17 @@ _DAY_S = 86400.0
 class PlacementWish(Section):
     """Topology levels of the pool, such as node, rack or zone."""
 
-    required: Name | None = optional("The gang must lie inside one of these.")
+    required: Name | None = optional("Level of which one domain must hold the gang.")
     preferred: Name | None = optional(
-        "The gang should lie inside one of these; absent: the narrowest; none: anywhere."
+        "Level of which one domain should hold the gang; absent: the narrowest; none: no preference."
     )
     patience: Duration | None = optional(
-        "How long to insist on the preferred level; absent: estimated from the run times of "
-        "similar jobs."
+        "Wait for the preferred level; absent: estimated from the run times of similar jobs."
     )
     selector: dict[Name, Text] = Field(
         default_factory=dict, description="Labels that every node must have."
     )
-    tolerate: Names = Field(
-        default_factory=list, description="Taints of nodes that the job may run on all the same."
-    )
+    tolerate: Names = Field(default_factory=list, description="Taints that the job tolerates.")
 
 
 def _budget_count(value: Any) -> Any:
@@ -85,11 +82,11 @@ class RestartBudget(Section):
     """How often the job may come back from one cause without making progress in between."""
 
     count: Annotated[WholeFromZero | None, BeforeValidator(_budget_count)] = Field(
-        description="Restarts; `unlimited` for no limit."
+        description="Maximum number of restarts; `unlimited`: no limit."
     )
-    per: Duration | None = Field(description="Only restarts this recent count; null: all of them.")
-    first_wait: Duration = Field(description="The wait before the second fruitless restart.")
-    max_wait: Duration = Field(description="The wait doubles up to this.")
+    per: Duration | None = Field(description="Only restarts within this time count; null: all.")
+    first_wait: Duration = Field(description="Wait before the second restart without progress.")
+    max_wait: Duration = Field(description="Upper limit of the wait, which doubles.")
 
     @classmethod
     def from_core(cls, budget: Budget) -> RestartBudget:
@@ -123,13 +120,13 @@ class Recovery(Section):
     user_error: RestartBudget = _default_budget(Cause.USER_ERROR)
     diverged: RestartBudget = _default_budget(Cause.DIVERGED)
     exit_codes: dict[Annotated[int, Field(ge=1, le=255)], Literal["retry", "fail"]] = Field(
-        default_factory=dict, description="What an exit code of a rank means: retry or fail."
+        default_factory=dict, description="What follows an exit code of a rank: retry or fail."
     )
     max_restarts_without_progress: WholeFromOne = Field(
         default=5,
         # The earlier name stands in stored specs; `document` warns of it in new ones.
         validation_alias=AliasChoices("max_restarts_without_progress", "max_barren"),
-        description="Generations in a row without a new step, where a budget is unlimited.",
+        description="Limit of consecutive generations without a new step, for unlimited budgets.",
     )
 
     @field_validator(*(cause.value for cause in Cause), mode="before")
@@ -158,7 +155,7 @@ class Stall(Section):
 
     after: StallAfter = Field(
         default="auto",
-        description="A duration; auto: 20 usual steps and at least 5m; never.",
+        description="Limit without a new step: a duration, never, or auto (20 usual steps, 5m or more).",
     )
 
     def to_core(self) -> StallPolicy:
@@ -171,18 +168,18 @@ class Stall(Section):
 class Warm(Section):
     """Ranks are forked from a process that has imported torch already."""
 
-    enabled: Whether = Field(default=True, description="false: start cold.")
+    enabled: Whether = Field(default=True, description="false: start ranks cold.")
     imports: list[Annotated[str, Field(strict=True, pattern=r"^[A-Za-z_][\w.]*$")]] = Field(
-        default_factory=list, description="Modules to import beside torch."
+        default_factory=list, description="Modules that the warm process imports, beside torch."
     )
 
 
 class Mount(Section):
     """Something of the outside, seen by the ranks."""
 
-    source: NotEmpty = Field(description="What to mount.")
-    path: Annotated[str, Field(strict=True, pattern="^/")] = Field(description="Where: absolute.")
-    read_only: Whether = Field(default=False, description="No writing.")
+    source: NotEmpty = Field(description="File system or bucket to mount.")
+    path: Annotated[str, Field(strict=True, pattern="^/")] = Field(description="Absolute path.")
+    read_only: Whether = Field(default=False, description="true: no writes.")
 
 
 def _mount(value: Any) -> Any:
@@ -198,13 +195,13 @@ def _mount(value: Any) -> Any:
 class CostLimit(Section):
     """What the job may cost."""
 
-    usd: Annotated[float, Field(gt=0)] = Field(description="US dollars.")
+    usd: Annotated[float, Field(gt=0)] = Field(description="Upper limit in US dollars.")
 
 
 class Schedule(Section):
     """When the job is started again and again."""
 
-    cron: Cron = Field(description="minute hour day month weekday.")
+    cron: Cron = Field(description="Cron fields: minute hour day month weekday.")
 
 
 def _stall(value: Any) -> Any:
@@ -236,10 +233,10 @@ class JobSpec(Section):
     schema_version: Literal[1] = Field(
         default=SPEC_SCHEMA, alias="schema", description="Version of this format."
     )
-    name: Name = Field(default="job", description="For people; not unique.")
-    project: Name = Field(default="default", description="The tenant it belongs to.")
-    labels: dict[Name, Text] = Field(default_factory=dict, description="Searchable marks.")
-    job_class: Name | None = Field(default=None, alias="class", description="Its class of service.")
+    name: Name = Field(default="job", description="Name of the job; need not be unique.")
+    project: Name = Field(default="default", description="Project of the job.")
+    labels: dict[Name, Text] = Field(default_factory=dict, description="Labels to filter by.")
+    job_class: Name | None = Field(default=None, alias="class", description="Job class.")
     run: Command | None = optional(
         "The command of every rank: one line for the shell, or a list of words."
     )
@@ -250,25 +247,25 @@ class JobSpec(Section):
         "Python packages that the ranks can import beside those of the node."
     )
     framework: FrameworkName = Field(
-        default="torch", description="What the ranks find in their environment to meet one another."
+        default="torch", description="What the ranks use to communicate; sets their environment."
     )
     env_compat: list[Name] = Field(
-        default_factory=list, description="Variables of other launchers to set as well."
+        default_factory=list, description="Launchers with variables to set as well."
     )
     workdir: NotEmpty = Field(
-        default=".", description="Copied at submit; relative to the file the spec is in."
+        default=".", description="Folder to copy at submit; relative to the spec file."
     )
     image: NotEmpty | None = optional("Container image.")
     resources: Resources = Field(default_factory=Resources, description="The shape of the gang.")
     roles: dict[Name, Role] = Field(
         default_factory=dict,
-        description="Further parts of the gang, each with its own shape; without `run`, all of it.",
+        description="Further parts of the gang, each with its own shape; without `run`: all parts.",
     )
     data: dict[Name, NotEmpty] = Field(
         default_factory=dict, description="Named inputs, staged before the start."
     )
     placement: PlacementWish = Field(
-        default_factory=PlacementWish, description="How close together the gang has to lie."
+        default_factory=PlacementWish, description="Limits on where the gang is placed."
     )
     pool: Names = Field(
         default_factory=list, description="Pools in order of preference; absent: any that fits."
@@ -276,23 +273,23 @@ class JobSpec(Section):
     priority: Annotated[int, Field(strict=True, ge=0, le=100), BeforeValidator(_priority)] = Field(
         default=50, description="0 to 100, higher first; or low, normal, high, urgent."
     )
-    preemptible: Whether = Field(default=True, description="false: no other job may push it aside.")
-    max_duration: Duration | None = optional("The job fails after this long.")
-    grace: Duration = Field(default=30.0, description="Time to save and leave when asked to stop.")
+    preemptible: Whether = Field(default=True, description="Whether others may preempt the job.")
+    max_duration: Duration | None = optional("The job fails after this duration.")
+    grace: Duration = Field(default=30.0, description="Time for ranks to save and exit at a stop.")
     checkpoint: Checkpointing = Field(default_factory=Checkpointing, description="Checkpoints.")
     metrics: MetricLines = Field(
         default_factory=list,
-        description="Where metrics stand in what the ranks print: `step {step}: loss {loss}`, or json.",
+        description="How to read metrics from output: `step {step}: loss {loss}`, or json.",
     )
     training: Training = Field(
         default_factory=Training, description="Precision, batch and guards of `phalanx.train`."
     )
     recovery: Recovery = Field(default_factory=Recovery, description="Restarts.")
     stall: Annotated[Stall, BeforeValidator(_stall)] = Field(
-        default_factory=Stall, description="Detection of jobs that hang; `stall: 10m` is short."
+        default_factory=Stall, description="Detection of stalls; `stall: 10m` is short for `after`."
     )
     warm: Annotated[Warm, BeforeValidator(_warm)] = Field(
-        default_factory=Warm, description="Fast start; `warm: false` turns it off."
+        default_factory=Warm, description="Start from a warm process; `warm: false` turns it off."
     )
     env: Environment = Field(default_factory=dict, description="Environment variables.")
     secrets: list[Variable] = Field(
@@ -300,33 +297,33 @@ class JobSpec(Section):
         description="Variables of the ranks with values that `phalanx secrets` stores.",
     )
     mounts: list[Annotated[Mount, BeforeValidator(_mount)]] = Field(
-        default_factory=list, description="File systems and buckets."
+        default_factory=list, description="File systems and buckets to mount."
     )
-    budget: CostLimit | None = optional("A limit on what it costs.")
-    depends_on: Jobs = Field(default_factory=list, description="Jobs that have to succeed first.")
-    array: Indices | None = optional("Indices: one job for each.")
-    schedule: Schedule | None = optional("Regular starts.")
+    budget: CostLimit | None = optional("Limit on the cost of the job.")
+    depends_on: Jobs = Field(default_factory=list, description="Jobs that must succeed first.")
+    array: Indices | None = optional("Indices of a job array: one job for each.")
+    schedule: Schedule | None = optional("Times of regular starts.")
 
     @field_validator("secrets")
     @classmethod
     def _secrets_not_ours(cls, secrets: list[str]) -> list[str]:
         ours = sorted(n for n in secrets if n in OURS or n.startswith(OUR_PREFIXES))
         if ours:
-            raise ValueError(f"Phalanx sets {', '.join(ours)} itself")
+            raise ValueError(f"Phalanx sets {', '.join(ours)} itself; remove it")
         return secrets
 
     @field_validator("grace")
     @classmethod
     def _grace_is_short(cls, grace_s: float) -> float:
         if grace_s > _DAY_S:
-            raise ValueError("at most 24h")
+            raise ValueError("must be at most 24h")
         return grace_s
 
     @field_validator("max_duration")
     @classmethod
     def _lasts(cls, limit_s: float | None) -> float | None:
         if limit_s is not None and limit_s <= 0:
-            raise ValueError("must be longer than nothing; leave it out for no limit")
+            raise ValueError("must be longer than 0s; leave it out for no limit")
         return limit_s
 
     @property

@@ -73,9 +73,9 @@ class PythonSection(Section):
         default="auto", description="auto: uv where the node has it, else pip."
     )
     index_url: Annotated[str, Field(strict=True), AfterValidator(_index)] | None = optional(
-        "A package index in place of the installer's own; none: no index."
+        "Package index in place of the installer's default; none: no index."
     )
-    extra_index_urls: list[Url] = Field(default_factory=list, description="And these indexes.")
+    extra_index_urls: list[Url] = Field(default_factory=list, description="More package indexes.")
     find_links: list[Annotated[str, Field(strict=True, min_length=1), AfterValidator(_place)]] = (
         Field(
             default_factory=list,

@@ -98,22 +98,22 @@ class Role(Section):
     What stands in `resources` may stand in the role itself.
     """
 
-    run: Command | None = optional("Its command; absent: the job's.")
+    run: Command | None = optional("Command of the role's ranks; absent: the job's.")
     resources: RoleResources = Field(
-        default_factory=RoleResources, description="What its nodes need, and how many they are."
+        default_factory=RoleResources, description="Number of nodes, and what each of them needs."
     )
     framework: RoleFrameworkName | None = optional(
-        "How its ranks meet one another; absent: as the job's."
+        "What the role's ranks use to communicate; absent: the job's framework."
     )
     env: Environment = Field(
-        default_factory=dict, description="Variables of its ranks, over those of the job."
+        default_factory=dict, description="Environment variables of the role, over the job's."
     )
     training: Training | None = optional(
-        "Its own section `training`; the job's is the first role's."
+        "Section `training` of the role; the job's is the first role's."
     )
     required: Whether = Field(
         default=True,
-        description="false: the job goes on when it fails, and ends without waiting for it.",
+        description="false: the job continues when the role fails, and does not wait for its end.",
     )
 
     # What `_short_form` moves into `resources`; here for editors, and to tell a slip of the pen.
@@ -132,7 +132,7 @@ class Role(Section):
             return value
         value = dict(value)
         if value.get("slots") is not None and value.get("slots_per_node") is not None:
-            raise ValueError("slots is short for slots_per_node; give one of them")
+            raise ValueError("slots is short for slots_per_node; give only one of them")
         if "slots" in value:
             value["slots_per_node"] = value.pop("slots")
         flat = {key: value.pop(key) for key in _SHORT if value.get(key) is not None}
@@ -140,7 +140,7 @@ class Role(Section):
         if not flat or not isinstance(below, dict):
             return value
         if twice := sorted(set(flat) & set(below)):
-            raise ValueError(f"{', '.join(twice)}: is there twice, in the role and in `resources`")
+            raise ValueError(f"{', '.join(twice)}: given twice, in the role and in `resources`")
         return {**value, "resources": {**below, **flat}}
 
 

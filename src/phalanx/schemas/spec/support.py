@@ -121,10 +121,10 @@ def _role_problems(spec: JobSpec) -> list[Problem]:
         return []
     found: list[Problem] = []
     if spec.run is None and spec.resources != Resources():
-        said = "is of no use without `run`: write in `roles` what each role needs"
+        said = "has no effect without `run`; write in `roles` what each role needs"
         found.append(Problem("resources", said))
     if spec.run is not None and WORKER in spec.roles:
-        said = "is what `run` and `resources` are called; give this role another name"
+        said = "is the name of the role that `run` describes; give this role another name"
         found.append(Problem(f"roles.{WORKER}", said))
     for plan in spec.plans:
         at = "" if plan.leads and spec.run is not None else f"roles.{plan.name}."
@@ -141,10 +141,10 @@ def _faults(plan: RolePlan, at: str) -> list[Problem]:
         found.append(Problem(f"{at}resources.nodes", said))
     if not framework(plan.framework).in_roles:
         able = ", ".join(one.name for one in REGISTRY.values() if one.in_roles)
-        said = f"gangs with several roles are of {able}"
+        said = f"not supported in a gang with several roles; write one of {able}"
         found.append(Problem(f"{at}framework", said, plan.framework))
     if plan.leads and not plan.required:
-        said = "the first role is what the job is about; name another role first"
+        said = "must be true for the first role; list a required role first"
         found.append(Problem(f"{at}required", said))
     if plan.leads and not plan.need.slots_per_node:
         said = "the first role needs at least one slot on each node"

@@ -48,15 +48,15 @@ Strategy = Annotated[str | dict[str, WholeFromOne], AfterValidator(_sizes)]
 class GradientCompression(Section):
     """How replicas send their gradients to one another."""
 
-    method: Method = Field(description="What travels in place of the gradients.")
-    rank: WholeFromOne | None = optional("Columns that powersgd sends.")
+    method: Method = Field(description="Method of gradient compression.")
+    rank: WholeFromOne | None = optional("Columns of the matrices that powersgd sends.")
     fraction: Annotated[float, Field(gt=0, le=1)] | None = optional(
         "Part of each tensor's elements that topk and randomk send."
     )
-    start_step: WholeFromZero | None = optional("Steps before this one send everything.")
-    error_feedback: Whether | None = optional("Add what was not sent to the next step's gradient.")
+    start_step: WholeFromZero | None = optional("First step with compressed gradients.")
+    error_feedback: Whether | None = optional("Add the residual to the next step's gradient.")
     candidates: list[Literal["none", "fp16", "bf16", "powersgd", "topk", "randomk"]] | None = (
-        optional("What auto tries, the most faithful first.")
+        optional("Methods that auto tries, the most exact first.")
     )
 
 
@@ -71,21 +71,21 @@ class OuterOptimizer(Section):
 
     lr: Annotated[float, Field(gt=0)] | None = optional("Learning rate.")
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = optional("Momentum.")
-    nesterov: Whether | None = optional("Nesterov's form of it.")
+    nesterov: Whether | None = optional("Use Nesterov momentum.")
 
 
 class WeightSync(Section):
     """Ranks that train on their own, and how they exchange weights."""
 
-    method: SyncMethod = Field(description="How ranks keep together; none reduces every gradient.")
+    method: SyncMethod = Field(description="Method; none reduces gradients in every step.")
     every: WholeFromOne | None = optional(
         "Optimizer steps between exchanges; 50, or 1 with server."
     )
     outer: OuterOptimizer | None = optional(
-        "What makes new weights of the mean of the ranks' progress."
+        "Optimizer that applies the mean of the ranks' changes."
     )
     fragments: WholeFromOne | None = optional(
-        "Parts of the model that take turns within `every` steps."
+        "Fragments that are exchanged in turn within `every` steps."
     )
     quantize: (
         Annotated[
@@ -93,12 +93,12 @@ class WeightSync(Section):
             BeforeValidator(_none),
         ]
         | None
-    ) = optional("Bits of a value on its way.")
+    ) = optional("Quantization of exchanged values.")
     control_every: WholeFromOne | None = optional(
-        "Steps between requests to stop or save; absent: about a second, with server 1."
+        "Steps between checks for stop and save requests; absent: about a second; with server: 1."
     )
     servers: WholeFromOne | None = optional(
-        "With server: how many of the last ranks hold the weights."
+        "With server: number of last ranks that hold the weights."
     )
     staleness: WholeFromZero | None = optional(
         "With server: exchanges a rank may be ahead of the slowest; 0: none."
@@ -109,60 +109,60 @@ class Network(Section):
     """Variables of NCCL and gloo for ranks; what `env` says stands over them."""
 
     preset: Literal["nvlink", "infiniband", "ethernet", "ethernet_fast"] | None = optional(
-        "What suits this interconnect."
+        "Settings for this interconnect."
     )
     interface: str | None = Field(
         default=None, min_length=1, max_length=64, description="Network interface, such as eth1."
     )
-    debug: Literal["version", "warn", "info", "trace"] | None = optional("What NCCL prints.")
+    debug: Literal["version", "warn", "info", "trace"] | None = optional("Log level of NCCL.")
 
 
 class Training(Section):
     """Precision, batch and guards of scripts that use `phalanx.train`; absent: the script's own."""
 
     strategy: Strategy | None = optional(
-        "How ranks share the model: ddp, fsdp, tp, pp, auto, or sizes as {fsdp: 2, tp: 2}."
+        "Strategy: ddp, fsdp, tp, pp, auto, or sizes such as {fsdp: 2, tp: 2}."
     )
     pipeline_schedule: Literal["1f1b", "gpipe", "interleaved"] | None = optional(
-        "In which order pipeline stages work on micro-batches."
+        "Order in which pipeline stages work on micro-batches."
     )
     micro_batches: WholeFromOne | None = optional(
-        "Pieces of a batch that travel through pipeline stages."
+        "Number of micro-batches that a batch is split into for pipeline stages."
     )
     pipeline_split: list[str] | None = optional(
-        "Layers that begin a pipeline stage; absent: equally heavy ones."
+        "First layer of each pipeline stage but the first; absent: stages of equal size."
     )
     precision: Literal["fp32", "bf16", "fp16"] | None = optional(
-        "Of the forward pass; fp16 needs `run.backward(loss)`."
+        "Precision of the forward pass; fp16 needs `run.backward(loss)`."
     )
     accumulate: WholeFromOne | None = optional("Micro-batches in one optimizer step.")
     clip: Annotated[float, Field(gt=0)] | None = optional("Upper bound of the gradients' norm.")
     max_micro_batch: WholeFromOne | None = optional(
-        "Samples that a rank gets at once; more are given out in pieces."
+        "Maximum samples of a micro-batch; larger batches are split."
     )
-    sync_batchnorm: Whether | None = optional("Statistics of batch norms over all ranks.")
+    sync_batchnorm: Whether | None = optional("Compute batch norm statistics over all ranks.")
     activation_checkpointing: Whether | list[str] | None = optional(
-        "Compute activations a second time: true, or module classes."
+        "Recompute activations in the backward pass: true, or a list of module classes."
     )
     on_resize: Literal["keep_batch", "scale_batch"] | None = optional(
-        "Whether the global batch follows the world size."
+        "Keep the global batch at a resize, or scale it with the world size."
     )
     warmup_steps: WholeFromZero | None = optional(
-        "Steps in which the learning rate follows a scaled batch."
+        "Steps over which the learning rate adapts to a scaled batch."
     )
-    on_non_finite: Reaction | None = optional("What to do about gradients that are not finite.")
-    on_spike: Reaction | None = optional("What to do when the value logged as `loss` jumps.")
-    deterministic: Whether | None = optional("Only kernels that always give the same sums.")
+    on_non_finite: Reaction | None = optional("Reaction to gradients that are not finite.")
+    on_spike: Reaction | None = optional("Reaction to a spike of the value logged as `loss`.")
+    deterministic: Whether | None = optional("Use only deterministic kernels.")
 
     straggler_window: WholeFromZero | None = optional(
         "Steps between comparisons of ranks' compute times; 0: never."
     )
 
     compression: GradientCompression | Method | None = optional(
-        "How replicas send gradients: a method, or one with its settings."
+        "Gradient compression: a method, or a section."
     )
     sync: WeightSync | SyncMethod | None = optional(
-        "Have ranks train on their own and exchange weights: a method, or a section."
+        "Training with independent replicas that exchange weights: a method, or a section."
     )
     batch_shares: (
         Literal["even", "auto"]
@@ -170,11 +170,11 @@ class Training(Section):
         | None
     ) = optional("Each rank's part of a batch: even, auto (by speed), or a list.")
     data_changed: Literal["refuse", "allow"] | None = optional(
-        "What to do about a resume on other data."
+        "Reaction to a resume on other data."
     )
 
     preflight: Preflight | None = optional(
-        "Whether ranks compare versions, devices and hosts at the start."
+        "Compare versions, devices and hosts of the ranks at the start."
     )
 
     network: Network | None = optional("Variables of NCCL and gloo, by interconnect.")

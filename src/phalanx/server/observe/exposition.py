@@ -108,7 +108,7 @@ class Exposition:
             sum_value=fleet.waits.total,
         )
         yield CounterMetricFamily("phalanx_jobs_submitted", "Jobs submitted", value=fleet.submitted)
-        yield _counts("phalanx_jobs_finished", "Jobs by how they ended", "state", fleet.finished)
+        yield _counts("phalanx_jobs_finished", "Ended jobs by state", "state", fleet.finished)
         yield _counts("phalanx_restarts", "Restarts of jobs by cause", "cause", fleet.restarts)
         yield _counts("phalanx_checkpoints", "Checkpoints by outcome", "outcome", fleet.checkpoints)
         saved = fleet.checkpoint_bytes
@@ -137,7 +137,7 @@ class Exposition:
                     shown.append(([*_labels(one), str(rank)], values))
         yield GaugeMetricFamily(
             "phalanx_ranks_not_shown",
-            "Ranks of live jobs that no series stands for",
+            "Ranks of live jobs without series",
             value=max(0, num_ranks - len(shown)),
         )
         for instrument in INSTRUMENTS.values():
@@ -146,11 +146,11 @@ class Exposition:
 
     def _job_families(self, live: Sequence[LiveJob]) -> Iterator[Metric]:
         step = GaugeMetricFamily("training_step", "Optimizer steps done", labels=_PER_JOB)
-        epoch = GaugeMetricFamily("training_epoch", "Passes over the data begun", labels=_PER_JOB)
+        epoch = GaugeMetricFamily("training_epoch", "Epochs begun", labels=_PER_JOB)
         loss = GaugeMetricFamily("training_loss", "Newest loss of rank 0", labels=_PER_JOB)
         right = GaugeMetricFamily("training_accuracy", "Newest accuracy of rank 0", labels=_PER_JOB)
         other = GaugeMetricFamily(
-            "training_metric", "What the script logs, on rank 0", labels=[*_PER_JOB, "name"]
+            "training_metric", "Metrics that the script logs, on rank 0", labels=[*_PER_JOB, "name"]
         )
         back = CounterMetricFamily(
             "phalanx_job_restarts", "Restarts of a live job", labels=[*_PER_JOB, "cause"]

@@ -67,7 +67,7 @@ def _state(text: str) -> JobState:
         return JobState(text)
     except ValueError:
         known = ", ".join(JobState)
-        raise UserError(f"there is no state {text!r}", f"there is {known}") from None
+        raise UserError(f"there is no state {text!r}", f"known: {known}") from None
 
 
 def _label(text: str) -> tuple[str, str]:

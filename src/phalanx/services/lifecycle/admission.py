@@ -67,7 +67,7 @@ def misfits(spec: JobSpec, nodes: Nodes) -> list[Problem]:
     unknown = [pool for pool in spec.pool if pool not in pools]
     if unknown:
         known = ", ".join(pools) or "none"
-        said = f"there is no such pool; there is {known}"
+        said = f"there is no such pool; known: {known}"
         return [Problem("pool", said, ", ".join(unknown))]
     if fits_ever(asked(spec.to_policy(), facts_of(spec), 0), nodes):
         return []
@@ -91,7 +91,7 @@ def misfits(spec: JobSpec, nodes: Nodes) -> list[Problem]:
             at = f"roles.{plan.name}." if plan.name in spec.roles else ""
             return [_unfit(spec, plan, at, usable, where)]
     within = f"one {spec.placement.required}" if spec.placement.required else "one pool"
-    said = f"each role fits alone, but not all at once: a gang must lie in {within} ({where})"
+    said = f"each role fits alone, but not all at once in {within} ({where})"
     return [Problem("roles", said)]
 
 
@@ -132,7 +132,7 @@ def _requirements(demand: Demand) -> list[_Requirement]:
                 lambda n: n.slot_type != demand.slot_type,
                 "resources.accelerator",
                 demand.slot_type,
-                lambda ns: f"no node has it; there is {_known(n.slot_type for n in ns)}",
+                lambda ns: f"no node has it; known: {_known(n.slot_type for n in ns)}",
             )
         )
     if demand.device_memory_bytes:
@@ -141,7 +141,7 @@ def _requirements(demand: Demand) -> list[_Requirement]:
                 lambda n: n.device_memory_bytes < demand.device_memory_bytes,
                 "resources.accelerator_memory",
                 format_size(demand.device_memory_bytes),
-                lambda ns: f"the most is {format_size(max(n.device_memory_bytes for n in ns))}",
+                lambda ns: f"the largest has {format_size(max(n.device_memory_bytes for n in ns))}",
             )
         )
     if demand.memory_per_node_bytes:
@@ -159,7 +159,7 @@ def _requirements(demand: Demand) -> list[_Requirement]:
             lambda n: not set(n.taints) <= set(demand.tolerates),
             "placement.tolerate",
             ", ".join(demand.tolerates) or "nothing",
-            lambda ns: f"every suitable node is tainted: {_known(t for n in ns for t in n.taints)}",
+            lambda ns: f"every suitable node has taints: {_known(t for n in ns for t in n.taints)}",
         )
     )
     if demand.required not in (None, "node"):
@@ -170,7 +170,7 @@ def _requirements(demand: Demand) -> list[_Requirement]:
                 "placement.required",
                 level,
                 lambda ns: (
-                    "no pool has that level; there is node, "
+                    "no pool has that level; known: node, "
                     + _known(name for n in ns for name, _ in n.domains)
                 ),
             )
@@ -184,7 +184,7 @@ def _selected(pair: tuple[str, str]) -> _Requirement:
 
     def explain(nodes: Nodes) -> str:
         values = ("=".join(label) for node in nodes for label in node.labels if label[0] == pair[0])
-        return f"no node has that label; there is {_known(values)}"
+        return f"no node has that label; known: {_known(values)}"
 
     return unmet, "placement.selector", "=".join(pair), explain
 
@@ -199,7 +199,7 @@ def _largest(spec: JobSpec, plan: RolePlan, at: str, nodes: Nodes, where: str) -
     most_cpus = max((node.num_cpus for node in nodes), default=0)
     if cpus > most_cpus:
         return Problem(
-            f"{at}resources.cpus", f"the largest node {where} has {most_cpus}", str(cpus)
+            f"{at}resources.cpus", f"the largest node {where} has {most_cpus} CPUs", str(cpus)
         )
     wide = [node for node in nodes if node.num_cpus >= cpus]
     most_slots = max((node.num_slots for node in wide), default=0)

@@ -34,7 +34,9 @@ def stop(
         if goal is StopGoal.CANCEL and job.state is JobState.CANCELLED:
             return
         if job.is_terminal:
-            raise Conflict(f"{job_label(num)} has {job.state} already: there is nothing to {goal}")
+            raise Conflict(
+                f"{job_label(num)} has already ended ({job.state}): there is nothing to {goal}"
+            )
         ending = job.state is JobState.STOPPING and job.goal in (StopGoal.CANCEL, StopGoal.FAIL)
         if goal is StopGoal.PAUSE and ending:
             raise Conflict(f"{job_label(num)} is stopping to {job.goal} and cannot be paused")
@@ -54,12 +56,13 @@ def resume(platform: Platform, num: int, now: int, actor: str) -> None:
         job = jobs.load(tx, num).job
         if job.is_terminal:
             raise Conflict(
-                f"{job_label(num)} has {job.state} already and cannot be resumed",
-                "submit it again to run it once more",
+                f"{job_label(num)} has already ended ({job.state}) and cannot be resumed",
+                "submit the job again",
             )
         if job.state is JobState.STOPPING and job.goal is not StopGoal.REQUEUE:
             raise Conflict(
-                f"{job_label(num)} is still stopping to {job.goal}", "try again when it has stopped"
+                f"{job_label(num)} is still stopping to {job.goal}",
+                "try again when it has stopped",
             )
         if job.state is JobState.PAUSED:
             commit_events(tx, num, [Resumed()], now, actor)

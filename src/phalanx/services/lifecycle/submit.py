@@ -89,5 +89,5 @@ def _check_requirements(home: HomeLayout, spec: JobSpec, digest: str | None) -> 
 def _no_secrets(spec: JobSpec, home: HomeLayout) -> list[Problem]:
     """Problems for secrets that the spec names and its project does not have."""
     known = secret_files.names(home.secrets_dir(spec.project))
-    said = f"project {spec.project} has no such secret; `phalanx secrets set NAME` keeps one"
+    said = f"project {spec.project} has no such secret; `phalanx secrets set NAME` stores one"
     return [Problem("secrets", said, name) for name in spec.secrets if name not in known]

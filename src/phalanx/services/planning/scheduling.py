@@ -162,7 +162,7 @@ def _start(here: _Work, decided: Plan, queued: Mapping[int, StoredJob]) -> None:
     def struck(num: int, error: Exception) -> None:
         here.started.remove(num)
         said = str(error) if isinstance(error, PlatformError) else repr(error)
-        here.struck[num] = f"a bug of Phalanx keeps it from starting: {said}"
+        here.struck[num] = f"a bug in Phalanx prevents the start: {said}"
 
     commit_many(here.tx, placed, here.now, _ACTOR, known=queued, on_bug=struck)
 

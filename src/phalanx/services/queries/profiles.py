@@ -29,10 +29,10 @@ def ask_profile(
     Raises NotFound, UserError for a wish that makes no sense, and Conflict where no rank runs.
     """
     if not (0 <= wish.traced <= MAX_STEPS and 1 <= wish.steps <= MAX_STEPS):
-        raise UserError(f"steps: 1 to {MAX_STEPS}; traced: 0 to {MAX_STEPS}")
+        raise UserError(f"steps must be 1 to {MAX_STEPS}, and traced 0 to {MAX_STEPS}")
     for one in wish.extras:
         if one not in EXTRAS:
-            raise UserError(f"extras: {one!r} is none of {', '.join(EXTRAS)}")
+            raise UserError(f"extras: {one!r} must be one of {', '.join(EXTRAS)}")
     event = ProfileRequested(wish.steps, wish.traced, tuple(wish.extras))
     return ask_ranks(platform, num, event, now, actor)
 

@@ -48,8 +48,8 @@ def ask_ranks(
         attempt = job.attempt
         if attempt is None or asked(attempt) == asked(before):
             raise Conflict(
-                f"no rank of {job_label(num)} runs: it is {job.state}",
-                f"earlier answers are kept: phalanx {verb} {job_label(num)} --kept",
+                f"no rank of {job_label(num)} runs: the job is {job.state}",
+                f"show the stored ones: phalanx {verb} {job_label(num)} --kept",
             )
         return RequestTicket(
             attempt=attempt.num, generation=attempt.generation, request=asked(attempt)

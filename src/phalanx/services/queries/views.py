@@ -183,12 +183,12 @@ def ranks_of(stored: StoredJob, role: str | None, ranks: Sequence[int]) -> tuple
     part = next((one for one in parts if one.name == role), None)
     if part is None:
         known = ", ".join(one.name for one in parts)
-        raise UserError(f"{label} has no role {role}", f"it has {known}")
+        raise UserError(f"{label} has no role {role}", f"the roles are {known}")
     beyond = [rank for rank in ranks if not 0 <= rank < part.world_size]
     if beyond:
         raise UserError(
             f"role {role} of {label} has no rank {beyond[0]}",
-            f"it has {part.world_size}, counted from 0",
+            f"the role has {part.world_size} ranks, counted from 0",
         )
     return tuple(part.first_rank + rank for rank in ranks) if ranks else tuple(part.ranks)
 

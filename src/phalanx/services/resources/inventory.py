@@ -145,7 +145,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     close = nearest(name, names)
     if close is not None:
         return f"did you mean {close}?"
-    return f"there is {', '.join(names[:10])}" if names else "there are none"
+    return f"known: {', '.join(names[:10] or ['none'])}"
 
 
 def change_views(

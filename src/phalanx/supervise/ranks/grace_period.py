@@ -1,4 +1,4 @@
-"""The time that ranks have to save and leave after they were asked to stop."""
+"""The time that ranks have to save and exit after a stop request."""
 
 from __future__ import annotations
 

@@ -97,6 +97,6 @@ def _differences(found: list[RankStacks], odd: tuple[int, ...]) -> str:
     where = {rank: str(place(one.text) or one.why) for rank, one in by_rank.items()}
     if odd:
         return "; ".join(
-            f"rank {rank} is elsewhere than the others: {where[rank]}" for rank in odd[:4]
+            f"rank {rank} differs from the other ranks: {where[rank]}" for rank in odd[:4]
         )
     return "".join(f"rank {rank}: {where[rank]}" for rank in tuple(by_rank)[:1])

@@ -74,7 +74,7 @@ def test_ranks_at_one_place_share_a_line_and_outliers_are_marked(capsys) -> None
     diagnose._print_places(capture(1, elsewhere=[1]).model_copy(update={"ranks": ranks}))
     assert capsys.readouterr().out.splitlines() == [
         "  rank 0, 2: train.py:7",
-        "  rank 1: data.py:2  <- elsewhere than the others",
+        "  rank 1: data.py:2  <- differs from the other ranks",
     ]
 
 

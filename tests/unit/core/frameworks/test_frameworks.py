@@ -76,7 +76,7 @@ def test_what_is_special_of_each():
 
 
 def test_a_name_is_registered_once():
-    with pytest.raises(ValueError, match="torch already"):
+    with pytest.raises(ValueError, match="torch is registered already"):
         register(FrameworkAdapter(name="torch"))
 
 

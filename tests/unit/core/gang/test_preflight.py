@@ -48,7 +48,7 @@ def test_equal_ranks_fit():
         ),
         (changed(0, versions={"torch": "2.13.0"}), "rank 0 (n0) has NCCL none, the others 2.28"),
         (changed(1, world_size=8), "rank 1 (n0) has WORLD_SIZE 8, the others 4"),
-        (changed(1, host="n7"), "node rank 0 is claimed by several hosts: n0, n7"),
+        (changed(1, host="n7"), "node rank 0 is used by several hosts: n0, n7"),
         (changed(1, local_rank=0), "node rank 0 (n0) has local ranks 0, 0, not 0 to 1"),
         (changed(3, gpus=2, devices=0), "rank 3 (n1) sees 0 GPUs"),
         (changed(3, gpus=2, device="GPU-1-0"), "ranks 2, 3 (n1) use the same GPU GPU-1-0"),

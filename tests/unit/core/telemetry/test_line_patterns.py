@@ -72,11 +72,11 @@ def test_a_step_that_cannot_be_one_is_passed_over():
     ("text", "why"),
     [
         ("loss", "names no metric"),
-        ("{a}{b}", "nothing between"),
+        ("{a}{b}", "without text between"),
         ("{a} {a}", "twice"),
-        ("{a b}", "no name of a metric"),
-        ("{}", "no name of a metric"),
-        ("{a} }", "other half"),
+        ("{a b}", "not a valid name of a metric"),
+        ("{}", "not a valid name of a metric"),
+        ("{a} }", "unmatched brace"),
     ],
 )
 def test_patterns_that_mean_nothing_are_refused(text, why):

@@ -53,7 +53,7 @@ def split(rank=0, **parts):
             Bottleneck.STRAGGLER,
             "rank 2 takes 98 ms",
         ),
-        ([split(0, exposed=50), split(1, data=50)], Bottleneck.STRAGGLER, "waiting for its data"),
+        ([split(0, exposed=50), split(1, data=50)], Bottleneck.STRAGGLER, "the wait for data"),
         # Rank 0 takes twice as long as rank 1 for what is little beside the network: 6 of 100 ms.
         (
             [split(0, exposed=88), split(1, exposed=94)],

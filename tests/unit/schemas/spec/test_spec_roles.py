@@ -76,7 +76,7 @@ def test_what_is_refused_and_what_would_be_right():
     assert "torch, jax" in said("{run: x, framework: mpi, roles: {a: {}}}")["framework"]
     layout = "{run: x, roles: {a: {slots: 3, training: {strategy: {tp: 2, fsdp: 2}}}}}"
     assert "roles.a.training.strategy" in said(layout)
-    with pytest.raises(SpecInvalid, match="there twice"):
+    with pytest.raises(SpecInvalid, match="given twice"):
         load_spec("{run: x, roles: {a: {nodes: 1, resources: {nodes: 2}}}}")
     with pytest.raises(SpecInvalid, match="set by the platform"):
         load_spec("{run: x, roles: {a: {env: {RANK: '1'}}}}")

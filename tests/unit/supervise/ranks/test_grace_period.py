@@ -1,4 +1,4 @@
-"""The time that ranks have to save and leave."""
+"""The time that ranks have to save and exit."""
 
 import os
 import subprocess

@@ -51,18 +51,18 @@ def rank_failed(job: Job, event: e.RankFailed, now: int) -> Decision:
     """Record the first failing rank of a node; `desired` then ends the other nodes' ranks."""
     attempt = live(job)
     if attempt.nodes[event.node_rank].phase not in _RANKS_EXIST:
-        return Decision(job, ignored="the ranks of that node were known to be gone")
+        return Decision(job, ignored="the end of that node's ranks is recorded already")
     if event.failure in attempt.failures:
-        return Decision(job, ignored="that failure is known")
+        return Decision(job, ignored="that failure is recorded already")
     if not job.needs_node(event.node_rank):
-        return Decision(job, ignored="the job goes on without that role")
+        return Decision(job, ignored="the job continues without that role")
     return Decision(record_failure(job, event.failure))
 
 
 def ranks_ended(job: Job, event: e.RanksEnded, now: int) -> Decision:
     """Record that the ranks of one node have ended; after the last node, finish or restart."""
     if live(job).nodes[event.node_rank].phase not in _RANKS_EXIST:
-        return Decision(job, ignored="the ranks of that node were known to be gone")
+        return Decision(job, ignored="the end of that node's ranks is recorded already")
     attempt = live(job).with_node(
         event.node_rank,
         phase=NodePhase.ENDED,
@@ -86,7 +86,7 @@ def _failure_of(job: Job, event: e.RanksEnded, now: int) -> Failure | None:
         return None
     stopped = event.outcome is NodeOutcome.STOPPED and job.state is not JobState.STOPPING
     if event.failure is None and stopped:
-        message = f"node {event.node_rank} was asked to stop from outside"
+        message = f"node {event.node_rank} received a stop signal from another program"
         return Failure(Cause.PREEMPTED, None, event.node_rank, now, message)
     return event.failure
 
@@ -135,7 +135,7 @@ def _next_generation(job: Job) -> Job:
 def backoff_elapsed(job: Job, event: e.BackoffElapsed, now: int) -> Decision:
     """Begin the next generation once its wait is over."""
     if job.not_before is None or now < job.not_before:
-        return Decision(job, ignored="no wait is over")
+        return Decision(job, ignored="the wait is not over")
     return Decision(_next_generation(job))
 
 
@@ -158,7 +158,7 @@ def judge(job: Job, failure: Failure, now: int) -> RecoveryVerdict:
     policy, message = job.policy.recovery, failure.message
     if failure.exit_code is not None and failure.exit_code in policy.fail_codes:
         return RecoveryVerdict(
-            Reason(ReasonCode.EXIT_CODE, f"{message}; the spec says that code is final")
+            Reason(ReasonCode.EXIT_CODE, f"{message}; recovery.exit_codes says fail")
         )
     cause = failure.cause
     if is_final(failure):
@@ -179,7 +179,7 @@ def judge(job: Job, failure: Failure, now: int) -> RecoveryVerdict:
         and cause is not Cause.PREEMPTED
         and no_progress > policy.max_no_progress
     ):
-        loop = f"{message}; {no_progress} generations in a row completed no new step"
+        loop = f"{message}; {no_progress} consecutive generations completed no new step"
         return RecoveryVerdict(Reason(ReasonCode.CRASH_LOOP, loop))
     # No back-off before the first restart: most faults are transient, and the slots would idle.
     wait_s = 0.0

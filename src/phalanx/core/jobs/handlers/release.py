@@ -17,7 +17,7 @@ NodeGone = e.NodeReleased | e.NodeLost | e.LaunchFailed
 def node_gone(job: Job, event: NodeGone, now: int) -> Decision:
     """Record that one node is released; the last node frees the slots."""
     if live(job).nodes[event.node_rank].phase is NodePhase.RELEASED:
-        return Decision(job, ignored="the node was known to be gone")
+        return Decision(job, ignored="the node is released already")
     attempt = live(job).with_node(event.node_rank, phase=NodePhase.RELEASED)
     job = replace(job, attempt=attempt)
     if not attempt.finished and job.state is not JobState.STOPPING:
@@ -44,7 +44,7 @@ def _lose_attempt(job: Job, event: NodeGone, now: int) -> Job:
 def _failure_of(event: NodeGone, now: int) -> Failure:
     if isinstance(event, e.LaunchFailed):
         return Failure(Cause.START_FAILED, None, event.node_rank, now, event.message)
-    message = f"the supervisor of node {event.node_rank} left"
+    message = f"the supervisor of node {event.node_rank} ended"
     if isinstance(event, e.NodeLost):
         message = event.message
     return Failure(Cause.NODE_LOST, None, event.node_rank, now, message)

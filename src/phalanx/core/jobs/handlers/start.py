@@ -67,7 +67,7 @@ def ranks_started(job: Job, event: e.RanksStarted, now: int) -> Decision:
     """Record that one node's ranks run; the last node makes the job running."""
     attempt = live(job)
     if attempt.nodes[event.node_rank].phase is not NodePhase.READY:
-        return Decision(job, ignored="the ranks of that node were known to run")
+        return Decision(job, ignored="the start of that node's ranks is recorded already")
     attempt = attempt.with_node(event.node_rank, phase=NodePhase.UP)
     job = replace(job, attempt=attempt)
     up = attempt.all_in(NodePhase.UP, NodePhase.ENDED)

@@ -33,7 +33,7 @@ def stop_stopping(job: Job, event: e.StopRequested, now: int) -> Decision:
     if goal is event.goal and deadline_at == job.stop_deadline_at:
         return Decision(job, ignored=f"the job is already stopping to {goal}")
     if goal is StopGoal.FAIL:
-        return Decision(job, ignored="the job is failing already")
+        return Decision(job, ignored="the job is already stopping to fail")
     stopped = replace(job, goal=event.goal, reason=event.reason, stop_deadline_at=deadline_at)
     return Decision(stopped)
 
@@ -53,7 +53,7 @@ def stop_idle(job: Job, event: e.StopRequested, now: int) -> Decision:
 def duration_exceeded(job: Job, event: e.DurationExceeded, now: int) -> Decision:
     """Stop a job that has run for its `max_duration`; it fails."""
     limit = job.policy.max_duration_s
-    reason = Reason(ReasonCode.MAX_DURATION, f"max_duration is {limit:g} s" if limit else "")
+    reason = Reason(ReasonCode.MAX_DURATION, f"reached max_duration, {limit:g} s" if limit else "")
     deadline_at = now + round(job.policy.grace_s * US)
     return Decision(stop(job, StopGoal.FAIL, reason, deadline_at=deadline_at))
 

@@ -128,7 +128,7 @@ def _no_such_nodes(index: SlotIndex, job: QueuedJob) -> Constraint:
         known = [pool for pool in job.pools if pool in index.pools]
         if not known:
             there = ", ".join(index.pools) or "none"
-            text = f"there is no pool {', '.join(job.pools)}; there is {there}"
+            text = f"there is no pool {', '.join(job.pools)}; known: {there}"
             return Constraint(Binding.NO_SUCH_NODES, text, names=job.pools)
         where = f" of pool {', '.join(known)}"
         nodes = [node for node in nodes if node.pool in known]
@@ -165,7 +165,7 @@ def _demands(job: QueuedJob) -> list[tuple[str, Callable[[Node], bool]]]:
             lambda n: set(job.selector) <= set(n.labels),
         ),
         (
-            f"says which {job.required} it is in",
+            f"has a {job.required} in its topology",
             lambda n: job.required in {None, "node"} or job.required in dict(n.domains),
         ),
     ]
@@ -179,7 +179,7 @@ def _closed(index: SlotIndex, job: QueuedJob, groups: Sequence[NodeGroup]) -> li
         return []
     slots = sum(node.num_slots for node in closed)
     why = ", ".join(sorted({node.closed for node in closed}))
-    text = f"{len(closed)} suitable nodes with {slots} slots take nothing ({why}): {_some(closed)}"
+    text = f"{len(closed)} suitable nodes with {slots} slots are closed ({why}): {_some(closed)}"
     names = tuple(node.id for node in closed)
     return [Constraint(Binding.CLOSED_NODES, text, job.num_slots, slots, "slots", names)]
 
@@ -234,7 +234,7 @@ def _room(
     if kept:
         owners = tuple(dict.fromkeys(f"j-{reservation.job}" for reservation, _ in kept))
         slots = sum(allocation.mask.bit_count() for _, allocation in kept)
-        text = f"{slots} free slots are kept for {', '.join(owners[:_MANY])}, first in line"
+        text = f"{slots} free slots are reserved for {', '.join(owners[:_MANY])}"
         found.append(
             Constraint(Binding.KEPT, text, job.num_slots, max(free - slots, 0), "slots", owners)
         )
@@ -288,9 +288,7 @@ def _role_without_room(
             )
             return Constraint(Binding.TOPOLOGY, text, shape.nodes, sum(shares), "nodes", (name,))
     within = job.required or "pool"
-    text = (
-        f"each role finds room, but not all of them at once in one {within}; {free} slots are free"
-    )
+    text = f"each role fits alone, but not all at once in one {within}; {free} slots are free"
     return Constraint(Binding.TOPOLOGY, text, job.num_slots, free, "slots")
 
 
@@ -348,5 +346,5 @@ def _leaving(decided: Plan, job: QueuedJob) -> list[Constraint]:
         return []
     names = tuple(f"j-{victim}" for victim in reservation.victims)
     more = f" and {len(names) - _MANY} more" if len(names) > _MANY else ""
-    text = f"waits for {', '.join(names[:_MANY])}{more} to save and leave {len(reservation.nodes)} nodes"
+    text = f"waits for {', '.join(names[:_MANY])}{more} to save and release {len(reservation.nodes)} nodes"
     return [Constraint(Binding.LEAVING, text, len(reservation.nodes), 0, "nodes", names)]

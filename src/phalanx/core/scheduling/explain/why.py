@@ -341,7 +341,7 @@ def _reopened(snapshot: PlanningInput, job: QueuedJob, now: int) -> Change | Non
     nodes = tuple(replace(node, closed="") for node in snapshot.nodes)
     trial = _Trial(replace(snapshot, nodes=nodes), job, now)
     names = ", ".join(closed[:4]) + (f" and {len(closed) - 4} more" if len(closed) > 4 else "")
-    return trial.change(ChangeKind.NODES, f"if {names} took jobs again", job)
+    return trial.change(ChangeKind.NODES, f"if {names} accepted jobs", job)
 
 
 __all__ = [

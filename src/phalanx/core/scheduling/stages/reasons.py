@@ -33,10 +33,10 @@ def coming(state: Pass, num: int) -> Reason:
     """Return the reason of a job that has a reservation."""
     reservation = next((h for h in state.decisions.reservations if h.job == num), None)
     if reservation is None:
-        return Reason(ReasonCode.WAITING_FOR_VICTIMS, "waits for an elastic job to give nodes back")
+        return Reason(ReasonCode.WAITING_FOR_VICTIMS, "waits for an elastic job to release nodes")
     names = ", ".join(f"j-{victim}" for victim in reservation.victims[:4])
     more = f" and {len(reservation.victims) - 4} more" if len(reservation.victims) > 4 else ""
-    text = f"starts on {_short(reservation.nodes)} once {names}{more} have saved and left"
+    text = f"starts on {_short(reservation.nodes)} once {names}{more} have saved and exited"
     return Reason(ReasonCode.WAITING_FOR_VICTIMS, text)
 
 
@@ -74,7 +74,7 @@ def _blocked(state: Pass, eq_class: EquivalenceClass) -> Reason:
         return Reason(ReasonCode.UNPLACEABLE, f"{need(job)}; {_nowhere(state, job)}")
     owner = _owner_in_front(state, eq_class)
     if owner is not None and state.cluster.class_of.get(owner) is not eq_class:
-        text = f"j-{owner} is first in line for these slots; {need(job)}"
+        text = f"the free slots are reserved for j-{owner}; {need(job)}"
         return Reason(ReasonCode.WAITING_BEHIND, text)
     free = sum(group.num_free for group in eq_class.groups)
     have = "; ".join(
@@ -108,7 +108,7 @@ def _nowhere(state: Pass, job: QueuedJob) -> str:
     pools = job.pools or state.index.pools
     known = [pool for pool in pools if pool in state.index.pools]
     if not known:
-        return f"no such pool: {', '.join(pools) or 'there are no nodes'}"
+        return f"no such pool: {', '.join(pools)}" if pools else "there are no nodes"
     return f"no node of pool {', '.join(known)} has that many slots of that kind"
 
 

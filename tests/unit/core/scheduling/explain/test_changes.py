@@ -193,7 +193,7 @@ class TestNodes:
     def test_closed_nodes_would_help_if_they_took_jobs_again(self, num: int, names: str) -> None:
         some = tuple(replace(one, closed="lost") for one in nodes(num))
         found = offers(queued(1, num, 4), some)
-        assert found == {ChangeKind.NODES: f"if {names} took jobs again"}
+        assert found == {ChangeKind.NODES: f"if {names} accepted jobs"}
 
     def test_closed_nodes_that_would_not_be_enough_are_not_offered(self) -> None:
         shut = replace(nodes(1)[0], closed="lost")

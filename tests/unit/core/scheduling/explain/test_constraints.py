@@ -89,14 +89,14 @@ class TestNodes:
             ({"slot_type": "H100"}, "no node is of slot type H100", 1, 4),
             ({"device_memory_bytes": 80 * GB}, "no node has devices with 80 GB", 1, 4),
             ({"selector": (("a", "b"), ("c", "d"))}, "no node has the labels a=b, c=d", 1, 4),
-            ({"required": "row"}, "no node says which row it is in", 1, 4),
+            ({"required": "row"}, "no node has a row in its topology", 1, 4),
             (
                 {"pools": ("p", "x"), "slot_type": "L4"},
                 "no node of pool p is of slot type L4",
                 1,
                 4,
             ),
-            ({"pools": ("x", "y")}, "there is no pool x, y; there is p", 0, 0),
+            ({"pools": ("x", "y")}, "there is no pool x, y; known: p", 0, 0),
         ],
     )
     def test_the_first_demand_that_no_node_meets(
@@ -123,7 +123,7 @@ class TestNodes:
         assert found == Constraint(Binding.NO_SUCH_NODES, "there are no nodes")
         elsewhere = replace(job, pools=("x",))
         (found,) = constraints(cluster, Plan((), ()), elsewhere, NOW)
-        assert found.text == "there is no pool x; there is none"
+        assert found.text == "there is no pool x; known: none"
 
     def test_closed_nodes_of_a_suitable_kind_are_named_with_their_causes(self) -> None:
         some = [replace(one, closed="drained") for one in nodes(5)]
@@ -133,7 +133,7 @@ class TestNodes:
         job = queued(1, 2, 4)
         closed, slots = bound(job, tuple(some))
         assert closed.text == (
-            "5 suitable nodes with 20 slots take nothing (drained, lost): n0, n1, n2, n3 and 1 more"
+            "5 suitable nodes with 20 slots are closed (drained, lost): n0, n1, n2, n3 and 1 more"
         )
         assert (closed.need, closed.have) == (8, 20)
         assert closed.names == ("n0", "n1", "n2", "n3", "n4")
@@ -249,7 +249,7 @@ class TestRoom:
             queued(1, 1, 3, roles=(replace(role, nodes=1),), required="node"), held=held
         )
         assert found.text == (
-            "each role finds room, but not all of them at once in one node; 7 slots are free"
+            "each role fits alone, but not all at once in one node; 7 slots are free"
         )
 
     def test_slots_that_are_kept_for_others_name_their_owners(self) -> None:
@@ -260,7 +260,7 @@ class TestRoom:
         assert bound(job, others=(owner,), decided=plan) == [
             Constraint(
                 Binding.KEPT,
-                "4 free slots are kept for j-1, first in line",
+                "4 free slots are reserved for j-1",
                 2,
                 4,
                 "slots",
@@ -274,7 +274,7 @@ class TestRoom:
         assert bound(queued(1, 2, 4), decided=plan) == [
             Constraint(
                 Binding.LEAVING,
-                "waits for j-8, j-9, j-10, j-11 and 1 more to save and leave 2 nodes",
+                "waits for j-8, j-9, j-10, j-11 and 1 more to save and release 2 nodes",
                 2,
                 0,
                 "nodes",

@@ -82,7 +82,7 @@ class TestConstraints:
         running = (held(8, {1: FULL}, priority=90),)
         answer = request(PlanningInput(drained, running, (job(1, 1, 4),)))
         assert bound(answer, Binding.CLOSED_NODES).names == ("n0",)
-        assert "starts now if n0 took jobs again" in [c.text for c in answer.changes]
+        assert "starts now if n0 accepted jobs" in [c.text for c in answer.changes]
 
     def test_slots_kept_for_the_first_in_line_name_it(self) -> None:
         running = (held(8, {0: FULL}, priority=90, max_duration_s=36_000.0),)
@@ -96,9 +96,9 @@ class TestConstraints:
         ("asked", "said"),
         [
             (job(1, 1, 8), "no node has 8 slots"),
-            (job(1, 1, 1, pools=("x",)), "there is no pool x; there is p"),
+            (job(1, 1, 1, pools=("x",)), "there is no pool x; known: p"),
             (job(1, 1, 1, slot_type="H100"), "is of slot type H100"),
-            (job(1, 1, 1, required="block"), "says which block it is in"),
+            (job(1, 1, 1, required="block"), "has a block in its topology"),
         ],
     )
     def test_what_can_never_run_says_which_demand_is_too_much(

@@ -345,7 +345,7 @@ class TestPromise:
         reason = Reason(ReasonCode.PREEMPTED, text)
         assert state.decisions.preemptions == [Preemption(7, 1, 360.0, reason)]
         assert state.decisions.reasons == {
-            1: Reason(ReasonCode.WAITING_FOR_VICTIMS, "starts on n0 once j-7 have saved and left")
+            1: Reason(ReasonCode.WAITING_FOR_VICTIMS, "starts on n0 once j-7 have saved and exited")
         }
 
     def test_its_project_uses_the_slots_from_now_on_and_that_of_the_victim_no_longer(self) -> None:

@@ -101,7 +101,7 @@ class TestBlocked:
 
     def test_without_any_node_no_pool_is_named(self) -> None:
         found = explained(begin(queued(1, 1, 4), where=()))
-        assert found[1].message == "needs 1 × 4 slots; no such pool: there are no nodes"
+        assert found[1].message == "needs 1 × 4 slots; there are no nodes"
 
 
 class TestKeptSlots:
@@ -113,7 +113,7 @@ class TestKeptSlots:
         return state
 
     def test_a_job_waits_behind_the_owner_of_the_slots_that_it_could_use(self) -> None:
-        text = "j-9 is first in line for these slots; needs 1 × 4 slots"
+        text = "the free slots are reserved for j-9; needs 1 × 4 slots"
         found = explained(self.reserved(queued(1, 1, 4)))
         assert found[1] == Reason(ReasonCode.WAITING_BEHIND, text)
 
@@ -148,17 +148,17 @@ class TestComing:
     @pytest.mark.parametrize(
         ("where", "victims", "text"),
         [
-            (("n0",), (7,), "starts on n0 once j-7 have saved and left"),
-            (("n0", "n0"), (7, 8), "starts on n0 once j-7, j-8 have saved and left"),
+            (("n0",), (7,), "starts on n0 once j-7 have saved and exited"),
+            (("n0", "n0"), (7, 8), "starts on n0 once j-7, j-8 have saved and exited"),
             (
                 ("n0", "n1", "n2"),
                 (1, 2, 3, 4),
-                "starts on n0, n1, n2 once j-1, j-2, j-3, j-4 have saved and left",
+                "starts on n0, n1, n2 once j-1, j-2, j-3, j-4 have saved and exited",
             ),
             (
                 ("n0", "n1", "n2", "n3"),
                 (1, 2, 3, 4, 5),
-                "starts on n0, n1, n2 and 1 more once j-1, j-2, j-3, j-4 and 1 more have saved and left",
+                "starts on n0, n1, n2 and 1 more once j-1, j-2, j-3, j-4 and 1 more have saved and exited",
             ),
         ],
     )
@@ -172,7 +172,7 @@ class TestComing:
     def test_a_promise_without_a_reservation_is_one_of_an_elastic_job(self) -> None:
         state = begin(queued(9, 1, 4))
         state.decisions.reservations.append(KEPT)
-        text = "waits for an elastic job to give nodes back"
+        text = "waits for an elastic job to release nodes"
         assert reasons.coming(state, 1) == Reason(ReasonCode.WAITING_FOR_VICTIMS, text)
 
     @pytest.mark.parametrize(
