@@ -94,7 +94,7 @@ def test_only_pools_that_need_it_are_asked_to_reserve(pools, routed):
 
 def test_a_node_that_its_cluster_closes_is_not_shown_as_free(rig: Rig) -> None:
     (node,) = rig.executor.nodes
-    said = "its raylet does not answer"
+    said = "the raylet does not answer"
     rig.executor.nodes = (node, replace(node, id="other", closed=said))
     shown = {one.id: (one.state, one.reason) for one in rig.client.nodes()}
     assert shown == {"local": ("open", ""), "other": ("closed", said)}

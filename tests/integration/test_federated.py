@@ -222,7 +222,7 @@ def test_fedprox_pulls_towards_the_weights_the_round_began_with(tmp_path):
         ({"0.bias": torch.zeros(3)}, "has shape"),
         ({"0.bias": torch.full((8,), float("nan"))}, "not finite"),
         ({"extra": torch.zeros(1)}, "another model"),
-        ({"0.bias": "x"}, "not all tensors"),
+        ({"0.bias": "x"}, "not all weights are tensors"),
     ],
 )
 def test_an_answer_that_cannot_be_used_is_refused(tmp_path, change, word):

@@ -388,9 +388,11 @@ def test_other_data_are_refused_with_what_differs():
     fingerprint.require_same(saved, saved, "checkpoint c")
     fingerprint.require_same({"num_samples": 10}, saved, "checkpoint c")
     fingerprint.require_same(saved, {**saved, "fingerprint": "listing:xxh3-128:bb"}, "c")
-    with pytest.raises(RestoreMismatch, match=r"was content:xxh3-128:aa, it is .*:bb"):
+    with pytest.raises(
+        RestoreMismatch, match=r"fingerprint .*:bb, the checkpoint has content:xxh3-128:aa"
+    ):
         fingerprint.require_same(saved, {**saved, "fingerprint": "content:xxh3-128:bb"}, "c")
-    with pytest.raises(RestoreMismatch, match="had 10 samples per epoch, it has 11"):
+    with pytest.raises(RestoreMismatch, match="11 samples per epoch, the checkpoint has 10"):
         fingerprint.require_same(saved, {**saved, "num_samples": 11}, "checkpoint c")
 
 

@@ -130,7 +130,7 @@ def test_what_cannot_begin_is_named(alone_in_a_group):
             self.table = nn.Parameter(torch.zeros(4))
 
     for strategy in (SingleRank(), ShardStrategy({})):
-        with pytest.raises(NotSupported, match=r"1 \(Mute\).*without reset_parameters"):
+        with pytest.raises(NotSupported, match=r"1 \(Mute\).*without a method reset_parameters"):
             prepared(strategy, hollow(lambda: nn.Sequential(nn.Linear(4, 4), Mute())))
 
 

@@ -151,9 +151,13 @@ def test_one_state_can_be_restored_twice(monkeypatch):
 
 def test_a_model_that_does_not_fit_is_named():
     saved = nn.Linear(4, 3).state_dict()
-    with pytest.raises(RestoreMismatch, match=r"weight had shape \[3, 4\], it has \[3, 5\]"):
+    with pytest.raises(
+        RestoreMismatch, match=r"weight has shape \[3, 5\], the checkpoint has \[3, 4\]"
+    ):
         restoring.model(nn.Linear(5, 3), saved, "step-1")
-    with pytest.raises(RestoreMismatch, match=r"weight was torch.float32, it is torch.float64"):
+    with pytest.raises(
+        RestoreMismatch, match=r"weight is torch.float64, the checkpoint has torch.float32"
+    ):
         restoring.model(nn.Linear(4, 3).double(), saved, "step-1")
     with pytest.raises(RestoreMismatch, match="bias is not in the model"):
         restoring.model(nn.Linear(4, 3, bias=False), saved, "step-1")
@@ -162,10 +166,12 @@ def test_a_model_that_does_not_fit_is_named():
 def test_an_optimizer_that_does_not_fit_is_named():
     model, opt = trained(1)
     saved = restoring.optimizer_state(opt)
-    with pytest.raises(RestoreMismatch, match="it was AdamW, it is SGD"):
+    with pytest.raises(RestoreMismatch, match="the class is SGD, the checkpoint has AdamW"):
         restoring.optimizer(torch.optim.SGD(model.parameters(), 0.1), saved, "step-1")
     other = torch.optim.AdamW(nn.Linear(9, 3).parameters())
-    with pytest.raises(RestoreMismatch, match=r"parameter 0 had shape \[3, 4\], it has \[3, 9\]"):
+    with pytest.raises(
+        RestoreMismatch, match=r"parameter 0 has shape \[3, 9\], the checkpoint has \[3, 4\]"
+    ):
         restoring.optimizer(other, saved, "step-1")
 
 

@@ -73,7 +73,7 @@ def test_what_kept_it_from_seeing_more_is_said(script):
     assert look.outline.flops is not None  # of the forward pass, times three
     with pytest.raises(UserError, match=r"line 2: ZeroDivisionError"):
         survey_script(script(text="x = 1\n1 / 0\n"), [], WORLD)
-    with pytest.raises(UserError, match=r"never called run\.prepare"):
+    with pytest.raises(UserError, match=r"did not call run\.prepare"):
         survey_script(script(text="x = 1\n"), [], WORLD)
 
 

@@ -51,7 +51,7 @@ def parse_manifest(data: bytes, name: str) -> Manifest:
         raise ValueError("the manifest does not match its own digest")
     manifest = Manifest.from_json(body)
     if manifest.name != name:
-        raise ValueError(f"it is the manifest of {manifest.name}")
+        raise ValueError(f"the manifest names checkpoint {manifest.name}")
     return manifest
 
 

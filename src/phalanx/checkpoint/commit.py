@@ -69,7 +69,7 @@ class CheckpointWriter:
         """
         size = (self.root / entry.path).stat().st_size
         if size != entry.size_bytes:
-            raise OSError(errno.EIO, f"{entry.path}: {size} bytes of {entry.size_bytes} are here")
+            raise OSError(errno.EIO, f"{entry.path}: {size} bytes, expected {entry.size_bytes}")
         self._files.append(entry)
 
     def _add(self, path: str, pieces: Any) -> FileEntry:
@@ -109,11 +109,11 @@ class CheckpointWriter:
             fd = os.open(f"{self.name}/{MANIFEST}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=store)
             with os.fdopen(fd, "rb") as file:
                 if file.read() != content:
-                    raise OSError(errno.EIO, f"{self.name}: its manifest does not read as written")
+                    raise OSError(errno.EIO, f"{self.name}: the manifest reads other than written")
             for entry in self._files:
                 size = os.stat(f"{self.name}/{entry.path}", dir_fd=store).st_size
                 if size != entry.size_bytes:
-                    text = f"{self.name}/{entry.path}: {size} bytes of {entry.size_bytes}"
+                    text = f"{self.name}/{entry.path}: {size} bytes, expected {entry.size_bytes}"
                     raise OSError(errno.EIO, text)
         finally:
             os.close(store)

@@ -137,17 +137,17 @@ class CompressedFile:
         self.size_bytes, index, magic = _TAIL.unpack(self._stored(end, _TAIL.size))
         count = -(-self.size_bytes // self._frame_bytes) if self._frame_bytes else -1
         if magic != MAGIC or index + 4 * count != end or not 0 < self._frame_bytes <= FRAME_BYTES:
-            raise CheckpointCorrupt(f"{where}: not a packed file")
+            raise CheckpointCorrupt(f"{where}: not a compressed file")
         sizes = struct.unpack(f"<{count}I", self._stored(index, 4 * count))
         self._starts = list(itertools.accumulate(sizes, initial=_HEAD.size))
         if self._starts[-1] != index:
-            raise CheckpointCorrupt(f"{where}: its frames do not add up")
+            raise CheckpointCorrupt(f"{where}: the frame sizes do not match the file")
 
     def read_into(self, at: int, into: memoryview) -> None:
         """Fill `into` with the plain bytes that begin at `at`. Raises CheckpointCorrupt."""
         into = into.cast("B")
         if at < 0 or at + into.nbytes > self.size_bytes:
-            raise CheckpointCorrupt(f"{self._where}: it ends before byte {at + into.nbytes}")
+            raise CheckpointCorrupt(f"{self._where}: the file ends before byte {at + into.nbytes}")
         while into:
             number, inside = divmod(at, self._frame_bytes)
             piece = memoryview(self._frame(number))[inside : inside + into.nbytes]
@@ -170,7 +170,7 @@ class CompressedFile:
         except self._zstd.ZstdError as error:
             raise CheckpointCorrupt(f"{self._where}: {error}") from error
         if len(planes) != plain:
-            raise CheckpointCorrupt(f"{self._where}: a frame does not have its size")
+            raise CheckpointCorrupt(f"{self._where}: a frame has the wrong size")
         frame, at = bytearray(plain), 0
         for plane in range(_PLANES):
             size = len(range(plane, plain, _PLANES))

@@ -82,7 +82,7 @@ def parse_keys(text: str) -> tuple[EncryptionKey, ...]:
     """
     keys = tuple(EncryptionKey.parse(one) for one in text.replace(",", " ").split())
     if not keys:
-        raise ValueError("there is no key in it")
+        raise ValueError("the text holds no key")
     return keys
 
 
@@ -142,17 +142,17 @@ class AesGcmEncryption(Encryption):
         """
         said = manifest.encryption
         if said is None:
-            raise CheckpointCorrupt(f"{manifest.name}: it is not encrypted, as this job's must be")
+            raise CheckpointCorrupt(f"{manifest.name}: not encrypted, but this job has a key")
         key = self._keys.get(str(said.get("key")))
         if key is None:
             known = ", ".join(self._keys)
             raise PermissionDenied(
                 f"{manifest.name} is encrypted with key {said.get('key')}; this job has {known}",
-                "put the old key behind the new one in the key file",
+                "add the old key to the key file, after the new one",
             )
         bare = replace(manifest, encryption={k: v for k, v in said.items() if k != "tag"})
         if not hmac.compare_digest(_manifest_tag(key, bare), str(said.get("tag"))):
-            raise CheckpointCorrupt(f"{manifest.name}: its manifest was changed after the save")
+            raise CheckpointCorrupt(f"{manifest.name}: the manifest was changed after the save")
         return lambda root, entry: EncryptedFile(
             VerifiedFile(root, entry), key, f"{manifest.name}/{entry.path}", str(root / entry.path)
         )
@@ -207,7 +207,7 @@ class EncryptedFile:
         self._num_chunks = max(1, -(-body // self._chunk_bytes))
         self.size_bytes = body - TAG_BYTES * self._num_chunks
         if self.size_bytes < 0:
-            raise CheckpointCorrupt(f"{where}: it was cut")
+            raise CheckpointCorrupt(f"{where}: the file is truncated")
         self._cipher = _cipher()(_derive(key, salt, place))
         # A file truncated at the end of a chunk has a last chunk without the final mark.
         self._open_chunks(self._num_chunks - 1, self._num_chunks)
@@ -217,7 +217,7 @@ class EncryptedFile:
         into = into.cast("B")
         end = at + into.nbytes
         if at < 0 or end > self.size_bytes:
-            raise CheckpointCorrupt(f"{self._where}: it ends before byte {end}")
+            raise CheckpointCorrupt(f"{self._where}: the file ends before byte {end}")
         if not into.nbytes:
             return
         first, last = at // self._plain_bytes, (end - 1) // self._plain_bytes
@@ -242,7 +242,7 @@ class EncryptedFile:
             try:
                 opened.append(self._cipher.decrypt(_nonce(number, mark), part, self._header))
             except InvalidTag as error:
-                text = f"{self._where}: chunk {number} was changed, or is not at its place"
+                text = f"{self._where}: chunk {number} was changed or moved"
                 raise CheckpointCorrupt(text) from error
         return opened
 

@@ -85,7 +85,7 @@ def _manifest_of(data: bytes, name: str) -> Manifest:
         for entry in manifest.files:
             path = PurePosixPath(entry.path)
             if path.is_absolute() or ".." in path.parts or entry.path in ("", MANIFEST):
-                raise ValueError(f"a file may not be called {entry.path!r}")
+                raise ValueError(f"{entry.path!r} is not a valid name of a file")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointCorrupt(f"{name}/{MANIFEST}: {error}") from error
     return manifest
@@ -95,7 +95,7 @@ def _check_sizes(manifest: Manifest, files: Mapping[str, ObjectInfo]) -> None:
     for entry in manifest.files:
         found = files.get(entry.path)
         if found is None:
-            raise CheckpointCorrupt(f"{manifest.name}/{entry.path}: it is missing")
+            raise CheckpointCorrupt(f"{manifest.name}/{entry.path}: the file is missing")
         if found.size_bytes != entry.size_bytes:
             text = f"{found.size_bytes} bytes, the manifest says {entry.size_bytes}"
             raise CheckpointCorrupt(f"{manifest.name}/{entry.path}: {text}")

@@ -119,7 +119,7 @@ class RemoteTier(CheckpointTier):
         with contextlib.suppress(queue.Empty):
             reply = self._replies.get(timeout=limit_s)
         if not reply.get("all"):
-            text = "not all checkpoints are in the object store yet; the next start goes on with it"
+            text = "not all checkpoints are in the object store yet; the next start continues the copies"
             self._tell("warn", {"message": text})
         self.leave()
 

@@ -72,7 +72,7 @@ class VerifiedFile:
         except ValueError as error:
             raise CheckpointCorrupt(f"{self.path}: {error}") from error
         if root != entry.digest or len(entry.chunks) != expected:
-            raise CheckpointCorrupt(f"{self.path}: its chunks do not add up to its digest")
+            raise CheckpointCorrupt(f"{self.path}: the chunks do not match its digest")
 
     @property
     def num_chunks(self) -> int:
@@ -109,7 +109,7 @@ class VerifiedFile:
         """
         into = into.cast("B")
         if at < 0 or at + into.nbytes > self.size_bytes:
-            raise CheckpointCorrupt(f"{self.path}: it ends before byte {at + into.nbytes}")
+            raise CheckpointCorrupt(f"{self.path}: the file ends before byte {at + into.nbytes}")
         if not into.nbytes:
             return
         if not self._in_chunks:
@@ -267,7 +267,7 @@ class VerifiedFile:
             while views:
                 got = os.preadv(file.fd, views, at)
                 if got == 0:
-                    raise CheckpointCorrupt(f"{self.path}: it ends at byte {at}")
+                    raise CheckpointCorrupt(f"{self.path}: the file ends at byte {at}")
                 at, views = at + got, _behind(views, got)
         except OSError as error:
             raise self._unreadable(error) from error

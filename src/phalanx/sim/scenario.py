@@ -92,7 +92,7 @@ def _patient(
         return jobs
     levels = dict.fromkeys(name for node in nodes for name, _ in node.domains)
     if level != NOTHING and level not in levels:
-        raise UserError(f"the nodes have no level {level!r}", f"there is {', '.join(levels)}")
+        raise UserError(f"the nodes have no level {level!r}", f"known: {', '.join(levels)}")
     return [
         replace(job, preferred=level, patience_s=patience_s) if job.shape.nodes > 1 else job
         for job in jobs
@@ -110,13 +110,13 @@ def check_fit(
             raise UserError(
                 f"job {job.num} needs {job.shape.nodes} × {job.shape.slots_per_node} slots; "
                 f"the cluster has {len(nodes)} nodes with {total}",
-                "more --nodes, or another trace",
+                "give more --nodes, or another trace",
             )
         for project in never_allowed(tree, job):
             raise UserError(
                 f"job {job.num} needs {job.least_slots} slots; project {project.name} may hold "
                 f"{project.max_slots}",
-                f"a higher quota.{project.name}",
+                f"raise quota.{project.name}",
             )
 
 
@@ -150,10 +150,10 @@ def whole(text: str, now: int, what: str) -> int:
     try:
         value = int(text)
     except ValueError:
-        raise UserError(f"{what}={text} is no whole number; {_EXAMPLE}") from None
+        raise UserError(f"{what}={text} is not a whole number; {_EXAMPLE}") from None
     value = now + value if text[0] in "+-" else value
     if value < 1:
-        raise UserError(f"{what}={text}: leaves none")
+        raise UserError(f"{what}={text}: leaves no nodes")
     return value
 
 
@@ -161,7 +161,7 @@ def _number(text: str, what: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise UserError(f"{what}={text} is no number; {_EXAMPLE}") from None
+        raise UserError(f"{what}={text} is not a number; {_EXAMPLE}") from None
     if not 0 <= value < 1e12:
         raise UserError(f"{what}={text} must not be negative")
     return value
@@ -173,7 +173,7 @@ def _nodes(scenario: Scenario, _: str, value: str) -> Scenario:
 
 def _policy(scenario: Scenario, _: str, value: str) -> Scenario:
     if value not in POLICIES:
-        raise UserError(f"unknown policy {value!r}; there are {', '.join(POLICIES)}")
+        raise UserError(f"unknown policy {value!r}; known: {', '.join(POLICIES)}")
     return replace(scenario, policy=value)
 
 

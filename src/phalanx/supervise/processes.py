@@ -252,7 +252,7 @@ class ProcessTree:
             observer.started(body["pid"], warm=True)
         elif body["event"] == "refused":
             observer, launch, command = self._forking.popleft()
-            self.on_warning(f"a rank starts cold: {body['why']}")
+            self.on_warning(f"a rank starts without the warm process: {body['why']}")
             self._start_cold(command, launch, observer)
         elif body["event"] == "exited":
             self._forked.discard(body["pid"])
@@ -267,7 +267,7 @@ class ProcessTree:
         if had_ranks:
             self.on_lost(said)
         else:
-            self.on_warning(f"{said}: ranks start cold")
+            self.on_warning(f"{said}; ranks start without it")
         for observer, launch, command in waiting:
             self._start_cold(command, launch, observer)
 

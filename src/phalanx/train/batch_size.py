@@ -32,7 +32,7 @@ _WARM, _TIMED = 1, 3
 def knee(throughput: Mapping[int, float], share: float = KNEE) -> int:
     """Return the smallest size with `share` of the best throughput. Raises ValueError."""
     if not throughput:
-        raise ValueError("nothing was measured")
+        raise ValueError("no batch size was measured")
     best = max(throughput.values())
     return min(size for size, speed in throughput.items() if speed >= share * best)
 

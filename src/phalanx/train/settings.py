@@ -239,12 +239,12 @@ class SyncSettings:
         method = given.get("method", "none")
         for key, methods in _ONLY.items():
             if key in given and method not in methods:
-                raise ValueError(f"{key} goes with {' or '.join(methods)}, not with {method}")
+                raise ValueError(f"{key} is only for {' or '.join(methods)}, not for {method}")
         chosen = _nested(OuterSettings, given.pop("outer", {}), "outer.")
         outer = replace(_OUTER.get(method, OuterSettings()), **chosen)
         made = cls(**{"every": _EVERY.get(method, 1), **given, "outer": outer})
         if made.fragments > made.every:
-            raise ValueError(f"fragments must be at most every, which is {made.every}")
+            raise ValueError(f"fragments must be at most `every`, which is {made.every}")
         if outer.nesterov and not outer.momentum:
             raise ValueError("outer.nesterov needs a momentum above 0")
         return made
@@ -324,16 +324,16 @@ def sync_conflicts(options: RunOptions, layout: meshes.Layout) -> list[Problem]:
         return []
     method, problems = options.sync.method, []
     if layout.dp != layout.world_size:
-        problems.append(Problem("sync", "works between whole replicas: strategy ddp", method))
+        problems.append(Problem("sync", "needs whole replicas; use strategy ddp", method))
     if options.compression.method != "none":
         text = "compresses gradients, which sync does not send; use sync's quantize"
         problems.append(Problem("compression", text, options.compression.method))
     guarded = options.on_non_finite is not GuardPolicy.OFF or options.precision == "fp16"
     if method == "server" and options.sync.staleness and guarded:
-        text = "asks all ranks in every step, which staleness is there to avoid"
+        text = "needs all ranks in every step; set staleness to 0"
         which = "precision" if options.precision == "fp16" else "on_non_finite"
         problems.append(Problem(which, text))
     if options.sync_batchnorm:
-        text = "needs all ranks in every step, which sync does without"
+        text = "needs all ranks in every step; not supported with sync"
         problems.append(Problem("sync_batchnorm", text, "true"))
     return problems

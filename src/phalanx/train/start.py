@@ -254,17 +254,15 @@ def _laid_out(options: RunOptions, world_size: int) -> Layout:
         problems.append(Problem("strategy", str(error)))
     method = options.compression.method
     if method != "none" and layout.dp != world_size:
-        problems.append(
-            Problem("compression", "works between whole replicas: strategy ddp", method)
-        )
+        problems.append(Problem("compression", "needs whole replicas; use strategy ddp", method))
     problems += settings.sync_conflicts(options, layout)
     for name, size in (("tp", layout.tp), ("pp", layout.pp)):
         if options.sync_batchnorm and size > 1:
-            problems.append(Problem("sync_batchnorm", f"does not go together with {name}"))
+            problems.append(Problem("sync_batchnorm", f"cannot be combined with {name}"))
         if options.batch_shares != "even" and size > 1:
-            problems.append(Problem("batch_shares", f"does not go together with {name}"))
+            problems.append(Problem("batch_shares", f"cannot be combined with {name}"))
     if options.max_micro_batch is not None and layout.pp > 1:
-        said = "does not go together with pp: give more micro_batches"
+        said = "cannot be combined with pp; use more micro_batches"
         problems.append(Problem("max_micro_batch", said))
     if problems:
         raise SpecInvalid(problems, "these are arguments of phalanx.train.init")

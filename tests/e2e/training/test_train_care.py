@@ -193,7 +193,7 @@ def test_a_jump_that_does_not_come_again_is_the_machines_and_nothing_is_passed_o
     init = {"on_spike": "rollback"}
     job = care(*args, "--jump-at", "40", init=init, every="2 steps", extra=SYNC_SAVES).start()
     ended(job)
-    assert "computes it once more" in said(job, 0)
+    assert "computes the step again" in said(job, 0)
     assert memory(job)["suspect"]["step"] == 40 and not memory(job)["skips"]
     job.start().finish()
     (found,) = job.records(kind="guard")
@@ -223,7 +223,7 @@ def test_a_loss_that_jumps_again_is_passed_over_and_its_checkpoints_set_aside(ca
     assert skip["step"] > 34 and memory(job)["undo"] is None
     assert job.records(kind="restored")[0]["step"] == (skip["step"] - 1) // 2 * 2
     assert {record["why"] for record in job.records(kind="quarantined")} == {
-        f"it holds step {skip['step']}, which was rolled back"
+        f"the checkpoint holds step {skip['step']}, which was rolled back"
     }
     left_out = care("--epochs", "3", "--leave-out", str(skip["step"]), name="left").start().finish()
     assert job.result["digest"] == left_out.result["digest"]

@@ -99,7 +99,7 @@ def test_a_resume_on_other_data_is_refused_unless_it_is_allowed(data_gang):
     job.args = ("--fingerprint", "mine:2", "--epochs", "1")
     assert job.start().wait() == [1, 1, 1]
     output = job.output()
-    assert "its fingerprint was mine:1, it is mine:2" in output
+    assert "fingerprint mine:2, the checkpoint has mine:1" in output
     assert "data_changed: allow" in output
     job.extra = {**job.extra, "PHALANX_TRAINING": json.dumps({"data_changed": "allow"})}
     job.start().finish()
@@ -135,4 +135,4 @@ def test_declared_shares_are_kept_and_must_be_one_for_each_rank(data_gang):
     assert [shares_of(job, rank)["sizes"][0] for rank in range(3)] == [12, 6, 6]
     job = data_gang("--epochs", "1", name="wrong", world=2, extra=extra)
     assert job.start().wait() == [1, 1]
-    assert "names 3 shares, the gang has 2 ranks" in job.output()
+    assert "has 3 shares, but the gang has 2 ranks" in job.output()

@@ -112,7 +112,7 @@ def test_another_model_is_refused_with_what_does_not_fit(gang):
     codes = job.start().wait()
     assert codes == [1, 1, 1]
     assert "RestoreMismatch" in job.output()
-    assert "layers.0.weight had shape [64, 16], it has [32, 16]" in job.output()
+    assert "layers.0.weight has shape [32, 16], the checkpoint has [64, 16]" in job.output()
 
 
 def test_under_plain_torchrun_there_are_ranks_and_no_files(gang, reference):

@@ -112,4 +112,4 @@ def test_every_layout_trains_the_same_weights_and_loads_the_others(parallel):
 def test_a_plan_that_fits_nothing_is_named(parallel):
     job = parallel("tp", "--plan", "none", world=2).start()
     assert job.wait() == [1, 1]
-    assert "tp_plan: is needed with tp" in job.output()
+    assert "tp_plan: is required with tp" in job.output()

@@ -116,8 +116,8 @@ def test_labels_become_topology_and_type():
     ("changes", "closed"),
     [
         ({}, ""),
-        ({"silent": True}, "its raylet does not answer"),
-        ({"draining_deadline_ms": 5000}, "Ray is draining it"),
+        ({"silent": True}, "the raylet does not answer"),
+        ({"draining_deadline_ms": 5000}, "Ray drains the node"),
         ({"foreign": {"GPU": 2.0}}, "2 of its GPU are used by programs other than Phalanx"),
         ({"foreign": {"CPU": 2.0}}, ""),
     ],

@@ -157,7 +157,7 @@ class LocalExecutor:
         if record.supervisor.is_alive():
             return SupervisorStatus(ref, alive=True, exit=exit)
         if record.reaper is not None and record.reaper.is_alive():
-            return SupervisorStatus(ref, True, exit, "its reaper is killing what is left")
+            return SupervisorStatus(ref, True, exit, "the reaper kills the processes that are left")
         left = linux.tagged(record.marker)
         _kill(left)  # the reaper was killed as well
         if left:
@@ -180,7 +180,7 @@ class LocalExecutor:
             if child.poll() is not None and not is_held(node_dir):
                 if SupervisorRecord.read(node_dir) is not None:
                     return
-                tail = last_line(node_dir / LOG_NAME) or "its log is empty"
+                tail = last_line(node_dir / LOG_NAME) or "the log is empty"
                 raise LaunchError(f"the supervisor ended at once: {tail}")
             if self._clock.monotonic() > deadline:
                 raise ExecutorUnavailable("the supervisor has not locked its folder yet")

@@ -88,7 +88,7 @@ class SupervisorActor:
     def _begin(self, told: dict[str, Any]) -> dict[str, Any]:
         if told["version"] != __version__:
             said = f"this node has Phalanx {__version__}, the control plane {told['version']}"
-            return {"error": f"{said}: use one image for both"}
+            return {"error": f"{said}: use the same image on both"}
         assignment: dict[str, Any] = told["assignment"]
         files = NodeFiles(Path(told["root"]))
         job, attempt = assignment["gang"]["job"]["num"], assignment["gang"]["attempt"]

@@ -42,7 +42,7 @@ class DriverClient:
         self._process: subprocess.Popen[bytes] | None = None
         self._ready = threading.Event()
         self._closed = threading.Event()
-        self._trouble = "it has not answered yet"
+        self._trouble = "the Ray driver has not answered yet"
         self._thread = threading.Thread(target=self._keep, name="ray-bridge", daemon=True)
         self._thread.start()
 

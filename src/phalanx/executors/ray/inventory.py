@@ -94,7 +94,7 @@ class RayInventory:
                 num_slots=scale.slots,
                 num_cpus=scale.cpus,
                 memory_bytes=0,
-                closed="not started yet: Ray's autoscaler adds it for the job that is next",
+                closed="not started yet: Ray's autoscaler adds nodes for the next job",
             )
             for number in range(max(0, scale.max_nodes - num_there))
         )
@@ -135,9 +135,9 @@ def _leaves_at(deadline_ms: int | None) -> int | None:
 
 def _closed(one: Mapping[str, Any], slot: str) -> str:
     if one["silent"]:
-        return "its raylet does not answer"
+        return "the raylet does not answer"
     if one["draining_deadline_ms"] is not None:
-        return "Ray is draining it"
+        return "Ray drains the node"
     used = one["foreign"].get(slot, 0.0)
     if used:
         return f"{used:g} of its {slot} are used by programs other than Phalanx"

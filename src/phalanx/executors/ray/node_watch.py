@@ -73,7 +73,7 @@ class NodeWatch:
         """All nodes, the dead included."""
         with self._lock:
             if time.monotonic() - self._at > self._stale_s:
-                raise TimeoutError(f"Ray has not listed its nodes for {self._stale_s:g} s")
+                raise TimeoutError(f"Ray has not listed the nodes for {self._stale_s:g} s")
             for one in self._seen.values():
                 one.silent = one.id in self._silent
             return list(self._seen.values())

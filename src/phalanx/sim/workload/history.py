@@ -34,7 +34,7 @@ def past_jobs(root: Path, since_us: int) -> list[TraceJob]:
     """
     file = HomeLayout(root).database_file
     if not file.exists():
-        raise NotFound(f"no Phalanx home at {root}: there is no {file}", "--home DIR names another")
+        raise NotFound(f"no Phalanx home at {root}: there is no {file}", "choose one with --home")
     store = open_store(file)
     try:
         stored = store.view(lambda tx: _ended(tx, since_us))
@@ -42,9 +42,7 @@ def past_jobs(root: Path, since_us: int) -> list[TraceJob]:
         store.close()
     ran = [one for one in stored if _service_s(one) > 0.0]
     if not ran:
-        raise UserError(
-            f"no job of {root} has run and ended in that time", "--since 90d looks back further"
-        )
+        raise UserError(f"no job of {root} has run and ended in that time", "give a longer --since")
     ran.sort(key=lambda one: (one.job.submitted_at, one.job.num))
     first = ran[0].job.submitted_at
     return [_trace_job(num, one, first) for num, one in enumerate(ran, start=1)]
@@ -118,7 +116,7 @@ def read(path: Path) -> list[TraceJob]:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
-        raise UserError(f"{path} is no Phalanx trace: its first line does not say so") from None
+        raise UserError(f"{path} is not a Phalanx trace: the first line names no version") from None
     if version != _VERSION:
         raise UserError(f"{path} has version {version}; this release reads {_VERSION}")
     found = []

@@ -71,7 +71,7 @@ def build(request: Mapping[str, Any], env: Mapping[str, str]) -> None:
         digest, lambda: say("waiting: another job on this node builds the same environment")
     ):
         if store.target(digest) is not None:
-            say(f"environment {digest} is ready, it was built before")
+            say(f"environment {digest} is ready from an earlier build")
             return
         folder = store.new(digest, secrets.token_hex(4))
         began = time.monotonic()
@@ -86,7 +86,7 @@ def build(request: Mapping[str, Any], env: Mapping[str, str]) -> None:
             raise
         say(f"environment {digest} is ready after {took_s:.1f} s")
     for gone in store.prune():
-        say(f"environment {gone} was removed: it was the least recently used one")
+        say(f"environment {gone} was removed as the least recently used one")
 
 
 def _fill(folder: Path, request: Mapping[str, Any], env: Mapping[str, str]) -> None:

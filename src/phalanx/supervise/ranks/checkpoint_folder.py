@@ -293,7 +293,7 @@ class WatchedCheckpointFolder(CheckpointFolder):
                     epoch=0,
                     position=0,
                     exact=False,
-                    why="the script itself restores its state",
+                    why="the script restores its own state",
                     restore_s=round(self.clock.monotonic() - began, 6),
                 )
             )

@@ -23,9 +23,9 @@ SIGNAL = signal.SIGUSR1
 WAIT_S = 3.0
 _LOOK_S = 0.05
 _STATES = {
-    "T": "it is stopped by a signal",
-    "D": "it waits for a device and cannot be interrupted",
-    "Z": "it is dead",
+    "T": "the process is stopped by a signal",
+    "D": "the process waits for a device and cannot be interrupted",
+    "Z": "the process is dead",
 }
 
 
@@ -53,7 +53,7 @@ class _Asked:
             text = file.read().decode("utf-8", "replace")
         if text:
             return RankStacks(rank=self.rank.rank, text=shortened(text))
-        why = _STATES.get(_state(self.pid), "it has written no stacks")
+        why = _STATES.get(_state(self.pid), "the process has written no stacks")
         return RankStacks(rank=self.rank.rank, why=f"no answer within {WAIT_S:g} s: {why}")
 
 
@@ -73,11 +73,11 @@ class StackCollection:
 
     def _ask(self, rank: LocalRank) -> None:
         if not rank.running:
-            self._answers.append(RankStacks(rank=rank.rank, why="it is not running"))
+            self._answers.append(RankStacks(rank=rank.rank, why="the rank is not running"))
             return
         pid = _listener(rank)
         if pid is None:
-            why = "its script does not use phalanx.train, or has not started it yet"
+            why = "the script does not use phalanx.train, or has not called init yet"
             self._answers.append(RankStacks(rank=rank.rank, why=why))
             return
         asked = _Asked(rank, pid, _size(rank.stacks_file))

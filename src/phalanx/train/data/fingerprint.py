@@ -57,10 +57,10 @@ def changes(saved: Mapping[str, Any], live: Mapping[str, Any]) -> list[str]:
     found = []
     was, now = saved.get("num_samples"), live.get("num_samples")
     if was is not None and now is not None and was != now:
-        found.append(f"it had {was} samples per epoch, it has {now}")
+        found.append(f"{now} samples per epoch, the checkpoint has {was}")
     was, now = saved.get("fingerprint"), live.get("fingerprint")
     if was and now and was != now and _kind(was) == _kind(now):
-        found.append(f"its fingerprint was {was}, it is {now}")
+        found.append(f"fingerprint {now}, the checkpoint has {was}")
     return found
 
 
@@ -81,6 +81,6 @@ def require_same(saved: Mapping[str, Any], live: Mapping[str, Any], where: str) 
     if found:
         raise RestoreMismatch(
             f"the data set is not the one of {where}: {'; '.join(found)}",
-            "resume on the same data, start a new job, or say data_changed: allow (init(data_changed="
-            '"allow")) to go on at the same position in the new data',
+            "resume on the same data, start a new job, or set data_changed: allow (init(data_changed="
+            '"allow")) to continue at the same position in the new data',
         )

@@ -87,6 +87,6 @@ def shares_for(wish: str | tuple[float, ...], world_size: int, report: Report) -
         return MeasuredShares(world_size, report)
     assert not isinstance(wish, str)
     if len(wish) != world_size:
-        text = f"names {len(wish)} shares, the gang has {world_size} ranks"
+        text = f"has {len(wish)} shares, but the gang has {world_size} ranks"
         raise SpecInvalid([Problem("batch_shares", text)], "give one share for each rank, or auto")
     return Shares(parts_of(wish))

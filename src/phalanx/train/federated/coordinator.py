@@ -77,9 +77,9 @@ class Coordinator:
         info = context.read()
         folder = directory or info.checkpoint_dir
         if folder is None:
-            raise SpecInvalid([Problem("directory", "is needed: the launcher names none")])
+            raise SpecInvalid([Problem("directory", "is required: the launcher names no folder")])
         if not token:
-            raise SpecInvalid([Problem("token", "is needed: every site has to show it")])
+            raise SpecInvalid([Problem("token", "is required: sites authenticate with it")])
         try:
             rules = Rules(
                 num_rounds=num_rounds, min_sites=min_sites, round_s=round_s, gather_s=gather_s
@@ -207,7 +207,7 @@ class Coordinator:
             if not isinstance(token, str) or not hmac.compare_digest(
                 token.encode(), self._token.encode()
             ):
-                wire.refuse(peer, "the token is not the federation's")
+                wire.refuse(peer, "the token is wrong")
                 return
             peer.settimeout(_TALK_S)
             try:
@@ -232,7 +232,7 @@ class Coordinator:
                 return self._work(site)
             if message["do"] == "submit":
                 return self._submit(site, message)
-            return {"refused": f"{message['do']!r} is not known"}
+            return {"refused": f"unknown operation {message['do']!r}"}
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             return {"refused": f"{type(error).__name__}: {error}"}
 
@@ -274,14 +274,14 @@ def unusable(answer: Mapping[str, Any], like: Tensors) -> str:
     """Return why a site's answer cannot be used; empty where it can."""
     weights = answer["weights"]
     if not 1 <= answer["count"] <= _MOST_SAMPLES:
-        return f"it was trained on {answer['count']} samples"
+        return f"a count of {answer['count']} samples is not valid"
     if not all(isinstance(one, torch.Tensor) for one in weights.values()):
-        return "its weights are not all tensors"
+        return "not all weights are tensors"
     if set(weights) != set(like):
-        return "its weights are of another model"
+        return "the weights are of another model"
     for name, one in weights.items():
         if one.shape != like[name].shape or one.dtype != like[name].dtype:
-            return f"{name} has shape {list(one.shape)}, it is {list(like[name].shape)}"
+            return f"{name} has shape {list(one.shape)}, the model's has {list(like[name].shape)}"
         if one.is_floating_point() and not bool(one.isfinite().all()):
             return f"{name} is not finite"
     return ""

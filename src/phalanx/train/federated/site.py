@@ -83,7 +83,7 @@ class Site:
 
     def proximal(self) -> torch.Tensor:
         """Return prox / 2 × the squared distance from the round's first weights (Li et al. 2020)."""
-        assert self._model is not None, "only inside a round"
+        assert self._model is not None, "may only be called inside a round"
         parameters = dict(self._model.named_parameters())
         total = torch.zeros((), device=next(iter(parameters.values())).device)
         if self._prox:
@@ -96,7 +96,7 @@ class Site:
 
         False where they came too late for the round. Raises TrainingError when they cannot be used.
         """
-        assert self._model is not None, "only inside a round"
+        assert self._model is not None, "may only be called inside a round"
         state = {name: one.detach() for name, one in self._model.state_dict().items()}
         plain = {name: float(value) for name, value in metrics.items()}
         answer = {"round": self._round, "weights": state, "count": count, "metrics": plain}

@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"phalanx: {error.filename}: {error.strerror}", file=sys.stderr)  # noqa: T201
         return 127
     except (TrainingError, OSError) as error:
-        print(f"phalanx: the workers could not meet: {error}", file=sys.stderr)  # noqa: T201
+        print(f"phalanx: the rendezvous of the workers failed: {error}", file=sys.stderr)  # noqa: T201
         return 1
     os.execve(words[0], words, env | variables(env, workers, options.slots_per_rank))
 
@@ -73,7 +73,7 @@ def _workers(env: Mapping[str, str]) -> list[str]:
     connection.send({"rank": rank, "port": own})
     message = connection.receive()
     if message is None:
-        raise TrainingError("rank 0 has gone")
+        raise TrainingError("rank 0 was lost")
     return [str(one) for one in message["workers"]]
 
 

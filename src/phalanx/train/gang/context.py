@@ -116,10 +116,10 @@ def with_checkpoints(
         except (ValueError, TypeError, AttributeError) as error:
             problems.append(Problem(f"checkpoint_{key}", str(error), str(value)))
     if folder is None and given.keys() - {"every"}:
-        said = "is needed: copies and keys are for what is saved there"
+        said = "is required with other checkpoint_ arguments"
         problems.append(Problem("checkpoint_dir", said))
     if key_env is not None and key_file is not None:
-        problems.append(Problem("checkpoint_key_env", "give either it or checkpoint_key_file"))
+        problems.append(Problem("checkpoint_key_env", "give this or checkpoint_key_file, not both"))
     if problems:
         raise SpecInvalid(problems, "these are arguments of phalanx.train.init")
     return replace(

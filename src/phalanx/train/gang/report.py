@@ -161,7 +161,7 @@ class Journal:
             except (TypeError, ValueError, RuntimeError):
                 if name not in self._refused:
                     self._refused.add(name)
-                    message = f"run.log({name}=…): {type(value).__name__} is not one number"
+                    message = f"run.log({name}=…): {type(value).__name__} is not a single number"
                     self._report.write(WarningRecord(message))
         if values:
             self.latest.update(values)

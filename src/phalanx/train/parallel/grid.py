@@ -119,7 +119,7 @@ def styles(model: nn.Module, plan: Mapping[str, Any]) -> dict[str, ParallelStyle
         if not fitting:
             near = nearest(pattern, names)
             hint = f"; did you mean {near}?" if near else ""
-            problems.append(Problem(f"tp_plan.{pattern}", f"fits no module of the model{hint}"))
+            problems.append(Problem(f"tp_plan.{pattern}", f"matches no module of the model{hint}"))
         if isinstance(style, str) and style not in STYLES:
             problems.append(
                 Problem(f"tp_plan.{pattern}", f"must be one of {', '.join(STYLES)}", style)
@@ -128,7 +128,7 @@ def styles(model: nn.Module, plan: Mapping[str, Any]) -> dict[str, ParallelStyle
         for name in fitting:
             found[name] = STYLES[style]() if isinstance(style, str) else style
     if not plan:
-        text = "is needed with tp: which modules are split, for example {'*.fc1': 'colwise', …}"
+        text = "is required with tp: a style for each module to split, such as {'*.fc1': 'colwise'}"
         problems.append(Problem("tp_plan", text))
     if problems:
         raise SpecInvalid(problems, "these are arguments of phalanx.train.init")

@@ -39,7 +39,7 @@ class Materializer:
         ]
         if unmade:
             raise NotSupported(
-                f"{', '.join(unmade[:3])}: on the meta device without reset_parameters()",
+                f"{', '.join(unmade[:3])}: on the meta device, without a method reset_parameters()",
                 "give such modules a reset_parameters() for their own parameters and buffers, or make"
                 ' the model outside of torch.device("meta")',
             )
@@ -108,7 +108,7 @@ def _split(value: Any, owner: nn.Parameter, what: str) -> Any:
     if value.shape != owner.shape:
         raise NotSupported(
             f"{what} has shape {list(value.shape)} for a parameter of shape {list(owner.shape)}:"
-            " it was there before prepare(), and cannot be split over the ranks as the parameter is",
+            " state from before prepare() cannot be split over the ranks as the parameter is",
             "train with the strategy ddp, or begin with a new optimizer",
         )
     shape, start = region_of(owner)

@@ -50,7 +50,7 @@ def layers_of(model: nn.Module) -> list[PipelineLayer]:
         if module is None:
             near = nearest(str(name), list(known))
             hint = f"; did you mean {near}?" if near else ""
-            raise _wrong(_ATTRIBUTE, f"{name} is no module of the model{hint}")
+            raise _wrong(_ATTRIBUTE, f"{name} is not a module of the model{hint}")
         if isinstance(module, nn.ModuleList | nn.Sequential):
             found += _members(module, f"{name}.")
         else:
@@ -84,8 +84,8 @@ def cut(
         for name in begins:
             if name not in names:
                 near = nearest(name, names)
-                hint = f"; did you mean {near}?" if near else f"; there are {', '.join(names[:8])}"
-                raise _wrong("pipeline_split", f"{name} is no layer{hint}")
+                hint = f"; did you mean {near}?" if near else f"; known: {', '.join(names[:8])}"
+                raise _wrong("pipeline_split", f"{name} is not a layer{hint}")
         if len(begins) != num_stages - 1:
             wanted = f"{num_stages - 1} layers, the first of every stage but the first"
             raise _wrong("pipeline_split", f"must name {wanted}, not {len(begins)}")
@@ -155,8 +155,8 @@ class StageShapes:
                     put_out = stage(*value)
             except Exception as error:
                 raise NotSupported(
-                    f"pipeline stage {number} does not tell its output's shape without data: {error}",
-                    "its forward pass may not look at values, nor put out anything but tensors",
+                    f"pipeline stage {number} has no output shape that is known without data: {error}",
+                    "the forward pass must not depend on values, and must return only tensors",
                 ) from error
             value = put_out if isinstance(put_out, tuple) else (put_out,)
             found.append(value)

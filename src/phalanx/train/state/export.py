@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=int, default=0, help="which prepared model, from 0")
     parser.add_argument("--dtype", default=None, help="convert floating point weights: bfloat16 …")
     parser.add_argument("--key-env", default=None, help="variable with the encryption key")
-    parser.add_argument("--key-file", type=Path, default=None, help="file with it")
+    parser.add_argument("--key-file", type=Path, default=None, help="file with the encryption key")
     wanted = parser.parse_args(argv)
     try:
         keys = context.keys(wanted.key_env, wanted.key_file)
@@ -82,7 +82,7 @@ def weights_of(
     seal = AesGcmEncryption(keys) if keys else Encryption("give --key-env or --key-file")
     state, _ = read_state(path, manifest, seal.opener(manifest))
     if not 0 <= model < len(state["models"]):
-        raise UserError(f"{path} holds {len(state['models'])} models, there is no number {model}")
+        raise UserError(f"{path} holds {len(state['models'])} models, but no --model {model}")
     found = state["models"][model]
     return {name: one for name, one in found.items() if isinstance(one, StoredTensor)}, manifest
 

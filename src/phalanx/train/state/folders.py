@@ -24,8 +24,8 @@ from phalanx.train.gang.report import Report, report_to
 from phalanx.train.state.committer import Committer, set_aside
 
 _NO_COPIES = (
-    "checkpoint.store: folders that a script saves itself are not copied there; name the folder in"
-    " checkpoint.directory instead, and it is"
+    "checkpoint.store: folders that a script saves itself are not copied; set checkpoint.directory"
+    " to the folder to have it copied"
 )
 
 
@@ -50,7 +50,7 @@ def save(
         )
     files = sorted(path for path in source.rglob("*") if path.is_file())
     if not files:
-        raise UserError(f"{source}: there are no files in it, so there is nothing to save")
+        raise UserError(f"{source}: the folder holds no files to save")
     clock = SystemClock()
     began = clock.monotonic()
     report = _report(info.report_file)

@@ -47,21 +47,21 @@ def optimizer(target: Optimizer, saved: Mapping[str, Any], where: str) -> None:
     """Load an optimizer. Raises RestoreMismatch naming what does not fit."""
     problems = []
     if saved["kind"] != type(target).__name__:
-        problems.append(f"it was {saved['kind']}, it is {type(target).__name__}")
+        problems.append(f"the class is {type(target).__name__}, the checkpoint has {saved['kind']}")
     shapes = [list(parameter.shape) for parameter in parameters_of(target)]
     if len(shapes) != len(saved["shapes"]):
-        problems.append(f"it had {len(saved['shapes'])} parameters, it has {len(shapes)}")
+        problems.append(f"{len(shapes)} parameters, the checkpoint has {len(saved['shapes'])}")
     else:
         pairs = enumerate(zip(saved["shapes"], shapes, strict=True))
         problems += [
-            f"parameter {at} had shape {was}, it has {now}"
+            f"parameter {at} has shape {now}, the checkpoint has {was}"
             for at, (was, now) in pairs
             if was != now
         ]
     groups = [len(group["params"]) for group in saved["state"]["param_groups"]]
     live = [len(group["params"]) for group in target.param_groups]
     if groups != live and not problems:
-        problems.append(f"its groups held {groups} parameters, they hold {live}")
+        problems.append(f"the groups hold {live} parameters, in the checkpoint {groups}")
     _refuse(problems, "the optimizer", where)
     saved = saved["state"]
     owners = dict(enumerate(parameters_of(target)))
@@ -115,9 +115,9 @@ def _placed(saved: Any, held: Any, like: torch.Tensor | None, filling: BatchedRe
 
 def _unlike(name: str, live: torch.Tensor, saved: torch.Tensor | StoredTensor) -> list[str]:
     if tuple(live.shape) != tuple(saved.shape):
-        return [f"{name} had shape {list(saved.shape)}, it has {list(live.shape)}"]
+        return [f"{name} has shape {list(live.shape)}, the checkpoint has {list(saved.shape)}"]
     if live.dtype != saved.dtype:
-        return [f"{name} was {saved.dtype}, it is {live.dtype}"]
+        return [f"{name} is {live.dtype}, the checkpoint has {saved.dtype}"]
     return []
 
 

@@ -93,7 +93,7 @@ class ResumeChoice:
                 if self._untried is not None and storage.tier.has_another(path):
                     self._untried.insert(0, path)
             else:
-                message = f"{path}: {failed:.0f} ranks could not read it; an older one is tried"
+                message = f"{path}: {failed:.0f} ranks could not read the checkpoint; an older one is tried"
                 self._report.write(WarningRecord(f"{message}{problem and ': '}{problem}"))
         return failed == 0
 

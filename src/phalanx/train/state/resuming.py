@@ -68,12 +68,12 @@ class Resumption:
         while self.restored is not None:
             if self._source.accept(self.restored, self._problem):
                 break
-            bad, why = self.restored, self._problem or "other ranks could not read it"
+            bad, why = self.restored, self._problem or "other ranks could not read the checkpoint"
             self._problem = ""
             self.restored = self._source.open()
             if self.restored is None:
                 raise CheckpointCorrupt(
-                    f"{bad.path}: {why}; there is no other checkpoint to go back to"
+                    f"{bad.path}: {why}; there is no other checkpoint to resume from"
                 )
             for place in self._places:
                 if not self._problem:
@@ -95,5 +95,5 @@ class Resumption:
             saved = len(restored.state[name])
             if saved != len(live):
                 raise RestoreMismatch(
-                    f"{where} holds {saved} {name}, the script prepared {len(live)}"
+                    f"{where} holds {saved} {name}, but the script prepared {len(live)}"
                 )

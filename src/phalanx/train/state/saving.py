@@ -273,7 +273,7 @@ class CheckpointDirectory(Saver):
             trained = {key: state[key] for key in ("models", "optimizers")}
             return body, pieces, sharding.outline(tree.collect(trained)[1])
         if any(leaf.is_meta for leaf in leaves):
-            hint = "give it memory before it is prepared"
+            hint = 'make the model outside of torch.device("meta")'
             raise TrainingError("a tensor on the meta device cannot be saved", hint)
         return body, pieces, sharding.signature(leaves, common)
 

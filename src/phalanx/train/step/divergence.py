@@ -116,7 +116,7 @@ class SpikeGuard(LossGuard):
         text = f"step {step}: the loss jumped"
         interval = next((one[1:] for one in self._progress.recent if one[0] == step), None)
         if self._policy is GuardPolicy.STOP or interval is None or not self._guard.lasting:
-            raise DivergedForGood(text, "on_spike='rollback' would pass the batch over")
+            raise DivergedForGood(text, "on_spike='rollback' would skip the batch")
         above = min(row["above"] for row in rows if row["step"] == step)
         seen = tuple(dict(row["values"]).get(step, "") for row in rows)
         suspect = Suspect(*interval, step, above, seen)
@@ -126,7 +126,7 @@ class SpikeGuard(LossGuard):
             self._guard.tell("skip", FaultOrigin.UNKNOWN, ranks, "spike", step)
             self._guard.roll_back(suspect.skip(), undo, text)
         guard_state = replace(self._progress.guard_state, undo=undo, suspect=suspect)
-        self._guard.leave_with(guard_state, f"{text}; the next generation computes it once more")
+        self._guard.leave_with(guard_state, f"{text}; the next generation computes the step again")
 
     def _judge(self, suspect: Suspect, again: list[str]) -> None:
         """Attribute a loss jump after its step was computed a second time, and act on it."""

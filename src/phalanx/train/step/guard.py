@@ -218,7 +218,7 @@ class StepGuard:
 
         def leave() -> None:
             if self._policy is GuardPolicy.STOP or interval is None or not self._store.keeps:
-                raise DivergedForGood(text, "on_non_finite='skip' or 'rollback' would go on")
+                raise DivergedForGood(text, "on_non_finite='skip' or 'rollback' would continue")
             if blame is FaultOrigin.HARDWARE:
                 # Nothing is wrong with the batch: another generation computes it once more.
                 raise Diverged(f"{text}; the next generation computes this batch again")
@@ -232,7 +232,7 @@ class StepGuard:
         Raises Diverged, or DivergedForGood where that could not be written down.
         """
         state = replace(self._progress.guard_state.skipping(skip), undo=undo, suspect=None)
-        self.leave_with(state, f"{text}; the next generation passes this batch over")
+        self.leave_with(state, f"{text}; the next generation skips this batch")
 
     def leave_with(self, state: GuardState, text: str) -> None:
         """End this generation and leave `state` to the next one. Collective.
@@ -264,6 +264,6 @@ class StepGuard:
 _WHAT = {"non_finite": "gradients were not finite", "spike": "the loss jumped"}
 _BLAME = {
     FaultOrigin.UNKNOWN: "not computed again",
-    FaultOrigin.DATA: "the same again from the same batch: data or model",
-    FaultOrigin.HARDWARE: "not the same again from the same batch: hardware",
+    FaultOrigin.DATA: "the same result from the same batch: data or model",
+    FaultOrigin.HARDWARE: "another result from the same batch: hardware",
 }

@@ -71,7 +71,7 @@ class GuardStateFile(GuardStateStore):
         except (FileNotFoundError, NotADirectoryError):
             return GuardState()
         except (OSError, ValueError, AttributeError) as error:
-            self._report.write(WarningRecord(f"{self._path} is not read: {error}"))
+            self._report.write(WarningRecord(f"{self._path} cannot be read: {error}"))
             return GuardState()
 
     def _died_silently(self, state: GuardState) -> bool:
@@ -92,9 +92,9 @@ class GuardStateFile(GuardStateStore):
             try:
                 moved = checkpoint.quarantine(one.path, random_hex(8))
             except OSError as error:
-                self._report.write(WarningRecord(f"{one.path} is still there: {error}"))
+                self._report.write(WarningRecord(f"{one.path} cannot be quarantined: {error}"))
                 continue
-            why = f"it holds step {state.undo.step}, which was rolled back"
+            why = f"the checkpoint holds step {state.undo.step}, which was rolled back"
             self._report.write(QuarantinedRecord(path=str(one.path), moved_to=str(moved), why=why))
         return self._kept(replace(state, undo=None))
 
@@ -147,7 +147,7 @@ def install_memory_hook(on_out_of_memory: Callable[[], None]) -> Hook:
             try:
                 on_out_of_memory()
             except (OSError, MemoryError) as problem:
-                message = f"the next generation will not know about it: {problem}"
+                message = f"the guard state could not be stored: {problem}"
                 print(message, file=sys.stderr)  # noqa: T201 - no report is possible any more
         before(kind, error, trace)
 

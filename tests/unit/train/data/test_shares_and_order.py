@@ -98,9 +98,11 @@ def test_an_evaluation_divides_positions_or_batches_over_the_ranks() -> None:
 def test_a_checkpoint_of_other_data_or_another_seed_is_refused() -> None:
     saved = {"num_samples": 10, "fingerprint": "listing:a"}
     require_same(saved, {"num_samples": 10, "fingerprint": "content:b"}, "step 5")
-    with pytest.raises(RestoreMismatch, match="its fingerprint was listing:a, it is listing:c"):
+    with pytest.raises(
+        RestoreMismatch, match="fingerprint listing:c, the checkpoint has listing:a"
+    ):
         require_same(saved, {"num_samples": 10, "fingerprint": "listing:c"}, "step 5")
-    with pytest.raises(RestoreMismatch, match="had 10 samples per epoch, it has 11"):
+    with pytest.raises(RestoreMismatch, match="11 samples per epoch, the checkpoint has 10"):
         require_same(saved, {"num_samples": 11}, "step 5")
     require_seed(1, 1, "step 5")
     with pytest.raises(RestoreMismatch, match="step 5 was written with seed 1, this run has 2"):

@@ -138,7 +138,7 @@ class NodeCache:
                 fill(part)
                 if os.fstat(fd).st_size != num_bytes:
                     raise DataUnavailable(
-                        f"an object came with {os.fstat(fd).st_size} bytes, not {num_bytes}"
+                        f"an object was fetched with {os.fstat(fd).st_size} bytes, expected {num_bytes}"
                     )
                 os.fsync(fd)
                 with self._locked():  # else a process that counts just now would see neither name

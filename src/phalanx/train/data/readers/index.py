@@ -162,9 +162,9 @@ def parse_header(data: bytes, where: str) -> dict[str, Any]:
                 "index the data again, or upgrade",
             )
         if digest_of(canonical(header), like=claimed) != claimed:
-            raise ValueError("its digest does not match")
+            raise ValueError("the digest does not match")
         if "/" in header["columns"]["file"] or header["kind"] not in KINDS:
-            raise ValueError("it names a file or a kind that cannot be")
+            raise ValueError("the name of a file or a kind is not valid")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataCorrupt(f"{where} is damaged: {error}", "index the data again") from error
     return dict(header)
@@ -203,10 +203,10 @@ def _check(index: Index) -> None:
     if index.has_digests:
         counts.add(len(index.digests))
     if len(counts) != 1:
-        raise ValueError("its columns have different lengths")
+        raise ValueError("the columns have different lengths")
     starts = index.sample_starts
     if starts[0] != 0 or (np.diff(starts) < 0).any() or (index.sizes < 0).any():
-        raise ValueError("its counts are impossible")
+        raise ValueError("the counts are not valid")
     needed = {"images": "labels", "tar": "members", "parquet": "groups", "text": "marks"}
     if needed[index.kind] not in index.tables:
-        raise ValueError(f"it has no table {needed[index.kind]!r}")
+        raise ValueError(f"there is no table {needed[index.kind]!r}")

@@ -99,7 +99,7 @@ class RemoteStore:
         if not answer:
             self._child = None
             _end(child)
-            return {"error": "unavailable", "message": "the process that fetches it has died"}
+            return {"error": "unavailable", "message": "the process that fetches objects has died"}
         reply: dict[str, Any] = json.loads(answer)
         return reply
 

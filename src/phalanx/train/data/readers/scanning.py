@@ -53,7 +53,7 @@ def detect_kind(rows: Sequence[Row], where: str) -> str:
     """Detect the kind of data. Raises NotFound, UserError or NotSupported."""
     found = [k for k in ("tar", "parquet", "images") if any(belongs(name, k) for name, _ in rows)]
     if len(found) > 1:
-        raise UserError(f"{where} holds {' and '.join(found)}", "say which with --kind")
+        raise UserError(f"{where} holds {' and '.join(found)}", "choose one with --kind")
     if found:
         return found[0]
     if any(name.lower().endswith(_COMPRESSED_TARS) for name, _ in rows):

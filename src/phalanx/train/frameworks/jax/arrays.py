@@ -174,15 +174,15 @@ def _require_same(leaves: Sequence[tuple[str, Any]], rows: Rows, where: str) -> 
 
 def _unlike(leaf: Any, row: Mapping[str, Any]) -> str:
     if _is_plain(leaf) or "value" in row:
-        return "" if _is_plain(leaf) and "value" in row else "was an array, or has become one"
+        return "" if _is_plain(leaf) and "value" in row else "is not an array in both"
     key = str(jax.random.key_impl(leaf)) if _is_key(leaf) else None
     if key != row.get("key"):
-        return f"was a key of {row.get('key')}, it is one of {key}"
+        return f"is a random key of type {key}, the checkpoint has {row.get('key')}"
     array = jax.random.key_data(leaf) if key else leaf
     if list(array.shape) != row["shape"]:
-        return f"had shape {row['shape']}, it has {list(array.shape)}"
+        return f"has shape {list(array.shape)}, the checkpoint has {row['shape']}"
     if str(array.dtype) != row["dtype"]:
-        return f"was {row['dtype']}, it is {array.dtype}"
+        return f"is {array.dtype}, the checkpoint has {row['dtype']}"
     return ""
 
 

@@ -219,7 +219,7 @@ class JaxCheckpoints(JaxSaver):
             files.append((source, rows))
             leaves = head.get("leaves", leaves)
         if leaves is None:
-            raise CheckpointCorrupt(f"{path}: nothing in it says what its arrays are")
+            raise CheckpointCorrupt(f"{path}: the checkpoint does not describe its arrays")
         stored = arrays.stored_arrays(leaves, files, str(path))
         tree = arrays.put_back(like, leaves, stored, f"checkpoint {manifest.name}")
         self._committer.resumed(manifest)

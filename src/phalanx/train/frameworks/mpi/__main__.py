@@ -129,7 +129,7 @@ class MpirunNode:
             except subprocess.TimeoutExpired:
                 if self._lost.is_set():
                     process.kill()
-                    raise TrainingError("another node of the gang has gone") from None
+                    raise TrainingError("another node of the gang was lost") from None
         if self._stopped:
             return 128 + signal.SIGTERM
         return 128 - code if code < 0 else code
@@ -209,7 +209,7 @@ def _serve(env: dict[str, str], folder: Path) -> int:
     while True:
         message: dict[str, Any] | None = connection.receive()
         if message is None:
-            raise TrainingError("node rank 0 has gone")
+            raise TrainingError("node rank 0 was lost")
         if "over" in message:
             return 0
         run = partial(_daemon, message["command"], env)

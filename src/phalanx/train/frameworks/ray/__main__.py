@@ -102,7 +102,7 @@ def _follow(
     listen(folder / "reports", connection.send)
     message = connection.receive()
     if message is None:
-        raise TrainingError("the head's node has gone")
+        raise TrainingError("the node of the Ray head was lost")
     node = _ray(options, env, [f"--address={message['head']}"])
     last: list[dict[str, Any] | None] = []
     over = threading.Event()
@@ -116,7 +116,7 @@ def _follow(
         if node.poll() is not None:
             raise TrainingError(f"the raylet of this node has ended with {node.returncode}")
     if last[0] is None:
-        raise TrainingError("the head's node has gone")
+        raise TrainingError("the node of the Ray head was lost")
     node.terminate()
     # How the script ended is said once, by the node it ran on.
     return 0

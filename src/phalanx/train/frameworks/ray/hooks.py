@@ -106,7 +106,7 @@ def _reporting(
         try:
             tell(metrics)
         except Exception as error:
-            print(f"phalanx: a report was not told: {error}", file=sys.stderr)  # noqa: T201
+            print(f"phalanx: a report could not be sent: {error}", file=sys.stderr)  # noqa: T201
         return result
 
     return reporting

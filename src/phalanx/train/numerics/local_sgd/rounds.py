@@ -212,8 +212,8 @@ class Rounds:
             return saved
         if any(isinstance(one, DTensor) for one in restoring.parameters_of(optimizer)):
             raise RestoreMismatch(
-                "the ranks that wrote the checkpoint trained on their own (sync)",
-                "resume it with sync, or with strategy ddp",
+                "the checkpoint was written by independent replicas (sync)",
+                "resume the checkpoint with sync, or with strategy ddp",
             )
         return {**saved, "state": _rowwise(saved["state"], per_rank.mean)}
 

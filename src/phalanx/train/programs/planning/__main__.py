@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="phalanx plan",
         description="Memory and step time of a script by layout, estimated before anything runs."
         " The script runs up to its first optimizer step, without memory for its model.",
-        epilog="Arguments of the script stand behind `--`.",
+        epilog="Arguments of the script follow after `--`.",
     )
     parser.add_argument("script", type=Path, help="a training script that uses phalanx.train")
     known = (
@@ -113,7 +113,7 @@ def survey_script(
     Raises UserError for a script that fails before `run.prepare`, or never calls it.
     """
     if not script.is_file():
-        raise UserError(f"{script} is no file", "name a training script")
+        raise UserError(f"{script} is not a file", "name a training script")
     made: list[PlanningRun] = []
 
     def stand_in(options: Any) -> PlanningRun:
@@ -132,7 +132,7 @@ def survey_script(
         except PlanningComplete:
             pass
         except SystemExit as left:
-            problem = f"it ended by itself with {left.code}" if left.code else ""
+            problem = f"the script exited with {left.code}" if left.code else ""
         except Exception as error:
             problem = _where(error, script)
         finally:
@@ -145,10 +145,10 @@ def survey_script(
 def _seen(made: Sequence[PlanningRun], script: Path, problem: str) -> ScriptSurvey:
     sketch = next((one for one in made if one.models), None)
     if sketch is None:
-        why = problem or "it never called run.prepare with a model"
+        why = problem or "the script did not call run.prepare with a model"
         raise UserError(
             f"{script}: {why}",
-            "a script is planned from what it gives to run.prepare; --real builds the model with memory",
+            "planning needs a model given to run.prepare; --real builds the model with memory",
         )
     num = sum(one.numel() for model in sketch.models for one in model.parameters())
     return ScriptSurvey(sketch.outline(), num, str(sketch.options.strategy), problem)
@@ -200,7 +200,7 @@ def table(choice: LayoutChoice, world: DeviceSet, look: ScriptSurvey) -> str:
         lines.append("  ".join(cells).rstrip())
     lines += [
         "",
-        "* does not fit. Memory is a rank's in GiB, estimated; time is a rule of thumb.",
+        "* does not fit. Memory: GiB of one rank, estimated. Time: a rough estimate.",
         "",
     ]
     if look.problem:
@@ -212,7 +212,7 @@ def table(choice: LayoutChoice, world: DeviceSet, look: ScriptSurvey) -> str:
         lines.append("  tp was not considered: there is no tp_plan")
     if not outline.layer_bytes:
         lines.append(
-            "  pp was not considered: the model is no nn.Sequential and has no pipeline_layers"
+            "  pp was not considered: the model is not an nn.Sequential and has no pipeline_layers"
         )
     return "\n".join(lines)
 

@@ -32,7 +32,7 @@ class CifarBinary(Dataset[tuple[torch.Tensor, int]]):
             if not file.is_file():
                 raise UserError(f"{file}: there is no such file")
             if file.stat().st_size % _ROW:
-                raise UserError(f"{file}: {file.stat().st_size} bytes are no rows of {_ROW}")
+                raise UserError(f"{file}: {file.stat().st_size} bytes are not a multiple of {_ROW}")
         self._rows = [np.memmap(file, np.uint8, "r").reshape(-1, _ROW) for file in files]
         self._begins = np.cumsum([0, *(len(rows) for rows in self._rows)])
         self._augment = augment
@@ -87,20 +87,20 @@ def images(recipe: Recipe) -> Parts:
     """Return (training data, held-out data, number of classes). Raises NotFound, UserError."""
     root = Path(recipe.data_path or recipe.dataset).expanduser()
     if not root.is_dir():
-        raise UserError(f"{root}: there is no such folder", "--data-path, or --dataset FOLDER")
+        raise UserError(f"{root}: there is no such folder", "give --data-path or --dataset")
     binary = root / "cifar-10-batches-bin" if (root / "cifar-10-batches-bin").is_dir() else root
     if files := sorted(binary.glob("data_batch_*.bin")):
         train = CifarBinary(files, augment=True)
         return train, CifarBinary([binary / "test_batch.bin"], augment=False), 10
     if (root / "cifar-10-batches-py").is_dir():
-        hint = "cifar-10-binary.tar.gz holds the same without"
-        raise UserError(f"{root}: CIFAR-10 as pickles, and nothing is unpickled here", hint)
+        hint = "use the files of cifar-10-binary.tar.gz"
+        raise UserError(f"{root}: CIFAR-10 as pickles, which are not read", hint)
     size = image_size(recipe)
     fit, middle = Cropped(size, anywhere=True), Cropped(size, anywhere=False)
     held = next((root / name for name in ("val", "test") if (root / name).is_dir()), None)
     if (root / "train").is_dir():
         if held is None:
-            raise UserError(f"{root}: beside train there is neither val nor test")
+            raise UserError(f"{root}: there is a folder train, but no val or test")
         found, rest = ImageFolder(root / "train", fit), ImageFolder(held, middle)
         if list(found.classes) != list(rest.classes):
             raise UserError(f"{root}: train and {held.name} do not have the same classes")
@@ -114,7 +114,7 @@ def texts(recipe: Recipe) -> Parts:
     path = Path(recipe.data_path or recipe.dataset).expanduser()
     found = TextFile(path, recipe.block, unit="bytes")
     if len(found) < 2 * _HELD_OUT:
-        raise UserError(f"{path}: {len(found)} blocks of {recipe.block} bytes are too few")
+        raise UserError(f"{path}: {len(found)} blocks are too few", "lower --block")
     return *_cut(found, found), 0
 
 

@@ -107,24 +107,24 @@ _FROM_1 = (
 _LEAST = {**dict.fromkeys(_FROM_0.split(), 0), **dict.fromkeys(_FROM_1.split(), 1), "block": 2}
 _HELP = {
     "model": f"{', '.join(MODELS)} (resnet18)",
-    "num_classes": "default: what the data has",
-    "pretrained": "begin with what fits of this checkpoint's weights",
+    "num_classes": "default: the classes of the data",
+    "pretrained": "start from the matching weights of this checkpoint",
     "dataset": "cifar10, imagenet, or a folder of images or a text (cifar10)",
     "data_path": "the folder of cifar10 or imagenet",
     "image_size": "pixels (32 for cifar10, 224 otherwise)",
-    "block": "bytes of a text that the model sees (128)",
-    "scale": "width of the model against the usual one (1.0)",
-    "max_steps": "end after so many optimizer steps",
+    "block": "context of a text model in bytes (128)",
+    "scale": "factor on the width of the model (1.0)",
+    "max_steps": "end after this number of optimizer steps",
     "batch_size": "per rank (64)",
     "lr_scheduler": "cosine or constant",
     "clip": "upper bound of the gradients' norm",
     "mixed_precision": "fp16 or bf16",
-    "checkpoint_dir": "outside the platform, which has its own",
-    "resume_from": "this run's own newest checkpoint (latest); without one, that of another run",
-    "num_workers": "ranks of the job, where -n does not say",
+    "checkpoint_dir": "checkpoint folder of a run without Phalanx",
+    "resume_from": "latest: the job's newest checkpoint; PATH: that of another run, if the job has none",
+    "num_workers": "ranks of the job, unless -n is given",
     "gpus_per_worker": "slots that each rank uses (1)",
     "num_dataloader_workers": "data loading processes of each rank (2)",
-    "profile_steps": "profile so many steps, from the tenth one on",
+    "profile_steps": "profile this number of steps, from the tenth on",
 }
 _METAVARS = {"pretrained": "PATH", "checkpoint_freq": "STEPS", "resume_from": "PATH|latest"}
 
@@ -232,10 +232,10 @@ def _problems(recipe: Recipe) -> list[Problem]:
         said = f"must be at least {LEAST_PIXELS}"
         found.append(Problem("--image-size", said, str(recipe.image_size)))
     if not recipe.is_image and recipe.dataset in ("cifar10", "imagenet"):
-        said = f"{recipe.model} reads a text: name a file or a folder of them"
+        said = f"{recipe.model} reads a text: name a file or a folder of texts"
         found.append(Problem("--dataset", said, recipe.dataset))
     if recipe.dataset in ("cifar10", "imagenet") and recipe.is_image and not recipe.data_path:
-        found.append(Problem("--data-path", f"is needed: where {recipe.dataset} lies"))
+        found.append(Problem("--data-path", f"is required: the folder of {recipe.dataset}"))
     return found
 
 

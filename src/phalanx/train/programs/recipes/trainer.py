@@ -47,7 +47,7 @@ def task_of(recipe: Recipe) -> Task:
         train, held_out, found = datasets.images(recipe)
         count = recipe.num_classes or found
         if count < found:
-            raise UserError(f"--num-classes {count}: the data has {found}")
+            raise UserError(f"--num-classes {count}: the data has {found} classes")
 
         def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             return functional.cross_entropy(model(x), y, label_smoothing=recipe.label_smoothing)
@@ -112,7 +112,7 @@ def steps_of(recipe: Recipe, num_samples: int, num_ranks: int) -> int:
     batch = recipe.batch_size * num_ranks
     if num_samples < batch:
         said = f"{num_samples} samples for training are less than a batch on {num_ranks} ranks, {batch}"
-        raise UserError(said, "--batch-size says how many each rank gets")
+        raise UserError(said, "lower --batch-size, the samples of each rank")
     return math.ceil(num_samples // batch / recipe.gradient_accumulation_steps)
 
 
@@ -185,7 +185,7 @@ def _begin_with(model: nn.Module, recipe: Recipe) -> None:
         if name in own and tuple(one.shape) == tuple(own[name].shape)
     }
     if not fit:
-        raise UserError(f"--pretrained: {path}: none of its weights fits {recipe.model}")
+        raise UserError(f"--pretrained: {path}: no weights in it match {recipe.model}")
     model.load_state_dict({**own, **fit})
 
 

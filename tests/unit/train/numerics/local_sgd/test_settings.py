@@ -30,14 +30,14 @@ def test_a_name_or_a_mapping_says_it():
         ({"method": "diloco", "evry": 5}, "did you mean every"),
         ({"method": "diloco", "outer": {"momentm": 0.5}}, "did you mean outer.momentum"),
         ({"method": "diloco", "every": 0}, "every must be a whole number, at least 1"),
-        ({"method": "diloco", "every": 3, "fragments": 4}, "fragments must be at most every"),
+        ({"method": "diloco", "every": 3, "fragments": 4}, "fragments must be at most `every`"),
         ({"method": "diloco", "quantize": "int2"}, "quantize must be none, int8 or int4"),
         ({"method": "diloco", "outer": {"lr": 0}}, "outer.lr must be a number above 0"),
         ({"method": "diloco", "outer": {"momentum": 1.0}}, "below 1"),
         ({"method": "local_sgd", "outer": {"nesterov": True}}, "needs a momentum"),
         ({"method": "diloco", "outer": "sgd"}, "outer must be a mapping"),
-        ({"method": "diloco", "staleness": 2}, "staleness goes with server"),
-        ({"method": "server", "quantize": "int8"}, "quantize goes with local_sgd or diloco"),
+        ({"method": "diloco", "staleness": 2}, "staleness is only for server"),
+        ({"method": "server", "quantize": "int8"}, "quantize is only for local_sgd or diloco"),
     ],
 )
 def test_what_makes_no_sense_is_named(value, word):

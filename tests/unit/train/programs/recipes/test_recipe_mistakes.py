@@ -56,7 +56,7 @@ def test_half_of_cifar(tmp_path):
     with pytest.raises(UserError, match=r"test_batch\.bin: there is no such file"):
         datasets.images(recipe)
     (tmp_path / "test_batch.bin").write_bytes(bytes(3072))
-    with pytest.raises(UserError, match="no rows of 3073"):
+    with pytest.raises(UserError, match="not a multiple of 3073"):
         datasets.images(recipe)
     (tmp_path / "test_batch.bin").write_bytes(bytes(3073))
     assert datasets.images(recipe)[2] == 10
@@ -64,5 +64,5 @@ def test_half_of_cifar(tmp_path):
 
 def test_pickles_are_not_read(tmp_path):
     (tmp_path / "cifar-10-batches-py").mkdir()
-    with pytest.raises(UserError, match="nothing is unpickled"):
+    with pytest.raises(UserError, match="pickles, which are not read"):
         datasets.images(Recipe(dataset="cifar10", data_path=str(tmp_path)))

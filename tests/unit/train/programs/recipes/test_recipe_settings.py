@@ -60,7 +60,7 @@ def test_numbers_as_people_write_them(tmp_path):
         ("{model: {image_size: 4}, data: {path: x}}", "--image-size: must be at least 8"),
         ("model: {name: resnet19}", "--model: must be resnet18, resnet50"),
         ("model: {name: gpt}", "--dataset: gpt reads a text"),
-        ("model: {name: resnet18}", "--data-path: is needed: where cifar10 lies"),
+        ("model: {name: resnet18}", "--data-path: is required: the folder of cifar10"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path, text, words):

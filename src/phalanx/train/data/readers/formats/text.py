@@ -70,7 +70,7 @@ class TextFile(Dataset[Block]):
         self._block_starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         if not len(self):
             raise UserError(
-                f"{self.source.where} has no block of {block} {unit} and one more", "lower block"
+                f"{self.source.where} has fewer than {block + 1} {unit} in each file", "lower block"
             )
 
     def __getstate__(self) -> dict[str, Any]:

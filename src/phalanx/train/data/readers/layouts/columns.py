@@ -95,7 +95,7 @@ def unpack(data: Any, layout: Mapping[str, Mapping[str, Any]]) -> dict[str, Arra
         shape = tuple(int(n) for n in row["shape"])
         count = int(np.prod(shape, dtype=np.int64))
         if min(shape, default=0) < 0 or int(row["at"]) < 0:
-            raise ValueError(f"table {name} has an impossible shape")
+            raise ValueError(f"table {name} has a shape that is not valid")
         if count == 0:
             tables[name] = np.zeros(shape, dtype)
         else:

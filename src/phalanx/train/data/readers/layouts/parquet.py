@@ -38,7 +38,7 @@ def check_columns(file: Any, columns: Sequence[str], path: Path) -> None:
     for column in columns:
         if column not in names:
             near = nearest(column, names)
-            hint = f"did you mean {near!r}?" if near else f"it has {', '.join(names)}"
+            hint = f"did you mean {near!r}?" if near else f"the columns are {', '.join(names)}"
             raise UserError(f"{path} has no column {column!r}", hint)
 
 

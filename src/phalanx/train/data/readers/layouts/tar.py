@@ -66,7 +66,7 @@ def _check_end(file: BinaryIO, at: int) -> None:
     """Check for the block of zeros after the last member; tarfile accepts a file without it."""
     file.seek(at)
     if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-        raise tarfile.ReadError("it has no end mark, so it was cut off")
+        raise tarfile.ReadError("the end mark is missing: the file is truncated")
 
 
 def _take(layout: ShardLayout, member: tarfile.TarInfo, shard: str, shard_size: int) -> None:
