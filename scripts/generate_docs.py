@@ -91,7 +91,7 @@ def parameters(command: Any) -> str:
             continue
         names = ", ".join(f"`{word}`" for word in [*one.opts, *one.secondary_opts])
         default = one.default
-        shown = f" Default: {default}." if default not in (None, False, [], ()) else ""
+        shown = f" Default: {default}." if default not in (None, False, "", [], ()) else ""
         envvar = f" Environment: `{one.envvar}`." if getattr(one, "envvar", None) else ""
         rows.append([names, (one.help or "") + shown + envvar])
     return table(["argument or option", "meaning"], rows) if rows else ""
@@ -188,7 +188,8 @@ def _default(model: type[BaseModel], name: str, default: Any) -> str:
     if default in ([], {}):
         return "empty"
     probe = model.model_construct(**{name: default}).model_dump(mode="json", include={name})
-    return f"`{next(iter(probe.values()))}`"
+    value = next(iter(probe.values()))
+    return f"`{json.dumps(value) if isinstance(value, bool) else value}`"
 
 
 def spec_page() -> str:

@@ -119,7 +119,7 @@ def test_a_file_is_read_in_checked_pieces(tmp_path):
     with pytest.raises(CheckpointCorrupt, match="ends"):
         file.read_into(size, memoryview(bytearray(1)))
     swapped = FileEntry("x", size, entry.digest, tuple(reversed(entry.chunks)))
-    with pytest.raises(CheckpointCorrupt, match="add up"):
+    with pytest.raises(CheckpointCorrupt, match="digests of the chunks"):
         checkpoint.VerifiedFile(tmp_path, swapped)
 
 

@@ -151,7 +151,7 @@ def test_a_manifest_moved_to_another_directory_is_refused(tmp_path):
     path = save(tmp_path, 1)
     path.rename(tmp_path / "step-00000099-00000001")
     listing = checkpoint.scan(tmp_path)
-    assert not listing.good and "manifest of" in next(iter(listing.bad.values()))
+    assert not listing.good and "manifest names" in next(iter(listing.bad.values()))
 
 
 def test_quarantine_takes_it_out_of_every_list(tmp_path):

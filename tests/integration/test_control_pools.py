@@ -126,7 +126,7 @@ def test_a_leaving_node_is_left_in_time(rig: Rig) -> None:
     assert orders.grace_left_s == pytest.approx(10.0)  # two seconds are left for the rest
     view = rig.job(num)
     assert (view.state, view.reason.code) == ("stopping", "preempted")
-    assert "taken away" in view.reason.message
+    assert "being removed" in view.reason.message
     assert draining_step(rig.platform, rig.clock.now()) == ()
     rig.check_log(num)
 

@@ -135,4 +135,4 @@ def test_the_supervisor_trims_also_while_nobody_takes_its_bulk(tmp_path):
     shipper.add(Generation())
     assert shipper.ship() is False
     assert shipper.ship() is False
-    assert [(one.rank, "left out" in one.message) for one in outbox.said] == [(3, True)]
+    assert [(one.rank, "dropped" in one.message) for one in outbox.said] == [(3, True)]

@@ -172,7 +172,7 @@ def test_layers_that_look_at_values_are_named():
             return x[: int(x.sum())]
 
     shapes = stages.StageShapes([stages.layers_of(nn.Sequential(Looks()))])
-    with pytest.raises(NotSupported, match="stage 0 does not tell"):
+    with pytest.raises(NotSupported, match="stage 0 has no output shape"):
         shapes.between([torch.ones(3)])
 
 

@@ -102,7 +102,7 @@ def _publisher(home: HomeLayout, url: str, token: str, detached: bool) -> Callab
         if not detached:
             print(f"Phalanx {__version__} at {url} (home {home.root})", flush=True)  # noqa: T201
             print(f"  pages: {url}/login?token={token}", flush=True)  # noqa: T201
-            print("  Ctrl-C stops it; running jobs go on.", flush=True)  # noqa: T201
+            print("  Ctrl-C stops it; running jobs continue.", flush=True)  # noqa: T201
 
     return publish
 

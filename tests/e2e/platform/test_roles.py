@@ -99,7 +99,7 @@ def test_who_is_required_takes_all_along_and_who_is_not_goes_alone(
     kill(first["server"][0], signal.SIGKILL)
     with platform.client() as client:
         wait_until(lambda: any(one.kind == "warned" for one in client.history(num)), "the warning")
-    assert "the job goes on without it" in platform.run("show", job).stdout
+    assert "the job continues without the role" in platform.run("show", job).stdout
     assert (platform.show(job).state, platform.show(job).restarts) == ("running", 0)
     everyone = [one for pid in (*first["learner"], *first["actor"]) for one in family(pid)]
     kill(first["actor"][1], signal.SIGKILL)

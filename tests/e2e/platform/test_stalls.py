@@ -51,7 +51,7 @@ def test_a_rank_that_hangs_is_named_with_its_line_and_the_job_recovers(
     assert (kept["attempt"], kept["generation"], kept["elsewhere"]) == (1, 0, [1])
     assert all("care_job.py" in one["text"] for one in kept["ranks"])
     shown = platform.run("stacks", job, "--kept").stdout
-    assert f"rank 1: care_job.py:{number} in wait_for_ever  <- elsewhere" in shown
+    assert f"rank 1: care_job.py:{number} in wait_for_ever  <- differs" in shown
 
 
 @pytest.mark.proof

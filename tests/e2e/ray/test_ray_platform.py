@@ -129,8 +129,8 @@ def test_a_drained_node_is_left_with_a_checkpoint(platform, tmp_path):
     view = platform.wait_state(job, "succeeded")
     assert view.attempts == 2
     assert view.lineage.redone == 0  # it saved before it left
-    assert "is being taken away by its cluster" in platform.run("show", job, "--json").stdout or (
-        "taken away" in platform.run("show", job).stdout
+    assert "is being removed by the cluster" in platform.run("show", job, "--json").stdout or (
+        "being removed" in platform.run("show", job).stdout
     )
     platform.raylets.sigkill(node)
     platform.raylets.forget(node)

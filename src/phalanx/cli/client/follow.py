@@ -288,7 +288,7 @@ class Follower:
             rank = job.failure.rank if job.failure is not None else None
             which = "" if rank is None else f" --rank {rank}"
             self._screen.say(f"  {job.reason.message}")
-            self._screen.say(f"  all its output: phalanx logs {job.label}{which}")
+            self._screen.say(f"  all output: phalanx logs {job.label}{which}")
 
     def _show_failure(self, failure: FailureView) -> None:
         """Show the traceback in one block, unless it was just shown."""

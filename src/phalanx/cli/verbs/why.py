@@ -64,13 +64,13 @@ def _eta(found: WhyView) -> str:
     likely = f"expected to start at {output.moment(found.eta_p50_at)}"
     if found.eta_p90_at is None:
         return likely
-    return f"{likely}, by {output.moment(found.eta_p90_at)} with 90 %"
+    return f"{likely}, by {output.moment(found.eta_p90_at)} with a probability of 90%"
 
 
 def _victims(found: WhyView) -> list[str]:
     lines = [f"{job_label(one.job)} {one.text}" for one in found.victims]
     if found.preempted_for is not None:
-        lines.append(f"it {found.preempted_for.text}")
+        lines.append(f"the job {found.preempted_for.text}")
     return lines
 
 
@@ -85,4 +85,4 @@ def _print_failure(view: JobView) -> None:
     if view.state == "failed":
         rank = None if view.failure is None else view.failure.rank
         only = "" if rank is None else f" --rank {rank}"
-        print(f"  its output: phalanx logs {view.label}{only}")
+        print(f"  all output: phalanx logs {view.label}{only}")

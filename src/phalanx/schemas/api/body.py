@@ -42,7 +42,7 @@ class RequestBody(BaseModel):
 
 
 class ProblemView(ResponseBody):
-    """One fault in a spec: where, what, what is there."""
+    """One fault in a spec: its path, what is wrong, and the value found."""
 
     path: str
     message: str
@@ -74,12 +74,12 @@ class InfoView(ResponseBody):
 
 
 class HelloRequest(RequestBody):
-    """A client announces itself; an embedded server stays up for it."""
+    """Announces a client; an embedded server stays up for it."""
 
     client: str = ""
 
 
 class HelloResponse(ResponseBody):
-    """Seconds for which the server stays without another call; None: without limit."""
+    """Seconds that the server stays up without another call; None: no limit."""
 
     keep_alive_s: float | None

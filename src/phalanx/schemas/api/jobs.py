@@ -34,14 +34,14 @@ class SubmitResponse(ResponseBody):
 
 
 class ReasonView(ResponseBody):
-    """Why a job is where it is."""
+    """The reason of a job's state: a code and one line of text."""
 
     code: str
     message: str = ""
 
 
 class FailureView(ResponseBody):
-    """The first failure of a generation. `traceback` is empty where there was none to find."""
+    """The first failure of a generation. `traceback` is empty where none was found."""
 
     cause: str
     message: str
@@ -100,7 +100,7 @@ class NodeRankView(ResponseBody):
 
 
 class ProgressView(ResponseBody):
-    """How far a job is. `high_water_step` never goes back; `step` is the live generation's."""
+    """Progress of a job. `high_water_step` never decreases; `step` is that of the live generation."""
 
     step: int | None = None
     epoch: int | None = None
@@ -113,7 +113,7 @@ class ProgressView(ResponseBody):
 
 
 class RestartView(ResponseBody):
-    """One interruption: what it was, and what it cost. Times None: not known, or not yet."""
+    """One restart: its cause and its cost. Times are None while they are not known."""
 
     attempt: int
     generation: int  # the one that ended
@@ -196,7 +196,7 @@ class JobPage(ResponseBody):
 
 
 class EventView(ResponseBody):
-    """One line of a job's story. `state` and `reason` are the job's after it."""
+    """One event of a job. `state` and `reason` are those of the job after the event."""
 
     job: int
     seq: int
@@ -213,7 +213,7 @@ class EventView(ResponseBody):
 
 
 class EventPage(ResponseBody):
-    """`cursor` is the `after` of the next call; `done`: the job is over and no event is left."""
+    """`cursor` is the `after` of the next call; `done`: the job has ended and no event is left."""
 
     events: list[EventView]
     cursor: int
@@ -237,7 +237,7 @@ class CheckpointView(ResponseBody):
 
 
 class StopRequest(RequestBody):
-    """`grace_s` None takes the spec's; 0 kills at once."""
+    """`grace_s` None: the spec's `grace`; 0: kill at once."""
 
     goal: Literal["cancel", "pause"] = "cancel"
     grace_s: Annotated[float, Field(ge=0, le=86400)] | None = None

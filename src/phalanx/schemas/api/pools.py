@@ -10,7 +10,7 @@ from phalanx.schemas.api.body import At, RequestBody, ResponseBody
 
 
 class PoolView(ResponseBody):
-    """A pool and how full it is. `num_closed`: nodes on which nothing may start."""
+    """A pool and its free slots. `num_closed`: nodes on which no job may start."""
 
     name: str
     num_nodes: int
@@ -29,7 +29,7 @@ class PoolView(ResponseBody):
 
 
 class NodeView(ResponseBody):
-    """One machine."""
+    """One node of a pool."""
 
     id: str
     pool: str
@@ -54,11 +54,11 @@ class NodeView(ResponseBody):
 
 
 class ProjectView(ResponseBody):
-    """A tenant: its limits, and how things stand. Limits None: none.
+    """A project: its limits and its usage. A limit None does not limit.
 
-    `held_slots` are its own, `child_slots` those that the projects below it hold: its limits bind both
-    together. `entitled_slots` is what it may count on now, `average_slots` what it has held on
-    average, older use counting less.
+    `held_slots` are those of its own jobs, `child_slots` those of its child projects; its limits apply to
+    both together. `entitled_slots` is its entitlement now, `average_slots` the decayed average of its
+    usage.
     """
 
     name: str
@@ -87,21 +87,21 @@ class ApplyRequest(RequestBody):
 
 
 class ChangeView(ResponseBody):
-    """What became of one pool or project of the file."""
+    """The outcome for one pool or project of the file."""
 
     name: str
     outcome: Literal["created", "changed", "unchanged"]
 
 
 class ApplyResponse(ResponseBody):
-    """`warnings` are about what is allowed and probably not meant."""
+    """`warnings` name settings that are valid and probably not intended."""
 
     changes: list[ChangeView]
     warnings: list[str] = Field(default_factory=list)
 
 
 class DrainRequest(RequestBody):
-    """Take a node out. `jobs`: leave them running there, or let them save and go elsewhere."""
+    """Drain a node. `jobs`: leave them running, or let them save and start on other nodes."""
 
     reason: Annotated[str, Field(max_length=500)] = ""
     state: Literal["drained", "quarantined"] = "drained"

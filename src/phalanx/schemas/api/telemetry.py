@@ -10,9 +10,9 @@ from phalanx.schemas.api.body import At, RequestBody, ResponseBody
 
 
 class LogLine(ResponseBody):
-    """One line without its end. `partial`: its end has not arrived yet, and may come as a new line.
+    """One line without its line end. `partial`: the rest of the line may follow as a new line.
 
-    `role` and the rank in it are those of a gang with several roles.
+    `role` and `rank_in_role` are given for gangs with several roles.
     """
 
     rank: int
@@ -32,7 +32,7 @@ class LogLine(ResponseBody):
 
 
 class LogPage(ResponseBody):
-    """Lines in the order of their arrival. `done`: the job is over and nothing is left."""
+    """Lines in the order of arrival. `done`: the job has ended and no line is left."""
 
     lines: list[LogLine]
     cursor: str
@@ -74,7 +74,7 @@ class RequestTicket(ResponseBody):
 
 
 class RankStacksView(ResponseBody):
-    """Where one rank was. `place`: the innermost line of its own script; None where that is unknown."""
+    """Stacks of one rank. `place`: the innermost line of the script; None where it is unknown."""
 
     rank: int
     node_rank: int
@@ -84,7 +84,7 @@ class RankStacksView(ResponseBody):
 
 
 class StacksCapture(RequestTicket):
-    """All ranks at one moment. `elsewhere`: ranks that the others are likely to wait for."""
+    """Stacks of all ranks at one time. `elsewhere`: ranks at another place than the others."""
 
     at: At
     ranks: list[RankStacksView]
@@ -101,7 +101,7 @@ class StacksView(ResponseBody):
 
 
 class ProfileRequest(RequestBody):
-    """Request a profile: `steps` with clocks, then `traced` ones with torch's profiler."""
+    """Request a profile: `steps` measured without a trace, then `traced` steps with torch's profiler."""
 
     steps: int = 20
     traced: int = 3
@@ -109,7 +109,7 @@ class ProfileRequest(RequestBody):
 
 
 class SplitView(ResponseBody):
-    """Means over the profiled steps of one rank, in seconds; see `core.profiles.Split`."""
+    """Means over the profiled steps of one rank, in seconds."""
 
     rank: int
     steps: int

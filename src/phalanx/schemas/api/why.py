@@ -9,7 +9,7 @@ from phalanx.schemas.api.jobs import ReasonView
 
 
 class ConstraintView(ResponseBody):
-    """One thing in the way: `need` against `have` in `unit`, and the names that it is about."""
+    """One constraint that blocks the job: `need` against `have` in `unit`, and the names concerned."""
 
     binding: str
     text: str
@@ -20,9 +20,9 @@ class ConstraintView(ResponseBody):
 
 
 class CounterfactualView(ResponseBody):
-    """One change that would let the job start now, found by planning again with it.
+    """One change that would let the job start now, found by planning again.
 
-    `by_preemption`: once the `victims` have saved and exited.
+    `by_preemption`: the start follows once the `victims` have saved and exited.
     """
 
     kind: str
@@ -32,7 +32,7 @@ class CounterfactualView(ResponseBody):
 
 
 class VictimView(ResponseBody):
-    """A running job that is preempted for another one: which, why, and the expected cost."""
+    """A running job that would be preempted for another one: the reason and the expected cost."""
 
     job: int
     beneficiary: int
@@ -42,9 +42,9 @@ class VictimView(ResponseBody):
 
 
 class EvictionView(ResponseBody):
-    """A time when the scheduler asked this job to save and exit. Costs None: not known yet.
+    """A stop of this job by the scheduler. Costs are None while they are not known.
 
-    `beneficiary` None: it was moved or resized for its own good, or its node was drained.
+    `beneficiary` None: no other job gained from it, as with a resize or a drained node.
     """
 
     at: At
@@ -57,9 +57,9 @@ class EvictionView(ResponseBody):
 
 
 class WhyView(ResponseBody):
-    """Why a job is where it is. What concerns waiting is given for queued jobs only.
+    """An explanation of a job's state. Fields about waiting are given for queued jobs only.
 
-    `position` counts from 1 in the order in which the planner looks at the queue; ETAs are absent
+    `position` counts from 1 in the order in which the planner serves the queue; ETAs are absent
     where none can be estimated.
     """
 

@@ -207,9 +207,7 @@ def current_form(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     if "pools" in data or "executor" not in data:
         return dict(data), []
     entry = {key: value for key, value in data.items() if key != "schema"}
-    said = (
-        "one pool without a list is an older form of pool files: write it as an entry of `pools:`"
-    )
+    said = "a pool outside a list is an older form of pool files; write it as an entry of `pools:`"
     return {"schema": data.get("schema", POOL_SCHEMA), "pools": [entry]}, [said]
 
 
@@ -265,7 +263,7 @@ def _unknown_executors(file: PoolFile, executors: list[str]) -> list[Problem]:
     return [
         Problem(
             f"pools[{i}].executor",
-            f"no such executor; there is {', '.join(executors)}",
+            f"no such executor; known: {', '.join(executors)}",
             pool.executor,
         )
         for i, pool in enumerate(file.entries)

@@ -55,7 +55,7 @@ class BestCheckpoints(Section):
 
 
 class KeepCheckpoints(Section):
-    """Which checkpoints stay. The only valid one is never deleted."""
+    """Which checkpoints retention keeps. The only valid one is never deleted."""
 
     last: WholeFromOne | None = Field(default=3, description="Newest checkpoints; null: all.")
     best: BestCheckpoints | None = optional("The best checkpoints by a metric are kept as well.")
@@ -69,7 +69,7 @@ class KeepCheckpoints(Section):
 
 
 class CheckpointKey(Section):
-    """Where the ranks find the key that encrypts checkpoints; the key itself never stands in a spec."""
+    """Where the ranks find the key that encrypts checkpoints; the spec never holds the key itself."""
 
     key_env: Variable | None = optional("Environment variable of the ranks that holds the key.")
     key_file: NotEmpty | None = optional("File on the ranks' nodes that holds the key.")

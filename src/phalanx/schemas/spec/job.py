@@ -59,7 +59,7 @@ _DAY_S = 86400.0
 
 
 class PlacementWish(Section):
-    """Topology levels of the pool, such as node, rack or zone."""
+    """Where the gang may be placed. Levels are those of the pool, such as node, rack or zone."""
 
     required: Name | None = optional("Level of which one domain must hold the gang.")
     preferred: Name | None = optional(
@@ -79,7 +79,7 @@ def _budget_count(value: Any) -> Any:
 
 
 class RestartBudget(Section):
-    """How often the job may come back from one cause without making progress in between."""
+    """Limit of restarts for one cause without progress in between."""
 
     count: Annotated[WholeFromZero | None, BeforeValidator(_budget_count)] = Field(
         description="Maximum number of restarts; `unlimited`: no limit."
@@ -175,7 +175,7 @@ class Warm(Section):
 
 
 class Mount(Section):
-    """Something of the outside, seen by the ranks."""
+    """A file system or bucket that is mounted for the ranks."""
 
     source: NotEmpty = Field(description="File system or bucket to mount.")
     path: Annotated[str, Field(strict=True, pattern="^/")] = Field(description="Absolute path.")
@@ -193,13 +193,13 @@ def _mount(value: Any) -> Any:
 
 
 class CostLimit(Section):
-    """What the job may cost."""
+    """Limit on the cost of the job."""
 
     usd: Annotated[float, Field(gt=0)] = Field(description="Upper limit in US dollars.")
 
 
 class Schedule(Section):
-    """When the job is started again and again."""
+    """Times at which the job is started."""
 
     cron: Cron = Field(description="Cron fields: minute hour day month weekday.")
 

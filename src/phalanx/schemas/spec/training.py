@@ -67,7 +67,7 @@ SyncMethod = Annotated[
 
 
 class OuterOptimizer(Section):
-    """SGD over the mean of what the ranks did since the last exchange."""
+    """SGD over the mean of the ranks' changes since the last exchange."""
 
     lr: Annotated[float, Field(gt=0)] | None = optional("Learning rate.")
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = optional("Momentum.")
@@ -75,7 +75,7 @@ class OuterOptimizer(Section):
 
 
 class WeightSync(Section):
-    """Ranks that train on their own, and how they exchange weights."""
+    """Training with independent replicas, and how they exchange weights."""
 
     method: SyncMethod = Field(description="Method; none reduces gradients in every step.")
     every: WholeFromOne | None = optional(
@@ -106,7 +106,7 @@ class WeightSync(Section):
 
 
 class Network(Section):
-    """Variables of NCCL and gloo for ranks; what `env` says stands over them."""
+    """Variables of NCCL and gloo for ranks; `env` overrides them."""
 
     preset: Literal["nvlink", "infiniband", "ethernet", "ethernet_fast"] | None = optional(
         "Settings for this interconnect."

@@ -33,7 +33,7 @@ router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
 
 @router.post("", status_code=201)
 def post_job(here: Here, request: SubmitRequest, dry_run: bool = False) -> SubmitResponse:
-    """Submit a job. With `dry_run` only the resolved spec is answered."""
+    """Submit a job. With `dry_run`, only return the resolved spec."""
     if dry_run:
         return SubmitResponse(job=None, spec=check(here.platform, request).resolved)
     num, accepted = submit(here.platform, request, here.clock.now())
@@ -51,7 +51,7 @@ def get_jobs(  # noqa: PLR0913
     before: int | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> JobPage:
-    """Jobs, newest first. `before` is the `next` of the page before."""
+    """Jobs, newest first. `before` is the `next` of the previous page."""
     wanted = JobFilter(
         states=tuple(_state(one) for one in state or ()),
         project=project,
@@ -175,5 +175,5 @@ def post_resume(here: Here, num: int) -> JobView:
 
 @router.get("/{num}/why")
 def get_why(here: Here, num: int) -> WhyView:
-    """Why a job waits, runs or leaves: its constraints, expected start and what would start it now."""
+    """Why a job waits, runs or stops: its constraints, expected start and what would start it now."""
     return why_view(here.platform, num, here.clock.now())

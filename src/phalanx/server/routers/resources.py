@@ -22,7 +22,7 @@ _ACTOR = "user"
 
 @router.get("/pools")
 def get_pools(here: Here) -> list[PoolView]:
-    """Pools and what is free in them."""
+    """Pools with their free slots."""
     return inventory.list_pools(here.platform)
 
 
@@ -40,14 +40,14 @@ def get_pool(here: Here, name: str) -> PoolView:
 
 @router.delete("/pools/{name}", status_code=204)
 def delete_pool(here: Here, name: str) -> Response:
-    """Remove a pool in which nothing runs."""
+    """Remove a pool in which no job runs."""
     pools.remove_pool(here.platform, name)
     return Response(status_code=204)
 
 
 @router.get("/nodes")
 def get_nodes(here: Here, pool: str | None = None) -> list[NodeView]:
-    """Nodes and what is free on them."""
+    """Nodes with their free slots."""
     return inventory.list_nodes(here.platform, pool)
 
 
@@ -72,7 +72,7 @@ def post_undrain(here: Here, name: str) -> NodeView:
 
 @router.get("/projects")
 def get_projects(here: Here) -> list[ProjectView]:
-    """Projects, their limits and what they hold."""
+    """Projects with their limits and usage."""
     return projects.list_projects(here.platform, here.clock.now())
 
 
@@ -90,6 +90,6 @@ def get_project(here: Here, name: str) -> ProjectView:
 
 @router.delete("/projects/{name}", status_code=204)
 def delete_project(here: Here, name: str) -> Response:
-    """Remove a project's limits; its jobs go on."""
+    """Remove a project's limits; its jobs continue."""
     projects.remove_project(here.platform, name)
     return Response(status_code=204)

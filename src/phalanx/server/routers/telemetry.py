@@ -30,7 +30,7 @@ async def get_logs(  # noqa: PLR0913
     cursor: str | None = None,
     wait_s: Annotated[float, Query(ge=0)] = 0.0,
 ) -> LogPage:
-    """Lines in the order of their arrival, behind `cursor`; waits up to `wait_s` for some.
+    """Lines after `cursor` in the order of arrival; waits up to `wait_s` seconds for the first one.
 
     With `role`, `rank` counts in that role.
     """
@@ -53,7 +53,7 @@ def get_metrics(
     max_points: Annotated[int, Query(ge=4, le=100_000)] = 1000,
     role: str | None = None,
 ) -> MetricsView:
-    """Series by name and rank, thinned to `max_points` each; peaks stay.
+    """Series by name and rank, downsampled to `max_points` each; peaks are kept.
 
     With `role`, `rank` counts in that role; the answer counts ranks in the gang.
     """

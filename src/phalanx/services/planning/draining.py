@@ -49,5 +49,5 @@ def _first_leaving(job: Job, leaving: dict[str, Node]) -> Node | None:
 def _request(job: Job, node: Node, now: int) -> StopRequested:
     left_s = ((node.leaves_at or now) - now) / _US
     grace_s = max(0.0, min(job.policy.grace_s, left_s - _MARGIN_S))
-    said = f"node {node.id} is being taken away by its cluster"
+    said = f"node {node.id} is being removed by the cluster"
     return StopRequested(StopGoal.REQUEUE, Reason(ReasonCode.PREEMPTED, said), grace_s)

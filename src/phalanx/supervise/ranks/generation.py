@@ -272,7 +272,7 @@ class Generation:
             role = self._context.assignment.role
             assert role is not None
             # The role is not required: its failure does not fail the job, but the user must see it.
-            said = f"role {role.name}: {report.message}; the job goes on without it"
+            said = f"role {role.name}: {report.message}; the job continues without the role"
             fields: dict[str, Any] = {"rank": report.rank, "message": said, "at": report.at}
             self._context.put(lambda seq: WarningReport(seq=seq, generation=self.number, **fields))
             return

@@ -83,9 +83,7 @@ class BulkShipper:
         for stream in generation.streams:
             stream.trim()
         for rank in generation.metrics.trim(generation.records.tails):
-            said = (
-                f"metrics of rank {rank} were left out: they waited too long for the control plane"
-            )
+            said = f"metrics of rank {rank} were dropped: the control plane was away for too long"
             self._warn_once(generation.number, rank, "metrics", said)
 
     def _warn_once(self, number: int, rank: int, what: str, message: str) -> None:

@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
             "--cache-size",
             default="20GB",
             type=argument(parse_size),
-            help="its bound (default 20GB)",
+            help="upper limit of that directory (default 20GB)",
         )
         one.add_argument("--ranks", type=whole, help="count the samples of each of so many ranks")
         one.add_argument(

@@ -60,14 +60,14 @@ def test_a_change_by_preemption_names_at_most_four_victims(victims, names) -> No
 def test_both_estimates_of_the_start_are_given_when_known() -> None:
     likely = why._eta(view(eta_p50_at=NOON))
     both = why._eta(view(eta_p50_at=NOON, eta_p90_at=NOON + timedelta(hours=2)))
-    assert likely.startswith("expected to start at ") and "90 %" not in likely
-    assert both.startswith(likely) and both.endswith("with 90 %")
+    assert likely.startswith("expected to start at ") and "90%" not in likely
+    assert both.startswith(likely) and both.endswith("with a probability of 90%")
 
 
 def test_victims_and_the_job_that_preempts_this_one() -> None:
     victim = VictimView(job=3, beneficiary=7, price_slot_s=1, lost_slot_s=1, text="saves for j-7")
     assert why._victims(view(victims=[victim])) == ["j-3 saves for j-7"]
-    assert why._victims(view(preempted_for=victim)) == ["it saves for j-7"]
+    assert why._victims(view(preempted_for=victim)) == ["the job saves for j-7"]
 
 
 def test_an_eviction_without_a_next_step_has_no_cost_yet() -> None:

@@ -158,7 +158,7 @@ def judge(job: Job, failure: Failure, now: int) -> RecoveryVerdict:
     policy, message = job.policy.recovery, failure.message
     if failure.exit_code is not None and failure.exit_code in policy.fail_codes:
         return RecoveryVerdict(
-            Reason(ReasonCode.EXIT_CODE, f"{message}; recovery.exit_codes says fail")
+            Reason(ReasonCode.EXIT_CODE, f"{message}; recovery.exit_codes makes this code final")
         )
     cause = failure.cause
     if is_final(failure):

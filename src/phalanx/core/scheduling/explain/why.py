@@ -141,13 +141,13 @@ def _victim(cluster: ClusterIndex, held: RunningJob, beneficiary: int, now: int)
     owner = cluster.waiting.get(beneficiary)
     wants = f" ({owner.num_slots} slots, priority {owner.priority})" if owner is not None else ""
     saves = (
-        f"it saves first ({held.save_s:.0f} s)"
+        f"the job saves first ({held.save_s:.0f} s)"
         if held.save_s is not None
-        else f"it loses {lost / 3600:.2f} slot-hours since its last checkpoint"
+        else f"the work since the last checkpoint, {lost / 3600:.2f} slot-hours, is lost"
     )
     text = (
-        f"makes room for j-{beneficiary}{wants}: of the jobs that would free a whole domain, it and "
-        f"its fellows cost least; {saves}, {cost / 3600:.2f} slot-hours in all"
+        f"makes room for j-{beneficiary}{wants}: this choice of victims frees a whole "
+        f"domain at the least cost; {saves}, {cost / 3600:.2f} slot-hours in all"
     )
     return Victim(held.job, beneficiary, cost, lost, text)
 

@@ -157,8 +157,8 @@ class NodeCache:
                 return
             if waited_s >= self.wait_s:
                 raise DataUnavailable(
-                    f"no room for {format_size(num_bytes)} in the cache {self.directory}: what is in "
-                    f"its {format_size(self.max_bytes)} is in use",
+                    f"no room for {format_size(num_bytes)} in the cache {self.directory}: all of "
+                    f"its {format_size(self.max_bytes)} are in use",
                     "raise max_bytes of the NodeCache: it must hold at least one shard for each process",
                 )
             tries += 1

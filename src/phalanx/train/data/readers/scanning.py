@@ -58,7 +58,8 @@ def detect_kind(rows: Sequence[Row], where: str) -> str:
         return found[0]
     if any(name.lower().endswith(_COMPRESSED_TARS) for name, _ in rows):
         raise NotSupported(
-            f"{where} holds compressed tar files", "decompress them: .tar can be read at random"
+            f"{where} holds compressed tar files",
+            "decompress them: only .tar files allow random access",
         )
     if any(belongs(name, "text") for name, _ in rows):
         return "text"

@@ -241,15 +241,15 @@ class TestVictims:
         assert earlier is not None and now is not None
         assert (earlier.beneficiary, now.beneficiary) == (2, 1)
         assert "makes room for j-2 (4 slots, priority 50)" in earlier.text
-        assert "it saves first (30 s), 0.10 slot-hours in all" in now.text
+        assert "the job saves first (30 s), 0.10 slot-hours in all" in now.text
 
     def test_a_beneficiary_that_is_gone_is_named_without_its_size(self) -> None:
         reservation = Reservation(2, ("n0",), NOW, NOW + 9, (8,))
         held = running(8, {0: FULL}, save_s=None)
         found = why_victim(PlanningInput(nodes(1), (held,), (), (), (reservation,)), 8, NOW)
         assert found is not None
-        assert found.text.startswith("makes room for j-2: of the jobs")
-        assert "it loses 4.00 slot-hours since its last checkpoint" in found.text
+        assert found.text.startswith("makes room for j-2: this choice of victims")
+        assert "since the last checkpoint, 4.00 slot-hours, is lost" in found.text
         assert (found.lost_slot_s, found.price_slot_s) == (4 * 3600.0, 4 * 3660.0)
 
     def test_a_job_that_does_not_run_is_no_victim(self) -> None:

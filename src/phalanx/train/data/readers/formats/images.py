@@ -101,7 +101,7 @@ class ImageFolder(Dataset[tuple[Any, int]]):
     def _mismatch(self, name: str, size: int) -> bytes:
         """Raise the exact error for a file that could not be read."""
         self.source.open(name, size, None, lambda: None).close()
-        raise DataCorrupt(f"{self.source.where}/{name} could not be read whole")
+        raise DataCorrupt(f"{self.source.where}/{name} could not be read completely")
 
 
 class _Named:
