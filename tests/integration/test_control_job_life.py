@@ -97,7 +97,7 @@ def test_pause_and_resume(rig: Rig) -> None:
     num = rig.submit()
     supervisor = launch(rig, num)
     rig.client.stop(num, goal="pause")
-    with pytest.raises(Conflict, match="still stopping to pause"):
+    with pytest.raises(Conflict, match=r"still stopping \(goal: pause\)"):
         rig.client.resume(num)
     supervisor.ended(0, "stopped", step=2)
     supervisor.leave()

@@ -372,7 +372,7 @@ def test_a_full_disk_drops_and_counts_and_says_so_later(tmp_path, monkeypatch):
     for _ in range(200):
         report.write(StepRecord(step=1))
     after = records(tmp_path / "r")[before:]
-    assert after[0]["k"] == "warn" and "dropped" in after[0]["message"]
+    assert after[0]["k"] == "warn" and "could not be written" in after[0]["message"]
     report.close()
 
 

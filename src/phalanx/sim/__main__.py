@@ -56,41 +56,45 @@ FORMATS = ("philly", "llm", "tiresias", "sia", "openb", "swf", "phalanx")
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(prog="phalanx simulate", description=__doc__.splitlines()[0])
-    jobs = made.add_argument_group("which jobs (absent: generated ones)")
-    jobs.add_argument("--trace", type=Path, help="a trace file")
-    jobs.add_argument("--format", choices=FORMATS, default="philly")
-    jobs.add_argument("--past", action="store_true", help="the past jobs of this home")
-    jobs.add_argument("--home", type=Path, default=Path.home() / ".phalanx")
-    jobs.add_argument("--since", default="30d", help="how far back past jobs go")
-    jobs.add_argument("--save-trace", type=Path, help="write the jobs, to replay them elsewhere")
-    jobs.add_argument("--jobs", type=int, default=1000, help="how many generated or read")
-    jobs.add_argument(
-        "--load", type=float, default=0.9, help="generated: wanted share of the slots"
+    made = argparse.ArgumentParser(
+        prog="phalanx simulate", description="Compare scheduling policies by simulation."
     )
-    jobs.add_argument("--seed", type=int, default=0)
-    where = made.add_argument_group("on what")
-    where.add_argument("--nodes", type=int, default=16)
-    where.add_argument("--slots-per-node", type=int, default=8)
-    where.add_argument("--rack", type=int, default=16, help="nodes in a rack")
-    where.add_argument("--topology", type=Path, help="nodes with host, core, agg, tor columns")
+    jobs = made.add_argument_group("jobs (default: generated ones)")
+    jobs.add_argument("--trace", type=Path, help="a trace file")
+    jobs.add_argument("--format", choices=FORMATS, default="philly", help="format of --trace")
+    jobs.add_argument("--past", action="store_true", help="replay the past jobs of --home")
+    jobs.add_argument("--home", type=Path, default=Path.home() / ".phalanx", help="home of --past")
+    jobs.add_argument("--since", default="30d", help="maximum age of past jobs")
+    jobs.add_argument("--save-trace", type=Path, help="write the jobs to this trace file")
+    jobs.add_argument("--jobs", type=int, default=1000, help="number of jobs to generate or read")
+    jobs.add_argument(
+        "--load", type=float, default=0.9, help="load of generated jobs, as a part of the slots"
+    )
+    jobs.add_argument("--seed", type=int, default=0, help="seed of generated jobs")
+    where = made.add_argument_group("cluster")
+    where.add_argument("--nodes", type=int, default=16, help="number of nodes")
+    where.add_argument("--slots-per-node", type=int, default=8, help="slots of each node")
+    where.add_argument("--rack", type=int, default=16, help="nodes of each rack")
+    where.add_argument("--topology", type=Path, help="CSV file: host, core, agg, tor")
     where.add_argument("--quota", action="append", default=[], metavar="PROJECT=SLOTS")
     where.add_argument("--guarantee", action="append", default=[], metavar="PROJECT=SLOTS")
     where.add_argument(
-        "--prefer", default="", metavar="LEVEL", help="what gangs insist on at first; none: nothing"
+        "--prefer", default="", metavar="LEVEL", help="preferred level of gangs, or none"
     )
-    where.add_argument("--patience", default="", help="how long they insist")
-    where.add_argument("--price", type=float, default=0.0, help="of one slot for an hour")
-    where.add_argument("--failures", type=float, default=0.0, help="1: the published rates")
-    where.add_argument("--kill", action="store_true", help="victims do not save first")
-    how = made.add_argument_group("compared how")
-    how.add_argument("--policy", default="phalanx,fifo-skip", help="comma list, or `all`")
+    where.add_argument("--patience", default="", help="how long gangs wait for that level")
+    where.add_argument("--price", type=float, default=0.0, help="US dollars per slot and hour")
+    where.add_argument("--failures", type=float, default=0.0, help="factor on published rates")
+    where.add_argument("--kill", action="store_true", help="preempt without a save")
+    how = made.add_argument_group("comparison")
     how.add_argument(
-        "--what-if", action="append", default=[], metavar="nodes=+4", help="also with this change"
+        "--policy", default="phalanx,fifo-skip", help="comma-separated policies, or `all`"
     )
-    how.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the comparison")
-    how.add_argument("--audit", action="store_true", help="check every promise at every pass")
-    how.add_argument("--json", action="store_true")
+    how.add_argument(
+        "--what-if", action="append", default=[], metavar="nodes=+4", help="also run this change"
+    )
+    how.add_argument("--plot", type=Path, metavar="FILE.svg", help="write a plot")
+    how.add_argument("--audit", action="store_true", help="check all invariants at every pass")
+    how.add_argument("--json", action="store_true", help="print JSON")
     return made
 
 

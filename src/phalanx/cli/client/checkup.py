@@ -168,5 +168,5 @@ def _server(home: Path) -> CheckResult:
     pid = found.process.pid if found.process is not None else "?"
     said = f"{found.url} (pid {pid}, version {found.version})"
     if found.version != __version__:
-        return CheckResult("warn", "control plane", said, f"restart it as {__version__}")
+        return CheckResult("warn", "control plane", said, f"restart it with {__version__}")
     return CheckResult("ok", "control plane", said)

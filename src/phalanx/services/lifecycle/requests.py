@@ -39,7 +39,7 @@ def stop(
             )
         ending = job.state is JobState.STOPPING and job.goal in (StopGoal.CANCEL, StopGoal.FAIL)
         if goal is StopGoal.PAUSE and ending:
-            raise Conflict(f"{job_label(num)} is stopping to {job.goal} and cannot be paused")
+            raise Conflict(f"{job_label(num)} is stopping (goal: {job.goal}) and cannot be paused")
         reason = Reason(_REASONS[goal], f"by {actor}")
         commit_events(tx, num, [StopRequested(goal, reason, grace_s)], now, actor)
 
@@ -61,7 +61,7 @@ def resume(platform: Platform, num: int, now: int, actor: str) -> None:
             )
         if job.state is JobState.STOPPING and job.goal is not StopGoal.REQUEUE:
             raise Conflict(
-                f"{job_label(num)} is still stopping to {job.goal}",
+                f"{job_label(num)} is still stopping (goal: {job.goal})",
                 "try again when it has stopped",
             )
         if job.state is JobState.PAUSED:

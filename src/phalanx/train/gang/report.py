@@ -85,7 +85,7 @@ class ReportFile(Report):
             self.dropped += 1
             return
         lost, self.dropped = self.dropped, 0
-        if lost and not self._append(WarningRecord(f"{lost} reports were dropped")):
+        if lost and not self._append(WarningRecord(f"{lost} reports could not be written")):
             self.dropped = lost
         if not self._append(record):
             self.dropped += 1

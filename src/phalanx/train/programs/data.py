@@ -54,24 +54,22 @@ def _parser() -> argparse.ArgumentParser:
     ):
         one = verbs.add_parser(verb, help=about, description=about)
         one.add_argument("path", help="a directory, a file, a pattern, or s3://bucket/prefix")
-        one.add_argument("--json", action="store_true", help="print the result as JSON")
-        one.add_argument(
-            "--cache", help="node-local directory for objects (default: a temporary one)"
-        )
+        one.add_argument("--json", action="store_true", help="print JSON")
+        one.add_argument("--cache", help="node-local directory for objects (default: temporary)")
         one.add_argument(
             "--cache-size",
             default="20GB",
             type=argument(parse_size),
-            help="upper limit of that directory (default 20GB)",
+            help="limit of --cache (20GB)",
         )
-        one.add_argument("--ranks", type=whole, help="count the samples of each of so many ranks")
+        one.add_argument("--ranks", type=whole, help="ranks to count the samples of")
         one.add_argument(
-            "--batch-size", type=whole, default=1, help="the loader's, for --ranks (default 1)"
+            "--batch-size", type=whole, default=1, help="batch size for --ranks (default 1)"
         )
         where = "directory for the index" if verb == "index" else "the index to compare with"
         one.add_argument("--out" if verb == "index" else "--index", dest="at", help=where)
     verbs.choices["index"].add_argument(
-        "--kind", choices=KINDS, help="default: what the files look like"
+        "--kind", choices=KINDS, help="kind of the data (default: by the files)"
     )
     return parser
 

@@ -26,14 +26,14 @@ def stop_stopping(job: Job, event: e.StopRequested, now: int) -> Decision:
     """Change the goal of a stop to a stronger one, or its deadline to an earlier one."""
     goal = job.goal or StopGoal.REQUEUE
     if _GOALS.index(event.goal) < _GOALS.index(goal):
-        return Decision(job, ignored=f"the job is already stopping to {goal}")
+        return Decision(job, ignored=f"the job is already stopping (goal: {goal})")
     deadline_at = _deadline(job, event, now)
     if job.stop_deadline_at is not None:
         deadline_at = min(deadline_at, job.stop_deadline_at)
     if goal is event.goal and deadline_at == job.stop_deadline_at:
-        return Decision(job, ignored=f"the job is already stopping to {goal}")
+        return Decision(job, ignored=f"the job is already stopping (goal: {goal})")
     if goal is StopGoal.FAIL:
-        return Decision(job, ignored="the job is already stopping to fail")
+        return Decision(job, ignored="the job is already stopping (goal: fail)")
     stopped = replace(job, goal=event.goal, reason=event.reason, stop_deadline_at=deadline_at)
     return Decision(stopped)
 

@@ -91,14 +91,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     world = argument(estimates.parse_devices)
     parser.add_argument("--world", type=world, required=True, help=known)
-    memory = "of one device, if not the table's: 40GB"
+    memory = "memory of one device, such as 40GB; default: that of the known device"
     parser.add_argument("--memory", type=argument(parse_size), help=memory)
     parser.add_argument(
         "--real",
         action="store_true",
         help="build the model with memory: for scripts that read weights",
     )
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 

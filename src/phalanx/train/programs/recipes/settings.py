@@ -115,10 +115,22 @@ _HELP = {
     "block": "context of a text model in bytes (128)",
     "scale": "factor on the width of the model (1.0)",
     "max_steps": "end after this number of optimizer steps",
-    "batch_size": "per rank (64)",
-    "lr_scheduler": "cosine or constant",
+    "epochs": "passes over the training data (10)",
+    "batch_size": "samples per rank (64)",
+    "lr": "learning rate (0.1 for ResNets, 0.001 otherwise)",
+    "momentum": "momentum of SGD (0.9)",
+    "weight_decay": "weight decay; negative: the model's usual one",
+    "warmup_epochs": "epochs of learning rate warmup (0)",
+    "label_smoothing": "label smoothing of image models (0)",
+    "gradient_accumulation_steps": "micro-batches of an optimizer step (1)",
+    "gradient_checkpointing": "recompute activations in the backward pass",
+    "checkpoint_freq": "steps between checkpoints",
+    "keep_last_n": "newest checkpoints to keep (3)",
+    "prefetch_factor": "batches that a data loading process prefetches (2)",
+    "seed": "seed of weights and data order (0)",
+    "lr_scheduler": "cosine or constant (cosine)",
     "clip": "upper bound of the gradients' norm",
-    "mixed_precision": "fp16 or bf16",
+    "mixed_precision": "fp32, fp16 or bf16 (fp32)",
     "checkpoint_dir": "checkpoint folder of a run without Phalanx",
     "resume_from": "latest: the job's newest checkpoint; PATH: that of another run, if the job has none",
     "num_workers": "ranks of the job, unless -n is given",
@@ -136,7 +148,7 @@ def parser() -> argparse.ArgumentParser:
         description="Train a known model on a folder of images or a text, on all ranks.",
     )
     made.add_argument("--config", metavar="FILE", help="YAML or JSON; flags override it")
-    made.add_argument("--check", action="store_true", help="only check, and print as JSON")
+    made.add_argument("--check", action="store_true", help="check and print JSON; do not train")
     for name, usual in asdict(Recipe()).items():
         flag, about = "--" + name.replace("_", "-"), _HELP.get(name)
         if isinstance(usual, bool):
