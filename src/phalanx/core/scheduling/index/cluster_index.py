@@ -191,7 +191,7 @@ class ClusterIndex:
         self.demand[job.project] = self.demand.get(job.project, 0) + job.num_slots
         self._add_queued_demand(job, 1)
         self._count(job, 1)
-        if job.not_before is not None:
+        if job.not_before is not None and job.not_before > self.now:
             self.deferred[job.num] = job.not_before
         else:
             self._enqueue(job)

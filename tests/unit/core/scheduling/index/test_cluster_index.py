@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from phalanx.core.gang.placement import GangShape, RoleShape
@@ -406,6 +406,7 @@ EVENTS: dict[str, Callable[[ClusterIndex, int, int], None]] = {
 
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(sorted(EVENTS)), NUM, st.integers(0, 31)), max_size=40))
+@example([("submit", 1, 0), ("advance", 1, 5), ("node", 1, 0)])  # a back-off ends, then a rebuild
 def test_after_any_events_it_is_the_index_of_its_snapshot(
     events: list[tuple[str, int, int]],
 ) -> None:
