@@ -21,6 +21,9 @@ import torch.distributed.fsdp
 import torch.distributed.tensor
 import torch.utils.data
 
+import phalanx.train.start
+import phalanx.train.step.engine  # noqa: F401
+
 PR_SET_PDEATHSIG = 1
 
 
