@@ -112,4 +112,5 @@ def test_wrong_words(capsys, tmp_path):
     assert run(capsys, "rm", url)[0] == 1
     code, _, err = run(capsys, "list", "s3://key:secret@bucket/x")
     assert (code, "come from the environment" in err, "secret" in err) == (1, True, False)
-    assert run(capsys, "list", "http://somewhere/x")[0] == 1
+    code, _, err = run(capsys, "list", "http://somewhere/x")
+    assert (code, "AWS_ENDPOINT_URL" in err) == (1, True)

@@ -1,6 +1,7 @@
 """Iterable data sets, samplers of a user's own, fingerprints: what `prepare` makes of them."""
 
 import contextlib
+import gc
 import random
 
 import numpy as np
@@ -156,8 +157,11 @@ def test_workers_neither_lose_nor_repeat_anything(kind):
 def test_without_hiding_the_workers_samples_would_be_lost(monkeypatch):
     """The negative control: the data set splits itself, and what it leaves out comes from nowhere."""
     monkeypatch.setattr(streaming, "_no_worker", contextlib.nullcontext)
+    # The iterator waits this long for each abandoned worker, 5 s by default.
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
     with pytest.raises(DataCorrupt, match="ended after"):
         rows_of(Plain(), **FORKED)
+    gc.collect()
 
 
 def test_a_pass_begun_anew_begins_at_the_start():

@@ -59,7 +59,7 @@ def open_store(
     Raises NotSupported.
     """
     try:
-        from obstore.store import from_url
+        from obstore.store import HTTPStore, from_url
     except ImportError as error:
         text = f"object storage needs obstore: {error}"
         raise NotSupported(text, "pip install 'phalanx[data]'") from error
@@ -67,9 +67,13 @@ def open_store(
     if url.startswith("file:"):
         options["mkdir"] = True
     try:
-        return ObjectStore(from_url(url, **options))
+        client = from_url(url, **options)
     except Exception as error:  # the client raises many kinds
         raise NotSupported(f"this object store cannot be used: {brief(error)}") from error
+    if isinstance(client, HTTPStore):
+        hint = "use s3://bucket/prefix, with the server's address in AWS_ENDPOINT_URL"
+        raise NotSupported(f"{url} is a web address, not an object store", hint)
+    return ObjectStore(client)
 
 
 def brief(error: BaseException) -> str:
