@@ -58,7 +58,7 @@ $(FRAMEWORKS): $(STAMP)
 horovod: $(STAMP) ## build Horovod (minutes) or take the wheel that was kept, and install it
 	@scripts/horovod.sh install $(BIN)/python
 
-test-extras: $(STAMP) $(RAY) $(FRAMEWORKS) ## tests of optional parts: PostgreSQL, Ray, JAX, MPI, TensorFlow, Horovod
+test-extras: $(STAMP) $(RAY) $(FRAMEWORKS) ## tests of optional parts (PostgreSQL, Ray, JAX, MPI, TensorFlow, Horovod) and long ones
 	@scripts/horovod.sh install-kept $(BIN)/python
 	@$(PYTEST) -n 2 --dist loadfile -m "extras and not proof" || test $$? -eq 5
 

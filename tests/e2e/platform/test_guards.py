@@ -33,6 +33,7 @@ def poisoned(out: Path, policy: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.extras
 def test_rolling_back_is_a_new_generation_that_passes_the_batch_over(
     platform: Platform, tmp_path: Path
 ) -> None:

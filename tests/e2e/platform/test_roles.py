@@ -114,6 +114,7 @@ def test_who_is_required_takes_all_along_and_who_is_not_goes_alone(
     assert platform.wait_state(job, "succeeded").restarts == 1
 
 
+@pytest.mark.extras
 def test_the_whole_gang_is_pushed_aside_and_comes_back(platform: Platform, tmp_path: Path):
     job = hand_in(platform, **roles(tmp_path / "go"), priority="low")
     platform.wait_state(job, "running")

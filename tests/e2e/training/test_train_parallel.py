@@ -58,13 +58,12 @@ def close(one, two):
         assert values == pytest.approx(two["weights"][name], rel=1e-3, abs=2e-5), name
 
 
+@pytest.mark.extras
 @pytest.mark.parametrize(
     ("strategy", "world", "args"),
     [
         ("fsdp=2,tp=2", 4, ("--device", "meta")),
-        pytest.param(
-            "tp", 4, ("--accumulate", "2", "--plan", "sequence"), marks=pytest.mark.extras
-        ),
+        ("tp", 4, ("--accumulate", "2", "--plan", "sequence")),
     ],
 )
 def test_killed_and_resumed_the_weights_are_bit_identical(parallel, strategy, world, args):
