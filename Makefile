@@ -10,6 +10,8 @@ GANGS := tests/e2e/training
 PROCESSES := tests/e2e
 PYTEST := $(BIN)/python -m pytest -q
 DEFAULT := not extras and not proof
+# Hundreds of processes import the same modules: without their bytecode each would compile them again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help install horovod demo up test test-fast test-extras proof bench compiled bench-scheduler bench-train check format docs clean

@@ -67,5 +67,5 @@ def test_what_cannot_be_connected_is_not_kept(rig: Rig, clusters: HomeClusters, 
 
 
 def test_a_control_plane_without_a_home_for_them_says_so(rig: Rig):
-    with pytest.raises(ServerError, match="pool far is one"):
+    with pytest.raises(ServerError, match="pool far is a cluster"):
         apply_pools(rig.platform, FILE, 1, "me")
