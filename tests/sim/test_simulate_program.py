@@ -155,7 +155,8 @@ class TestProgram:
     @pytest.mark.parametrize(
         ("words", "said"),
         [
-            (["--what-if", "nodes=-9"], "leaves no nodes"),
+            (["--what-if", "nodes=-9"], "nodes=-9: must leave at least 1"),
+            (["--what-if", "quota.a=0"], "quota.a=0: must leave at least 1"),
             (["--what-if", "racks=2"], "cannot be changed"),
             (["--what-if", "nodes"], "write for example"),
             (["--what-if", "quota=2"], "cannot be changed"),

@@ -109,7 +109,7 @@ class CheckpointWriter:
             fd = os.open(f"{self.name}/{MANIFEST}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=store)
             with os.fdopen(fd, "rb") as file:
                 if file.read() != content:
-                    raise OSError(errno.EIO, f"{self.name}: the manifest reads other than written")
+                    raise OSError(errno.EIO, f"{self.name}: the manifest does not read as written")
             for entry in self._files:
                 size = os.stat(f"{self.name}/{entry.path}", dir_fd=store).st_size
                 if size != entry.size_bytes:

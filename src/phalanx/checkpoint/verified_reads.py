@@ -72,7 +72,7 @@ class VerifiedFile:
         except ValueError as error:
             raise CheckpointCorrupt(f"{self.path}: {error}") from error
         if root != entry.digest or len(entry.chunks) != expected:
-            raise CheckpointCorrupt(f"{self.path}: the digests of the chunks do not fit")
+            raise CheckpointCorrupt(f"{self.path}: the digests of the chunks do not match")
 
     @property
     def num_chunks(self) -> int:

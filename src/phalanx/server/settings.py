@@ -68,7 +68,7 @@ class SchedulerSettings(SettingsGroup):
     guard_quantum_s: float = Field(
         default=6 * 3600.0,
         ge=0,
-        description="Time after that start in which jobs of its priority cannot preempt it.",
+        description="Time after the start of such a job in which jobs of its priority cannot preempt it.",
     )
     peer_hysteresis: float | None = Field(
         default=None,

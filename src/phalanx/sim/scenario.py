@@ -153,7 +153,7 @@ def whole(text: str, now: int, what: str) -> int:
         raise UserError(f"{what}={text} is not a whole number; {_EXAMPLE}") from None
     value = now + value if text[0] in "+-" else value
     if value < 1:
-        raise UserError(f"{what}={text}: leaves no nodes")
+        raise UserError(f"{what}={text}: must leave at least 1")
     return value
 
 

@@ -99,7 +99,7 @@ def parse_devices(text: str) -> DeviceSet:
     if name is None:
         near = nearest(found[3], list(DEVICES))
         hint = f"; did you mean {near}?" if near else ""
-        raise ValueError(f"{found[3]} is not known; known: {', '.join(DEVICES)}{hint}")
+        raise ValueError(f"{found[3]} is not known; write one of {', '.join(DEVICES)}{hint}")
     nodes, slots = int(found[1] or 1), int(found[2])
     if nodes < 1 or slots < 1:
         raise ValueError(f"must be at least one device, not {text!r}")

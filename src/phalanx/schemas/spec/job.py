@@ -178,7 +178,9 @@ class Mount(Section):
     """A file system or bucket that is mounted for the ranks."""
 
     source: NotEmpty = Field(description="File system or bucket to mount.")
-    path: Annotated[str, Field(strict=True, pattern="^/")] = Field(description="Absolute path.")
+    path: Annotated[str, Field(strict=True, pattern="^/")] = Field(
+        description="Absolute path of the mount point."
+    )
     read_only: Whether = Field(default=False, description="true: no writes.")
 
 

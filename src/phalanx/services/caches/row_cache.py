@@ -233,7 +233,7 @@ class RowCache:
     def _look(self, tx: Tx) -> None:
         """Update the cache to the transaction's view of the store."""
         if tx.touched.feed is not None:
-            raise InvariantBroken("the cache was read in a transaction with unstored events")
+            raise InvariantBroken("the cache was read in a transaction with uncommitted events")
         feed = events.last_feed(tx)
         if self._feed_seq is None or feed > self._feed_seq:
             self._catch_up(tx, self._feed_seq)

@@ -135,7 +135,7 @@ def _next_generation(job: Job) -> Job:
 def backoff_elapsed(job: Job, event: e.BackoffElapsed, now: int) -> Decision:
     """Begin the next generation once its wait is over."""
     if job.not_before is None or now < job.not_before:
-        return Decision(job, ignored="the wait is not over")
+        return Decision(job, ignored="no wait has ended")
     return Decision(_next_generation(job))
 
 

@@ -61,7 +61,7 @@ def stacks_captured(job: Job, event: e.StacksCaptured, now: int) -> Decision:
     if attempt.stall is None or attempt.failures:
         return Decision(job, ignored="no stall waits for stacks")
     if event.request < attempt.stacks or event.node_rank in attempt.stacks_of:
-        return Decision(job, ignored="the stacks of that node are recorded already")
+        return Decision(job, ignored="those stacks are outdated or recorded already")
     attempt = replace(attempt, stacks_of=(*attempt.stacks_of, event.node_rank))
     return Decision(_end_if_complete(replace(job, attempt=attempt)))
 
@@ -80,5 +80,5 @@ def stacks_overdue(job: Job, event: e.StacksOverdue, now: int) -> Decision:
     """End a stalled generation because not all nodes sent their stacks in time."""
     attempt = live(job)
     if attempt.stall is None or attempt.failures or now < (attempt.stall_until or 0):
-        return Decision(job, ignored="no stall waits for stacks")
+        return Decision(job, ignored="no wait for stacks has ended")
     return Decision(record_failure(job, attempt.stall))

@@ -174,7 +174,7 @@ def _require_same(leaves: Sequence[tuple[str, Any]], rows: Rows, where: str) -> 
 
 def _unlike(leaf: Any, row: Mapping[str, Any]) -> str:
     if _is_plain(leaf) or "value" in row:
-        return "" if _is_plain(leaf) and "value" in row else "is not an array in both"
+        return "" if _is_plain(leaf) and "value" in row else "is an array on one side only"
     key = str(jax.random.key_impl(leaf)) if _is_key(leaf) else None
     if key != row.get("key"):
         return f"is a random key of type {key}, the checkpoint has {row.get('key')}"
