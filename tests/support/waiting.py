@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-HANG_GUARD_S = 120.0
+HANG_GUARD_S = 240.0
 
 
 def wait_until(

@@ -139,14 +139,17 @@ class Platform:
             view = self.show(job)
             if view.state in states:
                 return view
-            if view.is_terminal:
-                story = self.run("show", job, check=False).stdout
-                raise AssertionError(f"{job} is {view.state}\n{story}\n{view.failure}")
+            assert not view.is_terminal, f"{job} is {view.state}\n{view.failure}"
             # Every state comes with an event: to ask all the time would cost the job its processors.
             after = self._kept_client().events(num, after=after, wait_s=5.0).cursor
             return None
 
-        return wait_until(reached, f"{job} in {states}")
+        try:
+            return wait_until(reached, f"{job} in {states}")
+        except AssertionError as error:
+            for verb in ("show", "why", "logs"):
+                error.add_note(self.run(verb, job, check=False).stdout[-4000:])
+            raise
 
     def wait_steps(self, count: int, out: Path) -> None:
         """Wait until the probe has completed `count` steps in all."""

@@ -14,7 +14,7 @@ from phalanx.core.contract import records as reports
 from phalanx.core.training.ledger import Consumed, GenerationLedger, audit
 from phalanx.launch.ports import free_port
 
-HANG_GUARD_S = 120.0
+HANG_GUARD_S = 240.0
 HERE = Path(__file__).parent
 
 
