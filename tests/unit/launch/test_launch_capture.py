@@ -95,7 +95,7 @@ def test_free_ports_stay_below_the_ephemeral_range(monkeypatch):
     assert len(found) > 40
 
 
-@pytest.mark.parametrize("floor", [1024, 20_000, 20_001, 20_999])
+@pytest.mark.parametrize("floor", [1024, 20_000, 20_001])
 def test_an_ephemeral_range_without_room_below_leaves_many_ports(monkeypatch, floor):
     monkeypatch.setattr(ports, "ephemeral_floor", lambda: floor)
     rng = random.Random(1)

@@ -3,11 +3,15 @@
 from itertools import pairwise
 
 import pytest
+import torch
 
 from phalanx.core.training import control
 from phalanx.errors import RankDesync
+from phalanx.train.gang import agreement as agreements
+from phalanx.train.gang import groups
 from phalanx.train.gang.agreement import (
     AdaptiveInterval,
+    DelayedReductionAgreement,
     FixedInterval,
     LocalAgreement,
     SharedPageAgreement,
@@ -53,6 +57,37 @@ def test_one_rank_agrees_with_itself_about_its_last_requests():
     agreement.propose(2, control.SAVE)
     agreement.propose(2, control.STOP)
     assert agreement.agree(2) == control.STOP
+
+
+class GlooLike:
+    """A process group that keeps a collective's tensor until another thread has had its turn."""
+
+    def __init__(self):
+        self.held = []
+
+    def all_reduce(self, tensor, **_):
+        self.held.append(tensor)
+        return self
+
+    def wait(self, *_):
+        """The result is there; the tensor is still held."""
+
+    def turn(self, _seconds):
+        self.held.clear()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_the_end_waits_until_the_last_tensor_is_released(monkeypatch, waits):
+    gloo = GlooLike()
+    monkeypatch.setattr(agreements.dist, "all_reduce", gloo.all_reduce)
+    monkeypatch.setattr(groups.time, "sleep", gloo.turn)
+    if not waits:  # the control: without the wait, the tensor outlives the agreement
+        monkeypatch.setattr(agreements, "await_release", lambda lent: None)
+    agreement = DelayedReductionAgreement(None)
+    agreement.agree(1)
+    assert [type(one) for one in gloo.held] == [torch.Tensor]
+    agreement.close()
+    assert bool(gloo.held) is not waits
 
 
 def test_a_fixed_interval_is_due_at_its_multiples():
