@@ -37,6 +37,5 @@ def _fill(
             if not state.try_start(eq_class, num):
                 break
     state.kept.remove(kept)
-    state.no_room.clear()
     widths = state.cluster.waiting[owner].widths(len(kept.reservation.nodes))
     state.hold_back(kept.reservation, *widths)

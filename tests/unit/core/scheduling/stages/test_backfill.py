@@ -71,6 +71,7 @@ class TestWindow:
         backfill(state)
         assert starts_of(state.decisions) == ({2: ["n0"]} if starts else {})
         assert kept_by(state) == {1: {"n0": 2 if starts else 4}}
+        assert [one.reservation.job for one in state.kept] == [1]
 
     @pytest.mark.parametrize(("service_s", "starts"), [(3000.0, True), (30_000.0, False)])
     def test_what_is_learned_of_its_kind_counts(self, service_s: float, starts: bool) -> None:
