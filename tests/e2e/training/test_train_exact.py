@@ -103,7 +103,7 @@ def test_another_world_size_sees_the_same_global_batches_in_the_same_order(gang)
     moved.start().wait_for_step(15)
     moved.kill(1)
     moved.world = 2
-    moved.start().wait_for_step(30)
+    moved.start().wait_for(lambda: moved.records(kind="checkpoint"), "a checkpoint of two ranks")
     moved.kill(0)
     moved.world = 4
     moved.start().finish()
