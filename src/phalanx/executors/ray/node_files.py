@@ -8,14 +8,15 @@ import hashlib
 import http.client
 import os
 import shutil
-import tarfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from phalanx.errors import UserError
 from phalanx.kit.text import job_label
+from phalanx.launch.archives import unpack_archive
 from phalanx.launch.identity import is_held
 
 NUM_ARCHIVES = 16
@@ -89,9 +90,8 @@ class NodeFiles:
                     fetch(source, archive)
                 os.utime(archive)
             try:
-                with tarfile.open(archive) as opened:
-                    opened.extractall(partial, filter="data")
-            except (tarfile.TarError, OSError, EOFError) as error:
+                unpack_archive(archive, partial)
+            except (UserError, OSError) as error:
                 raise CodeUnavailable(f"the code cannot be unpacked: {error}") from error
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)

@@ -52,7 +52,7 @@ def head_code(here: Here, digest: Digest) -> Response:
 
 @router.put("/api/v1/code/{digest}", status_code=204)
 async def put_code(here: Here, digest: Digest, request: Request) -> Response:
-    """Upload a tar archive under its SHA-256; it is verified before it is kept."""
+    """Upload an uncompressed tar archive under its SHA-256; it is verified before it is kept."""
     if await in_thread(lambda: code.has(here.platform.home, digest)):
         return Response(status_code=204)
     await _receive(here, digest, request)

@@ -8,16 +8,14 @@ import os
 import posixpath
 import secrets
 import shutil
-import tarfile
 from pathlib import Path
 
 from phalanx.errors import LaunchError, UserError
 from phalanx.kit.units import format_size
+from phalanx.launch.archives import MemberKind, checked_members, unpack_archive
 from phalanx.schemas.home import HomeLayout
 
 MAX_ARCHIVE_BYTES = 1 << 30
-MAX_UNPACKED_BYTES = 4 << 30
-MAX_MEMBERS = 200_000
 
 
 def archive_path(home: HomeLayout, digest: str) -> Path:
@@ -52,8 +50,11 @@ def remove(home: HomeLayout, digest: str, before_s: float) -> None:
 def holds(home: HomeLayout, digest: str, name: str) -> bool:
     """Whether an archive has a file of this name."""
     wanted = posixpath.normpath(name)
-    with tarfile.open(archive_path(home, digest)) as archive:
-        return any(posixpath.normpath(one.name) == wanted for one in archive)
+    with archive_path(home, digest).open("rb") as file:
+        return any(
+            one.name == wanted and one.kind is not MemberKind.FOLDER
+            for one in checked_members(file)
+        )
 
 
 class CodeUpload:
@@ -98,19 +99,9 @@ class CodeUpload:
 def check_archive(path: Path) -> None:
     """Raise UserError, naming the member, for an archive that is not safe to unpack."""
     try:
-        with tarfile.open(path) as archive:
-            total = 0
-            for count, member in enumerate(archive, start=1):
-                tarfile.data_filter(member, "/nowhere")
-                total += member.size
-                if count > MAX_MEMBERS or total > MAX_UNPACKED_BYTES:
-                    raise UserError(
-                        f"the code has more than {MAX_MEMBERS} files or "
-                        f"{format_size(MAX_UNPACKED_BYTES)}"
-                    )
-    except tarfile.FilterError as error:
-        raise UserError(f"the code archive is not safe to unpack: {error}") from error
-    except (tarfile.TarError, OSError, EOFError) as error:
+        with path.open("rb") as file:
+            checked_members(file)
+    except OSError as error:
         raise UserError(f"the code archive cannot be read: {error}") from error
 
 
@@ -123,7 +114,7 @@ def unpack(home: HomeLayout, digest: str, target: Path) -> None:
         return
     try:
         _unpack_whole(archive_path(home, digest), target)
-    except (tarfile.TarError, OSError, UserError) as error:
+    except (OSError, UserError) as error:
         raise LaunchError(f"the code cannot be unpacked: {error}") from error
 
 
@@ -132,10 +123,8 @@ def _unpack_whole(path: Path, target: Path) -> None:
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(mode=0o700, parents=True)
-        check_archive(path)
-        with tarfile.open(path) as archive:
-            archive.extractall(partial, filter="data")
+        unpack_archive(path, partial)
         partial.rename(target)
-    except (tarfile.TarError, OSError, UserError):
+    except (OSError, UserError):
         shutil.rmtree(partial, ignore_errors=True)
         raise

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.errors import LaunchError, UserError
+from phalanx.launch import archives
 from phalanx.schemas.home import HomeLayout
 from phalanx.services.lifecycle import code
 
@@ -96,7 +97,7 @@ def test_what_is_no_archive_is_refused(home: HomeLayout) -> None:
 
 def test_limits(home: HomeLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     content = tar(a=b"1" * 5000, b=b"2")
-    monkeypatch.setattr(code, "MAX_UNPACKED_BYTES", 4000)
+    monkeypatch.setattr(archives, "MAX_UNPACKED_BYTES", 4000)
     with pytest.raises(UserError, match="has more than"):
         upload(home, content)
     monkeypatch.undo()
