@@ -15,17 +15,24 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from phalanx import checkpoint
 from phalanx.checkpoint import remote, remote_store
-from phalanx.checkpoint.commit import MANIFEST
 from phalanx.checkpoint.remote_mirror import Mirror
 from phalanx.checkpoint.remote_store import ObjectStore, open_store
 from phalanx.checkpoint.remote_tier import CheckpointTier, RemoteTier
-from phalanx.core.training.checkpoints import Keep, Manifest, Position, checkpoint_name
+from phalanx.core.training.checkpoints import (
+    MANIFEST,
+    FileEntry,
+    Keep,
+    Manifest,
+    Position,
+    checkpoint_name,
+)
 from phalanx.errors import CheckpointCorrupt, CheckpointUnavailable, NotFound, PermissionDenied
 from phalanx.kit.clock import SystemClock
 from phalanx.train.gang.report import NoReport
@@ -332,8 +339,7 @@ def test_a_manifest_cannot_write_outside_its_folder(tmp_path, evil):
     store = far_folder(tmp_path)
     path = save(near(tmp_path), 1)
     manifest = checkpoint.read_manifest(path)
-    files = [{"path": evil, "size_bytes": 1, "digest": "blake2b-128:00"}]
-    forged = Manifest.from_json({**manifest.to_json(), "files": files})
+    forged = replace(manifest, files=(FileEntry(evil, 1, "blake2b-128:00"),))
     store.create(f"{path.name}/{MANIFEST}", checkpoint.commit.sealed(forged))
     assert "not a valid name" in remote.look(store).bad[path.name]
     with pytest.raises(CheckpointCorrupt, match="not a valid name"):

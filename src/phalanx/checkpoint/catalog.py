@@ -8,11 +8,18 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from phalanx.checkpoint.commit import DEBRIS, MANIFEST
+from phalanx.checkpoint.commit import DEBRIS
 from phalanx.checkpoint.digest import canonical, digest_of
 from phalanx.checkpoint.disk import Disk
 from phalanx.checkpoint.verified_reads import VerifiedFile, in_threads
-from phalanx.core.training.checkpoints import Keep, Manifest, expired, is_checkpoint_name, lineages
+from phalanx.core.training.checkpoints import (
+    MANIFEST,
+    Keep,
+    Manifest,
+    expired,
+    is_checkpoint_name,
+    lineages,
+)
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound
 
 QUARANTINED = ".quarantined-"

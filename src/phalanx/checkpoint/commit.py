@@ -17,9 +17,8 @@ from typing import Any
 from phalanx.checkpoint import tensorfile
 from phalanx.checkpoint.digest import canonical, digest_of
 from phalanx.checkpoint.disk import Disk
-from phalanx.core.training.checkpoints import FileEntry, Manifest
+from phalanx.core.training.checkpoints import MANIFEST, FileEntry, Manifest
 
-MANIFEST = "MANIFEST.json"
 DEBRIS = ".tmp"
 _COPY_BYTES = 1 << 20
 

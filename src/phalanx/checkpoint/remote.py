@@ -12,16 +12,17 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, Any
 
 from phalanx.checkpoint.catalog import parse_manifest, read_manifest
-from phalanx.checkpoint.commit import DEBRIS, MANIFEST
+from phalanx.checkpoint.commit import DEBRIS
 from phalanx.checkpoint.digest import running
 from phalanx.checkpoint.disk import Disk
 from phalanx.checkpoint.remote_store import ObjectInfo, ObjectStore
 from phalanx.checkpoint.tensorfile import write_pieces
 from phalanx.core.training.checkpoints import (
+    MANIFEST,
     FileEntry,
     Keep,
     Manifest,
@@ -81,14 +82,9 @@ def _at(name: str, path: str) -> str:
 
 def _manifest_of(data: bytes, name: str) -> Manifest:
     try:
-        manifest = parse_manifest(data, name)
-        for entry in manifest.files:
-            path = PurePosixPath(entry.path)
-            if path.is_absolute() or ".." in path.parts or entry.path in ("", MANIFEST):
-                raise ValueError(f"{entry.path!r} is not a valid name of a file")
+        return parse_manifest(data, name)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointCorrupt(f"{name}/{MANIFEST}: {error}") from error
-    return manifest
 
 
 def _check_sizes(manifest: Manifest, files: Mapping[str, ObjectInfo]) -> None:

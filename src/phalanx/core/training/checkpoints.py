@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 SCHEMA = 3
+MANIFEST = "MANIFEST.json"
 _OBJECT_STORES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "file")
 _NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{8})")
 # Assumed before anything is known: one failure a day.
@@ -135,7 +136,21 @@ class Manifest:
             raise ValueError(f"not a manifest: {error}") from error
         if _NAME.fullmatch(manifest.name) is None:
             raise ValueError(f"not a checkpoint name: {manifest.name!r}")
+        _check_paths([entry.path for entry in manifest.files])
         return manifest
+
+
+def _check_paths(paths: Sequence[str]) -> None:
+    """Refuse names of files that lie outside of the checkpoint, or that stand for the same file.
+
+    Every reader, writer and remover of files goes by these names. Raises ValueError.
+    """
+    for path in paths:
+        parts = path.split("/")
+        if any(part in ("", ".", "..") for part in parts) or "\0" in path or parts == [MANIFEST]:
+            raise ValueError(f"{path[:200]!r} is not a valid name of a file")
+    if len(set(paths)) != len(paths):
+        raise ValueError("a file is named twice")
 
 
 def migrated(body: Mapping[str, Any]) -> dict[str, Any]:
