@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# The tools behind `make lock`, `make sbom`, `make wheel` and `make audit`.
+RELEASE := .venv-release
 EXTRAS := server,train,data,examples,dev
 # Real processes share the machine with the test that watches them. Those of whole jobs mostly wait for one
 # another, so three files run side by side; gangs of the training library keep a core busy, so two do.
@@ -14,7 +16,7 @@ DEFAULT := not extras and not proof
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install horovod demo up test test-fast test-extras proof bench compiled bench-scheduler bench-train check format docs clean
+.PHONY: help install horovod demo up test test-fast test-extras proof bench compiled bench-scheduler bench-train check format lock wheel sbom audit docs clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -62,6 +64,7 @@ horovod: $(STAMP) ## build Horovod (minutes) or take the wheel that was kept, an
 
 test-extras: $(STAMP) $(RAY) $(FRAMEWORKS) ## tests of optional parts (PostgreSQL, Ray, JAX, MPI, TensorFlow, Horovod) and long ones
 	@scripts/horovod.sh install-kept $(BIN)/python
+	@$(MAKE) --no-print-directory $(RELEASE)/.installed || echo "the release tools are not installed; their tests skip"
 	@$(PYTEST) -n 2 --dist loadfile -m "extras and not proof" || test $$? -eq 5
 
 proof: $(STAMP) ## kill counts and full matrices: long; the output goes to docs/proof/
@@ -89,6 +92,24 @@ check: $(STAMP) ## style, types, the floors of the house, documentation
 format: $(STAMP) ## let ruff format everything
 	@$(BIN)/ruff check --fix --quiet . || true
 	@$(BIN)/ruff format .
+
+$(RELEASE)/.installed: requirements/release.txt
+	@$(PYTHON) -m venv $(RELEASE) && $(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --require-hashes -r requirements/release.txt && touch $@
+
+lock: $(RELEASE)/.installed ## write requirements/*.txt again: every pin with the digests of its files
+	@scripts/lock.sh $(RELEASE)/bin/uv
+
+wheel: $(RELEASE)/.installed ## build dist/*.whl with the locked setuptools
+	@$(RELEASE)/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+sbom: $(RELEASE)/.installed ## write dist/phalanx.cdx.json: a bill of materials (CycloneDX) of requirements/train.txt
+	@mkdir -p dist && $(RELEASE)/bin/cyclonedx-py requirements requirements/train.txt --pyproject pyproject.toml \
+	  --output-reproducible --output-file dist/phalanx.cdx.json
+
+audit: $(RELEASE)/.installed ## ask the database of advisories about every package of requirements/
+	@for file in requirements/*.txt; do \
+	  $(RELEASE)/bin/pip-audit --strict --disable-pip --require-hashes --requirement $$file || exit 1; done
 
 docs: $(STAMP) ## write the generated reference pages again
 	@$(BIN)/python scripts/generate_docs.py
