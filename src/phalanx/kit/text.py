@@ -8,6 +8,8 @@ from collections.abc import Iterable
 
 _JOB = re.compile(r"(?:j-)?(\d{1,15})")
 _UNENCODABLE = re.compile("[\0\ud800-\udfff]")
+# The search takes time in proportion to the product of the lengths of both words.
+_MAX_WORD = 64
 
 
 def job_label(num: int) -> str:
@@ -27,11 +29,19 @@ def random_hex(num_chars: int) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word most like `word`, or None when no known word is similar."""
+    """The known word most like `word`, or None when no known word is similar or `word` is very long."""
     import difflib
+
+    if len(word) > _MAX_WORD:
+        return None
 
     found = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
     return found[0] if found else None
+
+
+def shorten(text: str, most: int = 80) -> str:
+    """The first `most` characters of a text, with `…` in place of the rest."""
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def replace_unencodable(text: str) -> str:

@@ -22,21 +22,34 @@ _SIZE_BYTES: dict[str, int] = {"": 1, "B": 1} | {
     for power, prefix in enumerate("KMGT", 1)
     for suffix, base in (("", 1024), ("B", 1000), ("IB", 1024), ("I", 1024))
 }
-_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
+MAX_DURATION_S = 100 * 365 * 86400.0
+MAX_SIZE_BYTES = 2**63 - 1
+# Longer texts are neither a duration nor a size.
+_MAX_TEXT = 64
 
 
 def parse_duration(text: str | int | float) -> float:
     """Seconds from `90`, `90s`, `1.5h` or `1h30m`.
 
-    Raises ValueError for anything else, negative numbers included.
+    Raises ValueError for anything else: for negative numbers, and for more than 100 years.
     """
     if isinstance(text, bool):
         raise ValueError("not a duration")
     if isinstance(text, int | float):
         if text < 0:
             raise ValueError("a duration cannot be negative")
-        return float(text)
-    return _duration_s(text)
+        return _bounded(text)
+    if len(text) > _MAX_TEXT:
+        raise ValueError(f"a duration has at most {_MAX_TEXT} characters; write for example 1h30m")
+    return _bounded(_duration_s(text))
+
+
+def _bounded(seconds: float) -> float:
+    # Not the reverse comparison: it would accept NaN.
+    if not seconds <= MAX_DURATION_S:
+        raise ValueError("a duration is at most 100 years")
+    return float(seconds)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -60,18 +73,23 @@ def _duration_s(text: str) -> float:
 def parse_size(text: str | int) -> int:
     """Bytes from `4096`, `80GB` (10⁹) or `64GiB`, `64Gi`, `64G` (2³⁰).
 
-    Raises ValueError for anything else.
+    Raises ValueError for anything else, and for 8 EiB or more.
     """
     if isinstance(text, bool):
         raise ValueError("not a size")
-    if isinstance(text, int):
-        if text < 0:
-            raise ValueError("a size cannot be negative")
-        return text
-    match = _PART.fullmatch(text.strip())
-    if match is None or match[2].upper() not in _SIZE_BYTES:
-        raise ValueError(f"{text!r} is not a size; write for example 512MB, 80GB or 64GiB")
-    return round(float(match[1]) * _SIZE_BYTES[match[2].upper()])
+    if isinstance(text, str):
+        match = _PART.fullmatch(text.strip()) if len(text) <= _MAX_TEXT else None
+        if match is None or match[2].upper() not in _SIZE_BYTES:
+            said = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
+            raise ValueError(f"{said!r} is not a size; write for example 512MB, 80GB or 64GiB")
+        # The product is less than 10^80: too small to overflow.
+        number = int(match[1]) if match[1].isdigit() else float(match[1])
+        text = round(number * _SIZE_BYTES[match[2].upper()])
+    if text < 0:
+        raise ValueError("a size cannot be negative")
+    if text > MAX_SIZE_BYTES:
+        raise ValueError("a size is less than 8 EiB")
+    return text
 
 
 def format_duration(seconds: float) -> str:

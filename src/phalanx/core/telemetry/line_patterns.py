@@ -2,7 +2,8 @@
 
 For scripts that do not use the library. A pattern is literal text with names in braces, each for a
 number; runs of blanks match any run of blanks, and the pattern may lie anywhere in the line.
-There is nothing in it that could make matching slow, whatever is printed.
+A number and a run of blanks are matched whole or not at all, and have a limit: matching takes time in
+proportion to the length of the line, whatever is printed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,17 @@ JSON = "json"
 MOST_CHARACTERS = 4096
 _NAME = re.compile(r"\{([^{}]*)\}")
 _METRIC = re.compile(r"[A-Za-z_][\w./-]*")
-_NUMBER = r"([-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf|NaN|Infinity))"
+MAX_PATTERN = 1000
+MAX_METRICS = 50
+_EXPONENT = r"(?:[eE][-+]?[0-9]{1,4}+)?+"
+_NUMBER = (
+    r"((?>[-+]?+(?:[0-9]{1,64}+(?:\.[0-9]{1,64}+)?+"
+    + _EXPONENT
+    + r"|\.[0-9]{1,64}+"
+    + _EXPONENT
+    + r"|nan|inf|NaN|Infinity)))"
+)
+_BLANKS = r"\s{1,256}+"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +44,12 @@ class LinePattern:
         """Parse a pattern of a spec. Raises ValueError."""
         if text.strip() == JSON:
             return cls((), None)
+        if len(text) > MAX_PATTERN:
+            raise ValueError(f"has more than {MAX_PATTERN} characters")
         parts = _NAME.split(text)
         names = tuple(parts[1::2])
+        if len(names) > MAX_METRICS:
+            raise ValueError(f"names more than {MAX_METRICS} metrics")
         if not names:
             raise ValueError("names no metric; write {name} in place of its number")
         for name in names:
@@ -46,7 +61,9 @@ class LinePattern:
             raise ValueError("has two numbers without text between them")
         if "{" in "".join(parts[::2]) or "}" in "".join(parts[::2]):
             raise ValueError("has an unmatched brace")
-        texts = [re.sub(r"(\\?\s)+", r"\\s+", re.escape(one)) for one in parts[::2]]
+        if any(between[0] in "0123456789" for between in parts[2:-1:2]):
+            raise ValueError("has a digit right after a number")
+        texts = [_BLANKS.join(map(re.escape, re.split(r"\s+", one))) for one in parts[::2]]
         return cls(names, re.compile(_NUMBER.join(texts)))
 
     def read(self, line: str) -> dict[str, float]:

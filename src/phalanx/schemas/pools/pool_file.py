@@ -24,10 +24,19 @@ from pydantic import (
 from phalanx.core.gang.placement import Node
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.schemas.pools.ray_pools import RayPool
-from phalanx.schemas.spec.document import problems_of, read_text, read_yaml
+from phalanx.schemas.spec.document import (
+    MAX_PROBLEMS,
+    problems_of,
+    read_text,
+    read_yaml,
+)
 from phalanx.schemas.spec.fields import (
+    MAX_ENTRIES,
+    MAX_NODES,
+    MAX_SLOTS_PER_NODE,
     Name,
     Names,
+    NotNegative,
     Section,
     Size,
     Text,
@@ -37,7 +46,6 @@ from phalanx.schemas.spec.fields import (
 )
 
 POOL_SCHEMA: Literal[1] = 1
-MAX_NODES = 20_000
 # Executors that a pool may name.
 EXECUTORS = ("local", "ray")
 _RESERVED_LEVELS = frozenset({"node", "pool"})
@@ -64,17 +72,18 @@ class NodeTraits(Section):
     interconnect: Name | None = optional(
         "Link between the slots of one node, such as nvlink or pcie."
     )
-    bandwidth_gbps: Annotated[float, Field(ge=0)] | None = optional(
+    bandwidth_gbps: NotNegative | None = optional(
         "Bandwidth of the node's link to the others, Gbit/s."
     )
-    price: Annotated[float, Field(ge=0)] | None = optional("US dollars per slot and hour.")
+    price: NotNegative | None = optional("US dollars per slot and hour.")
     spot: Whether | None = optional("Whether the provider may reclaim the nodes.")
-    reclaims_per_hour: Annotated[float, Field(ge=0)] | None = optional(
+    reclaims_per_hour: NotNegative | None = optional(
         f"Expected reclaims of a spot node per hour; absent: {DEFAULT_HAZARD}."
     )
     taints: Names | None = optional("Taints: only jobs that tolerate all of them run on the nodes.")
     labels: dict[Name, Text] = Field(
         default_factory=dict,
+        max_length=MAX_ENTRIES,
         description="Labels by which jobs select nodes; those of a node add to its pool's.",
     )
 
@@ -86,7 +95,9 @@ class NodeEntry(NodeTraits):
     count: Annotated[int, Field(strict=True, ge=1, le=MAX_NODES)] | None = optional(
         "Number of nodes; absent: one node with this name."
     )
-    slots: WholeFromOne = Field(description="GPUs, or worker places of a node without GPUs.")
+    slots: Annotated[int, Field(strict=True, ge=1, le=MAX_SLOTS_PER_NODE)] = Field(
+        description="GPUs, or worker places of a node without GPUs."
+    )
     topology: dict[Name, Name] = Field(
         default_factory=dict, description="Position: a domain name for each of the pool's levels."
     )
@@ -112,7 +123,9 @@ class PoolSpec(NodeTraits):
     levels: Annotated[list[Name], Field(max_length=8)] = Field(
         default_factory=list, description="Topology levels, widest first."
     )
-    nodes: Annotated[list[NodeEntry], Field(min_length=1)] = Field(description="Nodes of the pool.")
+    nodes: Annotated[list[NodeEntry], Field(min_length=1, max_length=MAX_NODES)] = Field(
+        description="Nodes of the pool."
+    )
 
     @field_validator("levels")
     @classmethod
@@ -184,7 +197,7 @@ class PoolFile(Section):
     """The document that `phalanx pools apply -f` and `phalanx up --pool` read."""
 
     schema_version: Literal[1] = Field(alias="schema", description="Version of this format.")
-    entries: Annotated[list[PoolEntry], Field(min_length=1)] = Field(
+    entries: Annotated[list[PoolEntry], Field(min_length=1, max_length=MAX_ENTRIES)] = Field(
         alias="pools", description="The pools."
     )
 
@@ -246,6 +259,9 @@ def _problems(errors: Iterable[Any]) -> list[Problem]:
 
 
 def _repeated(file: PoolFile) -> list[Problem]:
+    total = sum(entry.count or 1 for pool in file.pools for entry in pool.nodes)
+    if total > MAX_NODES:
+        return [Problem("pools", f"must have at most {MAX_NODES} nodes", str(total))]
     problems = []
     pools = Counter(pool.name for pool in file.entries)
     nodes = Counter(name for pool in file.pools for entry in pool.nodes for name in entry.names)
@@ -253,10 +269,7 @@ def _repeated(file: PoolFile) -> list[Problem]:
         for name, times in counted.items():
             if times > 1:
                 problems.append(Problem("pools", f"{what} {name} is given {times} times"))
-    if nodes.total() > MAX_NODES:
-        said = f"must have at most {MAX_NODES} nodes"
-        problems.append(Problem("pools", said, str(nodes.total())))
-    return problems
+    return problems[:MAX_PROBLEMS]
 
 
 def _unknown_executors(file: PoolFile, executors: list[str]) -> list[Problem]:

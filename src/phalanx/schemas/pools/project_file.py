@@ -12,6 +12,7 @@ from phalanx.core.scheduling import Project
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.schemas.spec.document import problems_of
 from phalanx.schemas.spec.fields import (
+    MAX_ENTRIES,
     Name,
     Section,
     WholeFromOne,
@@ -83,7 +84,9 @@ class ProjectFile(Section):
     """The document that `phalanx projects apply -f` reads."""
 
     schema_version: Literal[1] = Field(alias="schema", description="Version of this format.")
-    projects: Annotated[list[ProjectSpec], Field(min_length=1)] = Field(description="The projects.")
+    projects: Annotated[list[ProjectSpec], Field(min_length=1, max_length=MAX_ENTRIES)] = Field(
+        description="The projects."
+    )
 
 
 def read_projects(data: Mapping[str, Any]) -> ProjectFile:
@@ -109,15 +112,20 @@ def read_projects(data: Mapping[str, Any]) -> ProjectFile:
 def check_tree(projects: Iterable[ProjectSpec]) -> list[Problem]:
     """Problems of all projects together: unknown parents, cycles, guarantees too large."""
     known = {project.name: project for project in projects}
+    circular = _own_ancestors(known)
     problems = []
     for project in known.values():
         path = f"project {project.name}"
         if project.parent is not None and project.parent not in known:
             problems.append(Problem(path, "the parent is not a project", project.parent))
-        elif _is_own_ancestor(project, known):
+        elif project.name in circular:
             problems.append(Problem(path, "the project is its own ancestor", project.parent))
+    guaranteed_below = Counter[str]()
+    for project in known.values():
+        if project.parent is not None:
+            guaranteed_below[project.parent] += project.guaranteed_slots
     for parent in known.values():
-        below = sum(p.guaranteed_slots for p in known.values() if p.parent == parent.name)
+        below = guaranteed_below[parent.name]
         if below > parent.guaranteed_slots:
             said = (
                 f"guarantees {parent.guaranteed_slots} slots, its parts {below} together: "
@@ -129,18 +137,26 @@ def check_tree(projects: Iterable[ProjectSpec]) -> list[Problem]:
 
 def lineage(projects: Mapping[str, ProjectSpec], name: str) -> tuple[ProjectSpec, ...]:
     """A project and its ancestors, nearest first; empty for a name without a project."""
-    found: list[ProjectSpec] = []
+    found: dict[str, ProjectSpec] = {}
     here = projects.get(name)
-    while here is not None and here not in found:
-        found.append(here)
+    while here is not None and here.name not in found:
+        found[here.name] = here
         here = None if here.parent is None else projects.get(here.parent)
-    return tuple(found)
+    return tuple(found.values())
 
 
-def _is_own_ancestor(project: ProjectSpec, known: Mapping[str, ProjectSpec]) -> bool:
-    seen = set[str]()
-    here = project
-    while here.parent is not None and here.parent in known and here.name not in seen:
-        seen.add(here.name)
-        here = known[here.parent]
-    return here.parent is not None and here.name in seen
+def _own_ancestors(known: Mapping[str, ProjectSpec]) -> set[str]:
+    """The projects that are ancestors of themselves. Every project is visited once."""
+    found: set[str] = set()
+    visited: set[str] = set()
+    for name in known:
+        path: dict[str, None] = {}
+        here: str | None = name
+        while here is not None and here in known and here not in visited:
+            visited.add(here)
+            path[here] = None
+            here = known[here].parent
+        if here in path:
+            names = list(path)
+            found.update(names[names.index(here) :])
+    return found

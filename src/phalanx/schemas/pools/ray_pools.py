@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from phalanx.schemas.spec.fields import (
+    MAX_NODES,
+    MAX_SLOTS_PER_NODE,
     Duration,
     Name,
     NotEmpty,
@@ -15,8 +17,8 @@ from phalanx.schemas.spec.fields import (
     optional,
 )
 
-_Path = Annotated[str, Field(strict=True, pattern="^/")]
-_Url = Annotated[str, Field(strict=True, pattern=r"^https?://[^/\s]+$")]
+_Path = Annotated[str, Field(strict=True, max_length=4096, pattern="^/")]
+_Url = Annotated[str, Field(strict=True, max_length=4096, pattern=r"^https?://[^/\s]+$")]
 
 
 def _address(address: str) -> str:
@@ -31,8 +33,12 @@ def _address(address: str) -> str:
 class RayScale(Section):
     """Nodes that Ray's autoscaler may add, requested for the next gang only."""
 
-    max_nodes: WholeFromOne = Field(description="Maximum number of nodes, present ones included.")
-    slots: WholeFromOne = Field(description="Slots of one node.")
+    max_nodes: Annotated[int, Field(strict=True, ge=1, le=MAX_NODES)] = Field(
+        description="Maximum number of nodes, present ones included."
+    )
+    slots: Annotated[int, Field(strict=True, ge=1, le=MAX_SLOTS_PER_NODE)] = Field(
+        description="Slots of one node."
+    )
     cpus: WholeFromOne = Field(default=1, description="CPUs of one node.")
     slot: NotEmpty = Field(default="GPU", description="Ray resource that is counted as slots.")
 
@@ -42,7 +48,9 @@ class RayPool(Section):
 
     name: Name = Field(description="Name of the pool, as in a job's `pool`.")
     executor: Literal["ray"] = Field(description="ray.")
-    address: Annotated[str, Field(strict=True, min_length=1), AfterValidator(_address)] = Field(
+    address: Annotated[
+        str, Field(strict=True, min_length=1, max_length=4096), AfterValidator(_address)
+    ] = Field(
         default="auto",
         description="`host:port` of the head, or auto: the cluster of this machine.",
     )
@@ -55,6 +63,7 @@ class RayPool(Section):
             "zone": "ray.io/availability-zone",
             "rack": "rack",
         },
+        max_length=8,
         description="Topology levels, widest first, and the Ray node labels that name them.",
     )
     root: _Path = Field(

@@ -24,12 +24,19 @@ from phalanx.schemas.spec.fields import (
 )
 
 
+def _no_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("cannot hold a NUL byte")
+    return text
+
+
 def _pattern(text: str) -> str:
     LinePattern.parse(text)
     return text
 
 
 def _below(text: str) -> str:
+    _no_nul(text)
     path = PurePosixPath(text)
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise ValueError("must be a folder below the work directory, such as out/state")
@@ -38,10 +45,11 @@ def _below(text: str) -> str:
     return text
 
 
-KeptDirectory = Annotated[str, Field(strict=True), AfterValidator(_below)]
+KeptDirectory = Annotated[str, Field(strict=True, max_length=4096), AfterValidator(_below)]
 MetricLines = Annotated[
     list[Annotated[str, Field(strict=True), AfterValidator(_pattern)]],
     BeforeValidator(one_or_more),
+    Field(max_length=50),
     TEXT_OR_LIST,
 ]
 
@@ -96,9 +104,9 @@ class Checkpointing(Section):
     compress: Literal["none", "zstd"] = Field(
         default="none", description="Compression of checkpoint files; zstd takes CPU time."
     )
-    store: Annotated[str, Field(strict=True), AfterValidator(far_prefix)] | None = optional(
-        "Object store that receives copies, `s3://bucket/prefix`; absent: none."
-    )
+    store: (
+        Annotated[str, Field(strict=True, max_length=4096), AfterValidator(far_prefix)] | None
+    ) = optional("Object store that receives copies, `s3://bucket/prefix`; absent: none.")
     encryption: CheckpointKey | None = optional(
         "Encryption of checkpoints, on the nodes and in the object store."
     )

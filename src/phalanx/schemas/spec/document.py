@@ -9,6 +9,7 @@ YAML files, the metadata block of a script (PEP 723), and dictionaries.
 
 from __future__ import annotations
 
+import itertools
 import re
 import reprlib
 import tomllib
@@ -22,7 +23,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from phalanx.errors import Problem, SpecInvalid
-from phalanx.kit.text import nearest
+from phalanx.kit.text import nearest, shorten
 from phalanx.schemas.spec.job import JobSpec
 
 _BLOCK = re.compile(
@@ -48,7 +49,12 @@ class _Loader(yaml.SafeLoader):
 
 
 def _construct_int(loader: Any, node: Any) -> int:
-    return int(loader.construct_scalar(node))
+    try:
+        return int(loader.construct_scalar(node))
+    except ValueError:
+        raise yaml.constructor.ConstructorError(
+            None, None, "a number with too many digits; put it in quotes", node.start_mark
+        ) from None
 
 
 _PLAIN: tuple[tuple[str, str, list[str]], ...] = (
@@ -83,6 +89,8 @@ def read_yaml(text: str, origin: str, noun: str = "a job spec") -> dict[str, Any
         raise SpecInvalid([Problem(where, f"not valid YAML: {error.problem}")]) from None
     except yaml.YAMLError as error:
         raise SpecInvalid([Problem(origin, f"not valid YAML: {error}")]) from None
+    except RecursionError:
+        raise SpecInvalid([Problem(origin, "is nested too deep")]) from None
     if not isinstance(data, dict):
         found = "an empty file" if data is None else f"a {type(data).__name__}"
         said = f"{noun} is a mapping that begins with `schema: 1`, this is {found}"
@@ -171,6 +179,8 @@ def json_schema(model: type[BaseModel] = JobSpec) -> dict[str, Any]:
 
 # -- problems ---------------------------------------------------------------------------------
 
+MAX_PROBLEMS = 50
+"""The most problems that one answer lists; looking for a similar key takes time for each."""
 _WHOLE = "must be a whole number"
 _MAPPING = "must be a mapping of keys to values"
 _SAYINGS = {
@@ -191,7 +201,9 @@ def problems_of(
     errors: Sequence[Mapping[str, Any]], model: type[BaseModel], under: str = ""
 ) -> list[Problem]:
     """`ValidationError.errors()` as problems. `under` names where the model itself lies."""
-    found = [_problem(error, model, under) for error in errors]
+    found = [_problem(error, model, under) for error in errors[:MAX_PROBLEMS]]
+    if len(errors) > MAX_PROBLEMS:
+        found.append(Problem(under, f"and {len(errors) - MAX_PROBLEMS} more problems"))
     unique = {(one.path, one.message): one for one in found}
     return list(unique.values())
 
@@ -202,7 +214,7 @@ def _problem(error: Mapping[str, Any], model: type[BaseModel], under: str) -> Pr
     if kind == "extra_forbidden":
         return Problem(path, _unknown(str(loc[-1]), _keys_at(model, loc[:-1])))
     value = None if kind == "missing" else _shown(error["input"])
-    return Problem(path, _says(kind, context, error["msg"]), value)
+    return Problem(path, shorten(_says(kind, context, error["msg"]), 500), value)
 
 
 def _says(kind: str, context: Mapping[str, Any], message: str) -> str:
@@ -234,14 +246,19 @@ def _path(loc: Sequence[Any], under: str) -> str:
         if isinstance(part, int):
             path += f"[{part}]"
         elif part != "[key]":
-            path += f".{part}" if path else str(part)
+            shown = shorten(str(part))
+            path += f".{shown}" if path else shown
     return path
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, Mapping):
-        return f"a mapping with {', '.join(map(str, list(value)[:6])) or 'no keys'}"
-    return _SHORT.repr(value)
+        keys = ", ".join(shorten(str(key)) for key in itertools.islice(value, 6))
+        return f"a mapping with {keys or 'no keys'}"
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # a number with more digits than Python writes
+        return "a number with too many digits"
 
 
 def _keys_at(model: type[BaseModel], loc: Sequence[Any]) -> list[str]:

@@ -23,11 +23,13 @@ from pydantic import (
 from pydantic import WithJsonSchema as Shown
 
 from phalanx.core.frameworks.adapter import REGISTRY
-from phalanx.kit.units import parse_duration, parse_size
+from phalanx.kit.units import MAX_DURATION_S, MAX_SIZE_BYTES, parse_duration, parse_size
 from phalanx.schemas.frameworks import framework
 from phalanx.schemas.frameworks import names as known_frameworks
 
 _RANGE = re.compile(r"(?P<low>[^.+]+|\d+\.\d+\s*\w*)(?:(?P<open>\+|\.\.)|\.\.(?P<high>[^.+]+))?")
+# Longer texts are no number, range or interval, and the expressions above are not fast on long texts.
+_MAX_SHORT_TEXT = 100
 _UNITS_S = (("w", 604800), ("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 _SIZES = tuple(
     size
@@ -36,8 +38,20 @@ _SIZES = tuple(
 )
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SPAN = re.compile(r"(\d+)(?:-(\d+))?")
+MAX_VARIABLE = 200
+_SPAN = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _MAX_ARRAY = 100_000
+MAX_NODES = 20_000
+"""The most nodes of a gang and of a pool file."""
+MAX_SLOTS_PER_NODE = 4096
+"""The most slots of one node: GPUs, or worker places of a node without GPUs."""
+MAX_WHOLE = 10**12
+"""The greatest whole number of a spec where a field has no smaller limit."""
+MAX_ENTRIES = 1000
+"""The most entries of a list or mapping of a spec where a field has no other limit."""
+# The kernel's limit on one argument and one variable of a process.
+_MAX_ARGUMENT_BYTES = 131_071
+_MAX_TEXT = 4096
 
 
 @functools.lru_cache(maxsize=1024)
@@ -78,7 +92,8 @@ def _read_range(value: Any, read: Callable[[Any], int], least: int, example: str
     if isinstance(value, Range):
         return value
     if isinstance(value, str):
-        match = _RANGE.fullmatch(value.strip())
+        text = value.strip()
+        match = _RANGE.fullmatch(text) if len(text) <= _MAX_SHORT_TEXT else None
         if match is None:
             raise ValueError(f"write {example}")
         low = read(match["low"].strip())
@@ -93,20 +108,24 @@ def _read_range(value: Any, read: Callable[[Any], int], least: int, example: str
 
 
 def _whole(value: Any) -> int:
-    text = str(value)
-    if isinstance(value, bool) or not re.fullmatch(r"\d{1,12}", text):
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    if not isinstance(value, str) or not re.fullmatch(r"[0-9]{1,12}", value):
         raise ValueError("write a whole number such as 2, or a range such as 2..4 or 2+")
-    return int(text)
+    return int(value)
 
 
 def _size(value: Any) -> int:
     if not isinstance(value, str | int):
         raise ValueError("write a size such as 80GB")
-    return parse_size(int(value) if isinstance(value, str) and value.isdigit() else value)
+    return parse_size(value)
 
 
 def _count_range(value: Any) -> Range:
-    return _read_range(value, _whole, 1, "a number such as 2, or a range such as 2..4 or 2+")
+    found = _read_range(value, _whole, 1, "a number such as 2, or a range such as 2..4 or 2+")
+    if max(found.low, found.high or 0) > MAX_NODES:
+        raise ValueError(f"must be at most {MAX_NODES}")
+    return found
 
 
 def _size_range(value: Any) -> Range:
@@ -135,10 +154,10 @@ def _duration(value: Any) -> float:
 def _interval(value: Any) -> str:
     """`every`: a duration, a number of steps or epochs, or `auto`; in one spelling."""
     if isinstance(value, str):
-        text = " ".join(value.split())
+        text = " ".join(value[: _MAX_SHORT_TEXT + 1].split())
         if text == "auto":
             return text
-        match = re.fullmatch(r"(\d+) ?(steps?|epochs?)", text)
+        match = re.fullmatch(r"([0-9]{1,12}) ?(steps?|epochs?)", text)
         if match is not None:
             if int(match[1]) < 1:
                 raise ValueError("must be at least 1")
@@ -156,12 +175,16 @@ def _interval(value: Any) -> str:
 
 
 def _command(value: Any) -> list[str] | str:
-    if isinstance(value, str) and value.strip() and "\0" not in value:
-        return value
-    if isinstance(value, list | tuple) and value and all(isinstance(v, str) for v in value):
-        if any("\0" in v for v in value):
+    words = [value] if isinstance(value, str) else value
+    if isinstance(words, list | tuple) and words and all(isinstance(v, str) for v in words):
+        if any("\0" in word for word in words):
             raise ValueError("a command cannot hold a NUL byte")
-        return list(value)
+        if len(words) > MAX_ENTRIES or any(_is_too_long(word) for word in words):
+            raise ValueError(f"a command has at most {MAX_ENTRIES} words of at most 128 KiB")
+        if not isinstance(value, str):
+            return list(words)
+        if value.strip():
+            return value
     raise ValueError(
         "write a command such as `python train.py`, or a list of words (quote numbers)"
     )
@@ -171,9 +194,19 @@ def _plain_text(value: Any) -> str:
     """Text, or a number as it was written; true and false have to be quoted."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError("write text; put true, false and empty values in quotes")
-    if isinstance(value, str) and "\0" in value:
+    if isinstance(value, int) and abs(value) >= 10**18:
+        raise ValueError("put a number of this size in quotes")
+    text = value if isinstance(value, str) else str(value)
+    if "\0" in text:
         raise ValueError("a value cannot hold a NUL byte")
-    return value if isinstance(value, str) else str(value)
+    if _is_too_long(text):
+        raise ValueError("a value has at most 128 KiB")
+    return text
+
+
+def _is_too_long(text: str) -> bool:
+    """Whether the kernel would refuse a text as an argument or variable of a process."""
+    return len(text.encode(errors="replace")) > _MAX_ARGUMENT_BYTES
 
 
 def _name(value: str) -> str:
@@ -185,8 +218,10 @@ def _name(value: str) -> str:
 
 
 def _variable(value: str) -> str:
-    if not _VARIABLE.fullmatch(value):
-        raise ValueError("a variable name has letters, digits and underscores, no digit first")
+    if not _VARIABLE.fullmatch(value) or len(value) > MAX_VARIABLE:
+        raise ValueError(
+            f"a variable name has up to {MAX_VARIABLE} letters, digits and underscores, no digit first"
+        )
     return value
 
 
@@ -219,22 +254,28 @@ def _labels(value: Any) -> Any:
 
 
 def _array(value: Any) -> list[int]:
-    if isinstance(value, list) and all(type(v) is int and v >= 0 for v in value):
+    if isinstance(value, list) and all(type(v) is int and 0 <= v < 10**9 for v in value):
+        if len(value) > _MAX_ARRAY:
+            raise ValueError(f"write at most {_MAX_ARRAY} indices")
         return sorted(set(value))
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError("write indices such as 0-9 or 1,3,5")
     found: set[int] = set()
+    count = 0
     for part in str(value).split(","):
-        match = None if isinstance(value, bool) else _SPAN.fullmatch(part.strip())
+        match = _SPAN.fullmatch(part.strip())
         if match is None:
             raise ValueError("write indices such as 0-9 or 1,3,5")
         low, high = int(match[1]), int(match[2] or match[1])
-        if high < low or high - low >= _MAX_ARRAY:
-            raise ValueError(f"write an ascending range of at most {_MAX_ARRAY} indices")
+        count += high - low + 1
+        if high < low or count > _MAX_ARRAY:
+            raise ValueError(f"write ascending ranges of at most {_MAX_ARRAY} indices in all")
         found.update(range(low, high + 1))
     return sorted(found)
 
 
 def _cron(value: str) -> str:
-    if len(value.split()) != 5:
+    if len(value) > _MAX_SHORT_TEXT or len(value.split()) != 5:
         raise ValueError("write five fields: minute hour day month weekday, such as `0 3 * * *`")
     return value
 
@@ -248,39 +289,76 @@ def _when(value: Any) -> Any:
     return write_duration(duration_s)
 
 
+_ONE_SIZE = r"([0-9]{1,15}|[0-9]{1,6}(\.[0-9]{1,6})? ?([KMGT](iB?|B)?|B))"
+_DURATION_PATTERN = r"^([0-9]{1,6}(\.[0-9]{1,6})? ?([mu]?s|sec|m|min|h|d|w)? ?){1,4}$"
+_SIZE_PATTERN = f"^{_ONE_SIZE}$"
+_COUNT_PATTERN = r"^[0-9]{1,5} ?(\+|\.\. ?([0-9]{1,5})?)?$"
+_SIZE_RANGE_PATTERN = rf"^{_ONE_SIZE} ?(\+|\.\. ?{_ONE_SIZE}?)?$"
+_INTERVAL_PATTERN = (
+    r"^(auto|[0-9]{1,12} ?(steps?|epochs?)|([0-9]{1,6}(\.[0-9]{1,6})? ?(m?s|m|h|d)? ?){1,3})$"
+)
+_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+_VARIABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,199}$"
+
+
+def _number_or(pattern: str, number: str, *examples: object, most: float | None = None) -> Shown:
+    """The JSON schema of a value that is a number or a text of this pattern."""
+    limit = {} if most is None else {"maximum": most}
+    return Shown(
+        {
+            "anyOf": [
+                {"type": "string", "pattern": pattern},
+                {"type": number, "minimum": 0, **limit},
+            ],
+            "examples": list(examples),
+        }
+    )
+
+
 TEXT_OR_LIST = Shown(
-    {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+    {
+        "anyOf": [
+            {"type": "string", "minLength": 1},
+            {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_ENTRIES},
+        ]
+    }
+)
+_NAME_SCHEMA = {"type": "string", "pattern": _NAME_PATTERN}
+_NAMES = Shown(
+    {"anyOf": [_NAME_SCHEMA, {"type": "array", "items": _NAME_SCHEMA, "maxItems": MAX_ENTRIES}]}
 )
 Whether = Annotated[bool, Field(strict=True)]
-NotEmpty = Annotated[str, Field(strict=True, min_length=1)]
+NotEmpty = Annotated[str, Field(strict=True, min_length=1, max_length=_MAX_TEXT)]
 Duration = Annotated[
     float,
     BeforeValidator(_duration),
     PlainSerializer(write_duration, return_type=str),
-    Shown({"type": ["string", "number"], "examples": ["90s", "10m", "1h30m"]}),
+    _number_or(_DURATION_PATTERN, "number", "90s", "10m", "1h30m", most=MAX_DURATION_S),
 ]
 Size = Annotated[
     int,
     BeforeValidator(_size),
     PlainSerializer(write_size),
-    Shown({"type": ["string", "integer"], "examples": ["512MB", "64GiB"]}),
+    _number_or(_SIZE_PATTERN, "integer", "512MB", "64GiB", most=MAX_SIZE_BYTES),
 ]
 CountRange = Annotated[
     Range,
     PlainValidator(_count_range),
     PlainSerializer(_write_count),
-    Shown({"type": ["integer", "string"], "examples": [2, "2..4", "4+"]}),
+    _number_or(_COUNT_PATTERN, "integer", 2, "2..4", "4+", most=MAX_NODES),
 ]
 SizeRange = Annotated[
     Range,
     PlainValidator(_size_range),
     PlainSerializer(_write_size_range),
-    Shown({"type": ["string", "integer"], "examples": ["80GB", "200GB.."]}),
+    _number_or(_SIZE_RANGE_PATTERN, "integer", "80GB", "200GB..", most=MAX_SIZE_BYTES),
 ]
 Interval = Annotated[
     str,
     PlainValidator(_interval),
-    Shown({"type": ["string", "number"], "examples": ["10m", "500 steps", "1 epoch", "auto"]}),
+    _number_or(
+        _INTERVAL_PATTERN, "number", "10m", "500 steps", "1 epoch", "auto", most=MAX_DURATION_S
+    ),
 ]
 Command = Annotated[
     Any,
@@ -288,10 +366,17 @@ Command = Annotated[
     TEXT_OR_LIST,
 ]
 Text = Annotated[
-    str, BeforeValidator(_plain_text), Shown({"type": ["string", "number"]})
+    str,
+    BeforeValidator(_plain_text),
+    Shown({"type": ["string", "number"], "maxLength": _MAX_ARGUMENT_BYTES}),
 ]  # numbers are kept as they were written
-Name = Annotated[str, Field(strict=True), AfterValidator(_name)]
-Variable = Annotated[str, Field(strict=True), AfterValidator(_variable)]
+Name = Annotated[str, Field(strict=True), AfterValidator(_name), Shown(_NAME_SCHEMA)]
+Variable = Annotated[
+    str,
+    Field(strict=True),
+    AfterValidator(_variable),
+    Shown({"type": "string", "pattern": _VARIABLE_PATTERN}),
+]
 FrameworkName = Annotated[
     str,
     Field(strict=True),
@@ -307,11 +392,13 @@ RoleFrameworkName = Annotated[
 Names = Annotated[
     list[Name],
     BeforeValidator(one_or_more),
-    TEXT_OR_LIST,
+    Field(max_length=MAX_ENTRIES),
+    _NAMES,
 ]
 Jobs = Annotated[
     list[Name],
     BeforeValidator(_labels),
+    Field(max_length=MAX_ENTRIES),
     Shown(
         {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": ["string", "integer"]}}]}
     ),
@@ -319,16 +406,28 @@ Jobs = Annotated[
 Indices = Annotated[
     list[int],
     PlainValidator(_array),
-    Shown({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]}),
+    Shown(
+        {
+            "anyOf": [
+                {"type": "string", "pattern": r"^[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5})*$"},
+                {"type": "array", "items": {"type": "integer", "minimum": 0}},
+            ]
+        }
+    ),
 ]
 Cron = Annotated[str, Field(strict=True), AfterValidator(_cron)]
 StallAfter = Annotated[
     str,
     PlainValidator(_when),
-    Shown({"type": ["string", "number"], "examples": ["auto", "5m", "never"]}),
+    _number_or(
+        r"^(auto|never|[0-9]{1,6}(s|m|h))$", "number", "auto", "5m", "never", most=MAX_DURATION_S
+    ),
 ]
-WholeFromZero = Annotated[int, Field(strict=True, ge=0)]
-WholeFromOne = Annotated[int, Field(strict=True, ge=1)]
+WholeFromZero = Annotated[int, Field(strict=True, ge=0, le=MAX_WHOLE)]
+WholeFromOne = Annotated[int, Field(strict=True, ge=1, le=MAX_WHOLE)]
+# Floats are read by the rules of `Section`: NaN and infinity are refused.
+Positive = Annotated[float, Field(gt=0, le=1e15)]
+NotNegative = Annotated[float, Field(ge=0, le=1e15)]
 
 
 def optional(description: str) -> Any:
@@ -340,5 +439,9 @@ class Section(BaseModel):
     """A mapping of the spec: unknown keys are errors, values never change."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", serialize_by_alias=True, use_enum_values=True
+        frozen=True,
+        extra="forbid",
+        serialize_by_alias=True,
+        use_enum_values=True,
+        allow_inf_nan=False,
     )

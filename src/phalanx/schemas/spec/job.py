@@ -23,6 +23,7 @@ from phalanx.errors import InvariantBroken
 from phalanx.kit.units import parse_duration
 from phalanx.schemas.spec.checkpointing import Checkpointing, MetricLines
 from phalanx.schemas.spec.fields import (
+    MAX_ENTRIES,
     Command,
     Cron,
     Duration,
@@ -32,6 +33,7 @@ from phalanx.schemas.spec.fields import (
     Name,
     Names,
     NotEmpty,
+    Positive,
     Range,
     Section,
     StallAfter,
@@ -69,7 +71,7 @@ class PlacementWish(Section):
         "Wait for the preferred level; absent: estimated from the run times of similar jobs."
     )
     selector: dict[Name, Text] = Field(
-        default_factory=dict, description="Labels that every node must have."
+        default_factory=dict, max_length=100, description="Labels that every node must have."
     )
     tolerate: Names = Field(default_factory=list, description="Taints that the job tolerates.")
 
@@ -169,8 +171,12 @@ class Warm(Section):
     """Ranks are forked from a process that has imported torch already."""
 
     enabled: Whether = Field(default=True, description="false: start ranks cold.")
-    imports: list[Annotated[str, Field(strict=True, pattern=r"^[A-Za-z_][\w.]*$")]] = Field(
-        default_factory=list, description="Modules that the warm process imports, beside torch."
+    imports: list[
+        Annotated[str, Field(strict=True, max_length=200, pattern=r"^[A-Za-z_][\w.]*$")]
+    ] = Field(
+        default_factory=list,
+        max_length=100,
+        description="Modules that the warm process imports, beside torch.",
     )
 
 
@@ -178,7 +184,7 @@ class Mount(Section):
     """A file system or bucket that is mounted for the ranks."""
 
     source: NotEmpty = Field(description="File system or bucket to mount.")
-    path: Annotated[str, Field(strict=True, pattern="^/")] = Field(
+    path: Annotated[str, Field(strict=True, max_length=4096, pattern="^/")] = Field(
         description="Absolute path of the mount point."
     )
     read_only: Whether = Field(default=False, description="true: no writes.")
@@ -197,7 +203,7 @@ def _mount(value: Any) -> Any:
 class CostLimit(Section):
     """Limit on the cost of the job."""
 
-    usd: Annotated[float, Field(gt=0)] = Field(description="Upper limit in US dollars.")
+    usd: Positive = Field(description="Upper limit in US dollars.")
 
 
 class Schedule(Section):
@@ -237,12 +243,14 @@ class JobSpec(Section):
     )
     name: Name = Field(default="job", description="Name of the job; need not be unique.")
     project: Name = Field(default="default", description="Project of the job.")
-    labels: dict[Name, Text] = Field(default_factory=dict, description="Labels to filter by.")
+    labels: dict[Name, Text] = Field(
+        default_factory=dict, max_length=100, description="Labels to filter by."
+    )
     job_class: Name | None = Field(default=None, alias="class", description="Job class.")
     run: Command | None = optional(
         "The command of every rank: one line for the shell, or a list of words."
     )
-    setup: NotEmpty | None = optional(
+    setup: Annotated[str, Field(strict=True, min_length=1, max_length=65_536)] | None = optional(
         "A shell command that runs once per node before the first rank starts."
     )
     python: Annotated[PythonSection, BeforeValidator(short_form)] | None = optional(
@@ -252,7 +260,7 @@ class JobSpec(Section):
         default="torch", description="What the ranks use to communicate; sets their environment."
     )
     env_compat: list[Name] = Field(
-        default_factory=list, description="Launchers with variables to set as well."
+        default_factory=list, max_length=100, description="Launchers with variables to set as well."
     )
     workdir: NotEmpty = Field(
         default=".", description="Folder to copy at submit; relative to the spec file."
@@ -261,10 +269,13 @@ class JobSpec(Section):
     resources: Resources = Field(default_factory=Resources, description="The shape of the gang.")
     roles: dict[Name, Role] = Field(
         default_factory=dict,
+        max_length=100,
         description="Further parts of the gang, each with its own shape; without `run`: all parts.",
     )
     data: dict[Name, NotEmpty] = Field(
-        default_factory=dict, description="Named inputs, staged before the start."
+        default_factory=dict,
+        max_length=MAX_ENTRIES,
+        description="Named inputs, staged before the start.",
     )
     placement: PlacementWish = Field(
         default_factory=PlacementWish, description="Limits on where the gang is placed."
@@ -296,10 +307,11 @@ class JobSpec(Section):
     env: Environment = Field(default_factory=dict, description="Environment variables.")
     secrets: list[Variable] = Field(
         default_factory=list,
+        max_length=MAX_ENTRIES,
         description="Variables of the ranks with values that `phalanx secrets` stores.",
     )
     mounts: list[Annotated[Mount, BeforeValidator(_mount)]] = Field(
-        default_factory=list, description="File systems and buckets to mount."
+        default_factory=list, max_length=100, description="File systems and buckets to mount."
     )
     budget: CostLimit | None = optional("Limit on the cost of the job.")
     depends_on: Jobs = Field(default_factory=list, description="Jobs that must succeed first.")

@@ -10,10 +10,13 @@ from pydantic import AfterValidator, Field, model_validator
 
 from phalanx.core.contract.job import PythonRequirements
 from phalanx.schemas.spec.fields import (
+    MAX_ENTRIES,
     Section,
     optional,
 )
 
+# The longest requirement, URL or path.
+MAX_LINE = 4096
 # `https://user:password@host/…`: what stands there would be in every copy of the spec.
 _CREDENTIALS = re.compile(r"://[^/\s]*@")
 _NO_SECRETS = (
@@ -56,31 +59,41 @@ def _inside(text: str) -> str:
     return text
 
 
-Requirement = Annotated[str, Field(strict=True), AfterValidator(_requirement)]
-Url = Annotated[str, Field(strict=True), AfterValidator(_url)]
+Requirement = Annotated[str, Field(strict=True, max_length=MAX_LINE), AfterValidator(_requirement)]
+Url = Annotated[str, Field(strict=True, max_length=MAX_LINE), AfterValidator(_url)]
 
 
 class PythonSection(Section):
     """An environment over that of the node, built once for each content and used by many attempts."""
 
     requirements: (
-        Annotated[str, Field(strict=True, min_length=1), AfterValidator(_inside)] | None
+        Annotated[
+            str, Field(strict=True, min_length=1, max_length=MAX_LINE), AfterValidator(_inside)
+        ]
+        | None
     ) = optional("A requirements file in the work directory.")
     packages: list[Requirement] = Field(
-        default_factory=list, description="Requirements, such as `einops==0.8.1`."
+        default_factory=list,
+        max_length=MAX_ENTRIES,
+        description="Requirements, such as `einops==0.8.1`.",
     )
     installer: Literal["auto", "pip", "uv"] = Field(
         default="auto", description="auto: uv where the node has it, else pip."
     )
-    index_url: Annotated[str, Field(strict=True), AfterValidator(_index)] | None = optional(
-        "Package index in place of the installer's default; none: no index."
+    index_url: (
+        Annotated[str, Field(strict=True, max_length=MAX_LINE), AfterValidator(_index)] | None
+    ) = optional("Package index in place of the installer's default; none: no index.")
+    extra_index_urls: list[Url] = Field(
+        default_factory=list, max_length=100, description="More package indexes."
     )
-    extra_index_urls: list[Url] = Field(default_factory=list, description="More package indexes.")
-    find_links: list[Annotated[str, Field(strict=True, min_length=1), AfterValidator(_place)]] = (
-        Field(
-            default_factory=list,
-            description="Folders (of the work directory or the nodes) or pages with wheels.",
-        )
+    find_links: list[
+        Annotated[
+            str, Field(strict=True, min_length=1, max_length=MAX_LINE), AfterValidator(_place)
+        ]
+    ] = Field(
+        default_factory=list,
+        max_length=100,
+        description="Folders (of the work directory or the nodes) or pages with wheels.",
     )
 
     @model_validator(mode="after")

@@ -15,6 +15,8 @@ from pydantic import AfterValidator, Field, model_validator
 from phalanx.core.gang.placement import GangShape, RoleShape
 from phalanx.schemas.frameworks import framework
 from phalanx.schemas.spec.fields import (
+    MAX_ENTRIES,
+    MAX_SLOTS_PER_NODE,
     Command,
     CountRange,
     Name,
@@ -25,8 +27,6 @@ from phalanx.schemas.spec.fields import (
     Text,
     Variable,
     Whether,
-    WholeFromOne,
-    WholeFromZero,
     optional,
 )
 from phalanx.schemas.spec.training import Training
@@ -50,7 +50,12 @@ def not_ours(env: dict[str, str]) -> dict[str, str]:
     return env
 
 
-Environment = Annotated[dict[Variable, Text], AfterValidator(not_ours)]
+Environment = Annotated[
+    dict[Variable, Text], Field(max_length=MAX_ENTRIES), AfterValidator(not_ours)
+]
+# Zero slots are allowed in roles only.
+Slots = Annotated[int, Field(strict=True, ge=1, le=MAX_SLOTS_PER_NODE)]
+SlotsFromZero = Annotated[int, Field(strict=True, ge=0, le=MAX_SLOTS_PER_NODE)]
 
 
 class Resources(Section):
@@ -59,11 +64,11 @@ class Resources(Section):
     nodes: CountRange = Field(
         default=_ONE, description="Nodes of the gang; a range makes it elastic."
     )
-    slots_per_node: WholeFromOne = Field(
+    slots_per_node: Slots = Field(
         default=1,
         description="Slots on each node: GPUs, or CPU worker places where a pool has no GPUs.",
     )
-    slots_per_rank: WholeFromOne = Field(default=1, description="Slots that one rank uses.")
+    slots_per_rank: Slots = Field(default=1, description="Slots that one rank uses.")
     cpus: CountRange | None = optional("CPUs on each node.")
     memory: SizeRange | None = optional("Memory on each node.")
     shm: SizeRange | None = optional("Shared memory (/dev/shm) on each node.")
@@ -83,7 +88,7 @@ class Resources(Section):
 class RoleResources(Resources):
     """What one node of a role needs, and how many nodes; a role may do without slots."""
 
-    slots_per_node: WholeFromZero = Field(
+    slots_per_node: SlotsFromZero = Field(
         default=1, description="Slots on each node; 0: CPUs alone, for one rank on each node."
     )
 
@@ -118,9 +123,9 @@ class Role(Section):
 
     # What `_short_form` moves into `resources`; here for editors, and to tell a slip of the pen.
     nodes: CountRange | None = _short("nodes")
-    slots: WholeFromZero | None = _short("slots_per_node")
-    slots_per_node: WholeFromZero | None = _short("slots_per_node")
-    slots_per_rank: WholeFromOne | None = _short("slots_per_rank")
+    slots: SlotsFromZero | None = _short("slots_per_node")
+    slots_per_node: SlotsFromZero | None = _short("slots_per_node")
+    slots_per_rank: Slots | None = _short("slots_per_rank")
     cpus: CountRange | None = _short("cpus")
     memory: SizeRange | None = _short("memory")
     accelerator: Name | None = _short("accelerator")

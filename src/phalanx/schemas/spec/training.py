@@ -11,6 +11,10 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from phalanx.core.gang import meshes
 from phalanx.schemas.spec.fields import (
+    MAX_ENTRIES,
+    MAX_NODES,
+    NotEmpty,
+    Positive,
     Section,
     Whether,
     WholeFromOne,
@@ -55,9 +59,13 @@ class GradientCompression(Section):
     )
     start_step: WholeFromZero | None = optional("First step with compressed gradients.")
     error_feedback: Whether | None = optional("Add the residual to the next step's gradient.")
-    candidates: list[Literal["none", "fp16", "bf16", "powersgd", "topk", "randomk"]] | None = (
-        optional("Methods that auto tries, the most exact first.")
-    )
+    candidates: (
+        Annotated[
+            list[Literal["none", "fp16", "bf16", "powersgd", "topk", "randomk"]],
+            Field(max_length=100),
+        ]
+        | None
+    ) = optional("Methods that auto tries, the most exact first.")
 
 
 SyncMethod = Annotated[
@@ -69,7 +77,7 @@ SyncMethod = Annotated[
 class OuterOptimizer(Section):
     """SGD over the mean of the ranks' changes since the last exchange."""
 
-    lr: Annotated[float, Field(gt=0)] | None = optional("Learning rate.")
+    lr: Positive | None = optional("Learning rate.")
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = optional("Momentum.")
     nesterov: Whether | None = optional("Use Nesterov momentum.")
 
@@ -129,21 +137,21 @@ class Training(Section):
     micro_batches: WholeFromOne | None = optional(
         "Number of micro-batches that a batch is split into for pipeline stages."
     )
-    pipeline_split: list[str] | None = optional(
+    pipeline_split: Annotated[list[NotEmpty], Field(max_length=MAX_ENTRIES)] | None = optional(
         "First layer of each pipeline stage but the first; absent: stages of equal size."
     )
     precision: Literal["fp32", "bf16", "fp16"] | None = optional(
         "Precision of the forward pass; fp16 needs `run.backward(loss)`."
     )
     accumulate: WholeFromOne | None = optional("Micro-batches in one optimizer step.")
-    clip: Annotated[float, Field(gt=0)] | None = optional("Upper bound of the gradients' norm.")
+    clip: Positive | None = optional("Upper bound of the gradients' norm.")
     max_micro_batch: WholeFromOne | None = optional(
         "Maximum samples of a micro-batch; larger batches are split."
     )
     sync_batchnorm: Whether | None = optional("Compute batch norm statistics over all ranks.")
-    activation_checkpointing: Whether | list[str] | None = optional(
-        "Recompute activations in the backward pass: true, or a list of module classes."
-    )
+    activation_checkpointing: (
+        Whether | Annotated[list[NotEmpty], Field(max_length=MAX_ENTRIES)] | None
+    ) = optional("Recompute activations in the backward pass: true, or a list of module classes.")
     on_resize: Literal["keep_batch", "scale_batch"] | None = optional(
         "Keep the global batch at a resize, or scale it with the world size."
     )
@@ -166,7 +174,7 @@ class Training(Section):
     )
     batch_shares: (
         Literal["even", "auto"]
-        | Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)]
+        | Annotated[list[Positive], Field(min_length=1, max_length=MAX_NODES)]
         | None
     ) = optional("Each rank's part of a batch: even, auto (by speed), or a list.")
     data_changed: Literal["refuse", "allow"] | None = optional(
