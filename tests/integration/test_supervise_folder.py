@@ -35,7 +35,16 @@ class Watched:
     """One generation's folder, and what its watcher said."""
 
     def __init__(
-        self, root, generation=0, intact=lambda: True, keep=3, commits=True, folder="out", far=None
+        self,
+        root,
+        generation=0,
+        intact=lambda: True,
+        keep=3,
+        commits=True,
+        folder="out",
+        far=None,
+        shared=True,
+        makes=True,
     ):
         self.folder, self.store = root / folder, root / "store"
         self.said, self.step, self.failed = [], None, []
@@ -48,6 +57,7 @@ class Watched:
             far=far,
             env=dict(os.environ),
             meeting=f"127.0.0.1:{4000 + generation}",
+            lock=restore_lock.lock_file(root, self.folder) if shared else None,
             origin=FolderOrigin(
                 job="j-1",
                 attempt=1,
@@ -67,6 +77,8 @@ class Watched:
         opened = threading.Event()
         self.kept.open(opened.set, self.failed.append)
         self.until(lambda: opened.is_set() or self.failed)
+        if makes and not self.failed:  # as a script does
+            self.folder.mkdir(exist_ok=True)
 
     def until(self, condition):
         deadline = time.monotonic() + GUARD_S
@@ -111,6 +123,23 @@ def test_committed_shared_and_kept_by_the_rules(tmp_path):
     inodes = {(each.path / "epoch-1.bin").stat().st_ino for each in found}
     assert len(inodes) == 1 and inodes != {(one.folder / "epoch-1.bin").stat().st_ino}
     assert "removed" in one.kinds()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_folder_is_the_scripts_own_until_there_is_something_to_restore(tmp_path, shared):
+    one = Watched(tmp_path, makes=False, shared=shared)
+    assert not one.folder.exists()
+    one.folder.mkdir()
+    (one.folder / "state.bin").write_bytes(b"good")
+    one.committed(1)
+    one.end(one.kept.abandon)
+    assert os.listdir(one.folder) == ["state.bin"]
+    shutil.rmtree(one.folder)
+    two = Watched(tmp_path, generation=1, makes=False, shared=shared)
+    assert os.listdir(two.folder) == ["state.bin"]
+    two.end(two.kept.abandon)
+    ours = [name for name in os.listdir(tmp_path) if name.startswith(".phalanx")]
+    assert len(ours) == int(shared)
 
 
 def test_a_new_start_finds_exactly_what_was_committed(tmp_path):
@@ -242,18 +271,16 @@ def test_nodes_take_turns_and_one_that_is_not_needed_any_more_leaves(tmp_path):
         over.set()
         return over.is_set()
 
-    with restore_lock.turn(tmp_path, whose, over.wait) as first:
+    with restore_lock.turn(tmp_path / "lock", whose, over.wait) as first:
         first.tell(restore_lock.RestoreResult(None, 7, {"x": (1, 2, 3)}, [("a", "bad")]))
-        with restore_lock.turn(tmp_path, whose, waits) as second:
+        with restore_lock.turn(tmp_path / "lock", whose, waits) as second:
             assert second is None and asked
-    with restore_lock.turn(tmp_path, whose, waits) as third:
+    with restore_lock.turn(tmp_path / "lock", whose, waits) as third:
         assert third.told == restore_lock.RestoreResult(None, 7, {"x": (1, 2, 3)}, [["a", "bad"]])
-    with restore_lock.turn(tmp_path, (*whose[:2], 1, "127.0.0.1:4001"), waits) as next_one:
+    with restore_lock.turn(tmp_path / "lock", (*whose[:2], 1, "127.0.0.1:4001"), waits) as next_one:
         assert next_one.told is None
-    (tmp_path / restore_lock.MARK).write_bytes(
-        b'{"generation": ["j-1", 1, 0, "127.0.0.1:4000"], "st'
-    )
-    with restore_lock.turn(tmp_path, whose, waits) as after_a_death:
+    (tmp_path / "lock").write_bytes(b'{"generation": ["j-1", 1, 0, "127.0.0.1:4000"], "st')
+    with restore_lock.turn(tmp_path / "lock", whose, waits) as after_a_death:
         assert after_a_death.told is None
 
 
@@ -450,12 +477,12 @@ def test_what_a_spec_says_is_checked():
 def test_a_link_in_the_place_of_the_mark_is_not_written_through(tmp_path):
     victim = tmp_path / "victim"
     victim.write_bytes(b"dear")
-    (tmp_path / "kept").mkdir()
-    (tmp_path / "kept" / restore_lock.MARK).symlink_to(victim)
+    lock = restore_lock.lock_file(tmp_path, tmp_path / "kept")
+    lock.symlink_to(victim)
     told = restore_lock.RestoreResult(path=None, step=0, stats={}, bad=())
     with (
         pytest.raises(OSError, match=restore_lock.MARK),
-        restore_lock.turn(tmp_path / "kept", (1,), lambda _: True) as turn,
+        restore_lock.turn(lock, (1,), lambda _: True) as turn,
     ):
         turn.tell(told)
     assert victim.read_bytes() == b"dear"

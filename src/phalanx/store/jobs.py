@@ -279,6 +279,35 @@ def finished_after(tx: Tx, at: int, num: int, *, limit: int) -> list[Finished]:
     return read(tx, Finished, query)
 
 
+@dataclass(frozen=True, slots=True)
+class FolderUser:
+    """A job with a checkpoint folder below its caller's working directory."""
+
+    num: int  # job number
+    state: str  # of the job
+    cwd: str  # the caller's working directory
+    directory: str  # relative to it
+
+
+def folder_users(tx: Tx, *, recent: int = 5000) -> list[FolderUser]:
+    """Jobs with a checkpoint folder in a caller's directory, newest first.
+
+    All that have not ended, and those among the `recent` newest jobs.
+    """
+    directory = jobs.c.spec[("checkpoint", "directory")].as_string()
+    newest = select(func.coalesce(func.max(jobs.c.num), 0)).scalar_subquery()
+    alive = jobs.c.state.not_in([state.value for state in TERMINAL])
+    query = (
+        select(
+            jobs.c.num, jobs.c.state, jobs.c.caller_cwd.label("cwd"), directory.label("directory")
+        )
+        .where(or_(alive, jobs.c.num > newest - recent))
+        .where(jobs.c.caller_cwd.is_not(None), directory.is_not(None))
+        .order_by(jobs.c.num.desc())
+    )
+    return read(tx, FolderUser, query)
+
+
 def code_in_use(tx: Tx, *, since: int) -> set[str]:
     """Digests of the code of jobs that have not ended, or ended at or after `since`."""
     alive = or_(jobs.c.ended_at.is_(None), jobs.c.ended_at >= since)

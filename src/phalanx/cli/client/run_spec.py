@@ -40,6 +40,8 @@ class RunFlags:
     checkpoint_every: str | None = None
     #: folder with checkpoints that the script writes itself
     checkpoint_directory: str | None = None
+    #: begin with what that folder holds
+    continues: bool = False
     #: framework of the ranks, such as `torch`
     framework: str | None = None
     #: patterns that read metrics from output lines
@@ -194,7 +196,11 @@ def _merge(defaults: Mapping[str, Any], flags: RunFlags) -> dict[str, Any]:
         data["pool"] = list(flags.pool)
     if flags.metrics:
         data["metrics"] = list(flags.metrics)
-    saving = {"every": flags.checkpoint_every, "directory": flags.checkpoint_directory}
+    saving = {
+        "every": flags.checkpoint_every,
+        "directory": flags.checkpoint_directory,
+        "continue": flags.continues or None,
+    }
     if given := {key: value for key, value in saving.items() if value is not None}:
         data["checkpoint"] = {**_section(data, "checkpoint"), **given}
     if flags.env:

@@ -22,6 +22,8 @@ MAX_BYTES = 512 * 2**20
 MAX_ENTRIES = 50_000
 IGNORE_FILES = (".gitignore", ".phalanxignore")
 _ALWAYS_OUT = frozenset({".git", ".hg", ".svn"})
+# Files of ours in a working directory, such as the lock of a checkpoint folder.
+_OURS = ".phalanx-"
 _USUALLY_OUT = (
     "__pycache__/",
     "*.pyc",
@@ -115,7 +117,7 @@ class _Walk:
             return
         for entry in found:
             relative = folder + entry.name
-            if entry.name in _ALWAYS_OUT:
+            if entry.name in _ALWAYS_OUT or entry.name.startswith(_OURS):
                 continue
             if entry.is_dir(follow_symlinks=False):
                 if self._unwanted(entry) or ignores.ignored(f"{prefix}{relative}/"):

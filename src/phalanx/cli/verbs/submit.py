@@ -80,6 +80,13 @@ Directory = Annotated[
         help="Folder of the script's own checkpoints, for Phalanx to store.",
     ),
 ]
+Continue = Annotated[
+    bool,
+    typer.Option(
+        "--continue",
+        help="Begin with what the checkpoint directory already holds, such as a past job's files.",
+    ),
+]
 MaxDuration = Annotated[
     str | None, typer.Option("--max-duration", help="The job fails after this duration.")
 ]
@@ -120,6 +127,7 @@ def run(  # noqa: PLR0913 (one parameter for each flag)
     framework: Framework = None,
     metrics: Metrics = None,
     directory: Directory = None,
+    continues: Continue = False,
     max_duration: MaxDuration = None,
     priority: Priority = None,
     no_warm: NoWarm = False,
@@ -150,6 +158,7 @@ def run(  # noqa: PLR0913 (one parameter for each flag)
         env=values,
         checkpoint_every=every,
         checkpoint_directory=directory,
+        continues=continues,
         framework=framework,
         metrics=metrics or (),
         max_duration=max_duration,

@@ -113,6 +113,17 @@ class Checkpointing(Section):
     directory: KeptDirectory | None = optional(
         "Folder of the script's own checkpoints: committed when it changes, restored before every start."
     )
+    continues: Whether = Field(
+        default=False,
+        alias="continue",
+        description="The job begins with what `directory` holds; otherwise such a job is refused.",
+    )
+
+    @model_validator(mode="after")
+    def _has_folder(self) -> Checkpointing:
+        if self.continues and self.directory is None:
+            raise ValueError("`continue` needs `directory`, the folder to continue from")
+        return self
 
     def to_core(self) -> CheckpointPolicy:
         """The core value, the same for every rank of the first role."""

@@ -57,6 +57,16 @@ def holds(home: HomeLayout, digest: str, name: str) -> bool:
         )
 
 
+def holds_below(home: HomeLayout, digest: str, folder: str) -> bool:
+    """Whether an archive has a file in this folder or below it."""
+    wanted = posixpath.normpath(folder) + "/"
+    with archive_path(home, digest).open("rb") as file:
+        return any(
+            one.name.startswith(wanted) and one.kind is not MemberKind.FOLDER
+            for one in checked_members(file)
+        )
+
+
 class CodeUpload:
     """An archive that is being uploaded. `finish` publishes it; `abandon` deletes it."""
 

@@ -17,6 +17,7 @@ from phalanx.schemas.spec.support import check_supported
 from phalanx.services.lifecycle import code
 from phalanx.services.lifecycle.admission import facts_of, misfits, over_project
 from phalanx.services.lifecycle.commit import commit_new
+from phalanx.services.lifecycle.folder_check import check_folder
 from phalanx.services.platform import Platform
 from phalanx.store import jobs, resources
 from phalanx.store.database import Tx
@@ -70,6 +71,7 @@ def submit(platform: Platform, request: SubmitRequest, now: int) -> tuple[int, A
     )
 
     def work(tx: Tx) -> int:
+        check_folder(tx, platform.home, spec, request)
         num = jobs.new_num(tx)
         actor = f"user:{request.owner}" if request.owner else "user"
         commit_new(tx, Submitted(num, spec.to_policy()), facts, now, actor)

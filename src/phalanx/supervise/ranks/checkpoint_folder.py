@@ -82,20 +82,17 @@ class CheckpointFolder:
 
 @dataclass(slots=True)
 class CheckpointFolderConfig:
-    """Path, job and store of a folder. Only one node of a gang `commits`.
+    """Path, job and store of a folder."""
 
-    `far` is an object store for copies, with its credentials in `env`; `meeting` is the rendezvous address
-    of this generation, the same on all nodes.
-    """
-
-    folder: Path
-    store: Path
-    origin: FolderOrigin
-    keep: Keep
-    commits: bool
-    far: str | None
-    env: Mapping[str, str]
-    meeting: str
+    folder: Path  # the script writes its checkpoints there
+    store: Path  # commits go there
+    origin: FolderOrigin  # job, attempt and generation
+    keep: Keep  # retention
+    commits: bool  # one node of a gang commits
+    far: str | None  # object store for copies
+    env: Mapping[str, str]  # credentials of the object store
+    meeting: str  # rendezvous address of this generation, the same on all nodes
+    lock: Path | None  # nodes that share the folder take turns; None: there is one node
 
 
 @dataclass(slots=True)
@@ -269,14 +266,16 @@ class WatchedCheckpointFolder(CheckpointFolder):
     def _restore(self) -> None:
         """Restore the folder, once in each generation: nodes may share it, and ranks may write already."""
         facts, began, origin = self.facts, self.clock.monotonic(), self.facts.origin
-        facts.folder.mkdir(parents=True, exist_ok=True)
         if facts.commits:
             checkpoint.clean_debris(facts.store)
-        generation = (origin.job, origin.attempt, origin.generation, facts.meeting)
-        with restore_lock.turn(facts.folder, generation, self._over.wait) as mine:
-            if mine is None:
-                return  # the generation is over
-            told = mine.told or mine.tell(self._restore_newest())
+        if facts.lock is None:
+            told = self._restore_newest()
+        else:
+            generation = (origin.job, origin.attempt, origin.generation, facts.meeting)
+            with restore_lock.turn(facts.lock, generation, self._over.wait) as mine:
+                if mine is None:
+                    return  # the generation is over
+                told = mine.told or mine.tell(self._restore_newest())
         self._known, self._step = told.stats, told.step
         if facts.commits:
             self._tier.committed()  # what the last start did not get to copy

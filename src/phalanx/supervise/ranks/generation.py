@@ -31,6 +31,7 @@ from phalanx.schemas.wire.supervision import (
 )
 from phalanx.supervise.eventloop import EventLoop, Timer
 from phalanx.supervise.processes import LaunchRequest, ProcessTree
+from phalanx.supervise.ranks import restore_lock
 from phalanx.supervise.ranks.checkpoint_folder import (
     CheckpointFolder,
     CheckpointFolderConfig,
@@ -376,8 +377,10 @@ def open_checkpoint_folder(
     gang, policy = assignment.gang, assignment.gang.role.checkpoint
     if policy.directory is None:
         return CheckpointFolder()
+    cwd = Path(assignment.cwd)
+    folder = cwd / policy.directory
     facts = CheckpointFolderConfig(
-        folder=Path(assignment.cwd, policy.directory),
+        folder=folder,
         store=Path(gang.checkpoint_dir),
         origin=FolderOrigin(
             job=gang.job.label,
@@ -391,6 +394,7 @@ def open_checkpoint_folder(
         far=policy.store,
         env=assignment.env,
         meeting=f"{orders.master_address}:{orders.master_port}",
+        lock=restore_lock.lock_file(cwd, folder) if gang.world.num_nodes > 1 else None,
     )
     outside = context.loop.call_from_outside
 

@@ -1,14 +1,16 @@
 """A lock for nodes that share a checkpoint folder: the first one restores it, the others read its result.
 
-The lock is a hidden file in the folder, which afterwards holds the generation and the result. Without it a
-node that is late would overwrite files that ranks of other nodes are already writing. The kernel releases
-the lock when a process dies.
+The lock is a hidden file in the working directory of the ranks, which afterwards holds the generation and
+the result; the folder itself belongs to the script, which may take its existence for a saved state. Without
+the lock a node that is late would overwrite files that ranks of other nodes are already writing. The kernel
+releases the lock when a process dies.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +22,7 @@ from typing import Any
 from phalanx.checkpoint.folders import Stat
 
 MARK = ".phalanx-put-back"
+"""The beginning of the name of a lock file."""
 _WAIT_S = 0.1
 # File systems that know no locks: what is left is the file itself.
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
@@ -68,16 +71,22 @@ def _stat(size: int, changed: int, inode: int) -> Stat:
     return size, changed, inode
 
 
+def lock_file(cwd: Path, folder: Path) -> Path:
+    """The lock of a folder below the working directory `cwd`."""
+    name = os.path.relpath(folder, cwd)
+    return cwd / f"{MARK}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:12]}"
+
+
 @contextmanager
 def turn(
-    folder: Path, generation: Sequence[Any], over: Callable[[float], bool]
+    path: Path, generation: Sequence[Any], over: Callable[[float], bool]
 ) -> Iterator[RestoreTurn | None]:
     """Wait for the lock; None when `over(seconds)`, which waits, returns that it is not needed any more.
 
     `generation` identifies the generation. Raises OSError.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(folder / MARK, flags, 0o644)
+    descriptor = os.open(path, flags, 0o644)
     try:
         while not _locked(descriptor):
             if over(_WAIT_S):

@@ -182,7 +182,11 @@ def test_flags_for_scripts_that_know_nothing_of_it(invocation, tmp_path):
     flags = RunFlags(framework="horovod", metrics=["loss {loss}"], checkpoint_directory="out")
     spec = plan_run(["train.py"], flags, invocation).spec
     assert (spec.framework, spec.metrics) == ("horovod", ["loss {loss}"])
-    assert spec.checkpoint.directory == "out"
+    assert (spec.checkpoint.directory, spec.checkpoint.continues) == ("out", False)
+    flags = RunFlags(checkpoint_directory="out", continues=True)
+    assert plan_run(["train.py"], flags, invocation).spec.checkpoint.continues
+    with pytest.raises(SpecInvalid, match="`continue` needs `directory`"):
+        plan_run(["train.py"], RunFlags(continues=True), invocation)
 
 
 def test_variables_that_are_not_utf8_stay_behind_and_are_named():

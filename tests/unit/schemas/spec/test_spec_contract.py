@@ -31,7 +31,10 @@ KEYS = {
     "store": ("s3://bucket/runs/", {"store": "s3://bucket/runs"}),
     "encryption": ({"key_env": "CKPT_KEY"}, {"key_env": "CKPT_KEY"}),
     "directory": ("out/state", {"directory": "out/state"}),
+    # Only checked at submit: what a job's own restarts find does not depend on it.
+    "continue": (True, {"directory": "out"}),
 }
+NEEDS = {"continue": {"directory": "out"}}
 DEFAULT = {"every": SaveInterval(600.0), "keep": Keep(last=3)}
 
 
@@ -46,7 +49,7 @@ def test_every_key_of_the_section_has_a_case():
 @pytest.mark.parametrize("key", KEYS)
 def test_a_checkpoint_key_reaches_the_policy(key):
     written, changed = KEYS[key]
-    (role,) = contract(checkpoint={key: written}).roles
+    (role,) = contract(checkpoint={key: written, **NEEDS.get(key, {})}).roles
     assert role.checkpoint == CheckpointPolicy(**{**DEFAULT, **changed})
 
 
