@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 
 _HOUR_S = 3600.0
 
@@ -55,12 +56,13 @@ def in_words(table: list[ScalingRow]) -> str:
     """A summary in words: up to how many ranks scaling is efficient."""
     if len(table) < 2:
         return "scaling needs two numbers of ranks or more"
-    last, good = table[-1], [row for row in table if row.efficiency >= 0.8]
-    most = good[-1].ranks if good else table[0].ranks
+    last, most = table[-1], table[0].ranks
+    for row in takewhile(lambda row: row.efficiency >= 0.8, table):
+        most = row.ranks
     said = (
         f"{last.ranks} ranks are {last.speed_up:.2f} times as fast as one would be"
         f" ({last.efficiency:.0%} of perfect scaling)"
     )
     if most == last.ranks:
         return said + "; efficiency is at least 80% up to that number"
-    return said + f"; efficiency is below 80% beyond {most} ranks"
+    return said + f"; efficiency falls below 80% beyond {most} ranks"

@@ -27,6 +27,12 @@ def test_the_smallest_number_is_the_measure_and_prices_may_be_missing():
     assert "two numbers of ranks" in in_words(table[:1])
 
 
+def test_the_summary_ends_at_the_first_number_that_scales_badly():
+    table = rows({1: 0.1, 2: 0.2, 4: 0.1}, {1: 8, 2: 16, 4: 32}, samples=10, price=None)
+    assert [row.efficiency >= 0.8 for row in table] == [True, False, True]
+    assert "below 80% beyond 1 ranks" in in_words(table)
+
+
 def test_it_is_drawn():
     table = rows({1: 0.1, 2: 0.125}, {1: 8, 2: 16}, samples=10, price=None)
     assert bars([1.0, 1.6], [1.0, 2.0]) == ["█" * 12, "█" * 19 + "·" * 5]
