@@ -12,6 +12,7 @@ from phalanx.cli.client.session import describe
 from phalanx.cli.exits import ERROR, INTERRUPTED
 from phalanx.cli.terminal.output import note
 from phalanx.errors import Bug, PlatformError
+from phalanx.kit.terminal import guard_terminal
 
 _USAGE = 2  # Typer's code for wrong usage; `phalanx` exits with 1
 _GLOBAL = ("--home", "--url", "--token")
@@ -57,6 +58,7 @@ def _code(argv: Sequence[str]) -> int:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one verb and exit with its code."""
+    guard_terminal()
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_rest, **_more: note(f"warning: {message}")
         code = _code(sys.argv[1:] if argv is None else argv)

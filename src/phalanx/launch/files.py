@@ -1,4 +1,4 @@
-"""Atomic writes, locks and last lines of files; temporary folders that do not outlive their process."""
+"""Atomic writes, locks, owners and last lines of files; temporary folders that go with their process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,30 @@ def write_file(path: Path, data: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def distrusted(path: Path) -> str:
+    """Why a file or folder that others may have made is not trusted; empty when it is.
+
+    It has to belong to this user, and no other user may write to it. One that does not exist is trusted.
+    """
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as error:
+        return f"{path} cannot be looked at: {error.strerror}"
+    if found.st_uid != os.geteuid():
+        return f"{path} belongs to another user (uid {found.st_uid})"
+    if stat.S_IMODE(found.st_mode) & 0o022:
+        return f"other users can write to {path} (mode {stat.S_IMODE(found.st_mode):o})"
+    return ""
+
+
+def folder_identity(path: Path) -> str:
+    """A text that no copy of a folder has: its device and inode. Raises OSError."""
+    found = path.stat()
+    return f"{found.st_dev}:{found.st_ino}"
 
 
 def try_lock(path: Path, how: int = fcntl.LOCK_EX, create: int = os.O_CREAT) -> int | None:

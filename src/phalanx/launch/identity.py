@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.launch import linux
-from phalanx.launch.files import try_lock, write_file
+from phalanx.launch.files import folder_identity, try_lock, write_file
 
 ASSIGNMENT_NAME = "assignment.json"
 RECORD_NAME = "supervisor.json"
@@ -53,7 +53,8 @@ class ProcessIdentity:
 class SupervisorRecord:
     """The file that a supervisor writes as soon as it holds its folder's lock.
 
-    `tag` is in the environment of every process that it starts.
+    `tag` is in the environment of every process that it starts. The file also names its folder, so that
+    the record in a copy of the folder never leads to the processes of the original.
     """
 
     supervisor: ProcessIdentity
@@ -67,14 +68,19 @@ class SupervisorRecord:
 
     def write(self, node_dir: Path) -> None:
         """Store it atomically."""
-        write_file(node_dir / RECORD_NAME, json.dumps(asdict(self)).encode())
+        body = {**asdict(self), "folder": folder_identity(node_dir)}
+        write_file(node_dir / RECORD_NAME, json.dumps(body).encode())
 
     @classmethod
     def read(cls, node_dir: Path) -> SupervisorRecord | None:
-        """The record in a folder; None when there is none."""
+        """The record in a folder; None when there is none, or one that was copied from another folder."""
         try:
             data: dict[str, Any] = json.loads((node_dir / RECORD_NAME).read_bytes())
+            here = folder_identity(node_dir)
         except (FileNotFoundError, NotADirectoryError):
+            return None
+        # Older supervisors did not name their folder.
+        if data.get("folder", here) != here:
             return None
         # Older supervisors wrote `guard`.
         reaper = data.get("reaper", data.get("guard"))

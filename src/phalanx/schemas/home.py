@@ -100,3 +100,6 @@ class ServerFile(BaseModel):
     url: str
     token: str
     version: str
+    home: str = (
+        ""  # device and inode of the home: the file in a copy of it names no server of the copy
+    )

@@ -119,7 +119,8 @@ def build_context(  # noqa: PLR0913
 
 def create_app(context: Context) -> FastAPI:
     """The HTTP application: routes, error handlers and access checks. `serve` runs the loops."""
-    app = FastAPI(title="Phalanx", version=phalanx.__version__, redoc_url=None)
+    # The framework's documentation pages load scripts from other hosts.
+    app = FastAPI(title="Phalanx", version=phalanx.__version__, docs_url=None, redoc_url=None)
     app.state.context = context
     app.state.exposition = Exposition(context.platform)
     for one in (jobs, telemetry, resources, platform, supervisors, pages):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from phalanx.errors import PlatformError
+from phalanx.kit.terminal import guard_terminal
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -41,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until told to stop. Exit code 0 after a clean end, 1 when it could not start."""
+    guard_terminal()  # the log quotes requests
     options = vars(_parser().parse_args(argv))
     try:
         from phalanx.standalone.control_plane import ControlPlaneOptions, run

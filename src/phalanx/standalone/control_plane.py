@@ -17,7 +17,7 @@ from phalanx.errors import ServerError
 from phalanx.executors import local
 from phalanx.executors.routing import RoutedExecutor
 from phalanx.kit.clock import Clock, SystemClock
-from phalanx.launch.files import write_file
+from phalanx.launch.files import folder_identity, write_file
 from phalanx.launch.identity import this_process
 from phalanx.schemas.home import HomeLayout, ServerFile
 from phalanx.schemas.pools.pool_file import PoolFile, read_pool_file
@@ -97,6 +97,7 @@ def _publisher(home: HomeLayout, url: str, token: str, detached: bool) -> Callab
             url=url,
             token=token,
             version=__version__,
+            home=folder_identity(home.root),
         )
         write_file(home.server_file, found.model_dump_json().encode())
         if not detached:

@@ -16,8 +16,10 @@ from typing import Literal
 
 from phalanx import __version__
 from phalanx.cli.client import embedded
+from phalanx.errors import PermissionDenied
 from phalanx.kit.clock import SystemClock
 from phalanx.kit.units import format_size
+from phalanx.launch.files import distrusted
 
 _MIN_FREE = 2**30
 _MIN_SHM = 64 * 2**20
@@ -84,6 +86,9 @@ def _home(home: Path) -> CheckResult:
         return CheckResult("FAIL", "home", f"{existing} is not a folder", "choose another --home")
     if not os.access(existing, os.W_OK | os.X_OK):
         return CheckResult("FAIL", "home", f"{existing} is not writable", "choose another --home")
+    why = distrusted(home) or distrusted(home / embedded.SERVER_FILE)
+    if why:
+        return CheckResult("FAIL", "home", why, f"choose another --home, or chmod -R go-w {home}")
     if os.path.exists(home) and home.stat().st_mode & 0o077:
         return CheckResult("warn", "home", f"other users can read {home}", f"chmod 700 {home}")
     return CheckResult(
@@ -162,7 +167,10 @@ def _clock(home: Path) -> CheckResult:
 
 
 def _server(home: Path) -> CheckResult:
-    found = embedded.find(home)
+    try:
+        found = embedded.find(home)
+    except PermissionDenied as error:
+        return CheckResult("FAIL", "control plane", error.message, error.hint or "")
     if found is None:
         return CheckResult("ok", "control plane", "none is running; verbs start one when needed")
     pid = found.process.pid if found.process is not None else "?"

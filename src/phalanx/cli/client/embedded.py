@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from phalanx.errors import ServerError, ServerUnavailable
+from phalanx.errors import PermissionDenied, ServerError, ServerUnavailable
+from phalanx.launch.files import distrusted, folder_identity, try_lock
 from phalanx.launch.identity import ProcessIdentity
 
 SERVER_FILE = "server.json"
 SERVER_LOG = "server.log"
 START_LOCK = "start.lock"
+HOME_LOCK = "lock"
 IDLE_EXIT_S = 60
 START_LIMIT_S = 60.0
 _POLL_S = 0.01
@@ -39,15 +41,45 @@ class ServerAddress:
     version: str = ""
 
 
+def check_home(home: Path) -> None:
+    """Refuse a home that another user owns or can write to: its files say where tokens are sent.
+
+    Raises PermissionDenied.
+    """
+    for path in (home, home / SERVER_FILE):
+        why = distrusted(path)
+        if why:
+            raise PermissionDenied(
+                f"this home cannot be trusted: {why}",
+                f"choose another --home, or give it to you alone: chmod -R go-w {home}",
+            )
+
+
 def find(home: Path) -> ServerAddress | None:
-    """The live control plane of a home, from its server file; None when there is none."""
+    """The live control plane of a home, from its server file; None when there is none.
+
+    The server file of a copied home leads to the original's control plane, which is not that of the copy.
+    Raises PermissionDenied for a home of another user.
+    """
+    check_home(home)
     try:
         data = json.loads((home / SERVER_FILE).read_bytes())
         process = ProcessIdentity(data["boot_id"], data["pid"], data["started_ticks"])
         found = ServerAddress(data["url"], data["token"], process, data["version"])
+        ours = _serves(home, data.get("home", ""))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found if process.is_alive() else None
+    return found if ours and process.is_alive() else None
+
+
+def _serves(home: Path, written: str) -> bool:
+    """Whether a server file was written in this folder; an older release did not name the folder."""
+    if written:
+        return written == folder_identity(home)
+    lock = try_lock(home / HOME_LOCK, fcntl.LOCK_SH, create=0)
+    if lock is not None:
+        os.close(lock)
+    return lock is None
 
 
 @dataclass(slots=True)
@@ -98,7 +130,7 @@ class StartingServer:
 def begin(home: Path, num_slots: int | None = None) -> ServerAddress | StartingServer:
     """The control plane of a home, started when none runs; concurrent calls start only one.
 
-    Raises ServerError when the home cannot be written.
+    Raises ServerError when the home cannot be written, PermissionDenied when it is not this user's.
     """
     found = find(home)
     if found is not None:

@@ -6,9 +6,10 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from phalanx.kit.clock import SystemClock
+from phalanx.kit.terminal import unguarded, visible_line
 from phalanx.kit.units import format_duration
 
 if TYPE_CHECKING:
@@ -22,6 +23,15 @@ _BARS = "▁▂▃▄▅▆▇█"
 def note(text: str) -> None:
     """Print a progress note on stderr, apart from the data on stdout."""
     print(text, file=sys.stderr, flush=True)
+
+
+def print_line(label: str, text: str, stream: TextIO, *, raw: bool = False) -> None:
+    """Print one line of a rank's output: without control sequences on a terminal, unless `raw`."""
+    if raw:
+        stream = unguarded(stream)
+    elif stream.isatty():
+        text = visible_line(text)
+    print(label + text, file=stream, flush=True)
 
 
 def listing(

@@ -6,7 +6,8 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from phalanx.cli.terminal.output import STATE_STYLES, number
+from phalanx.cli.terminal.output import STATE_STYLES, number, print_line
+from phalanx.kit.terminal import unguarded, visible, visible_line
 from phalanx.kit.units import format_duration
 
 if TYPE_CHECKING:
@@ -17,7 +18,13 @@ _SHOWN_METRICS = 3
 
 
 class Screen:
-    """Shows a job as lines: output on the stream that a rank wrote it to, messages on stderr."""
+    """Shows a job as lines: output on the stream that a rank wrote it to, messages on stderr.
+
+    With `raw`, output keeps its control sequences on a terminal too.
+    """
+
+    def __init__(self, *, raw: bool = False) -> None:
+        self._raw = raw
 
     def state(self, after_s: float, state: str, said: str) -> None:
         """Show a new state or reason of the job."""
@@ -25,9 +32,8 @@ class Screen:
 
     def line(self, line: LogLine, label: str) -> None:
         """Show one line of a rank's output."""
-        print(
-            label + line.text, file=sys.stderr if line.stream == "err" else sys.stdout, flush=True
-        )
+        stream = sys.stderr if line.stream == "err" else sys.stdout
+        print_line(label, line.text, stream, raw=self._raw)
 
     def progress(self, view: JobView) -> None:
         """Show the job's progress; a log does not."""
@@ -68,18 +74,20 @@ class TerminalScreen(Screen):
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-        self._console = Console(stderr=True, highlight=False)
+        super().__init__()
+        # The bar moves the cursor; everything else that is printed here passes `visible`.
+        self._console = Console(file=unguarded(sys.stderr), highlight=False)
         self._bar = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=28),
-            TextColumn("{task.fields[facts]}"),
+            TextColumn("{task.fields[facts]}", markup=False),
             console=self._console,
             transient=True,
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._task = self._bar.add_task(name, total=None, facts="")
+        self._task = self._bar.add_task(visible(name), total=None, facts="")
         self._pace = StepEstimate()
         self._to_terminal = sys.stdout.isatty()
         self._bar.start()
@@ -92,28 +100,31 @@ class TerminalScreen(Screen):
             (f"{format_duration(after_s):>7} ", "dim"),
             (f"{state:<11}", STATE_STYLES.get(state, "")),
         )
-        self._console.print(text.append(said), soft_wrap=True)
+        self._console.print(text.append(visible(said)), soft_wrap=True)
 
     def line(self, line: LogLine, label: str) -> None:
         """One line above the bar; on stdout when that is not a terminal."""
         from rich.text import Text
 
         if line.stream == "out" and not self._to_terminal:
-            print(label + line.text, flush=True)
+            print_line(label, line.text, sys.stdout)
             return
-        self._console.print(Text.from_ansi(label + line.text), soft_wrap=True)
+        self._console.print(Text.from_ansi(label + visible_line(line.text)), soft_wrap=True)
 
     def progress(self, view: JobView) -> None:
         """Update the bar."""
         done = view.progress
         total = self._pace.total(done.step, done.epoch, done.num_epochs)
         self._bar.update(
-            self._task, total=total, completed=done.step or 0, facts=_facts(view, total)
+            self._task,
+            total=total,
+            completed=done.step or 0,
+            facts=visible(_facts(view, total)),
         )
 
     def say(self, text: str) -> None:
         """One line."""
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._console.print(visible(text), markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Remove the bar."""
@@ -137,6 +148,6 @@ def _facts(view: JobView, total: int | None) -> str:
     return "  ".join(words)
 
 
-def screen_for(name: str) -> Screen:
-    """A terminal screen when stderr is a terminal, else a plain one."""
-    return TerminalScreen(name) if sys.stderr.isatty() else Screen()
+def screen_for(name: str, *, raw: bool = False) -> Screen:
+    """A terminal screen when stderr is a terminal, else, and for raw output, a plain one."""
+    return TerminalScreen(name) if sys.stderr.isatty() and not raw else Screen(raw=raw)

@@ -30,17 +30,25 @@ def logs(  # noqa: PLR0913
     stream: Annotated[
         str | None, typer.Option("--stream", help="Only this stream: out or err.")
     ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Keep control sequences when printing to a terminal.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
-    """Print the output of ranks in the order of arrival; of all ranks unless one is named."""
+    """Print the output of ranks in the order of arrival; of all ranks unless one is named.
+
+    On a terminal, control sequences other than colours are removed; files and pipes get every byte.
+    """
     num = job_number(job)
     only = _stream(stream)
     with connected(ctx) as client:
         if follow:
             from phalanx.cli.client.follow import CtrlC, Follower, OutputFilter
+            from phalanx.cli.terminal.screen import screen_for
 
             view = OutputFilter("all" if rank is None else rank, only, tail, role)
-            raise typer.Exit(Follower(ctx.obj, client, num, view, CtrlC.NOTHING).run())
+            screen = screen_for(job, raw=True) if raw else None
+            raise typer.Exit(Follower(ctx.obj, client, num, view, CtrlC.NOTHING, screen).run())
         lines: list[LogLine] = []
         cursor: str | None = None
         while True:
@@ -55,7 +63,7 @@ def logs(  # noqa: PLR0913
             if json:
                 lines += page.lines
             else:
-                _print(page.lines, rank)
+                _print(page.lines, rank, raw=raw)
             if page.done or not page.lines or page.cursor == cursor:
                 break
             cursor = page.cursor
@@ -69,8 +77,8 @@ def _stream(stream: str | None) -> Literal["out", "err"] | None:
     raise UserError(f"--stream {stream}: there is no such stream", "write out or err")
 
 
-def _print(lines: list[LogLine], rank: int | None) -> None:
+def _print(lines: list[LogLine], rank: int | None, *, raw: bool) -> None:
     for line in lines:
         label = f"[{line.source}] " if rank is None else ""
         where = sys.stderr if line.stream == "err" and rank is not None else sys.stdout
-        print(label + line.text, file=where)
+        output.print_line(label, line.text, where, raw=raw)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from phalanx.cli.client import embedded
 from phalanx.cli.client.session import Session
 from phalanx.cli.terminal import output
 from phalanx.cli.terminal.options import AsJson
@@ -55,6 +56,7 @@ def _folder(session: Session, project: str) -> Path:
             "secrets are stored on the control plane's own machine",
             "run this verb on that machine, without --url",
         )
+    embedded.check_home(session.home)
     if not project or "/" in project or project.startswith("."):
         hint = "a name has no slash and does not begin with a dot"
         raise UserError(f"--project: {project!r} is not a project's name", hint)

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from phalanx.errors import StoreUnavailable
 from phalanx.kit.clock import Clock, backoff_s
+from phalanx.launch.files import distrusted
 from phalanx.schemas.wire.assignments import Assignment
 from phalanx.schemas.wire.supervision import Heartbeat, Orders, Report, SyncRequest, SyncResponse
 
@@ -142,8 +143,8 @@ class ControlPlaneAddress:
 
     def refresh(self) -> None:
         """Read the URL again, where there is a file that can be read."""
-        if self.server_file is None:
-            return
+        if self.server_file is None or distrusted(Path(self.server_file)):
+            return  # the supervisor's token is sent to that URL
         try:
             url = json.loads(Path(self.server_file).read_bytes())["url"]
         except (OSError, ValueError, KeyError, TypeError):

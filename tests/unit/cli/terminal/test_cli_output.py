@@ -22,6 +22,7 @@ from phalanx.cli.terminal.options import duration
 from phalanx.cli.terminal.screen import StepEstimate
 from phalanx.errors import Conflict, NotFound, Problem, ServerError, SpecInvalid, UserError
 from phalanx.kit.clock import SystemClock
+from phalanx.launch.files import folder_identity
 from phalanx.launch.identity import this_process
 from phalanx.schemas.home import HomeLayout
 from phalanx.standalone import home as homes
@@ -206,6 +207,7 @@ def write_server_file(home: Path, **changes) -> None:
         "url": "http://127.0.0.1:1",
         "token": "t",
         "version": "0",
+        "home": folder_identity(home),
     }
     (home / embedded.SERVER_FILE).write_text(json.dumps(body | changes))
 
