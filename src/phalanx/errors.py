@@ -10,7 +10,8 @@
       ServerError
         ServerUnavailable*
       TrainingError
-        CheckpointCorrupt   CheckpointNotFound   CheckpointUnavailable*   RestoreMismatch
+        CheckpointCorrupt   CheckpointNotFound   CheckpointUnavailable*   CheckpointMissing
+        FinalCheckpointNotSaved   RestoreMismatch
         RankDesync   Diverged   DivergedForGood   PreflightFailed
         DataCorrupt  DataUnavailable*
       Bug
@@ -199,11 +200,23 @@ class CheckpointNotFound(TrainingError):
 
 
 class CheckpointUnavailable(TrainingError):
-    """The checkpoint store cannot be reached at present."""
+    """The checkpoint store cannot be reached, or its files cannot be read, at present."""
 
     code = "checkpoint_unavailable"
     http_status = 503
     retryable = True
+
+
+class CheckpointMissing(TrainingError):
+    """The checkpoints that the job has committed did not appear in time; nothing was trained."""
+
+    code = "checkpoint_missing"
+
+
+class FinalCheckpointNotSaved(TrainingError):
+    """Training is complete, but its last checkpoint could not be written in time."""
+
+    code = "final_checkpoint_not_saved"
 
 
 class RestoreMismatch(TrainingError):

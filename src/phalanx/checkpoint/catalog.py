@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from phalanx.checkpoint.commit import DEBRIS
 from phalanx.checkpoint.digest import canonical, digest_of
 from phalanx.checkpoint.disk import Disk
-from phalanx.checkpoint.verified_reads import VerifiedFile, in_threads
+from phalanx.checkpoint.verified_reads import VerifiedFile, in_threads, is_there
 from phalanx.core.training.checkpoints import (
     MANIFEST,
     Keep,
@@ -20,9 +21,11 @@ from phalanx.core.training.checkpoints import (
     is_checkpoint_name,
     lineages,
 )
-from phalanx.errors import CheckpointCorrupt, CheckpointNotFound
+from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, CheckpointUnavailable
 
 QUARANTINED = ".quarantined-"
+LARGEST_MANIFEST = 256 << 20  # bytes; 1 TB in chunks of 4 MB takes 10 MB
+DEEPEST_MANIFEST = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,68 +41,154 @@ class CheckpointListing:
     """The checkpoints of a directory, by condition.
 
     `good` have a sound manifest (newest first), `bad` maps paths to the reason, `debris` was never
-    committed, `quarantined` was set aside earlier.
+    committed, `quarantined` was set aside earlier. `unread` maps paths of checkpoints that the file system
+    did not let us read to its error: nothing is known about them.
     """
 
-    good: tuple[CommittedCheckpoint, ...]
-    bad: Mapping[Path, str]
-    debris: tuple[Path, ...]
-    quarantined: tuple[Path, ...]
+    good: tuple[CommittedCheckpoint, ...] = ()
+    bad: Mapping[Path, str] = field(default_factory=dict)
+    debris: tuple[Path, ...] = ()
+    quarantined: tuple[Path, ...] = ()
+    unread: Mapping[Path, str] = field(default_factory=dict)
 
 
 def parse_manifest(data: bytes, name: str) -> Manifest:
     """A manifest's bytes, checked against their own digest and the checkpoint's name.
 
-    Raises ValueError, KeyError, TypeError or AttributeError when they are not sound.
+    Raises CheckpointCorrupt when they are not sound.
     """
-    body = json.loads(data)
-    digest = body.pop("digest")
-    if digest_of(canonical(body), like=digest) != digest:
-        raise ValueError("the manifest does not match its own digest")
-    manifest = Manifest.from_json(body)
-    if manifest.name != name:
-        raise ValueError(f"the manifest names checkpoint {manifest.name}")
+    try:
+        if len(data) > LARGEST_MANIFEST:
+            raise ValueError(f"{len(data)} bytes are too many for a manifest")
+        body = json.loads(data)
+        _require_depth(body)
+        digest = body.pop("digest")
+        if digest_of(canonical(body), like=digest) != digest:
+            raise ValueError("the manifest does not match its own digest")
+        manifest = Manifest.from_json(body)
+        if manifest.name != name:
+            raise ValueError(f"the manifest names checkpoint {manifest.name}")
+    except RecursionError:
+        raise CheckpointCorrupt(f"{name}/{MANIFEST}: nested too deep") from None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise CheckpointCorrupt(f"{name}/{MANIFEST}: {error}") from error
     return manifest
+
+
+def _require_depth(body: object) -> None:
+    """Raise ValueError for JSON values that are nested deeper than manifests are."""
+    level = [body]
+    for _ in range(DEEPEST_MANIFEST):
+        level = [
+            inner
+            for one in level
+            if isinstance(one, dict | list)
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, dict | list)
+        ]
+    if level:
+        raise ValueError("nested too deep")
 
 
 def read_manifest(path: Path) -> Manifest:
     """The manifest of one checkpoint directory, checked against its own digest and the name.
 
-    Raises CheckpointNotFound when there is none, CheckpointCorrupt when it is not sound.
+    Raises CheckpointNotFound when there is none, CheckpointCorrupt when it is not sound, and
+    CheckpointUnavailable where the file system does not answer.
     """
     file = path / MANIFEST
     try:
-        manifest = parse_manifest(file.read_bytes(), path.name)
+        data = _content(file, LARGEST_MANIFEST + 1)
     except FileNotFoundError as error:
         raise CheckpointNotFound(f"{path}: there is no committed checkpoint here") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointCorrupt(f"{file}: {error}") from error
-    return manifest
+    except IsADirectoryError as error:
+        raise CheckpointCorrupt(f"{file}: {error.strerror}") from error
+    except OSError as error:
+        raise CheckpointUnavailable(f"{file}: cannot be read: {error.strerror or error}") from error
+    try:
+        return parse_manifest(data, path.name)
+    except CheckpointCorrupt as error:
+        raise CheckpointCorrupt(f"{path.parent}/{error.message}") from error
+
+
+def _content(path: Path, limit: int) -> bytes:
+    """The first `limit` bytes of a file. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        parts: list[bytes] = []
+        left = limit
+        while left and (part := os.read(descriptor, min(left, 1 << 20))):
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts)
+    finally:
+        os.close(descriptor)
 
 
 def scan(store: Path) -> CheckpointListing:
-    """Look through a job's checkpoint directory; one that does not exist is empty."""
+    """Look through a job's checkpoint directory; one that does not exist is empty.
+
+    Raises CheckpointUnavailable where the directory cannot be read: it may hold anything.
+    """
     good: dict[str, CommittedCheckpoint] = {}
     bad: dict[Path, str] = {}
+    unread: dict[Path, str] = {}
     debris: list[Path] = []
     quarantined: list[Path] = []
-    entries = sorted(store.iterdir()) if store.is_dir() else []
-    for path in entries:
-        if QUARANTINED in path.name:
+    for name in _names(store):
+        path = store / name
+        if QUARANTINED in name:
             quarantined.append(path)
-        elif path.name.startswith("step-") and path.name.endswith(DEBRIS):
+        elif name.startswith("step-") and name.endswith(DEBRIS):
             debris.append(path)
-        elif is_checkpoint_name(path.name):
+        elif is_checkpoint_name(name):
             try:
-                good[path.name] = CommittedCheckpoint(path, read_manifest(path))
-            except (CheckpointCorrupt, CheckpointNotFound) as error:
+                good[name] = CommittedCheckpoint(path, read_manifest(path))
+            except CheckpointUnavailable as error:
+                unread[path] = error.message
+            except CheckpointCorrupt as error:
                 bad[path] = error.message
+            except CheckpointNotFound as error:
+                if is_there(path):  # else it was deleted, or its disk went away, in this moment
+                    bad[path] = error.message
     ordered = sorted(good.values(), key=lambda one: one.manifest.order, reverse=True)
-    return CheckpointListing(tuple(ordered), bad, tuple(debris), tuple(quarantined))
+    return CheckpointListing(tuple(ordered), bad, tuple(debris), tuple(quarantined), unread)
+
+
+def _names(store: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(store))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CheckpointUnavailable(f"{store}: {error.strerror or error}") from error
+
+
+def is_quarantined_as(path: Path) -> str:
+    """The name that a quarantined checkpoint had."""
+    return path.name.partition(QUARANTINED)[0]
+
+
+def is_bad(path: Path) -> str:
+    """What is wrong with a checkpoint, by its manifest and the sizes of its files; empty: nothing.
+
+    Also empty where that cannot be known, because the file system does not answer.
+    """
+    try:
+        manifest = read_manifest(path)
+        for entry in manifest.files:
+            VerifiedFile(path, entry).check_size()
+    except CheckpointNotFound as error:
+        return error.message if is_there(path) else ""
+    except CheckpointCorrupt as error:
+        return error.message
+    except CheckpointUnavailable:
+        return ""
+    return ""
 
 
 def list_checkpoints(store: Path) -> list[CommittedCheckpoint]:
-    """Committed checkpoints with a sound manifest, newest first."""
+    """Committed checkpoints with a sound manifest, newest first. Raises CheckpointUnavailable."""
     return list(scan(store).good)
 
 
@@ -113,7 +202,7 @@ def resume_order(listing: CheckpointListing) -> list[CommittedCheckpoint]:
 def verify(path: Path) -> Manifest:
     """Read every byte of a checkpoint and compare all digests; returns its manifest.
 
-    Raises CheckpointNotFound or CheckpointCorrupt.
+    Raises CheckpointNotFound, CheckpointCorrupt or CheckpointUnavailable.
     """
     manifest = read_manifest(path)
     verify_share(path, manifest, (0, 1))
@@ -129,7 +218,7 @@ def verify_share(
     """Compare the digests of one reader's part of a checkpoint; `place` is (reader, number of readers).
 
     All readers together check every byte once; what this one has read through `read` (by the path in
-    the manifest) it need not read again. Raises CheckpointCorrupt.
+    the manifest) it need not read again. Raises CheckpointCorrupt, CheckpointUnavailable.
     """
     reader, readers = place
     units: list[tuple[VerifiedFile, int]] = []
@@ -185,19 +274,24 @@ def retain(
     *,
     check: Callable[[Path], Manifest] = verify,
     now: int | None = None,
+    head: str | None = None,
 ) -> list[Manifest]:
     """Delete the checkpoints that `keep` does not retain; returns their manifests.
 
-    The newest is verified first; if it is bad, nothing is deleted. Raises OSError.
+    `head` is the checkpoint from which training continues; by default what a resume would take. It is
+    checked first; if it is not good, or something here cannot be read, nothing is deleted. Raises OSError.
     """
-    good = {one.manifest.name: one for one in scan(store).good}
-    doomed = expired({name: one.manifest for name, one in good.items()}, keep, now)
-    if not doomed:
-        return []
-    head = lineages({name: one.manifest for name, one in good.items()})[0]
     try:
-        check(good[head.name].path)
-    except (CheckpointCorrupt, CheckpointNotFound):
+        listing = scan(store)
+        good = {one.manifest.name: one for one in listing.good}
+        manifests = {name: one.manifest for name, one in good.items()}
+        if listing.unread or (head is not None and head not in good):
+            return []
+        doomed = expired(manifests, keep, now, head)
+        if not doomed:
+            return []
+        check(good[head or lineages(manifests)[0].name].path)
+    except (CheckpointCorrupt, CheckpointNotFound, CheckpointUnavailable):
         return []
     for manifest in doomed:
         remove(good[manifest.name].path, disk)
@@ -206,11 +300,15 @@ def retain(
 
 @dataclass(frozen=True, slots=True)
 class ScrubReport:
-    """The result of a scrub: `valid`, `bad` (path to reason), and the new paths of bad ones."""
+    """The result of a scrub: `valid`, `bad` (path to reason), and the new paths of bad ones.
+
+    `unread` (path to reason) could not be read, and are left alone.
+    """
 
     valid: tuple[Path, ...]
     bad: Mapping[Path, str]
     set_aside: Mapping[Path, Path]
+    unread: Mapping[Path, str] = field(default_factory=dict)
 
 
 def scrub(store: Path, suffix: str, disk: Disk | None = None) -> ScrubReport:
@@ -220,7 +318,7 @@ def scrub(store: Path, suffix: str, disk: Disk | None = None) -> ScrubReport:
     quarantined checkpoints unique. A checkpoint that vanishes meanwhile was deleted by its job.
     """
     listing = scan(store)
-    bad = dict(listing.bad)
+    bad, unread = dict(listing.bad), dict(listing.unread)
     valid: list[Path] = []
     for one in listing.good:
         try:
@@ -228,8 +326,10 @@ def scrub(store: Path, suffix: str, disk: Disk | None = None) -> ScrubReport:
             valid.append(one.path)
         except CheckpointNotFound:
             continue
+        except CheckpointUnavailable as error:
+            unread[one.path] = error.message
         except CheckpointCorrupt as error:
             if one.path.is_dir():
                 bad[one.path] = error.message
     set_aside = {path: quarantine(path, suffix, disk) for path in bad}
-    return ScrubReport(tuple(valid), bad, set_aside)
+    return ScrubReport(tuple(valid), bad, set_aside, unread)

@@ -18,7 +18,7 @@ import phalanx
 from phalanx.checkpoint.catalog import list_checkpoints
 from phalanx.checkpoint.commit import CheckpointWriter
 from phalanx.checkpoint.digest import digest_of_file
-from phalanx.core.training.checkpoints import FileEntry, Manifest, Position
+from phalanx.core.training.checkpoints import FileEntry, Manifest, Position, root_after
 from phalanx.errors import CheckpointCorrupt
 
 WHY = "folder"
@@ -48,17 +48,23 @@ def manifest_of(
     origin: FolderOrigin,
     metrics: Mapping[str, float | str],
     now: int,
+    parent: Manifest | None,
 ) -> Manifest:
-    """The manifest of a draft that holds a folder's files; `now` in microseconds UTC."""
-    good = list_checkpoints(draft.store)
+    """The manifest of a draft that holds a folder's files; `now` in microseconds UTC.
+
+    `parent` is the checkpoint that the script continued from. Raises CheckpointUnavailable.
+    """
+    listed = [one.manifest for one in list_checkpoints(draft.store)]
     return Manifest(
         name=draft.name,
         step=step,
         position=Position(),
         attempt=origin.attempt,
         generation=origin.generation,
-        commit=1 + max((one.manifest.commit for one in good), default=0),
-        parent=good[0].manifest.name if good else None,
+        commit=1 + max((one.commit for one in listed), default=0),
+        parent=None if parent is None else parent.name,
+        root=root_after(parent, draft.name),
+        beginning=0 if parent is None else parent.beginning,
         world_size=origin.world_size,
         reference_world=origin.reference_world,
         global_batch=None,

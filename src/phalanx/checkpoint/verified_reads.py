@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 
 from phalanx.checkpoint.digest import CHUNK_BYTES, Digest, digest_of_file, is_tree, root_of
-from phalanx.core.training.checkpoints import FileEntry
-from phalanx.errors import CheckpointCorrupt
+from phalanx.core.training.checkpoints import MANIFEST, FileEntry
+from phalanx.errors import CheckpointCorrupt, CheckpointUnavailable
 
 _BLOCK_BYTES = 1 << 20
 _MAX_THREADS = 4
@@ -52,7 +52,7 @@ class VerifiedFile:
 
     def __init__(self, root: Path, entry: FileEntry, *, direct: bool = False) -> None:
         """Raises CheckpointCorrupt when the entry contradicts itself."""
-        self.path = root / entry.path
+        self.path, self._root = root / entry.path, root
         self.size_bytes = entry.size_bytes
         self._entry, self._direct = entry, direct
         self._in_chunks = is_tree(entry.digest)
@@ -84,11 +84,14 @@ class VerifiedFile:
         return chunk in self._checked
 
     def check_size(self) -> None:
-        """Raises CheckpointCorrupt when the file is missing, shorter or longer than it was."""
+        """Raises CheckpointCorrupt when the file is missing, shorter or longer than it was.
+
+        This and all methods that read raise CheckpointUnavailable where the file system does not answer.
+        """
         try:
             size = self.path.stat().st_size
         except OSError as error:
-            raise CheckpointCorrupt(f"{self.path}: {error.strerror}") from error
+            raise self._unreadable(error) from error
         if size != self.size_bytes:
             text = f"{self.path}: {size} bytes, the manifest says {self.size_bytes}"
             raise CheckpointCorrupt(text)
@@ -222,7 +225,9 @@ class VerifiedFile:
         self.check_size()
         try:
             digest = digest_of_file(self.path, like=self._entry.digest)
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise self._unreadable(error) from error
+        except ValueError as error:
             raise CheckpointCorrupt(f"{self.path}: cannot be verified: {error}") from error
         if digest != self._entry.digest:
             raise CheckpointCorrupt(f"{self.path}: the bytes do not match their digest")
@@ -272,8 +277,24 @@ class VerifiedFile:
         except OSError as error:
             raise self._unreadable(error) from error
 
-    def _unreadable(self, error: OSError) -> CheckpointCorrupt:
-        return CheckpointCorrupt(f"{self.path}: cannot be read: {error.strerror or error}")
+    def _unreadable(self, error: OSError) -> CheckpointCorrupt | CheckpointUnavailable:
+        """The error to raise: an input or output error says nothing about the bytes of the file.
+
+        A file is lost only if the checkpoint that names it is there; otherwise its folder is away.
+        """
+        said = f"{self.path}: cannot be read: {error.strerror or error}"
+        if isinstance(error, FileNotFoundError) and is_there(self._root / MANIFEST):
+            return CheckpointCorrupt(said)
+        return CheckpointUnavailable(said)
+
+
+def is_there(path: Path) -> bool:
+    """Whether a path exists; False also where the file system does not answer."""
+    try:
+        os.stat(path)
+    except OSError:
+        return False
+    return True
 
 
 def _is_cached(fd: int, at: int) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -48,8 +48,8 @@ class FileEntry:
     def from_json(cls, body: Mapping[str, Any]) -> FileEntry:
         """Parse an entry of a manifest. Raises KeyError or TypeError."""
         path, size, digest = body["path"], body["size_bytes"], body["digest"]
-        if not (isinstance(path, str) and isinstance(size, int) and isinstance(digest, str)):
-            raise TypeError(f"not a file entry: {body!r}")
+        if not (isinstance(path, str) and _is_count(size) and isinstance(digest, str)):
+            raise TypeError(f"not a file entry: {body!r:.200}")
         return cls(path, size, digest, tuple(str(one) for one in body.get("chunks", ())))
 
 
@@ -67,6 +67,18 @@ class Position:
     total_passes: int = 0
     consumed: int = 0
 
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Position:
+        """Parse the position of a manifest. Raises TypeError."""
+        found = cls(**body)
+        if not all(_is_count(value) for value in asdict(found).values()):
+            raise TypeError(f"not a position: {body!r:.200}")
+        return found
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
@@ -78,7 +90,7 @@ class Manifest:
     attempt: int  # attempt that wrote it
     generation: int  # generation that wrote it
     commit: int  # grows along a lineage
-    parent: str | None  # name of the checkpoint that it continues from
+    parent: str | None  # name of the checkpoint that it continues from; None: began at step 0
     world_size: int  # ranks that wrote it
     reference_world: int  # world size to which the script's batch size refers
     global_batch: int | None  # samples of a step over all ranks
@@ -95,6 +107,8 @@ class Manifest:
     metrics: Mapping[str, Any] = field(default_factory=dict)  # values most recently logged
     data: Mapping[str, Any] = field(default_factory=dict)  # `num_samples`, `fingerprint`
     encryption: Mapping[str, str] | None = None  # parameters of the encryption; None: plain
+    root: str = ""  # first checkpoint of its line; empty: written by an earlier release
+    beginning: int = 0  # number of times that the owner had the job begin anew before
     schema: int = SCHEMA  # version of this format
 
     @property
@@ -129,9 +143,10 @@ class Manifest:
         known = {f.name for f in fields(cls)}
         values = {key: value for key, value in body.items() if key in known}
         try:
-            values["position"] = Position(**values["position"])
+            values["position"] = Position.from_json(values["position"])
             values["files"] = tuple(FileEntry.from_json(entry) for entry in values["files"])
             manifest = cls(**values)
+            _require_types(manifest)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a manifest: {error}") from error
         if _NAME.fullmatch(manifest.name) is None:
@@ -151,6 +166,29 @@ def _check_paths(paths: Sequence[str]) -> None:
             raise ValueError(f"{path[:200]!r} is not a valid name of a file")
     if len(set(paths)) != len(paths):
         raise ValueError("a file is named twice")
+
+
+_COUNTS = ("step", "attempt", "generation", "commit", "created_at", "beginning", "threads")
+_TEXTS = ("name", "why", "strategy", "device", "root")
+_OPTIONAL_TEXTS = ("parent", "job")
+_OBJECTS = ("mesh", "code", "versions", "metrics", "data")
+
+
+def _require_types(manifest: Manifest) -> None:
+    """Raise TypeError where a field of a manifest has a value of another type."""
+
+    def require(names: Iterable[str], fits: Callable[[Any], bool]) -> None:
+        for name in names:
+            if not fits(getattr(manifest, name)):
+                raise TypeError(f"{name} is {getattr(manifest, name)!r:.100}")
+
+    require(_COUNTS, _is_count)
+    require(("world_size", "reference_world"), lambda value: _is_count(value) and value > 0)
+    require(("global_batch",), lambda value: value is None or _is_count(value))
+    require(_TEXTS, lambda value: isinstance(value, str))
+    require(_OPTIONAL_TEXTS, lambda value: value is None or isinstance(value, str))
+    require(_OBJECTS, lambda value: isinstance(value, Mapping))
+    require(("encryption",), lambda value: value is None or isinstance(value, Mapping))
 
 
 def migrated(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,42 +296,110 @@ def far_prefix(url: str) -> str:
     return url.rstrip("/")
 
 
-def lineages(manifests: Mapping[str, Manifest]) -> list[Manifest]:
+def line_of(manifest: Manifest, manifests: Mapping[str, Manifest]) -> str:
+    """The first checkpoint of the line that a checkpoint belongs to, by name.
+
+    A line is what descends from one start at step 0. Retention deletes the start itself, so newer
+    checkpoints carry its name; for those of earlier releases the oldest known ancestor gives it.
+    """
+    seen: set[str] = set()
+    while not manifest.root and manifest.parent and manifest.name not in seen:
+        seen.add(manifest.name)
+        if manifest.parent not in manifests:
+            return manifest.parent
+        manifest = manifests[manifest.parent]
+    return manifest.root or manifest.name
+
+
+def root_after(parent: Manifest | None, name: str) -> str:
+    """The root of a new checkpoint `name` that continues from `parent`."""
+    if parent is None:
+        return name
+    return parent.root or parent.parent or parent.name
+
+
+def lineages(manifests: Mapping[str, Manifest], beginning: int = 0) -> list[Manifest]:
     """All checkpoints in the order a resume should try them.
 
-    First the head (highest attempt, generation, commit) and its ancestors through `parent`; then the
-    same again with what is left, so that a broken chain or a fenced-off branch comes last, not never.
+    Line by line: within a line its head (highest attempt, generation, commit) and the head's ancestors
+    through `parent`, then the same again with what is left, so that a broken chain or a fenced-off branch
+    comes last, not never. A line that the owner began anew comes before those it replaces; among others
+    the longest comes first, then the oldest: a start from step 0 without the owner's word, as after a
+    missing mount, never outranks the training that it left behind. Lines from before `beginning` are
+    left out.
     """
-    left = dict(manifests)
+    lines: dict[str, dict[str, Manifest]] = {}
+    for one in manifests.values():
+        if one.beginning >= beginning:
+            lines.setdefault(line_of(one, manifests), {})[one.name] = one
+
+    def rank(line: Mapping[str, Manifest]) -> tuple[int, int, tuple[int, int, int], str]:
+        members = line.values()
+        first = min(members, key=_age)
+        return (
+            -max(one.beginning for one in members),
+            -max(one.step for one in members),
+            first.order,
+            first.name,
+        )
+
+    return [one for line in sorted(lines.values(), key=rank) for one in _from_head(line)]
+
+
+def _from_head(line: Mapping[str, Manifest]) -> list[Manifest]:
+    left = dict(line)
     tried: list[Manifest] = []
     while left:
-        at: Manifest | None = max(left.values(), key=lambda m: (m.order, m.created_at, m.name))
+        at: Manifest | None = max(left.values(), key=_age)
         while at is not None:
             tried.append(left.pop(at.name))
             at = left.get(at.parent) if at.parent else None
     return tried
 
 
-def expired(
-    manifests: Mapping[str, Manifest], keep: Keep, now: int | None = None
-) -> list[Manifest]:
-    """The checkpoints that `keep` does not retain, oldest first; never the newest.
+def _age(one: Manifest) -> tuple[tuple[int, int, int], int, str]:
+    return one.order, one.created_at, one.name
 
+
+def expired(
+    manifests: Mapping[str, Manifest],
+    keep: Keep,
+    now: int | None = None,
+    head: str | None = None,
+) -> list[Manifest]:
+    """The checkpoints that `keep` does not retain, oldest first.
+
+    Never the head (by default what a resume would take), and never a checkpoint that it does not replace:
+    one of another line, or one with more steps. Of several checkpoints of one step the newest counts.
     `now` (microseconds UTC) is what ages are counted from; without it nothing is too old.
     """
     if (keep.last is None and keep.age_s is None) or not manifests:
         return []
-    newest_first = sorted(manifests.values(), key=lambda m: m.order, reverse=True)
-    kept = {m.name for m in lineages(manifests)[:1]} | {
-        m.name for m in newest_first[: keep.last or 0]
-    }
+    at = manifests[head] if head is not None and head in manifests else lineages(manifests)[0]
+    line = line_of(at, manifests)
+    # Checkpoints that the head replaces: its ancestors, and branches that it has overtaken.
+    newest_first = sorted(
+        (m for m in manifests.values() if m.step <= at.step and line_of(m, manifests) == line),
+        key=_age,
+        reverse=True,
+    )
+    by_step: dict[int, Manifest] = {at.step: at}
+    for m in newest_first:
+        by_step.setdefault(m.step, m)
+    steps = sorted(by_step.values(), key=_age, reverse=True)
+    kept = {at.name} | {m.name for m in steps[: keep.last or 0]}
     if keep.best is not None:
-        kept |= {m.name for m in best_of(newest_first, keep.best)}
+        best, name = best_of(newest_first, keep.best), keep.best.metric
+        same = {m.name: by_step[m.step] for m in best}
+        kept |= {
+            (same[m.name] if same[m.name].metrics.get(name) == m.metrics[name] else m).name
+            for m in best
+        }
     if keep.every is not None:
-        kept |= {m.name for m in newest_first if m.step % keep.every == 0}
+        kept |= {m.name for m in steps if m.step % keep.every == 0}
     if keep.age_s is not None:
         oldest = -math.inf if now is None else now - keep.age_s * 1e6
-        kept |= {m.name for m in newest_first if m.created_at >= oldest}
+        kept |= {m.name for m in steps if m.created_at >= oldest}
     return [m for m in reversed(newest_first) if m.name not in kept]
 
 

@@ -20,7 +20,7 @@ from phalanx.checkpoint.folders import FolderOrigin, PreviousCommit, Stat
 from phalanx.checkpoint.remote_tier import CheckpointTier, RemoteTier, known
 from phalanx.core.contract import records
 from phalanx.core.contract.records import Record
-from phalanx.core.training.checkpoints import Keep, checkpoint_name, lineages
+from phalanx.core.training.checkpoints import Keep, Manifest, checkpoint_name, lineages
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, PlatformError
 from phalanx.kit.clock import Clock
 from phalanx.kit.text import random_hex
@@ -115,6 +115,7 @@ class WatchedCheckpointFolder(CheckpointFolder):
     _shared: PreviousCommit = field(default_factory=PreviousCommit)  # files of the last commit
     _known: dict[str, Stat] = field(default_factory=dict)  # last committed files
     _step: int = 0  # last committed step
+    _parent: Manifest | None = None  # checkpoint that was restored or committed last
     _finished: Call | None = None  # called at the end
     _thread: threading.Thread | None = None  # None: not opened
     _long_lived_pids: tuple[int, ...] = ()  # writers to wait for
@@ -235,12 +236,13 @@ class WatchedCheckpointFolder(CheckpointFolder):
                 draft.abandon()
                 return False
             now = self.clock.now()
-            manifest = folders.manifest_of(draft, step, facts.origin, told.metrics, now)
+            metrics, parent = told.metrics, self._parent
+            manifest = folders.manifest_of(draft, step, facts.origin, metrics, now, parent)
             made = draft.commit(manifest)
         except BaseException:
             draft.abandon()
             raise
-        self._step = step
+        self._step, self._parent = step, manifest
         self._shared.take(made, stats, manifest.files)
         self._report(
             records.CheckpointRecord(
@@ -258,7 +260,7 @@ class WatchedCheckpointFolder(CheckpointFolder):
         )
         self._tier.committed()
         for gone in checkpoint.retain(
-            facts.store, facts.keep, check=checkpoint.read_manifest, now=now
+            facts.store, facts.keep, check=checkpoint.read_manifest, now=now, head=made.name
         ):
             self._report(records.RemovedRecord(str(facts.store / gone.name)))
         return True
@@ -277,6 +279,8 @@ class WatchedCheckpointFolder(CheckpointFolder):
                     return  # the generation is over
                 told = mine.told or mine.tell(self._restore_newest())
         self._known, self._step = told.stats, told.step
+        if told.path is not None and facts.commits:
+            self._parent = checkpoint.read_manifest(Path(told.path))
         if facts.commits:
             self._tier.committed()  # what the last start did not get to copy
         else:

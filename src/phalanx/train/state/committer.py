@@ -20,7 +20,7 @@ from phalanx.core.contract.records import (
     RemovedRecord,
     WarningRecord,
 )
-from phalanx.core.training.checkpoints import FileEntry, Manifest, Position
+from phalanx.core.training.checkpoints import FileEntry, Manifest, Position, root_after
 from phalanx.kit.clock import Clock
 from phalanx.kit.text import random_hex
 from phalanx.train.gang.context import RankInfo
@@ -69,11 +69,12 @@ class SavedState:
 
 
 def set_aside(path: Path, why: str, report: Report, disk: checkpoint.Disk) -> None:
-    """Quarantine a corrupt checkpoint, and report it."""
+    """Quarantine a corrupt checkpoint, and report it; where the disk refuses, it stays as it is."""
     try:
         moved = checkpoint.quarantine(path, random_hex(8), disk)
-    except OSError:
-        moved = path
+    except OSError as error:
+        report.write(WarningRecord(f"{path}: {why}; it cannot be quarantined: {error}"))
+        return
     report.write(QuarantinedRecord(path=str(path), moved_to=str(moved), why=why))
 
 
@@ -100,7 +101,7 @@ class Committer:
         self._store, self._info, self._report = store, info, report
         self._clock, self._disk = clock, disk
         self._storage = storage or CheckpointStorage()
-        self._parent: str | None = None
+        self._parent: Manifest | None = None
         self._number = 0
 
     def seen(self, number: int) -> None:
@@ -109,7 +110,7 @@ class Committer:
 
     def resumed(self, manifest: Manifest) -> None:
         """Continue the lineage of a checkpoint."""
-        self._parent = manifest.name
+        self._parent = manifest
         self.seen(manifest.commit)
 
     def open(self, name: str, step: int) -> checkpoint.CheckpointWriter | None:
@@ -144,7 +145,7 @@ class Committer:
     def finish(self, writer: checkpoint.CheckpointWriter, manifest: Manifest, began: float) -> Path:
         """Commit a manifest, report it and apply retention; returns the folder. Raises OSError."""
         path = writer.commit(manifest)
-        self._parent, self._number = manifest.name, manifest.commit
+        self._parent, self._number = manifest, manifest.commit
         self.last_why = manifest.why
         self._report.write(
             CheckpointRecord(
@@ -170,7 +171,7 @@ class Committer:
         self._report.write(WarningRecord(message))
 
     def _manifest(self, writer: checkpoint.CheckpointWriter, saved: SavedState) -> Manifest:
-        info = self._info
+        info, parent = self._info, self._parent
         python = ".".join(str(part) for part in sys.version_info[:3])
         return Manifest(
             name=writer.name,
@@ -179,7 +180,9 @@ class Committer:
             attempt=info.attempt,
             generation=info.generation,
             commit=self._number + 1,
-            parent=self._parent,
+            parent=None if parent is None else parent.name,
+            root=root_after(parent, writer.name),
+            beginning=0 if parent is None else parent.beginning,
             world_size=info.world_size,
             reference_world=info.reference_world,
             global_batch=saved.global_batch,
@@ -207,6 +210,7 @@ class Committer:
                 self._disk,
                 check=checkpoint.read_manifest,
                 now=self._clock.now(),
+                head=None if self._parent is None else self._parent.name,
             )
             for manifest in gone:
                 self._report.write(RemovedRecord(str(self._store / manifest.name)))

@@ -14,7 +14,7 @@ from pathlib import Path
 from phalanx import checkpoint
 from phalanx.checkpoint.folders import FolderOrigin, manifest_of
 from phalanx.core.contract.records import StepRecord, WarningRecord
-from phalanx.core.training.checkpoints import checkpoint_name
+from phalanx.core.training.checkpoints import Manifest, checkpoint_name
 from phalanx.errors import CheckpointCorrupt, CheckpointNotFound, NotSupported, UserError
 from phalanx.kit.clock import SystemClock
 from phalanx.kit.text import random_hex
@@ -27,6 +27,8 @@ _NO_COPIES = (
     "checkpoint.store: folders that a script saves itself are not copied; set checkpoint.directory"
     " to the folder to have it copied"
 )
+
+_continued: dict[Path, Manifest] = {}
 
 
 def save(
@@ -61,9 +63,14 @@ def save(
     try:
         for path in files:
             writer.add_file(path.relative_to(source).as_posix(), path)
-        manifest = manifest_of(writer, step, _origin(info), dict(metrics or {}), clock.now())
+        parent = _parent(info.checkpoint_dir, step)
+        manifest = manifest_of(
+            writer, step, _origin(info), dict(metrics or {}), clock.now(), parent
+        )
         report.write(StepRecord(step=step, epoch=0, consumed=0))
-        return committer.finish(writer, manifest, began)
+        made = committer.finish(writer, manifest, began)
+        _continued[info.checkpoint_dir] = manifest
+        return made
     except BaseException:
         writer.abandon()
         raise
@@ -90,8 +97,21 @@ def newest(checkpoint_dir: str | Path | None = None) -> tuple[Path, int] | None:
                 report = _report(info.report_file)
                 set_aside(one.path, error.message, report, checkpoint.Disk())
             continue
+        _continued[info.checkpoint_dir] = manifest
         return one.path, manifest.step
     return None
+
+
+def _parent(store: Path, step: int) -> Manifest | None:
+    """The checkpoint that this process continued from or saved last.
+
+    A script that keeps its state elsewhere never asks for the newest one: it continues from what is here,
+    unless that has more steps.
+    """
+    if store in _continued:
+        return _continued[store]
+    found = checkpoint.resume_order(checkpoint.scan(store))[:1]
+    return next((one.manifest for one in found if one.manifest.step < step), None)
 
 
 def _info(checkpoint_dir: str | Path | None) -> RankInfo:

@@ -69,4 +69,13 @@ def _take(draft: checkpoint.CheckpointWriter, path: Path, entry: FileEntry) -> N
 
 def _first_of(manifest: Manifest, files: tuple[FileEntry, ...]) -> Manifest:
     """Return a manifest older than any checkpoint of this job, where attempts count from 1."""
-    return replace(manifest, attempt=0, generation=0, parent=None, why="adopted", files=files)
+    return replace(
+        manifest,
+        attempt=0,
+        generation=0,
+        parent=None,
+        root=manifest.name,
+        beginning=0,
+        why="adopted",
+        files=files,
+    )

@@ -18,7 +18,21 @@ from phalanx.core.training.checkpoints import (
 pytestmark = pytest.mark.unit
 
 
-def manifest(commit, *, generation=0, attempt=1, parent=None, step=None, suffix=None, **metrics):
+LINE = "step-00000001-01000001"
+
+
+def manifest(
+    commit,
+    *,
+    generation=0,
+    attempt=1,
+    parent=None,
+    step=None,
+    suffix=None,
+    root="",
+    beginning=0,
+    **metrics,
+):
     suffix = suffix or f"{attempt:02x}{generation:02x}{commit:04x}"
     return Manifest(
         name=checkpoint_name(commit * 10 if step is None else step, suffix),
@@ -35,6 +49,8 @@ def manifest(commit, *, generation=0, attempt=1, parent=None, step=None, suffix=
         why="every",
         files=(FileEntry("shard-00000/state.tensors", 12, "xxh3-128:00"),),
         metrics=metrics,
+        root=root,
+        beginning=beginning,
     )
 
 
@@ -71,9 +87,10 @@ def test_names():
 
 
 def test_newest_is_the_highest_commit_of_the_newest_generation_not_the_highest_step():
-    old = manifest(9, step=900)
-    head = manifest(5, generation=1, step=100)
-    assert lineages(index(old, head))[0] is head
+    first = manifest(1, step=10)
+    old = manifest(9, step=900, parent=first.name)
+    head = manifest(5, generation=1, step=100, parent=first.name)
+    assert lineages(index(first, old, head))[0] is head
 
 
 def test_the_heads_ancestors_come_before_a_fenced_off_branch():
@@ -91,15 +108,73 @@ def test_a_chain_broken_by_retention_goes_on_with_what_is_left():
 
 
 def test_retention_keeps_the_last_and_the_best():
-    saved = [manifest(n, acc=value) for n, value in enumerate([0.5, 0.9, 0.9, 0.7, 0.6], start=1)]
+    values = enumerate([0.5, 0.9, 0.9, 0.7, 0.6], start=1)
+    saved = [manifest(n, root=LINE, acc=value) for n, value in values]
     keep = Keep(2, Best("acc", "max", 1))
     assert [one.commit for one in expired(index(*saved), keep)] == [1, 3]
 
 
 def test_retention_never_lets_go_of_the_head():
-    zombie = manifest(9)
-    head = manifest(2, generation=1)
+    zombie = manifest(9, step=20, root=LINE)
+    head = manifest(2, generation=1, step=20, root=LINE)
     assert expired(index(zombie, head), Keep(1)) == [zombie]
+
+
+def test_a_branch_with_more_steps_than_the_head_stays_until_the_head_has_overtaken_it():
+    branch = manifest(9, step=90, root=LINE)
+    head = manifest(10, generation=1, step=40, root=LINE)
+    assert expired(index(branch, head), Keep(1)) == []
+    overtaken = manifest(11, generation=1, step=90, root=LINE)
+    assert expired(index(branch, head, overtaken), Keep(1)) == [branch, head]
+
+
+def test_a_start_from_step_0_neither_outranks_nor_retires_an_older_longer_line():
+    old = [manifest(n, root=LINE) for n in (1, 2, 3)]
+    new = [manifest(n, attempt=2, step=n, root="step-00000001-02000001") for n in (4, 5, 6)]
+    assert lineages(index(*old, *new))[0] is old[-1]
+    gone = expired(index(*old, *new), Keep(1), head=new[-1].name)
+    assert gone == new[:-1]
+
+
+def test_a_longer_line_that_began_anew_outranks_the_older_one_and_still_does_not_retire_it():
+    old = [manifest(n, root=LINE) for n in (1, 2)]
+    new = manifest(3, attempt=2, step=50, root="step-00000050-02000003")
+    assert lineages(index(*old, new))[0] is new
+    assert expired(index(*old, new), Keep(1)) == []
+
+
+def test_the_owners_new_beginning_outranks_longer_lines_and_retires_none():
+    old = [manifest(n, root=LINE) for n in (1, 2, 3)]
+    new = manifest(4, attempt=2, step=1, root="step-00000001-02000004", beginning=1)
+    assert lineages(index(*old, new)) == [new, *reversed(old)]
+    assert lineages(index(*old, new), beginning=1) == [new]
+    assert expired(index(*old, new), Keep(1)) == []
+
+
+def test_the_last_checkpoints_are_counted_by_step():
+    saved = [manifest(n, step=step, root=LINE) for n, step in enumerate((9, 18, 27, 27), start=1)]
+    assert expired(index(*saved), Keep(3)) == [saved[2]]
+    scored = [manifest(n, step=27, root=LINE, acc=0.5) for n in (1, 2)]
+    assert expired(index(*scored), Keep(3, Best("acc"), every=9)) == [scored[0]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": -1},
+        {"step": True},
+        {"step": "9"},
+        {"world_size": 0},
+        {"metrics": []},
+        {"parent": 5},
+        {"position": {"epoch": 10.5}},
+        {"files": [{"path": "x", "size_bytes": -1, "digest": "d:0"}]},
+        {"files": 7},
+    ],
+)
+def test_a_manifest_with_values_of_other_types_is_refused(change):
+    with pytest.raises(ValueError, match="not a manifest"):
+        Manifest.from_json({**manifest(1).to_json(), **change})
 
 
 def test_without_numbers_nothing_is_let_go():
