@@ -310,3 +310,17 @@ def test_logs_come_back_as_lines(rig: Rig, supervisor: ScriptedSupervisor) -> No
     assert ([line.text for line in page.lines], page.done) == (["last without an end"], True)
     assert [line.text for line in rig.client.logs(1, tail=1).lines] == ["last without an end"]
     assert [line.text for line in rig.client.logs(1, ranks=[2]).lines] == ["other"]
+
+
+def test_a_restart_is_told_the_last_known_step(rig: Rig) -> None:
+    num = rig.submit()
+    rig.turn()
+    one = rig.supervisor(num)
+    assert one.ready().last_step == 0
+    one.started()
+    one.step(0, 400)
+    one.failed()
+    one.ended(outcome="failed", step=30)
+    rig.turn(1)
+    orders = one.sync().orders
+    assert (orders.generation, orders.last_step) == (1, 400)

@@ -165,6 +165,12 @@ def generations_of(tx: Tx, job: int) -> list[GenerationRow]:
     return read(tx, GenerationRow, _of_job(generations, job))
 
 
+def last_step(tx: Tx, job: int) -> int:
+    """The highest step that any generation of a job has reported; 0 without one."""
+    query = select(func.max(generations.c.last_step)).where(generations.c.job == job)
+    return int(tx.conn.execute(query).scalar() or 0)
+
+
 def _of_job(table: Table, job: int) -> Select[Any]:
     query = select(table).where(table.c.job == job)
     return query.order_by(table.c.attempt, table.c.generation)

@@ -82,6 +82,7 @@ class Supervisor:
         self._current: Generation | None = None
         self._next: Orders | None = None
         self._last_ended = -1
+        self._last_step = 0
         self._leaving = False
         self._last_report: RanksEndedReport | None = None
         self._beat_at = 0.0
@@ -149,6 +150,9 @@ class Supervisor:
 
     def _start(self, orders: Orders) -> None:
         """Start a generation of ranks, after the preparation of the node where that is still due."""
+        # What this node has seen itself may be newer than what is stored.
+        last_step = max(orders.last_step, self._last_step)
+        orders = orders.model_copy(update={"last_step": last_step})
         generation = Generation(self._context, orders)
         self._current = generation
         self._shipper.add(generation)
@@ -205,6 +209,7 @@ class Supervisor:
     def _ended(self, generation: Generation) -> None:
         """Report the end of a generation, then leave or start the next one that was ordered."""
         self._current = None
+        self._last_step = max(self._last_step, generation.records.step or 0)
         self._shipper.ship_now()
         self._report_ended(generation.number, generation.outcome, generation)
         upcoming, self._next = self._next, None

@@ -44,6 +44,7 @@ class Node:
         imports=(),
         setup=None,
         framework="torch",
+        role=None,
         **assignment,
     ):
         self.folder = folder
@@ -63,6 +64,7 @@ class Node:
             ranks_per_node=ranks,
             grace_s=assignment.pop("grace_s", 10.0),
             checkpoint_dir=str(folder / "checkpoints"),
+            **(role or {}),
         )
         fields = {
             "gang": gang,
@@ -108,7 +110,7 @@ class Node:
 
     # -- orders ------------------------------------------------------------------------------------
 
-    def run(self, generation=0, restarts=0):
+    def run(self, generation=0, restarts=0, last_step=0):
         """Order a generation; returns its RanksStartedReport."""
         self.plane.order(
             Orders(
@@ -118,6 +120,7 @@ class Node:
                 master_address="127.0.0.1",
                 master_port=self.port,
                 restarts=restarts,
+                last_step=last_step,
             )
         )
         return self.started(generation)

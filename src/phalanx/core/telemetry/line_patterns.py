@@ -94,27 +94,32 @@ def _json(line: str) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class ParsedLine:
-    """The metrics of one line. `stepped`: the line is the first of its step."""
+    """The metrics of one line.
+
+    `stepped`: the line is the first of its step. `counted`: the step is a count of lines.
+    """
 
     step: int
     epoch: int
     values: Mapping[str, float | str]
     stepped: bool
+    counted: bool = False
 
 
 class LineReader:
     """What the lines of one rank say, in order: each is given the step that was named last.
 
     The step is `{step}`; where no line has named one it is `{epoch}`; and where no pattern speaks of
-    either, the number of lines so far that said anything.
+    either, the number of lines so far that said anything, counted from `first`: a script that resumes does
+    not print the lines of earlier generations again.
     """
 
-    def __init__(self, patterns: Sequence[LinePattern]) -> None:
+    def __init__(self, patterns: Sequence[LinePattern], first: int = 0) -> None:
         self._patterns = patterns
         self._counts = not any({"step", "epoch"} & set(one.names) for one in patterns)
         self._step = self._named = -1
         self._epoch = 0
-        self._num_lines = 0
+        self._num_lines = first
 
     def read(self, line: str) -> ParsedLine | None:
         """Parse one line; None when it has no metrics."""
@@ -127,17 +132,18 @@ class LineReader:
         step, epoch = _whole(values.pop("step", None)), _whole(values.pop("epoch", None))
         if epoch is not None:
             self._epoch = epoch
+        counted = False
         if step is not None:
             self._named = step
         elif epoch is not None and self._named < 0:
             step = epoch
-        elif self._counts and self._step in (-1, self._num_lines - 1):
+        elif counted := self._counts and self._step in (-1, self._num_lines - 1):
             step = self._num_lines
         stepped = step is not None and step > self._step
         if step is not None:
             self._step = step
         shown = {name: one if math.isfinite(one) else str(one) for name, one in values.items()}
-        return ParsedLine(max(0, self._step), self._epoch, shown, stepped)
+        return ParsedLine(max(0, self._step), self._epoch, shown, stepped, counted)
 
 
 def _whole(value: float | None) -> int | None:

@@ -310,8 +310,8 @@ class Orders(Message):
     """`core.jobs.desired.Desired` on the wire, with a version to compare.
 
     `grace_left_s` is what remains of a grace at the moment of the answer: durations survive
-    clocks that disagree. `stacks` numbers the newest request for the running ranks' stacks,
-    `profile` is the newest one for a profile.
+    clocks that disagree. `last_step` is the last step that the job is known to have made. `stacks`
+    numbers the newest request for the running ranks' stacks, `profile` is the newest one for a profile.
     """
 
     version: str
@@ -321,6 +321,7 @@ class Orders(Message):
     master_port: int = 0
     resume_path: str | None = None
     restarts: int = 0
+    last_step: int = 0
     grace_left_s: float = 0.0
     stacks: int = 0
     after: str = ""
@@ -328,7 +329,7 @@ class Orders(Message):
     masters: list[RoleMaster] = Field(default_factory=list)
 
     @classmethod
-    def from_core(cls, orders: Desired, now: int) -> Orders:
+    def from_core(cls, orders: Desired, now: int, last_step: int = 0) -> Orders:
         """The message for a core value."""
         left_s = 0.0 if orders.deadline_at is None else max(0.0, (orders.deadline_at - now) / 1e6)
         version = (
@@ -342,6 +343,7 @@ class Orders(Message):
         known |= {
             "version": version,
             "grace_left_s": left_s,
+            "last_step": last_step,
             "masters": [RoleMaster(name=n, address=a, port=p) for n, a, p in orders.masters],
             "profile": wish and ProfileOrder.model_validate(wish, from_attributes=True),
         }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from phalanx.core.jobs.desired import desired
+from phalanx.core.jobs.model import Job
 from phalanx.errors import PermissionDenied, UserError
 from phalanx.schemas.wire import PROTOCOL
 from phalanx.schemas.wire.supervision import Orders, SyncRequest, SyncResponse
@@ -14,7 +15,7 @@ from phalanx.services.lifecycle import code
 from phalanx.services.lifecycle.commit import commit_events
 from phalanx.services.lifecycle.reports import Inbox, read_heartbeat, read_report
 from phalanx.services.platform import Platform, token_hash
-from phalanx.store import jobs, supervisors
+from phalanx.store import jobs, lineage, supervisors
 from phalanx.store.database import Tx
 from phalanx.store.supervisors import SupervisorRow
 
@@ -60,8 +61,15 @@ def supervisor_sync(platform: Platform, request: SyncRequest, token: str, now: i
 
 def orders_for(platform: Platform, request: SyncRequest, now: int) -> Orders:
     """The orders of one supervisor at `now`."""
-    job = platform.store.view(lambda tx: jobs.load(tx, request.job)).job
-    return Orders.from_core(desired(job, request.attempt, request.node_rank), now)
+
+    def look(tx: Tx) -> tuple[Job, int]:
+        job = jobs.load(tx, request.job).job
+        # In its first generation a job has made no step.
+        resumes = job.attempts > 1 or (job.attempt is not None and job.attempt.generation > 0)
+        return job, lineage.last_step(tx, request.job) if resumes else 0
+
+    job, last_step = platform.store.view(look)
+    return Orders.from_core(desired(job, request.attempt, request.node_rank), now, last_step)
 
 
 def supervisor_code(

@@ -58,6 +58,11 @@ class CheckpointFolder:
     Every call comes from the main thread and returns at once.
     """
 
+    @property
+    def restored_step(self) -> int | None:
+        """The step of the commit that was restored; 0: nothing was; None: there is no folder."""
+        return None
+
     def open(self, then: Call, failed: Callable[[str], None]) -> None:
         """Restore the last commit, then call `then`, and begin to watch.
 
@@ -116,6 +121,7 @@ class WatchedCheckpointFolder(CheckpointFolder):
     _known: dict[str, Stat] = field(default_factory=dict)  # last committed files
     _step: int = 0  # last committed step
     _parent: Manifest | None = None  # checkpoint that was restored or committed last
+    _restored_step: int = 0  # step that the ranks begin with
     _finished: Call | None = None  # called at the end
     _thread: threading.Thread | None = None  # None: not opened
     _long_lived_pids: tuple[int, ...] = ()  # writers to wait for
@@ -129,6 +135,11 @@ class WatchedCheckpointFolder(CheckpointFolder):
                 self._report(records.make(kind, fields))
 
             self._tier = RemoteTier(facts.far, facts.store, facts.keep, report, facts.env)
+
+    @property
+    def restored_step(self) -> int | None:
+        """See `CheckpointFolder`. Final once `open` has called back."""
+        return self._restored_step
 
     def open(self, then: Call, failed: Callable[[str], None]) -> None:
         """See `CheckpointFolder`."""
@@ -278,7 +289,7 @@ class WatchedCheckpointFolder(CheckpointFolder):
                 if mine is None:
                     return  # the generation is over
                 told = mine.told or mine.tell(self._restore_newest())
-        self._known, self._step = told.stats, told.step
+        self._known, self._step, self._restored_step = told.stats, told.step, told.step
         if told.path is not None and facts.commits:
             self._parent = checkpoint.read_manifest(Path(told.path))
         if facts.commits:

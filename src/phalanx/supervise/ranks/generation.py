@@ -130,6 +130,7 @@ class Generation:
     def _start_ranks(self) -> None:
         if self.ending or self._finished:
             return
+        self._line_metrics.begin(self._checkpoint_folder.restored_step, self._orders.last_step)
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)
             self.records.watermarks.begin()

@@ -18,8 +18,12 @@ Add = Callable[[int, int, Record], None]
 class StreamLines:
     """One stream of one rank, cut into lines. A carriage return ends a line, too: see progress bars."""
 
-    def __init__(self, rank: int, reader: LineReader, clock: Clock, add: Add) -> None:
+    def __init__(
+        self, rank: int, reader: LineReader, clock: Clock, add: Add, counted: Callable[[], None]
+    ) -> None:
+        """`counted` is called before a step is added that is a count of lines."""
         self._rank, self._reader, self._clock, self._add = rank, reader, clock, add
+        self._counted = counted
         self._rest = b""
 
     def feed(self, data: bytes) -> None:
@@ -35,6 +39,8 @@ class StreamLines:
         if found is None:
             return
         at = self._clock.now()
+        if found.counted:
+            self._counted()
         if found.stepped:
             self._add(self._rank, at, StepRecord(step=found.step, epoch=found.epoch))
             # What the rank does until the next line is unknown: an evaluation must not count as a hang.
@@ -51,17 +57,29 @@ class RecordsFromOutput:
     ) -> None:
         """`lines` are patterns of `core.telemetry.line_patterns`."""
         self._patterns = [LinePattern.parse(text) for text in lines]
+        self._first = self._assumed = 0
         self._clock, self._records, self._metrics = clock, records, metrics
         self._latest: dict[str, float | str] = {}
+
+    def begin(self, restored: int | None, last_known: int) -> None:
+        """Set where the count of lines begins, for patterns without a step; called before the ranks start.
+
+        `restored` is the step of the checkpoint that the script's folder was restored from, 0 for none. It
+        is None where the job has no such folder: the script may resume on its own, so the count goes on
+        from the job's `last_known` step, but that alone is no proof of progress.
+        """
+        self._first = last_known if restored is None else restored
+        self._assumed = self._first if restored is None else 0
 
     def attach(self, rank: LocalRank) -> None:
         """Read the output of a rank after its pipes were opened."""
         if not self._patterns:
             return
         # One reader for both streams: a step named on one of them holds for values on the other.
-        reader = LineReader(self._patterns)
+        reader = LineReader(self._patterns, self._first)
         for stream in rank.streams:
-            stream.listener = StreamLines(rank.rank, reader, self._clock, self._add).feed
+            lines = StreamLines(rank.rank, reader, self._clock, self._add, self._counted)
+            stream.listener = lines.feed
 
     def add_folder_record(self, at: int, record: Record) -> None:
         """Add a record of the watched checkpoint folder."""
@@ -70,6 +88,9 @@ class RecordsFromOutput:
     def progress(self) -> ScriptProgress:
         """The newest step and metrics; called by the folder's thread, too."""
         return ScriptProgress(self._records.step, dict(self._latest))
+
+    def _counted(self) -> None:
+        self._records.assumed_steps = self._assumed
 
     def _add(self, rank: int, at: int, record: Record) -> None:
         self._records.add(rank, at, record)

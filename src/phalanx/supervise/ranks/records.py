@@ -146,6 +146,8 @@ class GenerationRecords:
         self._tails = {rank: RecordTail(path, _is_no_metric) for rank, path in files.items()}
         self._put = put
         self.step: int | None = None
+        #: steps of earlier generations that `step` includes without proof that the script resumed
+        self.assumed_steps = 0
         self.epoch: int | None = None
         self.phase = ""
         self.done: set[int] = set()
@@ -197,8 +199,8 @@ class GenerationRecords:
 
     @property
     def reached(self) -> int | None:
-        """The last step that counts for the job."""
-        return self.step
+        """The last step that counts as progress of the job."""
+        return None if self.step is None else self.step - self.assumed_steps
 
     def heartbeat(self) -> Heartbeat:
         """How far the node is."""

@@ -40,6 +40,17 @@ def test_lines_without_any_step_are_counted():
     assert [said(one, f"loss {n}")[0] for n in range(3)] == [1, 2, 3]
 
 
+def test_a_count_goes_on_where_an_earlier_generation_ended():
+    one = LineReader([LinePattern.parse("loss {loss}")], 400)
+    assert [said(one, f"loss {n}")[:2] for n in range(2)] == [(401, True), (402, True)]
+    assert one.read("loss 1").counted
+    # A step that the script names is its own.
+    named = LineReader([LinePattern.parse("step {step}")], 400)
+    assert said(named, "step 7") == (7, True, {}) and not named.read("step 8").counted
+    lines = LineReader([LinePattern.parse("json")], 400)
+    assert [lines.read(line).step for line in ('{"loss": 1}', '{"step": 30}')] == [401, 30]
+
+
 def test_lines_of_json():
     one = reader("json")
     line = '{"step": 4, "loss": 1.5, "name": "x", "ok": true, "deep": {"a": 1}}'
