@@ -324,3 +324,31 @@ def test_a_restart_is_told_the_last_known_step(rig: Rig) -> None:
     rig.turn(1)
     orders = one.sync().orders
     assert (orders.generation, orders.last_step) == (1, 400)
+
+
+def test_secrets_are_sent_to_a_supervisor_that_starts_and_to_nothing_else(rig: Rig) -> None:
+    import httpx
+
+    from integration.rig import URL
+    from phalanx.launch import secret_files
+
+    folder = rig.platform.home.secrets_dir("default")
+    secret_files.store(folder, "WANDB_KEY", "hush")
+    secret_files.store(folder, "OF_ANOTHER_JOB", "quiet")
+    num = rig.submit(secrets=["WANDB_KEY"])
+    rig.turn()
+    one = rig.supervisor(num)
+
+    def ask(token: str, node_rank: int = 0) -> httpx.Response:
+        where = {"job": num, "attempt": 1, "node_rank": node_rank}
+        headers = {"Authorization": f"Bearer {token}"}
+        with httpx.Client(base_url=URL, transport=rig.transport) as http:
+            return http.get("/api/v1/supervisors/secrets", params=where, headers=headers)
+
+    answer = ask(one.token)
+    assert answer.json()["values"] == {"WANDB_KEY": "hush"}
+    assert answer.headers["Cache-Control"] == "no-store"
+    assert [ask(token).status_code for token in ("", "wrong", rig.context.token)] == [403] * 3
+    assert ask(one.token, node_rank=5).status_code == 403
+    one.ready()
+    assert ask(one.token).status_code == 403, "after its first call the token reads no secret"

@@ -21,7 +21,8 @@ from phalanx.store import supervisors
 COOKIE = "phalanx_session"
 # Supervisors send their own token, which the service checks; the other paths hold no secrets.
 _SYNC = "/api/v1/supervisors/sync"
-_OPEN = frozenset({"/healthz", "/login", _SYNC, "/openapi.json"})
+_SECRETS = "/api/v1/supervisors/secrets"
+_OPEN = frozenset({"/healthz", "/login", _SYNC, _SECRETS, "/openapi.json"})
 _OPEN_BELOW = "/api/v1/supervisors/code/"
 _CODE = "/api/v1/code/"
 

@@ -127,10 +127,10 @@ def _check_protocol(data: Mapping[str, Any]) -> None:
 
 def _secrets(data: dict[str, Any]) -> dict[str, str]:
     from phalanx.errors import NotFound
-    from phalanx.launch import secret_files
+    from phalanx.supervise.secret_values import secret_values
 
     try:
-        return secret_files.read(Path(data["secrets_dir"]), data["secrets"])
+        return secret_values(data)
     except NotFound as error:
         sys.exit(error.message)
 

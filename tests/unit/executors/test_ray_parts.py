@@ -11,12 +11,17 @@ import time
 
 import pytest
 
+from phalanx.core.contract.gang import GangContract, RolePlace, WorldShape
+from phalanx.core.contract.job import JobIdentity, RankCommand, RoleContract
 from phalanx.errors import SpecInvalid
+from phalanx.executors.ray.executor import outbound
 from phalanx.executors.ray.inventory import RayInventory
 from phalanx.executors.ray.node_files import CodeSource, CodeUnavailable, NodeFiles
 from phalanx.launch.identity import LOCK_NAME
+from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.pools.pool_file import read_pool_file
 from phalanx.schemas.pools.ray_pools import RayPool
+from phalanx.schemas.wire.assignments import Assignment
 
 pytestmark = pytest.mark.unit
 
@@ -110,6 +115,95 @@ def test_labels_become_topology_and_type():
     (node,) = RayInventory(pool()).read([seen(labels=labels)])
     assert node.domains == (("zone", "z1"), ("rack", "r7"))
     assert node.slot_type == "H100"
+
+
+def test_labels_and_the_pool_file_give_a_node_its_traits():
+    labels = {
+        "phalanx/device-memory": "80GB",
+        "phalanx/price": "2.5",
+        "phalanx/interconnect": "nvlink",
+        "taint.phalanx/reserved": "",
+        "ray.io/market-type": "spot",
+        "ray.io/node-group": "a100",
+        "ray.io/node-id": "ab" * 28,
+        "team": "vision",
+    }
+    said = {
+        "price": 9.0,
+        "device_memory": "40GB",
+        "bandwidth_gbps": 200,
+        "reclaims_per_hour": 0.5,
+        "taints": ["shared"],
+        "labels": {"team": "any", "site": "b"},
+        "slot_type": "A100",
+    }
+    plain, rich = seen(id="a" * 56), seen(id="b" * 56, labels=labels)
+    first, second = RayInventory(pool(**said)).read([plain, rich])
+    assert (first.price_per_slot_hour, first.device_memory_bytes) == (9.0, 40 * 10**9)
+    assert (first.taints, first.labels) == (("shared",), (("site", "b"), ("team", "any")))
+    assert (first.hazard_per_hour, first.slot_type, first.bandwidth_gbps) == (0.0, "A100", 200.0)
+    assert (second.price_per_slot_hour, second.device_memory_bytes) == (2.5, 80 * 10**9)
+    assert (second.taints, second.hazard_per_hour) == (("reserved",), 0.5)
+    assert (second.interconnect, second.bandwidth_gbps) == ("nvlink", 200.0)
+    assert dict(second.labels) == {
+        "market-type": "spot",
+        "node-group": "a100",
+        "site": "b",
+        "team": "vision",
+    }
+
+
+@pytest.mark.parametrize(
+    ("label", "value", "said"),
+    [
+        ("phalanx/price", "cheap", "label phalanx/price=cheap cannot be read"),
+        ("phalanx/device-memory", "much", "label phalanx/device-memory=much cannot be read"),
+        ("phalanx/prize", "2", "label phalanx/prize is not known; known: phalanx/bandwidth-gbps"),
+    ],
+)
+def test_a_node_with_an_unreadable_label_is_closed_and_says_why(label, value, said):
+    (node,) = RayInventory(pool()).read([seen(labels={label: value})])
+    assert node.closed.startswith(said)
+
+
+def test_paths_and_secrets_of_an_assignment_are_those_of_the_node(tmp_path):
+    home = HomeLayout(tmp_path / "home")
+    gang = GangContract(
+        job=JobIdentity(7, "x", "default"),
+        attempt=1,
+        world=WorldShape(1, 1),
+        role=RoleContract(name="worker", command=RankCommand(("true",))),
+        checkpoint_dir=f"{home.checkpoints_dir}/default/j-7/roles/server",
+    )
+    lead = f"{home.checkpoints_dir}/default/j-7"
+    given = Assignment(
+        gang=gang,
+        node_rank=1,
+        role=RolePlace(
+            name="server",
+            node_rank=0,
+            first_rank=1,
+            gang_size=2,
+            lead_dir=lead,
+            leads=False,
+            required=True,
+        ),
+        node_dir="/n",
+        workdir="/w",
+        cwd="/w",
+        command="true",
+        env={},
+        secrets=["KEY"],
+        secrets_dir=str(home.secrets_dir("default")),
+        cpus=1,
+        server_url="http://127.0.0.1:1",
+        token="t",
+    )
+    for path, root in (("/shared/ckpt", "/shared/ckpt"), (None, str(home.checkpoints_dir))):
+        sent = outbound(given, pool(checkpoints=path), home)
+        assert sent.gang.checkpoint_dir == f"{root}/default/j-7/roles/server"
+        assert sent.role.lead_dir == f"{root}/default/j-7"
+        assert (sent.secrets, sent.secrets_dir) == (["KEY"], None)
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,9 @@ class RayExecutor:
             node_rank=ref.node_rank,
             text=json.dumps(
                 {
-                    "assignment": self._outbound(assignment).model_dump(mode="json"),
+                    "assignment": outbound(assignment, self._pool, self._home).model_dump(
+                        mode="json"
+                    ),
                     "root": f"{self._pool.root}/{self._owner}",
                     "version": __version__,
                 }
@@ -136,17 +138,6 @@ class RayExecutor:
         path = self._note_path(ref)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_file(path, json.dumps(note).encode())
-
-    def _outbound(self, assignment: Assignment) -> Assignment:
-        """The assignment with the addresses and paths that are valid on a node of the cluster."""
-        changes: dict[str, Any] = {}
-        if self._pool.server_url is not None:
-            changes |= {"server_url": self._pool.server_url, "server_file": None}
-        if self._pool.checkpoints is not None:
-            own = str(self._home.checkpoints_dir)
-            theirs = assignment.gang.checkpoint_dir.replace(own, self._pool.checkpoints, 1)
-            changes["gang"] = replace(assignment.gang, checkpoint_dir=theirs)
-        return assignment.model_copy(update=changes)
 
     # -- ending ------------------------------------------------------------------------------------
 
@@ -222,6 +213,25 @@ class RayExecutor:
         except (OSError, ValueError) as error:
             raise ExecutorUnavailable(f"the note of {ref} cannot be read: {error}") from error
         return note
+
+
+def outbound(assignment: Assignment, pool: RayPool, home: HomeLayout) -> Assignment:
+    """The assignment with the addresses and paths that are valid on a node of the cluster."""
+    # Files of the home are not there: the supervisor asks the control plane for the secrets.
+    changes: dict[str, Any] = {"secrets_dir": None}
+    if pool.server_url is not None:
+        changes |= {"server_url": pool.server_url, "server_file": None}
+    if pool.checkpoints is not None:
+        own, theirs = str(home.checkpoints_dir), pool.checkpoints
+
+        def on_node(path: str) -> str:
+            return theirs + path.removeprefix(own) if path.startswith(f"{own}/") else path
+
+        gang, role = assignment.gang, assignment.role
+        changes["gang"] = replace(gang, checkpoint_dir=on_node(gang.checkpoint_dir))
+        if role is not None:
+            changes["role"] = replace(role, lead_dir=on_node(role.lead_dir))
+    return assignment.model_copy(update=changes)
 
 
 def _record(text: str | None) -> ExitRecord | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from phalanx.core.gang.placement import Node
 from phalanx.schemas.pools.ray_pools import RayPool
+from phalanx.schemas.pools.traits import NodeTraits, TraitValues, traits_of_labels
 
 _TYPE_LABEL = "ray.io/accelerator-type"
 _TYPE_PREFIX = "accelerator_type:"
@@ -58,20 +59,35 @@ class RayInventory:
         if num_slots < 1:
             return None
         labels: Mapping[str, str] = one["labels"]
+        closed = _closed(one, slot)
+        try:
+            own = traits_of_labels(labels)
+        except ValueError as error:
+            # Without its price or taints it must not be used, and its owner must see why.
+            own, closed = NodeTraits(), str(error)
+        traits = TraitValues.of(self._pool, own)
+        cpus = max(1, int(resources.get("CPU", 1)))
         node = Node(
             id=f"{self._pool.name}-{str(one['id'])[:_SHORT]}",
             pool=self._pool.name,
             address=str(one["address"]),
             num_slots=num_slots,
-            num_cpus=max(1, int(resources.get("CPU", 1))),
-            memory_bytes=int(resources.get("memory", 0)),
-            slot_type=_slot_type(resources, labels),
+            num_cpus=cpus if traits.cpus is None else traits.cpus,
+            memory_bytes=_memory(resources, traits),
+            slot_type=own.slot_type or _slot_type(resources, labels) or traits.slot_type,
+            device_memory_bytes=traits.device_memory,
+            interconnect=traits.interconnect,
+            bandwidth_gbps=traits.bandwidth_gbps,
+            price_per_slot_hour=traits.price,
+            hazard_per_hour=traits.hazard_per_hour,
+            taints=traits.taints,
+            labels=traits.labels,
             domains=tuple(
                 (level, labels[label])
                 for level, label in self._pool.topology.items()
                 if label in labels
             ),
-            closed=_closed(one, slot),
+            closed=closed,
             leaves_at=_leaves_at(one["draining_deadline_ms"]),
         )
         return RayNode(str(one["id"]), node, slot, int(resources.get("CPU", 0)))
@@ -86,6 +102,7 @@ class RayInventory:
         scale = self._pool.scale
         if scale is None:
             return ()
+        traits = TraitValues.of(self._pool, NodeTraits())
         return tuple(
             Node(
                 id=f"{self._pool.name}-future-{number}",
@@ -93,7 +110,15 @@ class RayInventory:
                 address="",
                 num_slots=scale.slots,
                 num_cpus=scale.cpus,
-                memory_bytes=0,
+                memory_bytes=traits.memory or 0,
+                slot_type=traits.slot_type,
+                device_memory_bytes=traits.device_memory,
+                interconnect=traits.interconnect,
+                bandwidth_gbps=traits.bandwidth_gbps,
+                price_per_slot_hour=traits.price,
+                hazard_per_hour=traits.hazard_per_hour,
+                taints=traits.taints,
+                labels=traits.labels,
                 closed="not started yet: Ray's autoscaler adds nodes for the next job",
             )
             for number in range(max(0, scale.max_nodes - num_there))
@@ -118,6 +143,10 @@ class RayInventory:
         if slot != "CPU" and scale is not None:
             bundle["CPU"] = float(scale.cpus * num_slots // max(1, scale.slots))
         return bundle
+
+
+def _memory(resources: Mapping[str, float], traits: TraitValues) -> int:
+    return int(resources.get("memory", 0)) if traits.memory is None else traits.memory
 
 
 def _slot_type(resources: Mapping[str, float], labels: Mapping[str, str]) -> str:

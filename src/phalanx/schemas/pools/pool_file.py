@@ -24,6 +24,7 @@ from pydantic import (
 from phalanx.core.gang.placement import Node
 from phalanx.errors import Problem, SpecInvalid
 from phalanx.schemas.pools.ray_pools import RayPool
+from phalanx.schemas.pools.traits import NodeTraits, TraitValues
 from phalanx.schemas.spec.document import (
     MAX_PROBLEMS,
     problems_of,
@@ -35,13 +36,7 @@ from phalanx.schemas.spec.fields import (
     MAX_NODES,
     MAX_SLOTS_PER_NODE,
     Name,
-    Names,
-    NotNegative,
     Section,
-    Size,
-    Text,
-    Whether,
-    WholeFromOne,
     optional,
 )
 
@@ -49,8 +44,6 @@ POOL_SCHEMA: Literal[1] = 1
 # Executors that a pool may name.
 EXECUTORS = ("local", "ray")
 _RESERVED_LEVELS = frozenset({"node", "pool"})
-# Reclaims per hour of a spot node when the file gives none.
-DEFAULT_HAZARD = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,32 +53,6 @@ class HostDefaults:
     address: str = "127.0.0.1"
     num_cpus: int = 1
     memory_bytes: int = 0
-
-
-class NodeTraits(Section):
-    """Traits that a pool sets for all of its nodes and that a node may override."""
-
-    slot_type: Name | None = optional("Accelerator model, such as H100; jobs request it by name.")
-    device_memory: Size | None = optional("Memory of each slot's device.")
-    cpus: WholeFromOne | None = optional("CPUs of the node; absent: the machine's.")
-    memory: Size | None = optional("Memory of the node; absent: the machine's.")
-    interconnect: Name | None = optional(
-        "Link between the slots of one node, such as nvlink or pcie."
-    )
-    bandwidth_gbps: NotNegative | None = optional(
-        "Bandwidth of the node's link to the others, Gbit/s."
-    )
-    price: NotNegative | None = optional("US dollars per slot and hour.")
-    spot: Whether | None = optional("Whether the provider may reclaim the nodes.")
-    reclaims_per_hour: NotNegative | None = optional(
-        f"Expected reclaims of a spot node per hour; absent: {DEFAULT_HAZARD}."
-    )
-    taints: Names | None = optional("Taints: only jobs that tolerate all of them run on the nodes.")
-    labels: dict[Name, Text] = Field(
-        default_factory=dict,
-        max_length=MAX_ENTRIES,
-        description="Labels by which jobs select nodes; those of a node add to its pool's.",
-    )
 
 
 class NodeEntry(NodeTraits):
@@ -156,28 +123,23 @@ class PoolSpec(NodeTraits):
         )
 
     def _node(self, entry: NodeEntry, name: str, machine: HostDefaults) -> Node:
-        def said(trait: str) -> Any:
-            own = getattr(entry, trait)
-            return getattr(self, trait) if own is None else own
-
-        hazard = said("reclaims_per_hour")
-        cpus, memory = said("cpus"), said("memory")
+        traits = TraitValues.of(self, entry)
         return Node(
             id=name,
             pool=self.name,
             address=machine.address,
             num_slots=entry.slots,
-            num_cpus=machine.num_cpus if cpus is None else cpus,
-            memory_bytes=machine.memory_bytes if memory is None else memory,
+            num_cpus=machine.num_cpus if traits.cpus is None else traits.cpus,
+            memory_bytes=machine.memory_bytes if traits.memory is None else traits.memory,
             domains=tuple((level, entry.topology[level]) for level in self.levels),
-            slot_type=said("slot_type") or "",
-            device_memory_bytes=said("device_memory") or 0,
-            interconnect=said("interconnect") or "",
-            bandwidth_gbps=said("bandwidth_gbps") or 0.0,
-            price_per_slot_hour=said("price") or 0.0,
-            hazard_per_hour=(DEFAULT_HAZARD if hazard is None else hazard) if said("spot") else 0.0,
-            taints=tuple(sorted(said("taints") or ())),
-            labels=tuple(sorted({**self.labels, **entry.labels}.items())),
+            slot_type=traits.slot_type,
+            device_memory_bytes=traits.device_memory,
+            interconnect=traits.interconnect,
+            bandwidth_gbps=traits.bandwidth_gbps,
+            price_per_slot_hour=traits.price,
+            hazard_per_hour=traits.hazard_per_hour,
+            taints=traits.taints,
+            labels=traits.labels,
             host=entry.host or "",
         )
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from phalanx.schemas.pools.traits import NodeTraits
 from phalanx.schemas.spec.fields import (
     MAX_NODES,
     MAX_SLOTS_PER_NODE,
@@ -43,8 +44,8 @@ class RayScale(Section):
     slot: NotEmpty = Field(default="GPU", description="Ray resource that is counted as slots.")
 
 
-class RayPool(Section):
-    """A pool with the nodes of a Ray cluster."""
+class RayPool(NodeTraits):
+    """A pool with the nodes of a Ray cluster; its traits apply unless labels of a node override them."""
 
     name: Name = Field(description="Name of the pool, as in a job's `pool`.")
     executor: Literal["ray"] = Field(description="ray.")

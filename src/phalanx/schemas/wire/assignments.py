@@ -31,7 +31,8 @@ class Assignment(Message):
     caller's directory for `phalanx run` and `workdir` otherwise. `env` is the complete environment of
     the ranks before the rank variables are laid over it. `server_file`, where present, names the file
     from which a new address of the control plane is read when the old one stops answering. Of `secrets`
-    only the names travel; the supervisor reads the values from `secrets_dir` when it starts.
+    only the names travel; when it starts, the supervisor reads the values from `secrets_dir`, or, where
+    that is absent because the node is another machine, from the control plane.
     """
 
     protocol: int = ASSIGNMENT_PROTOCOL

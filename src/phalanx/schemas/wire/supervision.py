@@ -370,3 +370,9 @@ class ExitRecord(Message):
     node_rank: int
     released: bool = False
     ended: RanksEndedReport | None = None
+
+
+class SecretValues(Message):
+    """The values of the secrets that a job names, for a supervisor on another machine."""
+
+    values: dict[str, str]

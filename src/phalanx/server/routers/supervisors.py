@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import FileResponse
 
-from phalanx.schemas.wire.supervision import SyncRequest, SyncResponse
+from phalanx.schemas.wire.supervision import SecretValues, SyncRequest, SyncResponse
 from phalanx.server.context import Here, in_thread
 from phalanx.services.lifecycle.commit import job_topic
-from phalanx.services.lifecycle.sync import orders_for, supervisor_code, supervisor_sync
+from phalanx.services.lifecycle.sync import (
+    orders_for,
+    supervisor_code,
+    supervisor_secrets,
+    supervisor_sync,
+)
 
 router = APIRouter(prefix="/api/v1/supervisors", tags=["supervisors"])
 
@@ -45,6 +50,17 @@ async def get_code(
     asked = (job, attempt, node_rank)
     path = await in_thread(lambda: supervisor_code(here.platform, asked, digest, _token(request)))
     return FileResponse(path, media_type="application/x-tar")
+
+
+@router.get("/secrets")
+async def get_secrets(
+    here: Here, request: Request, response: Response, job: int, attempt: int, node_rank: int
+) -> SecretValues:
+    """The values of a job's secrets, for a supervisor of its live attempt that is starting."""
+    asked = (job, attempt, node_rank)
+    values = await in_thread(lambda: supervisor_secrets(here.platform, asked, _token(request)))
+    response.headers["Cache-Control"] = "no-store"
+    return SecretValues(values=values)
 
 
 def _token(request: Request) -> str:

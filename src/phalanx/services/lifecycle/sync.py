@@ -9,14 +9,17 @@ from pathlib import Path
 from phalanx.core.jobs.desired import desired
 from phalanx.core.jobs.model import Job
 from phalanx.errors import PermissionDenied, UserError
+from phalanx.launch import secret_files
 from phalanx.schemas.wire import PROTOCOL
 from phalanx.schemas.wire.supervision import Orders, SyncRequest, SyncResponse
 from phalanx.services.lifecycle import code
+from phalanx.services.lifecycle.assignments import contract_of
 from phalanx.services.lifecycle.commit import commit_events
 from phalanx.services.lifecycle.reports import Inbox, read_heartbeat, read_report
 from phalanx.services.platform import Platform, token_hash
 from phalanx.store import jobs, lineage, supervisors
 from phalanx.store.database import Tx
+from phalanx.store.jobs import StoredJob
 from phalanx.store.supervisors import SupervisorRow
 
 _US = 1_000_000
@@ -89,6 +92,27 @@ def supervisor_code(
     if own != digest:
         raise PermissionDenied("this is not the code of that job")
     return code.archive_path(platform.home, digest)
+
+
+def supervisor_secrets(
+    platform: Platform, asked: tuple[int, int, int], token: str
+) -> dict[str, str]:
+    """The values of a job's secrets for one supervisor (job, attempt, node rank) that is starting.
+
+    They are sent until its first sync call and not after it: a token that is stolen later reads nothing.
+    Raises PermissionDenied for a wrong token or a late call, NotFound for a secret that was removed.
+    """
+
+    def look(tx: Tx) -> tuple[SupervisorRow | None, StoredJob | None]:
+        return supervisors.find(tx, *asked), jobs.find(tx, asked[0])
+
+    known, stored = platform.store.view(look)
+    _authenticate(known, token)
+    assert known is not None
+    if known.first_seen_at is not None or stored is None or stored.job.is_terminal:
+        raise PermissionDenied("secrets are sent only to a supervisor that is starting")
+    wanted = contract_of(stored.facts).secrets
+    return secret_files.read(platform.home.secrets_dir(stored.facts.project), wanted)
 
 
 def _known(tx: Tx, request: SyncRequest) -> SupervisorRow | None:
