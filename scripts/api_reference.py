@@ -15,6 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "phalanx"
 SECTIONS = ("Args", "Returns", "Raises", "Yields", "Attributes")
 _ENTRY = re.compile(r"^(\*{0,2}\w+)(?:\s*\(([^)]*)\))?:\s*(.*)$")
+# Bodies that a reference page of their own describes.
+_FILES = {"JobSpec": "spec.md", "PoolFile": "pool-file.md", "ProjectFile": "project-file.md"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Table = Callable[[list[str], list[list[str]]], str]
 
@@ -239,9 +241,9 @@ def rest_page(document: dict[str, Any], table: Table) -> list[str]:
                 if code.startswith("2") and content.get("schema"):
                     parts += [f"Response {code}: {_kind(content['schema'])}.", ""]
     parts += ["## Bodies", ""]
-    for name, schema in sorted(document["components"]["schemas"].items()):
-        if name in ("HTTPValidationError", "ValidationError"):
-            continue
+    schemas = document["components"]["schemas"]
+    for name in sorted(_used(document["paths"], schemas)):
+        schema = schemas[name]
         about = " ".join((schema.get("description") or "").split())
         rows = [
             [f"`{key}`", _kind(one), "" if key in schema.get("required", ()) else _shown(one)]
@@ -251,6 +253,23 @@ def rest_page(document: dict[str, Any], table: Table) -> list[str]:
     return parts
 
 
+def _used(value: Any, schemas: dict[str, Any]) -> set[str]:
+    """The names of the schemas that a part of the document refers to, those of files excepted."""
+    found: set[str] = set()
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, list):
+            left += one
+        elif isinstance(one, dict):
+            left += one.values()
+            name = str(one.get("$ref", "")).rpartition("/")[2]
+            if name and name not in found and name not in _FILES:
+                found.add(name)
+                left.append(schemas[name])
+    return found
+
+
 def _shown(schema: dict[str, Any]) -> str:
     return f"`{schema['default']}`" if schema.get("default") is not None else "none"
 
@@ -258,6 +277,8 @@ def _shown(schema: dict[str, Any]) -> str:
 def _kind(schema: dict[str, Any]) -> str:
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
+        if name in _FILES:
+            return f"[{name}]({_FILES[name]})"
         return f"[{name}](#{name.lower()})"
     if "anyOf" in schema:
         return " or ".join(_kind(one) for one in schema["anyOf"] if one.get("type") != "null")

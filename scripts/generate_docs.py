@@ -44,7 +44,7 @@ from phalanx.schemas.pools.ray_pools import RayPool
 from phalanx.schemas.spec.document import json_schema, validate_spec
 from phalanx.schemas.spec.job import JobSpec
 from phalanx.schemas.spec.support import check_supported
-from phalanx.server.routers import jobs, platform, resources, telemetry
+from phalanx.server.openapi import add_routes
 from phalanx.server.settings import Settings
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
@@ -372,16 +372,20 @@ def sdk_page() -> str:
 
 
 def rest_page() -> str:
-    app = FastAPI(title="Phalanx")
-    for module in (jobs, telemetry, resources, platform):
-        app.include_router(module.router)
+    app = FastAPI(title="Phalanx", separate_input_output_schemas=False)
+    add_routes(app)
+    document = app.openapi()
+    document["paths"] = {
+        path: methods for path, methods in document["paths"].items() if "/supervisors/" not in path
+    }
     intro = (
         "Every route of the control plane. Requests carry `Authorization: Bearer TOKEN`, `/healthz` "
-        "excepted. Times are RFC 3339, durations seconds, sizes bytes. Unknown keys of a request are "
-        "errors; clients ignore unknown keys of a response. The running server publishes this document at "
+        "excepted; without it the answer is 401. Times are RFC 3339, durations seconds, sizes bytes. "
+        "Unknown keys of a request are errors; clients ignore unknown keys of a response. The running "
+        "server publishes this document at "
         "`/openapi.json`. Errors have the body [ErrorView](errors.md)."
     )
-    return page("REST API", intro, *api_reference.rest_page(app.openapi(), table))
+    return page("REST API", intro, *api_reference.rest_page(document, table))
 
 
 def metrics_page() -> str:

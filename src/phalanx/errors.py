@@ -2,7 +2,8 @@
 
     PlatformError(code, message, hint, retryable)
       UserError
-        SpecInvalid(problems)   NotFound   Conflict   PermissionDenied   NotSupported
+        SpecInvalid(problems)   NotFound   Conflict   Unauthenticated   PermissionDenied
+        NotSupported   TooLarge   TooManyRequests*
       ExecutorError
         ExecutorUnavailable*    LaunchError
       StoreError
@@ -98,8 +99,15 @@ class Conflict(UserError):
     http_status = 409
 
 
+class Unauthenticated(UserError):
+    """The request has no token, or a wrong one."""
+
+    code = "unauthenticated"
+    http_status = 401
+
+
 class PermissionDenied(UserError):
-    """The token or key is missing, wrong, or does not allow this operation."""
+    """The token or key does not allow this operation, or the key of a checkpoint is wrong."""
 
     code = "permission_denied"
     http_status = 403
@@ -110,6 +118,21 @@ class NotSupported(UserError):
 
     code = "not_supported"
     http_status = 422
+
+
+class TooLarge(UserError):
+    """The request is larger than the server reads."""
+
+    code = "too_large"
+    http_status = 413
+
+
+class TooManyRequests(UserError):
+    """The server serves as many requests of this kind as it can; try again."""
+
+    code = "too_many_requests"
+    http_status = 429
+    retryable = True
 
 
 class ExecutorError(PlatformError):

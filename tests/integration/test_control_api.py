@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +12,19 @@ import pytest
 from fastapi.routing import iter_route_contexts
 
 from integration.rig import TOKEN, URL, Rig, open_rig, spec
-from phalanx.errors import NotFound, ServerError, ServerUnavailable, SpecInvalid, UserError
+from phalanx.errors import (
+    NotFound,
+    ServerError,
+    ServerUnavailable,
+    SpecInvalid,
+    StoreUnavailable,
+    TooManyRequests,
+    UserError,
+)
 from phalanx.schemas.api.jobs import SubmitRequest
 from phalanx.sdk import PhalanxClient
 from phalanx.server.app import create_app
+from phalanx.server.gate import error_response
 from phalanx.server.settings import ApiSettings, Settings
 from phalanx.services.queries import views
 
@@ -30,7 +40,7 @@ def call(rig: Rig, method: str, path: str, headers: dict[str, str] | None = None
 _OPEN = {
     "/healthz": 200,
     "/openapi.json": 200,
-    "/login": 403,
+    "/login": 401,
     "/api/v1/supervisors/code/{digest}": 422,
 }
 _SAMPLES = {"{num}": "1", "{digest}": "0" * 64, "{name}": "local"}
@@ -70,12 +80,12 @@ def test_every_route_is_closed_to_all_but_its_own_callers(rig: Rig) -> None:
         assert "{" not in real, f"say in _SAMPLES what stands for the variable of {path}"
         for who, headers in callers.items():
             status = call(rig, method, real, headers).status_code
-            wanted = _OPEN.get(path, 403)
+            wanted = _OPEN.get(path, 401)
             if path == "/api/v1/supervisors/sync" and who == "a supervisor":
                 wanted = 422  # its body is read only now, and says nothing
             assert status == wanted, (method, path, who, status)
         if method not in ("GET", "HEAD") and path not in _OPEN:
-            assert call(rig, method, real, cookie).status_code == 403, (method, path)
+            assert call(rig, method, real, cookie).status_code == 401, (method, path)
     assert rig.job(1).state == "starting"  # and nothing was done
 
 
@@ -100,7 +110,7 @@ def test_other_host_names_are_refused(rig: Rig, host: str) -> None:
 def test_the_cookie_reads_but_never_writes(rig: Rig) -> None:
     cookie = {"Cookie": f"phalanx_session={TOKEN}"}
     assert call(rig, "GET", "/api/v1/info", cookie).status_code == 200
-    assert call(rig, "POST", "/api/v1/clients/hello", cookie, json={}).status_code == 403
+    assert call(rig, "POST", "/api/v1/clients/hello", cookie, json={}).status_code == 401
 
 
 def test_a_spec_is_refused_with_every_problem(rig: Rig) -> None:
@@ -186,7 +196,7 @@ def test_a_page_of_jobs_and_why_one_waits(rig: Rig) -> None:
     waiting = rig.job(2)
     assert waiting.pending_reason is not None and waiting.pending_reason.message
     assert [one.num for one in rig.client.jobs(states=["queued"]).jobs] == [3, 2]
-    with pytest.raises(UserError, match="no state 'lost'"):
+    with pytest.raises(UserError, match="should be 'queued'"):
         rig.client.jobs(states=["lost"])
 
 
@@ -198,11 +208,25 @@ def test_nonsense_gets_one_clear_message(rig: Rig) -> None:
     assert call(rig, "GET", "/api/v1/nowhere", good).json()["code"] == "not_found"
     assert call(rig, "GET", "/api/v1/jobs/x", good).status_code == 422
     big = good | {"Content-Length": str(1 << 40)}
-    assert call(rig, "POST", "/api/v1/jobs", big, content=b"{}").status_code == 400
+    assert call(rig, "POST", "/api/v1/jobs", big, content=b"{}").status_code == 413
     assert call(rig, "DELETE", "/api/v1/jobs/1", good).json()["code"] == "invalid"
     for path in (f"/api/v1/jobs/{10**30}", f"/api/v1/jobs?before={10**30}"):
         answer = call(rig, "GET", path, good)
-        assert (answer.status_code, answer.json()["code"]) == (400, "invalid")
+        assert (answer.status_code, answer.json()["code"]) == (422, "spec_invalid")
+
+
+def test_a_missing_token_is_asked_for_and_a_passing_error_says_when_to_try_again(rig: Rig) -> None:
+    """401 with the scheme for a token that is missing or wrong; 403 is left for lack of rights."""
+    for headers in ({}, {"Authorization": "Bearer wrong"}):
+        answer = call(rig, "GET", "/api/v1/jobs", headers)
+        assert (answer.status_code, answer.json()["code"]) == (401, "unauthenticated")
+        assert answer.headers["WWW-Authenticate"] == 'Bearer realm="phalanx"'
+    for error in (StoreUnavailable("the database is locked"), TooManyRequests("too many")):
+        answer = error_response(error)
+        assert (answer.status_code, answer.headers["Retry-After"]) == (error.http_status, "2")
+    assert "Retry-After" not in error_response(UserError("no")).headers
+    quoted = error_response(UserError("no file called \udcff\0"))
+    assert quoted.status_code == 400 and json.loads(quoted.body)["message"]
 
 
 def test_a_bug_has_the_body_of_every_error(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,10 +239,7 @@ def test_a_bug_has_the_body_of_every_error(rig: Rig, monkeypatch: pytest.MonkeyP
     assert "log" in str(caught.value) and "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("path", ["/api/v1/jobs", "/api/v1/supervisors/sync"])
-def test_a_body_that_does_not_say_how_large_it_is_is_bounded_all_the_same(
-    tmp_path: Path, path: str
-) -> None:
+def test_a_body_that_does_not_say_how_large_it_is_is_bounded_all_the_same(tmp_path: Path) -> None:
     api = ApiSettings(max_body_bytes=1000)
 
     def chunks() -> Iterator[bytes]:
@@ -226,8 +247,8 @@ def test_a_body_that_does_not_say_how_large_it_is_is_bounded_all_the_same(
 
     with open_rig(tmp_path / "home", settings=Settings(api=api)) as rig:
         good = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
-        answer = call(rig, "POST", path, good, content=chunks())
-        assert answer.status_code == 400
+        answer = call(rig, "POST", "/api/v1/jobs", good, content=chunks())
+        assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
         assert "larger than 1.0 KB" in answer.json()["message"]
         whole = SubmitRequest(spec=spec()).model_dump_json().encode()
         assert call(rig, "POST", "/api/v1/jobs", good, content=iter([whole])).status_code == 201

@@ -67,7 +67,7 @@ WINDOW = {
 
 
 def test_the_token_is_needed(rig: Rig) -> None:
-    assert text_of(rig, "wrong").status_code == 403
+    assert text_of(rig, "wrong").status_code == 401
     assert text_of(rig).headers["content-type"].startswith("text/plain; version=0.0.4")
 
 

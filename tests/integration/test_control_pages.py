@@ -19,9 +19,9 @@ def browser(rig: Rig):
 
 
 def test_a_token_in_the_address_becomes_a_cookie(rig: Rig, browser: httpx.Client) -> None:
-    assert browser.get("/").status_code == 403
-    assert browser.get("/login", params={"token": "wrong"}).status_code == 403
-    assert browser.get("/").status_code == 403
+    assert browser.get("/").status_code == 401
+    assert browser.get("/login", params={"token": "wrong"}).status_code == 401
+    assert browser.get("/").status_code == 401
     answer = browser.get("/login", params={"token": TOKEN})
     assert (answer.status_code, answer.url.path) == (200, "/")
     flags = answer.history[0].headers["set-cookie"].lower()

@@ -183,5 +183,5 @@ def test_code_is_given_to_the_supervisors_of_its_job_only(rig: Rig) -> None:
             )
 
     assert get(digest, supervisor.token).content == body
-    assert get(digest, "nonsense").status_code == 403
+    assert get(digest, "nonsense").status_code == 401
     assert get("0" * 64, supervisor.token).status_code == 403

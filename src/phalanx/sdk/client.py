@@ -9,7 +9,8 @@ import httpx
 
 from phalanx.schemas.api.body import HelloRequest, HelloResponse, InfoView
 from phalanx.schemas.api.pools import (
-    ApplyRequest,
+    ApplyPoolsRequest,
+    ApplyProjectsRequest,
     ApplyResponse,
     DrainRequest,
     DrainResponse,
@@ -60,7 +61,7 @@ class PhalanxClient(JobCalls):
 
     def apply_pools(self, file: Mapping[str, Any]) -> ApplyResponse:
         """Add or replace the pools of a pool file. Raises SpecInvalid, Conflict."""
-        body = ApplyRequest(file=dict(file))
+        body = ApplyPoolsRequest(file=dict(file))
         return self._post(f"{V1}/pools/apply", body, ApplyResponse)
 
     def remove_pool(self, name: str) -> None:
@@ -101,7 +102,7 @@ class PhalanxClient(JobCalls):
 
     def apply_projects(self, file: Mapping[str, Any]) -> ApplyResponse:
         """Add or replace the projects of a project file. Raises SpecInvalid."""
-        body = ApplyRequest(file=dict(file))
+        body = ApplyProjectsRequest(file=dict(file))
         return self._post(f"{V1}/projects/apply", body, ApplyResponse)
 
     def remove_project(self, name: str) -> None:

@@ -30,26 +30,28 @@ from phalanx.errors import (
     Problem,
     ServerError,
     SpecInvalid,
+    TooLarge,
     UserError,
 )
 from phalanx.executors.protocol import Executor
 from phalanx.kit import garbage
 from phalanx.kit.clock import Clock, SystemClock
+from phalanx.kit.text import shorten
 from phalanx.schemas.home import HomeLayout
+from phalanx.schemas.spec.document import MAX_PROBLEMS
 from phalanx.server.context import Context, Presence
 from phalanx.server.gate import Gate, error_response
 from phalanx.server.loops.runner import run_loop, until_idle
 from phalanx.server.loops.steps import all_loops
 from phalanx.server.notifier import Notifier
 from phalanx.server.observe.exposition import Exposition
-from phalanx.server.routers import jobs, platform, resources, supervisors, telemetry
+from phalanx.server.openapi import add_routes
 from phalanx.server.settings import (
     SchedulerSettings,
     Settings,
     base_environment,
     read_settings,
 )
-from phalanx.server.web import pages
 from phalanx.services.caches.row_cache import PlanningPolicy
 from phalanx.services.platform import Clusters, NoClusters, Platform
 from phalanx.services.resources.pools import apply_pools
@@ -119,13 +121,16 @@ def build_context(  # noqa: PLR0913
 
 def create_app(context: Context) -> FastAPI:
     """The HTTP application: routes, error handlers and access checks. `serve` runs the loops."""
-    # The framework's documentation pages load scripts from other hosts.
-    app = FastAPI(title="Phalanx", version=phalanx.__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Phalanx",
+        version=phalanx.__version__,
+        docs_url=None,  # the framework's documentation pages load scripts from other hosts
+        redoc_url=None,
+        separate_input_output_schemas=False,
+    )
     app.state.context = context
     app.state.exposition = Exposition(context.platform)
-    for one in (jobs, telemetry, resources, platform, supervisors, pages):
-        app.include_router(one.router)
-    app.include_router(telemetry.exposition)
+    add_routes(app)
     app.add_exception_handler(PlatformError, _platform_error)
     app.add_exception_handler(RequestValidationError, _not_valid)
     app.add_exception_handler(HTTPException, _http_error)
@@ -144,8 +149,11 @@ def _platform_error(request: Request, error: Exception) -> Response:
 def _not_valid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     problems = [
-        Problem(".".join(str(part) for part in one["loc"][1:]) or str(one["loc"][0]), one["msg"])
-        for one in error.errors()
+        Problem(
+            ".".join(shorten(str(part)) for part in one["loc"][1:8]) or str(one["loc"][0]),
+            shorten(one["msg"], 500),
+        )
+        for one in error.errors()[:MAX_PROBLEMS]
     ]
     return error_response(SpecInvalid(problems))
 
@@ -153,10 +161,13 @@ def _not_valid(request: Request, error: Exception) -> Response:
 def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return error_response(NotFound(f"there is nothing at {request.url.path}"))
+        return error_response(NotFound(f"there is nothing at {shorten(request.url.path)}"))
     kind = UserError if error.status_code < 500 else PlatformError
+    if error.status_code == TooLarge.http_status:
+        kind = TooLarge
     answer = error_response(kind(str(error.detail)))
     answer.status_code = error.status_code
+    answer.headers.update(error.headers or {})  # such as the methods that are allowed
     return answer
 
 

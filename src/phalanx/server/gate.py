@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import hmac
+import json
+import re
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from phalanx.errors import PermissionDenied, PlatformError, UserError
+from phalanx.errors import (
+    PermissionDenied,
+    PlatformError,
+    TooLarge,
+    Unauthenticated,
+    UserError,
+)
+from phalanx.kit.text import replace_unencodable
 from phalanx.kit.units import format_size
 from phalanx.schemas.api.body import ErrorView, ProblemView
 from phalanx.server.context import Context, in_thread
@@ -19,19 +28,31 @@ from phalanx.services.platform import token_hash
 from phalanx.store import supervisors
 
 COOKIE = "phalanx_session"
+RETRY_AFTER_S = 2
+"""When a client is told to try again after an error that passes."""
 # Supervisors send their own token, which the service checks; the other paths hold no secrets.
 _SYNC = "/api/v1/supervisors/sync"
 _SECRETS = "/api/v1/supervisors/secrets"
 _OPEN = frozenset({"/healthz", "/login", _SYNC, _SECRETS, "/openapi.json"})
 _OPEN_BELOW = "/api/v1/supervisors/code/"
 _CODE = "/api/v1/code/"
+# Supervisors send what ranks print in parts of about a megabyte, and the stacks of all ranks at once.
+_SYNC_BYTES = 64 << 20
+_SIZE = re.compile("[0-9]{1,18}")
 
 
-def error_response(error: PlatformError) -> JSONResponse:
+def error_response(error: PlatformError) -> Response:
     """The HTTP response of an error; all errors have this shape."""
     problems = [ProblemView.of(one) for one in getattr(error, "problems", ())]
-    body = ErrorView.of(error, problems=problems)
-    return JSONResponse(body.model_dump(mode="json"), status_code=error.http_status)
+    body = ErrorView.of(error, problems=problems).model_dump()
+    # A message may quote text that cannot be encoded, such as the name of a file.
+    text = replace_unencodable(json.dumps(body, ensure_ascii=False))
+    headers = {}
+    if error.http_status == 401:
+        headers["WWW-Authenticate"] = 'Bearer realm="phalanx"'
+    if error.retryable and error.http_status in (429, 503):
+        headers["Retry-After"] = str(RETRY_AFTER_S)
+    return Response(text, error.http_status, headers, media_type="application/json")
 
 
 class Gate:
@@ -57,7 +78,7 @@ class Gate:
             await error_response(error)(scope, receive, send)
             return
         presence = self._context.presence
-        client = not _is_open(scope["path"])
+        client = not is_open(scope["path"])
         presence.num_open += client
         try:
             await self._app(scope, self._bounded(scope["path"], receive), send)
@@ -68,9 +89,9 @@ class Gate:
 
     def _bounded(self, path: str, receive: Receive) -> Receive:
         """`receive` with a size limit: a chunked body has no Content-Length."""
-        if path.startswith(_CODE):
+        limit, size = self._limit(path), 0
+        if limit is None:
             return receive
-        limit, size = self._context.settings.api.max_body_bytes, 0
 
         async def bounded() -> Message:
             nonlocal size
@@ -78,7 +99,7 @@ class Gate:
             size += len(message.get("body", b""))
             if size > limit:
                 # The framework handles no other exception while it reads a body.
-                raise HTTPException(400, _too_large(limit).message)
+                raise HTTPException(TooLarge.http_status, _too_large(limit).message)
             return message
 
         return bounded
@@ -89,14 +110,22 @@ class Gate:
                 "this host name is not served here", "use the URL that the server printed"
             )
         path = scope["path"]
-        limit = self._context.settings.api.max_body_bytes
-        size = headers.get("content-length", "0")
-        if not path.startswith(_CODE) and (not size.isdigit() or int(size) > limit):
-            raise _too_large(limit)
-        if not _is_open(path) and not self._is_authorized(scope, headers):
-            raise PermissionDenied(
+        if not is_open(path) and not self._is_authorized(scope, headers):
+            raise Unauthenticated(
                 "the token is missing or wrong", "send `Authorization: Bearer TOKEN`"
             )
+        size = headers.get("content-length", "0")
+        if not _SIZE.fullmatch(size):
+            raise UserError("Content-Length is not a number")
+        limit = self._limit(path)
+        if limit is not None and int(size) > limit:
+            raise _too_large(limit)
+
+    def _limit(self, path: str) -> int | None:
+        """The most bytes of a body; None where the route counts them itself."""
+        if path.startswith(_CODE):
+            return None
+        return _SYNC_BYTES if path == _SYNC else self._context.settings.api.max_body_bytes
 
     def _is_authorized(self, scope: Scope, headers: Headers) -> bool:
         scheme, _, shown = headers.get("authorization", "").partition(" ")
@@ -113,19 +142,19 @@ class Gate:
             lambda tx: supervisors.knows_token(tx, token_hash(token))
         )
         if not known:
-            raise PermissionDenied("this is not the token of that supervisor")
+            raise Unauthenticated("this is not the token of that supervisor")
 
     def _is_token(self, shown: str) -> bool:
         return hmac.compare_digest(shown.encode(), self._context.token.encode())
 
 
-def _is_open(path: str) -> bool:
+def is_open(path: str) -> bool:
     """Whether a path needs no client token."""
     return path in _OPEN or path.startswith(_OPEN_BELOW)
 
 
-def _too_large(limit: int) -> UserError:
-    return UserError(f"the request is larger than {format_size(limit)}")
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(f"the request is larger than {format_size(limit)}")
 
 
 def host_name(header: str) -> str:

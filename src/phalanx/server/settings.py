@@ -132,9 +132,9 @@ class ApiSettings(SettingsGroup):
     )
     max_wait_s: float = Field(default=30.0, gt=0, description="Upper limit of a long poll.")
     max_body_bytes: int = Field(
-        default=64 << 20,
+        default=8 << 20,
         gt=0,
-        description="Upper limit of a request body; code uploads are exempt.",
+        description="Upper limit of a client's request body; code uploads have a limit of their own.",
     )
 
 

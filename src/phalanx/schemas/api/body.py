@@ -2,24 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 At = AwareDatetime
 API_VERSION = 1
+ShortText = Annotated[str, Field(max_length=200)]
+"""A name that a client sends."""
+
+
+_LAST_US = 253_402_300_799_999_999
 
 
 def at_of(at_us: int) -> datetime:
-    """Integer microseconds UTC as a time of the API."""
-    seconds, micro = divmod(at_us, 1_000_000)
+    """Integer microseconds UTC as a time of the API, from 1970 to 9999.
+
+    Times of supervisors with a wrong clock may lie outside.
+    """
+    seconds, micro = divmod(min(max(at_us, 0), _LAST_US), 1_000_000)
     return datetime.fromtimestamp(seconds, UTC).replace(microsecond=micro)
 
 
 def at_or_none(at_us: int | None) -> datetime | None:
     """The same, for what may not have happened yet."""
     return None if at_us is None else at_of(at_us)
+
+
+@dataclass(frozen=True, slots=True)
+class ShownAs:
+    """Plain data that another model reads: its JSON schema is the schema of that model."""
+
+    model: type[BaseModel]
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Return the schema of the model."""
+        return handler(self.model.__pydantic_core_schema__)
 
 
 class ResponseBody(BaseModel):
@@ -38,7 +62,7 @@ class ResponseBody(BaseModel):
 class RequestBody(BaseModel):
     """What a client sends: unknown keys are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ProblemView(ResponseBody):
@@ -76,7 +100,7 @@ class InfoView(ResponseBody):
 class HelloRequest(RequestBody):
     """Announces a client; an embedded server stays up for it."""
 
-    client: str = ""
+    client: ShortText = ""
 
 
 class HelloResponse(ResponseBody):

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from phalanx.schemas.api.body import At, RequestBody, ResponseBody
+from phalanx.schemas.api.body import At, RequestBody, ResponseBody, ShortText, ShownAs
+from phalanx.schemas.spec.job import JobSpec
 
 JobKind = Literal["run", "submit"]
 
@@ -18,19 +19,19 @@ class SubmitRequest(RequestBody):
     `caller_cwd`; for `submit` jobs both are left out.
     """
 
-    spec: dict[str, Any]
+    spec: Annotated[dict[str, Any], ShownAs(JobSpec)]
     code: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     kind: JobKind = "submit"
-    caller_cwd: str | None = None
-    caller_env: dict[str, str] | None = None
-    owner: str = ""
+    caller_cwd: Annotated[str, Field(max_length=4096)] | None = None
+    caller_env: Annotated[dict[str, str], Field(max_length=4096)] | None = None
+    owner: ShortText = ""
 
 
 class SubmitResponse(ResponseBody):
     """`job` is None for a dry run."""
 
     job: JobView | None
-    spec: dict[str, Any]  # with every default written out
+    spec: Annotated[dict[str, Any], ShownAs(JobSpec)]  # with every default written out
 
 
 class ReasonView(ResponseBody):

@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from phalanx.schemas.api.body import At, RequestBody, ResponseBody
+from phalanx.schemas.api.body import At, RequestBody, ResponseBody, ShownAs
+from phalanx.schemas.pools.pool_file import PoolFile
+from phalanx.schemas.pools.project_file import ProjectFile
 
 
 class PoolView(ResponseBody):
@@ -80,10 +82,16 @@ class ProjectView(ResponseBody):
     spec: dict[str, Any] | None = None
 
 
-class ApplyRequest(RequestBody):
-    """A pool file or a project file as plain data; the file's own schema says what it may hold."""
+class ApplyPoolsRequest(RequestBody):
+    """A pool file as plain data."""
 
-    file: dict[str, Any]
+    file: Annotated[dict[str, Any], ShownAs(PoolFile)]
+
+
+class ApplyProjectsRequest(RequestBody):
+    """A project file as plain data."""
+
+    file: Annotated[dict[str, Any], ShownAs(ProjectFile)]
 
 
 class ChangeView(ResponseBody):

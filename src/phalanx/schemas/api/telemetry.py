@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from phalanx.schemas.api.body import At, RequestBody, ResponseBody
+from phalanx.core.telemetry.profiles import MAX_STEPS
+from phalanx.schemas.api.body import At, RequestBody, ResponseBody, ShortText
 
 
 class LogLine(ResponseBody):
@@ -103,9 +104,9 @@ class StacksView(ResponseBody):
 class ProfileRequest(RequestBody):
     """Request a profile: `steps` measured without a trace, then `traced` steps with torch's profiler."""
 
-    steps: int = 20
-    traced: int = 3
-    extras: list[str] = Field(default_factory=list)  # memory, nvtx
+    steps: Annotated[int, Field(ge=0, le=MAX_STEPS)] = 20
+    traced: Annotated[int, Field(ge=0, le=MAX_STEPS)] = 3
+    extras: Annotated[list[ShortText], Field(max_length=10)] = Field(default_factory=list)
 
 
 class SplitView(ResponseBody):

@@ -286,7 +286,7 @@ class SyncRequest(Message):
     reports: list[Report] = Field(default_factory=list)
     heartbeat: Heartbeat = Field(default_factory=Heartbeat)
     seen: str = ""
-    wait_s: float = 0.0
+    wait_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
 
 
 class ProfileOrder(Message):

@@ -21,6 +21,7 @@ from phalanx.schemas.api.jobs import (
 from phalanx.schemas.api.telemetry import ProfileRequest, ProfilesView, RequestTicket, StacksView
 from phalanx.schemas.api.why import WhyView
 from phalanx.server.context import Here
+from phalanx.server.strict_requests import JobNum, Number, SearchText, StrictRoute, Wait
 from phalanx.services.lifecycle import requests
 from phalanx.services.lifecycle.commit import job_topic
 from phalanx.services.lifecycle.submit import check, submit
@@ -28,7 +29,7 @@ from phalanx.services.planning.why import why_view
 from phalanx.services.queries import profiles, stacks, views
 from phalanx.store.jobs import JobFilter
 
-router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
+router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"], route_class=StrictRoute)
 
 
 @router.post("", status_code=201)
@@ -43,31 +44,26 @@ def post_job(here: Here, request: SubmitRequest, dry_run: bool = False) -> Submi
 @router.get("")
 def get_jobs(  # noqa: PLR0913
     here: Here,
-    state: Annotated[list[str] | None, Query()] = None,
-    project: str | None = None,
-    owner: str | None = None,
-    name: str | None = None,
-    label: Annotated[list[str] | None, Query(description="key=value")] = None,
-    before: int | None = None,
+    state: Annotated[list[JobState] | None, Query(max_length=len(JobState))] = None,
+    project: SearchText = None,
+    owner: SearchText = None,
+    name: SearchText = None,
+    label: Annotated[
+        list[Annotated[str, Query(max_length=600)]] | None,
+        Query(max_length=20, description="key=value"),
+    ] = None,
+    before: Annotated[int | None, Query(ge=0, lt=2**63)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> JobPage:
     """Jobs, newest first. `before` is the `next` of the previous page."""
     wanted = JobFilter(
-        states=tuple(_state(one) for one in state or ()),
+        states=tuple(state or ()),
         project=project,
         owner=owner,
         name=name,
         labels=tuple(_label(one) for one in label or ()),
     )
     return views.list_jobs(here.platform, wanted, before=before, limit=limit)
-
-
-def _state(text: str) -> JobState:
-    try:
-        return JobState(text)
-    except ValueError:
-        known = ", ".join(JobState)
-        raise UserError(f"there is no state {text!r}", f"known: {known}") from None
 
 
 def _label(text: str) -> tuple[str, str]:
@@ -78,15 +74,13 @@ def _label(text: str) -> tuple[str, str]:
 
 
 @router.get("/{num}")
-def get_job(here: Here, num: int) -> JobView:
+def get_job(here: Here, num: JobNum) -> JobView:
     """One job with ranks, progress and lineage."""
     return views.job_view(here.platform, num)
 
 
 @router.get("/{num}/events")
-async def get_events(
-    here: Here, num: int, after: int = 0, wait_s: Annotated[float, Query(ge=0)] = 0.0
-) -> EventPage:
+async def get_events(here: Here, num: JobNum, after: Number = 0, wait_s: Wait = 0.0) -> EventPage:
     """The job's events after number `after`; waits up to `wait_s` seconds for new ones."""
 
     return await here.poll_until(
@@ -98,13 +92,13 @@ async def get_events(
 
 
 @router.get("/{num}/checkpoints")
-def get_checkpoints(here: Here, num: int) -> list[CheckpointView]:
+def get_checkpoints(here: Here, num: JobNum) -> list[CheckpointView]:
     """The job's checkpoints, oldest first."""
     return views.list_checkpoints(here.platform, num)
 
 
 @router.post("/{num}/stacks")
-def post_stacks(here: Here, num: int) -> RequestTicket:
+def post_stacks(here: Here, num: JobNum) -> RequestTicket:
     """Ask every rank for its stacks; the answers appear at the same path."""
     return stacks.ask_stacks(here.platform, num, here.clock.now(), "user")
 
@@ -112,11 +106,11 @@ def post_stacks(here: Here, num: int) -> RequestTicket:
 @router.get("/{num}/stacks")
 async def get_stacks(
     here: Here,
-    num: int,
-    attempt: int = 0,
-    generation: int = 0,
-    request: int = 0,
-    wait_s: Annotated[float, Query(ge=0)] = 0.0,
+    num: JobNum,
+    attempt: Number = 0,
+    generation: Number = 0,
+    request: Number = 0,
+    wait_s: Wait = 0.0,
 ) -> StacksView:
     """Stored stacks; waits up to `wait_s` seconds until every rank has answered a request."""
 
@@ -132,7 +126,7 @@ async def get_stacks(
 
 
 @router.post("/{num}/profiles")
-def post_profile(here: Here, num: int, request: ProfileRequest) -> RequestTicket:
+def post_profile(here: Here, num: JobNum, request: ProfileRequest) -> RequestTicket:
     """Ask the ranks to profile their next steps; the answer appears at the same path."""
     return profiles.ask_profile(here.platform, num, request, here.clock.now(), "user")
 
@@ -140,11 +134,11 @@ def post_profile(here: Here, num: int, request: ProfileRequest) -> RequestTicket
 @router.get("/{num}/profiles")
 async def get_profiles(
     here: Here,
-    num: int,
-    attempt: int = 0,
-    generation: int = 0,
-    request: int = 0,
-    wait_s: Annotated[float, Query(ge=0)] = 0.0,
+    num: JobNum,
+    attempt: Number = 0,
+    generation: Number = 0,
+    request: Number = 0,
+    wait_s: Wait = 0.0,
 ) -> ProfilesView:
     """Stored profiles; waits up to `wait_s` seconds for the answer to a request."""
 
@@ -159,7 +153,7 @@ async def get_profiles(
 
 
 @router.post("/{num}/stop")
-def post_stop(here: Here, num: int, request: StopRequest) -> JobView:
+def post_stop(here: Here, num: JobNum, request: StopRequest) -> JobView:
     """Cancel or pause a job; may be repeated."""
     goal = StopGoal(request.goal)
     requests.stop(here.platform, num, goal, request.grace_s, here.clock.now(), "user")
@@ -167,13 +161,13 @@ def post_stop(here: Here, num: int, request: StopRequest) -> JobView:
 
 
 @router.post("/{num}/resume")
-def post_resume(here: Here, num: int) -> JobView:
+def post_resume(here: Here, num: JobNum) -> JobView:
     """Put a paused job back into the queue; may be repeated."""
     requests.resume(here.platform, num, here.clock.now(), "user")
     return views.job_view(here.platform, num)
 
 
 @router.get("/{num}/why")
-def get_why(here: Here, num: int) -> WhyView:
+def get_why(here: Here, num: JobNum) -> WhyView:
     """Why a job waits, runs or stops: its constraints, expected start and what would start it now."""
     return why_view(here.platform, num, here.clock.now())

@@ -10,10 +10,11 @@ from fastapi import APIRouter, Path, Request, Response
 import phalanx
 from phalanx.schemas.api.body import HelloRequest, HelloResponse, InfoView, at_of
 from phalanx.server.context import Context, Here, in_thread
+from phalanx.server.strict_requests import StrictRoute
 from phalanx.services.lifecycle import code
 from phalanx.store import jobs
 
-router = APIRouter(tags=["platform"])
+router = APIRouter(tags=["platform"], route_class=StrictRoute)
 Digest = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$")]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 
 from phalanx.schemas.api.pools import (
-    ApplyRequest,
+    ApplyPoolsRequest,
+    ApplyProjectsRequest,
     ApplyResponse,
     DrainRequest,
     DrainResponse,
@@ -14,9 +15,10 @@ from phalanx.schemas.api.pools import (
     ProjectView,
 )
 from phalanx.server.context import Here
+from phalanx.server.strict_requests import ObjectName, SearchText, StrictRoute
 from phalanx.services.resources import inventory, pools, projects
 
-router = APIRouter(prefix="/api/v1", tags=["resources"])
+router = APIRouter(prefix="/api/v1", tags=["resources"], route_class=StrictRoute)
 _ACTOR = "user"
 
 
@@ -27,44 +29,44 @@ def get_pools(here: Here) -> list[PoolView]:
 
 
 @router.post("/pools/apply")
-def post_pools(here: Here, request: ApplyRequest) -> ApplyResponse:
+def post_pools(here: Here, request: ApplyPoolsRequest) -> ApplyResponse:
     """Add or replace the pools of a pool file, all or none; repeating it changes nothing."""
     return pools.apply_pools(here.platform, request.file, here.clock.now(), _ACTOR)
 
 
 @router.get("/pools/{name}")
-def get_pool(here: Here, name: str) -> PoolView:
+def get_pool(here: Here, name: ObjectName) -> PoolView:
     """One pool with its part of the pool file."""
     return inventory.show_pool(here.platform, name)
 
 
 @router.delete("/pools/{name}", status_code=204)
-def delete_pool(here: Here, name: str) -> Response:
+def delete_pool(here: Here, name: ObjectName) -> Response:
     """Remove a pool in which no job runs."""
     pools.remove_pool(here.platform, name)
     return Response(status_code=204)
 
 
 @router.get("/nodes")
-def get_nodes(here: Here, pool: str | None = None) -> list[NodeView]:
+def get_nodes(here: Here, pool: SearchText = None) -> list[NodeView]:
     """Nodes with their free slots."""
     return inventory.list_nodes(here.platform, pool)
 
 
 @router.get("/nodes/{name}")
-def get_node(here: Here, name: str) -> NodeView:
+def get_node(here: Here, name: ObjectName) -> NodeView:
     """One node."""
     return inventory.show_node(here.platform, name)
 
 
 @router.post("/nodes/{name}/drain")
-def post_drain(here: Here, name: str, request: DrainRequest) -> DrainResponse:
+def post_drain(here: Here, name: ObjectName, request: DrainRequest) -> DrainResponse:
     """Keep new jobs from starting on a node; may be repeated."""
     return pools.drain(here.platform, name, request, here.clock.now(), _ACTOR)
 
 
 @router.post("/nodes/{name}/undrain")
-def post_undrain(here: Here, name: str) -> NodeView:
+def post_undrain(here: Here, name: ObjectName) -> NodeView:
     """Allow jobs to start on a node again; may be repeated."""
     pools.undrain(here.platform, name)
     return inventory.show_node(here.platform, name)
@@ -77,19 +79,19 @@ def get_projects(here: Here) -> list[ProjectView]:
 
 
 @router.post("/projects/apply")
-def post_projects(here: Here, request: ApplyRequest) -> ApplyResponse:
+def post_projects(here: Here, request: ApplyProjectsRequest) -> ApplyResponse:
     """Add or replace the projects of a project file, all or none."""
     return projects.apply_projects(here.platform, request.file, here.clock.now(), _ACTOR)
 
 
 @router.get("/projects/{name}")
-def get_project(here: Here, name: str) -> ProjectView:
+def get_project(here: Here, name: ObjectName) -> ProjectView:
     """One project with its part of the project file."""
     return projects.show_project(here.platform, name, here.clock.now())
 
 
 @router.delete("/projects/{name}", status_code=204)
-def delete_project(here: Here, name: str) -> Response:
+def delete_project(here: Here, name: ObjectName) -> Response:
     """Remove a project's limits; its jobs continue."""
     projects.remove_project(here.platform, name)
     return Response(status_code=204)

@@ -9,6 +9,7 @@ from fastapi.responses import FileResponse
 
 from phalanx.schemas.wire.supervision import SecretValues, SyncRequest, SyncResponse
 from phalanx.server.context import Here, in_thread
+from phalanx.server.strict_requests import Number, SupervisorRoute
 from phalanx.services.lifecycle.commit import job_topic
 from phalanx.services.lifecycle.sync import (
     orders_for,
@@ -17,7 +18,7 @@ from phalanx.services.lifecycle.sync import (
     supervisor_sync,
 )
 
-router = APIRouter(prefix="/api/v1/supervisors", tags=["supervisors"])
+router = APIRouter(prefix="/api/v1/supervisors", tags=["supervisors"], route_class=SupervisorRoute)
 
 
 @router.post("/sync")
@@ -42,9 +43,9 @@ async def get_code(
     here: Here,
     request: Request,
     digest: Annotated[str, Path(pattern=r"^[0-9a-f]{64}$")],
-    job: int,
-    attempt: int,
-    node_rank: int,
+    job: Number,
+    attempt: Number,
+    node_rank: Number,
 ) -> FileResponse:
     """The archive of a job's code, for a supervisor of its live attempt."""
     asked = (job, attempt, node_rank)

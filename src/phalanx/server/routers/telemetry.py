@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from phalanx.schemas.api.telemetry import LogPage, MetricsView
 from phalanx.server.context import Here
 from phalanx.server.observe.exposition import Exposition
+from phalanx.server.strict_requests import JobNum, Ranks, SearchText, Texts, Wait
 from phalanx.services.lifecycle.commit import job_topic
 from phalanx.services.queries.logs import LogQuery, read_logs
 from phalanx.services.queries.metrics import read_metrics
@@ -22,13 +23,13 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 @router.get("/{num}/logs")
 async def get_logs(  # noqa: PLR0913
     here: Here,
-    num: int,
-    rank: Annotated[list[int] | None, Query()] = None,
+    num: JobNum,
+    rank: Ranks = None,
     stream: Literal["out", "err"] | None = None,
     tail: Annotated[int | None, Query(ge=0, le=100_000)] = None,
-    role: str | None = None,
-    cursor: str | None = None,
-    wait_s: Annotated[float, Query(ge=0)] = 0.0,
+    role: SearchText = None,
+    cursor: Annotated[str | None, Query(max_length=16_384)] = None,
+    wait_s: Wait = 0.0,
 ) -> LogPage:
     """Lines after `cursor` in the order of arrival; waits up to `wait_s` seconds for the first one.
 
@@ -46,12 +47,12 @@ async def get_logs(  # noqa: PLR0913
 @router.get("/{num}/metrics")
 def get_metrics(
     here: Here,
-    num: int,
-    name: Annotated[list[str] | None, Query()] = None,
-    rank: Annotated[list[int] | None, Query()] = None,
-    after_step: int = -1,
+    num: JobNum,
+    name: Texts = None,
+    rank: Ranks = None,
+    after_step: Annotated[int, Query(ge=-1, lt=2**63)] = -1,
     max_points: Annotated[int, Query(ge=4, le=100_000)] = 1000,
-    role: str | None = None,
+    role: SearchText = None,
 ) -> MetricsView:
     """Series by name and rank, downsampled to `max_points` each; peaks are kept.
 

@@ -9,11 +9,12 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from phalanx.errors import PermissionDenied
+from phalanx.errors import Unauthenticated
 from phalanx.kit.units import format_duration, format_size
 from phalanx.schemas.api.jobs import JobView, LineageView
 from phalanx.server.context import Here
 from phalanx.server.gate import COOKIE
+from phalanx.server.strict_requests import JobNum
 from phalanx.server.web.markup import Markup, curve, page, table, tag
 from phalanx.services.queries import views
 from phalanx.services.queries.logs import LogQuery, read_logs
@@ -34,14 +35,16 @@ _LIVE_REFRESH_S = 3
 def get_login(here: Here, token: str = "") -> Response:
     """Exchange a token in the URL for an HttpOnly, SameSite cookie."""
     if not hmac.compare_digest(token.encode(), here.token.encode()):
-        raise PermissionDenied("the token is missing or wrong", "`phalanx up` prints the address")
+        raise Unauthenticated("the token is missing or wrong", "`phalanx up` prints the address")
     answer = RedirectResponse("/", status_code=303, headers=_NO_SCRIPTS)
     answer.set_cookie(COOKIE, token, httponly=True, samesite="strict", max_age=30 * 86400)
     return answer
 
 
 @router.get("/")
-def get_front(here: Here, before: Annotated[int | None, Query()] = None) -> HTMLResponse:
+def get_front(
+    here: Here, before: Annotated[int | None, Query(ge=0, lt=2**63)] = None
+) -> HTMLResponse:
     """All jobs, newest first."""
     found = views.list_jobs(here.platform, JobFilter(), before=before, limit=50)
     pools = ", ".join(
@@ -69,7 +72,7 @@ def _row(job: JobView) -> tuple[str, ...]:
 
 
 @router.get("/jobs/{num}")
-def get_job_page(here: Here, num: int) -> HTMLResponse:
+def get_job_page(here: Here, num: JobNum) -> HTMLResponse:
     """One job."""
     job = views.job_view(here.platform, num)
     body: list[str] = [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from phalanx.core.jobs.desired import desired
 from phalanx.core.jobs.model import Job
-from phalanx.errors import PermissionDenied, UserError
+from phalanx.errors import PermissionDenied, Unauthenticated, UserError
 from phalanx.launch import secret_files
 from phalanx.schemas.wire import PROTOCOL
 from phalanx.schemas.wire.supervision import Orders, SyncRequest, SyncResponse
@@ -43,7 +43,7 @@ def supervisor_sync(platform: Platform, request: SyncRequest, token: str, now: i
 
     Reports are numbered; numbers up to the last stored one are skipped. A supervisor sends unacknowledged
     reports from the lowest number on, so a gap means that it dropped reports itself.
-    Raises PermissionDenied for a wrong token, and UserError for an invalid report or protocol.
+    Raises Unauthenticated for a wrong token, and UserError for an invalid report or protocol.
     """
     if request.protocol not in _PROTOCOLS:
         raise UserError(
@@ -80,7 +80,7 @@ def supervisor_code(
 ) -> Path:
     """The path of the code archive for one supervisor (job, attempt, node rank).
 
-    Raises PermissionDenied for a wrong token, or when the archive is not the code of that job.
+    Raises Unauthenticated for a wrong token, PermissionDenied for the code of another job.
     """
 
     def look(tx: Tx) -> tuple[SupervisorRow | None, str | None]:
@@ -120,10 +120,10 @@ def _known(tx: Tx, request: SyncRequest) -> SupervisorRow | None:
 
 
 def _authenticate(known: SupervisorRow | None, token: str) -> None:
-    """Raise PermissionDenied, with one message for unknown attempts and wrong tokens."""
+    """Raise Unauthenticated, with one message for unknown attempts and wrong tokens."""
     stored = "" if known is None else known.token_hash
     if not hmac.compare_digest(stored, token_hash(token)):
-        raise PermissionDenied("this is not the token of that supervisor")
+        raise Unauthenticated("this is not the token of that supervisor")
 
 
 def _brings_news(request: SyncRequest, known: SupervisorRow, now: int) -> bool:

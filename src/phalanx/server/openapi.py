@@ -1,0 +1,60 @@
+"""The routes of the HTTP API and the document that describes them (`/openapi.json`).
+
+Every route answers errors with `ErrorView`. Access is checked by `gate`, not by dependencies of the routes,
+so the document's security schemes are added here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+
+from phalanx.schemas.api.body import ErrorView
+from phalanx.server.gate import is_open
+from phalanx.server.routers import jobs, platform, resources, supervisors, telemetry
+from phalanx.server.web import pages
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorView, "description": "The request cannot be served as it is"},
+    "5XX": {"model": ErrorView, "description": "The server cannot serve requests at present"},
+}
+_SCHEMES = {
+    "token": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "The token of the home, which `phalanx up` prints",
+    },
+    "supervisor": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "The token of one attempt of a job",
+    },
+}
+
+
+def add_routes(app: FastAPI) -> None:
+    """Add every route to an application, and the security schemes to its document."""
+    for one in (jobs, telemetry, resources, platform, supervisors, pages):
+        app.include_router(one.router, responses=_ERRORS)
+    app.include_router(telemetry.exposition, responses=_ERRORS)
+    plain = app.openapi
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _with_security(plain())
+        return app.openapi_schema
+
+    app.openapi = document  # type: ignore[method-assign]
+
+
+def _with_security(document: dict[str, Any]) -> dict[str, Any]:
+    document["components"]["securitySchemes"] = _SCHEMES
+    document["security"] = [{"token": []}]
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            if "supervisors" in operation.get("tags", ()):
+                operation["security"] = [{"supervisor": []}]
+            elif is_open(path):
+                operation["security"] = []
+    return document

@@ -1,0 +1,159 @@
+"""Request bodies as JSON in the strict sense: what every layer below can compare, store and write again.
+
+Python's parser accepts NaN, infinite numbers, lone surrogates and very deep nesting, which databases,
+encoders and recursive functions do not. They are refused here, before a model sees them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Annotated, Any
+
+from fastapi import Path, Query, Request
+from fastapi.routing import APIRoute
+from starlette.responses import Response
+
+from phalanx.errors import Problem, SpecInvalid
+from phalanx.kit.text import replace_unencodable, shorten
+from phalanx.server.context import in_thread
+
+MAX_DEPTH = 32
+_INT64 = 2**63
+_MAX_TEXT = 200
+JobNum = Annotated[int, Path(ge=1, lt=_INT64, description="Number of the job.")]
+ObjectName = Annotated[str, Path(max_length=_MAX_TEXT)]
+Number = Annotated[int, Query(ge=0, lt=_INT64)]
+"""A sequence number, or the number of an attempt, generation or request."""
+SearchText = Annotated[str | None, Query(max_length=_MAX_TEXT)]
+Texts = Annotated[list[Annotated[str, Query(max_length=_MAX_TEXT)]] | None, Query(max_length=50)]
+Ranks = Annotated[list[Annotated[int, Query(ge=0, lt=2**31)]] | None, Query(max_length=1000)]
+Wait = Annotated[float, Query(ge=0, le=3600, allow_inf_nan=False)]
+"""Seconds of a long poll; the server's limit is in its settings."""
+# A body of this size is parsed in a thread.
+_LARGE_BYTES = 64 << 10
+# What the escapes of unstorable text, and numbers that are too large, look like.
+_SUSPECT = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])|[0-9]{19}|[eE]\+?[0-9]{3}")
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+
+
+class StrictRoute(APIRoute):
+    """A route with a JSON body that is read by `read_json`."""
+
+    repairs = False
+    """Whether text that cannot be stored is repaired and not refused."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler with the body read before it."""
+        handler = super().get_route_handler()
+        takes_body = self.body_field is not None
+
+        async def strict(request: Request) -> Response:
+            if takes_body:
+                request = _StrictRequest(request.scope, request.receive)
+                await request.read(self.repairs)
+            return await handler(request)
+
+        return strict
+
+
+class _StrictRequest(Request):
+    """A request with a strict `json`; its content type does not matter."""
+
+    async def read(self, repair: bool) -> None:
+        """Parse the body. Raises SpecInvalid."""
+        body = await self.body()
+        large = len(body) > _LARGE_BYTES
+        self._value = await in_thread(read_json, body, repair) if large else read_json(body, repair)
+
+    async def json(self) -> Any:
+        """The parsed body."""
+        return self._value
+
+
+class SupervisorRoute(StrictRoute):
+    """A route with reports of a supervisor: one that is refused would be sent again without end."""
+
+    repairs = True
+
+
+def read_json(body: bytes, repair: bool = False) -> Any:
+    """Parse a body. Raises SpecInvalid that says what no JSON document may hold here.
+
+    With `repair`, text that cannot be stored is replaced, as `EncodableText` does.
+    """
+    if not body:
+        raise _refused("is required")
+    suspect = not repair or _SUSPECT.search(body) is not None
+    try:
+        value = json.loads(body.decode(), parse_constant=_constant)
+        if repair and suspect:
+            value = _repaired(value)
+    except UnicodeDecodeError as error:
+        raise _refused(f"is not UTF-8: see byte {error.start}") from None
+    except RecursionError:
+        raise _refused(f"is nested deeper than {MAX_DEPTH} levels") from None
+    except json.JSONDecodeError as error:
+        raise _refused(f"is not valid JSON: {error.msg} at character {error.pos}") from None
+    except ValueError as error:
+        raise _refused(str(error) if isinstance(error, _Constant) else _DIGITS) from None
+    fault = next(_faults(value), None) if suspect else None
+    if fault is not None:
+        raise SpecInvalid([Problem(shorten(fault[0]) or "body", fault[1])])
+    return value
+
+
+class _Constant(ValueError):
+    """A number that JSON does not have."""
+
+
+_DIGITS = "holds a number with too many digits"
+
+
+def _constant(name: str) -> float:
+    raise _Constant(f"holds {name}, which is not a JSON number")
+
+
+def _refused(message: str) -> SpecInvalid:
+    return SpecInvalid([Problem("body", message)])
+
+
+def _repaired(value: Any) -> Any:
+    if isinstance(value, str):
+        return replace_unencodable(value)
+    if isinstance(value, list):
+        return [_repaired(one) for one in value]
+    if isinstance(value, dict):
+        return {replace_unencodable(key): _repaired(one) for key, one in value.items()}
+    return value
+
+
+def _faults(value: Any) -> Iterator[tuple[str, str]]:
+    """Path and fault of what cannot be stored, without recursion."""
+    left: list[tuple[Any, tuple[str, ...]]] = [(value, ())]
+    while left:
+        one, path = left.pop()
+        if not isinstance(one, dict | list):
+            if (fault := _fault(one)) is not None:
+                yield ".".join(path), fault
+        elif len(path) >= MAX_DEPTH:
+            yield ".".join(path[:4]), f"is nested deeper than {MAX_DEPTH} levels"
+        elif isinstance(one, list):
+            left.extend((item, (*path, str(index))) for index, item in enumerate(one))
+        else:
+            if any(_UNSTORABLE.search(key) for key in one):
+                yield ".".join(path), "has a key with a NUL or a lone surrogate"
+            left.extend((item, (*path, key)) for key, item in one.items())
+
+
+def _fault(value: object) -> str | None:
+    """What is wrong with a text or a number."""
+    if isinstance(value, str) and _UNSTORABLE.search(value):
+        return "holds a NUL or a lone surrogate, which is not valid text"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "is larger than a number can be"
+    if isinstance(value, int) and not -_INT64 <= value < _INT64:
+        return "is larger than a whole number can be (64 bits)"
+    return None
