@@ -350,7 +350,7 @@ def test_secrets_are_sent_to_a_supervisor_that_starts_and_to_nothing_else(rig: R
     answer = ask(one.token)
     assert answer.json()["values"] == {"WANDB_KEY": "hush"}
     assert answer.headers["Cache-Control"] == "no-store"
-    assert [ask(token).status_code for token in ("", "wrong", rig.context.token)] == [403] * 3
+    assert [ask(token).status_code for token in ("", "wrong", rig.context.token)] == [401] * 3
     assert ask(one.token, node_rank=5).status_code == 403
     one.ready()
     assert ask(one.token).status_code == 403, "after its first call the token reads no secret"
