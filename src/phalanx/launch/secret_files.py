@@ -1,12 +1,14 @@
 """Secrets by name: files of mode 0600 in a folder, read when a supervisor starts and nowhere else.
 
-No value ever stands in a spec, an assignment, the database, a report or a message.
+The secret variables of one job are one file of its own. No value ever stands in a spec, an assignment,
+the database, a report or a message.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from phalanx.errors import NotFound, PlatformError, UserError
@@ -53,6 +55,31 @@ def read(folder: Path, wanted: Iterable[str]) -> dict[str, str]:
             hint = f"phalanx secrets set {name}"
             raise NotFound(f"secret {name} cannot be read: {type(error).__name__}", hint) from error
     return found
+
+
+def store_own(path: Path, layers: Mapping[str, Mapping[str, str]]) -> None:
+    """Store the secret variables of a job by layer, or delete an earlier file. Raises PlatformError."""
+    try:
+        if not layers:
+            path.unlink(missing_ok=True)
+            return
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_file(path, json.dumps(layers).encode())
+    except OSError as error:
+        raise PlatformError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def read_own(path: Path, wanted: Mapping[str, str]) -> dict[str, str]:
+    """Values of a job's secret variables; `wanted` has the layer of each. Raises NotFound."""
+    if not wanted:
+        return {}
+    try:
+        layers = json.loads(path.read_bytes())
+        return {name: str(layers[layer][name]) for name, layer in wanted.items()}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        # Never quote what was read: it may hold values.
+        said = f"the secret variables of the job cannot be read: {type(error).__name__}"
+        raise NotFound(said, "submit the job again") from error
 
 
 def _file(folder: Path, name: str) -> Path:

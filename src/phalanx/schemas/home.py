@@ -72,6 +72,10 @@ class HomeLayout:
         """Everything of one job but its checkpoints."""
         return self.root / "jobs" / job_label(num)
 
+    def job_secrets_file(self, num: int) -> Path:
+        """The secret variables of one job, mode 0600; deleted after its end."""
+        return self.job_dir(num) / "secrets.json"
+
     def attempt_dir(self, num: int, attempt: int) -> Path:
         """One attempt; its copy of the code is `code` in it."""
         return _attempt_dir(self.root, num, attempt)

@@ -229,6 +229,17 @@ def versions(
     return found
 
 
+def ended_among(tx: Tx, nums: Sequence[int]) -> dict[int, bool]:
+    """Whether each of these jobs has ended; jobs that do not exist are left out."""
+    found: dict[int, bool] = {}
+    for start in range(0, len(nums), _BATCH):
+        query = select(jobs.c.num, jobs.c.ended_at).where(
+            jobs.c.num.in_(nums[start : start + _BATCH])
+        )
+        found |= {num: ended_at is not None for num, ended_at in tx.conn.execute(query)}
+    return found
+
+
 def load_many(tx: Tx, nums: Sequence[int]) -> list[StoredJob]:
     """Read the jobs of `nums` that exist, sorted by number within each batch of the query."""
     found: list[StoredJob] = []

@@ -81,7 +81,7 @@ def stand_by(
 def _boot(
     data: dict[str, Any], reaper: ReaperProcess, standby: WarmProcess | None, tag: str
 ) -> BootContext:
-    if data.get("secrets"):
+    if data.get("secrets") or data.get("own_secrets"):
         # Values stay in memory; the assignment on disk holds only their names.
         data["env"] = {**data["env"], **_secrets(data)}
     record = SupervisorRecord(this_process(), ProcessIdentity.of(reaper.process.pid), tag)

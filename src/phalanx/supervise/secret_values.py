@@ -29,12 +29,14 @@ def secret_values(
 ) -> dict[str, str]:
     """The values of the secrets that an assignment names. Raises NotFound with what is missing.
 
-    Without `secrets_dir`, the control plane is asked; one that does not answer, for example because it
-    restarts, is asked again for a while.
+    Without their folder and file, the control plane is asked; one that does not answer, for example
+    because it restarts, is asked again for a while.
     """
-    folder = data.get("secrets_dir")
-    if folder is not None:
-        return secret_files.read(Path(folder), data["secrets"])
+    named, own = data.get("secrets") or [], data.get("own_secrets") or {}
+    folder, file = data.get("secrets_dir"), data.get("own_secrets_file")
+    if not (named and folder is None) and not (own and file is None):
+        found = secret_files.read_own(Path(file), own) if file is not None else {}
+        return found | (secret_files.read(Path(folder), named) if folder is not None else {})
     until = time.monotonic() + _TRY_FOR_S
     while True:
         try:
@@ -47,10 +49,11 @@ def secret_values(
                     "check the pool's server_url: the nodes must reach the control plane there",
                 ) from error
         wait(_AGAIN_S)
-    missing = [name for name in data["secrets"] if not isinstance(found.get(name), str)]
+    wanted = [*own, *named]
+    missing = [name for name in wanted if not isinstance(found.get(name), str)]
     if missing:
         raise NotFound(f"the control plane sent no secret {missing[0]}")
-    return {name: str(found[name]) for name in data["secrets"]}
+    return {name: str(found[name]) for name in wanted}
 
 
 def _ask(data: Mapping[str, Any]) -> dict[str, Any]:

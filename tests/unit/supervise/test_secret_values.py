@@ -76,3 +76,15 @@ def test_a_missing_value_is_named(control_plane):
 def test_the_machine_of_the_control_plane_reads_the_files(tmp_path):
     secret_files.store(tmp_path, "KEY", "hush")
     assert secret_values(assignment(folder=str(tmp_path))) == {"KEY": "hush"}
+
+
+def test_own_variables_of_the_job_come_from_their_file_or_over_the_link(control_plane, tmp_path):
+    own = {"own_secrets": {"DB_PASS": "caller"}, "secrets": []}
+    file = tmp_path / "secrets.json"
+    secret_files.store_own(file, {"caller": {"DB_PASS": "near"}})
+    found = secret_values(assignment(control_plane) | own | {"own_secrets_file": str(file)})
+    assert found == {"DB_PASS": "near"} and control_plane.asked == []
+    control_plane.answers.append((200, {"values": {"DB_PASS": "far", "KEY": "k"}}))
+    found = secret_values(assignment(control_plane) | own | {"secrets": ["KEY"]})
+    assert found == {"DB_PASS": "far", "KEY": "k"}
+    assert secret_values({}) == {}

@@ -9,16 +9,14 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from phalanx.core.contract.secrecy import is_secret
 from phalanx.errors import UserError
 from phalanx.kit.text import replace_unencodable
 
-_WORDS = "TOKEN TOKENS SECRET SECRETS PASSWORD PASSWD PASSPHRASE CREDENTIAL CREDENTIALS KEY KEYS APIKEY PAT"
-_SECRET_WORDS = frozenset(_WORDS.split())
-_SECRET_ENDS = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|APIKEY)$")
-_SECRET_VALUE = re.compile(r"^[a-z][a-z0-9+.-]*://[^/@\s:]*:[^/@\s]+@", re.IGNORECASE)
 # Set by the shell, an outer job or an outer launcher; wrong for the ranks of a new job.
 _LEFT_OUT = re.compile(r"(PHALANX|TORCHELASTIC|PET)_.*|_|SHLVL|OLDPWD|COLUMNS|LINES")
 
@@ -54,29 +52,35 @@ def _cwd(env: Mapping[str, str]) -> Path:
     return real
 
 
-def looks_secret(name: str, value: str = "") -> bool:
-    """Whether a variable looks like a secret, and is forwarded only when named."""
-    words = name.upper().split("_")
-    named = any(word in _SECRET_WORDS or _SECRET_ENDS.search(word) for word in words)
-    return named or _SECRET_VALUE.match(value) is not None
-
-
 @dataclass(frozen=True, slots=True)
 class ForwardedEnvironment:
     """The part of the user's environment that is sent with a job.
 
-    `withheld` names the variables that look like secrets, `not_utf8` those that cannot be encoded.
+    `secrets` names the variables among them that count as secrets: the control plane keeps their values in
+    a file of mode 0600 until the job ends. `withheld` names those that are not sent, `not_utf8` those that
+    cannot be encoded.
     """
 
-    env: dict[str, str]
-    withheld: tuple[str, ...]
+    env: dict[str, str] = field(repr=False)
+    secrets: tuple[str, ...] = ()
+    withheld: tuple[str, ...] = ()
     not_utf8: tuple[str, ...] = ()
 
 
-def forward_environment(env: Mapping[str, str], named: Iterable[str]) -> ForwardedEnvironment:
-    """Select the variables to forward: all but those that look like secrets, and all `named` ones.
+def protects_secrets(url: str | None) -> bool:
+    """Whether secrets may be sent to a control plane: it is on this machine, or the link is encrypted."""
+    if url is None:
+        return True
+    parts = urlsplit(url)
+    return parts.scheme == "https" or parts.hostname in ("127.0.0.1", "::1", "localhost")
 
-    Raises UserError when a named variable is not set.
+
+def forward_environment(
+    env: Mapping[str, str], named: Iterable[str], *, protected: bool = True
+) -> ForwardedEnvironment:
+    """Select the variables to forward: all of them, but secrets only over a `protected` link.
+
+    Raises UserError when a named variable is not set, or is a secret that cannot be sent.
     """
     wanted = set(named)
     for name in sorted(wanted):
@@ -85,17 +89,26 @@ def forward_environment(env: Mapping[str, str], named: Iterable[str]) -> Forward
                 f"--env {name}: the variable is not set here", f"write --env {name}=VALUE"
             )
     kept: dict[str, str] = {}
+    secrets: list[str] = []
     withheld: list[str] = []
     not_utf8: list[str] = []
     for name, value in env.items():
         if replace_unencodable(name + value) != name + value:
             not_utf8.append(replace_unencodable(name))
-        elif name in wanted:
-            kept[name] = value
-        elif _LEFT_OUT.fullmatch(name):
+        elif name not in wanted and _LEFT_OUT.fullmatch(name):
             continue
-        elif looks_secret(name, value):
-            withheld.append(name)
-        else:
+        elif not is_secret(name, value):
             kept[name] = value
-    return ForwardedEnvironment(kept, tuple(sorted(withheld)), tuple(sorted(not_utf8)))
+        elif protected:
+            kept[name] = value
+            secrets.append(name)
+        elif name in wanted:
+            raise UserError(
+                f"--env {name}: a secret is not sent over an unencrypted connection",
+                f"use an https URL, or `phalanx secrets set {name}` on the control plane's machine",
+            )
+        else:
+            withheld.append(name)
+    return ForwardedEnvironment(
+        kept, tuple(sorted(secrets)), tuple(sorted(withheld)), tuple(sorted(not_utf8))
+    )

@@ -33,7 +33,7 @@ def run_to_end(
 
     Raises SpecInvalid, and NotSupported where no pool is large enough.
     """
-    from phalanx.cli.client.invocation import forward_environment
+    from phalanx.cli.client.invocation import forward_environment, protects_secrets
     from phalanx.schemas.api.jobs import SubmitRequest
     from phalanx.schemas.spec.document import resolved, validate_spec
 
@@ -42,7 +42,9 @@ def run_to_end(
         spec=resolved(validate_spec(spec)),
         kind="run",
         caller_cwd=str(session.invocation.cwd),
-        caller_env=forward_environment(session.invocation.env, []).env,
+        caller_env=forward_environment(
+            session.invocation.env, [], protected=protects_secrets(session.url)
+        ).env,
         owner=session.invocation.owner(),
     )
     job = client.submit(body).job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -140,15 +140,17 @@ def run(  # noqa: PLR0913 (one parameter for each flag)
 ) -> None:
     """Run a script or command as a job of N ranks, and follow it.
 
-    The job gets your environment, except secrets, and a copy of your folder. Ctrl-C cancels the job and
-    waits until its ranks have saved; a second Ctrl-C detaches.
+    The job gets your environment and a copy of your folder; secret variables are not stored with it.
+    Ctrl-C cancels the job and waits until its ranks have saved; a second Ctrl-C detaches.
     """
     session: Session = ctx.obj
-    from phalanx.cli.client.invocation import forward_environment
+    from phalanx.cli.client.invocation import forward_environment, protects_secrets
     from phalanx.cli.client.run_spec import RunFlags, plan_run, split_env
 
     values, names = split_env(env or [])
-    forwarded = forward_environment(session.invocation.env, names)
+    forwarded = forward_environment(
+        session.invocation.env, names, protected=protects_secrets(session.url)
+    )
     flags = RunFlags(
         module=module,
         ranks_per_node=ranks,
@@ -181,19 +183,23 @@ def submit_planned(
 
     With `SHOW` the spec is only checked and printed.
     """
-    from phalanx.cli.client.invocation import forward_environment
+    from phalanx.cli.client.invocation import forward_environment, protects_secrets
 
-    forwarded = forwarded or forward_environment(session.invocation.env, [])
+    forwarded = forwarded or forward_environment(
+        session.invocation.env, [], protected=protects_secrets(session.url)
+    )
     _refuse_unsupported(planned.spec)
     if then == SHOW:
         _print_resolved(session, planned.spec)
         return
     # The control plane starts while the code is packed.
     session.begin()
+    if forwarded.secrets:
+        note(f"forwarded as secrets, which are shown and stored nowhere: {_few(forwarded.secrets)}")
     if forwarded.withheld:
         note(
-            f"not forwarded, since they look like secrets: {', '.join(forwarded.withheld)} "
-            "(forward one with --env NAME)"
+            f"not forwarded, since they are secrets and {session.url} is not encrypted: "
+            f"{', '.join(forwarded.withheld)}"
         )
     if forwarded.not_utf8:
         note(f"not forwarded, since they are not UTF-8: {', '.join(forwarded.not_utf8)}")
@@ -204,6 +210,12 @@ def submit_planned(
         "owner": session.invocation.owner(),
     }
     _submit(session, planned.spec, planned.root, request, then)
+
+
+def _few(names: Sequence[str], limit: int = 6) -> str:
+    """The first names of a list, and the number of the rest."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
 
 
 def after(detach: bool, all_ranks: bool) -> str:
@@ -253,13 +265,14 @@ def _refuse_unsupported(spec: JobSpec) -> None:
 
 def _print_resolved(session: Session, spec: JobSpec) -> None:
     """Print the spec after the server has checked it against its pools."""
+    from phalanx.core.contract.secrecy import shown_spec
     from phalanx.schemas.api.jobs import SubmitRequest
     from phalanx.schemas.spec.document import resolved, to_yaml
 
     body = resolved(spec)
     with session.client() as client:
         client.submit(SubmitRequest(spec=body, owner=session.invocation.owner()), dry_run=True)
-    print(to_yaml(body), end="")
+    print(to_yaml(shown_spec(body)), end="")
 
 
 def _submit(
@@ -354,8 +367,9 @@ def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A job spec in YAML.")],
 ) -> None:
     """Check a spec without a control plane, and print it with every default."""
+    from phalanx.core.contract.secrecy import shown_spec
     from phalanx.schemas.spec.document import load_spec, resolved, to_yaml
 
     spec = load_spec(file)
     _refuse_unsupported(spec)
-    print(to_yaml(resolved(spec)), end="")
+    print(to_yaml(shown_spec(resolved(spec))), end="")

@@ -124,5 +124,7 @@ class JobContract:
     setup: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: tuple[str, ...] = ()
+    #: names of variables with values in the job's file of secrets, by layer: `caller`, `job`, `role.NAME`
+    withheld: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     warm: WarmStart = WarmStart()
     python: PythonRequirements | None = None

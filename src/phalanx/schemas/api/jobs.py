@@ -16,7 +16,9 @@ class SubmitRequest(RequestBody):
     """A new job. `spec` is a job spec (schema 1), resolved or not.
 
     `code` is the SHA-256 of an uploaded archive. For `run` jobs the ranks get `caller_env` and run in
-    `caller_cwd`; for `submit` jobs both are left out.
+    `caller_cwd`; for `submit` jobs both are left out. Values of variables that are secrets, by name or by
+    shape, reach the ranks in a file of mode 0600 that is deleted after the job's end. They are stored
+    nowhere else.
     """
 
     spec: Annotated[dict[str, Any], ShownAs(JobSpec)]

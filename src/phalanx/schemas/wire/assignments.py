@@ -31,8 +31,9 @@ class Assignment(Message):
     caller's directory for `phalanx run` and `workdir` otherwise. `env` is the complete environment of
     the ranks before the rank variables are laid over it. `server_file`, where present, names the file
     from which a new address of the control plane is read when the old one stops answering. Of `secrets`
-    only the names travel; when it starts, the supervisor reads the values from `secrets_dir`, or, where
-    that is absent because the node is another machine, from the control plane.
+    and of `own_secrets`, the job's own secret variables, only the names travel; when it starts, the
+    supervisor reads the values from `secrets_dir` and `own_secrets_file`, or, where these are absent
+    because the node is another machine, from the control plane.
     """
 
     protocol: int = ASSIGNMENT_PROTOCOL
@@ -48,6 +49,8 @@ class Assignment(Message):
     env: dict[str, str]
     secrets: list[str] = Field(default_factory=list)
     secrets_dir: str | None = None
+    own_secrets: dict[str, str] = Field(default_factory=dict)  # name to layer in the file
+    own_secrets_file: str | None = None
     warm: WarmStart = Field(default_factory=WarmStart)
     cpus: int  # CPUs that this node's ranks share
     server_url: str

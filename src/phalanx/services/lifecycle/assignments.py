@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from phalanx.core.codec import decode
 from phalanx.core.contract.gang import GangContract, RolePlace, WorldShape
 from phalanx.core.contract.job import JobContract, JobIdentity, RoleContract
+from phalanx.core.contract.secrecy import CALLER_LAYER, JOB_LAYER, layered, role_layer
 from phalanx.core.gang.placement import Node
 from phalanx.core.gang.roles import Part, part_at
 from phalanx.core.jobs.model import Attempt
 from phalanx.errors import LaunchError
 from phalanx.kit.text import job_label
+from phalanx.launch import secret_files
 from phalanx.schemas.frameworks import framework
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.spec.document import validate_spec
@@ -96,6 +97,7 @@ def _assignment(
     home, num, facts, python = platform.home, stored.job.num, stored.facts, contract.python
     workdir = str(code_dir(home, num, gang.attempt))
     adapter = framework(gang.role.framework)
+    env, own = environment(platform, facts, contract, gang.role)
     return Assignment(
         gang=gang,
         node_rank=node_rank,
@@ -106,9 +108,11 @@ def _assignment(
         command=adapter.command(gang.role, cpus).argv,
         setup=contract.setup,
         python=None if python is None else PythonPackages(root=str(home.python_dir), wanted=python),
-        env={**_base_env(platform, facts), **contract.env, **gang.role.env},
+        env=env,
         secrets=list(contract.secrets),
         secrets_dir=str(home.secrets_dir(facts.project)) if contract.secrets else None,
+        own_secrets=own,
+        own_secrets_file=str(home.job_secrets_file(num)) if own else None,
         warm=replace(contract.warm, enabled=contract.warm.enabled and adapter.forkable),
         cpus=cpus,
         server_url=platform.server_url,
@@ -125,8 +129,29 @@ def _cwd(facts: JobFacts, workdir: str) -> str:
     return wanted if wanted is not None and os.path.isdir(wanted) else workdir
 
 
-def _base_env(platform: Platform, facts: JobFacts) -> Mapping[str, str]:
-    return platform.base_env if facts.caller_env is None else facts.caller_env
+def secret_values(platform: Platform, stored: StoredJob, node_rank: int) -> dict[str, str]:
+    """The values of all secrets of the ranks on one node of the live attempt. Raises NotFound."""
+    home, num, contract = platform.home, stored.job.num, contract_of(stored.facts)
+    attempt = stored.job.attempt
+    parts = stored.job.policy.parts(0 if attempt is None else len(attempt.placement.shares))
+    part = part_at(parts, node_rank)
+    role = next(role for role in contract.roles if role.name == part.name)
+    _, own = environment(platform, stored.facts, contract, role)
+    found = secret_files.read_own(home.job_secrets_file(num), own)
+    return found | secret_files.read(home.secrets_dir(stored.facts.project), contract.secrets)
+
+
+def environment(
+    platform: Platform, facts: JobFacts, contract: JobContract, role: RoleContract
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The variables of the ranks of a role, and the layers of those that are withheld.
+
+    A secret of the project that the spec names replaces a variable of the job.
+    """
+    base = platform.base_env if facts.caller_env is None else facts.caller_env
+    layers = ((CALLER_LAYER, base), (JOB_LAYER, contract.env), (role_layer(role.name), role.env))
+    plain, own = layered(layers, contract.withheld)
+    return plain, {name: layer for name, layer in own.items() if name not in contract.secrets}
 
 
 def _gang(

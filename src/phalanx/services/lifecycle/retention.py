@@ -1,14 +1,16 @@
 """One step of retention: delete expired data in small batches.
 
 Logs and metrics expire by the retention settings; executed commands and unused code archives expire after
-a week. Jobs, their events and their checkpoints are kept.
+a week, and secret variables with their job. Jobs, their events and their checkpoints are kept.
 """
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from dataclasses import dataclass
 
+from phalanx.kit.text import parse_job_label
 from phalanx.launch.identity import is_held
 from phalanx.schemas.home import HomeLayout
 from phalanx.services.lifecycle import code
@@ -20,6 +22,8 @@ from phalanx.store.jobs import Finished
 ROWS = 500
 JOBS = 100
 _US = 1_000_000
+# A file without a job for this long belongs to a submission that failed.
+_ORPHANED_US = 3600 * _US
 _WEEK_US = 7 * 86_400 * _US
 
 
@@ -43,6 +47,7 @@ def retention_step(platform: Platform, progress: RetentionProgress, now: int) ->
         lambda tx: outbox.drop_done(tx, before=now - _WEEK_US, limit=ROWS)
     )
     more = gone == ROWS
+    _secrets(platform, now - _ORPHANED_US)
     _archives(platform, now - _WEEK_US)
     if progress.logs_s is not None:
         more |= _logs(platform, progress, now - round(progress.logs_s * _US))
@@ -60,6 +65,23 @@ def _archives(platform: Platform, before: int) -> None:
     for digest in idle:
         if digest not in used:
             code.remove(platform.home, digest, before / 1e6)
+
+
+def _secrets(platform: Platform, before: int) -> None:
+    """Delete the secret variables of jobs that have ended, or that were never stored."""
+    found = {
+        num: path
+        for path in platform.home.root.glob("jobs/j-*/secrets.json")
+        if (num := parse_job_label(path.parent.name)) is not None
+    }
+    if not found:
+        return
+    ended = platform.store.view(lambda tx: jobs.ended_among(tx, list(found)))
+    for num, path in found.items():
+        over = ended.get(num)
+        with contextlib.suppress(FileNotFoundError):
+            if over or (over is None and path.stat().st_mtime_ns // 1000 < before):
+                path.unlink()
 
 
 def _logs(platform: Platform, progress: RetentionProgress, before: int) -> bool:

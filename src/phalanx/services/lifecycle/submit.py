@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from phalanx.core.codec import encode
+from phalanx.core.contract.secrecy import WITHHELD, shown_spec, withhold
 from phalanx.core.jobs.events import Submitted
 from phalanx.errors import NotFound, Problem, SpecInvalid, UserError
 from phalanx.launch import secret_files
@@ -25,7 +26,7 @@ from phalanx.store.database import Tx
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A validated spec, and the same with every default written out."""
+    """A validated spec, and the same with every default written out and secret values withheld."""
 
     spec: JobSpec
     resolved: dict[str, Any]
@@ -34,7 +35,7 @@ class Accepted:
 def check(platform: Platform, request: SubmitRequest) -> Accepted:
     """Validate a request as a dry run does. Raises SpecInvalid with every problem found."""
     spec = validate_spec(request.spec)
-    problems = check_supported(spec)
+    problems = [*check_supported(spec), *_no_values(spec)]
     if not problems:
         projects = platform.store.view(resources.projects.now)
         problems = over_project(spec, projects) or [
@@ -43,7 +44,7 @@ def check(platform: Platform, request: SubmitRequest) -> Accepted:
         ]
     if problems:
         raise SpecInvalid(problems)
-    return Accepted(spec, resolved(spec))
+    return Accepted(spec, shown_spec(resolved(spec)))
 
 
 def submit(platform: Platform, request: SubmitRequest, now: int) -> tuple[int, Accepted]:
@@ -59,20 +60,25 @@ def submit(platform: Platform, request: SubmitRequest, now: int) -> tuple[int, A
         )
     _check_requirements(platform.home, spec, request.code)
     runs = request.kind == "run"
+    contract, caller_env, values = withhold(
+        spec.to_contract(), request.caller_env if runs else None
+    )
     facts = replace(
         facts_of(spec),
         owner=request.owner,
         kind=request.kind,
         spec=accepted.resolved,
-        contract=encode(spec.to_contract()),
+        contract=encode(contract),
         code_digest=request.code,
         caller_cwd=request.caller_cwd if runs else None,
-        caller_env=request.caller_env if runs else None,
+        caller_env=caller_env,
     )
 
     def work(tx: Tx) -> int:
         check_folder(tx, platform.home, spec, request)
         num = jobs.new_num(tx)
+        # A job that is not stored after all leaves a file that retention deletes.
+        secret_files.store_own(platform.home.job_secrets_file(num), values)
         actor = f"user:{request.owner}" if request.owner else "user"
         commit_new(tx, Submitted(num, spec.to_policy()), facts, now, actor)
         return num
@@ -86,6 +92,18 @@ def _check_requirements(home: HomeLayout, spec: JobSpec, digest: str | None) -> 
     if name is not None and (digest is None or not code.holds(home, digest, name)):
         said = "is not in the work directory, or left out by .gitignore or .phalanxignore"
         raise SpecInvalid([Problem("python.requirements", said, name)])
+
+
+def _no_values(spec: JobSpec) -> list[Problem]:
+    """Problems for variables that have `(withheld)` instead of a value."""
+    envs = {"env": spec.env} | {f"roles.{name}.env": one.env for name, one in spec.roles.items()}
+    said = "the value was withheld: write it again, or store it with `phalanx secrets set`"
+    return [
+        Problem(f"{path}.{name}", said)
+        for path, env in envs.items()
+        for name, value in env.items()
+        if value == WITHHELD
+    ]
 
 
 def _no_secrets(spec: JobSpec, home: HomeLayout) -> list[Problem]:

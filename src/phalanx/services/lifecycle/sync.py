@@ -9,11 +9,10 @@ from pathlib import Path
 from phalanx.core.jobs.desired import desired
 from phalanx.core.jobs.model import Job
 from phalanx.errors import PermissionDenied, Unauthenticated, UserError
-from phalanx.launch import secret_files
 from phalanx.schemas.wire import PROTOCOL
 from phalanx.schemas.wire.supervision import Orders, SyncRequest, SyncResponse
 from phalanx.services.lifecycle import code
-from phalanx.services.lifecycle.assignments import contract_of
+from phalanx.services.lifecycle.assignments import secret_values
 from phalanx.services.lifecycle.commit import commit_events
 from phalanx.services.lifecycle.reports import Inbox, read_heartbeat, read_report
 from phalanx.services.platform import Platform, token_hash
@@ -111,8 +110,7 @@ def supervisor_secrets(
     assert known is not None
     if known.first_seen_at is not None or stored is None or stored.job.is_terminal:
         raise PermissionDenied("secrets are sent only to a supervisor that is starting")
-    wanted = contract_of(stored.facts).secrets
-    return secret_files.read(platform.home.secrets_dir(stored.facts.project), wanted)
+    return secret_values(platform, stored, asked[2])
 
 
 def _known(tx: Tx, request: SyncRequest) -> SupervisorRow | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from phalanx.core.contract.secrecy import shown_spec
 from phalanx.core.gang.failures import Failure
 from phalanx.core.gang.roles import Part, part_of_rank
 from phalanx.core.jobs.model import TERMINAL, Attempt, JobState
@@ -120,7 +121,7 @@ def _detailed(platform: Platform, tx: Tx, num: int) -> JobView:
             "nodes": [] if job.attempt is None else _nodes(job.attempt, rows),
             "progress": _progress(tx, stored, rows),
             "lineage": lineage_view(tx, job),
-            "spec": dict(facts.spec),
+            "spec": shown_spec(facts.spec),
             "code": facts.code_digest,
             "directory": str(platform.home.job_dir(num)),
             "checkpoint_dir": str(checkpoint_dir(platform.home, facts.project, num)),

@@ -32,7 +32,9 @@ def test_ctrl_c_cancels_the_job(refuses):
     invocation = SimpleNamespace(python="python", cwd=Path("/"), env={}, owner=lambda: "me")
     client = Client(refuses)
     with pytest.raises(KeyboardInterrupt):
-        measuring.run_to_end(SimpleNamespace(invocation=invocation), client, "m", (), {"name": "a"})
+        measuring.run_to_end(
+            SimpleNamespace(url=None, invocation=invocation), client, "m", (), {"name": "a"}
+        )
     assert client.stopped == [(7, "cancel")]
 
 
@@ -55,7 +57,9 @@ class Queued(Client):
 
 def run(client):
     invocation = SimpleNamespace(python="python", cwd=Path("/"), env={}, owner=lambda: "me")
-    measuring.run_to_end(SimpleNamespace(invocation=invocation), client, "m", (), {"name": "a"})
+    measuring.run_to_end(
+        SimpleNamespace(url=None, invocation=invocation), client, "m", (), {"name": "a"}
+    )
 
 
 def test_a_job_that_no_pool_can_hold_is_not_waited_for():

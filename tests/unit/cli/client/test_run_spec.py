@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.cli.client.invocation import Invocation, forward_environment, looks_secret
+from phalanx.cli.client.invocation import Invocation, forward_environment
 from phalanx.cli.client.run_spec import RunFlags, plan_run, split_env
 from phalanx.errors import SpecInvalid, UserError
 
@@ -133,42 +133,6 @@ def test_bad_defaults_in_the_script_are_problems(invocation: Invocation, table, 
     with pytest.raises(SpecInvalid) as caught:
         plan_run(["train.py"], RunFlags(), invocation)
     assert [one.path for one in caught.value.problems] == [path]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "WANDB_API_KEY",
-        "HF_TOKEN",
-        "GITHUBTOKEN",
-        "AWS_SECRET_ACCESS_KEY",
-        "DB_PASSWORD",
-        "My_Credential",
-    ],
-)
-def test_names_that_look_like_secrets(name):
-    assert looks_secret(name)
-
-
-@pytest.mark.parametrize(
-    "name", ["TOKENIZERS_PARALLELISM", "PATH", "HOME", "KEYBOARD", "MONKEY", "OMP_NUM_THREADS"]
-)
-def test_names_that_do_not(name):
-    assert not looks_secret(name)
-
-
-def test_values_that_carry_a_password_stay_as_well():
-    assert looks_secret("HTTP_PROXY", "http://me:hunter2@proxy:3128")
-    assert not looks_secret("HTTP_PROXY", "http://proxy:3128")
-
-
-def test_secrets_go_along_only_when_named():
-    env = {"HF_TOKEN": "x", "DB_PASSWORD": "y", "LANG": "C", "PHALANX_JOB": "j-1", "SHLVL": "2"}
-    forwarded = forward_environment(env, ["HF_TOKEN"])
-    assert forwarded.env == {"HF_TOKEN": "x", "LANG": "C"}
-    assert forwarded.withheld == ("DB_PASSWORD",)
-    with pytest.raises(UserError, match="--env NOPE: the variable is not set"):
-        forward_environment(env, ["NOPE"])
 
 
 def test_env_flags():

@@ -1,0 +1,190 @@
+"""Which variables are secrets: one classifier for the command line and the control plane.
+
+A value that counts as a secret reaches the ranks in a file of mode 0600 and is withheld everywhere else.
+Names are judged by their words; a value can show by its shape that it is a secret, whatever its name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from phalanx.core.contract.job import JobContract
+
+WITHHELD = "(withheld)"
+# Layers of a rank's variables that may hold secrets; those of a role have its name.
+CALLER_LAYER = "caller"
+JOB_LAYER = "job"
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_WORD = re.compile(r"[A-Z0-9]+")
+# A word of a name that makes it a secret.
+_SECRET = _words(
+    "APIKEY APITOKEN AUTH AUTHORIZATION BEARER CONNSTR COOKIE COOKIES CRED CREDENTIAL CREDENTIALS "
+    "CREDS DSN HMAC JWT KEY KEYS KEYTAB MFA NETRC OAUTH OTP PASS PASSCODE PASSKEY PASSPHRASE "
+    "PASSWD PASSWORD PASSWORDS PASSWORT PAT PEM PIN PSK PW PWD SALT SAS SECRET SECRETS TOKEN "
+    "TOKENS TOTP WEBHOOK WEBHOOKS "
+)
+# The same, written together with another word, as in PGPASSWORD or DBPASS.
+_GLUED = re.compile(
+    r"(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|PASS|PWD|CREDENTIALS?|CREDS|SECRETKEY"
+    r"|(API|ACCESS|ACCOUNT|APP|AUTH|CLIENT|CRYPT|DEPLOY|ENCRYPTION|GPG|HOST|LICENSE|MASTER|PGP|PRIVATE|RSA"
+    r"|SERVICE|SHARED|SIGNING|SSH|SSL|STORAGE|TLS)KEY)$|^(PASSWORD|PASSWD|SECRET|APIKEY)"
+)
+_ENGLISH = _words(
+    "ALLPASS BANDPASS BYPASS COMPASS ENCOMPASS HIGHPASS LOWPASS MULTIPASS OVERPASS SURPASS "
+    "TRESPASS UNDERPASS SECRETARY SECRETARIAT "
+)
+# Names of the system that hold no secret, and one that a program needs as it is.
+_PLAIN_NAMES = frozenset({"PWD", "OLDPWD", "SSH_AUTH_SOCK", "XAUTHORITY", "KEYMAP"})
+# What stands for the secret rather than being it: `DB_PASSWORD_FILE`, `TOKEN_LIMIT`, `RAY_AUTH_MODE`.
+_ABOUT = _words(
+    "COLUMN COUNT DIR DIRECTORY ENABLED EXPIRY FIELD FILE FILENAME FOLDER HASHER LENGTH LIMIT "
+    "METHOD MODE NAME PATH PREFIX REQUIRED ROTATION SIZE SOCK SOCKET TIMEOUT TTL TYPE VERSION "
+)
+# Words that make a key or a token an ordinary one.
+_PLAIN_KEY = _words(
+    "BUCKET CACHE DICT FOREIGN GROUP HOT INDEX OBJECT PARTITION PRIMARY PUBLIC PUBLISHABLE "
+    "ROUTING SHARD SORT "
+)
+_PLAIN_TOKEN = _words(
+    "BATCH BOS CLS CONTEXT EOS EVAL MASK MAX MIN N NEW NUM PAD PER SEP SEQ STOP TOTAL TRAIN UNK "
+    "VOCAB WARMUP "
+)
+_PLAIN_PASS = _words("BACKWARD FIRST FORWARD MULTI N NUM ONE SECOND SINGLE TWO ")
+_ORDINARY = {
+    "KEY": _PLAIN_KEY,
+    "KEYS": _PLAIN_KEY,
+    "TOKEN": _PLAIN_TOKEN,
+    "TOKENS": _PLAIN_TOKEN,
+    "PASS": _PLAIN_PASS,
+    "PIN": frozenset({"MEMORY", "CPU", "CPUS", "CORES", "THREADS"}),
+}
+
+# Shapes of tokens that well-known services give out, keys in PEM, and passwords inside of URLs and of
+# connection strings. Group `keep` is shown, the rest is not.
+_SHAPES = re.compile(
+    r"(?P<keep>\b[a-zA-Z][a-zA-Z0-9+.-]{0,30}://[^/@\s:'\"]{0,200}:)[^/@\s'\"]{1,500}(?=@)"
+    r"|(?<=://)[A-Za-z0-9_-]{20,500}(?=@)"
+    r"|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"
+    r"|\bgh[pousr]_[A-Za-z0-9]{20,255}|\bgithub_pat_[A-Za-z0-9_]{20,255}|\bglpat-[A-Za-z0-9_-]{20,100}"
+    r"|\bhf_[A-Za-z0-9]{20,100}|\bsk-[A-Za-z0-9_-]{20,300}|\b[rs]k_(?:live|test)_[A-Za-z0-9]{16,200}"
+    r"|\bxox[abeoprs]-[A-Za-z0-9-]{10,300}|\bAIza[0-9A-Za-z_-]{35}|\bya29\.[0-9A-Za-z_-]{20,500}"
+    r"|\bnpm_[A-Za-z0-9]{36}|\bpypi-[A-Za-z0-9_-]{20,500}|\bdop_v1_[a-f0-9]{40,}|\bSG\.[\w-]{16,}\.[\w-]{16,}"
+    r"|\bphx_[0-9a-f]{8}_[0-9a-f]{40}"
+    r"|\beyJ[A-Za-z0-9_-]{10,4000}\.eyJ[A-Za-z0-9_-]{10,8000}\.[A-Za-z0-9_-]{10,1000}"
+    r"|-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]{0,20000}"
+)
+_PAIRS = re.compile(
+    r"(?i)(?P<keep>\b(?:password|passwd|pwd|accountkey|sharedaccesskey|access_token|api_key|apikey|sig)=)"
+    r"[^\s;&'\"]{4,500}"
+)
+
+
+def is_secret(name: str, value: str = "") -> bool:
+    """Whether a variable counts as a secret, by its name or by the shape of its value."""
+    return _is_secret_name(name) or redacted(value) != value
+
+
+def _is_secret_name(name: str) -> bool:
+    if name.upper() in _PLAIN_NAMES:
+        return False
+    words = _WORD.findall(_CAMEL.sub("_", name).upper())
+    if not words or words[-1] in _ABOUT:
+        return False
+    if words[-2:] == ["CONNECTION", "STRING"]:
+        return True
+    return any(_is_secret_word(word, words) for word in words)
+
+
+def _is_secret_word(word: str, words: list[str]) -> bool:
+    if word in _SECRET:
+        return not _ORDINARY.get(word, frozenset()).intersection(words)
+    return word not in _ENGLISH and _GLUED.search(word) is not None
+
+
+def redacted(text: str) -> str:
+    """A text with every secret that shows by its shape replaced by `WITHHELD`."""
+    for shape in (_SHAPES, _PAIRS):
+        text = shape.sub(_hidden, text)
+    return text
+
+
+def _hidden(found: re.Match[str]) -> str:
+    return (found.groupdict().get("keep") or "") + WITHHELD
+
+
+def shown_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A spec as it may be stored and shown: secret variables of every `env` are withheld."""
+    return {key: _shown(key, value) for key, value in spec.items()}
+
+
+def _shown(key: str, value: Any) -> Any:
+    if key == "env" and isinstance(value, Mapping):
+        return {name: WITHHELD if is_secret(name, str(one)) else one for name, one in value.items()}
+    if isinstance(value, Mapping):
+        return shown_spec(value)
+    if isinstance(value, list | tuple):
+        return [_shown("", one) for one in value]
+    return redacted(value) if isinstance(value, str) else value
+
+
+def withhold(
+    contract: JobContract, caller_env: Mapping[str, str] | None
+) -> tuple[JobContract, dict[str, str] | None, dict[str, dict[str, str]]]:
+    """A contract and the caller's environment without secrets, and the values of those by layer.
+
+    `JobContract.withheld` then names the secrets of each layer.
+    """
+    values: dict[str, dict[str, str]] = {}
+
+    def split(layer: str, env: Mapping[str, str]) -> dict[str, str]:
+        plain, secret = split_secrets(env)
+        if secret:
+            values[layer] = secret
+        return plain
+
+    caller = None if caller_env is None else split(CALLER_LAYER, caller_env)
+    roles = tuple(
+        replace(role, env=split(role_layer(role.name), role.env)) for role in contract.roles
+    )
+    env = split(JOB_LAYER, contract.env)
+    names = {layer: tuple(sorted(found)) for layer, found in values.items()}
+    return replace(contract, env=env, roles=roles, withheld=names), caller, values
+
+
+def role_layer(name: str) -> str:
+    """The layer of the variables of one role."""
+    return f"role.{name}"
+
+
+def layered(
+    layers: Sequence[tuple[str, Mapping[str, str]]], withheld: Mapping[str, Sequence[str]]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The variables of a rank, and for each withheld one the layer that has its value.
+
+    A later layer replaces variables of earlier ones, whether it withholds them or not.
+    """
+    plain: dict[str, str] = {}
+    secret: dict[str, str] = {}
+    for layer, env in layers:
+        for name, value in env.items():
+            plain[name] = value
+            secret.pop(name, None)
+        for name in withheld.get(layer, ()):
+            plain.pop(name, None)
+            secret[name] = layer
+    return plain, secret
+
+
+def split_secrets(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The variables that may be stored and shown, and those that are secrets."""
+    plain = {name: value for name, value in env.items() if not is_secret(name, value)}
+    return plain, {name: value for name, value in env.items() if name not in plain}
