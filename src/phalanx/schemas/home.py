@@ -35,6 +35,11 @@ class HomeLayout:
         return self.root / "server.json"
 
     @property
+    def socket_file(self) -> Path:
+        """The Unix socket of the control plane, mode 0600, for clients and supervisors of this user."""
+        return self.root / "server.sock"
+
+    @property
     def token_file(self) -> Path:
         """The bearer token of this home, mode 0600."""
         return self.root / "token"
@@ -104,6 +109,7 @@ class ServerFile(BaseModel):
     url: str
     token: str
     version: str
+    socket: str = ""  # path of the Unix socket; empty: there is none
     home: str = (
         ""  # device and inode of the home: the file in a copy of it names no server of the copy
     )

@@ -29,6 +29,7 @@ class PhalanxClient(JobCalls):
     Args:
         url: Address of the server, such as `http://127.0.0.1:8080`.
         token: The bearer token of the server's home.
+        socket: Path of the Unix socket of a server of this user; used in place of `url` where it exists.
         transport: Replaces the network in tests.
 
     Every method raises ServerUnavailable when no server answers. Not safe for use by several threads.

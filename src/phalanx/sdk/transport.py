@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import ssl
+import stat
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -106,9 +108,16 @@ class Transport:
     """
 
     def __init__(
-        self, url: str, token: str, *, transport: httpx.BaseTransport | None = None
+        self,
+        url: str,
+        token: str,
+        *,
+        socket: str = "",
+        transport: httpx.BaseTransport | None = None,
     ) -> None:
         self.url = url.rstrip("/")
+        if transport is None and _is_own_socket(socket):
+            transport = httpx.HTTPTransport(uds=socket)
         self._http = httpx.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {token}"},
@@ -166,6 +175,15 @@ class Transport:
             return self._http.request(method, path, **rest)
         except httpx.HTTPError as error:
             raise unreachable(self.url, error) from error
+
+
+def _is_own_socket(path: str) -> bool:
+    """Whether a Unix socket of this user is at `path`."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISSOCK(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def _certificates(url: str) -> ssl.SSLContext | bool:

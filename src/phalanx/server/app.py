@@ -39,6 +39,7 @@ from phalanx.kit.clock import Clock, SystemClock
 from phalanx.kit.text import shorten
 from phalanx.schemas.home import HomeLayout
 from phalanx.schemas.spec.document import MAX_PROBLEMS
+from phalanx.server.connections import ConnectionLimits, Connections, quiet_loop
 from phalanx.server.context import Context, Presence
 from phalanx.server.gate import Gate, error_response
 from phalanx.server.loops.runner import run_loop, until_idle
@@ -59,6 +60,8 @@ from phalanx.store import Store, open_store, outbox
 
 _LOG = logging.getLogger(__name__)
 _GRACE_S = 3
+# Connections that are accepted in one turn of the event loop: less than the descriptors that are kept free.
+_BACKLOG = 128
 
 
 class StopCause(StrEnum):
@@ -201,6 +204,7 @@ async def serve(  # noqa: PLR0913
     sock: socket.socket,
     url: str,
     token: str,
+    local_sock: socket.socket | None = None,
     settings: Settings | None = None,
     clock: Clock | None = None,
     on_ready: Callable[[], None] = lambda: None,
@@ -211,8 +215,9 @@ async def serve(  # noqa: PLR0913
     """Run a control plane on a bound socket until it is stopped or idle.
 
     The folders of `home` exist, with mode 0700; clients and supervisors reach `sock` at `url`, and clients
-    send `token`. `on_ready` is called once requests are answered. `stop`, SIGTERM and SIGINT end it, and so
-    does the setting `idle_exit_s`. `pool_files` are applied before anything else.
+    send `token`. `local_sock` is a Unix socket for those of this user, which the limits on connections of
+    strangers do not concern. `on_ready` is called once requests are answered. `stop`, SIGTERM and SIGINT
+    end it, and so does the setting `idle_exit_s`. `pool_files` are applied before anything else.
     Raises StoreCorrupt, StoreUnavailable or NotSupported (SQLite on a network file system) before
     `on_ready`, and what `apply_pools` raises.
     """
@@ -234,18 +239,25 @@ async def serve(  # noqa: PLR0913
         )
         for file in pool_files:
             apply_pools(context.platform, file, context.clock.now(), "up")
-        return await _run(context, sock, on_ready, stop or asyncio.Event())
+        sockets = [sock] if local_sock is None else [sock, local_sock]
+        return await _run(context, sockets, on_ready, stop or asyncio.Event())
     finally:
         store.close()
 
 
 async def _run(
-    context: Context, sock: socket.socket, on_ready: Callable[[], None], stop: asyncio.Event
+    context: Context,
+    sockets: list[socket.socket],
+    on_ready: Callable[[], None],
+    stop: asyncio.Event,
 ) -> StopCause:
     # Accepted connections inherit this; without it small answers wait 40 ms for an acknowledgement.
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sockets[0].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connections = Connections(ConnectionLimits.of_process())
     config = uvicorn.Config(
         create_app(context),
+        http=connections.protocol,  # type: ignore[arg-type]
+        backlog=_BACKLOG,
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -257,11 +269,12 @@ async def _run(
     server = _Server(config, on_ready)
     garbage.tune_for_long_lived_process()
     signalled = asyncio.Event()
-    serving = asyncio.create_task(server.serve(sockets=[sock]), name="http")
+    serving = asyncio.create_task(server.serve(sockets=sockets), name="http")
     loops = [
         asyncio.create_task(run_loop(context, loop), name=loop.name) for loop in all_loops(context)
     ]
-    with _signals(signalled):
+    loops.append(asyncio.create_task(connections.watch(), name="connections"))
+    with _signals(signalled), quiet_loop():
         cause = await _first_of(context, serving, signalled, stop)
     context.notifier.close()
     server.should_exit = True

@@ -23,6 +23,7 @@ from phalanx.errors import (
 from phalanx.kit.text import replace_unencodable
 from phalanx.kit.units import format_size
 from phalanx.schemas.api.body import ErrorView, ProblemView
+from phalanx.server.connections import SCOPE_KEY
 from phalanx.server.context import Context, in_thread
 from phalanx.services.platform import token_hash
 from phalanx.store import supervisors
@@ -79,6 +80,9 @@ class Gate:
             return
         presence = self._context.presence
         client = not is_open(scope["path"])
+        connection = scope.get(SCOPE_KEY)
+        if connection is not None and (client or scope["path"] == _SYNC):
+            connection.recognize()
         presence.num_open += client
         try:
             await self._app(scope, self._bounded(scope["path"], receive), send)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 import socket
 import sys
@@ -17,11 +18,13 @@ from phalanx.errors import ServerError
 from phalanx.executors import local
 from phalanx.executors.routing import RoutedExecutor
 from phalanx.kit.clock import Clock, SystemClock
+from phalanx.kit.repeats import RepeatFilter
 from phalanx.launch.files import folder_identity, write_file
 from phalanx.launch.identity import this_process
 from phalanx.schemas.home import HomeLayout, ServerFile
 from phalanx.schemas.pools.pool_file import PoolFile, read_pool_file
 from phalanx.server.app import serve
+from phalanx.server.connections import raise_file_limit
 from phalanx.server.settings import Settings, read_settings
 from phalanx.standalone.home import HomeLock, prepare_home, read_token, rotate_log
 from phalanx.standalone.pools import HomeClusters, known_clusters
@@ -85,7 +88,31 @@ def _held(home: HomeLayout, clock: Clock) -> Iterator[None]:
         lock.release()
 
 
-def _publisher(home: HomeLayout, url: str, token: str, detached: bool) -> Callable[[], None]:
+def bind_local(path: Path) -> socket.socket | None:
+    """A Unix socket of mode 0600 at `path`; None where the system allows none there, as for a long path."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.unlink(missing_ok=True)
+        sock.bind(str(path))
+        path.chmod(0o600)
+    except OSError:
+        sock.close()
+        return None
+    return sock
+
+
+def _limit_log() -> None:
+    """Write warnings to stderr, with a limit on lines that repeat."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setLevel(logging.WARNING)
+    handler.addFilter(RepeatFilter())
+    logging.getLogger().addHandler(handler)
+
+
+def _publisher(
+    home: HomeLayout, url: str, token: str, detached: bool, local: bool
+) -> Callable[[], None]:
     """Writes `server.json` once requests are answered."""
 
     def publish() -> None:
@@ -98,6 +125,7 @@ def _publisher(home: HomeLayout, url: str, token: str, detached: bool) -> Callab
             token=token,
             version=__version__,
             home=folder_identity(home.root),
+            socket=str(home.socket_file) if local else "",
         )
         write_file(home.server_file, found.model_dump_json().encode())
         if not detached:
@@ -165,6 +193,9 @@ def run(setup: ControlPlaneOptions) -> int:
         token = read_token(home)
         url = setup.advertise or f"http://{_reachable(setup.host)}:{sock.getsockname()[1]}"
         executor = _executor(home, setup, clock, files)
+        raise_file_limit()
+        _limit_log()
+        local_sock = bind_local(home.socket_file)
         clusters = HomeClusters(home, executor)
         clusters.connect_all()
         try:
@@ -173,15 +204,17 @@ def run(setup: ControlPlaneOptions) -> int:
                     home=home,
                     executor=executor,
                     sock=sock,
+                    local_sock=local_sock,
                     url=url,
                     token=token,
                     settings=settings,
                     clock=clock,
-                    on_ready=_publisher(home, url, token, setup.detached),
+                    on_ready=_publisher(home, url, token, setup.detached, local_sock is not None),
                     clusters=clusters,
                     pool_files=[file.model_dump(mode="json", by_alias=True) for file in files],
                 )
             )
         finally:
             home.server_file.unlink(missing_ok=True)
+            home.socket_file.unlink(missing_ok=True)
     return 0

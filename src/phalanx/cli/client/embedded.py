@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from phalanx.errors import PermissionDenied, ServerError, ServerUnavailable
 from phalanx.launch.files import distrusted, folder_identity, try_lock
@@ -39,6 +39,7 @@ class ServerAddress:
     token: str
     process: ProcessIdentity | None = None
     version: str = ""
+    socket: str = ""
 
 
 def check_home(home: Path) -> None:
@@ -65,11 +66,19 @@ def find(home: Path) -> ServerAddress | None:
     try:
         data = json.loads((home / SERVER_FILE).read_bytes())
         process = ProcessIdentity(data["boot_id"], data["pid"], data["started_ticks"])
-        found = ServerAddress(data["url"], data["token"], process, data["version"])
+        found = ServerAddress(
+            data["url"], data["token"], process, data["version"], _socket_of(data)
+        )
         ours = _serves(home, data.get("home", ""))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found if ours and process.is_alive() else None
+
+
+def _socket_of(data: dict[str, Any]) -> str:
+    """The path of the Unix socket in a server file; empty: none."""
+    path = data.get("socket", "")
+    return path if isinstance(path, str) else ""
 
 
 def _serves(home: Path, written: str) -> bool:

@@ -56,7 +56,7 @@ class Session:
             where = (
                 pending.finish(note) if isinstance(pending, embedded.StartingServer) else pending
             )
-            client = PhalanxClient(where.url, where.token)
+            client = PhalanxClient(where.url, where.token, socket=where.socket)
             try:
                 client.hello()
             except ServerUnavailable:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from phalanx.errors import Bug, PlatformError, StoreError
 from phalanx.kit.clock import backoff_s
@@ -75,7 +76,7 @@ async def until_idle(context: Context, idle_exit_s: float) -> None:
     busy_at = context.clock.monotonic()
     home = context.platform.home.root
     had_home = home.exists()
-    while home.exists() or not had_home:
+    while _exists(home) or not had_home:
         presence = context.presence
         if presence.num_open or await _has_work(context):
             busy_at = context.clock.monotonic()
@@ -83,6 +84,14 @@ async def until_idle(context: Context, idle_exit_s: float) -> None:
         if quiet_s >= idle_exit_s:
             return
         await asyncio.sleep(min(1.0, max(0.01, (idle_exit_s - quiet_s) / 2)))
+
+
+def _exists(home: Path) -> bool:
+    """Whether the home is there; one that cannot be looked at at present counts as there."""
+    try:
+        return home.exists()
+    except OSError:
+        return True
 
 
 async def _has_work(context: Context) -> bool:

@@ -11,6 +11,7 @@ import http.client
 import json
 import logging
 import os
+import socket
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -136,21 +137,43 @@ class Outbox:
 
 @dataclass(slots=True)
 class ControlPlaneAddress:
-    """The URL of the control plane; `server_file` holds the current one."""
+    """The URL of the control plane and its Unix socket; `server_file` holds the current ones.
+
+    A flood of TCP connections leaves the socket free: only this user can open it.
+    """
 
     url: str
     server_file: str | None
+    socket: str = ""
+
+    def __post_init__(self) -> None:
+        """Read the path of the socket."""
+        self.refresh()
 
     def refresh(self) -> None:
-        """Read the URL again, where there is a file that can be read."""
+        """Read both again, where there is a file that can be read."""
         if self.server_file is None or distrusted(Path(self.server_file)):
-            return  # the supervisor's token is sent to that URL
+            return  # the supervisor's token is sent there
         try:
-            url = json.loads(Path(self.server_file).read_bytes())["url"]
-        except (OSError, ValueError, KeyError, TypeError):
+            data = json.loads(Path(self.server_file).read_bytes())
+            url, path = data["url"], data.get("socket", "")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return
-        if isinstance(url, str):
-            self.url = url
+        if isinstance(url, str) and isinstance(path, str):
+            self.url, self.socket = url, path
+
+
+class _SocketConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket; the URL gives the Host header."""
+
+    def __init__(self, host: str, port: int | None, path: str) -> None:
+        super().__init__(host, port)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
 
 
 class StoreUnwritable(OSError):
@@ -165,12 +188,14 @@ class SyncConnection:
         self._token = token
         self._connection: http.client.HTTPConnection | None = None
         self._url = ""
+        self._by_url = False
 
     def sync(self, request: SyncRequest) -> SyncResponse:
         """Make one call. Raises OSError, and StoreUnwritable when the control plane cannot store."""
         if self._connection is None or self._url != self._address.url:
             self.close()
             self._connection = self._connect()
+        over_socket = isinstance(self._connection, _SocketConnection)
         headers = {
             "Authorization": f"Bearer {self._token}",
             "Content-Type": "application/json",
@@ -192,15 +217,20 @@ class SyncConnection:
             raise
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.close()
+            # The next call takes the other way, in case only one of them is closed.
+            self._by_url = over_socket
             raise OSError(str(error)) from error
 
     def _connect(self) -> http.client.HTTPConnection:
         self._url = self._address.url
         parts = urlsplit(self._url)
+        host = parts.hostname or "127.0.0.1"
+        if self._address.socket and not self._by_url and not distrusted(Path(self._address.socket)):
+            return _SocketConnection(host, parts.port, self._address.socket)
         kind = (
             http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         )
-        return kind(parts.hostname or "127.0.0.1", parts.port)
+        return kind(host, parts.port)
 
     def close(self) -> None:
         """Close the connection; the next call opens a new one."""
