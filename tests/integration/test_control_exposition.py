@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from integration.rig import TOKEN, URL, Rig
 from phalanx.core.telemetry.instruments import BOUNDS
+from phalanx.errors import LaunchError
 from phalanx.schemas.wire import supervision as wire
 from phalanx.server.observe import training
 from phalanx.server.observe.exposition import Exposition
@@ -197,3 +198,38 @@ def test_promtool_finds_nothing_wrong(rig: Rig) -> None:
     kept = ("training_steps_per_sec ", "training_throughput_samples_per_sec ")
     said = [line for line in done.stderr.splitlines() if line and not line.startswith(kept)]
     assert (said, done.returncode in (0, 3)) == ([], True), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_launch_that_fails_is_counted_as_a_restart(rig: Rig, nodes: int) -> None:
+    text_of(rig)
+    real = rig.executor.start
+
+    def start(node, assignment):
+        rig.executor.start = real
+        raise LaunchError("the disk is full")
+
+    rig.executor.start = start
+    num = rig.submit(resources={"nodes": nodes, "slots_per_node": 1})
+    rig.turn()
+    rig.turn(60)
+    assert rig.job(num).attempts == 2
+    found = samples(text_of(rig).text)
+    assert of(found, "phalanx_restarts_total", cause="start_failed") == 1
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_ranks_that_cannot_be_started_are_counted_as_a_restart(rig: Rig, begun: bool) -> None:
+    text_of(rig)
+    num = rig.submit()
+    rig.turn()
+    one = rig.supervisor(num)
+    one.ready()
+    if begun:
+        one.started()
+    failure = one.failure("the node cannot start ranks", cause="start_failed")
+    one.sync(wire.RankFailedReport(seq=one.next_seq(), generation=0, failure=failure))
+    one.ended(outcome="failed", failure=failure)
+    rig.turn(60)
+    found = samples(text_of(rig).text)
+    assert of(found, "phalanx_restarts_total", cause="start_failed") == 1

@@ -201,6 +201,34 @@ class TestEviction:
 
 
 class TestElastic:
+    @pytest.mark.parametrize(("rate", "grows"), [(1.0, False), (0.55, True)])
+    def test_a_job_grows_only_where_its_own_steps_said_that_it_gains(
+        self, rig: Rig, rate: float, grows: bool
+    ) -> None:
+        """Two nodes made one step a second; one node makes `rate`."""
+        start(rig, **gang(2, priority=90, preemptible=False))
+        elastic = start(rig, **gang("1..2", priority=40))
+        measured = rig.supervisors[elastic][0]  # type: ignore[attr-defined]
+        measured.step(0, 1)
+        rig.clock.advance(1000)
+        measured.step(0, 1001)
+        other = rig.submit(**gang(1, priority=50))
+        rig.turn()
+        leave(rig, elastic)
+        rig.turn(1)
+        run(rig, elastic, attempt=2)
+        run(rig, other)
+        measured = rig.supervisors[elastic][0]  # type: ignore[attr-defined]
+        measured.step(0, 1002)
+        rig.clock.advance(1000)
+        measured.step(0, 1002 + int(1000 * rate))
+        for one in rig.supervisors[other]:  # type: ignore[attr-defined]
+            one.ended(step=5)
+            one.leave()
+        rig.turn(1)
+        rig.turn(700)
+        assert (rig.job(elastic).reason.code == "resized") is grows
+
     def test_a_job_shrinks_for_another_and_grows_again(self, rig: Rig) -> None:
         start(rig, **gang(2, priority=90, preemptible=False))
         elastic = start(rig, **gang("1..2", priority=40))

@@ -61,7 +61,6 @@ class TraceJob:
             kind=self.kind,
             max_duration_s=self.limit_s,
             min_nodes=self.min_nodes,
-            sensitivity=self.sensitivity,
             required=self.required,
             speeds=self.speeds,
             roles=self.roles,

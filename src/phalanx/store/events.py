@@ -50,7 +50,7 @@ class NewEvent:
     attempt: int | None  # None: not about an attempt
     generation: int | None  # None: not about a generation
     actor: str  # user or service that caused it
-    reason: dict[str, str]  # the job's state and reason after it
+    reason: dict[str, Any]  # the job's state and reason after it
     data: dict[str, Any]  # the encoded event
 
 
@@ -64,17 +64,23 @@ class StoredEvent(NewEvent):
     @property
     def state(self) -> str:
         """The state of the job after the event."""
-        return self.reason.get("state", "")
+        return str(self.reason.get("state", ""))
 
     @property
     def reason_code(self) -> str:
         """The code of the job's reason after the event."""
-        return self.reason.get("code", "")
+        return str(self.reason.get("code", ""))
+
+    @property
+    def restarts(self) -> int | None:
+        """The restarts of the job after the event; None where an earlier release stored it."""
+        known = self.reason.get("restarts")
+        return known if isinstance(known, int) else None
 
     @property
     def reason_message(self) -> str:
         """The text of the job's reason after the event."""
-        return self.reason.get("message", "")
+        return str(self.reason.get("message", ""))
 
 
 def append(tx: Tx, fresh: Sequence[NewEvent]) -> None:

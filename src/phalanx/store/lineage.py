@@ -12,7 +12,7 @@ from phalanx.core.training.checkpoints import step_of
 from phalanx.core.training.ledger import Consumed, merge
 from phalanx.store.database import Tx, read, take_numbers
 from phalanx.store.jobs import HOLDING_STATES
-from phalanx.store.tables import checkpoints, generations, jobs, ledger_rows, restores
+from phalanx.store.tables import checkpoints, generations, jobs, ledger_rows, restores, supervisors
 
 Key = tuple[int, int, int]
 """(job, attempt, generation)."""
@@ -251,6 +251,28 @@ def last_saves(tx: Tx) -> dict[int, tuple[int, float | None]]:
         .where(jobs.c.state.in_(HOLDING_STATES))
     )
     return {job: (at, took_s) for job, at, took_s in tx.conn.execute(query)}
+
+
+def step_counts(tx: Tx, nums: Sequence[int]) -> list[tuple[int, int, int, float]]:
+    """(job, nodes of the attempt, steps, seconds) of every generation of these jobs that made steps.
+
+    The first step of a generation is the beginning of the measurement: it includes compilation.
+    """
+    size = (
+        select(func.count())
+        .where(supervisors.c.job == generations.c.job)
+        .where(supervisors.c.attempt == generations.c.attempt)
+        .correlate(generations)
+        .scalar_subquery()
+    )
+    steps = generations.c.last_step - generations.c.first_step
+    lasted = generations.c.last_step_at - generations.c.first_step_at
+    query = (
+        select(generations.c.job, size, steps, lasted)
+        .where(generations.c.job.in_(nums))
+        .where(steps > 0, lasted > 0)
+    )
+    return [(job, num, made, us * 1e-6) for job, num, made, us in tx.conn.execute(query)]
 
 
 def restoring(tx: Tx) -> set[int]:

@@ -51,6 +51,7 @@ _HISTOGRAMS = {
     " included, in one step",
     "optimizer_time_seconds": "Time of the optimizer in one step",
     "checkpoint_stall_seconds": "Pause of training for one save",
+    "weight_sync_seconds": "Exchange of one fragment of the weights, in low-communication training",
 }
 _GAUGES = {
     "forward_time_seconds": "Time of the forward pass of the newest sampled step",
@@ -58,6 +59,8 @@ _GAUGES = {
     "data_wait_fraction": "Share of the time spent waiting for the loader",
     "training_steps_per_sec": "Optimizer steps per second",
     "training_throughput_samples_per_sec": "Samples per second of this rank",
+    "straggler_score": "Computing speed relative to the fastest rank, which has 1",
+    "batch_share": "Share of every batch, where batches are split by measured speed",
     "process_resident_memory_bytes": "Memory of the rank's process",
     "gpu_memory_allocated_mb": "Peak of torch's allocator, MiB",
     "gpu_memory_used_mb": "Device memory in use by all processes, MiB",
@@ -65,7 +68,10 @@ _GAUGES = {
     "DCGM_FI_DEV_GPU_TEMP": "Temperature of the device, degrees Celsius",
     "DCGM_FI_DEV_POWER_USAGE": "Power the device draws, watts",
 }
-_COUNTERS = {"training_samples": "Samples this rank has trained on"}
+_COUNTERS = {
+    "training_samples": "Samples this rank has trained on",
+    "weight_sync_bytes": "Bytes sent in exchanges of weights",
+}
 _LABELS = {"communication_time_seconds": (("operation", "all_reduce"),)}
 _BY_KIND = {Kind.HISTOGRAM: _HISTOGRAMS, Kind.GAUGE: _GAUGES, Kind.COUNTER: _COUNTERS}
 INSTRUMENTS: Mapping[str, Instrument] = {
@@ -88,6 +94,11 @@ def bucket_name(name: str, index: int) -> str:
 def sum_name(name: str) -> str:
     """The name under which the sum of a window's durations is reported."""
     return f"{name}{_MARK}{_SUM}"
+
+
+def observed(name: str, seconds: float) -> dict[str, float]:
+    """One duration of a histogram, as the values of a metric record."""
+    return {name: seconds, sum_name(name): seconds, bucket_name(name, bucket_of(seconds)): 1}
 
 
 def is_part(name: str) -> bool:

@@ -79,7 +79,7 @@ class Exposition:
     def _begin(self, there: Present) -> None:
         self._cursors = feed.newest(self._platform)
         for stored in [*there.queued, *(one.stored for one in there.live)]:
-            self._fleet.register(stored.job.num, stored.job.state.value, stored.job.submitted_at)
+            self._fleet.register(stored.job)
         for one in there.live:
             series = self._jobs.setdefault(one.stored.job.num, JobSeries())
             series.show(feed.newest_points(self._platform, one.stored.job.num))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from phalanx.core.gang.placement import Placement
 from phalanx.core.jobs.model import Attempt, JobPolicy, JobState
 from phalanx.core.scheduling import PlannerConfig, QueuedJob, RunningJob
+from phalanx.core.scheduling.model.scaling import speed_curve
 from phalanx.core.scheduling.model.urgency import is_guarded
 from phalanx.errors import InvariantBroken
 from phalanx.store.jobs import JobFacts, StoredJob
@@ -17,6 +18,8 @@ _US = 1_000_000
 # Expected duration of a requested save of a job that has not saved yet.
 _SAVE_S = 30.0
 _MIN_SAVE_S = 1.0
+# Less than this says little about the speed of a job on some number of nodes.
+_MEASURED_S, _MEASURED_STEPS = 10.0, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +27,14 @@ class RunningFacts:
     """Facts about running jobs that their rows do not contain, by job number.
 
     `saves`: time of the last checkpoint (µs UTC) and its duration (s). `savers`: jobs with a script
-    that resumes from checkpoints and therefore saves on request. `epochs`: (done, planned).
+    that resumes from checkpoints and therefore saves on request. `epochs`: (done, planned). `speeds`: of
+    elastic jobs on 1, 2, … nodes, where they were measured on at least two numbers of nodes.
     """
 
     saves: Mapping[int, tuple[int, float | None]]
     savers: frozenset[int] | set[int]
     epochs: Mapping[int, tuple[int, int]]
+    speeds: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
 
 
 def kind_of(owner: str, name: str) -> str:
@@ -63,7 +68,9 @@ def asked(terms: JobPolicy, facts: JobFacts, submitted_at: int) -> QueuedJob:
     )
 
 
-def waiting(stored: StoredJob, reservation: StoredReservation | None) -> QueuedJob:
+def waiting(
+    stored: StoredJob, reservation: StoredReservation | None, speeds: tuple[float, ...] = ()
+) -> QueuedJob:
     """A queued job. One that comes back from a move asks for just the size that was planned."""
     job = stored.job
     shape = job.policy.shape
@@ -79,6 +86,7 @@ def waiting(stored: StoredJob, reservation: StoredReservation | None) -> QueuedJ
         attained_slot_s=job.attained_slot_s,
         max_duration_s=_left_s(stored),
         delayed_s=job.waited_s,
+        speeds=speeds,
     )
 
 
@@ -129,7 +137,30 @@ def held(
         memory_per_node_bytes=demand.memory_per_node_bytes,
         delayed_s=job.waited_s,
         roles=job.policy.roles,
+        speeds=facts.speeds.get(job.num, ()) if elastic else (),
     )
+
+
+def measured_speeds(
+    elastic: Sequence[StoredJob], counts: Sequence[tuple[int, int, int, float]]
+) -> dict[int, tuple[float, ...]]:
+    """Speeds of elastic jobs from the steps of all their generations; see `lineage.step_counts`."""
+    sums: dict[int, dict[int, tuple[float, float]]] = {}
+    for num, nodes, steps, seconds in counts:
+        known = sums.setdefault(num, {}).get(nodes, (0.0, 0.0))
+        sums[num][nodes] = (known[0] + steps, known[1] + seconds)
+    found = {}
+    for one in elastic:
+        policy = one.job.policy
+        rates: dict[int, float] = {}
+        others = sum(role.nodes for role in policy.roles)
+        # A step of a job that scales its batch trains on more samples on more nodes.
+        scales = (one.facts.spec.get("training") or {}).get("on_resize") == "scale_batch"
+        for nodes, (made, seconds) in sums.get(one.job.num, {}).items():
+            if seconds >= _MEASURED_S and made >= _MEASURED_STEPS:
+                rates[nodes - others] = made / seconds * (nodes - others if scales else 1.0)
+        found[one.job.num] = speed_curve(rates, policy.shape.nodes)
+    return found
 
 
 def _save(num: int, facts: RunningFacts) -> tuple[int | None, float | None]:

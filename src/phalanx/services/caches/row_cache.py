@@ -153,9 +153,7 @@ class RowCache:
             waiting, holding = self.jobs(tx)
             reservations = planning.reservations_now(tx)
             known = planning.usage_now(tx)
-            facts = planner_input.RunningFacts(
-                lineage.last_saves(tx), lineage.restoring(tx), supervisors.epochs_now(tx)
-            )
+            facts = _facts(tx, (*holding, *waiting))
             deferred = self._blocked_now(waiting, now)
             shown = waiting
             if deferred:
@@ -169,7 +167,8 @@ class RowCache:
                     for one in holding
                 ),
                 waiting=tuple(
-                    self._waiting(one, reservations.get(one.job.num), history) for one in shown
+                    self._waiting(one, reservations.get(one.job.num), history, facts.speeds)
+                    for one in shown
                 ),
                 projects=tuple(
                     one.to_core(past_slots(known.get(name), policy.half_life_s, now))
@@ -354,14 +353,18 @@ class RowCache:
         return self._projects[1]
 
     def _waiting(
-        self, stored: StoredJob, reservation: StoredReservation | None, history: History
+        self,
+        stored: StoredJob,
+        reservation: StoredReservation | None,
+        history: History,
+        speeds: Mapping[int, tuple[float, ...]],
     ) -> QueuedJob:
         """Return the request of a queued job: the same object until it changes, for the indexes."""
         known = self._asked.get(stored.job.num)
         if known is None or known.version != stored.version or known.reservation != reservation:
             demand = stored.facts.demand
             job = self._preferences.apply(
-                planner_input.waiting(stored, reservation),
+                planner_input.waiting(stored, reservation, speeds.get(stored.job.num, ())),
                 demand.preferred,
                 demand.patience_s,
                 history,
@@ -369,6 +372,18 @@ class RowCache:
             known = _Asked(stored.version, reservation, job)
             self._asked[stored.job.num] = known
         return known.job
+
+
+def _facts(tx: Tx, live: Sequence[StoredJob]) -> planner_input.RunningFacts:
+    """What the planner must know of live jobs that their rows do not contain."""
+    elastic = [one for one in live if one.job.policy.min_nodes is not None and one.job.attempts]
+    counts = lineage.step_counts(tx, [one.job.num for one in elastic]) if elastic else []
+    return planner_input.RunningFacts(
+        lineage.last_saves(tx),
+        lineage.restoring(tx),
+        supervisors.epochs_now(tx),
+        planner_input.measured_speeds(elastic, counts),
+    )
 
 
 def _with_selected_labels(nodes: tuple[Node, ...], shown: Sequence[StoredJob]) -> tuple[Node, ...]:

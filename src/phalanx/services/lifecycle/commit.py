@@ -185,6 +185,7 @@ def _entry(job: Job, one: JobEvent | Note, seq: int, now: int, actor: str) -> lo
             "state": job.state.value,
             "code": job.reason.code.value,
             "message": job.reason.message,
+            "restarts": job.restarts,
         },
         data=one.data if isinstance(one, Note) else log.data_of(one),
     )

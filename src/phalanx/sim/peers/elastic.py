@@ -16,7 +16,7 @@ from phalanx.core.gang.placement import NodeShare, Placement
 from phalanx.core.reasons import Reason, ReasonCode
 from phalanx.core.scheduling import ClusterIndex, Plan, QueuedJob, Resize, RunningJob, Start
 from phalanx.core.scheduling.model.planning_input import US
-from phalanx.core.scheduling.stages.elastic import speed
+from phalanx.core.scheduling.model.scaling import speed
 from phalanx.sim.model import Oracle
 
 _WHY = Reason(ReasonCode.PLACED, "a new division of the slots")

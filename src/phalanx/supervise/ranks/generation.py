@@ -87,11 +87,13 @@ class Generation:
         ]
         files = {one.rank: one.report_file for one in self.ranks}
         stall = gang.role.stall
-        limit = StallLimit(stall.after_s if stall.watch else math.inf)
-        watch = StallWatch(limit, context.clock.monotonic())
+        limit_s = stall.after_s if stall.watch else math.inf
+        watch = StallWatch(StallLimit(limit_s), context.clock.monotonic())
         kind = GenerationRecords if self.leads else SideRecords
-        watermarks = WatermarkFile(self.folder, context.acked)
-        self.records = kind(self.number, files, context.put, watch, watermarks)
+        marks = WatermarkFile(self.folder, context.acked)
+        self.metrics = MetricTail(files)
+        self.records = kind(self.number, files, context.put, watch, marks, self.metrics.add)
+        self.metrics.check = self.records.warn_not_finite
         self.stalls = StallMonitor(
             (node, self.number),
             self.ranks,
@@ -101,7 +103,6 @@ class Generation:
             put=context.put,
             ending=lambda: self.ending or self.failure is not None,
         )
-        self.metrics = MetricTail(files, self.records.warn_not_finite)
         self._line_metrics = RecordsFromOutput(
             gang.role.metric_lines, context.clock, self.records, self.metrics
         )

@@ -11,13 +11,14 @@ import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from phalanx.core.contract import records as contract
 from phalanx.core.contract.records import MetricPoint, MetricRecord, Record
 from phalanx.core.gang.stalls import StallWatch
+from phalanx.core.telemetry.instruments import observed
 from phalanx.core.training.ledger import Consumed, merge
 from phalanx.kit.text import replace_unencodable
 from phalanx.launch.space import TrimmedFile
@@ -53,10 +54,6 @@ Put = Callable[[Callable[[int], Report]], object]
 # Records that stay on the node, in the rank's report file, and why.
 NOT_FORWARDED: Mapping[type[Record], str] = {
     contract.UploadedRecord: "no view shows remote copies: a restore lists the object store",
-    contract.StragglersRecord: "a straggler is also reported as a warning",
-    contract.SharesRecord: "uneven batches are also reported as a warning",
-    contract.WeightSyncRecord: "one for each exchange of weights: too many for events",
-    contract.CompressionRecord: "no view of the control plane shows the method that was chosen",
 }
 
 
@@ -139,7 +136,10 @@ class GenerationRecords:
         put: Put,
         watch: StallWatch,
         watermarks: WatermarkLog | None = None,
+        measured: Callable[[int, int, MetricRecord], None] = lambda _rank, _at, _record: None,
     ) -> None:
+        """`measured` takes metrics that records other than metrics hold, with rank and time."""
+        self._measured = measured
         self._generation = generation
         self._watch = watch
         self.watermarks = WatermarkLog() if watermarks is None else watermarks
@@ -327,6 +327,27 @@ class GenerationRecords:
         fields = {**_fields(record), "ranks": list(record.ranks)}
         self._report(GuardReport, **fields)
 
+    def _stragglers(self, rank: int, at: int, record: contract.StragglersRecord) -> None:
+        self._per_rank("straggler_score", rank, at, record.scores)
+
+    def _shares(self, rank: int, at: int, record: contract.SharesRecord) -> None:
+        self._per_rank("batch_share", rank, at, record.shares)
+
+    def _per_rank(self, name: str, first: int, at: int, values: Sequence[Any]) -> None:
+        """Make values by rank, which the first rank of a world wrote, a metric of each rank."""
+        for rank, value in enumerate(values, first):
+            self._measured(rank, at, MetricRecord(step=self.step or 0, values={name: float(value)}))
+
+    def _weight_sync(self, rank: int, at: int, record: contract.WeightSyncRecord) -> None:
+        values = observed("weight_sync_seconds", record.seconds)
+        values["weight_sync_bytes"] = float(record.bytes)
+        self._measured(rank, at, MetricRecord(step=record.step, values=values))
+
+    def _compression(self, rank: int, at: int, record: contract.CompressionRecord) -> None:
+        times = ", ".join(f"{name} {value:.3g} s" for name, value in record.median_s.items())
+        said = f"compression auto chose {record.method}; median step with each: {times}"
+        self._warn("compression", record.method, rank, said, at)
+
     def _profile(self, _rank: int, at: int, record: contract.ProfileRecord) -> None:
         self._report(ProfileReport, **{**_fields(record), "at": at})
 
@@ -400,6 +421,10 @@ _HANDLERS: Mapping[type[Record], Callable[[GenerationRecords, int, int, Any], No
     contract.GuardRecord: GenerationRecords._guard,
     contract.ProfileRecord: GenerationRecords._profile,
     contract.WarningRecord: GenerationRecords._warning,
+    contract.StragglersRecord: GenerationRecords._stragglers,
+    contract.SharesRecord: GenerationRecords._shares,
+    contract.WeightSyncRecord: GenerationRecords._weight_sync,
+    contract.CompressionRecord: GenerationRecords._compression,
 }
 
 
@@ -448,7 +473,7 @@ class MetricTail:
         check: Callable[[int, int, MetricRecord], None] = lambda _rank, _at, _record: None,
     ) -> None:
         self._files = files
-        self._check = check
+        self.check = check
         self._tails = {rank: RecordTail(path, contract.is_metric) for rank, path in files.items()}
         self._waiting: list[MetricPoint] = []
         self._trimmed = {rank: TrimmedFile(contract.HEADER_BYTES) for rank in files}
@@ -497,7 +522,7 @@ class MetricTail:
                     with contextlib.suppress(*_INVALID):
                         assert isinstance(record, MetricRecord)
                         self._waiting.append(_point(rank, at, record))
-                        self._check(rank, at, record)
+                        self.check(rank, at, record)
         taken, self._waiting = self._waiting[:limit], self._waiting[limit:]
         return taken
 

@@ -7,6 +7,7 @@ import pytest
 
 from phalanx.core.contract import records as reports
 from phalanx.core.gang.stalls import StallLimit, StallWatch
+from phalanx.core.telemetry.instruments import INSTRUMENTS
 from phalanx.core.training.ledger import Consumed, merge
 from phalanx.kit.clock import SystemClock
 from phalanx.supervise.ranks import records
@@ -179,6 +180,33 @@ def test_every_kind_of_record_is_handled_or_stays_on_the_node_for_a_reason():
     assert not handled & kept
     assert handled | kept == set(reports._KINDS.values())
     assert all(records.NOT_FORWARDED.values())
+
+
+def test_what_ranks_measure_beside_metrics_becomes_metrics():
+    found, sent = [], []
+    here = GenerationRecords(
+        0,
+        {},
+        lambda make: sent.append(make(len(sent) + 1)),
+        StallWatch(StallLimit(math.inf), 0.0),
+        measured=lambda rank, at, record: found.append((rank, record.step, dict(record.values))),
+    )
+    add(here, 4, {"k": "step", "step": 7, "t": 1})
+    add(here, 4, {"k": "stragglers", "scores": [1.0, 0.5], "ranks": [1], "t": 1})
+    add(here, 4, {"k": "shares", "shares": [0.6, 0.4], "compute_s": [1.0, 2.0], "t": 1})
+    add(here, 5, {"k": "sync", "step": 9, "fragment": 0, "bytes": 80, "seconds": 0.02, "t": 1})
+    add(here, 4, {"k": "compression", "step": 9, "method": "bf16", "median_s": {"none": 2}, "t": 1})
+    assert found[:4] == [
+        (4, 7, {"straggler_score": 1.0}),
+        (5, 7, {"straggler_score": 0.5}),
+        (4, 7, {"batch_share": 0.6}),
+        (5, 7, {"batch_share": 0.4}),
+    ]
+    rank, step, values = found[4]
+    assert (rank, step, values["weight_sync_bytes"]) == (5, 9, 80.0)
+    assert values["weight_sync_seconds"] == 0.02
+    assert {name.partition("|")[0] for name in values} <= set(INSTRUMENTS)
+    assert "compression auto chose bf16" in sent[-1].message
 
 
 def test_each_record_is_decoded_by_one_of_the_two_readers(tmp_path, monkeypatch):

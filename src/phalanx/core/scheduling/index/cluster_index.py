@@ -93,7 +93,6 @@ def class_key(job: QueuedJob) -> tuple[object, ...]:
         bin_of(job.attained_slot_s),
         None if job.remaining_s is None else bin_of(job.remaining_s),
         None if job.max_duration_s is None else bin_of(job.max_duration_s),
-        job.sensitivity,
     )
 
 

@@ -19,11 +19,10 @@ from phalanx.core.scheduling.index.topology import place
 from phalanx.core.scheduling.model.outcome import Resize
 from phalanx.core.scheduling.model.planner_state import Reservation
 from phalanx.core.scheduling.model.planning_input import US, QueuedJob, RunningJob
+from phalanx.core.scheduling.model.scaling import speed
 from phalanx.core.scheduling.stages.scheduling_pass import Pass
 
 _MIN_GAIN = 1.15
-# Assumed without measured speeds: n nodes are n to this power times as fast as one.
-_SCALING = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +39,6 @@ class _ElasticJob:
         """Return the relative speed gained by one more node, per slot."""
         more = speed(self.speeds, nodes + 1) - speed(self.speeds, nodes)
         return more / speed(self.speeds, 1) / max(self.per_node, 1)
-
-
-def speed(speeds: tuple[float, ...], nodes: int) -> float:
-    """Return the speed of a job on so many nodes, by its own curve or the default one."""
-    if speeds:
-        return speeds[min(nodes, len(speeds)) - 1]
-    return float(nodes**_SCALING)
 
 
 def size(state: Pass) -> None:

@@ -62,7 +62,6 @@ class TestClasses:
             ({"cpus_per_node": 1}, True),
             ({"memory_per_node_bytes": 1}, True),
             ({"required": "rack"}, True),
-            ({"sensitivity": 0.5}, True),
             ({"slot_type": "L4"}, True),
             ({"device_memory_bytes": 1}, True),
             ({"tolerates": ("spot",)}, True),

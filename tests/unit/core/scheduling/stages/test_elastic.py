@@ -8,7 +8,7 @@ import pytest
 
 from phalanx.core.gang.placement import GangShape, Node
 from phalanx.core.scheduling import Plan, PlanningInput, Project, QueuedJob, RunningJob, plan
-from phalanx.core.scheduling.stages.elastic import speed
+from phalanx.core.scheduling.model.scaling import speed
 from support import clusters
 
 pytestmark = pytest.mark.unit
